@@ -1,0 +1,1 @@
+"""What workflows call: opening and closing tasks, running role handlers and coordinator functions."""

@@ -1,0 +1,191 @@
+"""One attempt as Temporal sees it: heartbeats, cancellation, hand-over. What it does is its body's matter.
+
+Runs on the loop of Temporal's worker, so that a body that blocks its own loop keeps its lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from flowkit.activities.failures import failed_attempt, from_error, lost
+from flowkit.adapters.store import DB_FLAG
+from flowkit.errors import FlowKitError, WrongDeployment
+from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, FailureKind
+
+if TYPE_CHECKING:
+    from flowkit.activities.home import HomeLoop
+    from flowkit.adapters.store import TaskStore
+
+_logger = logging.getLogger("flowkit.worker")
+
+_ABORT_PATIENCE_SEC = 5.0
+"""How long an aborted body may take before it is left behind."""
+
+
+class AttemptFailed(Exception):
+    """An attempt ended without success; carries what the workflow is to know."""
+
+    def __init__(self, failure: AttemptFailure) -> None:
+        self.failure = failure
+        super().__init__(failure.message or failure.code)
+
+
+class Body(Protocol):
+    """What an attempt does; all methods are called on the home loop."""
+
+    async def run(self) -> AttemptResult:
+        """Do the work. Raises AttemptFailed, or one of our errors."""
+
+    def cancel(self, reason: str, grace_sec: float) -> None:
+        """Ask it to stop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """The process that runs attempts."""
+
+    tasks: TaskStore
+    home: HomeLoop
+    worker_id: str
+    hb_interval_sec: float = 20.0
+    cancel_poll_sec: float = 0.5
+
+
+class Attempt:
+    """Runs one body under one activity of Temporal."""
+
+    def __init__(self, host: Host, attempt: AttemptInput, body: Body) -> None:
+        self._host = host
+        self._attempt = attempt
+        self._body = body
+        self._info = activity.info()
+        self._asked_to_stop = False
+
+    async def run(self) -> AttemptResult:
+        """Run the body to its end; raises ApplicationError or CancelledError as the workflow expects them."""
+        if self._info.attempt > 1:
+            raise failed_attempt(lost("lease_lost", "the worker that ran this attempt fell silent"))
+        work = asyncio.create_task(self._host.home.run(self._guarded()))
+        attendants = [asyncio.create_task(task) for task in (self._beat(), self._renew(), self._watch_flag())]
+        try:
+            return await self._until_done(work)
+        except AttemptFailed as error:
+            raise failed_attempt(error.failure) from None
+        finally:
+            for attendant in attendants:
+                attendant.cancel()
+
+    async def _guarded(self) -> AttemptResult:
+        try:
+            await self._check_deployment()
+            return await self._body.run()
+        except FlowKitError as error:
+            raise AttemptFailed(from_error(error)) from None
+
+    async def _check_deployment(self) -> None:
+        ours = await self._host.tasks.deployment()
+        if self._attempt.deployment and self._attempt.deployment != ours:
+            raise WrongDeployment(
+                f"the engine's database is deployment {self._attempt.deployment}, this worker's is {ours}: "
+                "give both the same MongoDB database"
+            )
+
+    async def _until_done(self, work: asyncio.Task[AttemptResult]) -> AttemptResult:
+        while not work.done():
+            try:
+                await asyncio.wait([work])
+            except asyncio.CancelledError:
+                await self._interrupted(work)
+        if work.cancelled():
+            return self._stopped_by_itself()
+        result = work.result()
+        if self._asked_to_stop:
+            raise asyncio.CancelledError
+        return result
+
+    def _stopped_by_itself(self) -> AttemptResult:
+        if self._asked_to_stop:
+            raise asyncio.CancelledError
+        raise AttemptFailed(_handed_over("the process that ran the attempt is ending"))
+
+    async def _interrupted(self, work: asyncio.Task[AttemptResult]) -> None:
+        """Temporal wants the attempt to end; find out why and act on it."""
+        details = activity.cancellation_details()
+        if details is not None and details.cancel_requested:
+            await self._stop_gently(work)
+            raise asyncio.CancelledError
+        await self._abort(work)
+        if details is not None and details.worker_shutdown:
+            raise AttemptFailed(_handed_over("the worker was stopped"))
+        if details is not None and (details.paused or details.reset):
+            raise ApplicationError("the attempt was paused or reset", type="worker_shutdown")
+        raise asyncio.CancelledError
+
+    async def _stop_gently(self, work: asyncio.Task[AttemptResult]) -> None:
+        self._ask_to_stop(await self._cancel_reason())
+        await asyncio.wait([work], timeout=self._attempt.cancel_grace_sec)
+        await self._abort(work)
+
+    async def _cancel_reason(self) -> str:
+        """The reason stands in the document; Temporal does not tell it to activities."""
+        try:
+            reason = self._host.home.run(self._host.tasks.cancel_flag(self._attempt))
+            return await asyncio.wait_for(reason, timeout=1.0) or "cancelled"
+        except (FlowKitError, TimeoutError):
+            return "cancelled"
+
+    def _ask_to_stop(self, reason: str) -> None:
+        self._asked_to_stop = True
+        self._host.home.call(self._body.cancel, reason, self._attempt.cancel_grace_sec)
+
+    async def _abort(self, work: asyncio.Task[AttemptResult]) -> None:
+        if work.done():
+            return
+        work.cancel()
+        _, hanging = await asyncio.wait([work], timeout=_ABORT_PATIENCE_SEC)
+        if hanging:
+            _logger.warning("node %s does not stop; its worker goes on without it", self._attempt.node_id)
+
+    async def _beat(self) -> None:
+        pause = min(1.0, self._attempt.lease_ttl_sec / 4)
+        while True:
+            await asyncio.sleep(pause)
+            activity.heartbeat()
+
+    async def _renew(self) -> None:
+        """Show in the document that the attempt is alive; nothing depends on it."""
+        while True:
+            await asyncio.sleep(self._host.hb_interval_sec)
+            now = time.time()
+            deadline_ms = int((now + self._attempt.lease_ttl_sec) * 1000)
+            run_id = self._info.workflow_run_id or ""
+            try:
+                await self._host.home.run(
+                    self._host.tasks.extend_lease(self._attempt, run_id, deadline_ms, now)
+                )
+            except FlowKitError as error:
+                _logger.warning("could not renew the lease of node %s: %s", self._attempt.node_id, error)
+
+    async def _watch_flag(self) -> None:
+        """Whoever stops on a flag that somebody raised by hand tells Temporal (spec: cancellation)."""
+        reason = None
+        while reason is None:
+            await asyncio.sleep(self._host.cancel_poll_sec)
+            try:
+                reason = await self._host.home.run(self._host.tasks.cancel_flag(self._attempt))
+            except FlowKitError as error:
+                _logger.warning("could not read the cancel flag of task %s: %s", self._attempt.task_id, error)
+        if reason == DB_FLAG:
+            await activity.client().get_workflow_handle(self._attempt.task_id).cancel(reason=DB_FLAG)
+        self._host.home.call(self._body.cancel, reason, self._attempt.cancel_grace_sec)
+
+
+def _handed_over(message: str) -> AttemptFailure:
+    return AttemptFailure(kind=FailureKind.HANDOVER, code="worker_shutdown", message=message)

@@ -1,0 +1,108 @@
+"""What a handler sees of its run (spec: RunContext): identity, cancellation, scratch space, artifacts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable
+
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.models import AttemptInput
+
+T = TypeVar("T")
+
+
+class ArtifactsWriter:
+    """Artifacts of the node that is running, for handlers that write or read them themselves."""
+
+    def __init__(self, store: ArtifactStore, attempt: AttemptInput, worker_id: str) -> None:
+        self._store = store
+        self._attempt = attempt
+        self._worker_id = worker_id
+
+    async def upsert_partial(self, batch_uid: str, meta: dict[str, Any]) -> dict[str, Any]:
+        """Store `meta` as the artifact of a batch; answers a reference to it. ValueError on an empty uid."""
+        if not batch_uid:
+            raise ValueError("batch_uid must not be empty")
+        await self._store.upsert_partial(self._attempt, batch_uid, meta, self._worker_id, time.time())
+        return {**self._ref(), "batch_uid": batch_uid}
+
+    async def mark_complete(
+        self, meta: dict[str, Any], artifacts_ref: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Write the node's complete marker; answers a reference to it. The end of the run writes it anyway."""
+        await self._store.mark_complete(
+            self._attempt.task_id,
+            self._attempt.node_id,
+            self._attempt.epoch,
+            meta,
+            time.time(),
+            worker_id=self._worker_id,
+            artifacts_ref=artifacts_ref,
+        )
+        return artifacts_ref or self._ref()
+
+    async def partials(self) -> AsyncIterator[dict[str, Any]]:
+        """`batch_uid` and `meta` of this node's own stored batches, those of earlier attempts included."""
+        async for page in self._store.pages(self._attempt.task_id, self._attempt.node_id):
+            for partial in page:
+                yield partial
+
+    def _ref(self) -> dict[str, Any]:
+        return {"task_id": self._attempt.task_id, "node_id": self._attempt.node_id}
+
+
+class RunContext:
+    """One run of a handler: its identity, its cancellation, its scratch space."""
+
+    def __init__(self, *, attempt: AttemptInput, worker_id: str, artifacts: ArtifactsWriter) -> None:
+        self.task_id = attempt.task_id
+        self.node_id = attempt.node_id
+        self.attempt_epoch = attempt.epoch
+        self.worker_id = worker_id
+        self.artifacts = artifacts
+        self.kv: dict[str, Any] = {}
+        """Scratch space of this run; empty again in the next attempt."""
+        self.cancel_flag = asyncio.Event()
+        """Set when the run is to stop."""
+        self.cancel_reason: str | None = None
+        self.cancel_deadline_ts_ms: int | None = None
+        """When the run is ended by force, in milliseconds since the epoch."""
+
+    def cancelled(self) -> bool:
+        """Whether the run is to stop."""
+        return self.cancel_flag.is_set()
+
+    def remaining_ms(self) -> float | None:
+        """Milliseconds until the run is ended by force; None while nobody cancelled it."""
+        if self.cancel_deadline_ts_ms is None:
+            return None
+        return max(0.0, self.cancel_deadline_ts_ms - time.time() * 1000)
+
+    async def raise_if_cancelled(self) -> None:
+        """Raise asyncio.CancelledError when the run is to stop."""
+        if self.cancelled():
+            raise asyncio.CancelledError(self.cancel_reason)
+
+    async def cancellable(self, work: Awaitable[T]) -> T:
+        """Wait for `work`; cancel it and raise asyncio.CancelledError as soon as the run is to stop."""
+        task = asyncio.ensure_future(work)
+        flag = asyncio.create_task(self.cancel_flag.wait())
+        try:
+            await asyncio.wait([task, flag], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise asyncio.CancelledError(self.cancel_reason)
+        finally:
+            flag.cancel()
+            task.cancel()
+
+    def cancel(self, reason: str, grace_sec: float) -> None:
+        """Ask the run to stop; the first reason is kept."""
+        if not self.cancel_flag.is_set():
+            self.cancel_reason = reason
+            self.cancel_deadline_ts_ms = int((time.time() + grace_sec) * 1000)
+            self.cancel_flag.set()

@@ -1,0 +1,227 @@
+"""Artifacts, metrics and claims: what batches leave behind (spec: artifacts, metrics path; protocol: MongoDB contract).
+
+One rule for all: a higher epoch replaces, a lower one is refused. A refused write raises Fenced, which ends a zombie.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import bson
+from pymongo import ASCENDING
+from pymongo.errors import BulkWriteError, DuplicateKeyError
+
+from flowkit.adapters.mongo import Database, moment, shortened
+from flowkit.errors import Fenced
+from flowkit.limits import BATCH_META_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Collection, Iterable
+
+    from flowkit.models import AttemptInput
+
+FINAL_UID = "__final__"
+"""`batch_uid` under which a node's final metrics are stored."""
+
+METRICS_TTL_SEC = 14 * 24 * 3600
+
+_METAS_OF_ONE_PAGE = 20
+
+_NODE_BATCH = [("task_id", ASCENDING), ("node_id", ASCENDING), ("batch_uid", ASCENDING)]
+
+
+class BatchTooLarge(ValueError):
+    """A batch's metrics are too large to be stored as an artifact's meta."""
+
+
+class ArtifactStore:
+    """`artifacts`, `metrics_raw` and `stream_progress` of one database."""
+
+    def __init__(self, db: Database) -> None:
+        self._artifacts = db.artifacts
+        self._metrics = db.metrics_raw
+        self._claims = db.stream_progress
+
+    @shortened
+    async def prepare(self) -> None:
+        """Create the indexes under the names that external workers use."""
+        await self._artifacts.create_index(_NODE_BATCH[:2], name="ix_artifacts_task_node")
+        await self._artifacts.create_index(
+            _NODE_BATCH, unique=True, sparse=True, name="uniq_artifact_batch_uid"
+        )
+        await self._metrics.create_index(_NODE_BATCH, unique=True, name="uniq_metrics_batch")
+        await self._metrics.create_index(
+            "created_at", expireAfterSeconds=METRICS_TTL_SEC, name="ttl_metrics_raw"
+        )
+        await self._claims.create_index(
+            [("task_id", 1), ("consumer_node", 1), ("from_node", 1), ("batch_uid", 1)],
+            unique=True,
+            name="uniq_stream_claim_batch",
+        )
+
+    async def store_batch(
+        self, attempt: AttemptInput, batch_uid: str, metrics: dict[str, Any], worker_id: str, at: float
+    ) -> None:
+        """Store a batch's result: its metrics first, then the artifact, which says that the batch is done."""
+        check_size(batch_uid, metrics)
+        if metrics:
+            await self._store_metrics(attempt, batch_uid, at, {"metrics": metrics})
+        await self.upsert_partial(attempt, batch_uid, metrics, worker_id, at)
+
+    async def store_failed_batch(self, attempt: AttemptInput, batch_uid: str, reason: str, at: float) -> None:
+        """Store that a batch failed; its later success replaces the row."""
+        await self._store_metrics(attempt, batch_uid, at, {"metrics": {}, "failed": True, "reason": reason})
+
+    async def store_final(self, attempt: AttemptInput, metrics: dict[str, Any], at: float) -> None:
+        """Store a node's final metrics."""
+        check_size(FINAL_UID, metrics)
+        await self._store_metrics(attempt, FINAL_UID, at, {"metrics": metrics, "final": True})
+
+    @shortened
+    async def upsert_partial(
+        self, attempt: AttemptInput, batch_uid: str, meta: dict[str, Any], worker_id: str, at: float
+    ) -> None:
+        """Write the artifact of one batch."""
+        await _replace(
+            self._artifacts,
+            _key(attempt, batch_uid),
+            attempt.epoch,
+            {"status": "partial", "meta": meta, "worker_id": worker_id, "updated_at": moment(at)},
+            {"payload": None, "created_at": moment(at)},
+        )
+
+    @shortened
+    async def _store_metrics(
+        self, attempt: AttemptInput, batch_uid: str, at: float, fields: dict[str, Any]
+    ) -> None:
+        row = {"failed": False, "reason": None, **fields, "ts_ms": int(at * 1000)}
+        await _replace(
+            self._metrics, _key(attempt, batch_uid), attempt.epoch, row, {"created_at": moment(at)}
+        )
+
+    @shortened
+    async def mark_complete(
+        self,
+        task_id: str,
+        node_id: str,
+        epoch: int,
+        meta: dict[str, Any],
+        at: float,
+        *,
+        worker_id: str = "",
+        artifacts_ref: dict[str, Any] | None = None,
+    ) -> None:
+        """Write a node's complete marker: its pullers may end. It holds no `batch_uid`, as workers expect."""
+        fields: dict[str, Any] = {"status": "complete", "meta": meta, "updated_at": moment(at)}
+        if artifacts_ref is not None:
+            fields["artifacts_ref"] = artifacts_ref
+        key = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$exists": False}}
+        await _replace(
+            self._artifacts, key, epoch, fields, {"worker_id": worker_id, "created_at": moment(at)}
+        )
+
+    @shortened
+    async def drop_marker(self, attempt: AttemptInput) -> None:
+        """Remove the marker of an earlier attempt before a new one begins."""
+        await self._artifacts.delete_one(
+            {
+                "task_id": attempt.task_id,
+                "node_id": attempt.node_id,
+                "batch_uid": {"$exists": False},
+                "attempt_epoch": {"$lt": attempt.epoch},
+            }
+        )
+
+    @shortened
+    async def marker_epochs(self, task_id: str, nodes: Iterable[str]) -> dict[str, int]:
+        """Epoch of each node's complete marker, for those that have one."""
+        cursor = self._artifacts.find(
+            {"task_id": task_id, "node_id": {"$in": list(nodes)}, "status": "complete"},
+            {"_id": 0, "node_id": 1, "attempt_epoch": 1},
+        )
+        return {marker["node_id"]: marker.get("attempt_epoch", 0) async for marker in cursor}
+
+    @shortened
+    async def batch_uids(self, task_id: str, node_id: str) -> set[str]:
+        """Batches of a node that have a stored result."""
+        cursor = self._artifacts.find(
+            {"task_id": task_id, "node_id": node_id, "status": "partial"}, {"_id": 0, "batch_uid": 1}
+        )
+        return {partial["batch_uid"] async for partial in cursor}
+
+    async def pages(
+        self, task_id: str, node_id: str, skip: Collection[str] = ()
+    ) -> AsyncIterator[list[dict[str, Any]]]:
+        """`batch_uid` and `meta` of a node's stored batches, oldest first, without those in `skip`.
+
+        Metas are read a page at a time, so that memory and the server's sorting stay bounded.
+        """
+        uids = [uid for uid in await self._uids_by_age(task_id, node_id) if uid not in skip]
+        for start in range(0, len(uids), _METAS_OF_ONE_PAGE):
+            yield await self._read(task_id, node_id, uids[start : start + _METAS_OF_ONE_PAGE])
+
+    @shortened
+    async def _uids_by_age(self, task_id: str, node_id: str) -> list[str]:
+        cursor = self._artifacts.find(
+            {"task_id": task_id, "node_id": node_id, "status": "partial"},
+            {"_id": 1, "batch_uid": 1, "created_at": 1},
+        )
+        found = [(partial["created_at"], partial["_id"], partial["batch_uid"]) async for partial in cursor]
+        return [uid for _, _, uid in sorted(found)]
+
+    @shortened
+    async def _read(self, task_id: str, node_id: str, uids: list[str]) -> list[dict[str, Any]]:
+        cursor = self._artifacts.find(
+            {"task_id": task_id, "node_id": node_id, "batch_uid": {"$in": uids}, "status": "partial"},
+            {"_id": 0, "batch_uid": 1, "meta": 1},
+        )
+        found = {partial["batch_uid"]: partial async for partial in cursor}
+        return [found[uid] for uid in uids if uid in found]
+
+    @shortened
+    async def claim(self, attempt: AttemptInput, from_node: str, batch_uids: list[str], at: float) -> None:
+        """Note that batches of `from_node` were delivered to this node; a repeated claim changes nothing."""
+        claims = [
+            {
+                "task_id": attempt.task_id,
+                "consumer_node": attempt.node_id,
+                "from_node": from_node,
+                "batch_uid": batch_uid,
+                "attempt_epoch": attempt.epoch,
+                "claimed_at": moment(at),
+            }
+            for batch_uid in batch_uids
+        ]
+        try:
+            await self._claims.insert_many(claims, ordered=False)
+        except BulkWriteError as error:
+            if any(problem.get("code") != 11000 for problem in error.details.get("writeErrors", [])):
+                raise
+
+
+def check_size(batch_uid: str, meta: dict[str, Any]) -> None:
+    """BatchTooLarge when a batch's metrics would not fit an artifact."""
+    size = len(bson.encode(meta))
+    if size > BATCH_META_BYTES:
+        raise BatchTooLarge(
+            f"metrics of batch {batch_uid!r} are {size:,} bytes, more than {BATCH_META_BYTES:,}: "
+            "make smaller batches, or store the data and return a reference"
+        )
+
+
+def _key(attempt: AttemptInput, batch_uid: str) -> dict[str, Any]:
+    return {"task_id": attempt.task_id, "node_id": attempt.node_id, "batch_uid": batch_uid}
+
+
+async def _replace(
+    collection: Any, key: dict[str, Any], epoch: int, fields: dict[str, Any], first: dict[str, Any]
+) -> None:
+    """Upsert under `key` unless a higher epoch has written there: then the unique index refuses the insert."""
+    try:
+        await collection.update_one(
+            {**key, "attempt_epoch": {"$lte": epoch}},
+            {"$set": {**fields, "attempt_epoch": epoch}, "$setOnInsert": first},
+            upsert=True,
+        )
+    except DuplicateKeyError:
+        raise Fenced(f"a newer attempt of node {key['node_id']!r} has already written {key}") from None

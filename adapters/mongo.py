@@ -1,0 +1,60 @@
+"""What all MongoDB adapters share: the shape of the handle they take and the way they fail."""
+
+from __future__ import annotations
+
+import functools
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from pymongo import errors as pymongo_errors
+
+from flowkit.errors import StoreRefused, StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+Database = Any
+"""A Motor database, or any object with its interface (PyMongo Async, the in-memory one of `flowkit.testing`)."""
+
+_UNAVAILABLE = (
+    pymongo_errors.ConnectionFailure,
+    pymongo_errors.ExecutionTimeout,
+    pymongo_errors.WriteConcernError,
+    pymongo_errors.WTimeoutError,
+)
+_TRANSIENT_CODES = frozenset({6, 7, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436})
+"""Server codes of an election, a shutdown or a lost network (MongoDB's own list of retryable errors)."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def shortened(method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Turn a driver's error into ours with a short text; drivers print whole topologies, which Temporal refuses."""
+
+    @functools.wraps(method)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return await method(*args, **kwargs)
+        except _UNAVAILABLE as error:
+            raise StoreUnavailable(_short("MongoDB does not answer", error)) from None
+        except pymongo_errors.PyMongoError as error:
+            if getattr(error, "code", None) in _TRANSIENT_CODES:
+                raise StoreUnavailable(_short("MongoDB cannot write now", error)) from None
+            raise StoreRefused(_short("MongoDB refused", error)) from None
+
+    return call
+
+
+def _short(what: str, error: Exception) -> str:
+    return f"{what} ({type(error).__name__}: {str(error)[:200]})"
+
+
+def moment(at: float) -> datetime:
+    """Seconds since the epoch as the aware UTC date that documents hold."""
+    return datetime.fromtimestamp(at, UTC)
+
+
+def iso(at: float) -> str:
+    """Seconds since the epoch as the documented ISO text, which ends in `+00:00`."""
+    return moment(at).isoformat()

@@ -1,0 +1,1 @@
+"""The only code that speaks Kafka: external workers will be driven from here."""

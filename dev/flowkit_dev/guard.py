@@ -1,0 +1,56 @@
+"""Run one server and never outlive the process that asked for it.
+
+Runs as a script: `python guard.py COMMAND...`, with a pipe from its owner as standard input. The pipe closes when
+the owner stops the server and also when the owner dies, whatever killed it, because the kernel closes it; so this
+needs no cooperation from a dying owner, and unlike a parent-death signal it does not depend on the owner's threads.
+
+- The pipe closes: the server gets SIGTERM, and SIGKILL if it still runs after the grace.
+- A byte arrives: the server gets SIGKILL at once.
+- The server ends: so does the guard, with the same exit code.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+GRACE_SECONDS = 15.0
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Run the command given on the command line to its end."""
+    follow = _follow_the_guard() if sys.platform == "linux" else None
+    server = subprocess.Popen(
+        sys.argv[1:],
+        stdin=subprocess.DEVNULL,
+        preexec_fn=follow,  # noqa: PLW1509 - unsafe in a process with threads, which this one is not yet
+    )
+    threading.Thread(target=_obey_owner, args=[server], daemon=True).start()
+    code = server.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _obey_owner(server: subprocess.Popen[bytes]) -> None:
+    if os.read(sys.stdin.fileno(), 1):
+        server.kill()
+        return
+    server.terminate()
+    threading.Event().wait(GRACE_SECONDS)
+    server.kill()
+
+
+def _follow_the_guard() -> Callable[[], object]:
+    """What the server's process calls first, so that it also ends when the guard alone is killed.
+
+    The signal comes when the forking *thread* ends: here that is the guard's main thread, so its end is the guard's.
+    """
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

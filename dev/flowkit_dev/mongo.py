@@ -1,0 +1,47 @@
+"""A MongoDB server, real if this machine has one."""
+
+import shutil
+from pathlib import Path
+
+from flowkit_dev.mongo_stand_in import stand_in_classpath, stand_in_command
+from flowkit_dev.ports import HOST, free_port, is_listening
+from flowkit_dev.process import ServerProcess
+
+
+class MongoServer(ServerProcess):
+    """`mongod` if it is on PATH, else a stand-in that speaks its protocol; its data survive stop and restart.
+
+    The port is a free one unless given. Do not `kill()` a stand-in whose data matter: see `stand_in`.
+    """
+
+    name = "mongo"
+
+    def __init__(self, folder: Path, *, port: int | None = None) -> None:
+        self.port = port or free_port()
+        super().__init__(folder, self.port)
+
+    @property
+    def url(self) -> str:
+        """What a client connects to."""
+        return f"mongodb://{HOST}:{self.port}"
+
+    @property
+    def stand_in(self) -> bool:
+        """Whether this is not MongoDB: no transactions, and SIGKILL may lose the last second of writes."""
+        return shutil.which("mongod") is None
+
+    @classmethod
+    def install(cls) -> None:
+        if shutil.which("mongod") is None:
+            stand_in_classpath()
+
+    def command(self) -> list[str]:
+        mongod = shutil.which("mongod")
+        if mongod is None:
+            return stand_in_command(self.port, self.folder / "mongo.mv")
+        data = self.folder / "mongo"
+        data.mkdir(exist_ok=True)
+        return [mongod, "--bind_ip", HOST, "--port", str(self.port), "--dbpath", str(data)]
+
+    def is_ready(self) -> bool:
+        return is_listening(self.port)

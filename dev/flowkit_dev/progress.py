@@ -1,0 +1,58 @@
+"""Tell the person at the terminal that something long is under way."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+LINE_EVERY_SECONDS = 20.0
+
+
+@contextmanager
+def progress(what: str) -> Iterator[None]:
+    """Show on stderr that `what` is being installed, for how long, and how it ended.
+
+    A terminal sees a spinner with a clock; a log file sees a line at the start, one each 20 seconds, one at the end.
+    """
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    started = time.monotonic()
+    try:
+        with _spinner(console, what) if console.is_terminal else _lines(console, what):
+            yield
+    except BaseException:
+        console.print(f"{what}: not installed, stopped after {_since(started)}")
+        raise
+    console.print(f"{what}: installed in {_since(started)}")
+
+
+@contextmanager
+def _spinner(console: Console, what: str) -> Iterator[None]:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as shown:
+        shown.add_task(f"{what}: installing")
+        yield
+
+
+@contextmanager
+def _lines(console: Console, what: str) -> Iterator[None]:
+    started, done = time.monotonic(), threading.Event()
+
+    def repeat() -> None:
+        while not done.wait(LINE_EVERY_SECONDS):
+            console.print(f"{what}: still installing after {_since(started)}")
+
+    console.print(f"{what}: installing")
+    teller = threading.Thread(target=repeat, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
+
+
+def _since(started: float) -> str:
+    return f"{time.monotonic() - started:.1f} s"

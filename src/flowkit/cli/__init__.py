@@ -1,0 +1,5 @@
+"""The `flowkit` command."""
+
+from flowkit.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,107 @@
+"""How engine, workers and clients reach Temporal, and the thread on which its workers run."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.envconfig import ClientConfig
+from temporalio.service import RPCError
+
+from flowkit.errors import FlowKitError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from temporalio.worker import Worker
+
+DEFAULT_ADDRESS = "localhost:7233"
+
+
+class TemporalUnavailable(FlowKitError):
+    """Temporal does not answer; check TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE, and that the server runs."""
+
+    retryable = True
+    code = "temporal_unavailable"
+
+
+async def connect() -> Client:
+    """A client for the server that `TEMPORAL_*` or Temporal's profile names.
+
+    TemporalUnavailable names the address when it does not answer.
+    """
+    settings = ClientConfig.load_client_connect_config()
+    settings.setdefault("target_host", DEFAULT_ADDRESS)
+    settings.setdefault("namespace", "default")
+    try:
+        client = await Client.connect(**settings, data_converter=pydantic_data_converter)
+        await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace))
+        return client
+    except (RPCError, RuntimeError) as error:
+        raise TemporalUnavailable(
+            f"no Temporal server answers at {settings['target_host']} (namespace {settings['namespace']}): "
+            f"start one, or set TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE ({str(error)[:200]})"
+        ) from None
+
+
+class WorkerThread:
+    """Temporal workers on a thread and loop of their own.
+
+    Whatever blocks the caller's loop then blocks neither heartbeats nor workflow tasks.
+    """
+
+    def __init__(self, name: str, build: Callable[[], Sequence[Worker]]) -> None:
+        self._build = build
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._started = asyncio.get_running_loop().create_future()
+        self._caller = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self.failed: asyncio.Future[BaseException | None] = self._caller.create_future()
+        """Done when the workers have ended; holds the error that ended them, if one did."""
+
+    async def start(self) -> None:
+        """Start the workers; returns when they poll, or raises what keeps them from it."""
+        self._thread.start()
+        await self._started
+
+    async def stop(self) -> None:
+        """Stop the workers; returns when their thread has ended."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+        await asyncio.to_thread(self._thread.join)
+
+    def _serve(self) -> None:
+        error: BaseException | None = None
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._run())
+        except BaseException as caught:  # noqa: BLE001 - handed to whoever waits for the thread
+            error = caught
+        self._tell(self._started, error)
+        self._tell(self.failed, error)
+
+    async def _run(self) -> None:
+        workers = self._build()
+        ends = [asyncio.create_task(worker.run()) for worker in workers]
+        self._tell(self._started, None)
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait([*ends, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        await asyncio.gather(*(worker.shutdown() for worker in workers if worker.is_running))
+        await asyncio.gather(*ends)
+
+    def _tell(self, future: asyncio.Future[Any], error: BaseException | None) -> None:
+        self._caller.call_soon_threadsafe(_settle, future, error)
+
+
+def _settle(future: asyncio.Future[Any], error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,152 @@
+"""The Coordinator: an engine and a client in one object, under the documented names (spec: Coordinator)."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+from flowkit import version
+from flowkit.activities.functions import BUILT_IN
+from flowkit.activities.home import HomeLoop
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.store import TaskStore
+from flowkit.client import TaskClient
+from flowkit.config import CoordinatorConfig
+from flowkit.connection import WorkerThread, connect
+from flowkit.engine import engine_worker, registered_search_attributes, settings_of
+from flowkit.sweep import Sweep
+from flowkit.workflows.endings import DEFAULT_CANCEL_REASON
+
+if TYPE_CHECKING:
+    from temporalio.client import Client
+
+    from flowkit.models import Settings
+
+__all__ = ["Coordinator", "CoordinatorConfig"]
+
+_logger = logging.getLogger("flowkit.engine")
+
+
+class Coordinator:
+    """Runs tasks between `start` and `stop`; any number may run side by side.
+
+    `db` is a Motor database (or one with its interface). `cfg` is copied; without it `CoordinatorConfig.load()` is
+    used. `adapters` maps names of coordinator functions to `async def fn(task_id, **fn_args)` and adds to the built-in
+    ones. `client` is a Temporal client with `pydantic_data_converter`; without it `TEMPORAL_*` says where to connect.
+    """
+
+    def __init__(
+        self,
+        *,
+        db: Any,
+        cfg: CoordinatorConfig | None = None,
+        worker_types: list[str] | None = None,
+        adapters: dict[str, Any] | None = None,
+        client: Client | None = None,
+    ) -> None:
+        self.db = db
+        self.cfg = copy.deepcopy(cfg) if cfg is not None else CoordinatorConfig.load()
+        if worker_types is not None:
+            self.cfg.worker_types = list(worker_types)
+        self.adapters: dict[str, Any] = {**BUILT_IN, **(adapters or {})}
+        self.log = _logger
+        self._given_client = client
+        self._tasks = TaskStore(db)
+        self._artifacts = ArtifactStore(db)
+        self._client: TaskClient | None = None
+        self._thread: WorkerThread | None = None
+        self._sweeping: asyncio.Task[None] | None = None
+
+    @property
+    def _running(self) -> bool:
+        """Read by the documented health check."""
+        return self._thread is not None
+
+    async def start(self) -> None:
+        """Create the indexes, connect, and run tasks. Raises what keeps it from that; then nothing runs."""
+        if self._thread is not None:
+            return
+        await self._tasks.prepare()
+        await self._artifacts.prepare()
+        client = await self._connect()
+        settings = settings_of(
+            self.cfg,
+            deployment=await self._tasks.deployment(),
+            search_attributes=await registered_search_attributes(client),
+        )
+        await self._run(client, settings)
+        self.log.info("engine %s runs tasks of queue %r", version.__version__, self.cfg.queue)
+
+    async def _connect(self) -> Client:
+        client = self._given_client or await connect()
+        self._client = TaskClient(client, self._tasks, queue=self.cfg.queue, max_nodes=self.cfg.max_nodes)
+        return client
+
+    async def _run(self, client: Client, settings: Settings) -> None:
+        home = HomeLoop()
+        thread = WorkerThread(
+            "flowkit-engine",
+            lambda: [
+                engine_worker(
+                    client,
+                    config=self.cfg,
+                    settings=settings,
+                    tasks=self._tasks,
+                    artifacts=self._artifacts,
+                    home=home,
+                    functions=self.adapters,
+                    identity=f"engine-{os.getpid()}@{socket.gethostname()}",
+                )
+            ],
+        )
+        await thread.start()
+        self._thread = thread
+        self._sweeping = asyncio.create_task(Sweep(client, self._tasks).run(self.cfg.sweep_sec))
+
+    async def stop(self) -> None:
+        """Stop running tasks; they go on where they are when an engine starts again."""
+        thread, self._thread = self._thread, None
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
+            self._sweeping = None
+        if thread is not None:
+            await thread.stop()
+
+    async def restart(self) -> None:
+        """`stop`, then `start`."""
+        await self.stop()
+        await self.start()
+
+    async def wait_stopped(self) -> None:
+        """Wait until the engine ends by itself; raises what ended it."""
+        if self._thread is not None:
+            await asyncio.shield(self._thread.failed)
+
+    async def create_task(
+        self, *, params: dict[str, Any], graph: dict[str, Any], task_id: str | None = None
+    ) -> str:
+        """Start a task and answer its id. GraphError (a ValueError) names what is wrong with the graph."""
+        client = await self._task_client()
+        return await client.create_task(
+            params=params, graph=graph, task_id=task_id, functions=self.adapters.keys()
+        )
+
+    async def cancel_task(self, task_id: str, *, reason: str = DEFAULT_CANCEL_REASON) -> bool:
+        """Ask a task to stop, without waiting for it; False when there is no such task."""
+        return await (await self._task_client()).cancel_task(task_id, reason=reason)
+
+    async def cascade_cancel(self, task_id: str, reason: str = DEFAULT_CANCEL_REASON) -> bool:
+        """`cancel_task` under its other documented name."""
+        return await self.cancel_task(task_id, reason=reason)
+
+    async def _task_client(self) -> TaskClient:
+        """Tasks can be created and cancelled before `start` and after `stop` as well."""
+        if self._client is None:
+            await self._connect()
+        assert self._client is not None
+        return self._client

@@ -1,0 +1,100 @@
+"""Every error FlowKit raises on purpose.
+
+* FlowKitError
+    + GraphError (also ValueError)
+    + ConfigError (also ValueError)
+    + StoreUnavailable          retryable
+    + StoreRefused
+    + Fenced
+    + EpochTaken
+    + TaskIdTaken
+    + WrongDeployment
+    + BadInput
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class FlowKitError(Exception):
+    """Something in FlowKit went wrong."""
+
+    retryable: ClassVar[bool] = False
+    """Whether the same call may succeed later without any change."""
+
+    code: ClassVar[str] = "flowkit_error"
+    """The name under which Temporal's Web UI shows the error."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip().partition("\n")[0])
+
+
+class GraphError(FlowKitError, ValueError):
+    """A graph (or what stands around it) cannot be run as it is."""
+
+    code = "invalid_graph"
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        shown = problems[:10]
+        if len(problems) > len(shown):
+            shown.append(f"and {len(problems) - len(shown)} more")
+        super().__init__("; ".join(shown))
+
+
+class ConfigError(FlowKitError, ValueError):
+    """A setting is unknown or has a value that is not allowed."""
+
+    code = "invalid_config"
+
+
+class StoreUnavailable(FlowKitError):
+    """MongoDB does not answer."""
+
+    retryable = True
+    code = "mongo_unavailable"
+
+
+class StoreRefused(FlowKitError):
+    """MongoDB refused a write for good."""
+
+    code = "mongo_refused"
+
+
+class Fenced(FlowKitError):
+    """A newer attempt of the node, or the end of its task, has taken this attempt's place."""
+
+    code = "fenced"
+
+
+class EpochTaken(FlowKitError):
+    """Another run has already used this epoch of the node."""
+
+    code = "epoch_taken"
+
+    def __init__(self, current: int) -> None:
+        self.current = current
+        super().__init__(f"the node is already at epoch {current}")
+
+
+class TaskIdTaken(FlowKitError):
+    """Another task has already used this id; choose a new one."""
+
+    code = "task_id_taken"
+
+
+class WrongDeployment(FlowKitError):
+    """The worker writes to another database than the engine that opened the task."""
+
+    code = "wrong_database"
+
+
+class BadInput(FlowKitError):
+    """The input route of a node cannot be used."""
+
+    code = "bad_input_args"
+
+    def __init__(self, message: str, code: str = "bad_input_args") -> None:
+        self.reason_code = code
+        super().__init__(message)

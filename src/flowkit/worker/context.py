@@ -1,0 +1,5 @@
+"""The documented home of RunContext."""
+
+from flowkit.activities.context import RunContext
+
+__all__ = ["RunContext"]

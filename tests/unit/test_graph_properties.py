@@ -1,0 +1,263 @@
+"""`Walk` against the reference model on random graphs, ended in random order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from tests.unit.reference_model import End, ends_of, settled, startable
+
+from flowkit.models import FanIn, Graph, Node, NodeState, NodeStatus, OnNodeFailure, SkipReason
+from flowkit.workflows.graph import Walk
+
+THOROUGH = settings(
+    max_examples=1000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+LARGE = settings(
+    THOROUGH,
+    max_examples=40,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+)
+
+ENDS = [
+    End(NodeStatus.FINISHED),
+    End(NodeStatus.FINISHED),
+    End(NodeStatus.FINISHED),
+    End(NodeStatus.FAILED),
+    End(NodeStatus.CANCELLED),
+    *(End(NodeStatus.SKIPPED, why) for why in (SkipReason.ROUTING, SkipReason.CONDITION, SkipReason.USER)),
+]
+STOPS = [SkipReason.TASK_FAILED, SkipReason.TASK_CANCELLED]
+
+
+class Move(NamedTuple):
+    """One node ends; before that, perhaps, the walk is built anew."""
+
+    pick: int
+    end: End
+    rebuild: bool
+
+
+def moves(nodes: int) -> st.SearchStrategy[list[Move]]:
+    """Enough moves to end every node."""
+    move = st.builds(
+        Move, st.integers(0, nodes - 1), st.sampled_from(ENDS), st.integers(0, 7).map(lambda n: n == 7)
+    )
+    return st.lists(move, min_size=nodes, max_size=nodes)
+
+
+@st.composite
+def nodes(draw: st.DrawFn, order: list[int], position: int) -> Node:
+    """The node at `order[position]`; its parents come earlier in `order`."""
+    parents = [i for i in order[:position] if draw(st.integers(0, 9)) < 30 / (position + 7)]
+    counts = [FanIn(mode="count", count=n) for n in range(1, len(parents) + 1)]
+    return Node(
+        node_id=f"n{order[position]}",
+        index=order[position],
+        type="t",
+        depends_on=tuple(f"n{i}" for i in parents),
+        fan_in=draw(st.sampled_from([FanIn(), FanIn(mode="any"), *counts])),
+        allow_failure=draw(st.booleans()),
+    )
+
+
+@st.composite
+def graphs(draw: st.DrawFn, sizes: st.SearchStrategy[int]) -> Graph:
+    """A random DAG whose nodes stand in any order."""
+    order = draw(st.permutations(range(draw(sizes))))
+    drawn = [draw(nodes(order, position)) for position in range(len(order))]
+    return Graph(
+        nodes=tuple(sorted(drawn, key=lambda node: node.index)),
+        on_node_failure=draw(st.sampled_from(OnNodeFailure)),
+    )
+
+
+class Play:
+    """A walk through a graph that is compared with the model after every move."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.ends: list[End | None] = [None] * len(graph.nodes)
+        self.failed: list[int] = []
+        self.rebuilt = False
+        self._start(Walk(graph, [NodeState() for _ in graph.nodes]))
+
+    def _start(self, walk: Walk) -> None:
+        self.walk = walk
+        self.released: list[int] = []
+        self.changed: set[int] = set()
+        self.check()
+
+    def rebuild(self) -> None:
+        """Go on as after continue-as-new: with nothing but the states."""
+        self.rebuilt = True
+        self._start(Walk(self.graph, self.walk.states))
+
+    def run(self, moves: list[Move]) -> None:
+        """Make `moves` until every node has ended."""
+        for move in moves:
+            if move.rebuild:
+                self.rebuild()
+            if not self.walk.done:
+                self.move(move)
+
+    def move(self, move: Move) -> None:
+        """End one node that runs or, for a skip, any that is open."""
+        skip = move.end.status is NodeStatus.SKIPPED
+        open_ = [i for i, end in enumerate(self.ends) if end is None and (skip or i in self.released)]
+        index = open_[move.pick % len(open_)]
+        self.walk.end(index, *move.end)
+        self.ends[index] = move.end
+        before, self.ends = self.ends, settled(self.graph, self.ends)
+        self.changed |= {i for i, end in enumerate(self.ends) if end != before[i]}
+        if move.end.status is NodeStatus.FAILED and not self.graph.nodes[index].allow_failure:
+            self.failed.append(index)
+        self.check()
+
+    def check(self) -> None:
+        """Compare everything that the walk tells."""
+        assert ends_of(self.walk.states) == self.ends
+        self._check_released(self.walk.take_ready())
+        self._check_failures()
+        assert self.walk.done == (None not in self.ends)
+        assert self.walk.changed == self.changed
+        for status in NodeStatus:
+            assert self.walk.counts()[status] == sum(state.status is status for state in self.walk.states)
+
+    def _check_released(self, ready: list[int]) -> None:
+        self.released += ready
+        assert len(set(self.released)) == len(self.released), "a node was released twice"
+        still_open = {i for i in self.released if self.ends[i] is None}
+        assert still_open == startable(self.graph, self.ends)
+        assert all(self.ends[i] is None for i in ready), "an ended node was released"
+        assert self.walk.done or self.released, "nothing can run although nodes are open"
+        for index in ready:
+            self.walk.states[index].epoch += 1
+            self.walk.states[index].status = NodeStatus.RUNNING
+
+    def _check_failures(self) -> None:
+        failed = {i for i, end in enumerate(self.ends) if end and end.status is NodeStatus.FAILED}
+        minded = sorted(self.failed)
+        assert [node.index for node in self.walk.failures] == minded
+        assert self.walk.handled_failures == [f"n{i}" for i in sorted(failed - set(minded))]
+        hard = self.walk.hard_failure
+        if self.graph.on_node_failure is OnNodeFailure.CONTINUE or not minded:
+            assert hard is None
+        else:
+            assert hard is not None
+            assert hard.index in (minded if self.rebuilt else self.failed[:1])
+
+
+@st.composite
+def games(draw: st.DrawFn, sizes: st.SearchStrategy[int]) -> tuple[Graph, list[Move]]:
+    """A graph and the moves to play on it."""
+    graph = draw(graphs(sizes))
+    return graph, draw(moves(len(graph.nodes)))
+
+
+SMALL_GAMES = games(st.integers(1, 12))
+
+
+@THOROUGH
+@given(game=SMALL_GAMES)
+def test_walk_follows_the_rulings_after_every_end(game: tuple[Graph, list[Move]]) -> None:
+    graph, moves = game
+    play = Play(graph)
+    play.run([move._replace(rebuild=False) for move in moves])
+    assert play.walk.done
+
+
+@THOROUGH
+@given(game=SMALL_GAMES)
+def test_walk_built_anew_from_the_states_goes_on_the_same_way(game: tuple[Graph, list[Move]]) -> None:
+    graph, moves = game
+    play = Play(graph)
+    play.run(moves)
+    assert play.walk.done
+
+
+@LARGE
+@given(game=games(st.just(40)))
+def test_walk_follows_the_rulings_on_large_graphs(game: tuple[Graph, list[Move]]) -> None:
+    graph, moves = game
+    play = Play(graph)
+    play.run(moves)
+    assert play.walk.done
+
+
+@THOROUGH
+@given(game=SMALL_GAMES, played=st.integers(0, 12), reason=st.sampled_from(STOPS))
+def test_stop_ends_begun_nodes_one_way_and_skips_the_others_for_the_given_reason(
+    game: tuple[Graph, list[Move]], played: int, reason: SkipReason
+) -> None:
+    graph, moves = game
+    play = Play(graph)
+    play.run(moves[:played])
+    stopped = {i for i, end in enumerate(play.ends) if end is None}
+    ran, skipped = End(NodeStatus.CANCELLED), End(NodeStatus.SKIPPED, reason)
+    expected = [end or (ran if i in play.released else skipped) for i, end in enumerate(play.ends)]
+    play.walk.stop(NodeStatus.CANCELLED, reason)
+    assert ends_of(play.walk.states) == expected
+    assert play.walk.changed == play.changed | stopped
+    assert play.walk.done
+    assert play.walk.take_ready() == []
+
+
+def graph_of(*nodes: tuple[str, list[str], FanIn], mode: OnNodeFailure = OnNodeFailure.FAIL) -> Graph:
+    """A graph from (id, parents, fan-in)."""
+    return Graph(
+        nodes=tuple(
+            Node(node_id=node_id, index=i, type="t", depends_on=tuple(parents), fan_in=fan_in)
+            for i, (node_id, parents, fan_in) in enumerate(nodes)
+        ),
+        on_node_failure=mode,
+    )
+
+
+def walk_of(graph: Graph) -> Walk:
+    """A walk through a graph that has not begun."""
+    return Walk(graph, [NodeState() for _ in graph.nodes])
+
+
+ALL, ANY = FanIn(), FanIn(mode="any")
+
+
+@pytest.mark.parametrize("fan_in", [ANY, FanIn(mode="count", count=1)])
+def test_a_gate_that_has_opened_stays_open_when_the_other_parent_fails(fan_in: FanIn) -> None:
+    walk = walk_of(graph_of(("a", [], ALL), ("b", [], ALL), ("c", ["a", "b"], fan_in)))
+    walk.end(0, NodeStatus.FINISHED)
+    walk.end(1, NodeStatus.FAILED)
+    assert walk.take_ready() == [2]
+    assert walk.states[2].status is NodeStatus.QUEUED
+
+
+@pytest.mark.parametrize("first, second", [("p", "q"), ("q", "p")])
+def test_a_skip_inherits_the_strongest_reason_whatever_the_order_of_nodes(first: str, second: str) -> None:
+    """`p` and `q` are skipped by the same end, so neither comes before the other."""
+    fans = {"p": (["x"], ALL), "q": (["x", "y"], ANY)}
+    two = FanIn(mode="count", count=2)
+    graph = graph_of(
+        ("x", [], ALL), ("y", [], ALL), (first, *fans[first]), (second, *fans[second]), ("c", ["p", "q"], two)
+    )
+    walk = walk_of(graph)
+    walk.end(1, NodeStatus.FAILED)
+    walk.end(0, NodeStatus.SKIPPED, SkipReason.ROUTING)
+    assert walk.states[4].skip_reason is SkipReason.UPSTREAM_FAILED
+
+
+def test_nodes_below_a_stopped_node_carry_the_reason_of_the_stop() -> None:
+    walk = walk_of(graph_of(("a", [], ALL), ("b", ["a"], ALL), ("c", ["b"], ALL)))
+    walk.states[0].epoch = 1
+    walk.stop(NodeStatus.CANCELLED, SkipReason.TASK_CANCELLED)
+    assert [state.skip_reason for state in walk.states] == [None, *[SkipReason.TASK_CANCELLED] * 2]
+
+
+def test_an_end_that_comes_too_late_changes_nothing() -> None:
+    walk = walk_of(graph_of(("a", [], ALL), ("b", ["a"], ALL)))
+    walk.end(0, NodeStatus.FINISHED)
+    walk.end(0, NodeStatus.FAILED)
+    assert walk.states[0].status is NodeStatus.FINISHED
+    assert walk.hard_failure is None

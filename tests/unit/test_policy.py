@@ -1,0 +1,205 @@
+"""What follows a failed attempt."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowkit.models import AttemptFailure, FailureKind, NodeState, RetryPolicy
+from flowkit.workflows.policy import MAX_LOSSES, Again, GiveUp, backoff, decide
+
+BOOM = AttemptFailure(kind=FailureKind.FAILURE, code="boom", message="it broke")
+LOST = AttemptFailure(kind=FailureKind.LOSS, code="lease_lost", message="no heartbeat")
+HANDOVER = AttemptFailure(kind=FailureKind.HANDOVER, code="worker_stopping")
+TAKEN = AttemptFailure(kind=FailureKind.EPOCH_TAKEN, code="epoch_taken", current_epoch=7)
+FENCED = AttemptFailure(kind=FailureKind.FENCED, code="fenced", message="a newer attempt")
+
+
+def failing(code: str, *, permanent: bool = False) -> AttemptFailure:
+    """A reported failure."""
+    return AttemptFailure(kind=FailureKind.FAILURE, code=code, message="why", permanent=permanent)
+
+
+def again(policy: RetryPolicy, failure: AttemptFailure, state: NodeState, chance: float = 0.0) -> float:
+    """Seconds until the next attempt, which there must be."""
+    decision = decide(policy, failure, state, chance)
+    assert isinstance(decision, Again)
+    assert decision.why == failure.code
+    return decision.after
+
+
+@pytest.mark.parametrize("retries", [0, 1, 2, 5])
+def test_max_is_the_number_of_retries(retries: int) -> None:
+    policy, state = RetryPolicy(max=retries), NodeState()
+    for _ in range(retries):
+        again(policy, BOOM, state)
+    assert decide(policy, BOOM, state, 0.0) == GiveUp(code="boom", message="it broke")
+    assert state.failures == retries + 1
+
+
+def test_by_default_a_node_is_retried_twice_after_300_seconds() -> None:
+    state = NodeState()
+    assert [again(RetryPolicy(), BOOM, state) for _ in range(2)] == [300.0, 300.0]
+    assert isinstance(decide(RetryPolicy(), BOOM, state, 0.0), GiveUp)
+
+
+@pytest.mark.parametrize("code", ["bad_input", "schema_mismatch"])
+def test_default_permanent_reasons_are_never_retried(code: str) -> None:
+    assert decide(RetryPolicy(), failing(code), NodeState(), 0.0) == GiveUp(code=code, message="why")
+
+
+def test_reasons_in_permanent_on_are_never_retried() -> None:
+    policy = RetryPolicy(permanent_on=("teapot",))
+    assert isinstance(decide(policy, failing("teapot"), NodeState(), 0.0), GiveUp)
+
+
+def test_permanent_on_replaces_the_default_reasons() -> None:
+    again(RetryPolicy(permanent_on=("teapot",)), failing("bad_input"), NodeState())
+
+
+def test_a_failure_that_calls_itself_permanent_is_never_retried() -> None:
+    failure = failing("boom", permanent=True)
+    assert decide(RetryPolicy(max=9), failure, NodeState(), 0.0) == GiveUp(code="boom", message="why")
+
+
+def test_five_losses_are_forgiven_and_the_sixth_ends_the_node_as_worker_lost() -> None:
+    policy, state = RetryPolicy(max=0), NodeState()
+    for _ in range(5):
+        again(policy, LOST, state)
+    decision = decide(policy, LOST, state, 0.0)
+    assert isinstance(decision, GiveUp)
+    assert decision.code == "worker_lost"
+    assert "lease_lost" in decision.message
+    assert MAX_LOSSES == 5
+
+
+def test_waits_after_losses_grow_between_1_and_30_seconds() -> None:
+    state = NodeState()
+    waits = [again(RetryPolicy(), LOST, state) for _ in range(MAX_LOSSES)]
+    assert waits == sorted(waits)
+    assert waits[0] == 1.0
+    assert len(set(waits)) > 1
+    assert waits[-1] <= 30.0
+
+
+def test_the_retry_policy_does_not_apply_to_losses() -> None:
+    policy = RetryPolicy(max=0, backoff_sec=900.0, permanent_on=("lease_lost",))
+    assert again(policy, LOST, NodeState()) == 1.0
+
+
+def test_losses_leave_the_retries_alone() -> None:
+    policy, state = RetryPolicy(max=1, backoff_sec=5.0), NodeState(losses=5)
+    assert again(policy, BOOM, state) == 5.0
+    assert (state.failures, state.losses) == (1, 5)
+
+
+def test_failures_leave_the_losses_alone() -> None:
+    state = NodeState(failures=2)
+    assert again(RetryPolicy(), LOST, state) == 1.0
+    assert (state.failures, state.losses) == (2, 1)
+
+
+@settings(max_examples=200, deadline=None, print_blob=True)
+@given(kinds=st.lists(st.sampled_from([BOOM, LOST, HANDOVER, TAKEN]), max_size=30), retries=st.integers(0, 6))
+def test_each_budget_is_used_up_by_its_own_kind_only(kinds: list[AttemptFailure], retries: int) -> None:
+    state = NodeState()
+    for at, failure in enumerate(kinds, start=1):
+        decision = decide(RetryPolicy(max=retries), failure, state, 0.0)
+        failures, losses = (kinds[:at].count(kind) for kind in (BOOM, LOST))
+        assert (state.failures, state.losses) == (failures, losses)
+        assert isinstance(decision, GiveUp) == (failures > retries or losses > MAX_LOSSES)
+        if isinstance(decision, GiveUp):
+            return
+
+
+def test_a_gentle_hand_over_goes_on_at_once_and_is_free() -> None:
+    state = NodeState(epoch=4)
+    assert [again(RetryPolicy(max=0), HANDOVER, state) for _ in range(20)] == [0.0] * 20
+    assert state == NodeState(epoch=4)
+
+
+def test_a_taken_epoch_goes_on_behind_it_at_once_and_is_free() -> None:
+    state = NodeState(epoch=2)
+    assert again(RetryPolicy(max=0), TAKEN, state) == 0.0
+    assert state == NodeState(epoch=7)
+
+
+def test_a_taken_epoch_never_takes_the_epoch_back() -> None:
+    state = NodeState(epoch=9)
+    again(RetryPolicy(), TAKEN, state)
+    assert state.epoch == 9
+
+
+def test_a_fenced_attempt_ends_for_good_and_is_not_counted() -> None:
+    state = NodeState()
+    assert decide(RetryPolicy(), FENCED, state, 0.0) == GiveUp(code="fenced", message="a newer attempt")
+    assert state == NodeState()
+
+
+def test_without_coefficient_every_wait_is_the_same() -> None:
+    assert [backoff(RetryPolicy(backoff_sec=7.0), n, 0.5) for n in (1, 2, 30)] == [7.0, 7.0, 7.0]
+
+
+def test_a_coefficient_multiplies_each_further_wait() -> None:
+    policy = RetryPolicy(max=9, backoff_sec=10.0, backoff_coefficient=2.0)
+    state = NodeState()
+    assert [again(policy, BOOM, state) for _ in range(4)] == [10.0, 20.0, 40.0, 80.0]
+
+
+def test_losses_in_between_do_not_make_the_waits_longer() -> None:
+    policy, state = RetryPolicy(max=9, backoff_sec=10.0, backoff_coefficient=2.0), NodeState()
+    waits = [again(policy, failure, state) for failure in (BOOM, LOST, LOST, BOOM)]
+    assert (waits[0], waits[3]) == (10.0, 20.0)
+
+
+def test_the_cap_bounds_every_wait() -> None:
+    policy = RetryPolicy(backoff_sec=10.0, backoff_coefficient=2.0, max_backoff_sec=25.0)
+    assert [backoff(policy, n, 0.0) for n in (1, 2, 3, 4)] == [10.0, 20.0, 25.0, 25.0]
+
+
+def test_a_cap_of_zero_retries_at_once() -> None:
+    assert backoff(RetryPolicy(max_backoff_sec=0.0), 1, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("chance, wait", [(0.0, 100.0), (0.5, 90.0), (1.0, 80.0)])
+def test_jitter_takes_off_its_part_of_the_wait_by_chance(chance: float, wait: float) -> None:
+    assert backoff(RetryPolicy(backoff_sec=100.0, jitter=0.2), 1, chance) == pytest.approx(wait)
+
+
+def test_jitter_is_taken_off_the_capped_wait() -> None:
+    policy = RetryPolicy(backoff_sec=100.0, max_backoff_sec=50.0, jitter=1.0)
+    assert backoff(policy, 1, 0.5) == pytest.approx(25.0)
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.001, 1.5])
+def test_fractions_of_seconds_count(seconds: float) -> None:
+    assert again(RetryPolicy(backoff_sec=seconds), BOOM, NodeState()) == seconds
+
+
+def test_a_backoff_of_zero_stays_zero() -> None:
+    assert backoff(RetryPolicy(backoff_sec=0.0, backoff_coefficient=10.0), 50, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("coefficient", [1.5, 10.0, 1e6, 1e300])
+def test_a_steep_coefficient_never_breaks_a_late_retry(coefficient: float) -> None:
+    policy = RetryPolicy(max=1000, backoff_sec=1.0, backoff_coefficient=coefficient, max_backoff_sec=60.0)
+    assert backoff(policy, 1000, 0.0) == 60.0
+
+
+@settings(max_examples=300, deadline=None, print_blob=True)
+@given(
+    seconds=st.floats(0, 1e6),
+    coefficient=st.floats(1, 100),
+    jitter=st.floats(0, 1),
+    retry=st.integers(1, 1000),
+    chance=st.floats(0, 1),
+)
+def test_a_wait_lies_between_zero_and_what_it_would_be_without_jitter(
+    seconds: float, coefficient: float, jitter: float, retry: int, chance: float
+) -> None:
+    plain = RetryPolicy(backoff_sec=seconds, backoff_coefficient=coefficient)
+    shaken = RetryPolicy(backoff_sec=seconds, backoff_coefficient=coefficient, jitter=jitter)
+    assert 0.0 <= backoff(shaken, retry, chance) <= backoff(plain, retry, chance) < math.inf

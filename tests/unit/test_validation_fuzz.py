@@ -1,0 +1,182 @@
+"""Whatever a graph holds, it is normalised or refused, and nothing else happens."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.graphs import RECHUNK, node, one, pulling, refusal, two
+
+from flowkit.errors import GraphError
+from flowkit.workflows.validation import parse_graph
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flowkit.models import Graph
+
+HUGE = 10**400
+FULL: dict[str, Any] = {
+    "name": "nightly",
+    "on_node_failure": "continue",
+    "edges": [["a", "b"]],
+    "edges_ex": [{"from": "a", "to": "c", "mode": "sync"}],
+    "nodes": [
+        node("a", io={"input_inline": {"input_args": {"from_nodes": ["b"], "from_node": "c"}}}),
+        node("b", depends_on=["a"], fan_in="count:1", io=pulling(RECHUNK, size=2, from_nodes=["a"])),
+        node("c", io=pulling("noop", from_node="a"), allow_failure=True, timeout_sec=1.5, meta={"k": 1}),
+        {
+            "node_id": "d",
+            "type": "coordinator_fn",
+            "io": {
+                "fn": "noop",
+                "fn_args": {"k": [1]},
+                "start_when": "ready",
+                "batching": {},
+                "input_ref": {},
+            },
+            "routing": {"on_success": [], "on_failure": []},
+            "retry_policy": {"max": 1, "backoff_sec": 0.5, "permanent_on": ["x"], "jitter": 1, "x-a": 2},
+            "status": "queued",
+        },
+    ],
+}
+WRONG: list[Any] = [None, True, 7, 1.5, HUGE, "text", [], [7], [[7]], [{}], {}, {"a": 7}, {"a": [7]}]
+WORDS = [
+    "a",
+    "nodes",
+    "node_id",
+    "type",
+    "depends_on",
+    "io",
+    "input_inline",
+    "input_args",
+    "from_nodes",
+    "count:2",
+]
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([0, -1, 2**63, HUGE, -HUGE, 1e308, 5e-324, "", "*", "count:0", "first_batch"])
+    | st.floats()
+    | st.sampled_from(WORDS)
+    | st.text(max_size=5)
+)
+JSON = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(WORDS) | st.text(max_size=3), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+Path = tuple[str | int, ...]
+
+
+def paths(value: object, here: Path = ()) -> Iterator[Path]:
+    """Every place inside `value`."""
+    items: Any = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
+    for key, inner in items:
+        yield (*here, key)
+        yield from paths(inner, (*here, key))
+
+
+def planted(path: Path, value: object) -> dict[str, Any]:
+    """The full graph with `value` at `path`."""
+    graph = copy.deepcopy(FULL)
+    holder: Any = graph
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = value
+    return graph
+
+
+def outcome(graph: object) -> Graph | str:
+    """The graph, or the text of its refusal; any other exception is the test's failure."""
+    try:
+        return parse_graph(graph)
+    except GraphError as error:
+        assert error.problems
+        assert all(error.problems)
+        return str(error)
+
+
+def test_the_full_graph_is_accepted() -> None:
+    graph = copy.deepcopy(FULL)
+    assert [n.node_id for n in parse_graph(graph).nodes] == ["a", "b", "c", "d"]
+    assert graph == FULL
+
+
+@settings(max_examples=500, deadline=None, print_blob=True)
+@given(graph=JSON)
+def test_any_json_value_is_normalised_or_refused(graph: object) -> None:
+    assert outcome(graph)
+
+
+@settings(max_examples=500, deadline=None, print_blob=True)
+@given(nodes=JSON, edges=JSON, edges_ex=JSON)
+def test_any_nodes_and_edges_are_normalised_or_refused(
+    nodes: object, edges: object, edges_ex: object
+) -> None:
+    assert outcome({"nodes": nodes, "edges": edges, "edges_ex": edges_ex})
+
+
+@settings(max_examples=2000, deadline=None, print_blob=True)
+@given(path=st.sampled_from(list(paths(FULL))), value=JSON)
+def test_any_value_at_any_place_of_a_graph_is_normalised_or_refused(path: Path, value: object) -> None:
+    assert outcome(planted(path, value))
+
+
+@pytest.mark.parametrize("path", list(paths(FULL)), ids=lambda path: ".".join(map(str, path)))
+def test_no_wrong_type_at_any_place_raises_anything_else(path: Path) -> None:
+    for value in WRONG:
+        assert outcome(planted(path, value))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    "field, told",
+    [("max", "whole number"), ("backoff_sec", "number of seconds"), ("jitter", "between 0 and 1")],
+)
+def test_a_retry_number_beyond_every_float_is_refused(field: str, told: str, sign: int) -> None:
+    text = str(refusal(one(retry_policy={field: sign * HUGE})))
+    for part in ("node 'extract'", f"retry_policy.{field}", told):
+        assert part in text
+
+
+def test_a_timeout_beyond_every_float_is_refused() -> None:
+    text = str(refusal(one(timeout_sec=HUGE)))
+    for part in ("node 'extract'", "timeout_sec", "number of seconds"):
+        assert part in text
+
+
+@pytest.mark.parametrize("args", [7, "text", [], {"from_nodes": 7}, {"from_nodes": [[7]]}, {"from_node": {}}])
+@pytest.mark.parametrize("adapter", [{}, {"input_adapter": "noop"}], ids=["no adapter", "noop"])
+def test_input_args_without_a_pulling_adapter_are_the_users_own(
+    adapter: dict[str, str], args: object
+) -> None:
+    inline = {**adapter, "input_args": args}
+    assert parse_graph(two(io={"input_inline": inline})).nodes[1].io.input_inline == inline
+
+
+@pytest.mark.parametrize("field", ["meta", "x-own", "io", "fan_in"])
+def test_nesting_without_end_is_refused(field: str) -> None:
+    deep: list[Any] = []
+    for _ in range(20_000):
+        deep = [deep]
+    assert "JSON" in str(refusal(one(**{field: deep})))
+
+
+@settings(max_examples=200, deadline=None, print_blob=True)
+@given(params=JSON)
+def test_any_params_are_counted_or_refused(params: object) -> None:
+    try:
+        parse_graph(one(), params=params)
+    except GraphError as error:
+        assert "params" in str(error)

@@ -1,0 +1,94 @@
+"""How a task's state is told to the outside: reasons, views, search attributes. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
+
+from flowkit.limits import CLOSE_ERRORS_CHARS, LAST_ERROR_CHARS
+from flowkit.models import NodeStatus, TaskStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from flowkit.models import Graph, Node, NodeState, TaskResult
+    from flowkit.workflows.graph import Walk
+
+PIPELINE = "FlowkitPipeline"
+STATUS = "FlowkitStatus"
+SEARCH_ATTRIBUTES = (PIPELINE, STATUS)
+"""Search attributes that FlowKit fills when they are registered; both are keywords."""
+
+DEFAULT_CANCEL_REASON = "user_request"
+_PIPELINE_CHARS = 200
+
+
+def stop_reason(failed: Node | None, states: Sequence[NodeState], cancel_reason: str | None) -> str:
+    """`cancel_reason` of a task that is stopped: the failure's code, or what the canceller said."""
+    if failed is not None:
+        return f"hard_fail:{states[failed.index].reason_code}"
+    return cancel_reason or DEFAULT_CANCEL_REASON
+
+
+def failure_text(walk: Walk) -> str:
+    """Why the task failed, in one line."""
+    first, *others = walk.failures
+    error = walk.states[first.index].last_error or "failed"
+    more = f" (and {len(others)} more failed nodes)" if others else ""
+    return f"node {first.node_id!r} failed: {error}"[:LAST_ERROR_CHARS] + more
+
+
+def open_status(walk: Walk) -> TaskStatus:
+    """`deferred` while nothing runs and a node waits for its retry, else `running`."""
+    counts = walk.counts()
+    waits = counts[NodeStatus.DEFERRED] > 0
+    idle = counts[NodeStatus.RUNNING] == 0
+    return TaskStatus.DEFERRED if waits and idle else TaskStatus.RUNNING
+
+
+def error_room(states: Sequence[NodeState]) -> tuple[int, bool]:
+    """Characters that each node's error may keep in the close, and whether that cuts any."""
+    lengths = [len(state.last_error) for state in states if state.last_error]
+    room = max(80, CLOSE_ERRORS_CHARS // max(1, len(lengths)))
+    return room, any(length > room for length in lengths)
+
+
+def search_attributes(
+    registered: Collection[str], status: TaskStatus, graph: Graph, params: dict[str, Any]
+) -> list[SearchAttributeUpdate[Any]]:
+    """Values for those search attributes that are registered; others would wedge the workflow."""
+    pairs: list[SearchAttributeUpdate[Any]] = []
+    if STATUS in registered:
+        pairs.append(SearchAttributeKey.for_keyword(STATUS).value_set(status.value))
+    name = pipeline_name(graph.name, params)
+    if PIPELINE in registered and name and status is TaskStatus.RUNNING:
+        pairs.append(SearchAttributeKey.for_keyword(PIPELINE).value_set(name))
+    return pairs
+
+
+def pipeline_name(graph_name: str | None, params: dict[str, Any]) -> str | None:
+    """What people call the task: `params.pipeline_name`, else the graph's name."""
+    name = params.get("pipeline_name")
+    chosen = name if isinstance(name, str) and name else graph_name
+    return chosen[:_PIPELINE_CHARS] if chosen else None
+
+
+def status_view(status: TaskStatus, walk: Walk | None, result: TaskResult | None) -> dict[str, Any]:
+    """The answer of the `status` query."""
+    nodes = [] if walk is None else [_node_view(node, walk.states[node.index]) for node in walk.nodes]
+    handled = [] if result is None else result.handled_failures
+    return {"status": status.value, "nodes": nodes, "handled_failures": handled}
+
+
+def _node_view(node: Node, state: NodeState) -> dict[str, Any]:
+    view: dict[str, Any] = {
+        "node_id": node.node_id,
+        "type": node.type,
+        "status": state.status.value,
+        "attempt_epoch": state.epoch,
+        "last_error": state.last_error,
+        "skip_reason": state.skip_reason,
+        "next_retry_at": state.next_retry_at,
+    }
+    return view

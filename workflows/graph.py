@@ -1,0 +1,194 @@
+"""Which nodes may start, which can never start, and what a failure does to the others.
+
+Pure: no Temporal, no I/O, no clock. A `Walk` is fed with the ends of nodes and answers with the nodes whose gates
+have opened; the nodes whose gates can no longer open it skips by itself (spec: scheduling semantics, failure).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flowkit.models import NodeState, NodeStatus, OnNodeFailure, SkipReason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from flowkit.models import Graph, Node
+
+_INHERITED = (SkipReason.UPSTREAM_FAILED, SkipReason.CONDITION, SkipReason.ROUTING, SkipReason.USER)
+"""Reasons a child takes over from its parents, the strongest first."""
+
+_TOLERATED = frozenset({SkipReason.CONDITION, SkipReason.ROUTING, SkipReason.USER})
+"""Skips that an `all` gate accepts as long as some other parent finished."""
+
+
+@dataclass(slots=True)
+class Gate:
+    """How far a node's parents have come."""
+
+    open_parents: int
+    finished: int = 0
+    blocked: int = 0
+    """Parents that ended in a way no `all` gate accepts."""
+    reason: SkipReason | None = None
+    """Why the node would be skipped, should its gate never open."""
+
+
+class Walk:
+    """The state of one task's graph.
+
+    `states` are changed in place and are all there is to carry: a walk built anew from them goes on where the old one
+    stopped.
+    """
+
+    def __init__(self, graph: Graph, states: list[NodeState]) -> None:
+        self.nodes: Sequence[Node] = graph.nodes
+        self.states = states
+        self.changed: set[int] = set()
+        """Nodes that the walk itself has ended and whose documents do not show it yet."""
+        self._on_failure = graph.on_node_failure
+        self._children = _children(graph.nodes)
+        self._gates = [Gate(open_parents=len(node.depends_on)) for node in graph.nodes]
+        self._open = len(graph.nodes)
+        self._hard_failure: int | None = None
+        self._ready: list[int] = []
+        self._opened: set[int] = set()
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        ended = [i for i, state in enumerate(self.states) if state.status.ended]
+        for index in ended:
+            self._settle(index)
+        for node in self.nodes:
+            if not self.states[node.index].status.ended and self._gate_opened(node.index):
+                self._release(node.index)
+
+    @property
+    def done(self) -> bool:
+        """Whether every node has ended."""
+        return self._open == 0
+
+    @property
+    def hard_failure(self) -> Node | None:
+        """The node whose permanent failure ends the whole task now, if there is one."""
+        return None if self._hard_failure is None else self.nodes[self._hard_failure]
+
+    @property
+    def failures(self) -> list[Node]:
+        """Failed nodes that make the task `failed`, in graph order."""
+        return [node for node in self._failed() if not node.allow_failure]
+
+    @property
+    def handled_failures(self) -> list[str]:
+        """Ids of failed nodes that nobody minds, in graph order."""
+        return [node.node_id for node in self._failed() if node.allow_failure]
+
+    def _failed(self) -> Iterator[Node]:
+        return (node for node in self.nodes if self.states[node.index].status is NodeStatus.FAILED)
+
+    def counts(self) -> Counter[NodeStatus]:
+        """Number of nodes by status."""
+        return Counter(state.status for state in self.states)
+
+    def take_ready(self) -> list[int]:
+        """Nodes whose gates have opened since the last call, in the order of their opening."""
+        ready = [index for index in self._ready if not self.states[index].status.ended]
+        self._ready.clear()
+        return ready
+
+    def end(self, index: int, status: NodeStatus, reason: SkipReason | None = None) -> None:
+        """End a node; skip whatever can no longer run because of it."""
+        pending = deque([(index, status, reason)])
+        while pending:
+            at, becomes, why = pending.popleft()
+            if self.states[at].status.ended:
+                continue
+            self.states[at].status, self.states[at].skip_reason = becomes, why
+            if at != index:
+                self.changed.add(at)
+            for child in self._settle(at):
+                if self._gate_opened(child):
+                    self._release(child)
+                elif self._gate_closed(child):
+                    reason = self._gates[child].reason or SkipReason.UPSTREAM_FAILED
+                    pending.append((child, NodeStatus.SKIPPED, reason))
+
+    def stop(self, ran: NodeStatus, skipped: SkipReason) -> None:
+        """End every open node: those that have begun become `ran`, the others are skipped."""
+        for index, state in enumerate(self.states):
+            if not state.status.ended:
+                begun = state.epoch > 0
+                self.end(index, ran if begun else NodeStatus.SKIPPED, None if begun else skipped)
+                self.changed.add(index)
+
+    def _settle(self, index: int) -> Iterable[int]:
+        """Count an ended node at its children's gates; answers the children that are still open."""
+        state, node = self.states[index], self.nodes[index]
+        self._open -= 1
+        hard = state.status is NodeStatus.FAILED and not node.allow_failure
+        if hard and self._on_failure is OnNodeFailure.FAIL and self._hard_failure is None:
+            self._hard_failure = index
+        for child in self._children[index]:
+            gate = self._gates[child]
+            gate.open_parents -= 1
+            gate.finished += state.status is NodeStatus.FINISHED
+            gate.blocked += _blocks(state)
+            gate.reason = _stronger(gate.reason, _passed_on(state))
+        return [child for child in self._children[index] if not self.states[child].status.ended]
+
+    def _release(self, index: int) -> None:
+        if index not in self._opened:
+            self._opened.add(index)
+            self._ready.append(index)
+
+    def _gate_opened(self, index: int) -> bool:
+        node, gate = self.nodes[index], self._gates[index]
+        if not node.depends_on:
+            return True
+        match node.fan_in.mode:
+            case "any":
+                return gate.finished >= 1
+            case "count":
+                return gate.finished >= node.fan_in.count
+            case _:
+                return gate.open_parents == 0 and gate.blocked == 0 and gate.finished > 0
+
+    def _gate_closed(self, index: int) -> bool:
+        node, gate = self.nodes[index], self._gates[index]
+        match node.fan_in.mode:
+            case "any":
+                return gate.finished + gate.open_parents < 1
+            case "count":
+                return gate.finished + gate.open_parents < node.fan_in.count
+            case _:
+                return gate.blocked > 0 or gate.open_parents == 0
+
+
+def _children(nodes: Sequence[Node]) -> list[list[int]]:
+    index_of = {node.node_id: node.index for node in nodes}
+    children: list[list[int]] = [[] for _ in nodes]
+    for node in nodes:
+        for parent in node.depends_on:
+            children[index_of[parent]].append(node.index)
+    return children
+
+
+def _blocks(state: NodeState) -> bool:
+    if state.status is NodeStatus.FINISHED:
+        return False
+    return not (state.status is NodeStatus.SKIPPED and state.skip_reason in _TOLERATED)
+
+
+def _passed_on(state: NodeState) -> SkipReason | None:
+    if state.status is NodeStatus.FINISHED:
+        return None
+    if state.status is NodeStatus.SKIPPED and state.skip_reason in _INHERITED:
+        return state.skip_reason
+    return SkipReason.UPSTREAM_FAILED
+
+
+def _stronger(left: SkipReason | None, right: SkipReason | None) -> SkipReason | None:
+    present = [reason for reason in (left, right) if reason is not None]
+    return min(present, key=_INHERITED.index, default=None)

@@ -1,0 +1,102 @@
+"""Input routes of a node and their arguments (spec: input routing). Pure; used by validation and by workers."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flowkit.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PULL = "pull.from_artifacts"
+RECHUNK = "pull.from_artifacts.rechunk:size"
+NOOP = "noop"
+"""No input: the handler's own `iter_batches` runs."""
+
+ADAPTERS = (PULL, RECHUNK, NOOP)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PullArgs:
+    """Arguments of both pulling adapters."""
+
+    from_nodes: tuple[str, ...]
+    poll_ms: int = 300
+    eof_on_task_done: bool = True
+    backoff_max_ms: int = 4000
+    size: int | None = None
+    """Items per chunk; None: every upstream batch is delivered as it is."""
+    meta_list_key: str | None = None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(_is_text, value))
+
+
+_PULL_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "from_nodes": ("a list of node ids", _are_texts),
+    "from_node": ("one node id", _is_text),
+    "poll_ms": ("a whole number of milliseconds above 0", _is_count),
+    "eof_on_task_done": ("true or false", lambda value: isinstance(value, bool)),
+    "backoff_max_ms": ("a whole number of milliseconds above 0", _is_count),
+}
+_RECHUNK_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **_PULL_CHECKS,
+    "size": ("a whole number above 0", _is_count),
+    "meta_list_key": ("the name of a list in the upstream meta", _is_text),
+}
+
+
+def inline_problems(inline: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with `io.input_inline` as an input route; nothing when it names no adapter."""
+    adapter = inline.get("input_adapter")
+    if adapter is None:
+        return
+    if adapter not in ADAPTERS:
+        close = difflib.get_close_matches(str(adapter), ADAPTERS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(ADAPTERS)}"
+        yield f"io.input_inline.input_adapter {adapter!r} is unknown; {hint}"
+        return
+    yield from args_problems(adapter, inline.get("input_args"))
+
+
+def args_problems(adapter: str, args: object) -> Iterator[str]:
+    """What is wrong with `input_args` of a known adapter."""
+    if adapter == NOOP or args is None:
+        args = {}
+    if not isinstance(args, dict):
+        yield f"input_args {args!r} must be an object"
+        return
+    if adapter == RECHUNK and "size" not in args:
+        yield "input_args.size is missing; it must be a whole number above 0"
+    if "from_node" in args and "from_nodes" in args:
+        yield "input_args has both from_node and from_nodes; keep from_nodes"
+    checks = _RECHUNK_CHECKS if adapter == RECHUNK else _PULL_CHECKS
+    for key, value in args.items():
+        if key not in checks:
+            yield f"input_args.{key} is unknown to {adapter}; it takes {', '.join(checks)}"
+        elif not checks[key][1](value):
+            yield f"input_args.{key} {value!r} must be {checks[key][0]}"
+
+
+def parse_pull(inline: dict[str, Any]) -> PullArgs:
+    """Arguments of the pulling adapter that `inline` names; BadInput tells every problem."""
+    problems = list(inline_problems(inline))
+    if problems:
+        known = inline.get("input_adapter") in ADAPTERS
+        raise BadInput("; ".join(problems), code="bad_input_args" if known else "bad_input_adapter")
+    args = dict(inline.get("input_args") or {})
+    if "from_node" in args:
+        args["from_nodes"] = [args.pop("from_node")]
+    return PullArgs(**{**args, "from_nodes": tuple(args.get("from_nodes") or ())})

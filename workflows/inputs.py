@@ -1,0 +1,72 @@
+"""What a Task workflow is started with. Pure; badly shaped input must fail with a message, not loop in decoding."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from flowkit.errors import GraphError
+from flowkit.limits import ID_CHARS
+from flowkit.models import TaskState
+
+_KEYS = ("params", "graph")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewTask:
+    """A task as a client starts it."""
+
+    params: dict[str, Any] = field(default_factory=dict)
+    graph: dict[str, Any] = field(default_factory=dict)
+
+
+def parse_input(task_id: str, given: object) -> NewTask:
+    """The task in `given`; GraphError says what is wrong with its outer shape. The graph itself is not looked at."""
+    problems = [*_id_problems(task_id), *_outer_problems(given)]
+    if problems or not isinstance(given, dict):
+        raise GraphError(problems)
+    return NewTask(params=given.get("params") or {}, graph=given["graph"])
+
+
+def is_state(given: object) -> bool:
+    """Whether `given` is what a previous run of the same task handed over."""
+    return isinstance(given, dict) and "opened" in given
+
+
+def parse_state(given: object) -> TaskState:
+    """The state that the previous run of the same task handed over."""
+    return _state_adapter().validate_python(given)
+
+
+@cache
+def _state_adapter() -> TypeAdapter[TaskState]:
+    return TypeAdapter(TaskState)
+
+
+def _id_problems(task_id: str) -> list[str]:
+    if 1 <= len(task_id) <= ID_CHARS and task_id != "*":
+        return []
+    return [f"task id {task_id[:80]!r} must be 1 to {ID_CHARS} characters and not '*'"]
+
+
+def _outer_problems(given: object) -> list[str]:
+    if not isinstance(given, dict):
+        return [f'the input of a task is {{"params": {{...}}, "graph": {{...}}}}, not {str(given)[:80]!r}']
+    problems = [_unknown(key) for key in given if key not in _KEYS]
+    if "graph" not in given:
+        problems.append("the input of a task has no 'graph'")
+    elif not isinstance(given["graph"], dict):
+        problems.append(f"graph must be an object with 'nodes', not {given['graph']!r:.80}")
+    if not isinstance(given.get("params"), (dict, type(None))):
+        problems.append(f"params must be an object, not {given['params']!r:.80}")
+    return problems
+
+
+def _unknown(key: object) -> str:
+    close = difflib.get_close_matches(str(key), _KEYS, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "it takes 'params' and 'graph'"
+    return f"the input of a task has the unknown key {key!r}; {hint}"

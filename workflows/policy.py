@@ -1,0 +1,79 @@
+"""What follows a failed attempt: another one, after how long, or the end of the node. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flowkit.models import FailureKind
+
+if TYPE_CHECKING:
+    from flowkit.models import AttemptFailure, NodeState, RetryPolicy
+
+MAX_LOSSES = 5
+"""Executors a node may lose before it fails as `worker_lost`."""
+
+_LOSS_BACKOFF_MAX_SEC = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Again:
+    """Try again after `after` seconds."""
+
+    after: float
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GiveUp:
+    """The node has failed for good."""
+
+    code: str
+    message: str
+
+
+def decide(policy: RetryPolicy, failure: AttemptFailure, state: NodeState, chance: float) -> Again | GiveUp:
+    """Count `failure` in `state` and decide.
+
+    `chance` lies in 0…1 and drives the jitter. Failures and losses are counted apart: `retry_policy.max` bounds the
+    first, MAX_LOSSES the second; a gentle hand-over and a used-up epoch are free.
+    """
+    match failure.kind:
+        case FailureKind.HANDOVER:
+            return Again(after=0.0, why=failure.code)
+        case FailureKind.EPOCH_TAKEN:
+            state.epoch = max(state.epoch, failure.current_epoch)
+            return Again(after=0.0, why=failure.code)
+        case FailureKind.LOSS:
+            return _after_loss(failure, state)
+        case FailureKind.FENCED:
+            return GiveUp(code=failure.code, message=failure.message)
+    state.failures += 1
+    return _after_failure(policy, failure, state, chance)
+
+
+def _after_loss(failure: AttemptFailure, state: NodeState) -> Again | GiveUp:
+    state.losses += 1
+    if state.losses > MAX_LOSSES:
+        return GiveUp(
+            code="worker_lost", message=f"lost {state.losses} executors, the last as {failure.code}"
+        )
+    return Again(after=min(2.0 ** (state.losses - 1), _LOSS_BACKOFF_MAX_SEC), why=failure.code)
+
+
+def _after_failure(
+    policy: RetryPolicy, failure: AttemptFailure, state: NodeState, chance: float
+) -> Again | GiveUp:
+    if failure.permanent or failure.code in policy.permanent_on or state.failures > policy.max:
+        return GiveUp(code=failure.code, message=failure.message)
+    return Again(after=backoff(policy, state.failures, chance), why=failure.code)
+
+
+def backoff(policy: RetryPolicy, retry: int, chance: float) -> float:
+    """Seconds before the `retry`-th retry (from 1)."""
+    wait = policy.backoff_sec
+    if policy.backoff_coefficient > 1.0 and wait > 0:
+        wait *= min(policy.backoff_coefficient ** min(retry - 1, 64), 1e9)
+    if policy.max_backoff_sec is not None:
+        wait = min(wait, policy.max_backoff_sec)
+    return wait * (1.0 - policy.jitter * chance)

@@ -1,0 +1,271 @@
+"""Shapes of a graph as users write it: which keys there are and what each may hold. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from flowkit import limits
+from flowkit.errors import GraphError
+from flowkit.models import COORDINATOR_FN, FanIn, OnNodeFailure
+from flowkit.workflows import input_args
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_RUNTIME_KEYS = frozenset(
+    [
+        "status",
+        "attempt_epoch",
+        "lease",
+        "stats",
+        "streaming",
+        "started_at",
+        "finished_at",
+        "last_event_recv_ms",
+        "next_retry_at_ms",
+        "last_error",
+        "stats_cached_at",
+        "cancel_requested_at",
+        "coordinator",
+    ]
+)
+"""Documented fields that an engine writes; a graph taken from a task document may hold them, and they are ignored."""
+
+_NODE_KEYS = frozenset(
+    [
+        "node_id",
+        "type",
+        "depends_on",
+        "fan_in",
+        "io",
+        "retry_policy",
+        "routing",
+        "allow_failure",
+        "timeout_sec",
+        "name",
+        "meta",
+    ]
+)
+_IO_KEYS = frozenset(["input_ref", "input_inline", "batching", "start_when", "fn", "fn_args"])
+_RETRY_KEYS = frozenset(
+    ["max", "backoff_sec", "backoff_coefficient", "max_backoff_sec", "jitter", "permanent_on"]
+)
+
+_FAN_IN = re.compile(r"(all|any)|count:(\d{1,9})", re.IGNORECASE)
+_ELEMENT_SUFFIX = re.compile(r"\[\d+\]$")
+
+
+def graph_problems(graph: object) -> Iterator[str]:
+    """Everything wrong with the form of `graph`, before any relation between nodes is looked at."""
+    if not isinstance(graph, dict):
+        yield f"graph must be an object with 'nodes', not {_show(graph)}"
+        return
+    nodes = graph.get("nodes")
+    if not isinstance(nodes, list) or not nodes:
+        yield f"graph.nodes must be a list of at least one node, not {_show(nodes)}"
+        return
+    modes = [mode.value for mode in OnNodeFailure]
+    if graph.get("on_node_failure", "fail") not in modes:
+        yield f"graph.on_node_failure is {_show(graph['on_node_failure'])}; allowed: {', '.join(modes)}"
+    yield from _edge_problems(graph)
+    for index, node in enumerate(nodes):
+        yield from _node_problems(index, node)
+
+
+def json_bytes(value: object) -> int:
+    """Size of `value` as UTF-8 JSON; GraphError when it cannot be written as JSON."""
+    try:
+        return len(json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode())
+    except (TypeError, ValueError) as error:
+        raise GraphError([f"graph and params must be JSON: {error}"]) from None
+
+
+def edge_pairs(graph: dict[str, Any]) -> list[tuple[str, str]]:
+    """`edges` and `edges_ex` as (parent, child) pairs."""
+    pairs = [(source, target) for source, target in graph.get("edges") or []]
+    return pairs + [(edge["from"], edge["to"]) for edge in graph.get("edges_ex") or []]
+
+
+def parse_fan_in(value: object) -> FanIn | None:
+    """A fan-in, `all` when absent; None for anything that is none."""
+    if value is None:
+        return FanIn()
+    match = _FAN_IN.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return None
+    return FanIn(mode="count", count=int(match[2])) if match[2] else FanIn(mode=match[1].lower())
+
+
+def pull_sources(node: dict[str, Any]) -> list[str]:
+    """The nodes that a pulling node names as its input."""
+    inline = (node.get("io") or {}).get("input_inline") or {}
+    args = inline.get("input_args") or {}
+    single = args.get("from_node")
+    return list(args.get("from_nodes") or ([single] if single else []))
+
+
+def _edge_problems(graph: dict[str, Any]) -> Iterator[str]:
+    edges, extended = graph.get("edges") or [], graph.get("edges_ex") or []
+    if not isinstance(edges, list) or not all(map(_is_pair, edges)):
+        yield f"graph.edges must be a list of [parent, child] pairs of node ids, not {_show(edges)}"
+    if not isinstance(extended, list) or not all(map(_is_extended_edge, extended)):
+        yield f"graph.edges_ex must be a list of objects with 'from' and 'to', not {_show(extended)}"
+        return
+    for edge in extended:
+        if edge.get("mode", "sync") != "sync":
+            yield (
+                f"graph.edges_ex {edge['from']!r} -> {edge['to']!r}: mode {_show(edge['mode'])} is not available "
+                "yet; leave 'mode' out, the child then starts when the parent has finished"
+            )
+
+
+def _is_pair(edge: object) -> bool:
+    return isinstance(edge, (list, tuple)) and len(edge) == 2 and all(isinstance(end, str) for end in edge)
+
+
+def _is_extended_edge(edge: object) -> bool:
+    return isinstance(edge, dict) and isinstance(edge.get("from"), str) and isinstance(edge.get("to"), str)
+
+
+def _node_problems(index: int, node: object) -> Iterator[str]:
+    if not isinstance(node, dict):
+        yield f"graph.nodes[{index}] must be an object, not {_show(node)}"
+        return
+    node_id = node.get("node_id")
+    where = f"node {node_id!r}" if isinstance(node_id, str) else f"graph.nodes[{index}]"
+    if not _is_node_id(node_id):
+        yield (
+            f"{where}: node_id {_show(node_id)} must be 1 to {limits.ID_CHARS} printable characters, "
+            "not '*', not ending in '[number]'"
+        )
+    if not _is_role(node.get("type")):
+        yield (
+            f"{where}: type {_show(node.get('type'))} must be {COORDINATOR_FN!r} or a role: 1 to 100 of "
+            "letters, digits, '.', '_', '-', beginning with a letter or digit"
+        )
+    yield from _unknown_keys(where, node, _NODE_KEYS | _RUNTIME_KEYS)
+    for key, check in _NODE_CHECKS.items():
+        if node.get(key) is not None:
+            yield from (f"{where}: {problem}" for problem in check(node[key]))
+
+
+def _is_node_id(value: object) -> bool:
+    return (
+        isinstance(value, str)
+        and 1 <= len(value) <= limits.ID_CHARS
+        and value.isprintable()
+        and value != "*"
+        and not _ELEMENT_SUFFIX.search(value)
+    )
+
+
+def _is_role(value: object) -> bool:
+    return isinstance(value, str) and limits.ROLE.fullmatch(value) is not None
+
+
+def _unknown_keys(where: str, given: dict[str, Any], known: frozenset[str]) -> Iterator[str]:
+    for key in given:
+        if key not in known and not str(key).startswith("x-"):
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "keys of your own begin with 'x-'"
+            yield f"{where}: unknown key {key!r}; {hint}"
+
+
+def _depends_on(value: object) -> Iterator[str]:
+    if not isinstance(value, list) or not all(isinstance(parent, str) for parent in value):
+        yield f"depends_on {_show(value)} must be a list of node ids"
+
+
+def _fan_in(value: object) -> Iterator[str]:
+    if parse_fan_in(value) is None:
+        yield f"fan_in {_show(value)} must be 'all', 'any' or 'count:n'"
+
+
+def _allow_failure(value: object) -> Iterator[str]:
+    if not isinstance(value, bool):
+        yield f"allow_failure {_show(value)} must be true or false"
+
+
+def _timeout_sec(value: object) -> Iterator[str]:
+    if not _is_number(value) or value <= 0:
+        yield f"timeout_sec {_show(value)} must be a number of seconds above 0"
+
+
+def _routing(value: object) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f"routing {_show(value)} must be an object with 'on_success' and 'on_failure'"
+    elif any(value.values()):
+        yield "routing is not available yet; leave it out or its lists empty"
+
+
+def _io(value: object) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f"io {_show(value)} must be an object"
+        return
+    yield from _unknown_keys("io", value, _IO_KEYS)
+    for key in ("input_ref", "input_inline", "batching", "fn_args"):
+        if not isinstance(value.get(key), (dict, type(None))):
+            yield f"io.{key} {_show(value[key])} must be an object"
+    yield from _start_when(value.get("start_when"))
+    if not isinstance(value.get("fn"), (str, type(None))):
+        yield f"io.fn {_show(value['fn'])} must be the name of a coordinator function"
+    if isinstance(value.get("input_inline"), dict):
+        yield from input_args.inline_problems(value["input_inline"])
+    if (size := json_bytes(value)) > limits.NODE_IO_BYTES:
+        yield f"io is {size:,} bytes of JSON, more than {limits.NODE_IO_BYTES:,}: pass a reference in input_ref"
+
+
+def _start_when(value: object) -> Iterator[str]:
+    if value is None or (isinstance(value, str) and value.lower() == "ready"):
+        return
+    if isinstance(value, str) and value.lower() == "first_batch":
+        yield "io.start_when 'first_batch' is not available yet; use 'ready'"
+    else:
+        yield f"io.start_when {_show(value)} must be 'ready' or 'first_batch'"
+
+
+def _retry_policy(value: object) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f"retry_policy {_show(value)} must be an object"
+        return
+    yield from _unknown_keys("retry_policy", value, _RETRY_KEYS)
+    for key, (allowed, fits) in _RETRY_CHECKS.items():
+        if value.get(key) is not None and not fits(value[key]):
+            yield f"retry_policy.{key} {_show(value[key])} must be {allowed}"
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_text_list(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+_RETRY_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "max": ("a whole number of retries, 0 or more", lambda v: _is_number(v) and v == int(v) and v >= 0),
+    "backoff_sec": ("a number of seconds, 0 or more", lambda v: _is_number(v) and v >= 0),
+    "backoff_coefficient": ("a number, 1 or more", lambda v: _is_number(v) and v >= 1),
+    "max_backoff_sec": ("a number of seconds, 0 or more", lambda v: _is_number(v) and v >= 0),
+    "jitter": ("a number between 0 and 1", lambda v: _is_number(v) and 0 <= v <= 1),
+    "permanent_on": ("a list of reason codes", _is_text_list),
+}
+
+_NODE_CHECKS: dict[str, Callable[[object], Iterator[str]]] = {
+    "depends_on": _depends_on,
+    "fan_in": _fan_in,
+    "allow_failure": _allow_failure,
+    "timeout_sec": _timeout_sec,
+    "routing": _routing,
+    "io": _io,
+    "retry_policy": _retry_policy,
+}

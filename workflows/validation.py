@@ -1,0 +1,189 @@
+"""From a graph as users write it to a graph that can run, or to errors that say what to change.
+
+Pure: no Temporal, no I/O. The same text comes from the front door and from the workflow. Each check yields its
+problems as sentences that name the place, the value and what is allowed (spec: graph schema, validation).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from flowkit import limits
+from flowkit.errors import GraphError
+from flowkit.models import (
+    COORDINATOR_FN,
+    FanIn,
+    Graph,
+    Node,
+    NodeIO,
+    OnNodeFailure,
+    RetryPolicy,
+    StartWhen,
+)
+from flowkit.workflows import shapes
+from flowkit.workflows.cycles import find_cycle
+from flowkit.workflows.shapes import json_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+
+def parse_graph(graph: object, *, params: object = None, max_nodes: int | None = limits.MAX_NODES) -> Graph:
+    """Normalise and validate `graph`.
+
+    `params` only counts for the size limit; `max_nodes` None leaves that limit to the engine. Raises GraphError with every problem found; `Graph.warnings` holds what
+    is odd but runs.
+    """
+    raise_if(list(_size_problems(graph, params, max_nodes)))
+    raise_if(list(shapes.graph_problems(graph)))
+    assert isinstance(graph, dict)
+    parents, warnings = _parents_by_node(graph)
+    raise_if(list(_relation_problems(graph, parents)))
+    nodes = tuple(_node(index, raw, parents) for index, raw in enumerate(graph["nodes"]))
+    return Graph(
+        nodes=nodes,
+        name=graph.get("name") if isinstance(graph.get("name"), str) else None,
+        on_node_failure=OnNodeFailure(graph.get("on_node_failure", "fail")),
+        warnings=tuple(warnings),
+    )
+
+
+def raise_if(problems: list[str]) -> None:
+    """Raise GraphError when there is anything to say."""
+    if problems:
+        raise GraphError(problems)
+
+
+def _size_problems(graph: object, params: object, max_nodes: int | None) -> Iterator[str]:
+    size = json_bytes([graph, params])
+    if size > limits.TASK_INPUT_BYTES:
+        yield (
+            f"graph and params together are {size:,} bytes of JSON, more than {limits.TASK_INPUT_BYTES:,}: "
+            "put data into a store and pass a reference"
+        )
+    nodes = graph.get("nodes") if isinstance(graph, dict) else None
+    if (
+        isinstance(nodes, list)
+        and max_nodes is not None
+        and (problem := too_many_nodes(len(nodes), max_nodes))
+    ):
+        yield problem
+
+
+def _parents_by_node(graph: dict[str, Any]) -> tuple[dict[str, list[str]], list[str]]:
+    """Parents of each node: its own `depends_on` when given, else what the edges say."""
+    wired: dict[str, list[str]] = {}
+    for source, target in shapes.edge_pairs(graph):
+        if source not in wired.setdefault(target, []):
+            wired[target].append(source)
+    parents: dict[str, list[str]] = {}
+    warnings: list[str] = []
+    for raw in graph["nodes"]:
+        node_id, own = raw["node_id"], list(dict.fromkeys(raw.get("depends_on") or []))
+        by_edges = wired.get(node_id, [])
+        parents[node_id] = own or by_edges
+        if own and wired and set(own) != set(by_edges):
+            warnings.append(
+                f"node {node_id!r}: depends_on {own} and edges {by_edges} differ; depends_on wins"
+            )
+    return parents, warnings
+
+
+def _relation_problems(graph: dict[str, Any], parents: Mapping[str, list[str]]) -> Iterator[str]:
+    counts = Counter(raw["node_id"] for raw in graph["nodes"])
+    duplicates = [node_id for node_id, n in counts.items() if n > 1]
+    for node_id in duplicates:
+        yield f"node id {node_id!r} is used {counts[node_id]} times: give each node its own id"
+    for source, target in shapes.edge_pairs(graph):
+        for end in (source, target):
+            if end not in counts:
+                yield f"edge [{source!r}, {target!r}]: there is no node {end!r}{_nearest(end, counts)}"
+    for raw in graph["nodes"]:
+        yield from _parent_problems(raw, parents[raw["node_id"]], counts)
+    if not duplicates and (cycle := find_cycle(parents)):
+        yield f"the graph has a cycle: {' -> '.join(cycle)}; remove one of these dependencies"
+
+
+def _parent_problems(raw: dict[str, Any], own: list[str], known: Mapping[str, int]) -> Iterator[str]:
+    where = f"node {raw['node_id']!r}"
+    for parent in own:
+        if parent not in known:
+            yield f"{where}: depends_on names {parent!r}, which is no node{_nearest(parent, known)}"
+    fan_in = shapes.parse_fan_in(raw.get("fan_in"))
+    assert fan_in is not None
+    if fan_in.mode == "count" and not 1 <= fan_in.count <= len(own):
+        yield f"{where}: fan_in 'count:{fan_in.count}' must lie between 1 and the number of parents ({len(own)})"
+    for source in shapes.pull_sources(raw):
+        if source not in known:
+            yield f"{where}: input_args.from_nodes names {source!r}, which is no node{_nearest(source, known)}"
+
+
+def _nearest(word: str, known: Mapping[str, int]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _node(index: int, raw: dict[str, Any], parents: Mapping[str, list[str]]) -> Node:
+    depends_on = tuple(parents[raw["node_id"]])
+    io = _io(raw.get("io") or {}, depends_on)
+    fan_in = shapes.parse_fan_in(raw.get("fan_in"))
+    return Node(
+        node_id=raw["node_id"],
+        index=index,
+        type=raw["type"],
+        depends_on=depends_on,
+        fan_in=fan_in or FanIn(),
+        io=io,
+        retry_policy=_retry_policy(raw.get("retry_policy") or {}),
+        allow_failure=bool(raw.get("allow_failure", False)),
+        timeout_sec=raw.get("timeout_sec"),
+        io_bytes=json_bytes(raw.get("io") or {}),
+    )
+
+
+def _io(raw: dict[str, Any], depends_on: tuple[str, ...]) -> NodeIO:
+    return NodeIO(
+        input_ref=raw.get("input_ref"),
+        input_inline=_with_sources(raw.get("input_inline"), depends_on),
+        batching=raw.get("batching"),
+        start_when=StartWhen((raw.get("start_when") or "ready").lower()),
+        fn=raw.get("fn") or "noop",
+        fn_args=raw.get("fn_args") or {},
+    )
+
+
+def _with_sources(inline: dict[str, Any] | None, depends_on: tuple[str, ...]) -> dict[str, Any] | None:
+    """`from_nodes` filled from the parents when a pulling node names none."""
+    if not inline or not str(inline.get("input_adapter", "")).startswith("pull."):
+        return inline
+    args = dict(inline.get("input_args") or {})
+    if "from_node" in args:
+        args["from_nodes"] = [args.pop("from_node")]
+    args.setdefault("from_nodes", list(depends_on))
+    return {**inline, "input_args": args}
+
+
+def _retry_policy(raw: dict[str, Any]) -> RetryPolicy:
+    given = {key: value for key, value in raw.items() if value is not None and not key.startswith("x-")}
+    if "permanent_on" in given:
+        given["permanent_on"] = tuple(given["permanent_on"])
+    return RetryPolicy(**given)
+
+
+def unknown_function(raw: Mapping[str, Any], known: Collection[str]) -> str | None:
+    """The problem of a node that calls a coordinator function which is not among `known`, or None."""
+    name = (raw.get("io") or {}).get("fn") or "noop"
+    if raw["type"] != COORDINATOR_FN or name in known:
+        return None
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(sorted(known))}"
+    return f"node {raw['node_id']!r}: io.fn names the unknown function {name!r}; {hint}"
+
+
+def too_many_nodes(count: int, limit: int) -> str | None:
+    """The problem of a graph with more than `limit` nodes, or None."""
+    return (
+        f"graph.nodes has {count:,} entries, more than {limit:,}: split the task" if count > limit else None
+    )

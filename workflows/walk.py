@@ -1,0 +1,182 @@
+"""One node, from its opened gate to its end: attempts, backoff, slots.
+
+Acts only; what follows a failure is decided in `policy`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError
+
+from flowkit.limits import ACTIVATION_INPUT_BYTES
+from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, FailureKind, NodeStatus
+from flowkit.workflows.failures import read_failure
+from flowkit.workflows.policy import Again, decide
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from flowkit.models import Node, NodeState, Settings
+
+_NATIVE_RETRY = RetryPolicy(
+    initial_interval=timedelta(seconds=1),
+    backoff_coefficient=1.0,
+    non_retryable_error_types=["TemporalTimeout:StartToClose"],
+)
+"""Temporal itself retries nothing but a lost heartbeat: everything an executor reports is non-retryable."""
+
+_NO_TIMEOUT = timedelta(days=365)
+_INPUT_OVERHEAD = 500
+_SUMMARY_CHARS = 100
+
+
+@dataclass(kw_only=True)
+class Flight:
+    """What all nodes of one task share while they run."""
+
+    task_id: str
+    settings: Settings
+    halted: Callable[[], bool]
+    """Whether no attempt may begin any more; asked right before each."""
+    epoch_of: Callable[[str], int]
+    """Epoch of an ended node, 0 while it is open."""
+    stirred: Callable[[int], None]
+    """Told when a node begins to wait for its retry, and when it goes on."""
+    in_flight: int = 0
+    _slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)
+    _spent: int = 0
+    _spent_at: int = -1
+    _budget: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def slots(self, role: str) -> asyncio.Semaphore:
+        """The window of a role."""
+        return self._slots.setdefault(role, asyncio.Semaphore(self.settings.window))
+
+    @asynccontextmanager
+    async def airborne(self) -> AsyncIterator[None]:
+        """Count an attempt while it is in flight."""
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+    async def spend(self, size: int) -> None:
+        """Wait for a later workflow task when this one already schedules too many bytes of input."""
+        async with self._budget:
+            while not self._affords(size):
+                await workflow.sleep(0.001, summary="next batch of starts")
+            self._spent += size
+
+    def _affords(self, size: int) -> bool:
+        now = workflow.info().get_current_history_length()
+        if now != self._spent_at:
+            self._spent, self._spent_at = 0, now
+        return self._spent == 0 or self._spent + size <= ACTIVATION_INPUT_BYTES
+
+
+async def run_node(flight: Flight, node: Node, state: NodeState) -> NodeStatus | None:
+    """Run attempts of `node` until it finished or failed; None when it was stopped before."""
+    while not flight.halted():
+        await _wait_for_retry(node, state)
+        async with flight.slots(node.type):
+            await flight.spend(node.io_bytes + _INPUT_OVERHEAD)
+            if flight.halted():
+                return None
+            async with flight.airborne():
+                failure = await _attempt(flight, node, state)
+        if flight.halted() and state.status is NodeStatus.CANCELLING:
+            return None
+        if failure is None:
+            state.last_error = state.reason_code = None
+            return NodeStatus.FINISHED
+        if not _goes_on(flight, node, state, failure):
+            return NodeStatus.FAILED
+    return None
+
+
+async def _wait_for_retry(node: Node, state: NodeState) -> None:
+    if state.next_retry_at is None:
+        return
+    wait = state.next_retry_at - workflow.now().timestamp()
+    if wait > 0:
+        await workflow.sleep(wait, summary=f"retry {node.node_id} in {wait:.4g} s"[:_SUMMARY_CHARS])
+
+
+async def _attempt(flight: Flight, node: Node, state: NodeState) -> AttemptFailure | None:
+    waited = state.status is NodeStatus.DEFERRED
+    state.epoch += 1
+    state.status, state.next_retry_at = NodeStatus.RUNNING, None
+    if waited:
+        flight.stirred(node.index)
+    try:
+        await _execute(flight, node, state)
+    except ActivityError as error:
+        unasked = AttemptFailure(kind=FailureKind.FAILURE, code="cancelled_by_worker")
+        return read_failure(error) or unasked
+    return None
+
+
+async def _execute(flight: Flight, node: Node, state: NodeState) -> AttemptResult:
+    settings = flight.settings
+    queue, name, default = f"{settings.queue}.{node.type}", node.type, None
+    if node.is_function:
+        queue, name, default = settings.queue, node.io.fn, settings.function_timeout_sec
+    timeout = node.timeout_sec or default
+    result: AttemptResult = await workflow.execute_activity(
+        name,
+        _input(flight, node, state),
+        result_type=AttemptResult,
+        task_queue=queue,
+        activity_id=f"{node.node_id}.{state.epoch}",
+        summary=node.node_id[:_SUMMARY_CHARS],
+        heartbeat_timeout=timedelta(seconds=settings.lease_ttl_sec),
+        start_to_close_timeout=timedelta(seconds=timeout) if timeout else _NO_TIMEOUT,
+        retry_policy=_NATIVE_RETRY,
+        cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+    )
+    return result
+
+
+def _input(flight: Flight, node: Node, state: NodeState) -> AttemptInput:
+    return AttemptInput(
+        task_id=flight.task_id,
+        node_id=node.node_id,
+        index=node.index,
+        role=node.type,
+        epoch=state.epoch,
+        generation=state.generation,
+        io=node.io,
+        sources={parent: epoch for parent in node.pulls_from if (epoch := flight.epoch_of(parent))}
+        if node.pulls
+        else {},
+        lease_ttl_sec=flight.settings.lease_ttl_sec,
+        cancel_grace_sec=flight.settings.cancel_grace_sec,
+        deployment=flight.settings.deployment,
+    )
+
+
+def _goes_on(flight: Flight, node: Node, state: NodeState, failure: AttemptFailure) -> bool:
+    chance = workflow.random().random() if node.retry_policy.jitter else 0.0
+    decision = decide(node.retry_policy, failure, state, chance)
+    if isinstance(decision, Again):
+        if decision.after > 0:
+            _note(state, failure.code, failure.message)
+            state.status = NodeStatus.DEFERRED
+            state.next_retry_at = workflow.now().timestamp() + decision.after
+            flight.stirred(node.index)
+        return True
+    _note(state, decision.code, decision.message)
+    return False
+
+
+def _note(state: NodeState, code: str, message: str) -> None:
+    state.reason_code = code
+    state.last_error = f"{code}: {message}" if message and message != code else code
