@@ -6,8 +6,10 @@ have opened; the nodes whose gates can no longer open it skips by itself (spec: 
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import heapq
+from collections import Counter
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING
 
 from flowkit.models import NodeState, NodeStatus, OnNodeFailure, SkipReason
@@ -50,6 +52,7 @@ class Walk:
         """Nodes that the walk itself has ended and whose documents do not show it yet."""
         self._on_failure = graph.on_node_failure
         self._children = _children(graph.nodes)
+        self._depth = _depths(graph.nodes)
         self._gates = [Gate(open_parents=len(node.depends_on)) for node in graph.nodes]
         self._open = len(graph.nodes)
         self._hard_failure: int | None = None
@@ -100,11 +103,12 @@ class Walk:
 
     def end(self, index: int, status: NodeStatus, reason: SkipReason | None = None) -> None:
         """End a node; skip whatever can no longer run because of it."""
-        pending = deque([(index, status, reason)])
+        pending = [(self._depth[index], index)]
         while pending:
-            at, becomes, why = pending.popleft()
+            _, at = heapq.heappop(pending)
             if self.states[at].status.ended:
                 continue
+            becomes, why = (status, reason) if at == index else (NodeStatus.SKIPPED, self._inherited(at))
             self.states[at].status, self.states[at].skip_reason = becomes, why
             if at != index:
                 self.changed.add(at)
@@ -112,16 +116,20 @@ class Walk:
                 if self._gate_opened(child):
                     self._release(child)
                 elif self._gate_closed(child):
-                    reason = self._gates[child].reason or SkipReason.UPSTREAM_FAILED
-                    pending.append((child, NodeStatus.SKIPPED, reason))
+                    heapq.heappush(pending, (self._depth[child], child))
+
+    def _inherited(self, index: int) -> SkipReason:
+        return self._gates[index].reason or SkipReason.UPSTREAM_FAILED
 
     def stop(self, ran: NodeStatus, skipped: SkipReason) -> None:
         """End every open node: those that have begun become `ran`, the others are skipped."""
         for index, state in enumerate(self.states):
             if not state.status.ended:
                 begun = state.epoch > 0
-                self.end(index, ran if begun else NodeStatus.SKIPPED, None if begun else skipped)
+                state.status = ran if begun else NodeStatus.SKIPPED
+                state.skip_reason = None if begun else skipped
                 self.changed.add(index)
+                self._settle(index)
 
     def _settle(self, index: int) -> Iterable[int]:
         """Count an ended node at its children's gates; answers the children that are still open."""
@@ -173,6 +181,13 @@ def _children(nodes: Sequence[Node]) -> list[list[int]]:
         for parent in node.depends_on:
             children[index_of[parent]].append(node.index)
     return children
+
+
+def _depths(nodes: Sequence[Node]) -> list[int]:
+    """Every parent's place in an order in which parents come first."""
+    order = TopologicalSorter({node.node_id: node.depends_on for node in nodes}).static_order()
+    depth = {node_id: place for place, node_id in enumerate(order)}
+    return [depth[node.node_id] for node in nodes]
 
 
 def _blocks(state: NodeState) -> bool:

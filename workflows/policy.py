@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ MAX_LOSSES = 5
 """Executors a node may lose before it fails as `worker_lost`."""
 
 _LOSS_BACKOFF_MAX_SEC = 30.0
+_LONGEST_BACKOFF_SEC = 365 * 24 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +75,8 @@ def backoff(policy: RetryPolicy, retry: int, chance: float) -> float:
     """Seconds before the `retry`-th retry (from 1)."""
     wait = policy.backoff_sec
     if policy.backoff_coefficient > 1.0 and wait > 0:
-        wait *= min(policy.backoff_coefficient ** min(retry - 1, 64), 1e9)
+        steps = min(retry - 1, math.log(1e9, policy.backoff_coefficient))
+        wait *= policy.backoff_coefficient**steps
     if policy.max_backoff_sec is not None:
         wait = min(wait, policy.max_backoff_sec)
-    return wait * (1.0 - policy.jitter * chance)
+    return min(wait, _LONGEST_BACKOFF_SEC) * (1.0 - policy.jitter * chance)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
+import sys
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from flowkit import limits
@@ -55,6 +55,9 @@ _RETRY_KEYS = frozenset(
     ["max", "backoff_sec", "backoff_coefficient", "max_backoff_sec", "jitter", "permanent_on"]
 )
 
+_PATH_STEPS = 20
+_YEAR_SEC = 365 * 24 * 3600
+
 _FAN_IN = re.compile(r"(all|any)|count:(\d{1,9})", re.IGNORECASE)
 _ELEMENT_SUFFIX = re.compile(r"\[\d+\]$")
 
@@ -72,16 +75,41 @@ def graph_problems(graph: object) -> Iterator[str]:
     if graph.get("on_node_failure", "fail") not in modes:
         yield f"graph.on_node_failure is {_show(graph['on_node_failure'])}; allowed: {', '.join(modes)}"
     yield from _edge_problems(graph)
+    yield from _extended_edge_problems(graph)
     for index, node in enumerate(nodes):
         yield from _node_problems(index, node)
 
 
-def json_bytes(value: object) -> int:
-    """Size of `value` as UTF-8 JSON; GraphError when it cannot be written as JSON."""
+def json_bytes(value: object, name: str = "the input") -> int:
+    """Size of `value` as UTF-8 JSON; GraphError names the part that cannot be written as JSON."""
     try:
-        return len(json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode())
-    except (TypeError, ValueError) as error:
-        raise GraphError([f"graph and params must be JSON: {error}"]) from None
+        return len(_json(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise GraphError([f"{_place(value, name, 0)} must be JSON: {error}"]) from None
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _place(value: Any, path: str, depth: int) -> str:
+    """Path to the first part of `value` that JSON cannot hold, with the id of the node it belongs to."""
+    if isinstance(value, dict | list | tuple) and depth < _PATH_STEPS:
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, part in pairs:
+            if not _is_json(part):
+                step = f".{key}" if isinstance(value, dict) else f"[{key}]"
+                owner = f" (node {part['node_id']!r})" if isinstance(part, dict) and "node_id" in part else ""
+                return _place(part, f"{path}{step}{owner}", depth + 1)
+    return f"{path} = {_show(value)}"
+
+
+def _is_json(value: object) -> bool:
+    try:
+        _json(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def edge_pairs(graph: dict[str, Any]) -> list[tuple[str, str]]:
@@ -103,20 +131,36 @@ def parse_fan_in(value: object) -> FanIn | None:
 def pull_sources(node: dict[str, Any]) -> list[str]:
     """The nodes that a pulling node names as its input."""
     inline = (node.get("io") or {}).get("input_inline") or {}
+    if inline.get("input_adapter") not in (input_args.PULL, input_args.RECHUNK):
+        return []
     args = inline.get("input_args") or {}
     single = args.get("from_node")
     return list(args.get("from_nodes") or ([single] if single else []))
 
 
 def _edge_problems(graph: dict[str, Any]) -> Iterator[str]:
-    edges, extended = graph.get("edges") or [], graph.get("edges_ex") or []
-    if not isinstance(edges, list) or not all(map(_is_pair, edges)):
-        yield f"graph.edges must be a list of [parent, child] pairs of node ids, not {_show(edges)}"
-    if not isinstance(extended, list) or not all(map(_is_extended_edge, extended)):
-        yield f"graph.edges_ex must be a list of objects with 'from' and 'to', not {_show(extended)}"
+    edges = graph.get("edges")
+    if edges is None:
         return
-    for edge in extended:
-        if edge.get("mode", "sync") != "sync":
+    if not isinstance(edges, list):
+        yield f"graph.edges must be a list of [parent, child] pairs of node ids, not {_show(edges)}"
+        return
+    for index, edge in enumerate(edges):
+        if not _is_pair(edge):
+            yield f"graph.edges[{index}] is {_show(edge)}; edges are [parent, child] pairs of node ids"
+
+
+def _extended_edge_problems(graph: dict[str, Any]) -> Iterator[str]:
+    edges = graph.get("edges_ex")
+    if edges is None:
+        return
+    if not isinstance(edges, list):
+        yield f"graph.edges_ex must be a list of objects with 'from' and 'to', not {_show(edges)}"
+        return
+    for index, edge in enumerate(edges):
+        if not _is_extended_edge(edge):
+            yield f"graph.edges_ex[{index}] must be an object with 'from' and 'to', not {_show(edge)}"
+        elif edge.get("mode", "sync") != "sync":
             yield (
                 f"graph.edges_ex {edge['from']!r} -> {edge['to']!r}: mode {_show(edge['mode'])} is not available "
                 "yet; leave 'mode' out, the child then starts when the parent has finished"
@@ -191,8 +235,8 @@ def _allow_failure(value: object) -> Iterator[str]:
 
 
 def _timeout_sec(value: object) -> Iterator[str]:
-    if not _is_number(value) or value <= 0:
-        yield f"timeout_sec {_show(value)} must be a number of seconds above 0"
+    if not _is_number(value) or not 0 < value <= _YEAR_SEC:
+        yield f"timeout_sec {_show(value)} must be a number of seconds above 0, {_YEAR_SEC:,} at most"
 
 
 def _routing(value: object) -> Iterator[str]:
@@ -239,7 +283,9 @@ def _retry_policy(value: object) -> Iterator[str]:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    )
 
 
 def _is_text_list(value: object) -> bool:
@@ -247,15 +293,22 @@ def _is_text_list(value: object) -> bool:
 
 
 def _show(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"{type(value).__name__} nested too deeply"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+_SECONDS: tuple[str, Callable[[Any], bool]] = (
+    f"a number of seconds, 0 or more, {_YEAR_SEC:,} at most",
+    lambda v: _is_number(v) and 0 <= v <= _YEAR_SEC,
+)
 _RETRY_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "max": ("a whole number of retries, 0 or more", lambda v: _is_number(v) and v == int(v) and v >= 0),
-    "backoff_sec": ("a number of seconds, 0 or more", lambda v: _is_number(v) and v >= 0),
+    "backoff_sec": _SECONDS,
     "backoff_coefficient": ("a number, 1 or more", lambda v: _is_number(v) and v >= 1),
-    "max_backoff_sec": ("a number of seconds, 0 or more", lambda v: _is_number(v) and v >= 0),
+    "max_backoff_sec": _SECONDS,
     "jitter": ("a number between 0 and 1", lambda v: _is_number(v) and 0 <= v <= 1),
     "permanent_on": ("a list of reason codes", _is_text_list),
 }

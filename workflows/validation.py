@@ -7,6 +7,7 @@ problems as sentences that name the place, the value and what is allowed (spec: 
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -29,18 +30,20 @@ from flowkit.workflows.shapes import json_bytes
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
+_ENOUGH = 11
+
 
 def parse_graph(graph: object, *, params: object = None, max_nodes: int | None = limits.MAX_NODES) -> Graph:
     """Normalise and validate `graph`.
 
-    `params` only counts for the size limit; `max_nodes` None leaves that limit to the engine. Raises GraphError with every problem found; `Graph.warnings` holds what
-    is odd but runs.
+    `params` only counts for the size limit; `max_nodes` None leaves that limit to the engine. Raises GraphError with
+    the problems found; `Graph.warnings` holds what is odd but runs.
     """
     raise_if(list(_size_problems(graph, params, max_nodes)))
-    raise_if(list(shapes.graph_problems(graph)))
+    raise_if(_first(shapes.graph_problems(graph)))
     assert isinstance(graph, dict)
     parents, warnings = _parents_by_node(graph)
-    raise_if(list(_relation_problems(graph, parents)))
+    raise_if(_first(_relation_problems(graph, parents)))
     nodes = tuple(_node(index, raw, parents) for index, raw in enumerate(graph["nodes"]))
     return Graph(
         nodes=nodes,
@@ -57,7 +60,7 @@ def raise_if(problems: list[str]) -> None:
 
 
 def _size_problems(graph: object, params: object, max_nodes: int | None) -> Iterator[str]:
-    size = json_bytes([graph, params])
+    size = json_bytes(graph, "graph") + json_bytes(params, "params")
     if size > limits.TASK_INPUT_BYTES:
         yield (
             f"graph and params together are {size:,} bytes of JSON, more than {limits.TASK_INPUT_BYTES:,}: "
@@ -74,15 +77,14 @@ def _size_problems(graph: object, params: object, max_nodes: int | None) -> Iter
 
 def _parents_by_node(graph: dict[str, Any]) -> tuple[dict[str, list[str]], list[str]]:
     """Parents of each node: its own `depends_on` when given, else what the edges say."""
-    wired: dict[str, list[str]] = {}
+    wired: dict[str, dict[str, None]] = {}
     for source, target in shapes.edge_pairs(graph):
-        if source not in wired.setdefault(target, []):
-            wired[target].append(source)
+        wired.setdefault(target, {})[source] = None
     parents: dict[str, list[str]] = {}
     warnings: list[str] = []
     for raw in graph["nodes"]:
         node_id, own = raw["node_id"], list(dict.fromkeys(raw.get("depends_on") or []))
-        by_edges = wired.get(node_id, [])
+        by_edges = list(wired.get(node_id, ()))
         parents[node_id] = own or by_edges
         if own and wired and set(own) != set(by_edges):
             warnings.append(
@@ -125,6 +127,11 @@ def _nearest(word: str, known: Mapping[str, int]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def _first(problems: Iterator[str]) -> list[str]:
+    """As many problems as an error shows, and one more: a guess at what was meant costs time for each."""
+    return list(itertools.islice(problems, _ENOUGH))
+
+
 def _node(index: int, raw: dict[str, Any], parents: Mapping[str, list[str]]) -> Node:
     depends_on = tuple(parents[raw["node_id"]])
     io = _io(raw.get("io") or {}, depends_on)
@@ -161,7 +168,7 @@ def _with_sources(inline: dict[str, Any] | None, depends_on: tuple[str, ...]) ->
     args = dict(inline.get("input_args") or {})
     if "from_node" in args:
         args["from_nodes"] = [args.pop("from_node")]
-    args.setdefault("from_nodes", list(depends_on))
+    args["from_nodes"] = args.get("from_nodes") or list(depends_on)
     return {**inline, "input_args": args}
 
 

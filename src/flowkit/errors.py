@@ -39,7 +39,7 @@ class GraphError(FlowKitError, ValueError):
         self.problems = problems
         shown = problems[:10]
         if len(problems) > len(shown):
-            shown.append(f"and {len(problems) - len(shown)} more")
+            shown.append("and more")
         super().__init__("; ".join(shown))
 
 

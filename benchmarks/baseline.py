@@ -1,0 +1,99 @@
+"""The ruler: what an engineer would write by hand on raw Temporal, sharing no FlowKit code.
+
+The same activity calls (open locally, one activity a node, close) and the same MongoDB writes a node: running as a
+compare-and-set, one partial and one metrics row a batch, marker, finished. Run: `baseline.py workflows|activities`.
+"""
+
+import asyncio
+import os
+import sys
+from datetime import timedelta
+from typing import Any
+
+from motor.motor_asyncio import AsyncIOMotorClient
+from temporalio import activity, workflow
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+QUEUE, SLOTS, WINDOW = "baseline", 100, 100
+
+
+@workflow.defn
+class Baseline:
+    """Nodes in a row, or all beside each other."""
+
+    @workflow.run
+    async def run(self, plan: dict[str, Any]) -> None:
+        task, nodes = workflow.info().workflow_id, range(plan["nodes"])
+        await workflow.execute_local_activity(
+            "open_run", args=[task, plan["nodes"]], start_to_close_timeout=timedelta(seconds=2)
+        )
+        if plan["wide"]:
+            gate = asyncio.Semaphore(WINDOW)
+            await asyncio.gather(*(self.node(task, i, gate) for i in nodes))
+        else:
+            for i in nodes:
+                await self.node(task, i, asyncio.Semaphore(1))
+        await workflow.execute_activity("close_run", task, start_to_close_timeout=timedelta(seconds=60))
+
+    async def node(self, task: str, index: int, gate: asyncio.Semaphore) -> None:
+        """One node."""
+        async with gate:
+            await workflow.execute_activity(
+                "node",
+                args=[task, index],
+                task_queue=f"{QUEUE}.node",
+                start_to_close_timeout=timedelta(hours=1),
+                heartbeat_timeout=timedelta(seconds=45),
+            )
+
+
+class Activities:
+    """Reads and writes of one database."""
+
+    def __init__(self, db: Any) -> None:
+        self.db = db
+
+    @activity.defn
+    async def open_run(self, task: str, nodes: int) -> None:
+        """Insert the run's document."""
+        graph = {"nodes": [{"node_id": f"n{i}", "status": "queued", "epoch": 0} for i in range(nodes)]}
+        await self.db.tasks.insert_one({"id": task, "status": "running", "graph": graph})
+
+    @activity.defn
+    async def close_run(self, task: str) -> None:
+        """Mark the run as finished."""
+        await self.db.tasks.update_one({"id": task}, {"$set": {"status": "finished"}})
+
+    @activity.defn
+    async def node(self, task: str, index: int) -> None:
+        """The five writes of a node with one batch."""
+        path, key = f"graph.nodes.{index}", {"task_id": task, "node_id": f"n{index}"}
+        held = {"id": task, f"{path}.epoch": {"$lt": 1}}
+        running = {f"{path}.status": "running", f"{path}.epoch": 1}
+        await self.db.tasks.find_one_and_update(held, {"$set": running}, {"_id": 1})
+        batch, n = {**key, "batch_uid": "b0"}, {"n": 1}
+        await self.db.metrics_raw.update_one(batch, {"$set": {"metrics": n}}, upsert=True)
+        await self.db.artifacts.update_one(batch, {"$set": {"status": "partial", "meta": n}}, upsert=True)
+        marker = {**key, "batch_uid": {"$exists": False}}
+        await self.db.artifacts.update_one(marker, {"$set": {"status": "complete"}}, upsert=True)
+        finished = {"$set": {f"{path}.status": "finished"}}
+        await self.db.tasks.update_one({"id": task, f"{path}.epoch": 1}, finished)
+
+
+async def main(part: str) -> None:
+    """Run one of the two worker processes until it is ended."""
+    client = await Client.connect(os.environ["TEMPORAL_ADDRESS"])
+    own = Activities(AsyncIOMotorClient(os.environ["MONGO_URL"])["baseline"])
+    if part == "workflows":
+        await own.db.tasks.create_index("id", unique=True)
+        for name in ("artifacts", "metrics_raw"):
+            await own.db[name].create_index([("task_id", 1), ("node_id", 1), ("batch_uid", 1)], unique=True)
+        calls: list[Any] = [own.open_run, own.close_run]
+        await Worker(client, task_queue=QUEUE, workflows=[Baseline], activities=calls).run()
+    queue = f"{QUEUE}.node"
+    await Worker(client, task_queue=queue, activities=[own.node], max_concurrent_activities=SLOTS).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))
