@@ -11,8 +11,8 @@ import bson
 from pymongo import ASCENDING
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
-from flowkit.adapters.mongo import Database, moment, shortened
-from flowkit.errors import Fenced
+from flowkit.adapters.mongo import Database, ensure_index, moment, shortened
+from flowkit.errors import Fenced, FlowKitError
 from flowkit.limits import BATCH_META_BYTES
 
 if TYPE_CHECKING:
@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 FINAL_UID = "__final__"
 """`batch_uid` under which a node's final metrics are stored."""
 
-METRICS_TTL_SEC = 14 * 24 * 3600
-
 _METAS_OF_ONE_PAGE = 20
 
 _NODE_BATCH = [("task_id", ASCENDING), ("node_id", ASCENDING), ("batch_uid", ASCENDING)]
 
+_CLAIM = [(name, ASCENDING) for name in ("task_id", "consumer_node", "from_node", "batch_uid")]
 
-class BatchTooLarge(ValueError):
+
+class BatchTooLarge(FlowKitError, ValueError):
     """A batch's metrics are too large to be stored as an artifact's meta."""
+
+    code = "batch_too_large"
 
 
 class ArtifactStore:
@@ -45,19 +47,10 @@ class ArtifactStore:
     @shortened
     async def prepare(self) -> None:
         """Create the indexes under the names that external workers use."""
-        await self._artifacts.create_index(_NODE_BATCH[:2], name="ix_artifacts_task_node")
-        await self._artifacts.create_index(
-            _NODE_BATCH, unique=True, sparse=True, name="uniq_artifact_batch_uid"
-        )
-        await self._metrics.create_index(_NODE_BATCH, unique=True, name="uniq_metrics_batch")
-        await self._metrics.create_index(
-            "created_at", expireAfterSeconds=METRICS_TTL_SEC, name="ttl_metrics_raw"
-        )
-        await self._claims.create_index(
-            [("task_id", 1), ("consumer_node", 1), ("from_node", 1), ("batch_uid", 1)],
-            unique=True,
-            name="uniq_stream_claim_batch",
-        )
+        await ensure_index(self._artifacts, _NODE_BATCH[:2], "ix_artifacts_task_node")
+        await ensure_index(self._artifacts, _NODE_BATCH, "uniq_artifact_batch_uid", unique=True, sparse=True)
+        await ensure_index(self._metrics, _NODE_BATCH, "uniq_metrics_batch", unique=True)
+        await ensure_index(self._claims, _CLAIM, "uniq_stream_claim_batch", unique=True)
 
     async def store_batch(
         self, attempt: AttemptInput, batch_uid: str, metrics: dict[str, Any], worker_id: str, at: float
@@ -66,7 +59,14 @@ class ArtifactStore:
         check_size(batch_uid, metrics)
         if metrics:
             await self._store_metrics(attempt, batch_uid, at, {"metrics": metrics})
+        else:
+            await self._forget_failure(attempt, batch_uid)
         await self.upsert_partial(attempt, batch_uid, metrics, worker_id, at)
+
+    @shortened
+    async def _forget_failure(self, attempt: AttemptInput, batch_uid: str) -> None:
+        row = {**_key(attempt, batch_uid), "failed": True, "attempt_epoch": {"$lte": attempt.epoch}}
+        await self._metrics.delete_one(row)
 
     async def store_failed_batch(self, attempt: AttemptInput, batch_uid: str, reason: str, at: float) -> None:
         """Store that a batch failed; its later success replaces the row."""
@@ -180,7 +180,9 @@ class ArtifactStore:
 
     @shortened
     async def claim(self, attempt: AttemptInput, from_node: str, batch_uids: list[str], at: float) -> None:
-        """Note that batches of `from_node` were delivered to this node; a repeated claim changes nothing."""
+        """Note that batches of `from_node` were delivered to this node; a repeated claim is taken over."""
+        if not batch_uids:
+            return
         claims = [
             {
                 "task_id": attempt.task_id,
@@ -195,8 +197,33 @@ class ArtifactStore:
         try:
             await self._claims.insert_many(claims, ordered=False)
         except BulkWriteError as error:
-            if any(problem.get("code") != 11000 for problem in error.details.get("writeErrors", [])):
-                raise
+            await self._claim_again(attempt, from_node, _refused_uids(error, claims), at)
+
+    async def _claim_again(self, attempt: AttemptInput, from_node: str, uids: list[str], at: float) -> None:
+        """Take over claims of earlier attempts; those of external workers hold no epoch."""
+        not_newer = [{"attempt_epoch": {"$lte": attempt.epoch}}, {"attempt_epoch": {"$exists": False}}]
+        taken = await self._claims.update_many(
+            {
+                "task_id": attempt.task_id,
+                "consumer_node": attempt.node_id,
+                "from_node": from_node,
+                "batch_uid": {"$in": uids},
+                "$or": not_newer,
+            },
+            {"$set": {"attempt_epoch": attempt.epoch, "claimed_at": moment(at)}},
+        )
+        if taken.matched_count < len(uids):
+            raise Fenced(f"a newer attempt of node {attempt.node_id!r} has claimed batches of {from_node!r}")
+
+
+_DUPLICATE = 11000
+
+
+def _refused_uids(error: BulkWriteError, claims: list[dict[str, Any]]) -> list[str]:
+    problems = error.details.get("writeErrors", [])
+    if any(problem.get("code") != _DUPLICATE for problem in problems):
+        raise error
+    return [claims[problem["index"]]["batch_uid"] for problem in problems]
 
 
 def check_size(batch_uid: str, meta: dict[str, Any]) -> None:
@@ -216,12 +243,17 @@ def _key(attempt: AttemptInput, batch_uid: str) -> dict[str, Any]:
 async def _replace(
     collection: Any, key: dict[str, Any], epoch: int, fields: dict[str, Any], first: dict[str, Any]
 ) -> None:
-    """Upsert under `key` unless a higher epoch has written there: then the unique index refuses the insert."""
+    """Write under `key` unless a higher epoch has written there.
+
+    A first write is an insert, the quickest there is; the unique index refuses it when the key is taken.
+    """
+    values = {name: value for name, value in key.items() if not isinstance(value, dict)}
     try:
-        await collection.update_one(
-            {**key, "attempt_epoch": {"$lte": epoch}},
-            {"$set": {**fields, "attempt_epoch": epoch}, "$setOnInsert": first},
-            upsert=True,
-        )
+        await collection.insert_one({**values, **first, **fields, "attempt_epoch": epoch})
     except DuplicateKeyError:
-        raise Fenced(f"a newer attempt of node {key['node_id']!r} has already written {key}") from None
+        replaced = await collection.update_one(
+            {**key, "attempt_epoch": {"$lte": epoch}}, {"$set": {**fields, "attempt_epoch": epoch}}
+        )
+        if not replaced.matched_count:
+            node = key["node_id"]
+            raise Fenced(f"a newer attempt of node {node!r} has already written {values}") from None

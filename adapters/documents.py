@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.mongo import iso, moment
-from flowkit.models import OPEN_NODE_STATUSES, OPEN_TASK_STATUSES, NodeStatus, TaskStatus
+from flowkit.models import OPEN_NODE_STATUSES, RUNTIME_KEYS, NodeStatus, TaskStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,18 +18,11 @@ if TYPE_CHECKING:
 
 Fields = dict[str, Any]
 
-NEW_NODE: Fields = {
-    "status": NodeStatus.QUEUED.value,
-    "attempt_epoch": 0,
-    "stats": {},
-    "lease": {},
-    "streaming": {},
-    "started_at": None,
-    "finished_at": None,
-    "last_event_recv_ms": 0,
-    "next_retry_at_ms": None,
-    "last_error": None,
-}
+NEW_NODE: Fields = {"status": NodeStatus.QUEUED.value, "attempt_epoch": 0, "stats": {}, "lease": {}}
+"""Runtime fields of a node that has not begun; the others appear when there is something to say.
+
+Kept small: a database writes the whole document again for every change of one node.
+"""
 
 
 def new_task(task_id: str, params: Fields, graph: Fields, at: float) -> Fields:
@@ -42,7 +35,7 @@ def new_task(task_id: str, params: Fields, graph: Fields, at: float) -> Fields:
         "params": params,
         "graph": {
             **kept,
-            "nodes": [{**node, **_fresh(node)} for node in graph["nodes"]],
+            "nodes": [_fresh(node) for node in graph["nodes"]],
             "edges": graph.get("edges") or [],
             "edges_ex": graph.get("edges_ex") or [],
         },
@@ -60,7 +53,18 @@ def new_task(task_id: str, params: Fields, graph: Fields, at: float) -> Fields:
 
 
 def _fresh(node: Fields) -> Fields:
-    return {**NEW_NODE, "depends_on": node.get("depends_on") or [], "fan_in": node.get("fan_in") or "all"}
+    own = {key: value for key, value in node.items() if key not in RUNTIME_KEYS}
+    given = {"depends_on": node.get("depends_on") or [], "fan_in": node.get("fan_in") or "all"}
+    return {**own, **given, **NEW_NODE}
+
+
+def unchanged_nodes(stored: Fields) -> Fields:
+    """Filter: every open node still has the status in which it was read."""
+    return {
+        f"graph.nodes.{index}.status": node["status"]
+        for index, node in enumerate(stored["graph"]["nodes"])
+        if node["status"] in OPEN_NODE_STATUSES
+    }
 
 
 def history(changes: Iterable[StatusChange]) -> list[Fields]:
@@ -77,7 +81,11 @@ def attempt_filter(attempt: AttemptInput, run_id: str) -> Fields:
         "closed_run_id": {"$ne": run_id},
         "$or": [
             {f"{node}.attempt_epoch": {"$lt": attempt.epoch}},
-            {f"{node}.attempt_epoch": attempt.epoch, f"{node}.run_id": run_id},
+            {
+                f"{node}.attempt_epoch": attempt.epoch,
+                f"{node}.run_id": run_id,
+                f"{node}.status": {"$in": OPEN_NODE_STATUSES},
+            },
         ],
     }
 
@@ -85,16 +93,24 @@ def attempt_filter(attempt: AttemptInput, run_id: str) -> Fields:
 def attempt_begun(attempt: AttemptInput, run_id: str, lease: Fields, at: float) -> Fields:
     """The `$set` of an attempt's first write."""
     node = f"graph.nodes.{attempt.index}"
-    return {
+    fields: Fields = {
         f"{node}.status": NodeStatus.RUNNING.value,
         f"{node}.attempt_epoch": attempt.epoch,
         f"{node}.run_id": run_id,
         f"{node}.lease": lease,
         f"{node}.started_at": moment(at),
-        f"{node}.next_retry_at_ms": None,
         "last_event_recv_ms": int(at * 1000),
         "updated_at": moment(at),
     }
+    if attempt.epoch > 1:
+        fields[f"{node}.next_retry_at_ms"] = None
+    return fields
+
+
+def attempt_forgets(attempt: AttemptInput) -> Fields:
+    """The `$unset` of an attempt's first write: what an earlier end of the node has left."""
+    left = ("finished_at", "skip_reason", "coordinator", "cancel_requested_at")
+    return {f"graph.nodes.{attempt.index}.{name}": "" for name in left}
 
 
 def own_attempt(attempt: AttemptInput, run_id: str) -> Fields:
@@ -112,14 +128,16 @@ def own_attempt(attempt: AttemptInput, run_id: str) -> Fields:
 def attempt_finished(attempt: AttemptInput, at: float) -> Fields:
     """The `$set` of an attempt's last write."""
     node = f"graph.nodes.{attempt.index}"
-    return {
+    fields: Fields = {
         f"{node}.status": NodeStatus.FINISHED.value,
         f"{node}.finished_at": moment(at),
-        f"{node}.last_error": None,
         f"{node}.last_event_recv_ms": int(at * 1000),
         "last_event_recv_ms": int(at * 1000),
         "updated_at": moment(at),
     }
+    if attempt.epoch > 1:
+        fields[f"{node}.last_error"] = None
+    return fields
 
 
 def node_filter(node: NodeRecord) -> Fields:
@@ -158,7 +176,7 @@ def task_filter(record: RecordTask) -> Fields:
     return {
         "id": record.task_id,
         "run_seq": {"$lte": record.run_seq},
-        "status": {"$in": OPEN_TASK_STATUSES},
+        "finished_at": None,
     }
 
 
@@ -210,11 +228,12 @@ def _missed_finishes(close: CloseTask, stored_nodes: list[Fields]) -> Fields:
     """Nodes that finished although their documents do not say so."""
     otherwise = {node.index for node in close.nodes}
     finished = NodeStatus.FINISHED.value
-    return {
-        f"graph.nodes.{index}.status": finished
-        for index, node in enumerate(stored_nodes)
-        if index not in otherwise and node.get("status") != finished
-    }
+    fields: Fields = {}
+    for index, node in enumerate(stored_nodes):
+        if index not in otherwise and node.get("status") != finished:
+            fields[f"graph.nodes.{index}.status"] = finished
+            fields[f"graph.nodes.{index}.finished_at"] = moment(close.at)
+    return fields
 
 
 def result(handled_failures: list[str], stored_nodes: list[Fields]) -> Fields:

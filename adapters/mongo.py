@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -24,6 +25,10 @@ _UNAVAILABLE = (
 )
 _TRANSIENT_CODES = frozenset({6, 7, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436})
 """Server codes of an election, a shutdown or a lost network (MongoDB's own list of retryable errors)."""
+
+_INDEX_OPTIONS_CONFLICT = 85
+
+_logger = logging.getLogger("flowkit.store")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,7 +52,30 @@ def shortened(method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, A
 
 
 def _short(what: str, error: Exception) -> str:
-    return f"{what} ({type(error).__name__}: {str(error)[:200]})"
+    return f"{what} ({type(error).__name__}: {words(error)})"
+
+
+def words(error: Exception) -> str:
+    """The telling part of a driver's error."""
+    details = getattr(error, "details", None) or {}
+    return str(details.get("errmsg") or error).rpartition(":: caused by :: ")[2][:250]
+
+
+async def ensure_index(collection: Any, keys: Any, name: str, **options: Any) -> None:
+    """Create an index; one of the same keys under another name serves as well (protocol: engine duties).
+
+    StoreRefused names the index when duplicate documents prevent a unique one.
+    """
+    try:
+        await collection.create_index(keys, name=name, **options)
+    except pymongo_errors.DuplicateKeyError as error:
+        raise StoreRefused(
+            f"unique index {name} needs its duplicates removed first: {words(error)}"
+        ) from None
+    except pymongo_errors.OperationFailure as error:
+        if error.code != _INDEX_OPTIONS_CONFLICT:
+            raise
+        _logger.info("index %s exists under another name: %s", name, words(error))
 
 
 def moment(at: float) -> datetime:

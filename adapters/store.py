@@ -13,9 +13,9 @@ from pymongo import ASCENDING, ReturnDocument
 from pymongo.errors import DuplicateKeyError
 
 from flowkit.adapters import documents
-from flowkit.adapters.mongo import Database, iso, moment, shortened
+from flowkit.adapters.mongo import Database, ensure_index, iso, moment, shortened
 from flowkit.errors import EpochTaken, Fenced, StoreRefused, TaskIdTaken
-from flowkit.models import OPEN_TASK_STATUSES, TaskStatus
+from flowkit.models import OPEN_TASK_STATUSES, NodeStatus, TaskStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,13 +44,9 @@ class TaskStore:
     @shortened
     async def prepare(self) -> None:
         """Create the indexes. StoreRefused names the index that duplicate ids prevent."""
-        try:
-            await self._tasks.create_index("id", unique=True, name="uniq_task_id")
-        except DuplicateKeyError as error:
-            raise StoreRefused(f"tasks.id must be unique; remove the duplicates first ({error})") from None
-        await self._tasks.create_index(
-            [("status", ASCENDING), ("updated_at", ASCENDING)], name="ix_task_status_updated"
-        )
+        await ensure_index(self._tasks, "id", "uniq_task_id", unique=True)
+        by_status = [("status", ASCENDING), ("updated_at", ASCENDING)]
+        await ensure_index(self._tasks, by_status, "ix_task_status_updated")
 
     @shortened
     async def deployment(self) -> str:
@@ -103,6 +99,7 @@ class TaskStore:
                     "first_run_id": opening.first_run_id,
                     "run_id": opening.run_id,
                     "updated_at": moment(opening.at),
+                    **_NOT_ENDED,
                 },
                 "$unset": _REOPENED,
                 "$inc": {"run_seq": 1},
@@ -122,7 +119,10 @@ class TaskStore:
         """
         before = await self._tasks.find_one_and_update(
             documents.attempt_filter(attempt, run_id),
-            {"$set": documents.attempt_begun(attempt, run_id, lease, at)},
+            {
+                "$set": documents.attempt_begun(attempt, run_id, lease, at),
+                "$unset": documents.attempt_forgets(attempt),
+            },
             projection={"_id": 0, "closed_run_id": 1},
             return_document=ReturnDocument.BEFORE,
         )
@@ -150,8 +150,7 @@ class TaskStore:
                 "$set": {
                     "status": TaskStatus.RUNNING.value,
                     "run_id": run_id,
-                    "finished_at": None,
-                    "reason": None,
+                    **_NOT_ENDED,
                 },
                 "$unset": _REOPENED,
             },
@@ -194,9 +193,14 @@ class TaskStore:
 
         DB_FLAG means that somebody raised a flag by hand, without telling Temporal.
         """
-        node = f"graph.nodes.{attempt.index}.coordinator.cancelled"
+        node = f"graph.nodes.{attempt.index}"
+        flags = [
+            {"coordinator.cancelled": True},
+            {f"{node}.coordinator.cancelled": True},
+            {f"{node}.status": NodeStatus.CANCELLING.value},
+        ]
         flagged = await self._tasks.find_one(
-            {"id": attempt.task_id, "$or": [{"coordinator.cancelled": True}, {node: True}]},
+            {"id": attempt.task_id, "$or": flags},
             {"_id": 0, "coordinator.cancel_reason": 1},
         )
         if flagged is None:
@@ -213,7 +217,8 @@ class TaskStore:
     @shortened
     async def record(self, record: RecordTask) -> None:
         """Write transitions that only the workflow knows; those behind the document change nothing."""
-        chunks = _chunks(record.nodes, _NODES_OF_ONE_UPDATE) or [[]]
+        failed_first = sorted(record.nodes, key=lambda node: node.status is not NodeStatus.FAILED)
+        chunks = _chunks(failed_first, _NODES_OF_ONE_UPDATE) or [[]]
         for number, nodes in enumerate(chunks):
             task_fields = documents.task_fields(record) if number == 0 else {}
             if not await self._record_together(record, nodes, task_fields):
@@ -257,21 +262,19 @@ class TaskStore:
     @shortened
     async def open_documents(self) -> list[dict[str, Any]]:
         """`id`, `run_id` and `updated_at` of every task that has not ended, as far as its document knows."""
-        cursor = self._tasks.find(
-            {"status": {"$in": OPEN_TASK_STATUSES}}, {"_id": 0, "id": 1, "run_id": 1, "updated_at": 1}
-        )
+        cursor = self._tasks.find(_NOT_CLOSED, {"_id": 0, "id": 1, "run_id": 1, "updated_at": 1})
         return [document async for document in cursor]
 
     @shortened
     async def abandon(self, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
         """End a task whose workflow is gone; False when the document has moved on meanwhile."""
-        unchanged = {"id": task_id, "run_id": run_id, "status": {"$in": OPEN_TASK_STATUSES}}
+        unchanged = {"id": task_id, "run_id": run_id, **_NOT_CLOSED}
         stored = await self._tasks.find_one(unchanged, {**_NODE_STATES, "run_id": 1, "status": 1})
         if stored is None:
             return False
         change = {"from": stored["status"], "to": TaskStatus.FAILED.value, "at": iso(at)}
         done = await self._tasks.update_one(
-            unchanged,
+            unchanged | documents.unchanged_nodes(stored),
             {
                 "$set": documents.abandoned_fields(stored, reason, at),
                 "$push": {"status_history": change},
@@ -279,6 +282,11 @@ class TaskStore:
         )
         return bool(done.matched_count)
 
+
+_NOT_CLOSED = {"status": {"$in": [*OPEN_TASK_STATUSES, TaskStatus.FAILED.value]}, "finished_at": None}
+"""Tasks that may still change; one that has just failed shows it before its last attempts have ended."""
+
+_NOT_ENDED = {"finished_at": None, "reason": None, "result": None}
 
 _REOPENED = {
     "closed_run_id": "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -44,6 +45,7 @@ def main(
     ),
 ) -> None:
     """Measure; takes about three minutes."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory() as folder, Stack(Path(folder)) as stack, ExitStack() as processes:
         os.environ.update(stack.exports)
         for command in _commands():

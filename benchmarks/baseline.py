@@ -10,10 +10,12 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-from motor.motor_asyncio import AsyncIOMotorClient
 from temporalio import activity, workflow
 from temporalio.client import Client
 from temporalio.worker import Worker
+
+with workflow.unsafe.imports_passed_through():
+    from motor.motor_asyncio import AsyncIOMotorClient
 
 QUEUE, SLOTS, WINDOW = "baseline", 100, 100
 

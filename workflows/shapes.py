@@ -10,30 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from flowkit import limits
 from flowkit.errors import GraphError
-from flowkit.models import COORDINATOR_FN, FanIn, OnNodeFailure
+from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, FanIn, OnNodeFailure
 from flowkit.workflows import input_args
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-_RUNTIME_KEYS = frozenset(
-    [
-        "status",
-        "attempt_epoch",
-        "lease",
-        "stats",
-        "streaming",
-        "started_at",
-        "finished_at",
-        "last_event_recv_ms",
-        "next_retry_at_ms",
-        "last_error",
-        "stats_cached_at",
-        "cancel_requested_at",
-        "coordinator",
-    ]
-)
-"""Documented fields that an engine writes; a graph taken from a task document may hold them, and they are ignored."""
 
 _NODE_KEYS = frozenset(
     [
@@ -191,7 +172,7 @@ def _node_problems(index: int, node: object) -> Iterator[str]:
             f"{where}: type {_show(node.get('type'))} must be {COORDINATOR_FN!r} or a role: 1 to 100 of "
             "letters, digits, '.', '_', '-', beginning with a letter or digit"
         )
-    yield from _unknown_keys(where, node, _NODE_KEYS | _RUNTIME_KEYS)
+    yield from _unknown_keys(where, node, _NODE_KEYS | RUNTIME_KEYS)
     for key, check in _NODE_CHECKS.items():
         if node.get(key) is not None:
             yield from (f"{where}: {problem}" for problem in check(node[key]))

@@ -51,6 +51,27 @@ class NodeStatus(StrEnum):
 
 _ENDED = frozenset({NodeStatus.FINISHED, NodeStatus.FAILED, NodeStatus.CANCELLED, NodeStatus.SKIPPED})
 
+RUNTIME_KEYS = frozenset(
+    [
+        "status",
+        "attempt_epoch",
+        "lease",
+        "stats",
+        "streaming",
+        "started_at",
+        "finished_at",
+        "last_event_recv_ms",
+        "next_retry_at_ms",
+        "last_error",
+        "stats_cached_at",
+        "cancel_requested_at",
+        "coordinator",
+        "skip_reason",
+        "run_id",
+    ]
+)
+"""Fields of a node that an engine writes; a graph taken from a task document may hold them, and they are ignored."""
+
 OPEN_NODE_STATUSES = [s.value for s in NodeStatus if s not in _ENDED]
 OPEN_TASK_STATUSES = [s.value for s in TaskStatus if not s.closed]
 

@@ -1,0 +1,146 @@
+"""Records and documents for the contract tests. Whatever a test does not name is the same everywhere."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from flowkit.adapters import documents
+from flowkit.models import (
+    AttemptInput,
+    CloseTask,
+    NodeRecord,
+    NodeStatus,
+    OpenTask,
+    RecordTask,
+    StatusChange,
+    TaskStatus,
+)
+
+if TYPE_CHECKING:
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.store import TaskStore
+
+TASK, FIRST_RUN, RUN, WORKER = "task-1", "first-run", "run-1", "w-1"
+
+AT = float(int(time.time())) - 60.0
+"""The time of all records: whole seconds, so that nothing is rounded, and recent, so that no TTL index bites."""
+
+
+def graph(*node_ids: str) -> dict[str, Any]:
+    """A graph of crawlers without edges."""
+    return {"nodes": [{"node_id": node_id, "type": "crawler"} for node_id in node_ids]}
+
+
+def new_task(*node_ids: str, task_id: str = TASK, params: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A task document as a client writes it."""
+    return documents.new_task(task_id, params or {}, graph(*node_ids), AT)
+
+
+def opening(*node_ids: str, first_run: str = FIRST_RUN, run: str = RUN, task_id: str = TASK) -> OpenTask:
+    """What a run tells when it opens its task."""
+    return OpenTask(
+        task_id=task_id, first_run_id=first_run, run_id=run, at=AT, graph=graph(*node_ids), params={"n": 1}
+    )
+
+
+async def opened(tasks: TaskStore, *node_ids: str, run: str = RUN) -> int:
+    """Open the task for `run`; answers its `run_seq`."""
+    run_seq, _ = await tasks.open_task(opening(*node_ids, run=run))
+    return run_seq
+
+
+def attempt(
+    node_id: str = "a", *, epoch: int = 1, index: int = 0, sources: dict[str, int] | None = None
+) -> AttemptInput:
+    """An attempt of one node."""
+    return AttemptInput(
+        task_id=TASK, node_id=node_id, index=index, role="crawler", epoch=epoch, sources=sources or {}
+    )
+
+
+async def begun(tasks: TaskStore, node: AttemptInput, *, run: str = RUN, deadline_ms: int = 1) -> None:
+    """Make an attempt's first write."""
+    await tasks.begin_attempt(node, run, {"worker_id": WORKER, "deadline_ts_ms": deadline_ms}, AT)
+
+
+def shown(node_id: str, status: NodeStatus, *, index: int = 0, epoch: int = 0, **more: Any) -> NodeRecord:
+    """One node as the workflow wants it shown."""
+    return NodeRecord(index=index, node_id=node_id, status=status, epoch=epoch, **more)
+
+
+CHANGES = [
+    StatusChange(from_=None, to="queued", at=AT),
+    StatusChange(from_="queued", to="running", at=AT + 1),
+]
+
+
+def record(
+    *nodes: NodeRecord, run_seq: int = 1, status: TaskStatus = TaskStatus.RUNNING, cancel: str | None = None
+) -> RecordTask:
+    """Transitions of a running task."""
+    return RecordTask(
+        task_id=TASK,
+        run_id=RUN,
+        run_seq=run_seq,
+        at=AT,
+        nodes=list(nodes),
+        status=status,
+        status_history=CHANGES,
+        cancel_reason=cancel,
+    )
+
+
+def close(
+    *unfinished: NodeRecord,
+    status: TaskStatus = TaskStatus.FINISHED,
+    run: str = RUN,
+    run_seq: int = 1,
+    **more: Any,
+) -> CloseTask:
+    """The end of a task."""
+    return CloseTask(
+        task_id=TASK,
+        run_id=run,
+        run_seq=run_seq,
+        at=AT,
+        status=status,
+        status_history=CHANGES,
+        nodes=list(unfinished),
+        **more,
+    )
+
+
+async def stored(db: Any, task_id: str = TASK) -> dict[str, Any]:
+    """The task's document."""
+    found: dict[str, Any] | None = await db.tasks.find_one({"id": task_id})
+    assert found is not None
+    return found
+
+
+async def stored_node(db: Any, index: int = 0) -> dict[str, Any]:
+    """One node of the task's document."""
+    node: dict[str, Any] = (await stored(db))["graph"]["nodes"][index]
+    return node
+
+
+async def stored_statuses(db: Any) -> list[str]:
+    """The status of every node, in graph order."""
+    return [node["status"] for node in (await stored(db))["graph"]["nodes"]]
+
+
+async def documents_of(collection: Any) -> list[dict[str, Any]]:
+    """Everything in a collection."""
+    return [document async for document in collection.find({})]
+
+
+async def batches(artifacts: ArtifactStore, node_id: str, *uids: str, epoch: int = 1) -> None:
+    """Store batches of a node, each a second younger than the one before."""
+    for age, uid in enumerate(uids):
+        await artifacts.store_batch(attempt(node_id, epoch=epoch), uid, {"uid": uid}, WORKER, AT + age)
+
+
+def seconds(date: datetime) -> float:
+    """A date as drivers return it (UTC, with or without saying so) in seconds since the epoch."""
+    return date.replace(tzinfo=UTC).timestamp()

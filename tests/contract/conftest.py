@@ -1,0 +1,74 @@
+"""The worlds that every contract test runs in: memory, and a server behind either driver."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.contract.drivers import DRIVERS, connected
+
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.store import TaskStore
+from flowkit.testing import memory_database
+from flowkit_dev.mongo import MongoServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+SERVER_WORLDS = [pytest.param(driver, marks=pytest.mark.server) for driver in DRIVERS]
+
+
+@pytest.fixture(scope="session")
+def contract_mongo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server: the one that MONGO_URL names, or one of our own."""
+    if url := os.environ.get("MONGO_URL"):
+        yield url
+        return
+    with MongoServer(tmp_path_factory.mktemp("contract-mongo")) as server:
+        yield server.url
+
+
+@pytest.fixture(params=["memory", *SERVER_WORLDS])
+async def db(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+    """An empty database."""
+    if request.param == "memory":
+        yield memory_database()
+        return
+    async with _server_database(request.param, request.getfixturevalue("contract_mongo_url")) as database:
+        yield database
+
+
+@pytest.fixture(params=SERVER_WORLDS)
+async def server_db(request: pytest.FixtureRequest, contract_mongo_url: str) -> AsyncIterator[Any]:
+    """An empty database of a server."""
+    async with _server_database(request.param, contract_mongo_url) as database:
+        yield database
+
+
+@pytest.fixture
+async def tasks(db: Any) -> TaskStore:
+    """The tasks of `db`, with their indexes."""
+    store = TaskStore(db)
+    await store.prepare()
+    return store
+
+
+@pytest.fixture
+async def artifacts(db: Any) -> ArtifactStore:
+    """The artifacts of `db`, with their indexes."""
+    store = ArtifactStore(db)
+    await store.prepare()
+    return store
+
+
+@asynccontextmanager
+async def _server_database(driver: str, url: str) -> AsyncIterator[Any]:
+    async with connected(driver, url) as client:
+        name = f"contract_{uuid.uuid4().hex[:12]}"
+        try:
+            yield client[name]
+        finally:
+            await client.drop_database(name)

@@ -1,0 +1,67 @@
+"""A database that notes every update on its way to the real one, and lets a test act just before one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+Update = dict[str, dict[str, Any]]
+
+
+class RecordingDatabase:
+    """Passes everything on to `db`."""
+
+    def __init__(self, db: Any) -> None:
+        self._db = db
+        self.updates: list[Update] = []
+        self.before: defaultdict[str, list[Callable[[], Awaitable[None]]]] = defaultdict(list)
+        """By collection: what is to happen before its next writes, once each."""
+
+    def __getattr__(self, name: str) -> _RecordingCollection:
+        return _RecordingCollection(name, self._db[name], self)
+
+    async def note(self, collection: str, update: Update) -> None:
+        """Called with every update before it is made."""
+        self.updates.append(update)
+        await self.reach(collection)
+
+    async def reach(self, collection: str) -> None:
+        """Called before every write."""
+        if self.before[collection]:
+            await self.before[collection].pop(0)()
+
+
+class _RecordingCollection:
+    def __init__(self, name: str, collection: Any, database: RecordingDatabase) -> None:
+        self._name = name
+        self._collection = collection
+        self._database = database
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._collection, name)
+
+    async def insert_one(self, document: Any, **options: Any) -> Any:
+        await self._database.reach(self._name)
+        return await self._collection.insert_one(document, **options)
+
+    async def update_one(self, condition: Any, update: Update, **options: Any) -> Any:
+        await self._database.note(self._name, update)
+        return await self._collection.update_one(condition, update, **options)
+
+    async def find_one_and_update(self, condition: Any, update: Update, **options: Any) -> Any:
+        await self._database.note(self._name, update)
+        return await self._collection.find_one_and_update(condition, update, **options)
+
+
+def conflicts(update: Update) -> list[tuple[str, str]]:
+    """Pairs of paths that MongoDB refuses in one update: the same one twice, or a path and its parent."""
+    paths = [path for fields in update.values() for path in fields]
+    return [pair for pair in combinations(paths, 2) if _overlap(*pair)]
+
+
+def _overlap(one: str, other: str) -> bool:
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")

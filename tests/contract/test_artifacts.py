@@ -1,0 +1,205 @@
+"""Artifacts, metrics and claims: a higher epoch replaces, the same repeats, a lower one is fenced."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import bson
+import pytest
+from tests.contract.builders import AT, TASK, WORKER, attempt, batches, documents_of, seconds
+from tests.contract.recording import RecordingDatabase
+
+from flowkit.adapters.artifacts import FINAL_UID, ArtifactStore, BatchTooLarge
+from flowkit.errors import Fenced
+from flowkit.limits import BATCH_META_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Write = Callable[[ArtifactStore, int], Awaitable[None]]
+
+
+async def write_partial(artifacts: ArtifactStore, epoch: int) -> None:
+    await artifacts.upsert_partial(attempt(epoch=epoch), "b1", {"from": epoch}, WORKER, AT + epoch)
+
+
+async def write_metrics(artifacts: ArtifactStore, epoch: int) -> None:
+    await artifacts.store_final(attempt(epoch=epoch), {"from": epoch}, AT + epoch)
+
+
+async def write_marker(artifacts: ArtifactStore, epoch: int) -> None:
+    await artifacts.mark_complete(TASK, "a", epoch, {"from": epoch}, AT + epoch)
+
+
+WRITES = pytest.mark.parametrize(
+    ("write", "collection", "field"),
+    [
+        pytest.param(write_partial, "artifacts", "meta", id="partial"),
+        pytest.param(write_metrics, "metrics_raw", "metrics", id="metrics"),
+        pytest.param(write_marker, "artifacts", "meta", id="marker"),
+    ],
+)
+
+
+# --- epochs -----------------------------------------------------------------------------------------------------
+
+
+@WRITES
+@pytest.mark.parametrize("second", [1, 2])
+async def test_the_same_or_a_higher_epoch_replaces_and_keeps_the_place_in_time(
+    db: Any, artifacts: ArtifactStore, write: Write, collection: str, field: str, second: int
+) -> None:
+    await write(artifacts, 1)
+    [first] = await documents_of(db[collection])
+    await write(artifacts, second)
+    [row] = await documents_of(db[collection])
+    assert (row["attempt_epoch"], row[field]) == (second, {"from": second})
+    assert seconds(row["created_at"]) == seconds(first["created_at"]) == AT + 1
+
+
+@WRITES
+async def test_a_lower_epoch_is_fenced(
+    db: Any, artifacts: ArtifactStore, write: Write, collection: str, field: str
+) -> None:
+    await write(artifacts, 2)
+    with pytest.raises(Fenced, match="'a'"):
+        await write(artifacts, 1)
+    [row] = await documents_of(db[collection])
+    assert (row["attempt_epoch"], row[field]) == (2, {"from": 2})
+
+
+@WRITES
+async def test_a_newer_attempt_wins_although_an_older_one_writes_at_the_same_moment(
+    db: Any, artifacts: ArtifactStore, write: Write, collection: str, field: str
+) -> None:
+    recording = RecordingDatabase(db)
+
+    recording.before[collection].append(partial(write, artifacts, 1))
+    await write(ArtifactStore(recording), 2)
+    [row] = await documents_of(db[collection])
+    assert (row["attempt_epoch"], row[field]) == (2, {"from": 2})
+
+
+@WRITES
+async def test_of_many_epochs_at_the_same_time_the_highest_stays(
+    db: Any, artifacts: ArtifactStore, write: Write, collection: str, field: str
+) -> None:
+    await write(artifacts, 1)
+    await asyncio.gather(*(write(artifacts, epoch) for epoch in range(2, 12)), return_exceptions=True)
+    [row] = await documents_of(db[collection])
+    assert (row["attempt_epoch"], row[field]) == (11, {"from": 11})
+
+
+# --- shapes -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_batch_leaves_a_partial_and_a_metrics_row(db: Any, artifacts: ArtifactStore) -> None:
+    await artifacts.store_batch(attempt(epoch=3), "b1", {"n": 1}, WORKER, AT)
+    key = {"task_id": TASK, "node_id": "a", "batch_uid": "b1", "attempt_epoch": 3}
+    [partial] = await documents_of(db.artifacts)
+    dates = [seconds(partial.pop(field)) for field in ("created_at", "updated_at")]
+    del partial["_id"]
+    assert dates == [AT, AT]
+    assert partial == {**key, "status": "partial", "meta": {"n": 1}, "worker_id": WORKER, "payload": None}
+    [row] = await documents_of(db.metrics_raw)
+    assert {field: row[field] for field in key} == key
+    assert (row["metrics"], row["ts_ms"], seconds(row["created_at"])) == ({"n": 1}, int(AT * 1000), AT)
+    assert (row["failed"], row.get("reason"), "final" in row) == (False, None, False)
+
+
+async def test_a_batch_without_metrics_leaves_no_metrics_row(db: Any, artifacts: ArtifactStore) -> None:
+    await artifacts.store_batch(attempt(), "b1", {}, WORKER, AT)
+    assert await documents_of(db.metrics_raw) == []
+    assert len(await documents_of(db.artifacts)) == 1
+
+
+async def test_a_failed_batch_leaves_a_row_and_no_artifact(db: Any, artifacts: ArtifactStore) -> None:
+    await artifacts.store_failed_batch(attempt(), "b1", "bad_input", AT)
+    [row] = await documents_of(db.metrics_raw)
+    assert (row["failed"], row["reason"], row["metrics"]) == (True, "bad_input", {})
+    assert await documents_of(db.artifacts) == []
+
+
+@pytest.mark.parametrize("metrics", [{"n": 1}, {}])
+async def test_a_later_success_replaces_the_row_of_a_failed_batch(
+    db: Any, artifacts: ArtifactStore, metrics: dict[str, Any]
+) -> None:
+    await artifacts.store_failed_batch(attempt(epoch=1), "b1", "boom", AT)
+    await artifacts.store_batch(attempt(epoch=2), "b1", metrics, WORKER, AT)
+    rows = await documents_of(db.metrics_raw)
+    assert [row for row in rows if row["failed"] or row.get("reason") or row["metrics"] != metrics] == []
+    assert len(rows) == 1 or not metrics
+
+
+async def test_final_metrics_have_a_row_of_their_own(db: Any, artifacts: ArtifactStore) -> None:
+    await artifacts.store_batch(attempt(), "b1", {"n": 1}, WORKER, AT)
+    await artifacts.store_final(attempt(), {"total": 1}, AT)
+    rows = {row["batch_uid"]: row for row in await documents_of(db.metrics_raw)}
+    assert set(rows) == {"b1", FINAL_UID}
+    assert FINAL_UID == "__final__"
+    assert (rows[FINAL_UID]["final"], rows[FINAL_UID]["metrics"]) == (True, {"total": 1})
+
+
+async def test_a_marker_has_no_batch_uid(db: Any, artifacts: ArtifactStore) -> None:
+    await batches(artifacts, "a", "b1")
+    await artifacts.mark_complete(TASK, "a", 1, {"n": 1}, AT, worker_id=WORKER, artifacts_ref={"url": "x"})
+    marker = await db.artifacts.find_one({"status": "complete"})
+    assert "batch_uid" not in marker
+    assert (marker["meta"], marker["worker_id"], marker["artifacts_ref"]) == ({"n": 1}, WORKER, {"url": "x"})
+    assert await db.artifacts.count_documents({}) == 2
+
+
+async def test_markers_tell_their_epochs(artifacts: ArtifactStore) -> None:
+    await artifacts.mark_complete(TASK, "a", 2, {}, AT)
+    await artifacts.mark_complete(TASK, "b", 0, {"ended": "skipped"}, AT)
+    await artifacts.mark_complete("other-task", "c", 1, {}, AT)
+    await batches(artifacts, "d", "b1")
+    assert await artifacts.marker_epochs(TASK, ["a", "b", "c", "d"]) == {"a": 2, "b": 0}
+
+
+async def test_a_new_attempt_drops_the_marker_of_an_earlier_one_only(artifacts: ArtifactStore) -> None:
+    await batches(artifacts, "a", "b1")
+    for node in ("a", "b"):
+        await artifacts.mark_complete(TASK, node, 1, {}, AT)
+    await artifacts.drop_marker(attempt("a", epoch=1))
+    assert await artifacts.marker_epochs(TASK, ["a", "b"]) == {"a": 1, "b": 1}
+    await artifacts.drop_marker(attempt("a", epoch=2))
+    assert await artifacts.marker_epochs(TASK, ["a", "b"]) == {"b": 1}
+    assert await artifacts.batch_uids(TASK, "a") == {"b1"}
+
+
+async def test_tasks_and_nodes_do_not_share_batches(artifacts: ArtifactStore) -> None:
+    await batches(artifacts, "a", "b1")
+    await batches(artifacts, "b", "b1", "b2")
+    assert await artifacts.batch_uids(TASK, "a") == {"b1"}
+    assert await artifacts.batch_uids(TASK, "b") == {"b1", "b2"}
+    assert await artifacts.batch_uids("other-task", "a") == set()
+
+
+# --- size -------------------------------------------------------------------------------------------------------
+
+
+def meta_of(size: int) -> dict[str, Any]:
+    """Metrics of exactly this many bytes of BSON."""
+    return {"text": "x" * (size - len(bson.encode({"text": ""})))}
+
+
+async def test_the_largest_allowed_metrics_are_stored(db: Any, artifacts: ArtifactStore) -> None:
+    meta = meta_of(BATCH_META_BYTES)
+    assert len(bson.encode(meta)) == BATCH_META_BYTES
+    await artifacts.store_batch(attempt(), "b1", meta, WORKER, AT)
+    await artifacts.store_final(attempt(), meta, AT)
+    assert (await db.artifacts.find_one({}))["meta"] == meta
+
+
+async def test_metrics_one_byte_too_large_are_refused_and_leave_nothing(
+    db: Any, artifacts: ArtifactStore
+) -> None:
+    meta = meta_of(BATCH_META_BYTES + 1)
+    with pytest.raises(BatchTooLarge, match=r"'b1' are 8,000,001 bytes, more than 8,000,000"):
+        await artifacts.store_batch(attempt(), "b1", meta, WORKER, AT)
+    with pytest.raises(BatchTooLarge):
+        await artifacts.store_final(attempt(), meta, AT)
+    assert await documents_of(db.artifacts) == await documents_of(db.metrics_raw) == []

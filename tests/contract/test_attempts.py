@@ -1,0 +1,179 @@
+"""An attempt's writes: it takes its epoch once, keeps its lease, and ends only what is still its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.contract.builders import (
+    AT,
+    RUN,
+    TASK,
+    attempt,
+    begun,
+    close,
+    opened,
+    record,
+    seconds,
+    shown,
+    stored,
+    stored_node,
+)
+
+from flowkit.errors import EpochTaken, Fenced, StoreRefused
+from flowkit.models import NodeStatus, SkipReason, TaskStatus
+
+if TYPE_CHECKING:
+    from flowkit.adapters.store import TaskStore
+
+
+@pytest.fixture(autouse=True)
+async def _open(tasks: TaskStore) -> None:
+    await opened(tasks, "a", "b")
+
+
+# --- taking the epoch -------------------------------------------------------------------------------------------
+
+
+async def test_the_first_write_shows_who_runs_the_node(db: Any, tasks: TaskStore) -> None:
+    lease = {"worker_id": "w-1", "lease_id": "l", "deadline_ts_ms": 5}
+    await tasks.begin_attempt(attempt("b", index=1, epoch=1), RUN, lease, AT + 5)
+    node = await stored_node(db, 1)
+    assert (node["status"], node["attempt_epoch"], node["run_id"]) == ("running", 1, RUN)
+    assert node["lease"] == lease
+    assert seconds(node["started_at"]) == seconds((await stored(db))["updated_at"]) == AT + 5
+    assert (await stored_node(db, 0))["status"] == "queued"
+
+
+async def test_a_higher_epoch_is_taken(db: Any, tasks: TaskStore) -> None:
+    await begun(tasks, attempt(epoch=1))
+    await begun(tasks, attempt(epoch=4))
+    assert (await stored_node(db))["attempt_epoch"] == 4
+
+
+async def test_the_same_epoch_may_be_begun_again_by_its_own_run(db: Any, tasks: TaskStore) -> None:
+    await begun(tasks, attempt(epoch=2))
+    await begun(tasks, attempt(epoch=2))
+    assert (await stored_node(db))["attempt_epoch"] == 2
+
+
+@pytest.mark.parametrize(("epoch", "run"), [(3, "other-run"), (2, RUN), (2, "other-run")])
+async def test_a_used_epoch_is_refused_and_names_the_current_one(
+    db: Any, tasks: TaskStore, epoch: int, run: str
+) -> None:
+    await begun(tasks, attempt(epoch=3))
+    before = await stored(db)
+    with pytest.raises(EpochTaken) as caught:
+        await begun(tasks, attempt(epoch=epoch), run=run)
+    assert caught.value.current == 3
+    assert await stored(db) == before
+
+
+async def test_of_fifty_runs_that_want_the_same_epoch_exactly_one_gets_it(db: Any, tasks: TaskStore) -> None:
+    results = await asyncio.gather(
+        *(begun(tasks, attempt(epoch=1), run=f"run-{n}") for n in range(50)), return_exceptions=True
+    )
+    losers = [result for result in results if isinstance(result, EpochTaken)]
+    assert len(losers) == 49
+    assert {loser.current for loser in losers} == {1}
+    assert (await stored_node(db))["run_id"] == f"run-{results.index(None)}"
+
+
+async def test_no_attempt_begins_after_its_own_run_has_closed_the_task(db: Any, tasks: TaskStore) -> None:
+    await tasks.close_task(close(shown("a", NodeStatus.SKIPPED), status=TaskStatus.FAILED))
+    before = await stored(db)
+    with pytest.raises(Fenced, match="ended"):
+        await begun(tasks, attempt(epoch=1))
+    assert await stored(db) == before
+
+
+async def test_no_attempt_begins_without_a_document(db: Any, tasks: TaskStore) -> None:
+    await db.tasks.delete_many({})
+    with pytest.raises(StoreRefused, match="no document"):
+        await begun(tasks, attempt())
+
+
+@pytest.mark.parametrize(("node_id", "index"), [("stranger", 0), ("a", 7)])
+async def test_no_attempt_begins_in_another_graph(tasks: TaskStore, node_id: str, index: int) -> None:
+    with pytest.raises(StoreRefused, match="another graph"):
+        await begun(tasks, attempt(node_id, index=index))
+
+
+async def test_a_newer_run_reopens_a_task_that_the_sweep_has_closed(db: Any, tasks: TaskStore) -> None:
+    await begun(tasks, attempt(epoch=1))
+    assert await tasks.abandon(TASK, RUN, "terminated", AT)
+    await begun(tasks, attempt(epoch=2), run="run-2")
+    document = await stored(db)
+    assert (document["status"], document["run_id"]) == ("running", "run-2")
+    assert document["finished_at"] is document["reason"] is None
+    assert document["coordinator"] == {"liveness": {"state": "ok"}}
+    assert document["graph"]["nodes"][0]["status"] == "running"
+
+
+async def test_a_task_that_was_reopened_has_no_result(db: Any, tasks: TaskStore) -> None:
+    await tasks.close_task(close())
+    await begun(tasks, attempt(epoch=2), run="run-2")
+    assert (await stored(db))["result"] is None
+
+
+@pytest.mark.parametrize("status", [NodeStatus.FAILED, NodeStatus.CANCELLED])
+async def test_a_zombie_that_begins_again_does_not_reopen_its_closed_node(
+    db: Any, tasks: TaskStore, status: NodeStatus
+) -> None:
+    await begun(tasks, attempt(epoch=1))
+    await tasks.record(record(shown("a", status, epoch=1)))
+    with pytest.raises((Fenced, EpochTaken)):
+        await begun(tasks, attempt(epoch=1))
+    assert (await stored_node(db))["status"] == status.value
+
+
+async def test_a_zombie_of_an_older_run_does_not_reopen_a_closed_task(db: Any, tasks: TaskStore) -> None:
+    await begun(tasks, attempt(epoch=1))
+    await tasks.finish_attempt(attempt(epoch=1), RUN, AT)
+    run_seq = await opened(tasks, "a", "b", run="run-2")
+    await tasks.close_task(close(run="run-2", run_seq=run_seq))
+    with pytest.raises((Fenced, EpochTaken)):
+        await begun(tasks, attempt(epoch=1))
+    assert (await stored(db))["status"] == "finished"
+
+
+async def test_a_new_attempt_is_not_stopped_by_the_cancel_of_an_earlier_one(tasks: TaskStore) -> None:
+    await begun(tasks, attempt(epoch=1))
+    await tasks.record(record(shown("a", NodeStatus.CANCELLING, epoch=1), cancel="user_request"))
+    await tasks.close_task(close(shown("a", NodeStatus.CANCELLED, epoch=1), status=TaskStatus.CANCELLED))
+    await opened(tasks, "a", "b", run="run-2")
+    await begun(tasks, attempt(epoch=2), run="run-2")
+    assert await tasks.cancel_flag(attempt(epoch=2)) is None
+
+
+async def test_a_running_node_keeps_nothing_of_its_earlier_end(db: Any, tasks: TaskStore) -> None:
+    ended = shown("a", NodeStatus.SKIPPED, last_error="x", skip_reason=SkipReason.USER)
+    await tasks.record(record(ended))
+    await begun(tasks, attempt(epoch=1))
+    node = await stored_node(db)
+    assert (node.get("finished_at"), node.get("skip_reason")) == (None, None)
+
+
+# --- holding it -------------------------------------------------------------------------------------------------
+
+
+async def test_a_lease_moves_forward_and_never_back(db: Any, tasks: TaskStore) -> None:
+    await begun(tasks, attempt(), deadline_ms=100)
+    for deadline, expected in ((200, 200), (150, 200), (300, 300)):
+        await tasks.extend_lease(attempt(), RUN, deadline, AT)
+        assert (await stored_node(db))["lease"] == {"worker_id": "w-1", "deadline_ts_ms": expected}
+
+
+async def test_last_event_moves_forward_and_never_back(db: Any, tasks: TaskStore) -> None:
+    await begun(tasks, attempt())
+    for at, expected in ((AT + 9, AT + 9), (AT + 5, AT + 9)):
+        await tasks.extend_lease(attempt(), RUN, 1, at)
+        assert (await stored(db))["last_event_recv_ms"] == int(expected * 1000)
+
+
+async def test_an_older_attempt_does_not_move_the_lease_of_a_newer_one(db: Any, tasks: TaskStore) -> None:
+    await begun(tasks, attempt(epoch=2), deadline_ms=100)
+    await tasks.extend_lease(attempt(epoch=1), RUN, 999, AT)
+    await tasks.extend_lease(attempt(epoch=2), "other-run", 999, AT)
+    assert (await stored_node(db))["lease"]["deadline_ts_ms"] == 100

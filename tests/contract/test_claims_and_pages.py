@@ -1,0 +1,116 @@
+"""Claims note a delivery once; pages tell a node's batches in the order in which they were made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.contract.builders import AT, TASK, WORKER, attempt, batches, documents_of, seconds
+
+from flowkit.errors import Fenced
+
+if TYPE_CHECKING:
+    from flowkit.adapters.artifacts import ArtifactStore
+
+
+async def pages(artifacts: ArtifactStore, **options: Any) -> list[list[str]]:
+    return [
+        [batch["batch_uid"] for batch in page] async for page in artifacts.pages(TASK, "source", **options)
+    ]
+
+
+# --- claims -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_claim_says_who_took_what_from_whom(db: Any, artifacts: ArtifactStore) -> None:
+    await artifacts.claim(attempt("sink", epoch=2), "source", ["b1"], AT)
+    [claim] = await documents_of(db.stream_progress)
+    del claim["_id"]
+    assert seconds(claim.pop("claimed_at")) == AT
+    assert claim == {
+        "task_id": TASK,
+        "consumer_node": "sink",
+        "from_node": "source",
+        "batch_uid": "b1",
+        "attempt_epoch": 2,
+    }
+
+
+async def test_a_repeated_claim_keeps_one_row_and_loses_none_of_the_new_ones(
+    db: Any, artifacts: ArtifactStore
+) -> None:
+    await artifacts.claim(attempt("sink"), "source", ["b1", "b2"], AT)
+    await artifacts.claim(attempt("sink"), "source", ["b0", "b1", "b2", "b3"], AT)
+    rows = await documents_of(db.stream_progress)
+    assert sorted(row["batch_uid"] for row in rows) == ["b0", "b1", "b2", "b3"]
+
+
+async def test_consumers_and_sources_claim_independently(db: Any, artifacts: ArtifactStore) -> None:
+    for consumer, source in (("x", "source"), ("y", "source"), ("x", "other")):
+        await artifacts.claim(attempt(consumer), source, ["b1"], AT)
+    assert len(await documents_of(db.stream_progress)) == 3
+
+
+async def test_claiming_nothing_does_nothing(db: Any, artifacts: ArtifactStore) -> None:
+    await artifacts.claim(attempt("sink"), "source", [], AT)
+    assert await documents_of(db.stream_progress) == []
+
+
+async def test_a_claim_of_a_higher_epoch_replaces_the_earlier_one(db: Any, artifacts: ArtifactStore) -> None:
+    for epoch in (1, 2):
+        await artifacts.claim(attempt("sink", epoch=epoch), "source", ["b1"], AT)
+    [claim] = await documents_of(db.stream_progress)
+    assert claim["attempt_epoch"] == 2
+
+
+async def test_a_claim_of_a_lower_epoch_is_fenced(artifacts: ArtifactStore) -> None:
+    await artifacts.claim(attempt("sink", epoch=2), "source", ["b1"], AT)
+    with pytest.raises(Fenced):
+        await artifacts.claim(attempt("sink", epoch=1), "source", ["b1"], AT)
+
+
+# --- pages ------------------------------------------------------------------------------------------------------
+
+
+async def test_batches_come_oldest_first_whatever_the_order_of_their_writing(
+    artifacts: ArtifactStore,
+) -> None:
+    for uid, age in (("young", 3), ("old", 1), ("middle", 2)):
+        await artifacts.upsert_partial(attempt("source"), uid, {}, WORKER, AT + age)
+    assert await pages(artifacts) == [["old", "middle", "young"]]
+
+
+async def test_many_batches_come_in_order_over_several_pages(artifacts: ArtifactStore) -> None:
+    uids = [f"b{number:03}" for number in range(45)]
+    await batches(artifacts, "source", *uids)
+    found = await pages(artifacts)
+    assert len(found) > 1
+    assert [uid for page in found for uid in page] == uids
+
+
+async def test_batches_that_were_taken_are_left_out(artifacts: ArtifactStore) -> None:
+    uids = [f"b{number:03}" for number in range(45)]
+    await batches(artifacts, "source", *uids)
+    found = await pages(artifacts, skip=set(uids[::2]))
+    assert [uid for page in found for uid in page] == uids[1::2]
+
+
+async def test_more_than_two_hundred_batches_are_all_found(artifacts: ArtifactStore) -> None:
+    uids = [f"b{number:03}" for number in range(230)]
+    for number, uid in enumerate(uids):
+        await artifacts.upsert_partial(attempt("source"), uid, {}, WORKER, AT + number / 1000)
+    found = await pages(artifacts)
+    assert [uid for page in found for uid in page] == uids
+
+
+async def test_a_page_holds_metas_and_nothing_of_other_nodes_or_markers(artifacts: ArtifactStore) -> None:
+    await batches(artifacts, "source", "b1")
+    await batches(artifacts, "other", "b2")
+    await artifacts.mark_complete(TASK, "source", 1, {"total": 1}, AT)
+    assert [page async for page in artifacts.pages(TASK, "source")] == [
+        [{"batch_uid": "b1", "meta": {"uid": "b1"}}]
+    ]
+
+
+async def test_a_node_without_batches_has_no_pages(artifacts: ArtifactStore) -> None:
+    assert await pages(artifacts) == []

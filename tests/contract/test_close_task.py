@@ -1,0 +1,250 @@
+"""`close_task` ends a task's document once and for all, `abandon` ends one whose workflow is gone."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.contract.builders import (
+    AT,
+    RUN,
+    TASK,
+    attempt,
+    begun,
+    close,
+    new_task,
+    opened,
+    opening,
+    record,
+    seconds,
+    shown,
+    stored,
+    stored_node,
+    stored_statuses,
+)
+from tests.contract.recording import RecordingDatabase
+
+from flowkit.adapters.store import TaskStore
+from flowkit.models import NodeStatus, SkipReason, TaskStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+@pytest.fixture
+async def finish(tasks: TaskStore) -> Callable[..., Awaitable[None]]:
+    """Runs one node to its end."""
+
+    async def run(node_id: str, index: int = 0, epoch: int = 1) -> None:
+        await begun(tasks, attempt(node_id, index=index, epoch=epoch))
+        await tasks.finish_attempt(attempt(node_id, index=index, epoch=epoch), RUN, AT - 5)
+
+    await opened(tasks, "b", "a")
+    return run
+
+
+async def test_a_finished_task_has_its_stats_as_result_in_graph_order(
+    db: Any, tasks: TaskStore, finish: Callable[..., Awaitable[None]]
+) -> None:
+    await finish("a", 1)
+    await finish("b", 0)
+    await db.tasks.update_one({"id": TASK}, {"$set": {"graph.nodes.1.stats": {"n": 3}}})
+    assert await tasks.close_task(close(reason="all done"))
+    document = await stored(db)
+    assert document["result"] == {
+        "nodes": [{"node_id": "b", "stats": {}}, {"node_id": "a", "stats": {"n": 3}}]
+    }
+    assert (document["status"], document["reason"], document["closed_run_id"]) == (
+        "finished",
+        "all done",
+        RUN,
+    )
+    assert seconds(document["finished_at"]) == AT
+    assert [change["to"] for change in document["status_history"]] == ["queued", "running"]
+    assert [seconds(node["finished_at"]) for node in document["graph"]["nodes"]] == [AT - 5, AT - 5]
+
+
+async def test_a_result_names_the_failures_that_were_tolerated(
+    db: Any, tasks: TaskStore, finish: Callable[..., Awaitable[None]]
+) -> None:
+    await finish("b")
+    failed = shown("a", NodeStatus.FAILED, index=1, epoch=1)
+    await tasks.close_task(close(failed, handled_failures=["a"]))
+    assert (await stored(db))["result"]["handled_failures"] == ["a"]
+
+
+@pytest.mark.parametrize("status", [TaskStatus.FAILED, TaskStatus.CANCELLED])
+async def test_only_a_finished_task_has_a_result(
+    db: Any, tasks: TaskStore, finish: Callable[..., Awaitable[None]], status: TaskStatus
+) -> None:
+    await finish("b")
+    await tasks.close_task(close(shown("a", NodeStatus.SKIPPED, index=1), status=status))
+    document = await stored(db)
+    assert (document["status"], document["result"]) == (status.value, None)
+
+
+async def test_what_the_document_missed_is_written_at_the_close(db: Any, tasks: TaskStore) -> None:
+    await opened(tasks, "a", "b", "c")
+    await begun(tasks, attempt("a", epoch=1))
+    failed = shown("b", NodeStatus.FAILED, index=1, epoch=3, last_error="boom")
+    skipped = shown("c", NodeStatus.SKIPPED, index=2, skip_reason=SkipReason.UPSTREAM_FAILED)
+    await tasks.close_task(close(failed, skipped, status=TaskStatus.FAILED))
+    nodes = (await stored(db))["graph"]["nodes"]
+    assert [node["status"] for node in nodes] == ["finished", "failed", "skipped"]
+    assert (nodes[1]["attempt_epoch"], nodes[1]["last_error"]) == (3, "boom")
+    assert nodes[2]["skip_reason"] == "upstream_failed"
+    assert [seconds(node["finished_at"]) for node in nodes[1:]] == [AT, AT]
+
+
+async def test_a_finish_that_the_document_missed_gets_a_time(db: Any, tasks: TaskStore) -> None:
+    await opened(tasks, "a")
+    await begun(tasks, attempt("a", epoch=1))
+    await tasks.close_task(close())
+    assert (await stored_node(db)).get("finished_at") is not None
+
+
+async def test_what_the_document_knows_already_is_not_written_again(
+    db: Any, tasks: TaskStore, finish: Callable[..., Awaitable[None]]
+) -> None:
+    await finish("b")
+    await tasks.record(record(shown("a", NodeStatus.FAILED, index=1, epoch=1)))
+    recording = RecordingDatabase(db)
+    await TaskStore(recording).close_task(
+        close(shown("a", NodeStatus.FAILED, index=1, epoch=1), status=TaskStatus.FAILED)
+    )
+    [update] = recording.updates
+    assert not [path for path in update["$set"] if path.startswith("graph.")]
+
+
+async def test_a_document_that_a_newer_run_has_opened_is_left_alone(db: Any, tasks: TaskStore) -> None:
+    old = await opened(tasks, "a")
+    new = await opened(tasks, "a", run="run-2")
+    before = await stored(db)
+    assert await tasks.close_task(close(run_seq=old))
+    assert await stored(db) == before
+    assert await tasks.close_task(close(run="run-2", run_seq=new))
+    assert (await stored(db))["status"] == "finished"
+
+
+async def test_a_close_may_be_repeated(db: Any, tasks: TaskStore) -> None:
+    await opened(tasks, "a")
+    for _ in range(2):
+        assert await tasks.close_task(close(shown("a", NodeStatus.SKIPPED), status=TaskStatus.FAILED))
+    assert await stored_statuses(db) == ["skipped"]
+
+
+async def test_without_a_document_a_close_answers_no(db: Any, tasks: TaskStore) -> None:
+    assert await tasks.close_task(close()) is False
+    assert await db.tasks.find_one({}) is None
+
+
+@pytest.mark.parametrize("truncated", [True, False])
+async def test_a_close_says_whether_errors_were_cut(db: Any, tasks: TaskStore, *, truncated: bool) -> None:
+    await opened(tasks, "a")
+    await tasks.close_task(close(truncated=truncated))
+    assert (await stored(db))["coordinator"].get("truncated", False) is truncated
+
+
+async def test_a_cancelled_task_keeps_its_flags_and_reason(db: Any, tasks: TaskStore) -> None:
+    await opened(tasks, "a")
+    cancelled = shown("a", NodeStatus.CANCELLED, epoch=1)
+    await tasks.close_task(close(cancelled, status=TaskStatus.CANCELLED, reason="enough"))
+    document = await stored(db)
+    assert (document["status"], document["reason"]) == ("cancelled", "enough")
+    flags = document["coordinator"]
+    assert (flags["cancelled"], flags["cancel_reason"], seconds(flags["cancelled_at"])) == (
+        True,
+        "enough",
+        AT,
+    )
+
+
+# --- the sweep --------------------------------------------------------------------------------------------------
+
+
+async def test_an_abandoned_task_is_failed_with_flags_up_and_its_open_nodes_ended(
+    db: Any, tasks: TaskStore
+) -> None:
+    await opened(tasks, "a", "b", "c")
+    await begun(tasks, attempt("a", epoch=1))
+    await begun(tasks, attempt("b", index=1, epoch=1))
+    await tasks.finish_attempt(attempt("b", index=1, epoch=1), RUN, AT)
+    assert await tasks.abandon(TASK, RUN, "terminated", AT)
+    document = await stored(db)
+    assert (document["status"], document["reason"]) == ("failed", "terminated")
+    assert seconds(document["finished_at"]) == AT
+    assert (document["coordinator"]["cancelled"], document["coordinator"]["cancel_reason"]) == (
+        True,
+        "terminated",
+    )
+    assert await stored_statuses(db) == ["cancelled", "finished", "skipped"]
+    assert document["graph"]["nodes"][2]["skip_reason"] == "task_failed"
+    assert document["status_history"][-1]["from"] == "running"
+    assert document["status_history"][-1]["to"] == "failed"
+    assert document["status_history"][-1]["at"].endswith("+00:00")
+
+
+async def test_a_task_that_another_run_has_opened_meanwhile_is_not_abandoned(
+    db: Any, tasks: TaskStore
+) -> None:
+    await opened(tasks, "a")
+    await opened(tasks, "a", run="run-2")
+    before = await stored(db)
+    assert await tasks.abandon(TASK, RUN, "lost", AT) is False
+    assert await stored(db) == before
+
+
+async def test_a_task_that_has_ended_meanwhile_is_not_abandoned(db: Any, tasks: TaskStore) -> None:
+    await opened(tasks, "a")
+    await tasks.close_task(close())
+    assert await tasks.abandon(TASK, RUN, "lost", AT) is False
+    assert (await stored(db))["status"] == "finished"
+
+
+async def test_a_task_that_nobody_ever_opened_can_be_abandoned_only_until_it_is_opened(
+    tasks: TaskStore,
+) -> None:
+    await tasks.insert_task(new_task("a"))
+    await opened(tasks, "a")
+    assert await tasks.abandon(TASK, None, "lost", AT) is False
+    await tasks.insert_task(new_task("a", task_id="other"))
+    assert await tasks.abandon("other", None, "lost", AT) is True
+
+
+async def test_a_task_without_a_document_is_not_abandoned(tasks: TaskStore) -> None:
+    assert await tasks.abandon(TASK, None, "lost", AT) is False
+
+
+async def test_a_task_that_moves_on_while_it_is_abandoned_is_left_alone(db: Any, tasks: TaskStore) -> None:
+    await opened(tasks, "a")
+    recording = RecordingDatabase(db)
+
+    async def open_again() -> None:
+        await tasks.open_task(opening("a", run="run-2"))
+
+    recording.before["tasks"].append(open_again)
+    assert await TaskStore(recording).abandon(TASK, RUN, "lost", AT) is False
+    assert (await stored(db))["status"] == "running"
+
+
+async def test_a_node_that_finishes_while_its_task_is_abandoned_stays_finished(
+    db: Any, tasks: TaskStore
+) -> None:
+    await opened(tasks, "a")
+    await begun(tasks, attempt())
+    recording = RecordingDatabase(db)
+    recording.before["tasks"].append(partial(tasks.finish_attempt, attempt(), RUN, AT))
+    await TaskStore(recording).abandon(TASK, RUN, "lost", AT)
+    assert await stored_statuses(db) == ["finished"]
+
+
+async def test_open_documents_are_those_that_have_not_ended(tasks: TaskStore) -> None:
+    for task_id in ("ended", "running"):
+        await tasks.open_task(opening("a", task_id=task_id))
+    await tasks.insert_task(new_task("a", task_id="queued"))
+    await tasks.abandon("ended", RUN, "lost", AT)
+    found = {document.pop("id"): document for document in await tasks.open_documents()}
+    assert set(found) == {"running", "queued"}
+    assert (found["running"]["run_id"], found["queued"].get("run_id")) == (RUN, None)
+    assert all(seconds(document["updated_at"]) == AT for document in found.values())

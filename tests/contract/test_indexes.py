@@ -1,0 +1,161 @@
+"""Indexes have the documented names and options; what keeps a unique one from being made stops the start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pymongo.errors import DuplicateKeyError, OperationFailure
+from tests.contract.builders import TASK
+
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.store import TaskStore
+from flowkit.errors import StoreRefused
+from flowkit.testing import memory_database
+
+NODE_BATCH = [("task_id", 1), ("node_id", 1), ("batch_uid", 1)]
+EXPECTED: dict[str, dict[str, dict[str, Any]]] = {
+    "tasks": {
+        "uniq_task_id": {"key": [("id", 1)], "unique": True},
+        "ix_task_status_updated": {"key": [("status", 1), ("updated_at", 1)]},
+    },
+    "artifacts": {
+        "ix_artifacts_task_node": {"key": NODE_BATCH[:2]},
+        "uniq_artifact_batch_uid": {"key": NODE_BATCH, "unique": True, "sparse": True},
+    },
+    "metrics_raw": {
+        "uniq_metrics_batch": {"key": NODE_BATCH, "unique": True},
+    },
+    "stream_progress": {
+        "uniq_stream_claim_batch": {
+            "key": [("task_id", 1), ("consumer_node", 1), ("from_node", 1), ("batch_uid", 1)],
+            "unique": True,
+        }
+    },
+}
+UNIQUE = [
+    (collection, name)
+    for collection, indexes in EXPECTED.items()
+    for name, options in indexes.items()
+    if options.get("unique")
+]
+
+
+async def prepare(db: Any) -> None:
+    await TaskStore(db).prepare()
+    await ArtifactStore(db).prepare()
+
+
+@pytest.mark.parametrize("collection", EXPECTED)
+async def test_indexes_have_the_documented_names_and_options(db: Any, collection: str) -> None:
+    await prepare(db)
+    found = await db[collection].index_information()
+    del found["_id_"]
+    options = {"key", "unique", "sparse", "expireAfterSeconds"}
+    assert {
+        name: {option: value for option, value in index.items() if option in options}
+        for name, index in found.items()
+    } == EXPECTED[collection]
+
+
+async def test_preparing_twice_changes_nothing(db: Any) -> None:
+    await prepare(db)
+    first = {name: await db[name].index_information() for name in EXPECTED}
+    await prepare(db)
+    assert {name: await db[name].index_information() for name in EXPECTED} == first
+
+
+@pytest.mark.parametrize(("collection", "name"), UNIQUE)
+async def test_duplicates_stop_the_start(db: Any, collection: str, name: str) -> None:
+    fields = [field for field, _ in EXPECTED[collection][name]["key"]]
+    await db[collection].insert_many([dict.fromkeys(fields, "twice") for _ in range(2)])
+    with pytest.raises(StoreRefused):
+        await prepare(db)
+
+
+@pytest.mark.parametrize(("collection", "name"), UNIQUE)
+async def test_the_refusal_names_the_index_that_duplicates_prevent(
+    server_db: Any, collection: str, name: str
+) -> None:
+    fields = [field for field, _ in EXPECTED[collection][name]["key"]]
+    await server_db[collection].insert_many([dict.fromkeys(fields, "twice") for _ in range(2)])
+    with pytest.raises(StoreRefused, match=f"{name}|{collection}.id"):
+        await prepare(server_db)
+
+
+def refusal_of_mongodb(collection: str, name: str) -> DuplicateKeyError:
+    """MongoDB's own words, of which servers in its place have fewer."""
+    uuid, namespace = "0fe6b8a1-77aa-4a1c-9d3b-5a2cf2f1b0de", f"flowkit_production.{collection}"
+    fields = [field for field, _ in EXPECTED[collection][name]["key"]]
+    keys = ", ".join(f'{field}: "twice"' for field in fields)
+    text = (
+        f"Index build failed: {uuid}: Collection {namespace} ( {uuid} ) :: caused by :: E11000 duplicate key error "
+        f"collection: {namespace} index: {name} dup key: {{ {keys} }}"
+    )
+    details = {
+        "ok": 0.0,
+        "errmsg": text,
+        "code": 11000,
+        "codeName": "DuplicateKey",
+        "keyPattern": dict.fromkeys(fields, 1),
+        "keyValue": dict.fromkeys(fields, "twice"),
+    }
+    return DuplicateKeyError(text, 11000, details)
+
+
+@pytest.mark.parametrize(("collection", "name"), UNIQUE)
+async def test_the_refusal_is_short_and_names_index_and_key_whatever_mongodb_says(
+    collection: str, name: str
+) -> None:
+    db = Failing(memory_database(), name, refusal_of_mongodb(collection, name))
+    with pytest.raises(StoreRefused, match=f"{name}|{collection}.id") as caught:
+        await prepare(db)
+    assert "twice" in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+async def test_an_index_that_exists_under_another_name_does_not_stop_the_start() -> None:
+    """The documented coordinator named the workers' index `uniq_artifact_batch` (protocol: engine duties)."""
+    text = "Index already exists with a different name: uniq_artifact_batch"
+    db = memory_database()
+    await prepare(Failing(db, "uniq_artifact_batch_uid", OperationFailure(text, 85)))
+    assert "uniq_metrics_batch" in await db.metrics_raw.index_information()
+
+
+class Failing:
+    """A database that refuses one index."""
+
+    def __init__(self, db: Any, index: str, error: Exception) -> None:
+        self._db, self._index, self._error = db, index, error
+
+    def __getattr__(self, name: str) -> Any:
+        return _FailingCollection(self._db[name], self._index, self._error)
+
+
+class _FailingCollection:
+    def __init__(self, collection: Any, index: str, error: Exception) -> None:
+        self._collection, self._index, self._error = collection, index, error
+
+    async def create_index(self, keys: Any, *, name: str, **options: Any) -> Any:
+        if name == self._index:
+            raise self._error
+        return await self._collection.create_index(keys, name=name, **options)
+
+
+# --- what the indexes mean --------------------------------------------------------------------------------------
+
+
+async def test_a_node_has_one_marker_although_the_index_is_sparse(db: Any) -> None:
+    await prepare(db)
+    marker = {"task_id": TASK, "node_id": "a", "status": "complete"}
+    await db.artifacts.insert_one({**marker})
+    with pytest.raises(DuplicateKeyError):
+        await db.artifacts.insert_one({**marker})
+
+
+async def test_external_workers_may_make_their_indexes_again(db: Any) -> None:
+    await prepare(db)
+    for collection, indexes in EXPECTED.items():
+        for name, options in indexes.items():
+            more = {option: value for option, value in options.items() if option != "key"}
+            assert await db[collection].create_index(options["key"], name=name, **more) == name

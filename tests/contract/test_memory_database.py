@@ -1,0 +1,62 @@
+"""The database in memory, as users' tests get it."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flowkit.testing import memory_database
+
+if TYPE_CHECKING:
+    from typing import Any
+
+
+async def test_two_databases_share_nothing() -> None:
+    first, second = memory_database(), memory_database()
+    await first.tasks.insert_one({"id": "t"})
+    assert await second.tasks.count_documents({}) == 0
+    assert await first["tasks"].count_documents({}) == 1
+
+
+@pytest.mark.parametrize("missing", ["mongomock", "mongomock_motor"])
+def test_without_its_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ImportError, match=r"flowkit-temporal\[testing\]"):
+        memory_database()
+
+
+@pytest.mark.parametrize(
+    ("projection", "expected"),
+    [
+        (None, {"_id": 1, "n": 1, "m": 5}),
+        ({"_id": 0, "absent": 1}, {}),
+        ({"_id": 0, "n": 1}, {"n": 1}),
+        ({"n": 1}, {"_id": 1, "n": 1}),
+    ],
+)
+async def test_an_update_is_made_whatever_is_projected(
+    projection: dict[str, Any] | None, expected: dict[str, Any]
+) -> None:
+    db = memory_database()
+    await db.things.insert_one({"_id": 1, "n": 1, "m": 5})
+    found = await db.things.find_one_and_update({"n": 1}, {"$set": {"n": 2}}, projection=projection)
+    assert found == expected
+    assert (await db.things.find_one({}))["n"] == 2
+
+
+async def test_an_update_that_meets_nothing_answers_nothing() -> None:
+    assert await memory_database().things.find_one_and_update({"n": 1}, {"$set": {"n": 2}}) is None
+
+
+async def test_what_a_ttl_index_has_outlived_is_gone_and_no_deprecated_clock_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    db = memory_database()
+    monkeypatch.setattr("mongomock.helpers.utcnow", None)
+    await db.things.create_index("created_at", expireAfterSeconds=60)
+    now = datetime.now(UTC)
+    await db.things.insert_many([{"_id": age, "created_at": now - timedelta(minutes=age)} for age in (0, 2)])
+    assert [thing["_id"] async for thing in db.things.find({})] == [0]

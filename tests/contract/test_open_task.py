@@ -1,0 +1,117 @@
+"""Opening: a run takes over the document that is its own, and only that."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.contract.builders import (
+    AT,
+    FIRST_RUN,
+    RUN,
+    TASK,
+    attempt,
+    begun,
+    close,
+    new_task,
+    opened,
+    opening,
+    seconds,
+    stored,
+)
+
+from flowkit.errors import TaskIdTaken
+from flowkit.models import TaskStatus
+
+if TYPE_CHECKING:
+    from flowkit.adapters.store import TaskStore
+
+
+async def test_an_absent_document_is_inserted_and_runs(db: Any, tasks: TaskStore) -> None:
+    assert await tasks.open_task(opening("a")) == (1, {})
+    document = await stored(db)
+    assert (document["status"], document["first_run_id"], document["run_id"]) == ("running", FIRST_RUN, RUN)
+    assert (document["run_seq"], document["params"]) == (1, {"n": 1})
+    assert seconds(document["updated_at"]) == AT
+
+
+async def test_a_document_of_the_own_first_run_goes_on(db: Any, tasks: TaskStore) -> None:
+    await tasks.open_task(opening("a"))
+    await tasks.open_task(opening("a", run="run-2"))
+    document = await stored(db)
+    assert (document["status"], document["first_run_id"], document["run_id"]) == (
+        "running",
+        FIRST_RUN,
+        "run-2",
+    )
+
+
+async def test_a_queued_document_without_a_run_is_adopted_as_it_is(db: Any, tasks: TaskStore) -> None:
+    await tasks.insert_task(new_task("a", params={"from": "client"}))
+    await tasks.open_task(opening("a"))
+    document = await stored(db)
+    assert (document["status"], document["first_run_id"]) == ("running", FIRST_RUN)
+    assert document["params"] == {"from": "client"}
+
+
+async def test_a_document_of_another_task_is_left_alone(db: Any, tasks: TaskStore) -> None:
+    await tasks.open_task(opening("a"))
+    before = await stored(db)
+    with pytest.raises(TaskIdTaken, match=TASK):
+        await tasks.open_task(opening("a", first_run="other"))
+    assert await stored(db) == before
+
+
+async def test_a_finished_document_of_another_task_is_left_alone(tasks: TaskStore) -> None:
+    await tasks.open_task(opening("a"))
+    await tasks.close_task(close())
+    with pytest.raises(TaskIdTaken):
+        await tasks.open_task(opening("a", first_run="other"))
+
+
+async def test_a_document_that_the_sweep_has_closed_is_not_adopted(tasks: TaskStore) -> None:
+    await tasks.insert_task(new_task("a"))
+    assert await tasks.abandon(TASK, None, "lost", AT)
+    with pytest.raises(TaskIdTaken):
+        await tasks.open_task(opening("a"))
+
+
+async def test_run_seq_grows_with_every_opening(tasks: TaskStore) -> None:
+    assert [await opened(tasks, "a", run=f"run-{n}") for n in range(4)] == [1, 2, 3, 4]
+
+
+async def test_opening_answers_the_highest_epochs_used_before(tasks: TaskStore) -> None:
+    await tasks.open_task(opening("a", "b", "c"))
+    for epoch in (1, 2, 5):
+        await begun(tasks, attempt("a", epoch=epoch))
+    await begun(tasks, attempt("c", index=2, epoch=3))
+    _, epochs = await tasks.open_task(opening("a", "b", "c", run="run-2"))
+    assert epochs == {"a": 5, "c": 3}
+
+
+async def test_of_two_tasks_that_want_an_id_at_the_same_time_one_gets_it(db: Any, tasks: TaskStore) -> None:
+    results = await asyncio.gather(
+        *(tasks.open_task(opening("a", first_run=f"first-{n}")) for n in range(10)), return_exceptions=True
+    )
+    assert [type(result) for result in results if isinstance(result, Exception)] == [TaskIdTaken] * 9
+    assert (await stored(db))["run_seq"] == 1
+
+
+async def test_opening_takes_down_the_flags_of_an_earlier_end(db: Any, tasks: TaskStore) -> None:
+    await tasks.open_task(opening("a"))
+    await tasks.close_task(close(status=TaskStatus.CANCELLED, reason="enough"))
+    await tasks.open_task(opening("a", run="run-2"))
+    document = await stored(db)
+    assert document["coordinator"] == {"liveness": {"state": "ok"}}
+    assert "closed_run_id" not in document
+    assert await tasks.cancel_flag(attempt()) is None
+
+
+async def test_opening_forgets_how_the_task_ended_before(db: Any, tasks: TaskStore) -> None:
+    await tasks.open_task(opening("a"))
+    await tasks.close_task(close(status=TaskStatus.FINISHED, reason="done"))
+    await tasks.open_task(opening("a", run="run-2"))
+    document = await stored(db)
+    assert document["status"] == "running"
+    assert [document[field] for field in ("finished_at", "reason", "result")] == [None, None, None]

@@ -1,0 +1,291 @@
+"""Pulling: every batch of every source once, in order, until all sources have ended."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.contract.builders import AT, TASK, WORKER, attempt, batches, begun, documents_of, opened
+
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.pull import Puller, slices, stable_hash
+from flowkit.workflows.input_args import PullArgs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from flowkit.adapters.pull import Delivery
+    from flowkit.adapters.store import TaskStore
+
+PATIENCE = 20.0
+
+
+class WatchedArtifacts(ArtifactStore):
+    """Tells how often somebody has looked whether the sources have ended."""
+
+    def __init__(self, db: Any) -> None:
+        super().__init__(db)
+        self._looks = 0
+        self._looked = asyncio.Condition()
+
+    async def marker_epochs(self, task_id: str, nodes: Iterable[str]) -> dict[str, int]:
+        found = await super().marker_epochs(task_id, nodes)
+        async with self._looked:
+            self._looks += 1
+            self._looked.notify_all()
+        return found
+
+    async def looked_again(self) -> None:
+        """Wait until the puller has gone round at least once from now on."""
+        seen = self._looks
+        async with asyncio.timeout(PATIENCE), self._looked:
+            await self._looked.wait_for(lambda: self._looks >= seen + 2)
+
+
+@pytest.fixture
+async def artifacts(db: Any) -> WatchedArtifacts:
+    store = WatchedArtifacts(db)
+    await store.prepare()
+    return store
+
+
+class Pull:
+    """What one attempt of the node `sink` pulls."""
+
+    def __init__(self, artifacts: ArtifactStore, tasks: TaskStore) -> None:
+        self._artifacts, self._tasks = artifacts, tasks
+
+    def start(
+        self, *from_nodes: str, epoch: int = 1, sources: dict[str, int] | None = None, **args: Any
+    ) -> asyncio.Task[list[Delivery]]:
+        """Pull until the end, in the background."""
+        puller = Puller(
+            artifacts=self._artifacts,
+            tasks=self._tasks,
+            attempt=attempt("sink", epoch=epoch, sources=sources),
+            args=PullArgs(from_nodes=from_nodes, poll_ms=1, backoff_max_ms=2, **args),
+        )
+
+        async def collect() -> list[Delivery]:
+            return [delivery async for delivery in puller.batches()]
+
+        return asyncio.create_task(collect())
+
+    async def all(self, *from_nodes: str, **options: Any) -> list[Delivery]:
+        """Everything until the end."""
+        return await asyncio.wait_for(self.start(*from_nodes, **options), PATIENCE)
+
+    async def uids(self, *from_nodes: str, **options: Any) -> list[str]:
+        """The batch uids of everything until the end."""
+        return [uid for uid, _ in await self.all(*from_nodes, **options)]
+
+
+@pytest.fixture
+def pull(artifacts: WatchedArtifacts, tasks: TaskStore) -> Pull:
+    return Pull(artifacts, tasks)
+
+
+async def end(artifacts: ArtifactStore, *nodes: str, epoch: int = 1) -> None:
+    for node in nodes:
+        await artifacts.mark_complete(TASK, node, epoch, {}, AT)
+
+
+async def ended_source(artifacts: ArtifactStore, *uids: str, node: str = "u", **meta: Any) -> None:
+    """A source that has ended; its batches have this meta."""
+    for age, uid in enumerate(uids):
+        await artifacts.upsert_partial(attempt(node), uid, meta or {"uid": uid}, WORKER, AT + age)
+    await end(artifacts, node)
+
+
+# --- what is delivered ------------------------------------------------------------------------------------------
+
+
+async def test_batches_are_delivered_as_they_were_made(artifacts: WatchedArtifacts, pull: Pull) -> None:
+    await ended_source(artifacts, "b1", skus=["x"])
+    [delivery] = await pull.all("u")
+    ref = {"task_id": TASK, "node_id": "u", "batch_uid": "b1"}
+    assert delivery == ("b1", {"from_node": "u", "ref": ref, "meta": {"skus": ["x"]}})
+
+
+async def test_batches_come_source_by_source_and_oldest_first(
+    artifacts: WatchedArtifacts, pull: Pull
+) -> None:
+    await ended_source(artifacts, "z", "y", "x", node="u")
+    await ended_source(artifacts, "w", "v", node="t")
+    assert await pull.uids("u", "t") == ["z", "y", "x", "w", "v"]
+
+
+async def test_every_delivery_is_claimed(db: Any, artifacts: WatchedArtifacts, pull: Pull) -> None:
+    await ended_source(artifacts, "b1", "b2")
+    await pull.all("u", epoch=3)
+    claims = await documents_of(db.stream_progress)
+    assert sorted(claim["batch_uid"] for claim in claims) == ["b1", "b2"]
+    assert {(claim["consumer_node"], claim["from_node"], claim["attempt_epoch"]) for claim in claims} == {
+        ("sink", "u", 3)
+    }
+
+
+async def test_a_new_attempt_gets_only_what_has_no_result_yet(
+    artifacts: WatchedArtifacts, pull: Pull
+) -> None:
+    await ended_source(artifacts, "b1", "b2", "b3")
+    assert await pull.uids("u", epoch=1) == ["b1", "b2", "b3"]
+    await batches(artifacts, "sink", "b1", "b3")
+    assert await pull.uids("u", epoch=2) == ["b2"]
+
+
+async def test_the_result_of_another_consumer_does_not_count(artifacts: WatchedArtifacts, pull: Pull) -> None:
+    await ended_source(artifacts, "b1")
+    await batches(artifacts, "other-sink", "b1")
+    assert await pull.uids("u") == ["b1"]
+
+
+async def test_more_batches_than_external_workers_look_at_are_all_delivered(
+    artifacts: WatchedArtifacts, pull: Pull
+) -> None:
+    uids = [f"b{number:03}" for number in range(210)]
+    for number, uid in enumerate(uids):
+        await artifacts.upsert_partial(attempt("u"), uid, {}, WORKER, AT + number / 1000)
+    await end(artifacts, "u")
+    assert await pull.uids("u") == uids
+
+
+# --- chunks -----------------------------------------------------------------------------------------------------
+
+
+def test_the_hash_is_that_of_the_protocol() -> None:
+    value = {"td": "7f0c2a4e-3b1d-4c55-9a6e-0d2f8b7c1e90", "n": "extract", "e": 1}
+    assert stable_hash(value) == "66bb98b308392a419eb9aa348dc96402f46a8e40"
+
+
+def test_the_hash_leaves_text_beyond_ascii_as_it_is() -> None:
+    assert stable_hash({"ü": 1}) != stable_hash({"\\u00fc": 1})
+    assert stable_hash({"b": 1, "a": "é"}) == stable_hash({"a": "é", "b": 1})
+
+
+def test_slices_keep_the_order_and_the_rest() -> None:
+    assert list(slices([1, 2, 3, 4, 5], 2)) == [[1, 2], [3, 4], [5]]
+
+
+async def test_chunks_never_span_two_batches_and_keep_the_rest(
+    artifacts: WatchedArtifacts, pull: Pull
+) -> None:
+    await ended_source(artifacts, "b1", "b2", skus=[1, 2, 3])
+    found = [payload for _, payload in await pull.all("u", size=2, meta_list_key="skus")]
+    assert [payload["items"] for payload in found] == [[1, 2], [3], [1, 2], [3]]
+    assert [payload["parent"]["ref"]["batch_uid"] for payload in found] == ["b1", "b1", "b2", "b2"]
+    assert {payload["from_node"] for payload in found} == {"u"}
+    assert {payload["parent"]["meta_list_key"] for payload in found} == {"skus"}
+
+
+async def test_chunks_have_the_uids_of_the_protocol(artifacts: WatchedArtifacts, pull: Pull) -> None:
+    await ended_source(artifacts, "b1", skus=[1, 2, 3])
+    first, second = await pull.uids("u", size=2, meta_list_key="skus")
+    assert first == "ad2b7bfd0ae8f741de96ce46937202d382868d69"
+    assert second == stable_hash({"src": "u", "parent": "b1", "idx": 1})
+
+
+@pytest.mark.parametrize("key", ["text", "absent", None])
+async def test_what_is_not_a_list_is_one_item(
+    artifacts: WatchedArtifacts, pull: Pull, key: str | None
+) -> None:
+    await ended_source(artifacts, "b1", text="abc")
+    [(_, payload)] = await pull.all("u", size=2, meta_list_key=key)
+    assert payload["items"] == [{"text": "abc"}]
+    assert payload["parent"] == {"ref": {"batch_uid": "b1"}, "meta_list_key": None}
+
+
+async def test_an_empty_list_yields_nothing(artifacts: WatchedArtifacts, pull: Pull) -> None:
+    await ended_source(artifacts, "b1", skus=[])
+    assert await pull.all("u", size=2, meta_list_key="skus") == []
+
+
+async def test_a_new_attempt_gets_only_the_chunks_without_a_result(
+    artifacts: WatchedArtifacts, pull: Pull
+) -> None:
+    await ended_source(artifacts, "b1", skus=[1, 2, 3])
+    first, second = await pull.uids("u", size=2, meta_list_key="skus")
+    await batches(artifacts, "sink", first)
+    assert await pull.uids("u", size=2, meta_list_key="skus", epoch=2) == [second]
+
+
+# --- the end ----------------------------------------------------------------------------------------------------
+
+
+async def test_no_source_is_the_end(pull: Pull) -> None:
+    assert await pull.all() == []
+
+
+async def test_a_source_that_ended_without_batches_is_the_end(
+    artifacts: WatchedArtifacts, pull: Pull
+) -> None:
+    await end(artifacts, "u")
+    assert await pull.all("u") == []
+
+
+async def test_a_running_source_is_waited_for_and_its_later_batches_are_seen(
+    artifacts: WatchedArtifacts, pull: Pull
+) -> None:
+    running = pull.start("u")
+    for number in (1, 2):
+        await artifacts.looked_again()
+        await artifacts.upsert_partial(attempt("u"), f"b{number}", {}, WORKER, AT + number)
+    await artifacts.looked_again()
+    assert not running.done()
+    await end(artifacts, "u")
+    assert [uid for uid, _ in await asyncio.wait_for(running, PATIENCE)] == ["b1", "b2"]
+
+
+async def test_one_of_two_sources_is_not_the_end(artifacts: WatchedArtifacts, pull: Pull) -> None:
+    await ended_source(artifacts, "b1", node="u")
+    running = pull.start("u", "t")
+    await artifacts.looked_again()
+    assert not running.done()
+    await ended_source(artifacts, "b2", node="t")
+    assert [uid for uid, _ in await asyncio.wait_for(running, PATIENCE)] == ["b1", "b2"]
+
+
+async def test_a_marker_of_an_older_epoch_is_not_the_end(
+    artifacts: WatchedArtifacts, tasks: TaskStore, pull: Pull
+) -> None:
+    await opened(tasks, "u", "sink")
+    await begun(tasks, attempt("u", epoch=2))
+    await end(artifacts, "u", epoch=1)
+    running = pull.start("u")
+    await artifacts.looked_again()
+    assert not running.done()
+    await end(artifacts, "u", epoch=2)
+    assert await asyncio.wait_for(running, PATIENCE) == []
+
+
+async def test_the_epochs_that_the_workflow_tells_are_believed(
+    artifacts: WatchedArtifacts, pull: Pull
+) -> None:
+    await end(artifacts, "u", epoch=1)
+    running = pull.start("u", sources={"u": 2})
+    await artifacts.looked_again()
+    assert not running.done()
+    await end(artifacts, "u", epoch=2)
+    assert await asyncio.wait_for(running, PATIENCE) == []
+
+
+async def test_a_puller_that_shall_not_end_goes_on_after_the_marker(
+    artifacts: WatchedArtifacts, pull: Pull
+) -> None:
+    await end(artifacts, "u")
+    running = pull.start("u", eof_on_task_done=False)
+    await artifacts.looked_again()
+    assert not running.done()
+    running.cancel()
+
+
+async def test_batches_that_vanish_while_they_are_read_are_passed_over(
+    artifacts: WatchedArtifacts, pull: Pull, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def listed_but_gone(task_id: str, node_id: str) -> list[str]:
+        return ["gone"]
+
+    await end(artifacts, "u")
+    monkeypatch.setattr(artifacts, "_uids_by_age", listed_but_gone)
+    assert await pull.all("u") == []

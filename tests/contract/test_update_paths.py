@@ -1,0 +1,84 @@
+"""No update names one path, or a path and its parent, twice: MongoDB refuses that, servers in its place do not."""
+
+from __future__ import annotations
+
+import pytest
+from tests.contract.builders import (
+    AT,
+    RUN,
+    TASK,
+    WORKER,
+    attempt,
+    begun,
+    close,
+    new_task,
+    opened,
+    record,
+    shown,
+)
+from tests.contract.recording import RecordingDatabase, Update, conflicts
+
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.store import TaskStore
+from flowkit.models import NodeStatus, SkipReason, TaskStatus
+from flowkit.testing import memory_database
+
+
+@pytest.mark.parametrize(
+    ("update", "found"),
+    [
+        ({"$set": {"a.b": 1}, "$unset": {"a.b": ""}}, True),
+        ({"$set": {"a": {}}, "$max": {"a.b": 1}}, True),
+        ({"$set": {"a": {}, "a.b.c": 1}}, True),
+        ({"$set": {"a.b": 1, "a.bc": 1}, "$setOnInsert": {"a.c": 1, "ab": 1}}, False),
+    ],
+)
+def test_the_check_finds_what_mongodb_refuses(update: Update, *, found: bool) -> None:
+    assert bool(conflicts(update)) is found
+
+
+async def whole_life(db: RecordingDatabase) -> None:
+    """One task through everything that can happen to its document."""
+    tasks, artifacts = TaskStore(db), ArtifactStore(db)
+    await tasks.deployment()
+    await tasks.insert_task(new_task("a", "b", "c"))
+    run_seq = await opened(tasks, "a", "b", "c")
+    await begun(tasks, attempt("a"))
+    await tasks.extend_lease(attempt("a"), RUN, 5, AT)
+    await leave_batches(artifacts)
+    await tasks.finish_attempt(attempt("a"), RUN, AT)
+    deferred = shown("b", NodeStatus.DEFERRED, index=1, epoch=1, next_retry_at=AT, last_error="boom")
+    skipped = shown("c", NodeStatus.SKIPPED, index=2, skip_reason=SkipReason.ROUTING, last_error="no")
+    await tasks.record(record(deferred, skipped, status=TaskStatus.DEFERRED))
+    await begun(tasks, attempt("b", index=1, epoch=2))
+    await tasks.record(record(shown("b", NodeStatus.CANCELLING, index=1, epoch=2), cancel="stop"))
+    await tasks.record(record(shown("b", NodeStatus.CANCELLING, index=1, epoch=1), cancel="behind"))
+    cancelled = shown("b", NodeStatus.CANCELLED, index=1, epoch=2)
+    for status in (TaskStatus.FAILED, TaskStatus.CANCELLED, TaskStatus.FINISHED):
+        await tasks.close_task(close(cancelled, status=status, run_seq=run_seq, truncated=True, reason="x"))
+    await begun(tasks, attempt("b", index=1, epoch=3), run="run-2")
+    await opened(tasks, "a", "b", "c", run="run-3")
+    assert await tasks.abandon(TASK, "run-3", "lost", AT)
+
+
+async def leave_batches(artifacts: ArtifactStore) -> None:
+    await artifacts.drop_marker(attempt("a"))
+    await artifacts.store_batch(attempt("a"), "b1", {"n": 1}, WORKER, AT)
+    await artifacts.store_failed_batch(attempt("a"), "b2", "boom", AT)
+    await artifacts.store_final(attempt("a"), {"n": 1}, AT)
+    await artifacts.mark_complete(TASK, "a", 1, {"n": 1}, AT, worker_id=WORKER, artifacts_ref={"url": "x"})
+
+
+async def test_no_update_of_a_whole_life_names_a_path_twice() -> None:
+    db = RecordingDatabase(memory_database())
+    await whole_life(db)
+    assert len(db.updates) > 10
+    assert {operator for update in db.updates for operator in update} == {
+        "$set",
+        "$unset",
+        "$inc",
+        "$max",
+        "$push",
+        "$setOnInsert",
+    }
+    assert [update for update in db.updates if conflicts(update)] == []

@@ -1,0 +1,221 @@
+"""The pure parts of the demo, on a small tree of source that was counted by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from code_index import flaky
+from code_index.facts import FileFacts, facts_of, facts_of_source
+from code_index.graph import index_graph
+from code_index.handlers import Indexer
+from code_index.packages import Package, as_dicts, from_dicts, grouped, merged, ranked, total
+from code_index.tree import TOP, package_of, python_files
+from flowkit.workflows.validation import parse_graph
+
+if TYPE_CHECKING:
+    from flowkit.worker.handlers.base import Batch
+
+SHAPES = b"""\
+import os, sys
+from math import pi as PI, tau
+
+class Circle:
+    def area(self, r):
+        if r > 0 and r < 10:
+            return PI * r
+        return 0
+
+async def scan(items):
+    async for item in items:
+        try:
+            print(item if item else None)
+        except ValueError:
+            pass
+    return [x for x in items
+            for y in items]
+"""
+"""17 lines; functions area (4) and scan (8); forks: if, and, async for, if-else, except, for, for."""
+
+TREE = {
+    "setup.py": b"import setuptools\n",
+    "shop/__init__.py": b"",
+    "shop/shapes.py": SHAPES,
+    "shop/broken.py": b"def (:\n",
+    "shop/web/api.py": b"def get():\n    return 1",
+    "shop/web/latin.py": b"# -*- coding: latin-1 -*-\nname = '\xe9'\n",
+    "shop/web/binary.py": b"name = '\xe9'\n\n",
+    "shop/__pycache__/shapes.py": b"x = 1\n",
+    ".hidden/secret.py": b"x = 1\n",
+    "lib/site-packages/other.py": b"x = 1\n",
+    "readme.txt": b"no source\n",
+}
+FILES = [
+    "setup.py",
+    "shop/__init__.py",
+    "shop/broken.py",
+    "shop/shapes.py",
+    "shop/web/api.py",
+    "shop/web/binary.py",
+    "shop/web/latin.py",
+]
+PACKAGES = [
+    Package(package=TOP, files=1, lines=1, imports=1),
+    Package(
+        package="shop",
+        files=3,
+        problems=1,
+        lines=18,
+        functions=2,
+        classes=1,
+        imports=4,
+        complexity=9,
+        longest_function="scan",
+        longest_lines=8,
+    ),
+    Package(
+        package="shop.web",
+        files=3,
+        problems=1,
+        lines=6,
+        functions=1,
+        complexity=1,
+        longest_function="get",
+        longest_lines=2,
+    ),
+]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """The tree as files."""
+    for path, data in TREE.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    return tmp_path
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+def test_the_facts_of_a_file_are_those_counted_by_hand() -> None:
+    assert facts_of_source("shop/shapes.py", SHAPES) == FileFacts(
+        path="shop/shapes.py",
+        lines=17,
+        functions=2,
+        classes=1,
+        imports=4,
+        complexity=9,
+        longest_function="scan",
+        longest_lines=8,
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "problem", "lines"),
+    [
+        (b"def (:\n", "syntax", 1),
+        (b"x = 1\0\n", "syntax", 1),
+        (b"(" * 1000 + b")" * 1000, "syntax", 1),
+        (b"x = '\xe9'\n\n", "encoding", 2),
+        (b"# coding: klingon\n", "encoding", 1),
+        (b"\xef\xbb\xbfx = 1", None, 1),
+        (b"# coding: latin-1\nx = '\xe9'\n", None, 2),
+        (b"x = '\\d'\n", None, 1),
+        (b"", None, 0),
+    ],
+)
+def test_a_file_that_cannot_be_parsed_is_counted_as_such(
+    data: bytes, problem: str | None, lines: int
+) -> None:
+    assert facts_of_source("a.py", data) == FileFacts(path="a.py", problem=problem, lines=lines)
+
+
+def test_a_file_that_has_vanished_is_unreadable(tmp_path: Path) -> None:
+    assert facts_of(str(tmp_path), "gone.py") == FileFacts(path="gone.py", problem="unreadable")
+
+
+def test_source_is_listed_in_order_and_nothing_else(tree: Path) -> None:
+    assert python_files(tree) == FILES
+
+
+def test_a_missing_folder_is_no_empty_one(tmp_path: Path) -> None:
+    assert python_files(tmp_path) == []
+    with pytest.raises(ValueError, match="there is no folder"):
+        python_files(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(("path", "package"), [("a.py", TOP), ("a/b.py", "a"), ("a/b/c.py", "a.b")])
+def test_a_package_is_the_dotted_name_of_a_folder(path: str, package: str) -> None:
+    assert package_of(path) == package
+
+
+async def test_the_indexer_makes_the_same_batches_in_every_attempt(tree: Path) -> None:
+    async def batches() -> list[Batch]:
+        indexer = Indexer()
+        loaded = await indexer.load_input(None, {"source": str(tree), "batch_size": 3})
+        return [batch async for batch in indexer.iter_batches(loaded)]
+
+    first = await batches()
+    assert await batches() == first
+    assert [batch.batch_uid for batch in first] == ["files-0001", "files-0002", "files-0003"]
+    assert [batch.payload["files"] for batch in first] == [FILES[:3], FILES[3:6], FILES[6:]]
+
+
+# --- packages ---------------------------------------------------------------------------------------------------
+
+
+def test_files_are_summed_up_by_package(tree: Path) -> None:
+    assert grouped(facts_of(str(tree), path) for path in FILES) == PACKAGES
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_partial_sums_merge_to_the_same_packages_however_files_are_batched(tree: Path, size: int) -> None:
+    facts = [facts_of(str(tree), path) for path in FILES]
+    pieces = [grouped(facts[start : start + size]) for start in range(0, len(facts), size)]
+    assert merged(package for piece in pieces for package in piece) == PACKAGES
+    assert merged(package for piece in reversed(pieces) for package in reversed(piece)) == PACKAGES
+
+
+def test_the_most_complex_packages_come_first_and_equal_ones_by_name() -> None:
+    like_shop = Package(package="atelier", complexity=9)
+    assert [one.package for one in ranked([*PACKAGES, like_shop], 3)] == ["atelier", "shop", "shop.web"]
+
+
+def test_the_total_counts_everything_once() -> None:
+    whole = total(PACKAGES)
+    assert (whole.files, whole.problems, whole.lines, whole.functions, whole.complexity) == (7, 2, 25, 3, 10)
+    assert (whole.longest_function, whole.longest_lines) == ("scan", 8)
+
+
+def test_packages_survive_being_stored() -> None:
+    assert from_dicts(as_dicts(PACKAGES)) == PACKAGES
+
+
+# --- the task ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batches", [*range(10), 45])
+def test_two_batches_fail_once_each_in_an_order_that_a_resumed_node_meets(batches: int) -> None:
+    failures = []
+    done = 0
+    for attempt in range(1, 5):
+        while done < batches and not flaky.fails(attempt=attempt, number=done + 1, of=batches):
+            done += 1
+        if done < batches:
+            failures.append(done + 1)
+    assert done == batches
+    assert len(failures) == len(set(failures)) == min(batches, 2)
+
+
+def test_the_graph_is_valid_and_a_chain_of_four_roles() -> None:
+    graph = parse_graph(index_graph(Path("/src")), params={}, max_nodes=None)
+    assert graph.warnings == ()
+    assert [(node.type, node.depends_on, node.pulls_from) for node in graph.nodes] == [
+        ("indexer", (), ()),
+        ("enricher", ("index",), ("index",)),
+        ("grouper", ("enrich",), ("enrich",)),
+        ("analyzer", ("group",), ("group",)),
+    ]

@@ -1,0 +1,237 @@
+"""Tasks on real servers: order, fan-in, retries, failures, documents."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from temporalio.client import WorkflowFailureError, WorkflowHistoryEventFilterType
+from temporalio.exceptions import ApplicationError
+
+from flowkit.errors import GraphError
+from flowkit.models import TaskStatus
+from tests.integration.world import node
+
+if TYPE_CHECKING:
+    from tests.integration.world import World
+
+pytestmark = pytest.mark.server
+
+SOON = {"retry_policy": {"max": 2, "backoff_sec": 0.1}}
+
+
+async def failure_of(world: World, task_id: str) -> ApplicationError:
+    """The error with which a task's workflow failed."""
+    with pytest.raises(WorkflowFailureError) as caught:
+        await world.result(task_id)
+    assert isinstance(caught.value.cause, ApplicationError)
+    return caught.value.cause
+
+
+async def test_a_diamond_runs_in_order_and_its_document_shows_the_end(world: World) -> None:
+    await world.engine()
+    await world.worker()
+    task_id = await world.create(
+        node("top", inline={"batches": 3}),
+        node("left", "quick", "top"),
+        node("right", "quick", "top"),
+        node("bottom", "quick", "left", "right"),
+    )
+    result = await world.result(task_id)
+    assert result.status is TaskStatus.FINISHED
+    document = await world.document(task_id)
+    assert document["status"] == "finished"
+    assert [change["to"] for change in document["status_history"]] == ["queued", "running", "finished"]
+    assert [entry["node_id"] for entry in document["result"]["nodes"]] == ["top", "left", "right", "bottom"]
+    began = {n["node_id"]: n["started_at"] for n in document["graph"]["nodes"]}
+    ended = {n["node_id"]: n["finished_at"] for n in document["graph"]["nodes"]}
+    assert ended["top"] <= min(began["left"], began["right"])
+    assert max(ended["left"], ended["right"]) <= began["bottom"]
+    assert len(await world.rows(task_id, "top")) == 3
+
+
+async def test_a_pulling_node_gets_every_upstream_batch_once(world: World) -> None:
+    await world.engine()
+    await world.worker()
+    pull = {"input_adapter": "pull.from_artifacts"}
+    task_id = await world.create(node("up", inline={"batches": 45}), node("down", "quick", "up", inline=pull))
+    await world.result(task_id)
+    assert sorted(row["batch_uid"] for row in await world.rows(task_id, "down")) == sorted(
+        f"b{i}" for i in range(45)
+    )
+
+
+async def test_a_transient_failure_is_retried_with_a_new_epoch_after_a_named_timer(world: World) -> None:
+    await world.engine()
+    await world.worker()
+    task_id = await world.create(
+        node("a", "failing", inline={"failures": 2}, **SOON), node("b", "quick", "a")
+    )
+    await world.result(task_id)
+    assert (await world.node(task_id, "a"))["attempt_epoch"] == 3
+    history = await (await world.handle(task_id)).fetch_history(
+        event_filter_type=WorkflowHistoryEventFilterType.ALL_EVENT
+    )
+    timers = [e for e in history.events if e.HasField("timer_started_event_attributes")]
+    assert [b"retry a in 0.1 s" in timer.user_metadata.summary.data for timer in timers] == [True, True]
+
+
+async def test_a_waiting_node_makes_its_task_deferred_and_then_running_again(world: World) -> None:
+    await world.engine()
+    await world.worker()
+    policy = {"max": 1, "backoff_sec": 1.0}
+    task_id = await world.create(node("a", "failing", inline={"failures": 1}, retry_policy=policy))
+    document = await world.until_status(task_id, "deferred")
+    waiting = document["graph"]["nodes"][0]
+    assert (waiting["status"], waiting["last_error"]) == ("deferred", "flaky: as ordered")
+    assert waiting["next_retry_at_ms"] > 0
+    await world.result(task_id)
+    history = [change["to"] for change in (await world.document(task_id))["status_history"]]
+    assert history == ["queued", "running", "deferred", "running", "finished"]
+
+
+@pytest.mark.parametrize(
+    ("inline", "policy", "epochs"),
+    [
+        ({"failures": 9}, {"max": 1, "backoff_sec": 0.05}, 2),
+        ({"failures": 9, "permanent": True}, {"max": 5, "backoff_sec": 0.05}, 1),
+        ({"failures": 9, "code": "bad_input"}, {"max": 5, "backoff_sec": 0.05}, 1),
+        ({"failures": 9, "code": "gone"}, {"max": 5, "backoff_sec": 0.05, "permanent_on": ["gone"]}, 1),
+    ],
+    ids=["exhausted", "permanent", "bad_input", "permanent_on"],
+)
+async def test_a_permanent_failure_ends_the_task(
+    world: World, inline: dict[str, object], policy: dict[str, object], epochs: int
+) -> None:
+    await world.engine()
+    await world.worker()
+    task_id = await world.create(
+        node("a", "failing", inline=inline, retry_policy=policy),
+        node("below", "quick", "a"),
+        node("aside", "paced", inline={"pause": 60}),
+        node("later", "quick", "aside"),
+    )
+    error = await failure_of(world, task_id)
+    assert (error.type, "'a' failed" in error.message) == ("task_failed", True)
+    document = await world.document(task_id)
+    nodes = {n["node_id"]: n for n in document["graph"]["nodes"]}
+    assert document["status"] == "failed"
+    assert document["coordinator"]["cancel_reason"] == f"hard_fail:{inline.get('code', 'flaky')}"
+    assert nodes["a"]["attempt_epoch"] == epochs
+    assert (nodes["a"]["status"], nodes["aside"]["status"]) == ("failed", "cancelled")
+    assert (nodes["below"]["status"], nodes["below"]["skip_reason"]) == ("skipped", "upstream_failed")
+    assert (nodes["later"]["status"], nodes["later"]["skip_reason"]) == ("skipped", "task_failed")
+
+
+async def test_independent_branches_finish_when_the_graph_says_continue(world: World) -> None:
+    await world.engine()
+    await world.worker()
+    task_id = await world.create(
+        node("a", "failing", inline={"failures": 9, "permanent": True}),
+        node("below", "quick", "a"),
+        node("aside", "paced", inline={"pause": 0.5}),
+        node("later", "quick", "aside"),
+        on_node_failure="continue",
+    )
+    await failure_of(world, task_id)
+    assert await world.statuses(task_id) == {
+        "a": "failed",
+        "below": "skipped",
+        "aside": "finished",
+        "later": "finished",
+    }
+    assert (await world.document(task_id))["status"] == "failed"
+
+
+async def test_a_tolerated_failure_lets_the_task_finish_and_is_listed(world: World) -> None:
+    await world.engine()
+    await world.worker()
+    task_id = await world.create(
+        node("a", "failing", inline={"failures": 9, "permanent": True}, allow_failure=True),
+        node("b"),
+        node("any", "quick", "a", "b", fan_in="any"),
+        node("all", "quick", "a", "b"),
+    )
+    result = await world.result(task_id)
+    assert result.handled_failures == ["a"]
+    assert await world.statuses(task_id) == {
+        "a": "failed",
+        "b": "finished",
+        "any": "finished",
+        "all": "skipped",
+    }
+    assert (await world.document(task_id))["result"]["handled_failures"] == ["a"]
+
+
+async def test_count_of_n_starts_before_the_others_have_finished(world: World) -> None:
+    await world.engine()
+    await world.worker()
+    task_id = await world.create(
+        node("x"),
+        node("y"),
+        node("slow", "paced", inline={"pause": 2.0}),
+        node("two", "quick", "x", "y", "slow", fan_in="count:2"),
+    )
+    await world.result(task_id)
+    nodes = {n["node_id"]: n for n in (await world.document(task_id))["graph"]["nodes"]}
+    assert nodes["two"]["finished_at"] < nodes["slow"]["finished_at"]
+
+
+async def test_a_node_that_takes_longer_than_its_timeout_fails_with_that_code(world: World) -> None:
+    await world.engine()
+    await world.worker()
+    task_id = await world.create(
+        node("a", "paced", inline={"pause": 60}, timeout_sec=0.5, retry_policy={"max": 1, "backoff_sec": 0.1})
+    )
+    error = await failure_of(world, task_id)
+    assert "timeout" in error.message
+    assert (await world.node(task_id, "a"))["attempt_epoch"] == 2
+
+
+async def test_coordinator_functions_run_in_the_engine_and_fail_like_nodes(world: World) -> None:
+    called: list[tuple[str, dict[str, object]]] = []
+
+    async def remember(task_id: str, **arguments: object) -> None:
+        called.append((task_id, arguments))
+        if arguments.get("fail"):
+            raise ValueError("no such thing")
+
+    await world.engine(remember=remember)
+    await world.worker()
+    call = {"fn": "remember", "fn_args": {"x": 1}}
+    task_id = await world.create(
+        {"node_id": "f", "type": "coordinator_fn", "io": call},
+        node("after", "quick", "f"),
+        {"node_id": "n", "type": "coordinator_fn", "depends_on": ["after"]},
+    )
+    await world.result(task_id)
+    assert called == [(task_id, {"x": 1})]
+    failing = await world.create(
+        {"node_id": "f", "type": "coordinator_fn", "io": {**call, "fn_args": {"fail": True}}}
+    )
+    assert "bad_input: ValueError: no such thing" in (await failure_of(world, failing)).message
+
+
+async def test_creating_a_task_twice_under_one_id_runs_it_once(world: World) -> None:
+    await world.engine()
+    await world.worker()
+    graph = {"nodes": [node("a", "paced", inline={"pause": 0.3})]}
+    for _ in range(2):
+        assert await world.coordinator.create_task(params={}, graph=graph, task_id=world.queue) == world.queue
+    await world.result(world.queue)
+    await world.coordinator.create_task(params={}, graph=graph, task_id=world.queue)
+    assert (await world.document(world.queue))["run_seq"] == 1
+
+
+async def test_a_graph_is_refused_at_the_door_with_nothing_written(world: World) -> None:
+    graph = {"nodes": [node("a", "quick", "ghost")]}
+    with pytest.raises(GraphError, match="depends_on names 'ghost', which is no node"):
+        await world.coordinator.create_task(params={}, graph=graph)
+    assert await world.db.tasks.count_documents({}) == 0
+
+
+async def test_the_callers_graph_is_not_changed(world: World) -> None:
+    graph = {"nodes": [node("a")], "edges": []}
+    before = {"nodes": [node("a")], "edges": []}
+    await world.coordinator.create_task(params={}, graph=graph)
+    assert graph == before
