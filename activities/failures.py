@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from flowkit.errors import EpochTaken, Fenced, FlowKitError
 from flowkit.limits import LAST_ERROR_CHARS
@@ -21,9 +21,16 @@ def refusal(error: FlowKitError) -> ApplicationError:
 
 
 def failed_attempt(failure: AttemptFailure) -> ApplicationError:
-    """`failure` as an executor reports it: never retried natively, the workflow decides."""
+    """`failure` as an executor reports it: never retried natively, the workflow decides.
+
+    Benign: it is an expected outcome, which Temporal's log need not show with a traceback.
+    """
     return ApplicationError(
-        cut(failure.message) or failure.code, asdict(failure), type=failure.code, non_retryable=True
+        cut(failure.message) or failure.code,
+        asdict(failure),
+        type=failure.code,
+        non_retryable=True,
+        category=ApplicationErrorCategory.BENIGN,
     )
 
 

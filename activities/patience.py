@@ -25,7 +25,7 @@ async def durably(call: Callable[[], Awaitable[T]]) -> T:
         _logger.warning("%s; trying again until it does", error)
     async for attempt in AsyncRetrying(
         retry=retry_if_exception_type(StoreUnavailable),
-        wait=wait_exponential_jitter(initial=0.1, max=2.0),
+        wait=wait_exponential_jitter(multiplier=0.1, max=2.0),
         reraise=True,
     ):
         with attempt:

@@ -1,0 +1,73 @@
+"""`python -m code_index`: rank the packages of a source tree with FlowKit, on real servers."""
+
+from __future__ import annotations
+
+import signal
+import sysconfig
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pymongo.errors import PyMongoError
+from rich.console import Console
+
+from code_index.demo import Demo, Options
+from code_index.errors import DemoError
+from code_index.graph import BATCH_SIZE
+from flowkit.errors import FlowKitError
+from flowkit_dev.errors import DevServerError
+
+EXIT_ERROR = 1
+EXIT_INTERRUPTED = 130
+
+STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
+FOLDER = Path(".flowkit/demo")
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def code_index(
+    source: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of Python source; this Python's standard library if not given.", show_default=False
+        ),
+    ] = STANDARD_LIBRARY,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep everything running until Ctrl-C.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
+    batch_size: Annotated[int, typer.Option(min=1, help="Files to a batch.")] = BATCH_SIZE,
+    folder: Annotated[Path, typer.Option(help="Where the servers keep data and logs.")] = FOLDER,
+) -> None:
+    """Rank the packages of a source tree by complexity, as one FlowKit task on real servers.
+
+    The servers are started and stopped, unless TEMPORAL_ADDRESS and MONGO_URL say where some already run.
+    """
+    if not source.is_dir():
+        raise DemoError(f"there is no folder {source}")
+    options = Options(
+        source=source.resolve(), folder=folder, batch_size=batch_size, workers=workers, keep=keep
+    )
+    try:
+        Demo(options, Console()).run()
+    except KeyboardInterrupt:
+        _errors().print("\ninterrupted; nothing of the demo runs any more")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _errors() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def main() -> None:
+    """Run the command line; whatever is expected to go wrong is one message and exit code 1."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        app()
+    except (DemoError, DevServerError, FlowKitError, PyMongoError) as error:
+        _errors().print(f"code_index: {error}", style="red", markup=False)
+        raise SystemExit(EXIT_ERROR) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What one Python file is made of. Pure but for reading the file."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_FORKS = (
+    ast.If,
+    ast.BoolOp,
+    ast.IfExp,
+    ast.For,
+    ast.AsyncFor,
+    ast.While,
+    ast.ExceptHandler,
+    ast.comprehension,
+    ast.match_case,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFacts:
+    """Facts of one file. A file with a `problem` has lines and nothing else."""
+
+    path: str
+    """Relative to the tree, with slashes."""
+    problem: str | None = None
+    """`unreadable`, `encoding` or `syntax`; None for a file that was parsed."""
+    lines: int = 0
+    functions: int = 0
+    classes: int = 0
+    imports: int = 0
+    """Names that import statements bring in."""
+    complexity: int = 0
+    """One for each function, and one for each place where a way through the code forks."""
+    longest_function: str = ""
+    longest_lines: int = 0
+
+
+def facts_of(root: str, path: str) -> FileFacts:
+    """Facts of the file `path` below the folder `root`; trouble with the file becomes its `problem`."""
+    try:
+        data = Path(root, path).read_bytes()
+    except OSError:
+        return FileFacts(path=path, problem="unreadable")
+    return facts_of_source(path, data)
+
+
+def facts_of_source(path: str, data: bytes) -> FileFacts:
+    """Facts of a file that holds `data`."""
+    lines = data.count(b"\n") + (bool(data) and not data.endswith(b"\n"))
+    try:
+        source = importlib.util.decode_source(data)
+    except (SyntaxError, UnicodeDecodeError):
+        return FileFacts(path=path, problem="encoding", lines=lines)
+    tree = _parsed(source)
+    if tree is None:
+        return FileFacts(path=path, problem="syntax", lines=lines)
+    return _counted(path, lines, tree)
+
+
+def _parsed(source: str) -> ast.Module | None:
+    """The tree of `source`; None for what this Python cannot parse, be it wrong or nested too deeply."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+
+
+def _counted(path: str, lines: int, tree: ast.Module) -> FileFacts:
+    nodes = list(ast.walk(tree))
+    kinds = Counter(map(type, nodes))
+    functions = [node for node in nodes if isinstance(node, _FUNCTIONS)]
+    longest = max(functions, key=_length, default=None)
+    return FileFacts(
+        path=path,
+        lines=lines,
+        functions=len(functions),
+        classes=kinds[ast.ClassDef],
+        imports=sum(len(node.names) for node in nodes if isinstance(node, _IMPORTS)),
+        complexity=len(functions) + sum(kinds[kind] for kind in _FORKS),
+        longest_function=longest.name if longest else "",
+        longest_lines=_length(longest) if longest else 0,
+    )
+
+
+def _length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (function.end_lineno or function.lineno) - function.lineno + 1

@@ -1,0 +1,42 @@
+"""The graph of the task: four nodes in a row, each with a role of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INDEX, ENRICH, GROUP, ANALYZE = "index", "enrich", "group", "analyze"
+
+BATCH_SIZE = 40
+"""Files to a batch: big enough to keep all processors busy, small enough to show progress."""
+
+_RETRY = {"max": 5, "backoff_sec": 1.0}
+
+
+def index_graph(source: Path, batch_size: int = BATCH_SIZE) -> dict[str, Any]:
+    """Index `source`, enrich the files, group them by package, analyze the packages."""
+    listing = {"input_inline": {"source": str(source), "batch_size": batch_size}}
+    return {
+        "schema_version": "1.0",
+        "name": "code_index",
+        "nodes": [
+            {"node_id": INDEX, "type": "indexer", "io": listing, "retry_policy": _RETRY},
+            _pulling(ENRICH, "enricher", source=INDEX),
+            _pulling(GROUP, "grouper", source=ENRICH),
+            _pulling(ANALYZE, "analyzer", source=GROUP),
+        ],
+    }
+
+
+def _pulling(node_id: str, role: str, *, source: str) -> dict[str, Any]:
+    """A node that starts after `source` and gets its batches."""
+    pull = {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": [source]}}
+    return {
+        "node_id": node_id,
+        "type": role,
+        "depends_on": [source],
+        "io": {"input_inline": pull},
+        "retry_policy": _RETRY,
+    }

@@ -1,0 +1,100 @@
+"""Facts of files summed up by package, and the packages ranked. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from code_index.tree import package_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from code_index.facts import FileFacts
+
+TOTAL = "(total)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """Sums over files of one package."""
+
+    package: str
+    files: int = 0
+    problems: int = 0
+    """Files that could not be parsed."""
+    lines: int = 0
+    functions: int = 0
+    classes: int = 0
+    imports: int = 0
+    complexity: int = 0
+    longest_function: str = ""
+    longest_lines: int = 0
+
+    def plus(self, other: Package) -> Package:
+        """Both together, under this one's name."""
+        longest = max(self, other, key=lambda one: (one.longest_lines, one.longest_function))
+        return Package(
+            package=self.package,
+            files=self.files + other.files,
+            problems=self.problems + other.problems,
+            lines=self.lines + other.lines,
+            functions=self.functions + other.functions,
+            classes=self.classes + other.classes,
+            imports=self.imports + other.imports,
+            complexity=self.complexity + other.complexity,
+            longest_function=longest.longest_function,
+            longest_lines=longest.longest_lines,
+        )
+
+
+def grouped(files: Iterable[FileFacts]) -> list[Package]:
+    """The packages that `files` belong to, summed up."""
+    return merged(_package_of_one(file) for file in files)
+
+
+def _package_of_one(file: FileFacts) -> Package:
+    return Package(
+        package=package_of(file.path),
+        files=1,
+        problems=int(file.problem is not None),
+        lines=file.lines,
+        functions=file.functions,
+        classes=file.classes,
+        imports=file.imports,
+        complexity=file.complexity,
+        longest_function=file.longest_function,
+        longest_lines=file.longest_lines,
+    )
+
+
+def merged(parts: Iterable[Package]) -> list[Package]:
+    """One sum for each package, by name; the order in which parts come does not matter."""
+    sums: dict[str, Package] = {}
+    for part in parts:
+        known = sums.get(part.package)
+        sums[part.package] = part if known is None else known.plus(part)
+    return [sums[name] for name in sorted(sums)]
+
+
+def total(packages: Iterable[Package]) -> Package:
+    """All packages as one."""
+    whole = Package(package=TOTAL)
+    for package in packages:
+        whole = whole.plus(package)
+    return whole
+
+
+def ranked(packages: Iterable[Package], top: int) -> list[Package]:
+    """The `top` most complex packages, the most complex first."""
+    return sorted(packages, key=lambda one: (-one.complexity, one.package))[:top]
+
+
+def as_dicts(packages: Iterable[Package]) -> list[dict[str, Any]]:
+    """Packages as they are stored."""
+    return [asdict(package) for package in packages]
+
+
+def from_dicts(stored: Iterable[dict[str, Any]]) -> list[Package]:
+    """Packages as they were stored."""
+    return [Package(**fields) for fields in stored]

@@ -1,0 +1,211 @@
+"""Tasks started with nothing but Temporal: good ones run, bad ones fail at once with a message that helps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from temporalio.api.enums.v1 import EventType
+from temporalio.client import WorkflowFailureError
+from temporalio.exceptions import ApplicationError
+from tests.integration.world import CEILING, node
+from tests.unit.graphs import one, two
+from tests.unit.test_validation import BAD_FIELDS, BAD_GRAPHS, ID_RULE, ROLE_RULE
+
+from flowkit import limits
+from flowkit.errors import GraphError
+from flowkit_dev.temporal_cli import temporal_cli
+
+if TYPE_CHECKING:
+    from temporalio.client import Client
+    from tests.integration.world import World
+
+pytestmark = pytest.mark.server
+
+PROMPTLY = 45.0
+"""Seconds for all refusals of a test together, on a busy machine."""
+
+FAILED_TASKS = {EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED, EventType.EVENT_TYPE_WORKFLOW_TASK_TIMED_OUT}
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A start that is to be refused, and what the refusal tells."""
+
+    told: list[str]
+    given: list[Any] = field(default_factory=list)
+    """Arguments of the workflow: none, or one."""
+
+
+def bad(graph: object, *told: str, params: object = None) -> Bad:
+    """A start of the right outer shape."""
+    return Bad(list(told), [{"params": {} if params is None else params, "graph": graph}])
+
+
+def function(name: str) -> dict[str, Any]:
+    """A graph of one node that calls a coordinator function."""
+    return {"nodes": [{"node_id": "call", "type": "coordinator_fn", "io": {"fn": name}}]}
+
+
+LONG = "x" * limits.NODE_IO_BYTES
+
+MISSHAPEN: dict[str, Bad] = {
+    "no_input": Bad(["input of a task is", "'None'"]),
+    "null": Bad(["input of a task is", "'None'"], [None]),
+    "text": Bad(["input of a task is", "'graph'", '"graph": {...}'], ["graph"]),
+    "number": Bad(["input of a task is", "'7'"], [7]),
+    "list": Bad(["input of a task is", "[{'params'"], [[{"params": {}, "graph": one()}]]),
+    "empty": Bad(["has no 'graph'"], [{}]),
+    "graph_missing": Bad(["has no 'graph'"], [{"params": {}}]),
+    "graph_number": Bad(["graph", "7", "object with 'nodes'"], [{"graph": 7}]),
+    "graph_misspelt": Bad(["unknown key 'grahp'", "mean 'graph'?", "no 'graph'"], [{"grahp": one()}]),
+    "unknown_key": Bad(
+        ["unknown key 'zzz'", "takes 'params' and 'graph'"], [{"params": {}, "graph": one(), "zzz": 1}]
+    ),
+    "params_number": Bad(["params", "7", "object"], [{"params": 7, "graph": one()}]),
+    "state_forged": Bad(["unknown key 'opened'"], [{"graph": one(), "opened": {}}]),
+}
+
+GRAPHS: dict[str, Bad] = {
+    **{f"field_{name}": bad(two(**fields), "load", *told) for name, fields, told in BAD_FIELDS},
+    **{f"graph_{name}": bad(graph, *told) for name, graph, told in BAD_GRAPHS},
+    "id_star": bad({"nodes": [node("*")]}, "'*'", ID_RULE),
+    "id_element": bad({"nodes": [node("a[0]")]}, "'a[0]'", ID_RULE, "not ending in '[number]'"),
+    "id_long": bad({"nodes": [node("a" * 201)]}, ID_RULE),
+    "id_newline": bad({"nodes": [node("a\nb")]}, r"'a\nb'", ID_RULE),
+    "id_number": bad({"nodes": [{"node_id": 7, "type": "t"}]}, "graph.nodes[0]", "7", ID_RULE),
+    "role": bad(one(type="a b"), "node 'extract'", "type", "'a b'", ROLE_RULE),
+    "role_long": bad(one(type="a" * 101), "node 'extract'", "type", ROLE_RULE),
+    "function_typo": bad(function("nooop"), "node 'call'", "io.fn", "'nooop'", "did you mean 'noop'?"),
+    "function": bad(function("zzzz"), "node 'call'", "io.fn", "'zzzz'", "known here: noop"),
+    "io_large": bad(one(io={"input_ref": {"key": LONG}}), "'extract'", "io is 64,", "more than 64,000"),
+    "input_large": bad(one(), "1,0", "bytes", "1,000,000", "reference", params={"p": "x" * 1_000_000}),
+    "nodes_many": bad({"nodes": [node(f"n{i}") for i in range(5_001)]}, "5,001", "5,000", "split"),
+}
+
+
+async def start(client: Client, world: World, workflow_id: str, given: list[Any]) -> None:
+    """Start a task as any client of Temporal could."""
+    await client.start_workflow("Task", args=given, id=workflow_id, task_queue=world.queue)
+
+
+async def refusal_of(client: Client, workflow_id: str) -> ApplicationError:
+    """The error with which the workflow failed; AssertionError tells what else became of it."""
+    handle = client.get_workflow_handle(workflow_id)
+    try:
+        result = await asyncio.wait_for(handle.result(), PROMPTLY)
+    except WorkflowFailureError as error:
+        assert isinstance(error.cause, ApplicationError), f"failed with {error.cause!r}"
+        return error.cause
+    except TimeoutError:
+        history = await handle.fetch_history()
+        failures = [e.workflow_task_failed_event_attributes.failure.message for e in history.events]
+        raise AssertionError(f"still open; workflow task failures: {list(filter(None, failures))}") from None
+    raise AssertionError(f"ran to its end: {result}")
+
+
+async def problem_of(client: Client, workflow_id: str, case: Bad) -> str:
+    """What is wrong with the refusal of `case`; empty when nothing is."""
+    try:
+        error = await refusal_of(client, workflow_id)
+    except AssertionError as failed:
+        return str(failed)
+    missing = [part for part in case.told if part not in error.message]
+    history = await client.get_workflow_handle(workflow_id).fetch_history()
+    if missing or error.type != "invalid_graph" or not error.non_retryable:
+        return f"{error.type}: {error.message[:300]!r} lacks {missing}"
+    return "a workflow task failed" if any(e.event_type in FAILED_TASKS for e in history.events) else ""
+
+
+@pytest.mark.parametrize("cases", [MISSHAPEN, GRAPHS], ids=["outer_shape", "graph"])
+async def test_every_bad_start_fails_at_once_with_a_message_and_writes_nothing(
+    world: World, cases: dict[str, Bad]
+) -> None:
+    await world.engine()
+    client = await world.client()
+    ids = {name: f"{world.queue}-{name}" for name in cases}
+    await asyncio.gather(*(start(client, world, ids[name], case.given) for name, case in cases.items()))
+    found = await asyncio.gather(*(problem_of(client, ids[name], case) for name, case in cases.items()))
+    assert {name: problem for name, problem in zip(cases, found, strict=True) if problem} == {}
+    assert await world.db.tasks.count_documents({}) == 0
+
+
+async def test_the_workflow_and_create_task_refuse_a_graph_with_the_same_text(world: World) -> None:
+    await world.engine()
+    client = await world.client()
+    cases = {**GRAPHS, "params": MISSHAPEN["params_number"], "graph": MISSHAPEN["graph_number"]}
+    differing = {}
+    for name, case in cases.items():
+        workflow_id = f"{world.queue}-{name}"
+        await start(client, world, workflow_id, case.given)
+        given = {"params": {}, **case.given[0]}
+        with pytest.raises(GraphError) as caught:
+            await world.coordinator.create_task(**given)
+        refused = await refusal_of(client, workflow_id)
+        if str(caught.value) != refused.message:
+            differing[name] = (str(caught.value), refused.message)
+    assert differing == {}
+    assert await world.db.tasks.count_documents({}) == 0
+
+
+async def test_the_engines_own_limit_of_nodes_holds_for_a_bare_start(world: World) -> None:
+    world.settings["max_nodes"] = 1
+    await world.engine()
+    client = await world.client()
+    await start(client, world, world.queue, [{"graph": two()}])
+    assert "2 entries, more than 1: split the task" in (await refusal_of(client, world.queue)).message
+
+
+async def test_the_temporal_cli_alone_starts_a_task_that_runs_to_its_end(world: World) -> None:
+    await world.engine()
+    await world.worker()
+    graph = {"nodes": [node("a"), node("b", "quick", "a")]}
+    command = [
+        *(temporal_cli(), "workflow", "start", "--type", "Task", "--task-queue", world.queue),
+        *("--workflow-id", world.queue, "--input", json.dumps({"params": {"who": "cli"}, "graph": graph})),
+    ]
+    started = await asyncio.to_thread(
+        subprocess.run, command, env=world.environment, capture_output=True, text=True, timeout=CEILING
+    )
+    assert started.returncode == 0, started.stderr
+    assert (await world.result(world.queue)).status == "finished"
+    document = await world.document(world.queue)
+    assert (document["status"], document["params"]) == ("finished", {"who": "cli"})
+    assert await world.statuses(world.queue) == {"a": "finished", "b": "finished"}
+
+
+@pytest.mark.parametrize("workflow_id", ["*", "i" * 201], ids=["star", "201_characters"])
+async def test_a_bad_workflow_id_fails_and_writes_nothing(world: World, workflow_id: str) -> None:
+    await world.engine()
+    client = await world.client()
+    await start(client, world, workflow_id, [{"graph": {"nodes": [node("a")]}}])
+    error = await refusal_of(client, workflow_id)
+    assert error.type == "invalid_graph"
+    for part in ("task id", workflow_id[:80], "1 to 200 characters", "not '*'"):
+        assert part in error.message
+    assert await world.db.tasks.count_documents({}) == 0
+
+
+async def test_the_longest_id_runs(world: World) -> None:
+    await world.engine()
+    task_id = (world.queue + "-" * 200)[:200]
+    await start(await world.client(), world, task_id, [{"graph": function("noop")}])
+    assert (await world.result(task_id)).status == "finished"
+    assert (await world.document(task_id))["status"] == "finished"
+
+
+async def test_an_id_of_an_earlier_task_is_refused_and_its_document_untouched(world: World) -> None:
+    await world.engine()
+    await world.worker()
+    task_id = await world.create(node("a"))
+    await world.result(task_id)
+    earlier = await world.document(task_id)
+    client = await world.client()
+    await start(client, world, task_id, [{"graph": {"nodes": [node("other"), node("b")]}}])
+    error = await refusal_of(client, task_id)
+    assert (error.type, "id" in error.message) == ("task_id_taken", True)
+    assert await world.document(task_id) == earlier
