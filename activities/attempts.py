@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("flowkit.worker")
 
+_SHORT_ATTEMPT_SEC = 0.25
+
 _ABORT_PATIENCE_SEC = 5.0
 """How long an aborted body may take before it is left behind."""
 
@@ -73,14 +75,13 @@ class Attempt:
         if self._info.attempt > 1:
             raise failed_attempt(lost("lease_lost", "the worker that ran this attempt fell silent"))
         work = asyncio.create_task(self._host.home.run(self._guarded()))
-        attendants = [asyncio.create_task(task) for task in (self._beat(), self._renew(), self._watch_flag())]
+        attendance = asyncio.create_task(self._attend())
         try:
             return await self._until_done(work)
         except AttemptFailed as error:
             raise failed_attempt(error.failure) from None
         finally:
-            for attendant in attendants:
-                attendant.cancel()
+            attendance.cancel()
 
     async def _guarded(self) -> AttemptResult:
         try:
@@ -152,6 +153,11 @@ class Attempt:
         _, hanging = await asyncio.wait([work], timeout=_ABORT_PATIENCE_SEC)
         if hanging:
             _logger.warning("node %s does not stop; its worker goes on without it", self._attempt.node_id)
+
+    async def _attend(self) -> None:
+        """Keep the attempt alive and look for flags; an attempt that is over at once costs neither."""
+        await asyncio.sleep(min(_SHORT_ATTEMPT_SEC, self._attempt.lease_ttl_sec / 8))
+        await asyncio.gather(self._beat(), self._renew(), self._watch_flag())
 
     async def _beat(self) -> None:
         pause = min(1.0, self._attempt.lease_ttl_sec / 4)

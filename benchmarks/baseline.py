@@ -1,14 +1,15 @@
 """The ruler: what an engineer would write by hand on raw Temporal, sharing no FlowKit code.
 
-The same activity calls (open locally, one activity a node, close) and the same MongoDB writes a node: running as a
-compare-and-set, one partial and one metrics row a batch, marker, finished. Run: `baseline.py workflows|activities`.
+The same activity calls (open locally, one activity a node, close) and the same MongoDB writes a node, into documents of
+the documented shape. Run: `baseline.py workflows|activities`.
 """
 
 import asyncio
 import os
 import sys
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 from temporalio import activity, workflow
 from temporalio.client import Client
@@ -59,7 +60,9 @@ class Activities:
     @activity.defn
     async def open_run(self, task: str, nodes: int) -> None:
         """Insert the run's document."""
-        graph = {"nodes": [{"node_id": f"n{i}", "status": "queued", "epoch": 0} for i in range(nodes)]}
+        node = {"type": "node", "depends_on": [], "fan_in": "all", "stats": {}, "lease": {}}
+        fresh = {**node, "status": "queued", "attempt_epoch": 0}
+        graph = {"nodes": [{"node_id": f"n{i}", **fresh} for i in range(nodes)]}
         await self.db.tasks.insert_one({"id": task, "status": "running", "graph": graph})
 
     @activity.defn
@@ -71,16 +74,17 @@ class Activities:
     async def node(self, task: str, index: int) -> None:
         """The five writes of a node with one batch."""
         path, key = f"graph.nodes.{index}", {"task_id": task, "node_id": f"n{index}"}
-        held = {"id": task, f"{path}.epoch": {"$lt": 1}}
-        running = {f"{path}.status": "running", f"{path}.epoch": 1}
-        await self.db.tasks.find_one_and_update(held, {"$set": running}, {"_id": 1})
-        batch, n = {**key, "batch_uid": "b0"}, {"n": 1}
-        await self.db.metrics_raw.update_one(batch, {"$set": {"metrics": n}}, upsert=True)
-        await self.db.artifacts.update_one(batch, {"$set": {"status": "partial", "meta": n}}, upsert=True)
-        marker = {**key, "batch_uid": {"$exists": False}}
-        await self.db.artifacts.update_one(marker, {"$set": {"status": "complete"}}, upsert=True)
-        finished = {"$set": {f"{path}.status": "finished"}}
-        await self.db.tasks.update_one({"id": task, f"{path}.epoch": 1}, finished)
+        held, now = {"id": task, f"{path}.attempt_epoch": {"$lt": 1}}, datetime.now(UTC)
+        lease = {"worker_id": "w-12345678", "lease_id": str(uuid4()), "deadline_ts_ms": 1}
+        began = {f"{path}.status": "running", f"{path}.attempt_epoch": 1, f"{path}.started_at": now}
+        running = {**began, f"{path}.lease": lease, "updated_at": now}
+        await self.db.tasks.update_one(held, {"$set": running})
+        await self.db.metrics_raw.insert_one({**key, "batch_uid": "b0", "metrics": {"n": 1}})
+        partial = {"batch_uid": "b0", "status": "partial", "meta": {"n": 1}}
+        await self.db.artifacts.insert_one({**key, **partial})
+        await self.db.artifacts.insert_one({**key, "status": "complete"})
+        ended = {f"{path}.status": "finished", f"{path}.finished_at": datetime.now(UTC)}
+        await self.db.tasks.update_one({"id": task, f"{path}.attempt_epoch": 1}, {"$set": ended})
 
 
 async def main(part: str) -> None:

@@ -7,12 +7,10 @@ Started by `Coordinator.create_task` or by nothing but Temporal:
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
-from temporalio.exceptions import ApplicationError, FailureError
+from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
     from flowkit.errors import GraphError
@@ -23,8 +21,6 @@ with workflow.unsafe.imports_passed_through():
         NodeRecord,
         NodeState,
         NodeStatus,
-        Opened,
-        OpenTask,
         RecordTask,
         SkipReason,
         StatusChange,
@@ -32,8 +28,9 @@ with workflow.unsafe.imports_passed_through():
         TaskState,
         TaskStatus,
     )
-    from flowkit.workflows import details, endings
-    from flowkit.workflows.failures import application_error
+    from flowkit.workflows import endings
+    from flowkit.workflows.display import Display
+    from flowkit.workflows.document import close_document, open_document, record_document
     from flowkit.workflows.graph import Walk
     from flowkit.workflows.inputs import NewTask, is_state, parse_input, parse_state
     from flowkit.workflows.recorder import Recorder, node_record, pulled_nodes
@@ -43,23 +40,19 @@ with workflow.unsafe.imports_passed_through():
 _FLAG_HEAD_START = 1.0
 """Seconds that a cancel waits for the flags to reach MongoDB before it reaches the attempts."""
 
-_INFRASTRUCTURE = RetryPolicy(initial_interval=timedelta(seconds=0.2), maximum_interval=timedelta(seconds=10))
-_WRITE_TIMEOUT = timedelta(seconds=60)
-
 
 @workflow.defn(name="Task")
 class Task:
     """One task; its workflow id is the task id."""
 
     def __init__(self) -> None:
-        self._status = TaskStatus.QUEUED
-        self._history: list[StatusChange] = []
         self._ended: list[tuple[int, NodeStatus]] = []
         self._running: dict[int, asyncio.Task[None]] = {}
         self._halted = False
         self._stirred = False
         self._moved = False
         self._walk: Walk | None = None
+        self._display: Display | None = None
         self._result: TaskResult | None = None
 
     @workflow.run
@@ -81,104 +74,45 @@ class Task:
     @workflow.query
     def status(self) -> dict[str, Any]:
         """What the workflow has decided so far: statuses, epochs, errors, skip reasons, retries, result."""
-        return endings.status_view(self._status, self._walk, self._result)
+        status = TaskStatus.QUEUED if self._display is None else self._display.status
+        return endings.status_view(status, self._walk, self._result)
 
     async def _body(self, given: Any) -> TaskResult | TaskState:
-        self._state, self._graph = await self._enter(given)
+        self._state, self._graph = await _enter(given)
         self._pulled = pulled_nodes(self._graph.nodes)
-        self._history = self._state.status_history
         self._walk = walk = Walk(self._graph, self._state.nodes)
-        self._recorder = Recorder(self._record)
-        self._flight = self._new_flight(self._state.opened)
-        self._become(TaskStatus.RUNNING)
+        self._flight = self._new_flight(walk)
+        self._display = display = Display(self._state, self._graph, walk)
+        self._recorder = Recorder(lambda nodes, reason: self._record(display, nodes, reason))
+        display.become(TaskStatus.RUNNING)
         while not walk.done:
-            if self._cancelled() or walk.hard_failure:
-                return await self._stop(walk)
+            if _cancelled() or walk.hard_failure:
+                return await self._stop(walk, display)
             if self._pauses_for_new_run():
-                return await self._carry_on()
+                return await self._carry_on(walk, display)
             self._start(walk.take_ready())
             await asyncio.sleep(0)
-            self._tell(walk)
-            await workflow.wait_condition(lambda: self._stirred or bool(self._ended) or self._cancelled())
+            self._tell(walk, display)
+            await workflow.wait_condition(lambda: self._stirred or bool(self._ended) or _cancelled())
             self._settle(walk)
-        return await self._finish(walk)
+        if walk.failures:
+            return await self._fail(walk, display)
+        return await self._close(walk, display, TaskStatus.FINISHED, None)
 
-    async def _enter(self, given: Any) -> tuple[TaskState, Graph]:
-        """The state and graph to walk: of the previous run, or of a task that is opened now."""
-        if workflow.info().continued_run_id and is_state(given):
-            state = parse_state(given)
-            return state, parse_graph(state.graph, max_nodes=None)
-        try:
-            new = parse_input(workflow.info().workflow_id, given)
-            graph = parse_graph(new.graph, params=new.params, max_nodes=None)
-        except GraphError as error:
-            raise ApplicationError(str(error), type=error.code, non_retryable=True) from None
-        for warning in graph.warnings:
-            workflow.logger.warning("graph: %s", warning)
-        opened = await self._open(new)
-        nodes = [NodeState(epoch=opened.epochs.get(node.node_id, 0)) for node in graph.nodes]
-        history = [StatusChange(from_=None, to=TaskStatus.QUEUED.value, at=opened.created_at)]
-        return TaskState(
-            params=new.params, graph=new.graph, opened=opened, nodes=nodes, status_history=history
-        ), graph
-
-    async def _open(self, new: NewTask) -> Opened:
-        info = workflow.info()
-        opening = OpenTask(
-            task_id=info.workflow_id,
-            first_run_id=info.first_execution_run_id,
-            run_id=info.run_id,
-            at=workflow.now().timestamp(),
-            graph=new.graph,
-            params=new.params,
-        )
-        try:
-            return await self._open_quickly(opening)
-        except FailureError as error:
-            refused = application_error(error)
-            if refused is not None and refused.non_retryable:
-                raise refused from None
-        opened: Opened = await workflow.execute_activity(
-            "open_task",
-            opening,
-            result_type=Opened,
-            start_to_close_timeout=_WRITE_TIMEOUT,
-            retry_policy=_INFRASTRUCTURE,
-            summary="open the task",
-        )
-        return opened
-
-    async def _open_quickly(self, opening: OpenTask) -> Opened:
-        """One try without a round trip through the server; more would make the task deaf to cancels."""
-        opened: Opened = await workflow.execute_local_activity(
-            "open_task",
-            opening,
-            result_type=Opened,
-            schedule_to_close_timeout=timedelta(seconds=2),
-            retry_policy=RetryPolicy(maximum_attempts=1),
-            summary="open the task",
-        )
-        return opened
-
-    def _new_flight(self, opened: Opened) -> Flight:
-        walk = self._walk
-        assert walk is not None
-        ids = {node.node_id: node.index for node in walk.nodes}
+    def _new_flight(self, walk: Walk) -> Flight:
+        index_of = {node.node_id: node.index for node in walk.nodes}
 
         def epoch_of(node_id: str) -> int:
-            state = walk.states[ids[node_id]]
+            state = walk.states[index_of[node_id]]
             return state.epoch if state.status.ended else 0
 
         return Flight(
             task_id=workflow.info().workflow_id,
-            settings=opened.settings,
-            halted=lambda: self._halted or self._cancelled(),
+            settings=self._state.opened.settings,
+            halted=lambda: self._halted or _cancelled(),
             epoch_of=epoch_of,
             stirred=self._stir,
         )
-
-    def _cancelled(self) -> bool:
-        return workflow.cancellation_reason() is not None
 
     def _start(self, ready: list[int]) -> None:
         for index in ready:
@@ -221,23 +155,12 @@ class Task:
         pulled = node.node_id in self._pulled
         return node_record(node, self._state.nodes[index], pulled=pulled, error_chars=error_chars)
 
-    def _become(self, status: TaskStatus) -> None:
-        previous = self._history[-1].to
-        self._status = status
-        if previous == status.value:
-            return
-        self._history.append(StatusChange(from_=previous, to=status.value, at=workflow.now().timestamp()))
-        attributes = self._state.opened.settings.search_attributes
-        if pairs := endings.search_attributes(attributes, status, self._graph, self._state.params):
-            workflow.upsert_search_attributes(pairs)
-
-    def _tell(self, walk: Walk) -> None:
-        """Bring the task's own status and the Web UI's details up to date."""
-        status = endings.open_status(walk)
-        if status is not self._status:
-            self._become(status)
+    def _tell(self, walk: Walk, display: Display) -> None:
+        """Bring the task's own status and its picture up to date."""
+        status = TaskStatus.RUNNING if self._flight.in_flight else endings.open_status(walk)
+        if display.become(status):
             self._recorder.mark_task()
-        workflow.set_current_details(details.render(self._status, walk))
+        display.draw()
 
     def _pauses_for_new_run(self) -> bool:
         """Whether the history is long enough to go on in a new run, now that nothing is in flight."""
@@ -249,38 +172,40 @@ class Task:
             self._halted = True
         return self._flight.in_flight == 0 and self._moved
 
-    async def _carry_on(self) -> TaskResult | TaskState:
+    async def _carry_on(self, walk: Walk, display: Display) -> TaskResult | TaskState:
         """Everything the next run needs, once nothing of this one is unfinished."""
         self._halted = True
-        await self._end_running(grace=0)
+        await self._end_running(display, grace=0)
         await self._recorder.flushed()
         await workflow.wait_condition(workflow.all_handlers_finished)
-        walk = self._walk
-        assert walk is not None
-        return await self._stop(walk) if self._cancelled() else self._state
+        return await self._stop(walk, display) if _cancelled() else self._state
 
-    async def _stop(self, walk: Walk) -> TaskResult:
+    async def _stop(self, walk: Walk, display: Display) -> TaskResult:
         """End a cancelled task, or one that failed for good: flags first, then the attempts, then the close."""
-        failed = None if self._cancelled() else walk.hard_failure
+        failed = None if _cancelled() else walk.hard_failure
         reason = endings.stop_reason(failed, self._state.nodes, workflow.cancellation_reason())
         self._halted = True
+        self._ask_to_stop(walk)
+        if failed is not None:
+            display.become(TaskStatus.FAILED)
+        self._recorder.mark_task(cancel_reason=reason)
+        await workflow.wait([asyncio.create_task(self._recorder.flushed())], timeout=_FLAG_HEAD_START)
+        await self._end_running(display, grace=self._state.opened.settings.cancel_grace_sec)
+        skipped = SkipReason.TASK_CANCELLED if failed is None else SkipReason.TASK_FAILED
+        walk.stop(ran=NodeStatus.CANCELLED, skipped=skipped)
+        if failed is not None:
+            return await self._fail(walk, display)
+        return await self._close(walk, display, TaskStatus.CANCELLED, reason)
+
+    def _ask_to_stop(self, walk: Walk) -> None:
         for index, state in enumerate(self._state.nodes):
             if state.status is NodeStatus.RUNNING:
                 state.status = NodeStatus.CANCELLING
                 walk.changed.add(index)
-        if failed is not None:
-            self._become(TaskStatus.FAILED)
         self._mark_changed(walk)
-        self._recorder.mark_task(cancel_reason=reason)
-        await workflow.wait([asyncio.create_task(self._recorder.flushed())], timeout=_FLAG_HEAD_START)
-        await self._end_running(grace=self._state.opened.settings.cancel_grace_sec)
-        skipped = SkipReason.TASK_CANCELLED if failed is None else SkipReason.TASK_FAILED
-        walk.stop(ran=NodeStatus.CANCELLED, skipped=skipped)
-        if failed is not None:
-            return await self._fail(walk)
-        return await self._close(walk, TaskStatus.CANCELLED, reason)
 
-    async def _end_running(self, grace: float) -> None:
+    async def _end_running(self, display: Display, grace: float) -> None:
+        display.stop()
         running = list(self._running.values())
         for node in running:
             node.cancel()
@@ -291,72 +216,76 @@ class Task:
                 node.exception()
         self._running.clear()
 
-    async def _finish(self, walk: Walk) -> TaskResult:
-        if walk.failures:
-            return await self._fail(walk)
-        return await self._close(walk, TaskStatus.FINISHED, None)
-
-    async def _fail(self, walk: Walk) -> TaskResult:
+    async def _fail(self, walk: Walk, display: Display) -> TaskResult:
         reason = endings.failure_text(walk)
-        await self._close(walk, TaskStatus.FAILED, reason)
+        await self._close(walk, display, TaskStatus.FAILED, reason)
         raise ApplicationError(reason, type="task_failed", non_retryable=True)
 
-    async def _close(self, walk: Walk, status: TaskStatus, reason: str | None) -> TaskResult:
-        self._become(status)
-        workflow.set_current_details(details.render(status, walk))
+    async def _close(
+        self, walk: Walk, display: Display, status: TaskStatus, reason: str | None
+    ) -> TaskResult:
+        display.become(status)
+        display.finish()
         await self._recorder.flushed()
-        close = self._close_record(walk, status, reason)
-        while not await self._write_close(close):
-            await self._open(NewTask(params=self._state.params, graph=self._state.graph))
+        close = self._close_record(walk, display, reason)
+        while not await close_document(close):
+            await open_document(NewTask(params=self._state.params, graph=self._state.graph))
         self._result = TaskResult(
             task_id=close.task_id, status=status, handled_failures=close.handled_failures
         )
         return self._result
 
-    def _close_record(self, walk: Walk, status: TaskStatus, reason: str | None) -> CloseTask:
-        unfinished = [
-            index for index, state in enumerate(walk.states) if state.status is not NodeStatus.FINISHED
-        ]
+    def _close_record(self, walk: Walk, display: Display, reason: str | None) -> CloseTask:
+        unfinished = [i for i, state in enumerate(walk.states) if state.status is not NodeStatus.FINISHED]
         room, truncated = endings.error_room(walk.states)
         return CloseTask(
             task_id=workflow.info().workflow_id,
             run_id=workflow.info().run_id,
             run_seq=self._state.opened.run_seq,
             at=workflow.now().timestamp(),
-            status=status,
-            status_history=self._history,
+            status=display.status,
+            status_history=display.history,
             nodes=[self._node_record(index, room) for index in unfinished],
             handled_failures=walk.handled_failures,
             reason=reason,
             truncated=truncated,
         )
 
-    async def _write_close(self, close: CloseTask) -> bool:
-        found: bool = await workflow.execute_activity(
-            "close_task",
-            close,
-            result_type=bool,
-            start_to_close_timeout=_WRITE_TIMEOUT,
-            retry_policy=_INFRASTRUCTURE,
-            summary="close the task",
+    async def _record(self, display: Display, nodes: list[NodeRecord], cancel_reason: str | None) -> None:
+        await record_document(
+            RecordTask(
+                task_id=workflow.info().workflow_id,
+                run_id=workflow.info().run_id,
+                run_seq=self._state.opened.run_seq,
+                at=workflow.now().timestamp(),
+                nodes=nodes,
+                status=display.status,
+                status_history=display.history,
+                cancel_reason=cancel_reason,
+            )
         )
-        return found
 
-    async def _record(self, nodes: list[NodeRecord], cancel_reason: str | None) -> None:
-        record = RecordTask(
-            task_id=workflow.info().workflow_id,
-            run_id=workflow.info().run_id,
-            run_seq=self._state.opened.run_seq,
-            at=workflow.now().timestamp(),
-            nodes=nodes,
-            status=self._status,
-            status_history=self._history,
-            cancel_reason=cancel_reason,
-        )
-        await workflow.execute_activity(
-            "record",
-            record,
-            start_to_close_timeout=_WRITE_TIMEOUT,
-            retry_policy=_INFRASTRUCTURE,
-            summary=f"record {len(nodes)} nodes",
-        )
+
+def _cancelled() -> bool:
+    return workflow.cancellation_reason() is not None
+
+
+async def _enter(given: Any) -> tuple[TaskState, Graph]:
+    """The state and graph to walk: of the previous run, or of a task that is opened now."""
+    if workflow.info().continued_run_id and is_state(given):
+        state = parse_state(given)
+        return state, parse_graph(state.graph, max_nodes=None)
+    try:
+        new = parse_input(workflow.info().workflow_id, given)
+        graph = parse_graph(new.graph, params=new.params, max_nodes=None)
+    except GraphError as error:
+        raise ApplicationError(str(error), type=error.code, non_retryable=True) from None
+    for warning in graph.warnings:
+        workflow.logger.warning("graph: %s", warning)
+    opened = await open_document(new)
+    nodes = [NodeState(epoch=opened.epochs.get(node.node_id, 0)) for node in graph.nodes]
+    history = [StatusChange(from_=None, to=TaskStatus.QUEUED.value, at=opened.created_at)]
+    return (
+        TaskState(params=new.params, graph=new.graph, opened=opened, nodes=nodes, status_history=history),
+        graph,
+    )

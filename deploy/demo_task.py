@@ -1,0 +1,67 @@
+"""One task of the demo on servers, engine and workers that already run: start it, wait for its end, show the ranking.
+
+Reads TEMPORAL_ADDRESS, MONGO_URL, MONGO_DATABASE and FLOWKIT_QUEUE like the `flowkit` command. The folder to read
+(the first argument, or else the standard library of this Python) must exist where the workers run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from motor.motor_asyncio import AsyncIOMotorClient
+from rich.console import Console
+from temporalio.client import WorkflowFailureError
+
+from code_index.errors import DemoError
+from code_index.graph import index_graph
+from code_index.outcome import outcome_of
+from code_index.report import ranking_table, summary
+from flowkit import Coordinator, CoordinatorConfig
+from flowkit.connection import connect
+from flowkit.errors import FlowKitError
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+async def run(source: Path) -> None:
+    """Start the task and show what became of it."""
+    mongo: AsyncIOMotorClient[dict[str, Any]] = AsyncIOMotorClient(
+        os.environ.get("MONGO_URL", "mongodb://localhost:27017"), tz_aware=True
+    )
+    db = mongo[os.environ.get("MONGO_DATABASE", "flowkit")]
+    cfg = CoordinatorConfig(queue=os.environ.get("FLOWKIT_QUEUE", "flowkit"))
+    client = await connect()
+    coordinator = Coordinator(db=db, cfg=cfg, client=client)
+    task_id = await coordinator.create_task(params={"pipeline_name": "code_index"}, graph=index_graph(source))
+    console.print(f"task {task_id} runs", markup=False)
+    await client.get_workflow_handle(task_id).result()
+    outcome = await outcome_of(db, task_id)
+    console.print(ranking_table(outcome), "")
+    for line in summary(outcome):
+        console.print(line, markup=False)
+
+
+def main() -> None:
+    """Run; what is expected to go wrong is one line and exit code 1."""
+    source = Path(sys.argv[1] if len(sys.argv) > 1 else sysconfig.get_path("stdlib"))
+    problem = ""
+    try:
+        asyncio.run(run(source))
+    except (DemoError, FlowKitError) as error:
+        problem = str(error)
+    except WorkflowFailureError as error:
+        problem = str(error.cause)
+    if problem:
+        console.print(f"demo_task: {problem}", markup=False)
+    sys.stdout.flush()
+    # Not sys.exit: a thread of Temporal's client that is still alive may abort an interpreter that is finishing.
+    os._exit(1 if problem else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Health check of a container: are its task queues polled?
+
+`healthcheck.py engine flowkit` asks for a poller of this very host, as engines name theirs. `healthcheck.py worker
+flowkit.indexer flowkit.enricher` waits until somebody has polled each queue, and then only asks whether Temporal
+answers: a worker whose slots are all taken does not poll, and is healthy. Exit code 1 and one line say what is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+
+from flowkit.connection import connect
+from flowkit.errors import FlowKitError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from temporalio.api.taskqueue.v1 import PollerInfo
+    from temporalio.client import Client
+
+RECENT_SECONDS = 90.0
+"""An idle poller asks again after a minute at the latest."""
+
+POLLED = Path("/tmp/flowkit-polled")
+"""Exists from the first success of a worker's check on; the folder is emptied when the container starts."""
+
+
+async def silent_queues(process: str, queues: Sequence[str]) -> list[str]:
+    """Those of `queues` that are not polled as they should be."""
+    client = await connect()
+    return [queue for queue in queues if not await _is_polled(client, process, queue)]
+
+
+async def _is_polled(client: Client, process: str, queue: str) -> bool:
+    engine = process == "engine"
+    request = DescribeTaskQueueRequest(
+        namespace=client.namespace,
+        task_queue=TaskQueue(name=queue),
+        task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
+        if engine
+        else TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
+    )
+    pollers = (await client.workflow_service.describe_task_queue(request)).pollers
+    return any(map(_is_own_engine, pollers)) if engine else bool(pollers)
+
+
+def _is_own_engine(poller: PollerInfo) -> bool:
+    recent = poller.last_access_time.ToSeconds() > time.time() - RECENT_SECONDS
+    return recent and poller.identity.endswith(f"@{socket.gethostname()}")
+
+
+def problem(process: str, queues: Sequence[str]) -> str:
+    """What is wrong, or nothing."""
+    wanted = [] if process == "worker" and POLLED.exists() else queues
+    try:
+        silent = asyncio.run(silent_queues(process, wanted))
+    except FlowKitError as error:
+        return str(error)
+    if process == "worker" and not silent:
+        POLLED.touch()
+    return f"not polled: {', '.join(silent)}" if silent else ""
+
+
+def main() -> None:
+    """Check what the command line names."""
+    process, *queues = sys.argv[1:] or [""]
+    if process not in {"engine", "worker"} or not queues:
+        sys.exit("usage: healthcheck.py engine|worker QUEUE...")
+    found = problem(process, queues)
+    sys.stdout.write(found and f"{found}\n")
+    sys.stdout.flush()
+    # Not sys.exit: a thread of Temporal's client that is still alive may abort an interpreter that is finishing.
+    os._exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""Large graphs, and tasks whose history is continued in new runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from temporalio.client import WorkflowHistoryEventFilterType
+from tests.integration.handlers import Failing, Quick
+from tests.integration.world import World, eventually, node
+
+from flowkit import limits
+from flowkit.models import TaskStatus
+from flowkit_dev import TemporalServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from flowkit_dev import Stack
+
+    from flowkit.worker import Batch, BatchResult, RoleHandler
+    from flowkit.worker.context import RunContext
+
+pytestmark = pytest.mark.server
+
+ROLES = ("fetch", "parse", "index", "rank")
+SUGGESTED_EVENTS = 300
+HELD_EVENTS = 700
+WIDTH = 100
+
+
+class Counting(Quick):
+    """Counts the attempts that it runs, by node and epoch."""
+
+    def __init__(self) -> None:
+        self.ran: Counter[str] = Counter()
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Count, then one row."""
+        self.ran[f"{ctx.node_id}.{ctx.attempt_epoch}"] += 1
+        return await super().process_batch(batch, ctx)
+
+
+class Gated(Counting):
+    """Runs until the test opens its gate; tells when somebody interrupts it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.gate = asyncio.Event(), asyncio.Event()
+        self.interrupted = False
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Wait for the gate."""
+        self.began.set()
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.interrupted = True
+            raise
+        return await super().process_batch(batch, ctx)
+
+
+def layers(count: int, *, barrier_every: int = 0, width: int = WIDTH) -> list[dict[str, Any]]:
+    """Layers in which each node has three parents in the one before; behind a barrier, that is the only parent."""
+    nodes: list[dict[str, Any]] = []
+    above: list[str] = []
+    for depth in range(count):
+        if barrier_every and depth and depth % barrier_every == 0:
+            nodes.append(node(f"barrier{depth}", ROLES[0], *above))
+            above = [f"barrier{depth}"]
+        layer = [f"n{depth}-{place}" for place in range(width)]
+        for place, node_id in enumerate(layer):
+            parents = {above[(place + step) % len(above)] for step in range(3)} if above else ()
+            nodes.append(node(node_id, ROLES[place % len(ROLES)], *sorted(parents)))
+        above = layer
+    return nodes
+
+
+def counters() -> dict[str, Counting]:
+    """One counting handler for each role."""
+    return {role: Counting() for role in ROLES}
+
+
+async def start(world: World, handlers: dict[str, Any]) -> None:
+    """An engine and a worker with room for many attempts."""
+    await world.engine()
+    roles: dict[str, RoleHandler] = handlers
+    await world.worker(roles, concurrency=50)
+
+
+async def run_ids(world: World, task_id: str) -> list[str]:
+    """The runs of the task's workflow, in their order."""
+    client, chain = await world.client(), [(await world.document(task_id))["first_run_id"]]
+    while True:
+        handle = client.get_workflow_handle(task_id, run_id=chain[-1])
+        history = await handle.fetch_history(event_filter_type=WorkflowHistoryEventFilterType.CLOSE_EVENT)
+        end = history.events[-1]
+        if not end.HasField("workflow_execution_continued_as_new_event_attributes"):
+            return chain
+        chain.append(end.workflow_execution_continued_as_new_event_attributes.new_execution_run_id)
+
+
+async def run_of(world: World, task_id: str, activity_id: str) -> int:
+    """Number of the run, from 0, that scheduled this attempt."""
+    client = await world.client()
+    for number, run_id in enumerate(await run_ids(world, task_id)):
+        events = (await client.get_workflow_handle(task_id, run_id=run_id).fetch_history()).events
+        if any(e.activity_task_scheduled_event_attributes.activity_id == activity_id for e in events):
+            return number
+    raise AssertionError(f"{activity_id} was never scheduled")
+
+
+async def assert_each_node_ran_once(world: World, task_id: str, handlers: dict[str, Counting]) -> None:
+    """All finished at epoch 1, and no handler saw one twice."""
+    entries = (await world.document(task_id))["graph"]["nodes"]
+    odd = [e for e in entries if (e["status"], e["attempt_epoch"]) != ("finished", 1)]
+    assert odd == []
+    ran: Counter[str] = sum((handler.ran for handler in handlers.values()), Counter())
+    assert ran == Counter(f"{entry['node_id']}.1" for entry in entries)
+
+
+@pytest.fixture
+async def short_runs(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[World]:
+    """A world on a server of its own that soon suggests to continue as a new run."""
+    with _server(tmp_path) as server:
+        world = World(temporal=server.address, mongo=stack.mongo_url)
+        monkeypatch.setenv("MONGO_DATABASE", world.database)
+        monkeypatch.setenv("TEMPORAL_ADDRESS", server.address)
+        yield world
+        await world.close()
+
+
+def _server(folder: Path) -> TemporalServer:
+    suggestion = {"limit.historyCount.suggestContinueAsNew": SUGGESTED_EVENTS}
+    return TemporalServer(folder, dynamic_config=suggestion)
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
+    """Figures that a test found; printed even when it passes."""
+    figures: list[str] = []
+    yield figures
+    with capsys.disabled():
+        for figure in figures:
+            print(f"\n  {figure}", end="")  # noqa: T201 - the figure is what one runs this test for
+
+
+def figure(name: str, nodes: int, seconds: float, runs: int = 1) -> str:
+    """One line of figures."""
+    each = 1000 * seconds / nodes
+    return f"{name}: {nodes} nodes, {runs} runs, {seconds:.1f} s, {each:.1f} ms a node"
+
+
+async def test_two_thousand_nodes_finish_and_each_runs_once(world: World, told: list[str]) -> None:
+    handlers = counters()
+    await start(world, handlers)
+    nodes = layers(20)
+    assert len(nodes) == 2_000
+    assert len(json.dumps({"nodes": nodes})) < limits.TASK_INPUT_BYTES
+    begun = time.monotonic()
+    task_id = await world.create(*nodes)
+    assert (await world.result(task_id)).status is TaskStatus.FINISHED
+    told.append(figure("layers", len(nodes), time.monotonic() - begun))
+    await assert_each_node_ran_once(world, task_id, handlers)
+
+
+async def test_a_long_history_is_continued_whenever_nothing_is_in_flight(
+    short_runs: World, told: list[str]
+) -> None:
+    handlers = counters()
+    await start(short_runs, handlers)
+    nodes = layers(20, barrier_every=2)
+    begun = time.monotonic()
+    task_id = await short_runs.create(*nodes)
+    assert (await short_runs.result(task_id)).status is TaskStatus.FINISHED
+    runs = await run_ids(short_runs, task_id)
+    told.append(figure("barriers", len(nodes), time.monotonic() - begun, len(runs)))
+    assert len(runs) >= 9
+    await assert_each_node_ran_once(short_runs, task_id, handlers)
+    document = await short_runs.document(task_id)
+    assert [change["to"] for change in document["status_history"]] == ["queued", "running", "finished"]
+
+
+async def test_a_node_that_always_runs_is_never_interrupted_by_a_new_run(
+    short_runs: World, told: list[str]
+) -> None:
+    long = Gated()
+    handlers = {**counters(), "long": long}
+    await start(short_runs, handlers)
+    nodes = layers(20, barrier_every=2)
+    begun = time.monotonic()
+    task_id = await short_runs.create(
+        node("long", "long"), *nodes, node("last", "fetch", "long"), node("very_last", "fetch", "last")
+    )
+    await short_runs.until_node(task_id, "n19-99", "finished")
+    assert len(await run_ids(short_runs, task_id)) == 1
+    long.gate.set()
+    assert (await short_runs.result(task_id)).status is TaskStatus.FINISHED
+    runs = await run_ids(short_runs, task_id)
+    told.append(figure("long node", len(nodes) + 3, time.monotonic() - begun, len(runs)))
+    assert len(runs) == 2
+    assert not long.interrupted
+    await assert_each_node_ran_once(short_runs, task_id, handlers)
+
+
+async def until_only_runs(world: World, task_id: str, activity_id: str) -> None:
+    """Wait until this attempt has been the only one in flight for a while."""
+    handle = await world.handle(task_id)
+    quiet: Counter[int] = Counter()
+
+    async def look() -> bool:
+        found = (await handle.describe()).raw_description
+        pending = [activity.activity_id for activity in found.pending_activities]
+        length = found.workflow_execution_info.history_length
+        quiet[length] += pending == [activity_id]
+        return quiet[length] >= 20
+
+    await eventually(look)
+
+
+async def test_starts_are_held_back_until_a_long_node_lets_its_history_continue(
+    short_runs: World, told: list[str]
+) -> None:
+    long = Gated()
+    handlers = {**counters(), "long": long}
+    short_runs.settings["hold_starts_events"] = HELD_EVENTS
+    await start(short_runs, handlers)
+    nodes = layers(6)
+    begun = time.monotonic()
+    task_id = await short_runs.create(node("long", "long"), *nodes)
+    await until_only_runs(short_runs, task_id, "long.1")
+    held = [n for n, status in (await short_runs.statuses(task_id)).items() if status == "queued"]
+    assert 0 < len(held) < len(nodes)
+    long.gate.set()
+    assert (await short_runs.result(task_id)).status is TaskStatus.FINISHED
+    runs = await run_ids(short_runs, task_id)
+    told.append(figure("held starts", len(nodes) + 1, time.monotonic() - begun, len(runs)))
+    assert len(runs) >= 2
+    assert await run_of(short_runs, task_id, f"{held[0]}.1") > 0
+    assert not long.interrupted
+    await assert_each_node_ran_once(short_runs, task_id, handlers)
+
+
+async def test_a_retry_that_waits_across_a_new_run_keeps_its_time_and_its_count(short_runs: World) -> None:
+    handlers = counters()
+    await start(short_runs, {**handlers, "failing": Failing()})
+    nodes = layers(2, barrier_every=1)
+    late = [f"n0-{place}" for place in range(WIDTH)]
+    task_id = await short_runs.create(
+        *nodes,
+        node(
+            "flaky", "failing", *late, fan_in=f"count:{WIDTH - 1}", allow_failure=True,
+            inline={"failures": 9}, retry_policy={"max": 1, "backoff_sec": 3.0},
+        ),
+    )  # fmt: skip
+    waiting = await short_runs.until_node(task_id, "flaky", "deferred")
+    result = await short_runs.result(task_id)
+    assert result.handled_failures == ["flaky"]
+    assert [await run_of(short_runs, task_id, f"flaky.{epoch}") for epoch in (1, 2)] == [0, 1]
+    flaky = await short_runs.node(task_id, "flaky")
+    assert (flaky["status"], flaky["attempt_epoch"]) == ("failed", 2)
+    assert flaky["started_at"].timestamp() * 1000 >= waiting["next_retry_at_ms"]

@@ -1,0 +1,72 @@
+"""What people see of a running task in Temporal: its status, search attributes and current details."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from temporalio import workflow
+
+from flowkit.models import StatusChange, TaskStatus
+from flowkit.workflows import details, endings
+
+if TYPE_CHECKING:
+    from flowkit.models import Graph, TaskState
+    from flowkit.workflows.graph import Walk
+
+_REDRAW_SEC = 1.0
+
+
+class Display:
+    """The task's own status with its history, and the picture of its nodes."""
+
+    def __init__(self, state: TaskState, graph: Graph, walk: Walk) -> None:
+        self._state = state
+        self._graph = graph
+        self._walk = walk
+        self._drawing: asyncio.Task[None] | None = None
+        self.status = TaskStatus(state.status_history[-1].to)
+
+    @property
+    def history(self) -> list[StatusChange]:
+        """Every status the task has had."""
+        return self._state.status_history
+
+    def become(self, status: TaskStatus) -> bool:
+        """Give the task a status; False when it has it already."""
+        if status is self.status:
+            return False
+        at = workflow.now().timestamp()
+        self.history.append(StatusChange(from_=self.status.value, to=status.value, at=at))
+        self.status = status
+        registered = self._state.opened.settings.search_attributes
+        if pairs := endings.search_attributes(registered, status, self._graph, self._state.params):
+            workflow.upsert_search_attributes(pairs)
+        return True
+
+    def draw(self) -> None:
+        """Bring the details up to date; a large graph is redrawn once a second at most."""
+        if len(self._walk.nodes) <= details.ROWS:
+            self._draw_now()
+        elif self._drawing is None:
+            self._drawing = asyncio.create_task(self._draw_twice())
+
+    def finish(self) -> None:
+        """Draw for the last time."""
+        self.stop()
+        self._draw_now()
+
+    def stop(self) -> None:
+        """Leave no timer behind."""
+        if self._drawing is not None:
+            self._drawing.cancel()
+            self._drawing = None
+
+    async def _draw_twice(self) -> None:
+        self._draw_now()
+        await workflow.sleep(_REDRAW_SEC, summary="redraw the details")
+        self._draw_now()
+        self._drawing = None
+
+    def _draw_now(self) -> None:
+        workflow.set_current_details(details.render(self.status, self._walk))

@@ -1,0 +1,90 @@
+"""The calls that keep a task's document: opening, recording, closing."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import FailureError
+
+from flowkit.models import Opened, OpenTask
+from flowkit.workflows.failures import application_error
+
+if TYPE_CHECKING:
+    from flowkit.models import CloseTask, RecordTask
+    from flowkit.workflows.inputs import NewTask
+
+_PATIENT = RetryPolicy(initial_interval=timedelta(seconds=0.2), maximum_interval=timedelta(seconds=10))
+_WRITE_TIMEOUT = timedelta(seconds=60)
+_QUICK_TIMEOUT = timedelta(seconds=2)
+
+
+async def open_document(new: NewTask) -> Opened:
+    """Open the task; waits for a database that is away, raises ApplicationError when the engine refuses the task."""
+    info = workflow.info()
+    opening = OpenTask(
+        task_id=info.workflow_id,
+        first_run_id=info.first_execution_run_id,
+        run_id=info.run_id,
+        at=workflow.now().timestamp(),
+        graph=new.graph,
+        params=new.params,
+    )
+    try:
+        return await _open_quickly(opening)
+    except FailureError as error:
+        refused = application_error(error)
+        if refused is not None and refused.non_retryable:
+            raise refused from None
+    return await _open_patiently(opening)
+
+
+async def _open_quickly(opening: OpenTask) -> Opened:
+    """One try without a round trip through the server; more would make the task deaf to cancels."""
+    opened: Opened = await workflow.execute_local_activity(
+        "open_task",
+        opening,
+        result_type=Opened,
+        schedule_to_close_timeout=_QUICK_TIMEOUT,
+        retry_policy=RetryPolicy(maximum_attempts=1),
+        summary="open the task",
+    )
+    return opened
+
+
+async def _open_patiently(opening: OpenTask) -> Opened:
+    opened: Opened = await workflow.execute_activity(
+        "open_task",
+        opening,
+        result_type=Opened,
+        start_to_close_timeout=_WRITE_TIMEOUT,
+        retry_policy=_PATIENT,
+        summary="open the task",
+    )
+    return opened
+
+
+async def record_document(record: RecordTask) -> None:
+    """Write what only the workflow knows."""
+    await workflow.execute_activity(
+        "record",
+        record,
+        start_to_close_timeout=_WRITE_TIMEOUT,
+        retry_policy=_PATIENT,
+        summary=f"record {len(record.nodes)} nodes",
+    )
+
+
+async def close_document(close: CloseTask) -> bool:
+    """Write the end; False when there is no document."""
+    found: bool = await workflow.execute_activity(
+        "close_task",
+        close,
+        result_type=bool,
+        start_to_close_timeout=_WRITE_TIMEOUT,
+        retry_policy=_PATIENT,
+        summary="close the task",
+    )
+    return found
