@@ -41,14 +41,12 @@ class Baseline:
 
     async def node(self, task: str, index: int, gate: asyncio.Semaphore) -> None:
         """One node."""
+        times: Any = {
+            "start_to_close_timeout": timedelta(hours=1),
+            "heartbeat_timeout": timedelta(seconds=45),
+        }
         async with gate:
-            await workflow.execute_activity(
-                "node",
-                args=[task, index],
-                task_queue=f"{QUEUE}.node",
-                start_to_close_timeout=timedelta(hours=1),
-                heartbeat_timeout=timedelta(seconds=45),
-            )
+            await workflow.execute_activity("node", args=[task, index], task_queue=f"{QUEUE}.node", **times)
 
 
 class Activities:

@@ -1,0 +1,55 @@
+# Everything a person or CI runs; each target does its own set-up and finds it again the next time.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+JOBS ?= 2
+SOURCE ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup servers check test demo bench histories wheel clean
+
+help: ## List the targets.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(INSTALLED): pyproject.toml
+	@echo "installing into $(VENV) (once, about a minute)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --upgrade "pip>=25.1"
+	@$(BIN)/pip install --quiet --editable . --group dev
+	@touch $(INSTALLED)
+
+setup: $(INSTALLED) servers ## Install the package, its tools and the local servers.
+
+servers: $(INSTALLED)
+	@PYTHONPATH=dev $(BIN)/python -m flowkit_dev setup
+
+check: $(INSTALLED) ## Lint, types and all tests that need no server (under 90 s).
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy
+	$(BIN)/pytest -q -n $(JOBS) -m "not server"
+
+test: setup ## All tests, on real servers started for them (or those of TEMPORAL_ADDRESS, MONGO_URL).
+	$(BIN)/pytest -q -n $(JOBS) --dist worksteal
+
+demo: setup ## Index a source tree with four roles: make demo [SOURCE=folder].
+	@PYTHONPATH=dev:examples $(BIN)/python -m code_index $(if $(SOURCE),--source "$(SOURCE)")
+
+bench: setup ## FlowKit beside a hand-written workflow (about three minutes).
+	@PYTHONPATH=dev:. $(BIN)/python -m benchmarks
+
+histories: setup ## Record the histories that later versions must replay.
+	@PYTHONPATH=dev:. $(BIN)/python -m tests.replay.record
+
+wheel: $(INSTALLED) ## Build the wheel, install it in a clean environment, import its packages.
+	@rm -rf build dist
+	@$(BIN)/python -m build --wheel --outdir dist . >/dev/null
+	@rm -rf build/clean && $(PYTHON) -m venv build/clean
+	@build/clean/bin/pip install --quiet dist/*.whl
+	@cd build && clean/bin/python -c "import flowkit.workflows.task, flowkit.activities.roles, flowkit.adapters.store, flowkit.bridge, flowkit; print('wheel', flowkit.__version__, 'imports from', flowkit.__path__[0].split('build/')[-1])"
+	@build/clean/bin/flowkit --version
+
+clean: ## Remove what the targets have made here.
+	rm -rf build dist .flowkit .logs .mypy_cache .ruff_cache .pytest_cache .hypothesis $(VENV)
