@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from flowkit.models import NodeStatus, TaskStatus
@@ -46,9 +47,15 @@ def _shown(walk: Walk) -> list[Node]:
 
 
 def _row(node: Node, state: NodeState) -> str:
-    cells = (node.node_id, node.io.fn if node.is_function else node.type, state.status.value)
-    attempt = str(state.epoch) if state.epoch else ""
-    return "| " + " | ".join([*map(_cell, cells), attempt, _cell(_remark(state))]) + " |"
+    label = node.io.fn if node.is_function else node.type
+    return _cells(node.node_id, label, state.status.value, state.epoch, _remark(state))
+
+
+@lru_cache(maxsize=4096)
+def _cells(node_id: str, label: str, status: str, epoch: int, remark: str) -> str:
+    """One row; cached, because of all rows only one or two differ from the previous picture."""
+    attempt = str(epoch) if epoch else ""
+    return "| " + " | ".join([*map(_cell, (node_id, label, status)), attempt, _cell(remark)]) + " |"
 
 
 def _remark(state: NodeState) -> str:

@@ -40,7 +40,7 @@ class Display:
         self.history.append(StatusChange(from_=self.status.value, to=status.value, at=at))
         self.status = status
         registered = self._state.opened.settings.search_attributes
-        if pairs := endings.search_attributes(registered, status, self._graph, self._state.params):
+        if pairs := endings.search_attributes(registered, self.history, self._graph, self._state.params):
             workflow.upsert_search_attributes(pairs)
         return True
 

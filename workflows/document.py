@@ -73,8 +73,14 @@ async def record_document(record: RecordTask) -> None:
         record,
         start_to_close_timeout=_WRITE_TIMEOUT,
         retry_policy=_PATIENT,
-        summary=f"record {len(record.nodes)} nodes",
+        summary=_told(record),
     )
+
+
+def _told(record: RecordTask) -> str:
+    nodes = len(record.nodes)
+    also = "" if nodes == 0 else ", 1 node" if nodes == 1 else f", {nodes} nodes"
+    return f"task {record.status.value}{also}"
 
 
 async def close_document(close: CloseTask) -> bool:

@@ -12,7 +12,7 @@ from flowkit.models import NodeStatus, TaskStatus
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from flowkit.models import Graph, Node, NodeState, TaskResult
+    from flowkit.models import Graph, Node, NodeState, StatusChange, TaskResult
     from flowkit.workflows.graph import Walk
 
 PIPELINE = "FlowkitPipeline"
@@ -55,16 +55,26 @@ def error_room(states: Sequence[NodeState]) -> tuple[int, bool]:
 
 
 def search_attributes(
-    registered: Collection[str], status: TaskStatus, graph: Graph, params: dict[str, Any]
+    registered: Collection[str], history: Sequence[StatusChange], graph: Graph, params: dict[str, Any]
 ) -> list[SearchAttributeUpdate[Any]]:
-    """Values for those search attributes that are registered; others would wedge the workflow."""
+    """Values to set after the latest change of status, for those attributes that are registered.
+
+    A task that runs from its start to its end is told by Temporal's own status, which costs nothing; ours is set from
+    the first time on that it says more (`deferred`, or `failed` while attempts still end).
+    """
     pairs: list[SearchAttributeUpdate[Any]] = []
-    if STATUS in registered:
-        pairs.append(SearchAttributeKey.for_keyword(STATUS).value_set(status.value))
+    status = history[-1].to
+    if STATUS in registered and any(change.to not in _TOLD_BY_TEMPORAL for change in history):
+        pairs.append(SearchAttributeKey.for_keyword(STATUS).value_set(status))
     name = pipeline_name(graph.name, params)
-    if PIPELINE in registered and name and status is TaskStatus.RUNNING:
+    if PIPELINE in registered and name and history[-1].from_ == TaskStatus.QUEUED:
         pairs.append(SearchAttributeKey.for_keyword(PIPELINE).value_set(name))
     return pairs
+
+
+_TOLD_BY_TEMPORAL = frozenset(
+    {TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.FINISHED, TaskStatus.CANCELLED}
+)
 
 
 def pipeline_name(graph_name: str | None, params: dict[str, Any]) -> str | None:
