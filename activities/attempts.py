@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
 
 from flowkit.activities.failures import failed_attempt, from_error, lost
-from flowkit.adapters.store import DB_FLAG
+from flowkit.adapters.patience import durably
 from flowkit.errors import FlowKitError, WrongDeployment
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, FailureKind
 
@@ -91,7 +92,7 @@ class Attempt:
             raise AttemptFailed(from_error(error)) from None
 
     async def _check_deployment(self) -> None:
-        ours = await self._host.tasks.deployment()
+        ours = await durably(self._host.tasks.deployment)
         if self._attempt.deployment and self._attempt.deployment != ours:
             raise WrongDeployment(
                 f"the engine's database is deployment {self._attempt.deployment}, this worker's is {ours}: "
@@ -157,7 +158,9 @@ class Attempt:
     async def _attend(self) -> None:
         """Keep the attempt alive and look for flags; an attempt that is over at once costs neither."""
         await asyncio.sleep(min(_SHORT_ATTEMPT_SEC, self._attempt.lease_ttl_sec / 8))
-        await asyncio.gather(self._beat(), self._renew(), self._watch_flag())
+        async with asyncio.TaskGroup() as group:
+            for duty in (self._beat(), self._renew(), self._watch_flag()):
+                group.create_task(duty)
 
     async def _beat(self) -> None:
         pause = min(1.0, self._attempt.lease_ttl_sec / 4)
@@ -188,9 +191,15 @@ class Attempt:
                 reason = await self._host.home.run(self._host.tasks.cancel_flag(self._attempt))
             except FlowKitError as error:
                 _logger.warning("could not read the cancel flag of task %s: %s", self._attempt.task_id, error)
-        if reason == DB_FLAG:
-            await activity.client().get_workflow_handle(self._attempt.task_id).cancel(reason=DB_FLAG)
+        await self._tell_temporal(reason)
         self._host.home.call(self._body.cancel, reason, self._attempt.cancel_grace_sec)
+
+    async def _tell_temporal(self, reason: str) -> None:
+        try:
+            if await self._host.home.run(self._host.tasks.flagged_by_hand(self._attempt)):
+                await activity.client().get_workflow_handle(self._attempt.task_id).cancel(reason=reason)
+        except (FlowKitError, RPCError) as error:
+            _logger.warning("could not cancel task %s in Temporal: %s", self._attempt.task_id, error)
 
 
 def _handed_over(message: str) -> AttemptFailure:

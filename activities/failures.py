@@ -6,12 +6,12 @@ Web UI shows `bad_input` and not `ApplicationError`.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from flowkit.errors import EpochTaken, Fenced, FlowKitError
-from flowkit.limits import LAST_ERROR_CHARS
+from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind
 
 
@@ -26,9 +26,9 @@ def failed_attempt(failure: AttemptFailure) -> ApplicationError:
     Benign: it is an expected outcome, which Temporal's log need not show with a traceback.
     """
     return ApplicationError(
-        cut(failure.message) or failure.code,
-        asdict(failure),
-        type=failure.code,
+        cut(failure.message) or failure.code[:REASON_CODE_CHARS],
+        asdict(replace(failure, code=failure.code[:REASON_CODE_CHARS], message=cut(failure.message))),
+        type=failure.code[:REASON_CODE_CHARS],
         non_retryable=True,
         category=ApplicationErrorCategory.BENIGN,
     )

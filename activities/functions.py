@@ -11,8 +11,8 @@ from temporalio import activity
 
 from flowkit.activities.attempts import Attempt, AttemptFailed, Host
 from flowkit.activities.failures import cut
-from flowkit.activities.patience import durably
 from flowkit.activities.roles import begin, mark
+from flowkit.adapters.patience import durably
 from flowkit.errors import FlowKitError
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, FailureKind
 

@@ -14,8 +14,8 @@ from flowkit.activities.attempts import Attempt, AttemptFailed, Host
 from flowkit.activities.context import ArtifactsWriter, RunContext
 from flowkit.activities.failures import cut
 from flowkit.activities.handlers import Batch
-from flowkit.activities.patience import durably
 from flowkit.adapters.artifacts import BatchTooLarge
+from flowkit.adapters.patience import durably
 from flowkit.adapters.pull import Puller, stable_hash
 from flowkit.errors import BadInput, FlowKitError
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, FailureKind

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.mongo import iso, moment
-from flowkit.models import OPEN_NODE_STATUSES, RUNTIME_KEYS, NodeStatus, TaskStatus
+from flowkit.models import OPEN_NODE_STATUSES, RUNTIME_KEYS, NodeStatus, StatusChange, TaskStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from flowkit.models import AttemptInput, CloseTask, NodeRecord, RecordTask, StatusChange
+    from flowkit.models import AttemptInput, CloseTask, NodeRecord, RecordTask
 
 Fields = dict[str, Any]
 
@@ -70,6 +70,14 @@ def unchanged_nodes(stored: Fields) -> Fields:
 def history(changes: Iterable[StatusChange]) -> list[Fields]:
     """`status_history` as documents hold it."""
     return [{"from": change.from_, "to": change.to, "at": iso(change.at)} for change in changes]
+
+
+def opened_history(at: float) -> list[Fields]:
+    """`status_history` of a task that has just been opened."""
+    queued, running = TaskStatus.QUEUED.value, TaskStatus.RUNNING.value
+    return history(
+        [StatusChange(from_=None, to=queued, at=at), StatusChange(from_=queued, to=running, at=at)]
+    )
 
 
 def attempt_filter(attempt: AttemptInput, run_id: str) -> Fields:

@@ -9,8 +9,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import time
 from typing import TYPE_CHECKING, Any
+
+from flowkit.adapters.patience import durably
+from flowkit.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
     from flowkit.adapters.store import TaskStore
     from flowkit.models import AttemptInput
     from flowkit.workflows.input_args import PullArgs
+
+_logger = logging.getLogger("flowkit.worker")
 
 Delivery = tuple[str, dict[str, Any]]
 """Batch uid and payload."""
@@ -45,14 +51,19 @@ class Puller:
 
     async def batches(self) -> AsyncIterator[Delivery]:
         """All batches, waiting for sources that still run."""
-        self._done = await self._artifacts.batch_uids(self._attempt.task_id, self._attempt.node_id)
+        attempt, artifacts = self._attempt, self._artifacts
+        self._done = await durably(lambda: artifacts.batch_uids(attempt.task_id, attempt.node_id))
         wait_ms = self._args.poll_ms
         while True:
             complete = await self._sources_complete()
             found = False
-            async for delivery in self._scan():
-                found = True
-                yield delivery
+            try:
+                async for delivery in self._scan():
+                    found = True
+                    yield delivery
+            except StoreUnavailable as error:
+                _logger.warning("%s; node %s scans again", error, self._attempt.node_id)
+                complete = False
             if complete and self._args.eof_on_task_done:
                 return
             wait_ms = self._args.poll_ms if found else min(wait_ms * 2, self._args.backoff_max_ms)
@@ -63,12 +74,15 @@ class Puller:
             taken = self._taken[source]
             async for page in self._artifacts.pages(self._attempt.task_id, source, skip=taken):
                 uids = [partial["batch_uid"] for partial in page]
-                await self._artifacts.claim(self._attempt, source, uids, time.time())
+                await self._claim(source, uids)
                 taken.update(uids)
                 for partial in page:
                     for delivery in self._deliveries(source, partial["batch_uid"], partial.get("meta") or {}):
                         if delivery[0] not in self._done:
                             yield delivery
+
+    async def _claim(self, source: str, uids: list[str]) -> None:
+        await durably(lambda: self._artifacts.claim(self._attempt, source, uids, time.time()))
 
     def _deliveries(self, source: str, uid: str, meta: dict[str, Any]) -> Iterator[Delivery]:
         if self._args.size is None:
@@ -85,13 +99,13 @@ class Puller:
 
     async def _sources_complete(self) -> bool:
         """Whether every source has ended, asked before the last scan so that nothing slips between."""
-        sources = self._args.from_nodes
-        markers = await self._artifacts.marker_epochs(self._attempt.task_id, sources)
+        sources, task_id = self._args.from_nodes, self._attempt.task_id
+        markers = await durably(lambda: self._artifacts.marker_epochs(task_id, sources))
         if any(source not in markers for source in sources):
             return False
         known = dict(self._attempt.sources)
         if any(source not in known for source in sources):
-            known |= await self._tasks.epochs(self._attempt.task_id)
+            known |= await durably(lambda: self._tasks.epochs(task_id))
         return all(markers[source] >= known.get(source, 0) for source in sources)
 
 

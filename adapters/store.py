@@ -98,6 +98,7 @@ class TaskStore:
                     "status": TaskStatus.RUNNING.value,
                     "first_run_id": opening.first_run_id,
                     "run_id": opening.run_id,
+                    "status_history": documents.opened_history(opening.at),
                     "updated_at": moment(opening.at),
                     **_NOT_ENDED,
                 },
@@ -206,6 +207,12 @@ class TaskStore:
         if flagged is None:
             return None
         return flagged.get("coordinator", {}).get("cancel_reason") or DB_FLAG
+
+    @shortened
+    async def flagged_by_hand(self, attempt: AttemptInput) -> bool:
+        """Whether somebody raised a cancel flag without telling Temporal; our own writes always say when."""
+        by_hand = {"id": attempt.task_id, "coordinator.cancelled_at": {"$exists": False}}
+        return await self._tasks.find_one(by_hand, {"_id": 1}) is not None
 
     @shortened
     async def epochs(self, task_id: str) -> dict[str, int]:

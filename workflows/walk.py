@@ -15,7 +15,7 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError
 
-from flowkit.limits import ACTIVATION_INPUT_BYTES
+from flowkit.limits import ACTIVATION_INPUT_BYTES, LAST_ERROR_CHARS
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, FailureKind, NodeStatus
 from flowkit.workflows.failures import read_failure
 from flowkit.workflows.policy import Again, decide
@@ -179,4 +179,4 @@ def _goes_on(flight: Flight, node: Node, state: NodeState, failure: AttemptFailu
 
 def _note(state: NodeState, code: str, message: str) -> None:
     state.reason_code = code
-    state.last_error = f"{code}: {message}" if message and message != code else code
+    state.last_error = (f"{code}: {message}" if message and message != code else code)[:LAST_ERROR_CHARS]

@@ -11,6 +11,7 @@ temporal operator namespace describe --namespace "$TEMPORAL_NAMESPACE" >/dev/nul
     temporal operator namespace create --namespace "$TEMPORAL_NAMESPACE" --retention "$RETENTION"
 
 # The namespace is known everywhere after a few seconds.
-until temporal operator search-attribute create --name FlowkitPipeline --name FlowkitStatus --type Keyword; do
+until temporal operator search-attribute create --namespace "$TEMPORAL_NAMESPACE" \
+    --name FlowkitPipeline --type Keyword --name FlowkitStatus --type Keyword; do
     sleep 1
 done

@@ -17,8 +17,8 @@ NODE_IO_BYTES = 64_000
 MAX_NODES = 5_000
 """Nodes of one graph (`CoordinatorConfig.max_nodes` changes it)."""
 
-ATTEMPT_RESULT_BYTES = 4_000
-"""What one attempt hands back to the workflow."""
+REASON_CODE_CHARS = 100
+"""A reason code; longer ones are cut."""
 
 LAST_ERROR_CHARS = 2_000
 """`last_error` of a node; longer texts are cut."""

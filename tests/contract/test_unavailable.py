@@ -41,6 +41,7 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "finish_attempt": lambda tasks: tasks.finish_attempt(attempt(), RUN, AT),
     "check_hold": lambda tasks: tasks.check_hold(attempt(), RUN),
     "cancel_flag": lambda tasks: tasks.cancel_flag(attempt()),
+    "flagged_by_hand": lambda tasks: tasks.flagged_by_hand(attempt()),
     "epochs": lambda tasks: tasks.epochs(TASK),
     "record": lambda tasks: tasks.record(record()),
     "close_task": lambda tasks: tasks.close_task(close()),

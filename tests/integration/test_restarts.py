@@ -11,7 +11,7 @@ import pytest
 from flowkit.models import TaskStatus
 from flowkit_dev import MongoServer, TemporalServer
 from tests.conftest import keep_logs
-from tests.integration.world import World, eventually, node
+from tests.integration.world import World, eventually, let_pass, node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -86,7 +86,7 @@ async def test_a_task_waits_for_a_mongodb_that_is_away(
     world, _, mongo = own
     task_id = await started(world)
     await asyncio.to_thread(mongo.stop)
-    await asyncio.to_thread(lambda: asyncio.run(asyncio.sleep(AWAY_SEC)))
+    await let_pass(AWAY_SEC)
     await asyncio.to_thread(mongo.start)
     await assert_finished_once(world, task_id)
     assert (await world.node(task_id, "a"))["attempt_epoch"] == 1

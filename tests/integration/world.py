@@ -46,6 +46,11 @@ async def eventually(look: Callable[[], Awaitable[T | None]], ceiling: float = C
     raise AssertionError(f"nothing came of {look} within {ceiling} s")
 
 
+async def let_pass(seconds: float) -> None:
+    """Let time pass where the time itself is what is tested: an outage of so many seconds."""
+    await asyncio.sleep(seconds)
+
+
 class World:
     """Everything a test starts, and how it looks at what happened."""
 

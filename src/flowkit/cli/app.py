@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 
 from flowkit import version
-from flowkit.cli.loading import load_functions, load_handlers
-from flowkit.config import CoordinatorConfig, WorkerConfig
+from flowkit.cli.loading import load_config, load_functions, load_handlers
+from flowkit.config import DEFAULT_QUEUE, WorkerConfig
 from flowkit.coordinator import Coordinator
-from flowkit.errors import FlowKitError
+from flowkit.errors import ConfigError, FlowKitError
 from flowkit.worker import Worker
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ EXIT_ERROR = 1
 MongoUrl = Annotated[str, typer.Option(envvar="MONGO_URL", help="MongoDB's address.")]
 MongoDatabase = Annotated[str, typer.Option("--database", envvar="MONGO_DATABASE", help="Its database.")]
 Queue = Annotated[
-    str, typer.Option(envvar="FLOWKIT_QUEUE", help="Task queue of the engine; workers use it too.")
+    str | None, typer.Option(envvar="FLOWKIT_QUEUE", help="Task queue of the engine; workers use it too.")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 
@@ -81,7 +81,7 @@ def _root(
 def engine(
     mongo_url: MongoUrl = "mongodb://localhost:27017",
     database: MongoDatabase = "flowkit",
-    queue: Queue = "flowkit",
+    queue: Queue = None,
     config: Annotated[str | None, typer.Option(help="JSON file with CoordinatorConfig settings.")] = None,
     functions: Annotated[
         list[str] | None, typer.Option("--function", help="Coordinator function, as NAME=module:function.")
@@ -92,7 +92,7 @@ def engine(
     _log(verbose)
 
     async def serve() -> None:
-        cfg = CoordinatorConfig.load(config, overrides={"queue": queue})
+        cfg = load_config(config, {"queue": queue} if queue else {})
         db = _database(mongo_url, database)
         await _until_stopped(Coordinator(db=db, cfg=cfg, adapters=load_functions(functions or [])))
 
@@ -104,7 +104,7 @@ def worker(
     handlers: Annotated[list[str], typer.Argument(help="Handlers, as module:CLASS or module:object.")],
     mongo_url: MongoUrl = "mongodb://localhost:27017",
     database: MongoDatabase = "flowkit",
-    queue: Queue = "flowkit",
+    queue: Queue = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Attempts of each role at once.")] = 1,
     verbose: Verbose = False,
 ) -> None:
@@ -113,7 +113,7 @@ def worker(
 
     async def serve() -> None:
         loaded = load_handlers(handlers)
-        cfg = WorkerConfig(roles=list(loaded), queue=queue, max_concurrent=concurrency)
+        cfg = WorkerConfig(roles=list(loaded), queue=queue or DEFAULT_QUEUE, max_concurrent=concurrency)
         await _until_stopped(Worker(db=_database(mongo_url, database), cfg=cfg, handlers=loaded))
 
     _run(serve())
@@ -140,11 +140,15 @@ async def _until_stopped(process: Process) -> None:
 
 def _database(url: str, name: str) -> object:
     from motor.motor_asyncio import AsyncIOMotorClient
+    from pymongo.errors import PyMongoError
 
-    client: AsyncIOMotorClient[dict[str, object]] = AsyncIOMotorClient(
-        url, tz_aware=True, serverSelectionTimeoutMS=5_000
-    )
-    return client[name]
+    try:
+        client: AsyncIOMotorClient[dict[str, object]] = AsyncIOMotorClient(
+            url, tz_aware=True, serverSelectionTimeoutMS=5_000
+        )
+        return client[name]
+    except PyMongoError as error:
+        raise ConfigError(f"MongoDB's address {url!r} or database {name!r} cannot be used: {error}") from None
 
 
 def _log(verbose: bool) -> None:

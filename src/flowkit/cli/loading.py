@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from typing import Any
 
 from flowkit.activities.handlers import RoleHandler
+from flowkit.config import CoordinatorConfig
 from flowkit.errors import ConfigError
+
+
+def load_config(path: str | None, overrides: dict[str, Any]) -> CoordinatorConfig:
+    """An engine's settings. ConfigError names the file or the setting that is wrong."""
+    if path is not None and not Path(path).is_file():
+        raise ConfigError(f"there is no file {path!r}")
+    try:
+        return CoordinatorConfig.load(path, overrides=overrides)
+    except TypeError as error:
+        raise ConfigError(str(error)) from None
 
 
 def load_handlers(names: list[str]) -> dict[str, RoleHandler]:
@@ -34,6 +46,8 @@ def load_functions(pairs: list[str]) -> dict[str, Any]:
         if not separator or not name:
             raise ConfigError(f"--function {pair!r} must read NAME=module:function")
         functions[name] = _load(target)
+        if not callable(functions[name]):
+            raise ConfigError(f"--function {pair!r}: {target} cannot be called")
     return functions
 
 

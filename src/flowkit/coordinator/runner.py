@@ -130,11 +130,14 @@ class Coordinator:
     async def create_task(
         self, *, params: dict[str, Any], graph: dict[str, Any], task_id: str | None = None
     ) -> str:
-        """Start a task and answer its id. GraphError (a ValueError) names what is wrong with the graph."""
+        """Start a task and answer its id. GraphError (a ValueError) names what is wrong with the graph.
+
+        Coordinator functions are looked up here only while this coordinator runs tasks itself; the engine that opens
+        the task looks them up in any case.
+        """
         client = await self._task_client()
-        return await client.create_task(
-            params=params, graph=graph, task_id=task_id, functions=self.adapters.keys()
-        )
+        functions = self.adapters.keys() if self._running else None
+        return await client.create_task(params=params, graph=graph, task_id=task_id, functions=functions)
 
     async def cancel_task(self, task_id: str, *, reason: str = DEFAULT_CANCEL_REASON) -> bool:
         """Ask a task to stop, without waiting for it; False when there is no such task."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_logger = logging.getLogger("flowkit.worker")
+_logger = logging.getLogger("flowkit.store")
 
 
 async def durably(call: Callable[[], Awaitable[T]]) -> T:

@@ -1,0 +1,277 @@
+"""The pages say what the code says: every setting, limit, error code and field is on its page, with its value."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import pkgutil
+import re
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flowkit
+from flowkit import CoordinatorConfig, WorkerConfig, limits
+from flowkit.cli.app import app
+from flowkit.config import _Topics
+from flowkit.errors import FlowKitError
+from flowkit.models import RUNTIME_KEYS, NodeStatus, OnNodeFailure, RetryPolicy, SkipReason, TaskStatus
+from flowkit.workflows import endings, input_args, shapes
+from flowkit.workflows.inputs import parse_input
+from flowkit.workflows.validation import parse_graph
+from flowkit_dev.temporal import DYNAMIC_CONFIG
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "CONTRIBUTING.md"]
+SOURCES = [ROOT / "src/flowkit", *(ROOT / name for name in ("activities", "adapters", "bridge", "workflows"))]
+
+
+def page(name: str) -> str:
+    """Text of a page."""
+    return (DOCS / f"{name}.md").read_text(encoding="utf-8")
+
+
+def section(text: str, heading: str) -> str:
+    """The part of a page under a heading of the second level."""
+    return text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """Rows of the tables in `text` by each name in code that stands in the first cell."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line.startswith("| `"):
+            cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+            found |= {name: cells for name in re.findall(r"`([^`]+)`", cells[0])}
+    return found
+
+
+# --- settings -----------------------------------------------------------------------------------------------------
+
+
+def default_of(field: Field[Any]) -> str:
+    """A setting's default as the page writes it."""
+    value = field.default_factory() if field.default_factory is not MISSING else field.default
+    return "none" if value is None else f"`{json.dumps(value)}`" if is_code(value) else str(value)
+
+
+def is_code(value: object) -> bool:
+    """Whether the page writes it as code."""
+    return isinstance(value, (str, list, bool))
+
+
+TOPICS = {field.name for field in fields(_Topics)}
+
+
+@pytest.mark.parametrize(("config", "heading"), [(CoordinatorConfig, "Engine"), (WorkerConfig, "Worker")])
+def test_every_setting_is_described_with_its_default(config: type[Any], heading: str) -> None:
+    text = page("configuration")
+    own = rows(section(text, heading))
+    kafka = rows(section(text, "Kafka"))
+    for field in fields(config):
+        table = kafka if field.name in TOPICS else own
+        assert field.name in table, f"docs/configuration.md does not describe {config.__name__}.{field.name}"
+        assert table[field.name][1] == default_of(field), field.name
+    assert set(own) == {field.name for field in fields(config)} - TOPICS
+
+
+@pytest.mark.parametrize("config", [CoordinatorConfig, WorkerConfig])
+def test_every_derived_setting_is_named(config: type[Any]) -> None:
+    derived = {name for name in vars(config) if name.endswith("_ms")} - {f.name for f in fields(config)}
+    assert derived
+    assert {name for name in derived if f"`{name}`" not in section(page("configuration"), "Engine")} == set()
+
+
+def test_every_environment_variable_of_ours_is_described() -> None:
+    sources = [*SOURCES, ROOT / "dev"]
+    text = "".join(file.read_text(encoding="utf-8") for folder in sources for file in folder.rglob("*.py"))
+    ours = set(re.findall(r"(?:envvar=|environ\.get\(|environ\[)\"([A-Z_]+)\"", text))
+    assert {"MONGO_URL", "FLOWKIT_QUEUE", "WORKER_TYPES", "FLOWKIT_CACHE"} <= ours
+    assert ours <= set(rows(section(page("configuration"), "Environment")))
+
+
+# --- limits -------------------------------------------------------------------------------------------------------
+
+
+def test_every_limit_is_described_with_its_value() -> None:
+    described = rows(page("limits"))
+    constants = {name: value for name, value in vars(limits).items() if name.isupper()}
+    assert constants
+    for name, value in constants.items():
+        assert name in described, f"docs/limits.md does not describe {name}"
+        if isinstance(value, int):
+            assert described[name][1].split()[0] == f"{value:,}", name
+    assert {name for name in described if name.isupper()} == set(constants)
+
+
+def test_settings_among_the_limits_have_their_defaults() -> None:
+    described, config = rows(page("limits")), CoordinatorConfig()
+    assert described["window"][1] == str(config.window)
+    held = [f"{config.hold_starts_events:,}", f"{config.hold_starts_bytes:,}"]
+    assert described["hold_starts_events"][1].split("; ") == held
+
+
+# --- errors -------------------------------------------------------------------------------------------------------
+
+
+def every_error() -> set[type[FlowKitError]]:
+    """All our errors, wherever they are defined."""
+    for module in pkgutil.walk_packages(flowkit.__path__, "flowkit."):
+        importlib.import_module(module.name)
+    found = {FlowKitError}
+    while more := {sub for one in found for sub in one.__subclasses__()} - found:
+        found |= more
+    return {error for error in found if error.__module__.startswith("flowkit")}
+
+
+def test_every_error_is_described_under_its_code() -> None:
+    described = rows(section(page("errors"), "Errors of FlowKit"))
+    errors = every_error()
+    assert len(errors) > 10
+    for error in errors:
+        assert error.code in described, f"docs/errors.md does not describe {error.__name__}, {error.code}"
+        assert f"`{error.__name__}`" in described[error.code][1]
+        assert described[error.code][2].startswith("waits") or not waits(error)
+    assert set(described) == {error.code for error in errors}
+
+
+def waits(error: type[FlowKitError]) -> bool:
+    """Whether the call that raises it is repeated; a process that cannot connect ends."""
+    return error.retryable and error.code != "temporal_unavailable"
+
+
+CODE = re.compile(
+    r"""\b(?:code|type)="(\w+)"            # AttemptFailure(code=…), ApplicationError(type=…)
+    |\b(?:_failure|lost|_handed_over)\("(\w+)"
+    |return\ "(\w+)",\ (?:True|False)      # classifications
+    |code,\ permanent\ =\ "(\w+)"
+    |reason_code\ or\ "(\w+)"
+    |code="(\w+)"\ if
+    |"(\w+)"\ if\ permanent\ else\ "(\w+)"
+    |NATIVE_SHUTDOWN\ =\ "(\w+)"
+    |if\ known\ else\ "(\w+)"
+    """,
+    re.VERBOSE,
+)
+
+
+def codes_in_sources() -> set[str]:
+    """Every code that stands in the source as text."""
+    texts = [file.read_text(encoding="utf-8") for folder in SOURCES for file in folder.rglob("*.py")]
+    return {code for text in texts for match in CODE.finditer(text) for code in match.groups() if code}
+
+
+def test_every_reason_code_is_described() -> None:
+    found = codes_in_sources() | set(RetryPolicy().permanent_on)
+    assert {"lease_lost", "worker_lost", "worker_shutdown", "timeout", "task_failed", "bad_input"} <= found
+    text = page("errors")
+    assert {code for code in found if f"`{code}`" not in text} == set()
+
+
+@pytest.mark.parametrize(
+    "name", ["terminated", "timed_out", "lost", "user_request", "db_flag", "hard_fail:<code>"]
+)
+def test_every_way_a_task_ends_is_described(name: str) -> None:
+    assert f"`{name}`" in section(page("errors"), "How tasks end")
+
+
+# --- graphs -------------------------------------------------------------------------------------------------------
+
+
+def test_every_field_of_a_node_is_described_and_nothing_else() -> None:
+    described = set(rows(section(page("graphs"), "Node fields")))
+    assert described == shapes._NODE_KEYS | shapes._IO_KEYS | {"x-…"}
+
+
+def test_every_field_that_an_engine_writes_is_named() -> None:
+    text = section(page("graphs"), "Node fields")
+    assert {key for key in RUNTIME_KEYS if f"`{key}`" not in text} == set()
+
+
+def test_every_field_of_a_retry_policy_is_described_with_its_default() -> None:
+    described, policy = rows(section(page("graphs"), "Retries")), RetryPolicy()
+    assert set(described) == shapes._RETRY_KEYS
+    for name in shapes._RETRY_KEYS - {"permanent_on"}:
+        value = getattr(policy, name)
+        assert described[name][1] == ("none" if value is None else f"{value:g}"), name
+    assert described["permanent_on"][1] == ", ".join(f"`{code}`" for code in policy.permanent_on)
+
+
+def test_every_input_adapter_and_argument_is_described() -> None:
+    text = section(page("graphs"), "Input adapters")
+    names = [*input_args.ADAPTERS, *input_args._RECHUNK_CHECKS]
+    assert {name for name in names if f"`{name}`" not in text} == set()
+
+
+def test_every_status_and_skip_reason_is_described() -> None:
+    text = section(page("graphs"), "Statuses")
+    values = [value for kind in (NodeStatus, TaskStatus, SkipReason) for value in kind]
+    assert {value for value in values if f"`{value.value}`" not in text} == set()
+
+
+def test_every_rule_of_failure_is_described() -> None:
+    text = section(page("graphs"), "Failure")
+    assert {rule for rule in OnNodeFailure if f'`on_node_failure: "{rule.value}"`' not in text} == set()
+
+
+# --- operations and performance -----------------------------------------------------------------------------------
+
+
+def test_every_command_is_described() -> None:
+    names = [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
+    assert {"engine", "worker"} <= set(names)
+    assert {name for name in names if f"`flowkit {name}" not in page("operations")} == set()
+
+
+def test_every_search_attribute_is_described() -> None:
+    assert set(endings.SEARCH_ATTRIBUTES) <= set(rows(section(page("operations"), "The Web UI")))
+
+
+def test_every_setting_of_the_server_is_explained() -> None:
+    text = page("performance")
+    assert {key for key in DYNAMIC_CONFIG if f"`{key}`" not in text} == set()
+
+
+# --- all pages ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
+def test_every_link_leads_somewhere(file: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", file.read_text(encoding="utf-8")):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        other = (file.parent / path).resolve() if path else file
+        assert other.is_file(), f"{file.name}: {target}"
+        assert not anchor or anchor in anchors(other), f"{file.name}: {target}"
+
+
+def anchors(file: Path) -> set[str]:
+    """Anchors of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
+def test_every_named_file_and_make_target_exists(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    folders = "activities|adapters|benchmarks|deploy|dev|examples|src|tests|workflows"
+    named = re.findall(rf"`((?:{folders})/[\w/.-]+\.(?:py|yaml|sh|toml))`", text)
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    wanted = re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE)
+    assert set(wanted) <= set(targets)
+
+
+@pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
+def test_every_example_is_valid(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        compile(code, file.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    for given in re.findall(r"--input '(\{.*?\})'", text, re.DOTALL):
+        task = parse_input("example", json.loads(given))
+        parse_graph(task.graph, params=task.params)

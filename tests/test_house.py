@@ -1,0 +1,139 @@
+"""The figures of the house style: short functions, short files, few suppressions, no waiting by the clock."""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).parents[1]
+CODE = ("workflows", "activities", "adapters", "bridge", "src", "dev")
+HELPERS = {"world.py", "handlers.py"}
+"""Test modules that may wait by the clock: what they wait for is a test's subject."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Definition = Function | ast.ClassDef
+
+
+@cache
+def code() -> tuple[Path, ...]:
+    """All code files; the links under src lead to folders that are counted by themselves."""
+    found = (path for folder in CODE for path in (ROOT / folder).rglob("*.py"))
+    return tuple(sorted({path.resolve() for path in found}))
+
+
+@cache
+def checks() -> tuple[Path, ...]:
+    """All test files."""
+    return tuple(sorted((ROOT / "tests").rglob("*.py")))
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    """A parsed file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def place(path: Path, name: str) -> str:
+    """Where something stands, for a failure's text."""
+    return f"{path.relative_to(ROOT)}:{name}"
+
+
+def functions(path: Path) -> Iterator[Function]:
+    """All functions and methods of a file, nested ones too."""
+    return (node for node in ast.walk(tree(path)) if isinstance(node, Function))
+
+
+def length(path: Path, function: Function) -> int:
+    """Lines of the body that are not blank, without the docstring."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    if not body or body[-1].end_lineno is None:
+        return 0
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return sum(bool(line.strip()) for line in lines[body[0].lineno - 1 : body[-1].end_lineno])
+
+
+def lengths() -> dict[str, int]:
+    """Length of every function in the code."""
+    return {
+        place(path, f"{each.name}@{each.lineno}"): length(path, each)
+        for path in code()
+        for each in functions(path)
+    }
+
+
+def test_nine_of_ten_functions_fit_twenty_four_lines() -> None:
+    assert statistics.quantiles(lengths().values(), n=10)[-1] <= 24
+
+
+def test_no_function_is_longer_than_sixty_lines() -> None:
+    assert {name: lines for name, lines in lengths().items() if lines > 60} == {}
+
+
+@pytest.mark.parametrize("files", [code, checks], ids=["code", "tests"])
+def test_no_file_is_longer_than_three_hundred_lines(files: Callable[[], tuple[Path, ...]]) -> None:
+    long = {}
+    for path in files():
+        count = sum(bool(line.strip()) for line in path.read_text(encoding="utf-8").splitlines())
+        if count > 300:
+            long[str(path.relative_to(ROOT))] = count
+    assert long == {}
+
+
+SUPPRESSION = re.compile(r"#\s*(noqa|type:\s*ignore|pyright:\s*ignore)")
+
+
+def test_at_most_five_suppressions_each_with_its_rule() -> None:
+    lines = [line for path in code() for line in path.read_text(encoding="utf-8").splitlines()]
+    found = [line.strip() for line in lines if SUPPRESSION.search(line)]
+    assert len(found) <= 5, found
+    assert [line for line in found if not re.search(r"noqa: [A-Z]+\d+|ignore\[[a-z-]+\]", line)] == []
+
+
+def sleeps(path: Path) -> list[str]:
+    """Calls of a sleep in a test file, with their lines."""
+    calls = (node for node in ast.walk(tree(path)) if isinstance(node, ast.Call))
+    named = (call for call in calls if isinstance(call.func, (ast.Attribute, ast.Name)))
+    return [place(path, str(call.lineno)) for call in named if _name(call.func) == "sleep"]
+
+
+def _name(called: ast.expr) -> str:
+    return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+
+
+def test_tests_wait_for_events_and_not_for_seconds() -> None:
+    assert [found for path in checks() if path.name not in HELPERS for found in sleeps(path)] == []
+
+
+def undocumented(path: Path) -> Iterator[str]:
+    """Public classes, functions and methods without a docstring; and the module, if it holds anything."""
+    module = tree(path)
+    if module.body and ast.get_docstring(module) is None:
+        yield place(path, "module")
+    for definition in _public(module.body):
+        if ast.get_docstring(definition) is None:
+            yield place(path, definition.name)
+
+
+def _public(body: list[ast.stmt]) -> Iterator[Definition]:
+    for node in body:
+        if isinstance(node, Definition) and not node.name.startswith("_"):
+            yield node
+            if isinstance(node, ast.ClassDef):
+                yield from _public(node.body)
+
+
+SHIPPED = ("workflows", "activities", "adapters", "bridge", "src")
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    shipped = [path for path in code() if path.relative_to(ROOT).parts[0] in SHIPPED]
+    assert [name for path in shipped for name in undocumented(path)] == []

@@ -1,0 +1,123 @@
+"""What a task may be started with, and what the next run of it is handed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+from tests.unit.graphs import one
+
+from flowkit.errors import GraphError
+from flowkit.limits import ID_CHARS
+from flowkit.models import NodeState, NodeStatus, Opened, Settings, SkipReason, StatusChange, TaskState
+from flowkit.workflows.inputs import is_state, parse_input, parse_state
+
+
+def refused(given: object, task_id: str = "t") -> GraphError:
+    """The error that an input is refused with."""
+    with pytest.raises(GraphError) as caught:
+        parse_input(task_id, given)
+    return caught.value
+
+
+def state() -> TaskState:
+    """A state in which every field is set."""
+    return TaskState(
+        params={"p": [1, None, {"deep": 0.5}]},
+        graph=one(),
+        opened=Opened(
+            run_seq=3,
+            settings=Settings(queue="q", window=7, search_attributes=("FlowkitStatus",)),
+            created_at=12.5,
+            epochs={"extract": 4},
+        ),
+        nodes=[
+            NodeState(
+                status=NodeStatus.SKIPPED,
+                epoch=2,
+                generation=1,
+                failures=1,
+                losses=1,
+                next_retry_at=99.25,
+                last_error="flaky: no",
+                reason_code="flaky",
+                skip_reason=SkipReason.UPSTREAM_FAILED,
+            )
+        ],
+        status_history=[StatusChange(from_=None, to="queued", at=1.0)],
+    )
+
+
+@pytest.mark.parametrize("params", [{}, {"a": 1}])
+def test_params_and_graph_are_taken_as_they_are(params: dict[str, Any]) -> None:
+    new = parse_input("t", {"params": params, "graph": one()})
+    assert (new.params, new.graph) == (params, one())
+
+
+@pytest.mark.parametrize("given", [{"graph": {}}, {"graph": {}, "params": None}])
+def test_params_may_be_absent(given: dict[str, Any]) -> None:
+    assert parse_input("t", given).params == {}
+
+
+def test_the_graph_itself_is_not_looked_at() -> None:
+    assert parse_input("t", {"graph": {"nodes": 7}}).graph == {"nodes": 7}
+
+
+BAD: list[tuple[str, object, list[str]]] = [
+    ("none", None, ['{"params": {...}, "graph": {...}}', "'None'"]),
+    ("text", "graph", ['"graph": {...}', "'graph'"]),
+    ("list", [1], ["input of a task is", "'[1]'"]),
+    ("empty", {}, ["has no 'graph'"]),
+    ("typo", {"graph": {}, "parms": {}}, ["unknown key 'parms'", "did you mean 'params'?"]),
+    ("unknown", {"graph": {}, "zzz": 1}, ["unknown key 'zzz'", "takes 'params' and 'graph'"]),
+    ("graph", {"graph": 7}, ["graph", "7", "object with 'nodes'"]),
+    ("graph_none", {"graph": None}, ["graph", "None", "object with 'nodes'"]),
+    ("params", {"graph": {}, "params": [1]}, ["params", "[1]", "must be an object"]),
+    ("params_false", {"graph": {}, "params": False}, ["params", "False", "must be an object"]),
+]
+
+
+@pytest.mark.parametrize("given, told", [row[1:] for row in BAD], ids=[row[0] for row in BAD])
+def test_a_badly_shaped_input_is_refused_with_value_and_remedy(given: object, told: list[str]) -> None:
+    text = str(refused(given))
+    assert [part for part in told if part not in text] == []
+
+
+def test_all_problems_are_told_at_once_and_long_values_are_cut() -> None:
+    error = refused({"graph": "g" * 9_000, "params": ["p" * 9_000], "zzz": 1}, task_id="*")
+    assert len(error.problems) == 4
+    assert len(str(error)) < 600
+
+
+@pytest.mark.parametrize("task_id", ["a", "a" * ID_CHARS, "*a", "é", "a b"])
+def test_a_task_id_is_accepted(task_id: str) -> None:
+    parse_input(task_id, {"graph": {}})
+
+
+@pytest.mark.parametrize("task_id", ["", "*", "a" * (ID_CHARS + 1)])
+def test_a_bad_task_id_is_refused(task_id: str) -> None:
+    text = str(refused({"graph": {}}, task_id))
+    assert f"task id {task_id[:80]!r} must be 1 to 200 characters and not '*'" in text
+
+
+def test_a_state_survives_the_way_into_the_next_run_whole() -> None:
+    sent = json.loads(TypeAdapter(TaskState).dump_json(state()))
+    assert is_state(sent)
+    assert parse_state(sent) == state()
+
+
+def test_a_state_of_an_earlier_release_gets_the_defaults_of_newer_fields() -> None:
+    sent = json.loads(TypeAdapter(TaskState).dump_json(state()))
+    for settings in dataclasses.fields(Settings):
+        del sent["opened"]["settings"][settings.name]
+    sent["nodes"] = [{"status": "queued"}]
+    read = parse_state(sent)
+    assert (read.opened.settings, read.nodes) == (Settings(), [NodeState()])
+
+
+@pytest.mark.parametrize("given", [None, "opened", ["opened"], {}, {"params": {}, "graph": {}}])
+def test_what_a_client_starts_a_task_with_is_no_state(given: object) -> None:
+    assert not is_state(given)
