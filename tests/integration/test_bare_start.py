@@ -9,19 +9,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from temporalio.api.common.v1 import Payload
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import WorkflowFailureError
+from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
-from tests.integration.world import CEILING, node
-from tests.unit.graphs import one, two
-from tests.unit.test_validation import BAD_FIELDS, BAD_GRAPHS, ID_RULE, ROLE_RULE
 
 from flowkit import limits
 from flowkit.errors import GraphError
 from flowkit_dev.temporal_cli import temporal_cli
+from tests.integration.world import CEILING, node
+from tests.unit.graphs import one, two
+from tests.unit.test_validation import BAD_FIELDS, BAD_GRAPHS, ID_RULE, ROLE_RULE
 
 if TYPE_CHECKING:
     from temporalio.client import Client
+
     from tests.integration.world import World
 
 pytestmark = pytest.mark.server
@@ -209,3 +212,43 @@ async def test_an_id_of_an_earlier_task_is_refused_and_its_document_untouched(wo
     error = await refusal_of(client, task_id)
     assert (error.type, "id" in error.message) == ("task_id_taken", True)
     assert await world.document(task_id) == earlier
+
+
+def raw(data: bytes, encoding: bytes = b"json/plain") -> RawValue:
+    """An argument as it travels."""
+    return RawValue(Payload(metadata={"encoding": encoding}, data=data))
+
+
+def meta(json_text: str) -> RawValue:
+    """A graph with this JSON in it."""
+    graph = '{"nodes": [{"node_id": "call", "type": "coordinator_fn", "meta": %s}]}'
+    return raw(f'{{"graph": {graph % json_text}}}'.encode())
+
+
+UNREADABLE: dict[str, list[Any]] = {
+    "two_arguments": [{"graph": one()}, {"graph": one()}],
+    "no_json": [raw(b"{graph")],
+    "nothing": [raw(b"")],
+    "other_encoding": [raw(b"abc", b"zzz/plain")],
+    "half_a_surrogate": [meta(r'"\ud800"')],
+    "deeply_nested": [meta("[" * 300 + "]" * 300)],
+}
+UNHOLDABLE: dict[str, list[Any]] = {
+    "long_integer": [meta("123456789012345678901234567890")],
+    "zero_byte_in_a_key": [meta(r'{"a\u0000b": 1}')],
+    "timeout_of_no_time": [{"graph": {"nodes": [{**function("noop")["nodes"][0], "timeout_sec": 1e-9}]}}],
+}
+
+
+@pytest.mark.xfail(reason="these still loop, or wait for ever; take the mark away with the cure", run=False)
+@pytest.mark.parametrize("cases", [UNREADABLE, UNHOLDABLE], ids=["unreadable", "unholdable"])
+async def test_what_nobody_can_read_or_hold_fails_too(
+    world: World, monkeypatch: pytest.MonkeyPatch, cases: dict[str, list[Any]]
+) -> None:
+    monkeypatch.setattr("tests.integration.test_bare_start.PROMPTLY", 10.0)
+    await world.engine()
+    client = await world.client()
+    ids = {name: f"{world.queue}-{name}" for name in cases}
+    await asyncio.gather(*(start(client, world, ids[name], given) for name, given in cases.items()))
+    found = await asyncio.gather(*(problem_of(client, ids[name], Bad([])) for name in cases))
+    assert {name: problem for name, problem in zip(cases, found, strict=True) if problem} == {}

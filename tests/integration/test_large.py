@@ -9,29 +9,32 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from temporalio.client import WorkflowHistoryEventFilterType
-from tests.integration.handlers import Failing, Quick
-from tests.integration.world import World, eventually, node
+from temporalio.client import WorkflowExecutionStatus, WorkflowHistoryEventFilterType
 
 from flowkit import limits
 from flowkit.models import TaskStatus
 from flowkit_dev import TemporalServer
+from tests.integration.handlers import Failing, Quick
+from tests.integration.world import World, eventually, node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from flowkit_dev import Stack
-
     from flowkit.worker import Batch, BatchResult, RoleHandler
     from flowkit.worker.context import RunContext
+    from flowkit_dev import Stack
 
 pytestmark = pytest.mark.server
 
+CLOSING = WorkflowHistoryEventFilterType.CLOSE_EVENT
 ROLES = ("fetch", "parse", "index", "rank")
 SUGGESTED_EVENTS = 300
 HELD_EVENTS = 700
 WIDTH = 100
+PATIENCE = 230.0
+"""Seconds for the largest graph. The Mongo stand-in rewrites the whole document for each of a node's two updates, so
+that a node of 2,000 takes 40 ms of an idle machine, where one of 100 takes 10."""
 
 
 class Counting(Quick):
@@ -93,15 +96,20 @@ async def start(world: World, handlers: dict[str, Any]) -> None:
     await world.worker(roles, concurrency=50)
 
 
+async def finish(world: World, task_id: str) -> None:
+    """Wait for the end of a large task."""
+    result = await asyncio.wait_for((await world.handle(task_id)).result(), PATIENCE)
+    assert result.status is TaskStatus.FINISHED
+
+
 async def run_ids(world: World, task_id: str) -> list[str]:
     """The runs of the task's workflow, in their order."""
     client, chain = await world.client(), [(await world.document(task_id))["first_run_id"]]
     while True:
         handle = client.get_workflow_handle(task_id, run_id=chain[-1])
-        history = await handle.fetch_history(event_filter_type=WorkflowHistoryEventFilterType.CLOSE_EVENT)
-        end = history.events[-1]
-        if not end.HasField("workflow_execution_continued_as_new_event_attributes"):
+        if (await handle.describe()).status is not WorkflowExecutionStatus.CONTINUED_AS_NEW:
             return chain
+        end = (await handle.fetch_history(event_filter_type=CLOSING)).events[-1]
         chain.append(end.workflow_execution_continued_as_new_event_attributes.new_execution_run_id)
 
 
@@ -125,9 +133,7 @@ async def assert_each_node_ran_once(world: World, task_id: str, handlers: dict[s
 
 
 @pytest.fixture
-async def short_runs(
-    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[World]:
+async def short_runs(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     """A world on a server of its own that soon suggests to continue as a new run."""
     with _server(tmp_path) as server:
         world = World(temporal=server.address, mongo=stack.mongo_url)
@@ -158,6 +164,7 @@ def figure(name: str, nodes: int, seconds: float, runs: int = 1) -> str:
     return f"{name}: {nodes} nodes, {runs} runs, {seconds:.1f} s, {each:.1f} ms a node"
 
 
+@pytest.mark.timeout(PATIENCE + 30)
 async def test_two_thousand_nodes_finish_and_each_runs_once(world: World, told: list[str]) -> None:
     handlers = counters()
     await start(world, handlers)
@@ -166,7 +173,7 @@ async def test_two_thousand_nodes_finish_and_each_runs_once(world: World, told: 
     assert len(json.dumps({"nodes": nodes})) < limits.TASK_INPUT_BYTES
     begun = time.monotonic()
     task_id = await world.create(*nodes)
-    assert (await world.result(task_id)).status is TaskStatus.FINISHED
+    await finish(world, task_id)
     told.append(figure("layers", len(nodes), time.monotonic() - begun))
     await assert_each_node_ran_once(world, task_id, handlers)
 
@@ -176,13 +183,13 @@ async def test_a_long_history_is_continued_whenever_nothing_is_in_flight(
 ) -> None:
     handlers = counters()
     await start(short_runs, handlers)
-    nodes = layers(20, barrier_every=2)
+    nodes = layers(10, barrier_every=2)
     begun = time.monotonic()
     task_id = await short_runs.create(*nodes)
-    assert (await short_runs.result(task_id)).status is TaskStatus.FINISHED
+    await finish(short_runs, task_id)
     runs = await run_ids(short_runs, task_id)
     told.append(figure("barriers", len(nodes), time.monotonic() - begun, len(runs)))
-    assert len(runs) >= 9
+    assert len(runs) >= 5
     await assert_each_node_ran_once(short_runs, task_id, handlers)
     document = await short_runs.document(task_id)
     assert [change["to"] for change in document["status_history"]] == ["queued", "running", "finished"]
@@ -194,15 +201,15 @@ async def test_a_node_that_always_runs_is_never_interrupted_by_a_new_run(
     long = Gated()
     handlers = {**counters(), "long": long}
     await start(short_runs, handlers)
-    nodes = layers(20, barrier_every=2)
+    nodes = layers(4, barrier_every=2)
     begun = time.monotonic()
     task_id = await short_runs.create(
         node("long", "long"), *nodes, node("last", "fetch", "long"), node("very_last", "fetch", "last")
     )
-    await short_runs.until_node(task_id, "n19-99", "finished")
+    await short_runs.until_node(task_id, "n3-99", "finished")
     assert len(await run_ids(short_runs, task_id)) == 1
     long.gate.set()
-    assert (await short_runs.result(task_id)).status is TaskStatus.FINISHED
+    await finish(short_runs, task_id)
     runs = await run_ids(short_runs, task_id)
     told.append(figure("long node", len(nodes) + 3, time.monotonic() - begun, len(runs)))
     assert len(runs) == 2
@@ -239,7 +246,7 @@ async def test_starts_are_held_back_until_a_long_node_lets_its_history_continue(
     held = [n for n, status in (await short_runs.statuses(task_id)).items() if status == "queued"]
     assert 0 < len(held) < len(nodes)
     long.gate.set()
-    assert (await short_runs.result(task_id)).status is TaskStatus.FINISHED
+    await finish(short_runs, task_id)
     runs = await run_ids(short_runs, task_id)
     told.append(figure("held starts", len(nodes) + 1, time.monotonic() - begun, len(runs)))
     assert len(runs) >= 2
@@ -263,7 +270,7 @@ async def test_a_retry_that_waits_across_a_new_run_keeps_its_time_and_its_count(
     waiting = await short_runs.until_node(task_id, "flaky", "deferred")
     result = await short_runs.result(task_id)
     assert result.handled_failures == ["flaky"]
-    assert [await run_of(short_runs, task_id, f"flaky.{epoch}") for epoch in (1, 2)] == [0, 1]
+    assert await run_of(short_runs, task_id, "flaky.2") > await run_of(short_runs, task_id, "flaky.1")
     flaky = await short_runs.node(task_id, "flaky")
     assert (flaky["status"], flaky["attempt_epoch"]) == ("failed", 2)
     assert flaky["started_at"].timestamp() * 1000 >= waiting["next_retry_at_ms"]

@@ -1,0 +1,111 @@
+"""Records the histories that `test_replay.py` replays: `PYTHONPATH=dev python -m tests.replay.record [SHAPE …]`.
+
+Run it when the workflow's commands were changed on purpose; without names it records all shapes anew. It starts
+servers of its own, whatever the environment says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+import tempfile
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flowkit_dev import Stack
+from tests.integration.world import ROOT, World
+from tests.replay.poison import POISONS, poisoned
+from tests.replay.scrub import scrubbed
+from tests.replay.shapes import GRAPHS, RUNS_AFTER, WAYS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+HISTORIES = Path(__file__).parent / "histories"
+
+
+@asynccontextmanager
+async def recording_world(stack: Stack) -> AsyncIterator[World]:
+    """A world with an engine and a worker."""
+    world = World(temporal=stack.temporal_address, mongo=stack.mongo_url)
+    world.queue = world.environment["FLOWKIT_QUEUE"] = "flowkit"
+    os.environ.update(stack.exports, MONGO_DATABASE=world.database)
+    world.settings["lease_ttl_sec"] = 2
+    try:
+        await world.engine()
+        await world.worker()
+        yield world
+    finally:
+        await world.close()
+
+
+async def histories_of(world: World, name: str) -> dict[str, dict[str, Any]]:
+    """The history of each run of a task: `name`, or `name-1`, `name-2`, … when there are several."""
+    client, found, run_id = await world.client(), [], await _first_run(world, name)
+    while run_id:
+        history = await client.get_workflow_handle(name, run_id=run_id).fetch_history()
+        found.append(history.to_json_dict())
+        run_id = history.events[-1].workflow_execution_continued_as_new_event_attributes.new_execution_run_id
+    if len(found) == 1:
+        return {name: found[0]}
+    return {f"{name}-{number}": history for number, history in enumerate(found, 1)}
+
+
+async def _first_run(world: World, name: str) -> str:
+    execution = (await (await world.handle(name)).describe()).raw_description.workflow_execution_info
+    return execution.first_run_id or execution.execution.run_id
+
+
+def clean(history: dict[str, Any], deployment: str) -> dict[str, Any]:
+    """The history without names of this machine."""
+    secrets = [str(ROOT), str(Path.home()), socket.gethostname(), deployment]
+    safe: dict[str, Any] = scrubbed(history, secrets)
+    return safe
+
+
+def write(name: str, history: dict[str, Any]) -> None:
+    """Write one history so that a change of it can be read in a diff."""
+    path = HISTORIES / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(history, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+async def record(stack: Stack, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Run each shape and answer the clean histories of its runs."""
+    recorded: dict[str, dict[str, Any]] = {}
+    async with recording_world(stack) as world:
+        meta: Any = await world.db.flowkit_meta.find_one({"_id": "deployment"})
+        for name in names:
+            await WAYS[name](world, name)
+            found = await histories_of(world, name)
+            recorded.update({key: clean(history, meta["value"]) for key, history in found.items()})
+    return recorded
+
+
+def main(names: list[str]) -> None:
+    """Record the named shapes, or all; then poison copies."""
+    begun = time.monotonic()
+    for address in ("TEMPORAL_ADDRESS", "MONGO_URL"):
+        os.environ.pop(address, None)
+    logging.basicConfig(level=logging.ERROR)
+    suggestion = {"limit.historyCount.suggestContinueAsNew": RUNS_AFTER}
+    with tempfile.TemporaryDirectory() as folder, Stack(Path(folder), dynamic_config=suggestion) as stack:
+        recorded = asyncio.run(record(stack, names or list(GRAPHS)))
+    recorded |= {
+        f"poisoned/{name}": poisoned(name, recorded)
+        for name, (shape, _) in POISONS.items()
+        if shape in recorded
+    }
+    for name, history in recorded.items():
+        write(name, history)
+    sys.stdout.write(f"{len(recorded)} histories in {time.monotonic() - begun:.1f} s\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

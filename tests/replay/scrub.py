@@ -1,0 +1,54 @@
+"""Takes out of a history what tells of the machine that recorded it. Pure."""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Any
+
+_HOSTED = re.compile(r"\b(engine)-\d+@[^\s\"']+")
+_WORKER = re.compile(r"\bw-[0-9a-f]{8}\b")
+_DROPPED = frozenset({"stackTrace", "workerVersion", "meteringMetadata", "requestId"})
+"""Not `sdkMetadata`: without the flags in it, a replay overlooks changed activities."""
+
+SOMEBODY = "recorder"
+
+
+def scrubbed(value: Any, secrets: list[str]) -> Any:
+    """`value` without identities, stack traces and `secrets`; payloads are looked into."""
+    if isinstance(value, list):
+        return [scrubbed(item, secrets) for item in value]
+    if isinstance(value, str):
+        return _text(value, secrets)
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"metadata", "data"}:
+        return {**value, "data": _payload(value["data"], secrets)}
+    kept = {key: scrubbed(item, secrets) for key, item in value.items() if key not in _DROPPED}
+    if "identity" in kept:
+        kept["identity"] = SOMEBODY
+    if kept.get("kind") == "TASK_QUEUE_KIND_STICKY":
+        kept["name"] = "sticky"
+    return kept
+
+
+def _text(text: str, secrets: list[str]) -> str:
+    text = _WORKER.sub("w-00000000", _HOSTED.sub(r"\1", text))
+    for secret in secrets:
+        text = re.sub(rf"(?<![\w-]){re.escape(secret)}(?![\w-])", SOMEBODY, text)
+    return text
+
+
+def _payload(data: str, secrets: list[str]) -> str:
+    return base64.b64encode(_text(base64.b64decode(data).decode(), secrets).encode()).decode()
+
+
+def payload_texts(value: Any) -> list[str]:
+    """The text of every payload in `value`."""
+    if isinstance(value, list):
+        return [text for item in value for text in payload_texts(item)]
+    if not isinstance(value, dict):
+        return []
+    if set(value) == {"metadata", "data"}:
+        return [base64.b64decode(value["data"]).decode()]
+    return [text for item in value.values() for text in payload_texts(item)]

@@ -1,0 +1,125 @@
+"""The tasks whose histories are kept: one shape of graph each."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from temporalio.client import WorkflowFailureError
+
+from tests.integration.world import node
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tests.integration.world import World
+
+SOON = {"retry_policy": {"max": 2, "backoff_sec": 0.1}}
+BROKEN: dict[str, Any] = {"inline": {"failures": 9, "permanent": True}}
+LONG: dict[str, Any] = {"inline": {"pause": 60}}
+RUNS_AFTER = 80
+"""Events after which the recording server suggests to continue as a new run; of the shapes, only one has more."""
+
+
+def call(node_id: str, *parents: str) -> dict[str, Any]:
+    """A node that calls the built-in coordinator function."""
+    return {"node_id": node_id, "type": "coordinator_fn", "depends_on": list(parents)}
+
+
+GRAPHS: dict[str, dict[str, Any]] = {
+    "chain": {"nodes": [node("a"), node("b", "quick", "a"), node("c", "quick", "b")]},
+    "diamond": {
+        "name": "diamond",
+        "nodes": [
+            node("top"),
+            node("left", "quick", "top"),
+            node("right", "paced", "top", inline={"pause": 0.3}),
+            node("third", "quick", "top"),
+            node("any", "quick", "left", "right", fan_in="any"),
+            node("two", "quick", "left", "right", "third", fan_in="count:2"),
+            node("bottom", "quick", "any", "two", "right"),
+        ],
+    },
+    "retry": {"nodes": [node("a", "failing", inline={"failures": 2}, **SOON), node("b", "quick", "a")]},
+    "hard_failure": {
+        "nodes": [
+            node("first"),
+            node("a", "failing", "first", **BROKEN),
+            node("below", "quick", "a"),
+            node("aside", "paced", "first", **LONG),
+        ]
+    },
+    "continue_after_failure": {
+        "on_node_failure": "continue",
+        "nodes": [
+            node("a", "failing", **BROKEN),
+            node("below", "quick", "a"),
+            node("aside", "paced", inline={"pause": 0.5}),
+            node("later", "quick", "aside"),
+        ],
+    },
+    "skip_cascade": {
+        "nodes": [
+            node("a", "failing", allow_failure=True, **BROKEN),
+            node("b", "quick", "a"),
+            node("c", "quick", "b"),
+            node("d", "quick", "c", "b", fan_in="any"),
+            node("other", "paced", inline={"pause": 0.5}),
+        ]
+    },
+    "coordinator_function": {"nodes": [call("f"), node("a", "quick", "f"), call("g", "a")]},
+    "pull": {"nodes": [node("up"), node("down", "quick", "up", inline={"input_adapter": "pull.from_artifacts"})]},
+    "continue_as_new": {
+        "nodes": [node("n0"), *(node(f"n{i}", "quick", f"n{i - 1}") for i in range(1, 18))],
+    },
+    "cancel": {"nodes": [node("a"), node("b", "paced", "a", **LONG), node("c", "quick", "b")]},
+    "native_loss": {"nodes": [node("a", "stubborn", inline={"pause": 60}), node("b", "quick", "a")]},
+    "refused": {"nodes": [node("a", "quick", "ghost")]},
+}  # fmt: skip
+
+
+async def ran(world: World, name: str) -> None:
+    """Start the task and wait for its end, whatever it is."""
+    await world.coordinator.create_task(params={"shape": name}, graph=GRAPHS[name], task_id=name)
+    await ended(world, name)
+
+
+async def ended(world: World, name: str) -> None:
+    """Wait for the task's end."""
+    with contextlib.suppress(WorkflowFailureError):
+        await world.result(name)
+
+
+async def cancelled(world: World, name: str) -> None:
+    """Cancel the task with a reason while a node runs."""
+    await world.coordinator.create_task(params={}, graph=GRAPHS[name], task_id=name)
+    await world.until_node(name, "b", "running")
+    await world.coordinator.cancel_task(name, reason="no longer wanted")
+    await ended(world, name)
+
+
+async def lost(world: World, name: str) -> None:
+    """Kill the worker that runs a node; another one takes over and finishes."""
+    from tests.integration.handlers import Quick
+
+    process = world.worker_process("Stubborn")
+    await world.coordinator.create_task(params={}, graph=GRAPHS[name], task_id=name)
+    await world.until_node(name, "a", "running")
+    process.kill()
+    await world.worker({"stubborn": Quick()})
+    await ended(world, name)
+
+
+async def refused(world: World, name: str) -> None:
+    """Start a bad graph past `create_task`, which would refuse it."""
+    client = await world.client()
+    await client.start_workflow("Task", {"graph": GRAPHS[name]}, id=name, task_queue=world.queue)
+    await ended(world, name)
+
+
+WAYS: dict[str, Callable[[World, str], Awaitable[None]]] = {
+    **dict.fromkeys(GRAPHS, ran),
+    "cancel": cancelled,
+    "native_loss": lost,
+    "refused": refused,
+}
