@@ -7,6 +7,7 @@ import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from bson.errors import BSONError
 from pymongo import errors as pymongo_errors
 
 from flowkit.errors import StoreRefused, StoreUnavailable
@@ -47,6 +48,8 @@ def shortened(method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, A
             if getattr(error, "code", None) in _TRANSIENT_CODES:
                 raise StoreUnavailable(_short("MongoDB cannot write now", error)) from None
             raise StoreRefused(_short("MongoDB refused", error)) from None
+        except (OverflowError, BSONError) as error:
+            raise StoreRefused(_short("MongoDB cannot hold this", error)) from None
 
     return call
 

@@ -38,6 +38,7 @@ _RETRY_KEYS = frozenset(
 
 _PATH_STEPS = 20
 _YEAR_SEC = 365 * 24 * 3600
+_SHORTEST_SEC = 0.001
 
 _FAN_IN = re.compile(r"(all|any)|count:(\d{1,9})", re.IGNORECASE)
 _ELEMENT_SUFFIX = re.compile(r"\[\d+\]$")
@@ -216,8 +217,11 @@ def _allow_failure(value: object) -> Iterator[str]:
 
 
 def _timeout_sec(value: object) -> Iterator[str]:
-    if not _is_number(value) or not 0 < value <= _YEAR_SEC:
-        yield f"timeout_sec {_show(value)} must be a number of seconds above 0, {_YEAR_SEC:,} at most"
+    if not _is_number(value) or not _SHORTEST_SEC <= value <= _YEAR_SEC:
+        yield (
+            f"timeout_sec {_show(value)} must be a number of seconds above 0 "
+            f"({_SHORTEST_SEC} at least, {_YEAR_SEC:,} at most)"
+        )
 
 
 def _routing(value: object) -> Iterator[str]:

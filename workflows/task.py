@@ -10,6 +10,8 @@ import asyncio
 from typing import Any
 
 from temporalio import workflow
+from temporalio.api.common.v1 import Payload
+from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
@@ -40,6 +42,8 @@ with workflow.unsafe.imports_passed_through():
 _FLAG_HEAD_START = 1.0
 """Seconds that a cancel waits for the flags to reach MongoDB before it reaches the attempts."""
 
+_ABSENT = RawValue(Payload())
+
 
 @workflow.defn(name="Task")
 class Task:
@@ -51,13 +55,18 @@ class Task:
         self._halted = False
         self._stirred = False
         self._moved = False
+        self._broken: Exception | None = None
+        """An error that no node should raise; it fails the workflow task, where everybody sees it."""
         self._walk: Walk | None = None
         self._display: Display | None = None
         self._result: TaskResult | None = None
 
     @workflow.run
-    async def run(self, task: Any = None) -> TaskResult:
-        """Run the task to its end; fails with `task_failed`, `invalid_graph` or `task_id_taken`."""
+    async def run(self, task: RawValue = _ABSENT) -> TaskResult:
+        """Run the task to its end; fails with `task_failed`, `invalid_graph` or `task_id_taken`.
+
+        The input is decoded in here, because what cannot be decoded must fail the task and not loop.
+        """
         body = asyncio.create_task(self._body(task))
         while not body.done():
             try:
@@ -77,8 +86,8 @@ class Task:
         status = TaskStatus.QUEUED if self._display is None else self._display.status
         return endings.status_view(status, self._walk, self._result)
 
-    async def _body(self, given: Any) -> TaskResult | TaskState:
-        self._state, self._graph = await _enter(given)
+    async def _body(self, task: RawValue) -> TaskResult | TaskState:
+        self._state, self._graph = await _enter(_decoded(task))
         self._pulled = pulled_nodes(self._graph.nodes)
         self._walk = walk = Walk(self._graph, self._state.nodes)
         self._flight = self._new_flight(walk)
@@ -93,7 +102,7 @@ class Task:
             self._start(walk.take_ready())
             await asyncio.sleep(0)
             self._tell(walk, display)
-            await workflow.wait_condition(lambda: self._stirred or bool(self._ended) or _cancelled())
+            await workflow.wait_condition(self._has_news)
             self._settle(walk)
         if walk.failures:
             return await self._fail(walk, display)
@@ -120,7 +129,11 @@ class Task:
             self._running[index] = asyncio.create_task(self._run_node(node, state))
 
     async def _run_node(self, node: Node, state: NodeState) -> None:
-        status = await run_node(self._flight, node, state)
+        try:
+            status = await run_node(self._flight, node, state)
+        except Exception as error:
+            self._broken = error
+            raise
         if status is not None:
             self._ended.append((node.index, status))
 
@@ -130,8 +143,13 @@ class Task:
         if self._state.nodes[index].status is NodeStatus.DEFERRED:
             self._mark(index)
 
+    def _has_news(self) -> bool:
+        return self._stirred or bool(self._ended) or self._broken is not None or _cancelled()
+
     def _settle(self, walk: Walk) -> None:
         """Take the ends that came in, in their order."""
+        if self._broken is not None:
+            raise self._broken
         ended, self._ended = self._ended, []
         self._stirred, self._moved = False, True
         for index, status in ended:
@@ -270,6 +288,21 @@ def _cancelled() -> bool:
     return workflow.cancellation_reason() is not None
 
 
+def _decoded(task: RawValue) -> Any:
+    if task is _ABSENT:
+        return None
+    try:
+        return workflow.payload_converter().from_payload(task.payload)
+    except Exception as error:  # noqa: BLE001 - whatever a decoder raises, the task must fail and say why
+        problem = "the input of a task is one JSON object; this one cannot be read"
+        raise _refusal(f"{problem}: {str(error)[:200]}") from None
+
+
+def _refusal(problem: str) -> ApplicationError:
+    error = GraphError([problem])
+    return ApplicationError(str(error), type=error.code, non_retryable=True)
+
+
 async def _enter(given: Any) -> tuple[TaskState, Graph]:
     """The state and graph to walk: of the previous run, or of a task that is opened now."""
     if workflow.info().continued_run_id and is_state(given):
@@ -279,7 +312,7 @@ async def _enter(given: Any) -> tuple[TaskState, Graph]:
         new = parse_input(workflow.info().workflow_id, given)
         graph = parse_graph(new.graph, params=new.params, max_nodes=None)
     except GraphError as error:
-        raise ApplicationError(str(error), type=error.code, non_retryable=True) from None
+        raise _refusal(str(error)) from None
     for warning in graph.warnings:
         workflow.logger.warning("graph: %s", warning)
     opened = await open_document(new)

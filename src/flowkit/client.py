@@ -78,7 +78,7 @@ class TaskClient:
         name = pipeline_name(graph_name if isinstance(graph_name, str) else None, given["params"])
         try:
             await self._client.start_workflow(
-                Task.run,
+                "Task",
                 given,
                 id=task_id,
                 task_queue=self._queue,
