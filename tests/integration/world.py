@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from motor.motor_asyncio import AsyncIOMotorClient
+from temporalio.client import WorkflowFailureError
 
 from flowkit import Coordinator, CoordinatorConfig, WorkerConfig
 from flowkit.connection import connect
@@ -139,7 +140,11 @@ class World:
 
     async def result(self, task_id: str) -> TaskResult:
         """Wait for a task's end."""
-        return await asyncio.wait_for((await self.handle(task_id)).result(), CEILING)
+        try:
+            return await asyncio.wait_for((await self.handle(task_id)).result(), CEILING)
+        except WorkflowFailureError as error:
+            error.add_note(f"{error.cause!r}; {await self.statuses(task_id)}")
+            raise
 
     async def document(self, task_id: str) -> dict[str, Any]:
         """A task's document."""
