@@ -197,7 +197,10 @@ class Attempt:
     async def _tell_temporal(self, reason: str) -> None:
         try:
             if await self._host.home.run(self._host.tasks.flagged_by_hand(self._attempt)):
-                await activity.client().get_workflow_handle(self._attempt.task_id).cancel(reason=reason)
+                own_run = activity.client().get_workflow_handle(
+                    self._attempt.task_id, run_id=self._info.workflow_run_id
+                )
+                await own_run.cancel(reason=reason)
         except (FlowKitError, RPCError) as error:
             _logger.warning("could not cancel task %s in Temporal: %s", self._attempt.task_id, error)
 
