@@ -50,14 +50,13 @@ class Baseline:
 
 
 class Activities:
-    """Reads and writes of one database."""
+    """The run's document: inserted, marked as finished, and the five writes of a node with one batch."""
 
     def __init__(self, db: Any) -> None:
         self.db = db
 
     @activity.defn
     async def open_run(self, task: str, nodes: int) -> None:
-        """Insert the run's document."""
         node = {"type": "node", "depends_on": [], "fan_in": "all", "stats": {}, "lease": {}}
         fresh = {**node, "status": "queued", "attempt_epoch": 0}
         graph = {"nodes": [{"node_id": f"n{i}", **fresh} for i in range(nodes)]}
@@ -65,12 +64,10 @@ class Activities:
 
     @activity.defn
     async def close_run(self, task: str) -> None:
-        """Mark the run as finished."""
         await self.db.tasks.update_one({"id": task}, {"$set": {"status": "finished"}})
 
     @activity.defn
     async def node(self, task: str, index: int) -> None:
-        """The five writes of a node with one batch."""
         path, key = f"graph.nodes.{index}", {"task_id": task, "node_id": f"n{index}"}
         held, now = {"id": task, f"{path}.attempt_epoch": {"$lt": 1}}, datetime.now(UTC)
         lease = {"worker_id": "w-12345678", "lease_id": str(uuid4()), "deadline_ts_ms": 1}
