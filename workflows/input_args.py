@@ -90,13 +90,19 @@ def args_problems(adapter: str, args: object) -> Iterator[str]:
             yield f"input_args.{key} {value!r} must be {checks[key][0]}"
 
 
+def with_alias(args: dict[str, Any] | None) -> dict[str, Any]:
+    """A copy of `args` in which the alias `from_node` reads `from_nodes`."""
+    given = dict(args or {})
+    if "from_node" in given:
+        given["from_nodes"] = [given.pop("from_node")]
+    return given
+
+
 def parse_pull(inline: dict[str, Any]) -> PullArgs:
     """Arguments of the pulling adapter that `inline` names; BadInput tells every problem."""
     problems = list(inline_problems(inline))
     if problems:
         known = inline.get("input_adapter") in ADAPTERS
         raise BadInput("; ".join(problems), code="bad_input_args" if known else "bad_input_adapter")
-    args = dict(inline.get("input_args") or {})
-    if "from_node" in args:
-        args["from_nodes"] = [args.pop("from_node")]
+    args = with_alias(inline.get("input_args"))
     return PullArgs(**{**args, "from_nodes": tuple(args.get("from_nodes") or ())})

@@ -115,9 +115,7 @@ def pull_sources(node: dict[str, Any]) -> list[str]:
     inline = (node.get("io") or {}).get("input_inline") or {}
     if inline.get("input_adapter") not in (input_args.PULL, input_args.RECHUNK):
         return []
-    args = inline.get("input_args") or {}
-    single = args.get("from_node")
-    return list(args.get("from_nodes") or ([single] if single else []))
+    return list(input_args.with_alias(inline.get("input_args")).get("from_nodes") or [])
 
 
 def _edge_problems(graph: dict[str, Any]) -> Iterator[str]:

@@ -25,6 +25,7 @@ from flowkit.models import (
 )
 from flowkit.workflows import shapes
 from flowkit.workflows.cycles import find_cycle
+from flowkit.workflows.input_args import with_alias
 from flowkit.workflows.shapes import json_bytes
 
 if TYPE_CHECKING:
@@ -165,9 +166,7 @@ def _with_sources(inline: dict[str, Any] | None, depends_on: tuple[str, ...]) ->
     """`from_nodes` filled from the parents when a pulling node names none."""
     if not inline or not str(inline.get("input_adapter", "")).startswith("pull."):
         return inline
-    args = dict(inline.get("input_args") or {})
-    if "from_node" in args:
-        args["from_nodes"] = [args.pop("from_node")]
+    args = with_alias(inline.get("input_args"))
     args["from_nodes"] = args.get("from_nodes") or list(depends_on)
     return {**inline, "input_args": args}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 from temporalio.client import WorkflowExecutionStatus
@@ -86,7 +87,5 @@ class Sweep:
 
 
 def _seconds(moment: Any) -> float:
-    from datetime import UTC
-
     aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return float(aware.timestamp())
