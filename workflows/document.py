@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
@@ -38,7 +38,8 @@ async def open_document(new: NewTask) -> Opened:
         refused = application_error(error)
         if refused is not None and refused.non_retryable:
             raise refused from None
-    return await _open_patiently(opening)
+    opened: Opened = await _patiently("open_task", opening, "open the task", Opened)
+    return opened
 
 
 async def _open_quickly(opening: OpenTask) -> Opened:
@@ -54,27 +55,21 @@ async def _open_quickly(opening: OpenTask) -> Opened:
     return opened
 
 
-async def _open_patiently(opening: OpenTask) -> Opened:
-    opened: Opened = await workflow.execute_activity(
-        "open_task",
-        opening,
-        result_type=Opened,
+async def _patiently(name: str, record: object, summary: str, result_type: type[Any] | None = None) -> Any:
+    """An ordinary activity on the engine's queue, tried until the database answers."""
+    return await workflow.execute_activity(
+        name,
+        record,
+        result_type=result_type,
         start_to_close_timeout=_WRITE_TIMEOUT,
         retry_policy=_PATIENT,
-        summary="open the task",
+        summary=summary,
     )
-    return opened
 
 
 async def record_document(record: RecordTask) -> None:
     """Write what only the workflow knows."""
-    await workflow.execute_activity(
-        "record",
-        record,
-        start_to_close_timeout=_WRITE_TIMEOUT,
-        retry_policy=_PATIENT,
-        summary=_told(record),
-    )
+    await _patiently("record", record, _told(record))
 
 
 def _told(record: RecordTask) -> str:
@@ -85,12 +80,5 @@ def _told(record: RecordTask) -> str:
 
 async def close_document(close: CloseTask) -> bool:
     """Write the end; False when there is no document."""
-    found: bool = await workflow.execute_activity(
-        "close_task",
-        close,
-        result_type=bool,
-        start_to_close_timeout=_WRITE_TIMEOUT,
-        retry_policy=_PATIENT,
-        summary="close the task",
-    )
+    found: bool = await _patiently("close_task", close, "close the task", bool)
     return found
