@@ -8,7 +8,7 @@ JOBS ?= 2
 SOURCE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers check test demo bench histories wheel clean
+.PHONY: help setup servers check test large demo bench histories wheel clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ check: $(INSTALLED) ## Lint, types and all tests that need no server (under 90 s
 
 test: setup ## All tests, on real servers started for them (or those of TEMPORAL_ADDRESS, MONGO_URL).
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal
+
+large: setup ## The large cases: 5,000 batches a stage under kills, 2,000 nodes with a long one through many runs.
+	@FLOWKIT_LARGE=1 $(BIN)/pytest -q -s tests/integration/test_endurance.py tests/integration/test_large.py
 
 demo: setup ## Index a source tree with four roles: make demo [SOURCE=folder].
 	@PYTHONPATH=dev:examples $(BIN)/python -m code_index $(if $(SOURCE),--source "$(SOURCE)")

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("flowkit.worker")
 
-_SHORT_ATTEMPT_SEC = 0.25
+_UNATTENDED_SEC = 1.5
+"""What ends sooner costs neither a heartbeat nor a look for flags; no cancel waits longer than this."""
+
+_BEAT_SEC = 1.0
 
 _ABORT_PATIENCE_SEC = 5.0
 """How long an aborted body may take before it is left behind."""
@@ -75,7 +78,7 @@ class Attempt:
         """Run the body to its end; raises ApplicationError or CancelledError as the workflow expects them."""
         if self._info.attempt > 1:
             raise failed_attempt(lost("lease_lost", "the worker that ran this attempt fell silent"))
-        work = asyncio.create_task(self._host.home.run(self._guarded()))
+        work = asyncio.create_task(self._host.home.run_to_end(self._guarded()))
         attendance = asyncio.create_task(self._attend())
         try:
             return await self._until_done(work)
@@ -157,16 +160,16 @@ class Attempt:
 
     async def _attend(self) -> None:
         """Keep the attempt alive and look for flags; an attempt that is over at once costs neither."""
-        await asyncio.sleep(min(_SHORT_ATTEMPT_SEC, self._attempt.lease_ttl_sec / 8))
+        await asyncio.sleep(min(_UNATTENDED_SEC, self._attempt.lease_ttl_sec / 4))
         async with asyncio.TaskGroup() as group:
             for duty in (self._beat(), self._renew(), self._watch_flag()):
                 group.create_task(duty)
 
     async def _beat(self) -> None:
-        pause = min(1.0, self._attempt.lease_ttl_sec / 4)
+        pause = min(_BEAT_SEC, self._attempt.lease_ttl_sec / 4)
         while True:
-            await asyncio.sleep(pause)
             activity.heartbeat()
+            await asyncio.sleep(pause)
 
     async def _renew(self) -> None:
         """Show in the document that the attempt is alive; nothing depends on it."""
@@ -184,15 +187,19 @@ class Attempt:
 
     async def _watch_flag(self) -> None:
         """Whoever stops on a flag that somebody raised by hand tells Temporal (spec: cancellation)."""
-        reason = None
+        reason = await self._flag()
         while reason is None:
             await asyncio.sleep(self._host.cancel_poll_sec)
-            try:
-                reason = await self._host.home.run(self._host.tasks.cancel_flag(self._attempt))
-            except FlowKitError as error:
-                _logger.warning("could not read the cancel flag of task %s: %s", self._attempt.task_id, error)
+            reason = await self._flag()
         await self._tell_temporal(reason)
         self._host.home.call(self._body.cancel, reason, self._attempt.cancel_grace_sec)
+
+    async def _flag(self) -> str | None:
+        try:
+            return await self._host.home.run(self._host.tasks.cancel_flag(self._attempt))
+        except FlowKitError as error:
+            _logger.warning("could not read the cancel flag of task %s: %s", self._attempt.task_id, error)
+            return None
 
     async def _tell_temporal(self, reason: str) -> None:
         try:

@@ -6,10 +6,14 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from flowkit.activities.resources import Resources, Subprocess
+
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable
+    import os
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.store import TaskStore
     from flowkit.models import AttemptInput
 
 T = TypeVar("T")
@@ -56,14 +60,26 @@ class ArtifactsWriter:
 
 
 class RunContext:
-    """One run of a handler: its identity, its cancellation, its scratch space."""
+    """One run of a handler: its identity, its cancellation, its scratch space, and what it has to give back."""
 
-    def __init__(self, *, attempt: AttemptInput, worker_id: str, artifacts: ArtifactsWriter) -> None:
+    def __init__(
+        self,
+        *,
+        attempt: AttemptInput,
+        worker_id: str,
+        artifacts: ArtifactsWriter,
+        tasks: TaskStore,
+        clock: Any = None,
+    ) -> None:
         self.task_id = attempt.task_id
         self.node_id = attempt.node_id
         self.attempt_epoch = attempt.epoch
         self.worker_id = worker_id
         self.artifacts = artifacts
+        self.clock = clock
+        """The worker's clock: `now_dt()`, `now_ms()`, `mono_ms()`, `sleep_ms(ms)`."""
+        self._tasks = tasks
+        self._resources = Resources()
         self.kv: dict[str, Any] = {}
         """Scratch space of this run; empty again in the next attempt."""
         self.cancel_flag = asyncio.Event()
@@ -106,3 +122,35 @@ class RunContext:
             self.cancel_reason = reason
             self.cancel_deadline_ts_ms = int((time.time() + grace_sec) * 1000)
             self.cancel_flag.set()
+
+    async def vars(self) -> dict[str, Any]:
+        """The task's variables (`coordinator.vars`) as they are now; `{}` while there are none."""
+        return await self._tasks.variables(self.task_id)
+
+    async def run_subprocess(self, *command: str, grace_ms: int = 5000) -> int:
+        """Run a command in a process group of its own and answer its return code.
+
+        When the run is to stop, the whole group is terminated, after `grace_ms` milliseconds killed, and
+        asyncio.CancelledError raised. What it prints is not kept, but for the end of it in the log of a failure.
+        """
+        process = await Subprocess.start(*command)
+        try:
+            return await self.cancellable(process.wait())
+        finally:
+            await asyncio.shield(process.end(grace_ms / 1000))
+
+    def register_subprocess(self, process: Any) -> None:
+        """Kill `process` (of asyncio or subprocess) at the end of the run, if it still runs then."""
+        self._resources.add_process(process)
+
+    def register_temp_path(self, path: str | os.PathLike[str]) -> None:
+        """Remove a file or folder at the end of the run."""
+        self._resources.add_path(path)
+
+    def on_cleanup(self, callback: Callable[[], Any]) -> None:
+        """Call `callback`, plain or coroutine function, at the end of the run; the last registered comes first."""
+        self._resources.add(callback)
+
+    async def release(self) -> None:
+        """Give back what the run has registered; called after every end of a run."""
+        await self._resources.release()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, TypeVar
+import concurrent.futures
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -23,6 +24,50 @@ class HomeLoop:
             return await work
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
+    async def run_to_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Like `run`, but a cancelled `work` is waited for; a second cancel ends the wait."""
+        if asyncio.get_running_loop() is self._loop:
+            return await work
+        guest = _Guest(self._loop, work)
+        ended = asyncio.wrap_future(guest.ended)
+        try:
+            return await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            if ended.done():
+                raise
+            guest.cancel()
+            return await asyncio.shield(ended)
+
     def call(self, function: Any, *args: Any) -> None:
         """Call `function` soon on the home loop, from any thread."""
         self._loop.call_soon_threadsafe(function, *args)
+
+
+class _Guest(Generic[T]):
+    """A coroutine that runs as a task of another thread's loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
+        self._loop = loop
+        self._task: asyncio.Task[T] | None = None
+        self.ended: concurrent.futures.Future[T] = concurrent.futures.Future()
+        loop.call_soon_threadsafe(self._begin, work)
+
+    def cancel(self) -> None:
+        """Cancel the task."""
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> None:
+        self._task = self._loop.create_task(work)
+        self._task.add_done_callback(self._end)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _end(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self.ended.cancel()
+        elif (error := task.exception()) is not None:
+            self.ended.set_exception(error)
+        else:
+            self.ended.set_result(task.result())

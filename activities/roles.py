@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import time
 import uuid
+from contextlib import aclosing, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from temporalio import activity
@@ -13,46 +16,55 @@ from temporalio import activity
 from flowkit.activities.attempts import Attempt, AttemptFailed, Host
 from flowkit.activities.context import ArtifactsWriter, RunContext
 from flowkit.activities.failures import cut
-from flowkit.activities.handlers import Batch
+from flowkit.activities.handlers import BatchResult, FinalizeResult
+from flowkit.activities.inputs import Input, InputSettings
+from flowkit.activities.processes import ProcessDied
 from flowkit.adapters.artifacts import BatchTooLarge
 from flowkit.adapters.patience import durably
-from flowkit.adapters.pull import Puller, stable_hash
-from flowkit.errors import BadInput, FlowKitError
+from flowkit.adapters.pull import stable_hash
+from flowkit.errors import FlowKitError
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, FailureKind
-from flowkit.workflows.input_args import ADAPTERS, NOOP, PullArgs, parse_pull
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
-    from flowkit.activities.handlers import BatchResult, RoleHandler
+    from flowkit.activities.handlers import Batch, RoleHandler
+    from flowkit.activities.hooks import Hooks
+    from flowkit.activities.presence import EventLog
+    from flowkit.activities.processes import ProcessPool
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.store import TaskStore
 
 _logger = logging.getLogger("flowkit.worker")
 
 
+@dataclass(frozen=True, kw_only=True)
+class RoleHost:
+    """What the roles of one worker process share, beside the host of its attempts."""
+
+    artifacts: ArtifactStore
+    handlers: Mapping[str, RoleHandler]
+    hooks: Hooks
+    inputs: InputSettings = field(default_factory=InputSettings)
+    processes: ProcessPool | None = None
+    clock: Any = None
+    events: EventLog | None = None
+
+
 class RoleActivities:
     """The activities of a worker's roles."""
 
-    def __init__(self, *, host: Host, artifacts: ArtifactStore, handlers: Mapping[str, RoleHandler]) -> None:
+    def __init__(self, *, host: Host, roles: RoleHost) -> None:
         self._host = host
-        self._artifacts = artifacts
-        self._handlers = handlers
+        self._roles = roles
 
     def of(self, role: str) -> Callable[..., Awaitable[AttemptResult]]:
         """The activity that runs attempts of `role`."""
 
         @activity.defn(name=role)
         async def run_role(attempt: AttemptInput) -> AttemptResult:
-            info = activity.info()
-            body = RoleBody(
-                attempt=attempt,
-                run_id=info.workflow_run_id or "",
-                handler=self._handlers[role],
-                tasks=self._host.tasks,
-                artifacts=self._artifacts,
-                worker_id=self._host.worker_id,
-            )
+            run_id = activity.info().workflow_run_id or ""
+            body = RoleBody(attempt=attempt, run_id=run_id, host=self._host, roles=self._roles)
             return await Attempt(self._host, attempt, body).run()
 
         return run_role
@@ -61,24 +73,22 @@ class RoleActivities:
 class RoleBody:
     """One run of a handler, on the handler's own loop."""
 
-    def __init__(
-        self,
-        *,
-        attempt: AttemptInput,
-        run_id: str,
-        handler: RoleHandler,
-        tasks: TaskStore,
-        artifacts: ArtifactStore,
-        worker_id: str,
-    ) -> None:
+    def __init__(self, *, attempt: AttemptInput, run_id: str, host: Host, roles: RoleHost) -> None:
         self._attempt = attempt
         self._run_id = run_id
-        self._handler = handler
-        self._tasks = tasks
-        self._artifacts = artifacts
-        self._worker_id = worker_id
-        writer = ArtifactsWriter(artifacts, attempt, worker_id)
-        self._ctx = RunContext(attempt=attempt, worker_id=worker_id, artifacts=writer)
+        self._roles = roles
+        self._handler = roles.handlers[attempt.role]
+        self._hooks = roles.hooks
+        self._tasks = host.tasks
+        self._artifacts = roles.artifacts
+        self._worker_id = host.worker_id
+        self._ctx = RunContext(
+            attempt=attempt,
+            worker_id=host.worker_id,
+            artifacts=ArtifactsWriter(roles.artifacts, attempt, host.worker_id),
+            tasks=host.tasks,
+            clock=roles.clock,
+        )
         self._batches = 0
 
     def cancel(self, reason: str, grace_sec: float) -> None:
@@ -87,7 +97,13 @@ class RoleBody:
 
     async def run(self) -> AttemptResult:
         """The whole attempt, from its first write to its last."""
-        await begin(self._tasks, self._artifacts, self._attempt, self._run_id, self._worker_id)
+        lease = await begin(self._tasks, self._artifacts, self._attempt, self._run_id, self._worker_id)
+        events = self._roles.events
+        with events.attempt(self._attempt, lease, self._ctx.cancelled) if events else nullcontext():
+            await self._run()
+        return AttemptResult(worker_id=self._worker_id, batches=self._batches)
+
+    async def _run(self) -> None:
         try:
             await self._handle()
         except (FlowKitError, AttemptFailed):
@@ -97,8 +113,9 @@ class RoleBody:
             raise
         except Exception as error:
             raise AttemptFailed(self._classified(error)) from error
+        finally:
+            await self._ctx.release()
         await durably(lambda: self._tasks.finish_attempt(self._attempt, self._run_id, time.time()))
-        return AttemptResult(worker_id=self._worker_id, batches=self._batches)
 
     def _refuse_stray_cancel(self) -> None:
         """A handler that raises CancelledError of its own accord has failed, and may be retried."""
@@ -108,49 +125,37 @@ class RoleBody:
             raise AttemptFailed(_failure("cancelled_by_worker", text, permanent=False)) from None
 
     async def _handle(self) -> None:
-        attempt, handler = self._attempt, self._handler
-        await handler.init(
-            {
-                "task_id": attempt.task_id,
-                "node_id": attempt.node_id,
-                "attempt_epoch": attempt.epoch,
-                "worker_id": self._worker_id,
-                "role": attempt.role,
-            }
+        attempt, handler, hooks = self._attempt, self._handler, self._hooks
+        await hooks.call(handler.init, self._info())
+        loaded = await hooks.call(handler.load_input, attempt.io.input_ref, attempt.io.input_inline)
+        source = Input(
+            attempt=attempt,
+            handler=handler,
+            hooks=hooks,
+            artifacts=self._artifacts,
+            tasks=self._tasks,
+            settings=self._roles.inputs,
         )
-        loaded = await handler.load_input(attempt.io.input_ref, attempt.io.input_inline)
-        async for batch in self._input(loaded):
-            await self._ctx.raise_if_cancelled()
-            await self._process(batch)
+        async with aclosing(source.batches(loaded)) as batches:
+            async for batch in batches:
+                await self._ctx.raise_if_cancelled()
+                await self._process(batch)
         await self._ctx.raise_if_cancelled()
         await self._finalize()
 
-    def _input(self, loaded: Any) -> AsyncIterator[Batch]:
-        args = self._route(loaded)
-        return self._handler.iter_batches(loaded) if args is None else self._pulled(args)
-
-    def _route(self, loaded: Any) -> PullArgs | None:
-        """The command's adapter, else a known one that the handler proposes, else none."""
-        ordered = self._attempt.io.input_inline or {}
-        if not ordered.get("input_adapter"):
-            proposed = loaded if isinstance(loaded, dict) else {}
-            ordered = proposed if proposed.get("input_adapter") in ADAPTERS else {}
-        if not ordered or ordered["input_adapter"] == NOOP:
-            return None
-        try:
-            return parse_pull(ordered)
-        except BadInput as error:
-            raise AttemptFailed(_failure(error.reason_code, str(error), permanent=True)) from None
-
-    async def _pulled(self, args: PullArgs) -> AsyncIterator[Batch]:
-        puller = Puller(artifacts=self._artifacts, tasks=self._tasks, attempt=self._attempt, args=args)
-        async for uid, payload in puller.batches():
-            yield Batch(batch_uid=uid, payload=payload)
+    def _info(self) -> dict[str, Any]:
+        return {
+            "task_id": self._attempt.task_id,
+            "node_id": self._attempt.node_id,
+            "attempt_epoch": self._attempt.epoch,
+            "worker_id": self._worker_id,
+            "role": self._attempt.role,
+        }
 
     async def _process(self, batch: Batch) -> None:
-        uid = batch.batch_uid or stable_hash({"payload": batch.payload})
+        uid = batch.batch_uid or payload_uid(batch)
         try:
-            result = await self._handler.process_batch(batch, self._ctx)
+            result = as_result(await self._answer(batch))
         except (FlowKitError, asyncio.CancelledError):
             raise
         except Exception as error:
@@ -159,6 +164,12 @@ class RoleBody:
             raise await self._failed_batch(uid, _unsuccessful(result))
         await self._store(uid, result.metrics)
         self._batches += 1
+
+    async def _answer(self, batch: Batch) -> Any:
+        hook = self._handler.process_batch
+        if self._roles.processes is None or inspect.iscoroutinefunction(hook):
+            return await self._hooks.call(hook, batch, self._ctx)
+        return await self._roles.processes.process(self._attempt.role, batch, self._ctx)
 
     async def _store(self, uid: str, metrics: dict[str, Any]) -> None:
         now = time.time()
@@ -177,31 +188,31 @@ class RoleBody:
         return AttemptFailed(failure)
 
     async def _finalize(self) -> None:
-        final = await self._handler.finalize(self._ctx)
-        metrics = final.metrics if final else {}
+        final = as_final(await self._hooks.call(self._handler.finalize, self._ctx))
         now = time.time()
-        if metrics:
-            await durably(lambda: self._artifacts.store_final(self._attempt, metrics, now))
-        await mark(
-            self._artifacts, self._attempt, metrics, self._worker_id, final.artifacts_ref if final else None
-        )
+        if final.metrics:
+            await durably(lambda: self._artifacts.store_final(self._attempt, final.metrics, now))
+        await mark(self._artifacts, self._attempt, final.metrics, self._worker_id, final.artifacts_ref)
 
     def _classified(self, error: Exception) -> AttemptFailure:
+        if isinstance(error, ProcessDied):
+            return _failure("worker_process_died", str(error), permanent=False)
         _logger.warning(
             "node %s of task %s failed", self._attempt.node_id, self._attempt.task_id, exc_info=error
         )
+        text = f"{type(error).__name__}: {error}"
         try:
             code, permanent = self._handler.classify_error(error)
+            return _failure(code, text, permanent=permanent)
         except Exception:
             _logger.exception("classify_error of role %s failed itself", self._attempt.role)
-            code, permanent = "unexpected_error", False
-        return _failure(code, f"{type(error).__name__}: {error}", permanent=permanent)
+            return _failure("unexpected_error", text, permanent=False)
 
 
 async def begin(
     tasks: TaskStore, artifacts: ArtifactStore, attempt: AttemptInput, run_id: str, worker_id: str
-) -> None:
-    """First writes of an attempt: it takes its epoch and removes the marker of an earlier one."""
+) -> dict[str, Any]:
+    """First writes of an attempt, answering its lease: it takes its epoch and removes the marker of an earlier one."""
     now = time.time()
     lease = {
         "worker_id": worker_id,
@@ -211,6 +222,7 @@ async def begin(
     await durably(lambda: tasks.begin_attempt(attempt, run_id, lease, now))
     if attempt.epoch > 1:
         await durably(lambda: artifacts.drop_marker(attempt))
+    return lease
 
 
 async def mark(
@@ -232,6 +244,34 @@ async def mark(
             worker_id=worker_id,
             artifacts_ref=artifacts_ref,
         )
+    )
+
+
+def payload_uid(batch: Batch) -> str:
+    """The uid of a batch without one; TypeError when its payload has no hash."""
+    try:
+        return stable_hash({"payload": batch.payload})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"a batch without batch_uid needs a payload that JSON can hold: {error}") from None
+
+
+def as_result(given: Any) -> BatchResult:
+    """What `process_batch` has answered; TypeError when that is no result."""
+    if isinstance(given, BatchResult):
+        return given
+    raise TypeError(
+        f"process_batch must return BatchResult(success=..., metrics={{...}}), not {type(given).__name__}"
+    )
+
+
+def as_final(given: Any) -> FinalizeResult:
+    """What `finalize` has answered; TypeError when that is neither a result nor None."""
+    if given is None:
+        return FinalizeResult()
+    if isinstance(given, FinalizeResult):
+        return given
+    raise TypeError(
+        f"finalize must return FinalizeResult(metrics={{...}}) or None, not {type(given).__name__}"
     )
 
 

@@ -5,6 +5,7 @@ One rule for all: a higher epoch replaces, a lower one is refused. A refused wri
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import bson
@@ -12,11 +13,12 @@ from pymongo import ASCENDING
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from flowkit.adapters.mongo import Database, ensure_index, moment, shortened
+from flowkit.adapters.news import Newsroom
 from flowkit.errors import Fenced, FlowKitError
 from flowkit.limits import BATCH_META_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterable
+    from collections.abc import AsyncIterator, Collection, Sequence
 
     from flowkit.models import AttemptInput
 
@@ -36,6 +38,16 @@ class BatchTooLarge(FlowKitError, ValueError):
     code = "batch_too_large"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scan:
+    """What the sources of a pulling node have left behind so far."""
+
+    uids: dict[str, list[str]]
+    """Batches by source, oldest first."""
+    markers: dict[str, int]
+    """Epoch of the complete marker of each source that has one."""
+
+
 class ArtifactStore:
     """`artifacts`, `metrics_raw` and `stream_progress` of one database."""
 
@@ -43,6 +55,8 @@ class ArtifactStore:
         self._artifacts = db.artifacts
         self._metrics = db.metrics_raw
         self._claims = db.stream_progress
+        self.news = Newsroom()
+        """Tells pulling nodes of this process what others in it have written."""
 
     @shortened
     async def prepare(self) -> None:
@@ -89,6 +103,7 @@ class ArtifactStore:
             {"status": "partial", "meta": meta, "worker_id": worker_id, "updated_at": moment(at)},
             {"payload": None, "created_at": moment(at)},
         )
+        self.news.tell(attempt.task_id, attempt.node_id)
 
     @shortened
     async def _store_metrics(
@@ -119,6 +134,7 @@ class ArtifactStore:
         await _replace(
             self._artifacts, key, epoch, fields, {"worker_id": worker_id, "created_at": moment(at)}
         )
+        self.news.tell(task_id, node_id)
 
     @shortened
     async def drop_marker(self, attempt: AttemptInput) -> None:
@@ -133,13 +149,23 @@ class ArtifactStore:
         )
 
     @shortened
-    async def marker_epochs(self, task_id: str, nodes: Iterable[str]) -> dict[str, int]:
-        """Epoch of each node's complete marker, for those that have one."""
+    async def scan(self, task_id: str, sources: Sequence[str]) -> Scan:
+        """Batches and markers of several nodes, in one read and without their metas."""
         cursor = self._artifacts.find(
-            {"task_id": task_id, "node_id": {"$in": list(nodes)}, "status": "complete"},
-            {"_id": 0, "node_id": 1, "attempt_epoch": 1},
+            {"task_id": task_id, "node_id": {"$in": list(sources)}},
+            {"node_id": 1, "batch_uid": 1, "status": 1, "attempt_epoch": 1, "created_at": 1},
         )
-        return {marker["node_id"]: marker.get("attempt_epoch", 0) async for marker in cursor}
+        partials: dict[str, list[tuple[Any, str]]] = {source: [] for source in sources}
+        markers: dict[str, int] = {}
+        async for found in cursor:
+            if found["status"] == "complete":
+                markers[found["node_id"]] = found.get("attempt_epoch", 0)
+            elif "batch_uid" in found:
+                partials[found["node_id"]].append((_age(found), found["batch_uid"]))
+        return Scan(
+            uids={source: [uid for _, uid in sorted(found)] for source, found in partials.items()},
+            markers=markers,
+        )
 
     @shortened
     async def batch_uids(self, task_id: str, node_id: str) -> set[str]:
@@ -158,7 +184,7 @@ class ArtifactStore:
         """
         uids = [uid for uid in await self._uids_by_age(task_id, node_id) if uid not in skip]
         for start in range(0, len(uids), _METAS_OF_ONE_PAGE):
-            yield await self._read(task_id, node_id, uids[start : start + _METAS_OF_ONE_PAGE])
+            yield await self.metas(task_id, node_id, uids[start : start + _METAS_OF_ONE_PAGE])
 
     @shortened
     async def _uids_by_age(self, task_id: str, node_id: str) -> list[str]:
@@ -170,7 +196,8 @@ class ArtifactStore:
         return [uid for _, _, uid in sorted(found)]
 
     @shortened
-    async def _read(self, task_id: str, node_id: str, uids: list[str]) -> list[dict[str, Any]]:
+    async def metas(self, task_id: str, node_id: str, uids: list[str]) -> list[dict[str, Any]]:
+        """`batch_uid` and `meta` of these batches, in this order; those that are gone are left out."""
         cursor = self._artifacts.find(
             {"task_id": task_id, "node_id": node_id, "batch_uid": {"$in": uids}, "status": "partial"},
             {"_id": 0, "batch_uid": 1, "meta": 1},
@@ -214,6 +241,12 @@ class ArtifactStore:
         )
         if taken.matched_count < len(uids):
             raise Fenced(f"a newer attempt of node {attempt.node_id!r} has claimed batches of {from_node!r}")
+
+
+def _age(partial: dict[str, Any]) -> tuple[Any, ...]:
+    """What sorts batches by age; those of a foreign worker that does not tell theirs come first."""
+    made = partial.get("created_at")
+    return (made is not None, made or 0, str(partial["_id"]))
 
 
 _DUPLICATE = 11000

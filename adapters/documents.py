@@ -58,6 +58,13 @@ def _fresh(node: Fields) -> Fields:
     return {**own, **given, **NEW_NODE}
 
 
+def parents_of(node_id: str, stored: Fields) -> list[str]:
+    """The parents of a node: its `depends_on`, else the edges that lead to it."""
+    graph = stored["graph"]
+    own: list[str] = next((n.get("depends_on") or [] for n in graph["nodes"] if n["node_id"] == node_id), [])
+    return own or [source for source, target in graph.get("edges") or [] if target == node_id]
+
+
 def unchanged_nodes(stored: Fields) -> Fields:
     """Filter: every open node still has the status in which it was read."""
     return {

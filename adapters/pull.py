@@ -1,25 +1,28 @@
 """Reading the artifacts of other nodes as batches (spec: input routing; protocol: pull adapters).
 
 A batch whose own result is stored already is not delivered again, so that a new attempt of a pulling node resumes.
-The end: every source has a complete marker of its current epoch, and nothing is left to deliver.
+The end: every source has ended, and a scan that began after that finds nothing left to deliver.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+import bson
+
 from flowkit.adapters.patience import durably
 from flowkit.errors import StoreUnavailable
+from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, Iterator
 
-    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.artifacts import ArtifactStore, Scan
+    from flowkit.adapters.news import ByteBudget, News
     from flowkit.adapters.store import TaskStore
     from flowkit.models import AttemptInput
     from flowkit.workflows.input_args import PullArgs
@@ -28,6 +31,20 @@ _logger = logging.getLogger("flowkit.worker")
 
 Delivery = tuple[str, dict[str, Any]]
 """Batch uid and payload."""
+
+_METAS_OF_ONE_PAGE = 20
+_SCAN_PAUSE_SEC = 0.5
+"""Least time between two scans. With the other looks of a waiting attempt (states of the sources, cancel flag) MongoDB
+is read less than 5 times a second."""
+_STATES_PAUSE_SEC = 2.0
+_IDLE_SEC = 5.0
+"""How long no source may run before a pulling attempt gives its slot away."""
+_SCAN_SHARE = 4.0
+"""A long scan is followed by a pause of this many times its length."""
+
+
+class SourcesIdle(Exception):
+    """Nothing is left to deliver and no source runs; the attempt had better begin again later."""
 
 
 def stable_hash(value: Any) -> str:
@@ -40,46 +57,87 @@ class Puller:
     """Delivers the batches of one attempt's sources, each once."""
 
     def __init__(
-        self, *, artifacts: ArtifactStore, tasks: TaskStore, attempt: AttemptInput, args: PullArgs
+        self,
+        *,
+        artifacts: ArtifactStore,
+        tasks: TaskStore,
+        attempt: AttemptInput,
+        args: PullArgs,
+        budget: ByteBudget | None = None,
     ) -> None:
         self._artifacts = artifacts
-        self._tasks = tasks
         self._attempt = attempt
         self._args = args
+        self._budget = budget
+        self._sources = _Sources(tasks, attempt, args.from_nodes)
         self._taken: dict[str, set[str]] = {source: set() for source in args.from_nodes}
         self._done: set[str] = set()
+        self._largest = 0
 
-    async def batches(self) -> AsyncIterator[Delivery]:
-        """All batches, waiting for sources that still run."""
-        attempt, artifacts = self._attempt, self._artifacts
+    async def batches(self) -> AsyncGenerator[Delivery, None]:
+        """All batches, waiting for sources that still run. SourcesIdle when none has run for a while."""
+        attempt, artifacts, args = self._attempt, self._artifacts, self._args
         self._done = await durably(lambda: artifacts.batch_uids(attempt.task_id, attempt.node_id))
-        wait_ms = self._args.poll_ms
-        while True:
-            complete = await self._sources_complete()
-            found = False
-            try:
-                async for delivery in self._scan():
+        wait_ms, complete = args.poll_ms, False
+        with artifacts.news.listener(attempt.task_id, args.from_nodes) as news:
+            while True:
+                ended_before, began = complete, time.monotonic()
+                scan = await durably(lambda: artifacts.scan(attempt.task_id, args.from_nodes))
+                took, found = time.monotonic() - began, False
+                complete = await self._sources.complete(scan) and args.eof_on_task_done
+                async for delivery in self._deliver(scan):
                     found = True
                     yield delivery
-            except StoreUnavailable as error:
-                _logger.warning("%s; node %s scans again", error, self._attempt.node_id)
-                complete = False
-            if complete and self._args.eof_on_task_done:
-                return
-            wait_ms = self._args.poll_ms if found else min(wait_ms * 2, self._args.backoff_max_ms)
-            await asyncio.sleep(wait_ms / 1000)
+                if ended_before and self._all_taken(scan):
+                    return
+                wait_ms = args.poll_ms if found else min(wait_ms * 2, args.backoff_max_ms)
+                if not complete:
+                    await self._pause(news, wait_ms / 1000, took)
 
-    async def _scan(self) -> AsyncIterator[Delivery]:
-        for source in self._args.from_nodes:
-            taken = self._taken[source]
-            async for page in self._artifacts.pages(self._attempt.task_id, source, skip=taken):
-                uids = [partial["batch_uid"] for partial in page]
-                await self._claim(source, uids)
-                taken.update(uids)
-                for partial in page:
-                    for delivery in self._deliveries(source, partial["batch_uid"], partial.get("meta") or {}):
-                        if delivery[0] not in self._done:
-                            yield delivery
+    async def _pause(self, news: News, wait_sec: float, scan_took: float) -> None:
+        """Wait for news of a source in this process, or until it is time to look again."""
+        least = max(_SCAN_PAUSE_SEC, scan_took * _SCAN_SHARE)
+        await news.wait(least=least, most=max(wait_sec, least))
+        self._sources.check_idle()
+
+    def _all_taken(self, scan: Scan) -> bool:
+        return all(self._taken[source].issuperset(uids) for source, uids in scan.uids.items())
+
+    async def _deliver(self, scan: Scan) -> AsyncGenerator[Delivery, None]:
+        try:
+            for source, uids in scan.uids.items():
+                fresh = [uid for uid in uids if uid not in self._taken[source]]
+                async for page in self._pages(source, fresh):
+                    for partial in page:
+                        for delivery in self._deliveries(
+                            source, partial["batch_uid"], partial.get("meta") or {}
+                        ):
+                            if delivery[0] not in self._done:
+                                yield delivery
+        except StoreUnavailable as error:
+            _logger.warning("%s; node %s scans again", error, self._attempt.node_id)
+
+    async def _pages(self, source: str, uids: list[str]) -> AsyncGenerator[list[dict[str, Any]], None]:
+        """Claimed batches, as many at once as memory allows."""
+        while uids:
+            page, uids = self._cut(uids)
+            held = len(page) * self._largest
+            async with self._room(held):
+                found = await self._artifacts.metas(self._attempt.task_id, source, page)
+                self._largest = max([self._largest, *(len(bson.encode(partial)) for partial in found)])
+                await self._claim(source, page)
+                self._taken[source].update(page)
+                yield found
+
+    def _cut(self, uids: list[str]) -> tuple[list[str], list[str]]:
+        """The next page: one batch while nothing is known of their size, then as many as fit."""
+        fit = 1 if self._largest == 0 else _METAS_OF_ONE_PAGE
+        if self._budget is not None and self._largest:
+            fit = max(1, min(fit, self._budget.share // self._largest))
+        return uids[:fit], uids[fit:]
+
+    def _room(self, size: int) -> Any:
+        return _Anything() if self._budget is None else self._budget.hold(size)
 
     async def _claim(self, source: str, uids: list[str]) -> None:
         await durably(lambda: self._artifacts.claim(self._attempt, source, uids, time.time()))
@@ -97,16 +155,56 @@ class Puller:
             chunk_uid = stable_hash({"src": source, "parent": uid, "idx": number})
             yield chunk_uid, {"from_node": source, "items": chunk, "parent": parent}
 
-    async def _sources_complete(self) -> bool:
-        """Whether every source has ended, asked before the last scan so that nothing slips between."""
-        sources, task_id = self._args.from_nodes, self._attempt.task_id
-        markers = await durably(lambda: self._artifacts.marker_epochs(task_id, sources))
-        if any(source not in markers for source in sources):
-            return False
-        known = dict(self._attempt.sources)
-        if any(source not in known for source in sources):
-            known |= await durably(lambda: self._tasks.epochs(task_id))
-        return all(markers[source] >= known.get(source, 0) for source in sources)
+
+class _Anything:
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+class _Sources:
+    """Whether the sources of an attempt have ended, and whether one of them runs."""
+
+    def __init__(self, tasks: TaskStore, attempt: AttemptInput, names: tuple[str, ...]) -> None:
+        self._tasks = tasks
+        self._attempt = attempt
+        self._names = names
+        self._states: dict[str, tuple[NodeStatus, int]] = {}
+        self._looked_at = 0.0
+        self._idle_since: float | None = None
+
+    async def complete(self, scan: Scan) -> bool:
+        """Whether every source has ended; its batches in `scan` are then all there are."""
+        if all(self._ended(name, scan.markers) for name in self._names):
+            return True
+        await self._look()
+        return all(self._ended(name, scan.markers) for name in self._names)
+
+    def _ended(self, name: str, markers: dict[str, int]) -> bool:
+        status, epoch = self._states.get(name, (None, self._attempt.sources.get(name)))
+        if epoch is None and self._looked_at > 0:
+            epoch = 0
+        if status is not None and status.ended and status is not NodeStatus.FINISHED:
+            return True
+        return name in markers and epoch is not None and markers[name] >= epoch
+
+    async def _look(self) -> None:
+        now = time.monotonic()
+        if self._looked_at and now - self._looked_at < _STATES_PAUSE_SEC:
+            return
+        self._looked_at = now
+        self._states = await durably(lambda: self._tasks.node_states(self._attempt.task_id))
+        going = {self._status(name) for name in self._names if not self._status(name).ended}
+        idle = going and not going & {NodeStatus.RUNNING, NodeStatus.CANCELLING}
+        self._idle_since = (self._idle_since or now) if idle else None
+
+    def _status(self, name: str) -> NodeStatus:
+        return self._states.get(name, (NodeStatus.QUEUED, 0))[0]
+
+    def check_idle(self) -> None:
+        """SourcesIdle when no source has run for a while."""
+        if self._idle_since is not None and time.monotonic() - self._idle_since > _IDLE_SEC:
+            raise SourcesIdle
 
 
 def slices(items: list[Any], size: int) -> Iterator[list[Any]]:

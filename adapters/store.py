@@ -13,6 +13,7 @@ from pymongo import ASCENDING, ReturnDocument
 from pymongo.errors import DuplicateKeyError
 
 from flowkit.adapters import documents
+from flowkit.adapters.catalog import Catalog
 from flowkit.adapters.mongo import Database, ensure_index, iso, moment, shortened
 from flowkit.errors import EpochTaken, Fenced, StoreRefused, TaskIdTaken
 from flowkit.models import OPEN_TASK_STATUSES, NodeStatus, TaskStatus
@@ -41,12 +42,18 @@ class TaskStore:
         self._tasks = db.tasks
         self._deployment: str | None = None
 
+    @property
+    def database(self) -> Database:
+        """The database that holds the collection."""
+        return self._db
+
     @shortened
     async def prepare(self) -> None:
         """Create the indexes. StoreRefused names the index that duplicate ids prevent."""
         await ensure_index(self._tasks, "id", "uniq_task_id", unique=True)
         by_status = [("status", ASCENDING), ("updated_at", ASCENDING)]
         await ensure_index(self._tasks, by_status, "ix_task_status_updated")
+        await Catalog(self._db).prepare()
 
     @shortened
     async def deployment(self) -> str:
@@ -215,11 +222,28 @@ class TaskStore:
         return await self._tasks.find_one(by_hand, {"_id": 1}) is not None
 
     @shortened
-    async def epochs(self, task_id: str) -> dict[str, int]:
-        """Current epoch of every node."""
-        stored = await self._tasks.find_one({"id": task_id}, _EPOCHS)
+    async def variables(self, task_id: str) -> dict[str, Any]:
+        """`coordinator.vars` of a task, `{}` while there are none."""
+        stored = await self._tasks.find_one({"id": task_id}, {"_id": 0, "coordinator.vars": 1}) or {}
+        found: dict[str, Any] = stored.get("coordinator", {}).get("vars") or {}
+        return found
+
+    @shortened
+    async def parents(self, attempt: AttemptInput) -> list[str]:
+        """`depends_on` of an attempt's node."""
+        path = f"graph.nodes.{attempt.index}"
+        stored = await self._tasks.find_one(
+            {"id": attempt.task_id, f"{path}.node_id": attempt.node_id},
+            {"_id": 0, "graph.nodes.node_id": 1, "graph.nodes.depends_on": 1, "graph.edges": 1},
+        )
+        return documents.parents_of(attempt.node_id, stored) if stored else []
+
+    @shortened
+    async def node_states(self, task_id: str) -> dict[str, tuple[NodeStatus, int]]:
+        """Status and epoch of every node."""
+        stored = await self._tasks.find_one({"id": task_id}, _NODE_STATES)
         nodes = stored["graph"]["nodes"] if stored else []
-        return {node["node_id"]: node.get("attempt_epoch", 0) for node in nodes}
+        return {n["node_id"]: (NodeStatus(n["status"]), n.get("attempt_epoch", 0)) for n in nodes}
 
     @shortened
     async def record(self, record: RecordTask) -> None:

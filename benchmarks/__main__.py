@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from temporalio.client import Client
 
+from benchmarks.batches import BATCHES, bare_loop, one_node
 from benchmarks.cases import CASES, Case, by_flowkit, by_hand, sample
 from flowkit.adapters.store import TaskStore
 from flowkit.client import TaskClient
@@ -28,7 +29,9 @@ from flowkit.connection import connect
 from flowkit_dev import Stack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
+
+    RunBatches = Callable[[int], Awaitable[float]]
 
 ROUNDS = 7
 QUEUE = "benchmark"
@@ -88,7 +91,8 @@ async def _measure(rounds: int) -> list[dict[str, Any]]:
     sides = {"baseline": by_hand(await Client.connect(os.environ["TEMPORAL_ADDRESS"]))}
     client = await connect()
     db: Any = AsyncIOMotorClient(os.environ["MONGO_URL"])["flowkit"]
-    sides["flowkit"] = by_flowkit(TaskClient(client, TaskStore(db), queue=QUEUE))
+    tasks = TaskClient(client, TaskStore(db), queue=QUEUE)
+    sides["flowkit"] = by_flowkit(tasks)
     results = []
     for case in CASES:
         samples: dict[str, list[float]] = {name: [] for name in sides}
@@ -99,7 +103,29 @@ async def _measure(rounds: int) -> list[dict[str, Any]]:
             for name, run_one in order:
                 samples[name].append(await sample(case, run_one))
         results.append(_result(case, samples))
+    mongo: Any = AsyncIOMotorClient(os.environ["MONGO_URL"])
+    results.append(await _batches(rounds, bare_loop(mongo["baseline"]), one_node(tasks, db)))
     return results
+
+
+async def _batches(rounds: int, bare: RunBatches, flowkit: RunBatches) -> dict[str, Any]:
+    sides = {"baseline": bare, "flowkit": flowkit}
+    for run in sides.values():
+        await run(BATCHES // 2)
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    for round_ in range(rounds):
+        for name in sorted(sides, reverse=bool(round_ % 2)):
+            taken[name].append(BATCHES / await sides[name](BATCHES))
+    medians = {name: statistics.median(rates) for name, rates in taken.items()}
+    return {
+        "case": f"{BATCHES:,} batches of a node",
+        "unit": "batches/s",
+        "median": medians,
+        "samples": taken,
+        "ratio": medians["flowkit"] / medians["baseline"],
+        "target": ">= 0.85",
+        "measured_at": time.time(),
+    }
 
 
 def _result(case: Case, samples: dict[str, list[float]]) -> dict[str, Any]:

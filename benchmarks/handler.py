@@ -1,4 +1,4 @@
-"""The handler that FlowKit's side of the benchmark runs: one small batch a node."""
+"""The handler that FlowKit's side of the benchmark runs: small batches."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class OneBatch(RoleHandler):
     role = "bench"
 
     async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
-        """One batch."""
-        yield Batch(batch_uid="b0")
+        """One batch, or as many as the node asks for."""
+        for number in range(loaded["input_inline"].get("batches", 1)):
+            yield Batch(batch_uid=f"b{number}")
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         """One number."""

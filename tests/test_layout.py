@@ -25,7 +25,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
         "flowkit.workflows.input_args",
     ): "the arguments that validation has parsed, for types",
     ("activities/tasks.py", "flowkit.workflows.validation"): "the engine judges its own limit and functions",
-    ("activities/roles.py", "flowkit.workflows.input_args"): "a worker parses the same arguments again",
+    ("activities/inputs.py", "flowkit.workflows.input_args"): "a worker parses the same arguments again",
 }
 """Imports that point the other way, each with its reason; all of pure modules."""
 

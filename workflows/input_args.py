@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from flowkit.errors import BadInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 PULL = "pull.from_artifacts"
 RECHUNK = "pull.from_artifacts.rechunk:size"
@@ -58,7 +58,7 @@ _RECHUNK_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def inline_problems(inline: dict[str, Any]) -> Iterator[str]:
+def inline_problems(inline: dict[str, Any], *, strict: bool = False) -> Iterator[str]:
     """What is wrong with `io.input_inline` as an input route; nothing when it names no adapter."""
     adapter = inline.get("input_adapter")
     if adapter is None:
@@ -68,18 +68,18 @@ def inline_problems(inline: dict[str, Any]) -> Iterator[str]:
         hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(ADAPTERS)}"
         yield f"io.input_inline.input_adapter {adapter!r} is unknown; {hint}"
         return
-    yield from args_problems(adapter, inline.get("input_args"))
+    yield from args_problems(adapter, inline.get("input_args"), strict=strict)
 
 
-def args_problems(adapter: str, args: object) -> Iterator[str]:
-    """What is wrong with `input_args` of a known adapter."""
+def args_problems(adapter: str, args: object, *, strict: bool = False) -> Iterator[str]:
+    """What is wrong with `input_args` of a known adapter; `strict` asks for `meta_list_key` as well."""
     if adapter == NOOP or args is None:
         args = {}
     if not isinstance(args, dict):
         yield f"input_args {args!r} must be an object"
         return
-    if adapter == RECHUNK and "size" not in args:
-        yield "input_args.size is missing; it must be a whole number above 0"
+    if adapter == RECHUNK:
+        yield from _missing(args, strict=strict)
     if "from_node" in args and "from_nodes" in args:
         yield "input_args has both from_node and from_nodes; keep from_nodes"
     checks = _RECHUNK_CHECKS if adapter == RECHUNK else _PULL_CHECKS
@@ -90,6 +90,13 @@ def args_problems(adapter: str, args: object) -> Iterator[str]:
             yield f"input_args.{key} {value!r} must be {checks[key][0]}"
 
 
+def _missing(args: dict[str, Any], *, strict: bool) -> Iterator[str]:
+    if "size" not in args:
+        yield "input_args.size is missing; it must be a whole number above 0"
+    if strict and "meta_list_key" not in args:
+        yield "input_args.meta_list_key is missing; this worker is strict (strict_input_adapters) and asks for it"
+
+
 def with_alias(args: dict[str, Any] | None) -> dict[str, Any]:
     """A copy of `args` in which the alias `from_node` reads `from_nodes`."""
     given = dict(args or {})
@@ -98,11 +105,23 @@ def with_alias(args: dict[str, Any] | None) -> dict[str, Any]:
     return given
 
 
-def parse_pull(inline: dict[str, Any]) -> PullArgs:
-    """Arguments of the pulling adapter that `inline` names; BadInput tells every problem."""
-    problems = list(inline_problems(inline))
+def parse_pull(
+    inline: dict[str, Any],
+    *,
+    parents: Sequence[str] = (),
+    defaults: Mapping[str, int] | None = None,
+    strict: bool = False,
+) -> PullArgs:
+    """Arguments of the pulling adapter that `inline` names; BadInput tells every problem.
+
+    `parents` stand in for absent `from_nodes`, `defaults` for an absent `poll_ms` and `backoff_max_ms`.
+    """
+    problems = list(inline_problems(inline, strict=strict))
+    args = {} if problems else with_alias(inline.get("input_args"))
+    sources = tuple(args.get("from_nodes") or parents)
+    if not problems and not sources:
+        problems = ["input_args.from_nodes is missing, and the node has no parents to pull from"]
     if problems:
         known = inline.get("input_adapter") in ADAPTERS
         raise BadInput("; ".join(problems), code="bad_input_args" if known else "bad_input_adapter")
-    args = with_alias(inline.get("input_args"))
-    return PullArgs(**{**args, "from_nodes": tuple(args.get("from_nodes") or ())})
+    return PullArgs(**{**(defaults or {}), **args, "from_nodes": sources})

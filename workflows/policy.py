@@ -15,6 +15,7 @@ MAX_LOSSES = 5
 """Executors a node may lose before it fails as `worker_lost`."""
 
 _LOSS_BACKOFF_MAX_SEC = 30.0
+_YIELD_BACKOFF_MAX_SEC = 30.0
 _LONGEST_BACKOFF_SEC = 365 * 24 * 3600.0
 
 
@@ -38,7 +39,7 @@ def decide(policy: RetryPolicy, failure: AttemptFailure, state: NodeState, chanc
     """Count `failure` in `state` and decide.
 
     `chance` lies in 0…1 and drives the jitter. Failures and losses are counted apart: `retry_policy.max` bounds the
-    first, MAX_LOSSES the second; a gentle hand-over and a used-up epoch are free.
+    first, MAX_LOSSES the second; a gentle hand-over, a used-up epoch and a given slot are free.
     """
     match failure.kind:
         case FailureKind.HANDOVER:
@@ -46,6 +47,9 @@ def decide(policy: RetryPolicy, failure: AttemptFailure, state: NodeState, chanc
         case FailureKind.EPOCH_TAKEN:
             state.epoch = max(state.epoch, failure.current_epoch)
             return Again(after=0.0, why=failure.code)
+        case FailureKind.YIELDED:
+            state.yields += 1
+            return Again(after=min(2.0 ** (state.yields - 1), _YIELD_BACKOFF_MAX_SEC), why=failure.code)
         case FailureKind.LOSS:
             return _after_loss(failure, state)
         case FailureKind.FENCED:

@@ -110,11 +110,17 @@ def parse_fan_in(value: object) -> FanIn | None:
     return FanIn(mode="count", count=int(match[2])) if match[2] else FanIn(mode=match[1].lower())
 
 
+def is_pulling(node: dict[str, Any]) -> bool:
+    """Whether a node names one of the adapters that read other nodes' artifacts."""
+    inline = (node.get("io") or {}).get("input_inline") or {}
+    return inline.get("input_adapter") in (input_args.PULL, input_args.RECHUNK)
+
+
 def pull_sources(node: dict[str, Any]) -> list[str]:
     """The nodes that a pulling node names as its input."""
-    inline = (node.get("io") or {}).get("input_inline") or {}
-    if inline.get("input_adapter") not in (input_args.PULL, input_args.RECHUNK):
+    if not is_pulling(node):
         return []
+    inline = node["io"]["input_inline"]
     return list(input_args.with_alias(inline.get("input_args")).get("from_nodes") or [])
 
 

@@ -120,6 +120,7 @@ class Task:
             settings=self._state.opened.settings,
             halted=lambda: self._halted or _cancelled(),
             epoch_of=epoch_of,
+            progress_of=lambda node: sum(progress(walk.states[index_of[name]]) for name in node.pulls_from),
             stirred=self._stir,
         )
 
@@ -282,6 +283,11 @@ class Task:
                 cancel_reason=cancel_reason,
             )
         )
+
+
+def progress(state: NodeState) -> int:
+    """Grows with every attempt of a node and with its end."""
+    return 2 * state.epoch + state.status.ended
 
 
 def _cancelled() -> bool:

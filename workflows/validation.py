@@ -107,6 +107,18 @@ def _relation_problems(graph: dict[str, Any], parents: Mapping[str, list[str]]) 
         yield from _parent_problems(raw, parents[raw["node_id"]], counts)
     if not duplicates and (cycle := find_cycle(parents)):
         yield f"the graph has a cycle: {' -> '.join(cycle)}; remove one of these dependencies"
+    elif not duplicates and (cycle := find_cycle(_waits(graph, parents))):
+        yield f"input_args.from_nodes makes nodes wait for each other: {' -> '.join(cycle)}; pull from earlier nodes"
+
+
+def _waits(graph: dict[str, Any], parents: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Which nodes each node cannot end without: the parents that it needs, and what it pulls from."""
+    waits = {}
+    for raw in graph["nodes"]:
+        own, fan_in = parents[raw["node_id"]], shapes.parse_fan_in(raw.get("fan_in"))
+        needs_all = fan_in is None or fan_in.mode == "all" or len(own) == (fan_in.count or 1)
+        waits[raw["node_id"]] = [*(own if needs_all else ()), *shapes.pull_sources(raw)]
+    return waits
 
 
 def _parent_problems(raw: dict[str, Any], own: list[str], known: Mapping[str, int]) -> Iterator[str]:
@@ -118,7 +130,10 @@ def _parent_problems(raw: dict[str, Any], own: list[str], known: Mapping[str, in
     assert fan_in is not None
     if fan_in.mode == "count" and not 1 <= fan_in.count <= len(own):
         yield f"{where}: fan_in 'count:{fan_in.count}' must lie between 1 and the number of parents ({len(own)})"
-    for source in shapes.pull_sources(raw):
+    sources = shapes.pull_sources(raw)
+    if shapes.is_pulling(raw) and not sources and not own:
+        yield f"{where}: input_args.from_nodes is missing, and the node has no parents to pull from"
+    for source in sources:
         if source not in known:
             yield f"{where}: input_args.from_nodes names {source!r}, which is no node{_nearest(source, known)}"
 

@@ -6,7 +6,7 @@ Acts only; what follows a failure is decided in `policy`.
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError
 
 from flowkit.limits import ACTIVATION_INPUT_BYTES, LAST_ERROR_CHARS
-from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, FailureKind, NodeStatus
+from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, FailureKind, NodeStatus, slim
 from flowkit.workflows.failures import read_failure
 from flowkit.workflows.policy import Again, decide
 
@@ -49,6 +49,8 @@ class Flight:
     """Epoch of an ended node, 0 while it is open."""
     stirred: Callable[[int], None]
     """Told when a node begins to wait for its retry, and when it goes on."""
+    progress_of: Callable[[Node], int] = lambda node: 0
+    """A number that changes when a source of a pulling node begins an attempt or ends."""
     in_flight: int = 0
     _slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)
     _spent: int = 0
@@ -85,7 +87,7 @@ class Flight:
 async def run_node(flight: Flight, node: Node, state: NodeState) -> NodeStatus | None:
     """Run attempts of `node` until it finished or failed; None when it was stopped before."""
     while not flight.halted():
-        await _wait_for_retry(node, state)
+        await _wait_for_retry(flight, node, state)
         async with flight.slots(node.type):
             await flight.spend(node.io_bytes + _INPUT_OVERHEAD)
             if flight.halted():
@@ -102,12 +104,21 @@ async def run_node(flight: Flight, node: Node, state: NodeState) -> NodeStatus |
     return None
 
 
-async def _wait_for_retry(node: Node, state: NodeState) -> None:
+async def _wait_for_retry(flight: Flight, node: Node, state: NodeState) -> None:
     if state.next_retry_at is None:
         return
     wait = state.next_retry_at - workflow.now().timestamp()
-    if wait > 0:
-        await workflow.sleep(wait, summary=f"retry {node.node_id} in {wait:.4g} s"[:_SUMMARY_CHARS])
+    if wait <= 0:
+        return
+    summary = f"retry {node.node_id} in {wait:.4g} s"[:_SUMMARY_CHARS]
+    if state.reason_code != FailureKind.YIELDED:
+        await workflow.sleep(wait, summary=summary)
+        return
+    seen = flight.progress_of(node)
+    with suppress(TimeoutError):
+        await workflow.wait_condition(
+            lambda: flight.progress_of(node) != seen, timeout=wait, timeout_summary=summary
+        )
 
 
 async def _attempt(flight: Flight, node: Node, state: NodeState) -> AttemptFailure | None:
@@ -132,7 +143,7 @@ async def _execute(flight: Flight, node: Node, state: NodeState) -> AttemptResul
     timeout = node.timeout_sec or default
     result: AttemptResult = await workflow.execute_activity(
         name,
-        _input(flight, node, state),
+        slim(_input(flight, node, state)),
         result_type=AttemptResult,
         task_queue=queue,
         activity_id=f"{node.node_id}.{state.epoch}",

@@ -1,37 +1,131 @@
-"""Starting and cancelling tasks: a thin front of Temporal's own client."""
+"""Starting, awaiting, listing and cancelling tasks: a thin front of Temporal's own client."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
+from dataclasses import dataclass
+from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
+from temporalio import exceptions as temporal
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import limits
-from flowkit.activities.failures import cut
 from flowkit.adapters import documents
-from flowkit.errors import FlowKitError, GraphError, StoreUnavailable
+from flowkit.adapters.catalog import Catalog
+from flowkit.errors import ConfigError, FlowKitError, GraphError, StoreUnavailable
+from flowkit.models import TaskResult, TaskStatus
 from flowkit.workflows.endings import DEFAULT_CANCEL_REASON, pipeline_name
 from flowkit.workflows.inputs import parse_input
 from flowkit.workflows.task import Task
 from flowkit.workflows.validation import parse_graph, raise_if, unknown_function
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Coroutine
+    from datetime import datetime
 
     from temporalio.client import Client, WorkflowHandle
 
     from flowkit.adapters.store import TaskStore
-    from flowkit.models import TaskResult
 
 _logger = logging.getLogger("flowkit.client")
 
 _INSERT_TRIES = 3
+
+
+class UnknownTask(FlowKitError, LookupError):
+    """There is no task of this id."""
+
+    code = "unknown_task"
+
+    def __init__(self, task_id: str) -> None:
+        self.task_id = task_id
+        super().__init__(f"there is no task {task_id!r}")
+
+
+class TaskFailed(FlowKitError):
+    """The task whose result was asked for has failed."""
+
+    code = "task_failed"
+
+    def __init__(self, task_id: str, reason: str, cause: str = "task_failed") -> None:
+        self.task_id = task_id
+        self.reason = reason
+        self.cause = cause
+        """`task_failed`, `invalid_graph`, `task_id_taken`, `terminated` or `timed_out`."""
+        super().__init__(f"task {task_id!r} failed: {reason}")
+
+
+class TaskCancelled(FlowKitError):
+    """The task whose result was asked for was cancelled."""
+
+    code = "task_cancelled"
+
+    def __init__(self, task_id: str, reason: str | None = None) -> None:
+        self.task_id = task_id
+        self.reason = reason
+        super().__init__(f"task {task_id!r} was cancelled" + (f": {reason}" if reason else ""))
+
+
+class TaskStillOpen(FlowKitError, TimeoutError):
+    """The task has not ended within the time that the caller gave it; it goes on."""
+
+    code = "task_still_open"
+
+    def __init__(self, task_id: str, timeout: float) -> None:
+        self.task_id = task_id
+        super().__init__(f"task {task_id!r} has not ended within {timeout:g} s; it goes on")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskSummary:
+    """One task of a list, as its document tells."""
+
+    task_id: str
+    status: TaskStatus
+    name: str | None = None
+    """`params.pipeline_name`, else the graph's name."""
+    started_at: str | None = None
+    """When it was created; ISO text in UTC."""
+    finished_at: str | None = None
+    reason: str | None = None
+    """Why it failed or was cancelled."""
+
+
+class TaskCatalog(Catalog):
+    """Questions that people ask the `tasks` collection. StoreUnavailable when MongoDB does not answer."""
+
+    async def list_tasks(self, status: str | None = None, limit: int = 50) -> list[TaskSummary]:
+        """The newest tasks first, of one status or of all. ConfigError for an unknown status, a limit below 1."""
+        known = [each.value for each in TaskStatus]
+        if status is not None and status not in known:
+            raise ConfigError(f"status {status!r} is unknown; known: {', '.join(known)}")
+        if limit < 1:
+            raise ConfigError(f"limit is {limit}; it must be 1 or more")
+        return [_summary(document) for document in await self.newest(status, limit)]
+
+
+def _summary(document: dict[str, Any]) -> TaskSummary:
+    return TaskSummary(
+        task_id=document["id"],
+        status=TaskStatus(document["status"]),
+        name=pipeline_name(document.get("graph", {}).get("name"), document.get("params") or {}),
+        started_at=document.get("started_at"),
+        finished_at=_iso(document.get("finished_at")),
+        reason=document.get("reason"),
+    )
+
+
+def _iso(moment: datetime | None) -> str | None:
+    """A stored date, which is in UTC whether the driver says so or not."""
+    return None if moment is None else (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).isoformat()
 
 
 class TaskClient:
@@ -44,6 +138,7 @@ class TaskClient:
         self._tasks = tasks
         self._queue = queue
         self._max_nodes = max_nodes
+        self._catalog = TaskCatalog(tasks.database)
 
     async def create_task(
         self,
@@ -98,7 +193,8 @@ class TaskClient:
                 return await self._tasks.insert_task(document)
             except StoreUnavailable as unavailable:
                 error = unavailable
-        _logger.warning("task %s runs, but its document is not there yet: %s", task_id, cut(str(error)))
+        short = str(error).partition(" (")[0]
+        _logger.warning("task %s runs, but its document is not there yet: %s", task_id, short)
 
     async def cancel_task(self, task_id: str, *, reason: str = DEFAULT_CANCEL_REASON) -> bool:
         """Ask a task to stop; False when there is no such task. A task that has ended stays as it is."""
@@ -110,9 +206,88 @@ class TaskClient:
             return False
         return True
 
+    def result(self, task_id: str, timeout: float | None = None) -> Coroutine[Any, Any, TaskResult]:
+        """Wait for a task's end, `timeout` seconds at most, and answer its result.
+
+        TaskFailed and TaskCancelled tell how else it ended, UnknownTask that there is none, TaskStillOpen (a
+        TimeoutError) that it goes on. It does not matter who started the task.
+        """
+        return _within(timeout, task_id, self._result(task_id))
+
+    def wait(self, task_id: str, timeout: float | None = None) -> Coroutine[Any, Any, TaskStatus]:
+        """Wait for a task's end, `timeout` seconds at most, and answer how it ended, be it well or not.
+
+        UnknownTask when there is none, TaskStillOpen (a TimeoutError) when it goes on.
+        """
+        return _status_of(self.result(task_id, timeout))
+
+    async def _result(self, task_id: str) -> TaskResult:
+        """The result of the latest run: a reset ends the run that is waited for, and another goes on."""
+        handle = self.handle(task_id)
+        while True:
+            try:
+                return await handle.result(follow_runs=True)
+            except WorkflowFailureError as error:
+                if not await self._goes_on(handle):
+                    raise _ended_badly(task_id, error.cause) from None
+            except RPCError as error:
+                if error.status is not RPCStatusCode.NOT_FOUND:
+                    raise
+                return _told_by_document(task_id, await self._catalog.document(task_id))
+
+    async def _goes_on(self, handle: WorkflowHandle[Task, TaskResult]) -> bool:
+        return (await handle.describe()).status is WorkflowExecutionStatus.RUNNING
+
+    async def list_tasks(self, status: str | None = None, limit: int = 50) -> list[TaskSummary]:
+        """The newest tasks first, of one status or of all; the same as `TaskCatalog.list_tasks`."""
+        return await self._catalog.list_tasks(status, limit)
+
     def handle(self, task_id: str) -> WorkflowHandle[Task, TaskResult]:
         """Temporal's handle of a task."""
         return self._client.get_workflow_handle_for(Task.run, task_id)
+
+
+async def _within(seconds: float | None, task_id: str, work: Coroutine[Any, Any, TaskResult]) -> TaskResult:
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except TimeoutError:
+        raise TaskStillOpen(task_id, seconds or 0.0) from None
+
+
+async def _status_of(work: Coroutine[Any, Any, TaskResult]) -> TaskStatus:
+    try:
+        return (await work).status
+    except TaskFailed:
+        return TaskStatus.FAILED
+    except TaskCancelled:
+        return TaskStatus.CANCELLED
+
+
+def _ended_badly(task_id: str, cause: BaseException | None) -> FlowKitError:
+    """How a workflow ended that did not finish, as our error."""
+    match cause:
+        case temporal.CancelledError():
+            return TaskCancelled(task_id)
+        case temporal.ApplicationError():
+            return TaskFailed(task_id, cause.message, cause.type or "task_failed")
+        case temporal.TerminatedError():
+            return TaskFailed(task_id, f"terminated: {cause.message}", "terminated")
+        case temporal.TimeoutError():
+            return TaskFailed(task_id, "its workflow ran into its own timeout", "timed_out")
+    return TaskFailed(task_id, str(cause))
+
+
+def _told_by_document(task_id: str, document: dict[str, Any] | None) -> TaskResult:
+    """The end of a task whose workflow Temporal has forgotten, or the error that tells it."""
+    if document is None:
+        raise UnknownTask(task_id)
+    status, reason = TaskStatus(document["status"]), document.get("reason")
+    if status is TaskStatus.CANCELLED:
+        raise TaskCancelled(task_id, reason)
+    if status is not TaskStatus.FINISHED:
+        raise TaskFailed(task_id, reason or "Temporal does not know its workflow any more", "lost")
+    handled = (document.get("result") or {}).get("handled_failures") or []
+    return TaskResult(task_id=task_id, status=status, handled_failures=handled)
 
 
 def jsonable(name: str, value: Any) -> Any:

@@ -6,16 +6,24 @@ profiles are for (`temporalio.envconfig`).
 
 from __future__ import annotations
 
-import difflib
+import functools
 import json
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from flowkit.core import checks
 from flowkit.errors import ConfigError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    Layer = tuple[str, dict[str, Any]]
+
 DEFAULT_QUEUE = "flowkit"
+
+T = TypeVar("T")
 
 
 class _Ms:
@@ -26,6 +34,24 @@ class _Ms:
 
     def __get__(self, config: object, owner: type | None = None) -> int:
         return int(getattr(config, self._seconds) * 1000) if config is not None else 0
+
+
+def _derived(cls: type[Any]) -> set[str]:
+    """Names of the settings that follow from others."""
+    return {name for base in cls.__mro__ for name, value in vars(base).items() if isinstance(value, _Ms)}
+
+
+def _ignoring_derived(cls: type[T]) -> type[T]:
+    """Let the constructor take the derived settings as well, as documented; passing them has no effect."""
+    create, derived = cls.__init__, _derived(cls)
+
+    @functools.wraps(create)
+    def __init__(self: T, *args: Any, **settings: Any) -> None:
+        create(self, *args, **{name: value for name, value in settings.items() if name not in derived})
+
+    changed: Any = cls
+    changed.__init__ = __init__
+    return cls
 
 
 @dataclass
@@ -49,6 +75,7 @@ class _Topics:
         return self.topic_status_fmt.format(type=type)
 
 
+@_ignoring_derived
 @dataclass
 class CoordinatorConfig(_Topics):
     """Settings of the engine. Times ending in `_sec` are seconds and may be fractions."""
@@ -92,7 +119,8 @@ class CoordinatorConfig(_Topics):
     outbox_dispatch_tick_ms = _Ms("outbox_dispatch_tick_sec")
 
     def __post_init__(self) -> None:
-        _check(self, positive=_COORDINATOR_POSITIVE)
+        checks.check(type(self).__name__, vars(self), RULES)
+        self.worker_types = list(self.worker_types)
 
     @classmethod
     def load(cls, path: str | Path | None = None, *, overrides: dict[str, Any] | None = None) -> Self:
@@ -100,16 +128,17 @@ class CoordinatorConfig(_Topics):
 
         A missing file is no error; an unknown key is (TypeError, as documented).
         """
-        return cls(**_known(cls, {**_read(path), **_environment(), **(overrides or {})}))
+        return cls(**_merged(cls, [*_file(path), *_environment(), ("overrides", overrides or {})]))
 
 
+@_ignoring_derived
 @dataclass
 class WorkerConfig(_Topics):
     """Settings of a native worker."""
 
     roles: list[str] = field(default_factory=lambda: ["echo"])
     worker_id: str | None = None
-    """Empty: `w-` and eight hex digits, new for each process."""
+    """None: `w-` and eight hex digits, new for each process."""
     worker_version: str = "2.0.0"
     lease_ttl_sec: float = 60
     hb_interval_sec: float = 20
@@ -122,69 +151,122 @@ class WorkerConfig(_Topics):
     strict_input_adapters: bool = False
     queue: str = DEFAULT_QUEUE
     """Task queue of the engine; this worker polls `<queue>.<role>`."""
-    max_concurrent: int = 1
-    """Attempts of one role that this process runs at once."""
+    max_concurrent: int | dict[str, int] = 1
+    """Attempts that this process runs at once: of each role, or by role (the others: 1). See `slots`."""
+    executor: str = "loop"
+    """Where handlers run: `loop`, the event loop that started the worker, or `process`, processes of their own."""
+    process_workers: int | None = None
+    """Processes of the executor `process`; None: as many as it finds useful."""
+    max_buffered_mb: float = 64
+    """MiB of upstream batches that one worker process holds in memory at once."""
 
     lease_ttl_ms = _Ms("lease_ttl_sec")
     hb_interval_ms = _Ms("hb_interval_sec")
     announce_interval_ms = _Ms("announce_interval_sec")
 
     def __post_init__(self) -> None:
-        _check(self, positive=_WORKER_POSITIVE)
+        checks.check(type(self).__name__, vars(self), RULES)
+        self.roles = list(self.roles)
 
     @classmethod
     def load(
-        cls, path: str | Path = "configs/worker.default.json", overrides: dict[str, Any] | None = None
+        cls, path: str | Path | None = "configs/worker.default.json", overrides: dict[str, Any] | None = None
     ) -> Self:
         """Defaults < JSON file (relative to the working directory; may be missing) < `overrides`."""
-        return cls(**_known(cls, {**_read(path), **(overrides or {})}))
+        return cls(**_merged(cls, [*_file(path), ("overrides", overrides or {})]))
+
+    def slots(self, role: str) -> int:
+        """How many attempts of a role this process runs at once."""
+        given = self.max_concurrent
+        return given.get(role, 1) if isinstance(given, dict) else given
 
 
-_COORDINATOR_POSITIVE = ("lease_ttl_sec", "window", "max_nodes", "sweep_sec", "function_timeout_sec")
-_WORKER_POSITIVE = ("lease_ttl_sec", "hb_interval_sec", "max_concurrent", "pull_poll_ms_default")
+_NEVER_USED = checks.seconds(0)
+_TOPIC = checks.topic()
+_FORMAT = checks.topic_format()
+
+RULES = {
+    "kafka_bootstrap": checks.brokers(),
+    "topic_cmd_fmt": _FORMAT,
+    "topic_status_fmt": _FORMAT,
+    "topic_worker_announce": _TOPIC,
+    "topic_query": _TOPIC,
+    "topic_reply": _TOPIC,
+    "topic_signals": _TOPIC,
+    "queue": checks.text(),
+    "lease_ttl_sec": checks.seconds(),
+    "worker_types": checks.roles(),
+    "heartbeat_soft_sec": checks.seconds(),
+    "heartbeat_hard_sec": checks.seconds(),
+    "discovery_window_sec": checks.seconds(0),
+    "cancel_grace_sec": checks.seconds(0),
+    "scheduler_tick_sec": _NEVER_USED,
+    "finalizer_tick_sec": _NEVER_USED,
+    "hb_monitor_tick_sec": _NEVER_USED,
+    "outbox_dispatch_tick_sec": _NEVER_USED,
+    "outbox_max_retry": checks.whole(0),
+    "outbox_backoff_min_ms": checks.milliseconds(0),
+    "outbox_backoff_max_ms": checks.milliseconds(0),
+    "window": checks.whole(1, 2_000),
+    "max_nodes": checks.whole(1, 1_000_000),
+    "function_timeout_sec": checks.seconds(),
+    "sweep_sec": checks.seconds(),
+    "hold_starts_events": checks.whole(1, 50_000),
+    "hold_starts_bytes": checks.whole(1, 50_000_000),
+    "roles": checks.roles(least=1),
+    "worker_id": checks.optional(checks.text()),
+    "worker_version": checks.text(),
+    "hb_interval_sec": checks.seconds(),
+    "announce_interval_sec": checks.seconds(),
+    "dedup_cache_size": checks.whole(0),
+    "dedup_ttl_ms": checks.milliseconds(0),
+    "pull_poll_ms_default": checks.milliseconds(1),
+    "pull_empty_backoff_ms_max": checks.milliseconds(1),
+    "db_cancel_poll_ms": checks.milliseconds(1),
+    "strict_input_adapters": checks.switch(),
+    "max_concurrent": checks.per_role(),
+    "executor": checks.one_of("loop", "process"),
+    "process_workers": checks.optional(checks.whole(1, 1_000)),
+    "max_buffered_mb": checks.above_zero("MiB"),
+}
+"""What each setting may be. Beyond the upper bounds of `window` and `hold_starts_…`, Temporal's server ends the workflow."""
 
 
-def _check(config: Any, positive: tuple[str, ...]) -> None:
-    for name in positive:
-        value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            raise ConfigError(f"{type(config).__name__}.{name} is {value!r}; it must be a number above 0")
-    if not config.queue or not isinstance(config.queue, str):
-        raise ConfigError(
-            f"{type(config).__name__}.queue is {config.queue!r}; it must be a task queue's name"
-        )
+def _merged(cls: type[Any], layers: Iterable[Layer]) -> dict[str, Any]:
+    """The last value of each setting, checked; errors say in which layer it stands."""
+    values: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    known = {each.name for each in fields(cls)}
+    for place, settings in layers:
+        for name in settings.keys() - known - _derived(cls):
+            guess = checks.did_you_mean(name, known)
+            raise TypeError(f"{place}: {cls.__name__} has no setting {name!r}{guess}")
+        values |= {name: value for name, value in settings.items() if name in known}
+        origin |= dict.fromkeys(settings, place)
+    for name, value in values.items():
+        checks.check(cls.__name__, {name: value}, RULES, place=f"{origin[name]}: ")
+    return values
 
 
-def _known(cls: type[Any], given: dict[str, Any]) -> dict[str, Any]:
-    known = {f.name for f in fields(cls)}
-    for key in given:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise TypeError(f"{cls.__name__} has no setting {key!r}{hint}")
-    return given
-
-
-def _read(path: str | Path | None) -> dict[str, Any]:
+def _file(path: str | Path | None) -> Iterator[Layer]:
     if path is None:
-        return {}
+        return
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        settings = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        return {}
-    try:
-        settings = json.loads(text)
+        return
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(settings, dict):
         raise ConfigError(f"{path} must hold a JSON object, not {type(settings).__name__}")
-    return settings
+    yield str(path), settings
 
 
-def _environment() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _environment() -> Iterator[Layer]:
+    """What the environment sets, by variable; an empty variable sets nothing."""
     if servers := os.environ.get("KAFKA_BOOTSTRAP_SERVERS"):
-        found["kafka_bootstrap"] = servers
+        yield "KAFKA_BOOTSTRAP_SERVERS", {"kafka_bootstrap": servers}
     if roles := os.environ.get("WORKER_TYPES"):
-        found["worker_types"] = [role.strip() for role in roles.split(",") if role.strip()]
-    return found
+        yield "WORKER_TYPES", {"worker_types": [role.strip() for role in roles.split(",") if role.strip()]}

@@ -91,7 +91,8 @@ class WorkerThread:
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait([*ends, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        await asyncio.gather(*(worker.shutdown() for worker in workers if worker.is_running))
+        still = [worker for worker, end in zip(workers, ends, strict=True) if not end.done()]
+        await asyncio.gather(*(worker.shutdown() for worker in still))
         await asyncio.gather(*ends)
 
     def _tell(self, future: asyncio.Future[Any], error: BaseException | None) -> None:

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from pydantic import TypeAdapter
+from pydantic import dataclasses as wire
+
 
 class TaskStatus(StrEnum):
     """Status of a task as its document shows it (spec: task lifecycle)."""
@@ -127,7 +130,7 @@ class RetryPolicy:
     """Reason codes that are never retried."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
 class NodeIO:
     """A node's input and, for coordinator functions, what to call."""
 
@@ -185,7 +188,7 @@ class Graph:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(kw_only=True, slots=True)
+@wire.dataclass(kw_only=True, slots=True)
 class NodeState:
     """What the workflow has decided about one node so far."""
 
@@ -196,13 +199,15 @@ class NodeState:
     """Reruns of the node."""
     failures: int = 0
     losses: int = 0
+    yields: int = 0
+    """Times that the node gave its slot away while none of its sources ran."""
     next_retry_at: float | None = None
     last_error: str | None = None
     reason_code: str | None = None
     skip_reason: SkipReason | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """The part of the engine's settings that a task keeps for its whole life."""
 
@@ -220,7 +225,7 @@ class Settings:
     """Search attributes known to be registered."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
 class OpenTask:
     """Input of `open_task`."""
 
@@ -232,7 +237,7 @@ class OpenTask:
     params: dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
 class Opened:
     """Result of `open_task`: what the workflow needs from outside for its whole life."""
 
@@ -244,7 +249,7 @@ class Opened:
     """Epochs that an earlier run has used, by node id; absent means 0."""
 
 
-@dataclass(kw_only=True, slots=True)
+@wire.dataclass(kw_only=True, slots=True)
 class StatusChange:
     """One entry of a task's `status_history`."""
 
@@ -253,7 +258,7 @@ class StatusChange:
     at: float
 
 
-@dataclass(kw_only=True, slots=True)
+@wire.dataclass(kw_only=True, slots=True)
 class TaskState:
     """Everything a task carries from one run of its workflow to the next."""
 
@@ -264,9 +269,9 @@ class TaskState:
     status_history: list[StatusChange]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptInput:
-    """What an executor gets for one attempt: its node's part of the task and nothing else."""
+    """What an executor gets for one attempt. Default values are not sent (`slim`), so they never change."""
 
     task_id: str
     node_id: str
@@ -282,7 +287,16 @@ class AttemptInput:
     deployment: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+_ATTEMPT_INPUT = TypeAdapter(AttemptInput)
+
+
+def slim(attempt: AttemptInput) -> dict[str, Any]:
+    """`attempt` as it travels: each byte stands in the history and is read by server, worker and replay."""
+    sent: dict[str, Any] = _ATTEMPT_INPUT.dump_python(attempt, exclude_defaults=True)
+    return sent
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptResult:
     """What a finished attempt tells the workflow."""
 
@@ -301,11 +315,13 @@ class FailureKind(StrEnum):
     """A worker stopped gently: goes on elsewhere at once, at no charge."""
     EPOCH_TAKEN = "epoch_taken"
     """The epoch was used by another run: goes on behind it, at no charge."""
+    YIELDED = "yielded"
+    """Nothing to pull and no source at work: goes on when one is, at no charge."""
     FENCED = "fenced"
     """A newer attempt has taken over; ends this one for good."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptFailure:
     """Why an attempt failed."""
 
@@ -316,7 +332,7 @@ class AttemptFailure:
     current_epoch: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRecord:
     """One node as the workflow wants its document to show it."""
 
@@ -331,7 +347,7 @@ class NodeRecord:
     """Whether somebody pulls from the node, so that its end needs a complete marker."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
 class RecordTask:
     """Input of `record`: transitions that only the workflow knows."""
 
@@ -346,7 +362,7 @@ class RecordTask:
     """Set: the task's cancel flags go up in the same write."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
 class CloseTask:
     """Input of `close_task`."""
 
@@ -364,7 +380,7 @@ class CloseTask:
     """Whether error texts were cut to keep this record small."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
 class TaskResult:
     """What the workflow returns when its task finished."""
 

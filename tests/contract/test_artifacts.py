@@ -156,7 +156,7 @@ async def test_markers_tell_their_epochs(artifacts: ArtifactStore) -> None:
     await artifacts.mark_complete(TASK, "b", 0, {"ended": "skipped"}, AT)
     await artifacts.mark_complete("other-task", "c", 1, {}, AT)
     await batches(artifacts, "d", "b1")
-    assert await artifacts.marker_epochs(TASK, ["a", "b", "c", "d"]) == {"a": 2, "b": 0}
+    assert (await artifacts.scan(TASK, ["a", "b", "c", "d"])).markers == {"a": 2, "b": 0}
 
 
 async def test_a_new_attempt_drops_the_marker_of_an_earlier_one_only(artifacts: ArtifactStore) -> None:
@@ -164,9 +164,9 @@ async def test_a_new_attempt_drops_the_marker_of_an_earlier_one_only(artifacts: 
     for node in ("a", "b"):
         await artifacts.mark_complete(TASK, node, 1, {}, AT)
     await artifacts.drop_marker(attempt("a", epoch=1))
-    assert await artifacts.marker_epochs(TASK, ["a", "b"]) == {"a": 1, "b": 1}
+    assert (await artifacts.scan(TASK, ["a", "b"])).markers == {"a": 1, "b": 1}
     await artifacts.drop_marker(attempt("a", epoch=2))
-    assert await artifacts.marker_epochs(TASK, ["a", "b"]) == {"b": 1}
+    assert (await artifacts.scan(TASK, ["a", "b"])).markers == {"b": 1}
     assert await artifacts.batch_uids(TASK, "a") == {"b1"}
 
 

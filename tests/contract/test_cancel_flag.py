@@ -78,6 +78,10 @@ async def test_a_task_without_a_document_has_no_flag(db: Any, tasks: TaskStore) 
     assert await tasks.cancel_flag(attempt()) is None
 
 
-async def test_epochs_of_all_nodes_are_told(tasks: TaskStore) -> None:
-    assert await tasks.epochs(TASK) == {"a": 1, "b": 0}
-    assert await tasks.epochs("unknown") == {}
+async def test_states_of_all_nodes_are_told(tasks: TaskStore) -> None:
+    found = await tasks.node_states(TASK)
+    assert {name: (status.value, epoch) for name, (status, epoch) in found.items()} == {
+        "a": ("running", 1),
+        "b": ("queued", 0),
+    }
+    assert await tasks.node_states("unknown") == {}

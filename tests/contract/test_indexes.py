@@ -18,6 +18,7 @@ EXPECTED: dict[str, dict[str, dict[str, Any]]] = {
     "tasks": {
         "uniq_task_id": {"key": [("id", 1)], "unique": True},
         "ix_task_status_updated": {"key": [("status", 1), ("updated_at", 1)]},
+        "ix_task_started": {"key": [("started_at", -1)]},
     },
     "artifacts": {
         "ix_artifacts_task_node": {"key": NODE_BATCH[:2]},

@@ -13,8 +13,9 @@ from flowkit.adapters.pull import Puller, slices, stable_hash
 from flowkit.workflows.input_args import PullArgs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
+    from flowkit.adapters.artifacts import Scan
     from flowkit.adapters.pull import Delivery
     from flowkit.adapters.store import TaskStore
 
@@ -22,15 +23,15 @@ PATIENCE = 20.0
 
 
 class WatchedArtifacts(ArtifactStore):
-    """Tells how often somebody has looked whether the sources have ended."""
+    """Tells how often somebody has scanned the sources."""
 
     def __init__(self, db: Any) -> None:
         super().__init__(db)
         self._looks = 0
         self._looked = asyncio.Condition()
 
-    async def marker_epochs(self, task_id: str, nodes: Iterable[str]) -> dict[str, int]:
-        found = await super().marker_epochs(task_id, nodes)
+    async def scan(self, task_id: str, sources: Sequence[str]) -> Scan:
+        found = await super().scan(task_id, sources)
         async with self._looked:
             self._looks += 1
             self._looked.notify_all()
@@ -283,9 +284,9 @@ async def test_a_puller_that_shall_not_end_goes_on_after_the_marker(
 async def test_batches_that_vanish_while_they_are_read_are_passed_over(
     artifacts: WatchedArtifacts, pull: Pull, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def listed_but_gone(task_id: str, node_id: str) -> list[str]:
-        return ["gone"]
+    async def gone(task_id: str, node_id: str, uids: list[str]) -> list[dict[str, Any]]:
+        return []
 
-    await end(artifacts, "u")
-    monkeypatch.setattr(artifacts, "_uids_by_age", listed_but_gone)
+    await ended_source(artifacts, "b1")
+    monkeypatch.setattr(artifacts, "metas", gone)
     assert await pull.all("u") == []

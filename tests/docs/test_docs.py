@@ -224,7 +224,7 @@ def test_every_rule_of_failure_is_described() -> None:
 def test_every_command_is_described() -> None:
     names = [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
     assert {"engine", "worker"} <= set(names)
-    assert {name for name in names if f"`flowkit {name}" not in page("operations")} == set()
+    assert {name for name in names if f"flowkit {name}" not in page("cli")} == set()
 
 
 def test_every_search_attribute_is_described() -> None:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from flowkit.worker.context import RunContext
 
 
+BREAK_AT = 7
+"""At which batch of its first attempt a Relay breaks."""
+
+
 async def note(entry: dict[str, Any]) -> None:
     """Tell the test what happened, through its database."""
     client: Any = AsyncIOMotorClient(os.environ["MONGO_URL"])
@@ -103,3 +107,60 @@ class Stubborn(Quick):
 
 
 ALL: dict[str, RoleHandler] = {h.role: h for h in (Quick(), Paced(), Failing())}
+
+
+class Relay(Quick):
+    """Passes batches on; breaks once, at batch `break_at` of the first attempt, with something that may heal."""
+
+    role = "relay"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """One row, or the break."""
+        seen = ctx.kv["seen"] = ctx.kv.get("seen", 0) + 1
+        if ctx.attempt_epoch == 1 and seen == BREAK_AT:
+            raise ConnectionError("the source broke")
+        number = batch.payload.get("number", batch.payload.get("meta", {}).get("number"))
+        return BatchResult(success=True, metrics={"n": 1, "number": number})
+
+
+class Hog(Quick):
+    """Blocks its whole loop for `pause` seconds."""
+
+    role = "hog"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """What no coroutine should do."""
+        time.sleep(batch.payload["pause"])  # noqa: ASYNC251 - blocking the loop is what this handler is for
+        return await super().process_batch(batch, ctx)
+
+
+class Cruncher(Quick):
+    """Computes in a plain function; tells in which process."""
+
+    role = "cruncher"
+
+    def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:  # type: ignore[override]
+        """Die, wait for a cancel, or count."""
+        if batch.payload.get("die") and ctx.attempt_epoch == 1:
+            os._exit(9)
+        while batch.payload.get("until_cancelled"):
+            ctx.raise_if_cancelled()
+            time.sleep(0.02)
+        ctx.kv["done"] = ctx.kv.get("done", 0) + 1
+        return BatchResult(success=True, metrics={"n": 1, "pid": os.getpid(), "done": ctx.kv["done"]})
+
+
+class Crowd(Quick):
+    """Counts how many of its role run at once in this process."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.now = self.most = 0
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Be there for a moment."""
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0.1)
+        self.now -= 1
+        return await super().process_batch(batch, ctx)

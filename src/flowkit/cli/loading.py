@@ -1,66 +1,167 @@
-"""Handlers and functions from `module:name`, as the command line names them."""
+"""Handlers, functions and settings, as the command line names them."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from flowkit import limits
 from flowkit.activities.handlers import RoleHandler
-from flowkit.config import CoordinatorConfig
+from flowkit.cli.errors import flat, remedied
+from flowkit.config import CoordinatorConfig, WorkerConfig
 from flowkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+C = TypeVar("C")
 
 
 def load_config(path: str | None, overrides: dict[str, Any]) -> CoordinatorConfig:
     """An engine's settings. ConfigError names the file or the setting that is wrong."""
+    return _settings(path, lambda: CoordinatorConfig.load(path, overrides=overrides))
+
+
+def load_worker_config(path: str | None, overrides: dict[str, Any]) -> WorkerConfig:
+    """A worker's settings; without a file the defaults. ConfigError names the file or the setting that is wrong."""
+    if path is None:
+        return _settings(path, lambda: WorkerConfig(**overrides))
+    return _settings(path, lambda: WorkerConfig.load(path, overrides=overrides))
+
+
+def _settings(path: str | None, load: Callable[[], C]) -> C:
     if path is not None and not Path(path).is_file():
-        raise ConfigError(f"there is no file {path!r}")
+        raise remedied(ConfigError(f"there is no file {path!r}"), "give --config a JSON file that is there")
     try:
-        return CoordinatorConfig.load(path, overrides=overrides)
+        return load()
     except TypeError as error:
-        raise ConfigError(str(error)) from None
+        problem = ConfigError(f"{path}: {error}" if path else str(error))
+        raise remedied(problem, "docs/configuration.md lists the settings") from None
 
 
 def load_handlers(names: list[str]) -> dict[str, RoleHandler]:
     """Handlers by role. A class is called without arguments. ConfigError says what is wrong with a name."""
     handlers: dict[str, RoleHandler] = {}
+    givers: dict[str, str] = {}
     for name in names:
-        found = _load(name)
-        handler = found() if isinstance(found, type) else found
-        if not isinstance(handler, RoleHandler):
-            raise ConfigError(f"{name} is {type(handler).__name__}, not a RoleHandler")
-        if not handler.role:
-            raise ConfigError(f'{name} names no role: give the class an attribute role = "..."')
+        handler = _handler(name)
         if handler.role in handlers:
-            raise ConfigError(f"{name}: role {handler.role!r} has a handler already")
-        handlers[handler.role] = handler
+            problem = ConfigError(f"{givers[handler.role]} and {name} are both for role {handler.role!r}")
+            raise remedied(problem, "give one of them, or start another worker for the other")
+        handlers[handler.role], givers[handler.role] = handler, name
     return handlers
 
 
+def chosen_roles(known: dict[str, RoleHandler], wanted: list[str]) -> list[str]:
+    """The roles to serve: those wanted, or all. ConfigError names one that no handler is for, and the known ones."""
+    for role in wanted:
+        if role not in known:
+            problem = ConfigError(f"no handler is for role {role!r}")
+            raise remedied(problem, f"the given handlers are for {', '.join(sorted(known))}")
+    return list(dict.fromkeys(wanted)) or list(known)
+
+
 def load_functions(pairs: list[str]) -> dict[str, Any]:
-    """Coordinator functions by name, from `NAME=module:function`."""
+    """Coordinator functions by name, from `NAME=module:function`. ConfigError says what is wrong."""
     functions: dict[str, Any] = {}
     for pair in pairs:
         name, separator, target = pair.partition("=")
         if not separator or not name:
-            raise ConfigError(f"--function {pair!r} must read NAME=module:function")
+            problem = ConfigError(f"--function {pair!r} is not NAME=module:function")
+            raise remedied(problem, "for example --function send_report=mypackage.functions:send_report")
         functions[name] = _load(target)
         if not callable(functions[name]):
-            raise ConfigError(f"--function {pair!r}: {target} cannot be called")
+            problem = ConfigError(
+                f"--function {pair!r}: {target} is {_kind(functions[name])} and cannot be called"
+            )
+            raise remedied(problem, "name an `async def` function")
     return functions
+
+
+def _handler(name: str) -> RoleHandler:
+    found = _load(name)
+    handler = _instance(name, found) if isinstance(found, type) else found
+    if not isinstance(handler, RoleHandler):
+        problem = ConfigError(f"{name} is {_kind(handler)}, not a handler")
+        raise remedied(problem, "name a subclass of flowkit.worker.RoleHandler, or an instance of one")
+    if not handler.role:
+        raise remedied(ConfigError(f"{name} names no role"), 'give its class an attribute: role = "..."')
+    if not isinstance(handler.role, str) or not limits.ROLE.fullmatch(handler.role):
+        problem = ConfigError(f"{name}: role {handler.role!r} cannot be a role's name")
+        raise remedied(problem, "use 1 to 100 letters, digits, '.', '_', '-', a letter or digit first")
+    return handler
+
+
+def _instance(name: str, kind: type[Any]) -> Any:
+    """A class is called only when it is a handler's: calling others may do anything."""
+    if not issubclass(kind, RoleHandler):
+        problem = ConfigError(f"{name} is a class, not a handler's")
+        raise remedied(problem, "name a subclass of flowkit.worker.RoleHandler, or an instance of one")
+    try:
+        return kind()
+    except Exception as error:
+        problem = ConfigError(f"{name} cannot be made without arguments: {_raised(error)}")
+        raise remedied(problem, "make an instance in the module and name that, as module:instance") from error
 
 
 def _load(name: str) -> Any:
     module_name, separator, attribute = name.partition(":")
     if not separator or not module_name or not attribute:
-        raise ConfigError(f"{name!r} must read module:name, for example mypackage.handlers:MyHandler")
+        problem = ConfigError(f"{name!r} is not module:name")
+        raise remedied(problem, "for example mypackage.handlers:MyHandler")
+    module = _module(module_name)
+    if not hasattr(module, attribute):
+        problem = ConfigError(f"module {module_name!r} has no {attribute!r}")
+        raise remedied(problem, _instead(module, attribute))
+    return getattr(module, attribute)
+
+
+def _module(name: str) -> ModuleType:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        module = importlib.import_module(module_name)
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"cannot import {module_name!r}: {error}; is it on PYTHONPATH?") from None
-    if not hasattr(module, attribute):
-        raise ConfigError(f"module {module_name!r} has no {attribute!r}")
-    return getattr(module, attribute)
+        raise _not_found(name, error) from error
+    except SyntaxError as error:
+        problem = ConfigError(
+            f"module {name!r} has a syntax error: {error.msg} ({error.filename}:{error.lineno})"
+        )
+        raise remedied(problem, "correct that line") from error
+    except (Exception, SystemExit) as error:
+        problem = ConfigError(f"module {name!r} cannot be imported, it raises {_raised(error)}")
+        raise remedied(problem, "correct the module; --verbose shows the traceback") from error
+
+
+def _not_found(name: str, error: ModuleNotFoundError) -> ConfigError:
+    missing = error.name or ""
+    if name == missing or name.startswith(f"{missing}."):
+        problem = ConfigError(f"there is no module {missing!r} here")
+        return remedied(problem, "run flowkit in the folder that holds it, or set PYTHONPATH")
+    problem = ConfigError(f"module {name!r} imports {missing!r}, which is not installed")
+    return remedied(problem, "install it where flowkit is installed")
+
+
+def _instead(module: ModuleType, attribute: str) -> str:
+    """What else the module offers."""
+    close = difflib.get_close_matches(attribute, dir(module), n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    own = [name for name, value in vars(module).items() if _is_own_handler(module, value)]
+    return f"its handlers are {', '.join(own)}" if own else "correct the name after the colon"
+
+
+def _is_own_handler(module: ModuleType, value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, RoleHandler) and value.__module__ == module.__name__
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"of type {type(value).__name__}"
+
+
+def _raised(error: BaseException) -> str:
+    return f"{type(error).__name__}: {flat(error)}"[:300]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import logging
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit import version
 from flowkit.activities.functions import BUILT_IN
 from flowkit.activities.home import HomeLoop
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.store import TaskStore
-from flowkit.client import TaskClient
+from flowkit.client import TaskCatalog, TaskClient
 from flowkit.config import CoordinatorConfig
 from flowkit.connection import WorkerThread, connect
 from flowkit.engine import engine_worker, registered_search_attributes, settings_of
@@ -22,13 +23,18 @@ from flowkit.sweep import Sweep
 from flowkit.workflows.endings import DEFAULT_CANCEL_REASON
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
     from temporalio.client import Client
 
-    from flowkit.models import Settings
+    from flowkit.client import TaskSummary
+    from flowkit.models import Settings, TaskResult, TaskStatus
 
 __all__ = ["Coordinator", "CoordinatorConfig"]
 
 _logger = logging.getLogger("flowkit.engine")
+
+T = TypeVar("T")
 
 
 class Coordinator:
@@ -51,7 +57,7 @@ class Coordinator:
         self.db = db
         self.cfg = copy.deepcopy(cfg) if cfg is not None else CoordinatorConfig.load()
         if worker_types is not None:
-            self.cfg.worker_types = list(worker_types)
+            self.cfg = dataclasses.replace(self.cfg, worker_types=list(worker_types))
         self.adapters: dict[str, Any] = {**BUILT_IN, **(adapters or {})}
         self.log = _logger
         self._given_client = client
@@ -146,6 +152,31 @@ class Coordinator:
     async def cascade_cancel(self, task_id: str, reason: str = DEFAULT_CANCEL_REASON) -> bool:
         """`cancel_task` under its other documented name."""
         return await self.cancel_task(task_id, reason=reason)
+
+    def result(self, task_id: str, timeout: float | None = None) -> Coroutine[Any, Any, TaskResult]:
+        """Wait for a task's end, `timeout` seconds at most, and answer its result.
+
+        TaskFailed and TaskCancelled tell how else it ended, UnknownTask that there is none, TaskStillOpen (a
+        TimeoutError) that it goes on; all are of `flowkit.client`. It does not matter who started the task.
+        """
+        return self._ask(lambda client: client.result(task_id, timeout))
+
+    def wait(self, task_id: str, timeout: float | None = None) -> Coroutine[Any, Any, TaskStatus]:
+        """Wait for a task's end, `timeout` seconds at most, and answer how it ended, be it well or not.
+
+        UnknownTask when there is none, TaskStillOpen (a TimeoutError) when it goes on.
+        """
+        return self._ask(lambda client: client.wait(task_id, timeout))
+
+    async def list_tasks(self, status: str | None = None, limit: int = 50) -> list[TaskSummary]:
+        """The newest tasks first, of one status or of all, as their documents tell. Needs no Temporal.
+
+        ConfigError for an unknown status or a limit below 1, StoreUnavailable when MongoDB does not answer.
+        """
+        return await TaskCatalog(self.db).list_tasks(status, limit)
+
+    async def _ask(self, question: Callable[[TaskClient], Awaitable[T]]) -> T:
+        return await question(await self._task_client())
 
     async def _task_client(self) -> TaskClient:
         """Tasks can be created and cancelled before `start` and after `stop` as well."""

@@ -1,7 +1,16 @@
 """The documented home of the Worker and of what handlers are made of."""
 
+from flowkit.activities.echo import EchoHandler
 from flowkit.activities.handlers import Batch, BatchResult, FinalizeResult, RoleHandler
 from flowkit.config import WorkerConfig
 from flowkit.worker.runner import Worker
 
-__all__ = ["Batch", "BatchResult", "FinalizeResult", "RoleHandler", "Worker", "WorkerConfig"]
+__all__ = [
+    "Batch",
+    "BatchResult",
+    "EchoHandler",
+    "FinalizeResult",
+    "RoleHandler",
+    "Worker",
+    "WorkerConfig",
+]

@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import logging
 import os
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from temporalio import worker as temporal
 
 from flowkit.activities.attempts import Host
+from flowkit.activities.echo import EchoHandler
+from flowkit.activities.handlers import RoleHandler
 from flowkit.activities.home import HomeLoop
-from flowkit.activities.roles import RoleActivities
+from flowkit.activities.hooks import Hooks
+from flowkit.activities.inputs import InputSettings
+from flowkit.activities.presence import Presence
+from flowkit.activities.processes import ProcessPool
+from flowkit.activities.roles import RoleActivities, RoleHost
 from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.news import ByteBudget
 from flowkit.adapters.store import TaskStore
 from flowkit.config import WorkerConfig
 from flowkit.connection import WorkerThread, connect
+from flowkit.core.time import SystemClock
 from flowkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from temporalio.client import Client
 
-    from flowkit.activities.handlers import RoleHandler
+    from flowkit.activities.presence import EventLog
+    from flowkit.core.time import Clock
 
 __all__ = ["Worker", "WorkerConfig"]
 
@@ -37,9 +48,12 @@ _HEARTBEAT_THROTTLE = timedelta(seconds=1)
 class Worker:
     """Runs handlers between `start` and `stop`, on the loop that called `start`.
 
-    `roles` overrides `cfg.roles`; `handlers` maps each role to its handler. Each role runs `cfg.max_concurrent`
-    attempts at once. `client` is a Temporal client with `pydantic_data_converter`; without it `TEMPORAL_*` says where
-    to connect.
+    `roles` overrides `cfg.roles`; `handlers` maps each role to its handler, and the role `echo` has one already. Each
+    role runs `cfg.max_concurrent` attempts at once. Plain (`def`) hooks run on threads, with `cfg.executor="process"`
+    plain `process_batch` hooks in processes of their own. `clock` is what handlers see as `ctx.clock`. `client` is a
+    Temporal client with `pydantic_data_converter`; without it `TEMPORAL_*` says where to connect.
+
+    Raises ConfigError when a role has no handler, or one that the settings do not fit.
     """
 
     def __init__(
@@ -47,37 +61,87 @@ class Worker:
         *,
         db: Any,
         cfg: WorkerConfig | None = None,
+        clock: Clock | None = None,
         roles: list[str] | None = None,
         handlers: dict[str, RoleHandler] | None = None,
         client: Client | None = None,
     ) -> None:
         self.db = db
         self.cfg = copy.deepcopy(cfg) if cfg is not None else WorkerConfig()
-        self.handlers = dict(handlers or {})
-        self.roles = list(roles or (self.cfg.roles if cfg is not None else self.handlers))
+        self.clock = clock or SystemClock()
+        self.roles = list(roles or (self.cfg.roles if cfg is not None or not handlers else handlers))
+        self.handlers = {**_built_in(self.roles), **(handlers or {})}
         self.worker_id = self.cfg.worker_id or f"w-{secrets.token_hex(4)}"
         self._given_client = client
         self._tasks = TaskStore(db)
         self._artifacts = ArtifactStore(db)
         self._thread: WorkerThread | None = None
-        if missing := [role for role in self.roles if role not in self.handlers]:
-            raise ConfigError(f"no handler for role {missing[0]!r}: pass handlers={{{missing[0]!r}: ...}}")
+        self._presence: Presence | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._processes: ProcessPool | None = None
+        self._check_handlers()
+
+    def _check_handlers(self) -> None:
+        slots = self.cfg.max_concurrent if isinstance(self.cfg.max_concurrent, dict) else {}
+        for role in slots:
+            if role not in self.roles:
+                served = ", ".join(self.roles)
+                raise ConfigError(f"max_concurrent names role {role!r}; this worker serves {served}")
+        for role in self.roles:
+            handler = self.handlers.get(role)
+            if handler is None:
+                raise ConfigError(f"no handler for role {role!r}: pass handlers={{{role!r}: ...}}")
+            if not isinstance(handler, RoleHandler):
+                raise ConfigError(
+                    f"the handler of role {role!r} is {handler!r:.80}, not an instance of RoleHandler"
+                )
+            if self.cfg.executor == "process" and inspect.iscoroutinefunction(handler.process_batch):
+                raise ConfigError(
+                    f"executor='process' needs a plain `def process_batch`; that of role {role!r} is async"
+                )
 
     async def start(self) -> None:
         """Connect and poll the roles' queues. Raises what keeps it from that; then nothing runs."""
         if self._thread is not None:
             return
-        await self._artifacts.prepare()
         client = self._given_client or await connect()
-        activities = self._activities()
+        activities = await self.open()
         thread = WorkerThread(
             "flowkit-worker", lambda: [self._poller(client, activities, role) for role in self.roles]
         )
-        await thread.start()
+        try:
+            await thread.start()
+        except BaseException:
+            await self.stop()
+            raise
         self._thread = thread
         _logger.info("worker %s runs %s (process %d)", self.worker_id, ", ".join(self.roles), os.getpid())
 
-    def _activities(self) -> RoleActivities:
+    async def open(self) -> RoleActivities:
+        """All of a start but the polling: indexes, presence, and the activities to poll for; `stop` gives it back."""
+        await self._artifacts.prepare()
+        presence = self._new_presence()
+        await presence.prepare()
+        activities = self._activities(presence.events)
+        self._presence = presence
+        await presence.start()
+        return activities
+
+    def _new_presence(self) -> Presence:
+        return Presence(
+            self.db,
+            worker_id=self.worker_id,
+            roles=self.roles,
+            version=self.cfg.worker_version,
+            capacity=sum(self.cfg.slots(role) for role in self.roles),
+            announce_interval_sec=self.cfg.announce_interval_sec,
+        )
+
+    def _activities(self, events: EventLog | None = None) -> RoleActivities:
+        slots = sum(self.cfg.slots(role) for role in self.roles)
+        self._threads = ThreadPoolExecutor(slots, thread_name_prefix="flowkit-hook")
+        if self.cfg.executor == "process":
+            self._processes = ProcessPool(self.handlers, processes=self.cfg.process_workers, slots=slots)
         host = Host(
             tasks=self._tasks,
             home=HomeLoop(),
@@ -85,7 +149,24 @@ class Worker:
             hb_interval_sec=self.cfg.hb_interval_sec,
             cancel_poll_sec=self.cfg.db_cancel_poll_ms / 1000,
         )
-        return RoleActivities(host=host, artifacts=self._artifacts, handlers=self.handlers)
+        roles = RoleHost(
+            artifacts=self._artifacts,
+            handlers=self.handlers,
+            hooks=Hooks(self._threads),
+            inputs=self._inputs(slots),
+            processes=self._processes,
+            clock=self.clock,
+            events=events,
+        )
+        return RoleActivities(host=host, roles=roles)
+
+    def _inputs(self, slots: int) -> InputSettings:
+        cfg = self.cfg
+        return InputSettings(
+            defaults={"poll_ms": cfg.pull_poll_ms_default, "backoff_max_ms": cfg.pull_empty_backoff_ms_max},
+            strict=cfg.strict_input_adapters,
+            budget=ByteBudget(int(cfg.max_buffered_mb * 2**20), slots),
+        )
 
     def _poller(self, client: Client, activities: RoleActivities, role: str) -> temporal.Worker:
         return temporal.Worker(
@@ -93,7 +174,7 @@ class Worker:
             task_queue=f"{self.cfg.queue}.{role}",
             activities=[activities.of(role)],
             identity=self.worker_id,
-            max_concurrent_activities=self.cfg.max_concurrent,
+            max_concurrent_activities=self.cfg.slots(role),
             max_heartbeat_throttle_interval=_HEARTBEAT_THROTTLE,
             default_heartbeat_throttle_interval=_HEARTBEAT_THROTTLE,
         )
@@ -103,8 +184,19 @@ class Worker:
         thread, self._thread = self._thread, None
         if thread is not None:
             await thread.stop()
+        presence, self._presence = self._presence, None
+        if presence is not None:
+            await presence.stop()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._processes is not None:
+            self._processes.close()
 
     async def wait_stopped(self) -> None:
         """Wait until the worker ends by itself; raises what ended it."""
         if self._thread is not None:
             await asyncio.shield(self._thread.failed)
+
+
+def _built_in(roles: list[str]) -> dict[str, RoleHandler]:
+    return {EchoHandler.role: EchoHandler()} if EchoHandler.role in roles else {}

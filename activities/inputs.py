@@ -1,0 +1,143 @@
+"""Where a node's batches come from (spec: input routing): the command's adapter, the handler's, or the handler itself."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flowkit.activities.attempts import AttemptFailed
+from flowkit.activities.failures import cut
+from flowkit.activities.handlers import Batch
+from flowkit.adapters.patience import durably
+from flowkit.adapters.pull import Puller, SourcesIdle
+from flowkit.errors import BadInput
+from flowkit.models import AttemptFailure, FailureKind
+from flowkit.workflows.input_args import ADAPTERS, NOOP, PullArgs, parse_pull, with_alias
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+
+    from flowkit.activities.handlers import RoleHandler
+    from flowkit.activities.hooks import Hooks
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.news import ByteBudget
+    from flowkit.adapters.store import TaskStore
+    from flowkit.models import AttemptInput
+
+_logger = logging.getLogger("flowkit.worker")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSettings:
+    """A worker's settings for its nodes' inputs."""
+
+    defaults: Mapping[str, int] = field(default_factory=dict)
+    """`poll_ms` and `backoff_max_ms` of nodes that name none."""
+    strict: bool = False
+    budget: ByteBudget | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """The input of one attempt."""
+
+    attempt: AttemptInput
+    handler: RoleHandler
+    hooks: Hooks
+    artifacts: ArtifactStore
+    tasks: TaskStore
+    settings: InputSettings
+
+    async def batches(self, loaded: Any) -> AsyncGenerator[Batch, None]:
+        """The batches, after `load_input` has answered `loaded`. AttemptFailed on a route that cannot be."""
+        args = await self._route(loaded)
+        if args is None:
+            async with aclosing(self.hooks.iterate(self.handler.iter_batches, loaded)) as given:
+                async for batch in given:
+                    yield as_batch(batch)
+            return
+        puller = Puller(
+            artifacts=self.artifacts,
+            tasks=self.tasks,
+            attempt=self.attempt,
+            args=args,
+            budget=self.settings.budget,
+        )
+        try:
+            async with aclosing(puller.batches()) as deliveries:
+                async for uid, payload in deliveries:
+                    yield Batch(batch_uid=uid, payload=payload)
+        except SourcesIdle:
+            text = "none of the nodes it pulls from runs; it goes on when one does"
+            raise AttemptFailed(
+                AttemptFailure(kind=FailureKind.YIELDED, code="yielded", message=text)
+            ) from None
+
+    async def _route(self, loaded: Any) -> PullArgs | None:
+        ordered = self.attempt.io.input_inline or {}
+        proposed = loaded if isinstance(loaded, dict) else {}
+        adapter, wish = ordered.get("input_adapter"), proposed.get("input_adapter")
+        if adapter and wish and wish != adapter and proposed is not ordered:
+            _tell("handler_conflict_ignored", proposed, "handler")
+        if adapter:
+            return await self._selected(ordered, "cmd")
+        return await self._selected(proposed, "handler") if wish in ADAPTERS else None
+
+    async def _selected(self, route: dict[str, Any], source: str) -> PullArgs | None:
+        pulls = route["input_adapter"] != NOOP
+        by_handler = pulls and source == "handler"
+        parents = await durably(lambda: self.tasks.parents(self.attempt)) if by_handler else ()
+        _tell("selected", route, source, parents)
+        if not pulls:
+            return None
+        settings = self.settings
+        try:
+            args = parse_pull(route, parents=parents, defaults=settings.defaults, strict=settings.strict)
+            if by_handler:
+                await self._check_sources(args.from_nodes)
+            return args
+        except BadInput as error:
+            raise AttemptFailed(
+                AttemptFailure(
+                    kind=FailureKind.FAILURE, code=error.reason_code, message=cut(str(error)), permanent=True
+                )
+            ) from None
+
+    async def _check_sources(self, names: Sequence[str]) -> None:
+        """BadInput when a handler wants to wait for what can never end; the command's sources the door has checked."""
+        known = await durably(lambda: self.tasks.node_states(self.attempt.task_id))
+        for name in names:
+            if name not in known:
+                raise BadInput(f"input_args.from_nodes names {name!r}, which is no node")
+            if name == self.attempt.node_id:
+                raise BadInput(f"input_args.from_nodes names {name!r}, the node itself")
+
+
+def _tell(what: str, route: dict[str, Any], source: str, parents: Sequence[str] = ()) -> None:
+    args = route.get("input_args")
+    given = with_alias(args if isinstance(args, dict) else None)
+    from_nodes = given.pop("from_nodes", None) or list(parents)
+    _logger.debug(
+        "input adapter %s: %s (%s)",
+        what,
+        route["input_adapter"],
+        source,
+        extra={
+            "event": f"worker.adapter.{what}",
+            "adapter": route["input_adapter"],
+            "from_nodes": from_nodes,
+            "adapter_kwargs": given,
+            "io_source": source,
+        },
+    )
+
+
+def as_batch(given: Any) -> Batch:
+    """What `iter_batches` has yielded; TypeError when that is no batch."""
+    if isinstance(given, Batch):
+        return given
+    raise TypeError(
+        f"iter_batches must yield Batch(batch_uid=..., payload={{...}}), not {type(given).__name__}"
+    )

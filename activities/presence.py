@@ -1,0 +1,262 @@
+"""What a worker process shows of itself: its row in `worker_registry`, its attempts in `worker_events`.
+
+Both are for people and monitoring, so neither may cost an attempt anything: they are written in the background, and
+a MongoDB that is away is logged once and met again later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from flowkit.activities.attempts import AttemptFailed
+from flowkit.activities.failures import from_error
+from flowkit.adapters.presence import WorkerEvents, WorkerRegistry, accepted, cancelled, done, failed
+from flowkit.errors import FlowKitError, StoreRefused, StoreUnavailable
+from flowkit.models import AttemptFailure, FailureKind
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+    from flowkit.adapters.mongo import Database
+    from flowkit.adapters.presence import WorkerEvent
+    from flowkit.models import AttemptInput
+
+_logger = logging.getLogger("flowkit.worker")
+
+_WAITING = 10_000
+"""Events that wait for MongoDB at most: some megabytes, or a minute of a very busy worker."""
+
+_PAUSE_SEC = 1.0
+_CHUNK = 500
+_PATIENCE_SEC = 5.0
+"""How long a start or stop waits for MongoDB; what was not said by then is said later, or never."""
+
+
+class EventLog:
+    """Events of attempts on their way into `worker_events`.
+
+    One event for an attempt's start and one for its end: what lies between stands in `metrics_raw`, `artifacts` and
+    the node's lease, and one row for each batch and heartbeat would make this the largest collection of all.
+
+    Events are collected and written together, about once a second. They are a log and not truth: when MongoDB is away
+    for long, the oldest are given up.
+    """
+
+    def __init__(
+        self, events: WorkerEvents, *, waiting: int = _WAITING, pause_sec: float = _PAUSE_SEC
+    ) -> None:
+        self._events = events
+        self._most = waiting
+        self._pause_sec = pause_sec
+        self._waiting: deque[WorkerEvent] = deque()
+        self._news = asyncio.Event()
+        self._prepared = False
+        self._trouble = _Trouble("events of attempts cannot be written")
+        self.lost = 0
+        """Events that were given up."""
+
+    @contextmanager
+    def attempt(
+        self, attempt: AttemptInput, lease: dict[str, Any], was_cancelled: Callable[[], bool]
+    ) -> Iterator[None]:
+        """Tell that an attempt has begun and, on leaving, how it has ended."""
+        worker_id = lease["worker_id"]
+        self.add(accepted(attempt, lease, time.time()))
+        try:
+            yield
+        except BaseException as error:
+            self.add(_ended(attempt, worker_id, error, asked=was_cancelled()))
+            raise
+        self.add(done(attempt, worker_id, time.time()))
+
+    def add(self, event: WorkerEvent) -> None:
+        """Take an event, on the loop that runs `run`; never waits."""
+        self._waiting.append(event)
+        self._keep_bounded()
+        self._news.set()
+
+    def _keep_bounded(self) -> None:
+        while len(self._waiting) > self._most:
+            self._waiting.popleft()
+            if not self.lost:
+                _logger.warning("more than %d events wait for MongoDB; the oldest are given up", self._most)
+            self.lost += 1
+
+    async def prepare(self) -> None:
+        """Create the index. StoreRefused when duplicates prevent it."""
+        if not self._prepared:
+            await self._events.prepare()
+            self._prepared = True
+
+    async def run(self) -> None:
+        """Write events until cancelled."""
+        while True:
+            await self._news.wait()
+            await asyncio.sleep(self._pause_sec)
+            self._news.clear()
+            if not await self.flush():
+                self._news.set()
+
+    async def flush(self) -> bool:
+        """Write what waits; False when it waits on because MongoDB does not answer."""
+        try:
+            await self.prepare()
+            while self._waiting:
+                await self._write([self._waiting.popleft() for _ in range(min(_CHUNK, len(self._waiting)))])
+        except FlowKitError as error:
+            self._trouble.begins(error)
+            return False
+        self._trouble.ends()
+        return True
+
+    async def _write(self, events: Sequence[WorkerEvent]) -> None:
+        try:
+            await self._events.append(events, time.time())
+        except StoreRefused as error:
+            _logger.warning("some of %d events were given up: %s", len(events), error)
+        except BaseException:
+            self._waiting.extendleft(reversed(events))
+            self._keep_bounded()
+            raise
+
+    async def close(self) -> None:
+        """Write what waits, if MongoDB takes it soon."""
+        try:
+            async with asyncio.timeout(_PATIENCE_SEC):
+                await self.flush()
+        except TimeoutError as error:
+            self._trouble.begins(error)
+        if lost := self.lost + len(self._waiting):
+            _logger.warning("%d events of attempts were never written", lost)
+
+
+def _ended(attempt: AttemptInput, worker_id: str, error: BaseException, *, asked: bool) -> WorkerEvent:
+    match error:
+        case AttemptFailed():
+            return failed(attempt, worker_id, error.failure, time.time())
+        case FlowKitError():
+            return failed(attempt, worker_id, from_error(error), time.time())
+        case _ if asked:
+            return cancelled(attempt, worker_id, time.time())
+        case _:
+            return failed(attempt, worker_id, _HANDED_OVER, time.time())
+
+
+_HANDED_OVER = AttemptFailure(
+    kind=FailureKind.HANDOVER, code="worker_shutdown", message="the attempt was handed back before its end"
+)
+
+
+class Presence:
+    """One worker process in `worker_registry`, with its `events`, on the loop that calls it."""
+
+    def __init__(
+        self,
+        db: Database,
+        *,
+        worker_id: str,
+        roles: Sequence[str],
+        version: str,
+        capacity: int,
+        announce_interval_sec: float,
+    ) -> None:
+        self._registry = WorkerRegistry(db)
+        self._worker_id = worker_id
+        self._roles = tuple(roles)
+        self._version = version
+        self._capacity = capacity
+        self._interval_sec = announce_interval_sec
+        self._session = secrets.token_hex(8)
+        self._prepared = False
+        self._shown = False
+        self._trouble = _Trouble(f"worker {worker_id} cannot be shown in worker_registry")
+        self._duties: list[asyncio.Task[None]] = []
+        self.events = EventLog(WorkerEvents(db))
+
+    async def prepare(self) -> None:
+        """Create the indexes. StoreRefused when duplicates prevent one; a MongoDB that is away is met again later."""
+        try:
+            await self._prepare_registry()
+            await self.events.prepare()
+        except StoreUnavailable as error:
+            self._trouble.begins(error)
+
+    async def _prepare_registry(self) -> None:
+        if not self._prepared:
+            await self._registry.prepare()
+            self._prepared = True
+
+    async def start(self) -> None:
+        """Come online; from now on the row is kept fresh and events are written."""
+        await self._announce()
+        self._duties = [asyncio.create_task(self._attend()), asyncio.create_task(self.events.run())]
+
+    async def stop(self) -> None:
+        """Write the last events and go offline, in five seconds or not at all. Attempts must have ended before."""
+        duties, self._duties = self._duties, []
+        for duty in duties:
+            duty.cancel()
+        await asyncio.gather(*duties, return_exceptions=True)
+        if duties:
+            await asyncio.gather(self.events.close(), self._quietly(self._go_offline))
+
+    async def _attend(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_sec if self._shown else min(self._interval_sec, _PATIENCE_SEC))
+            await self._announce()
+
+    async def _announce(self) -> None:
+        await self._quietly(self._show)
+
+    async def _quietly(self, call: Callable[[], Awaitable[None]]) -> None:
+        try:
+            async with asyncio.timeout(_PATIENCE_SEC):
+                await call()
+        except (FlowKitError, TimeoutError) as error:
+            self._trouble.begins(error)
+        else:
+            self._trouble.ends()
+
+    async def _show(self) -> None:
+        await self._prepare_registry()
+        if not (self._shown and await self._is_seen()):
+            await self._registry.online(
+                self._worker_id,
+                self._roles,
+                self._version,
+                self._capacity,
+                time.time(),
+                session=self._session,
+            )
+            self._shown = True
+
+    async def _is_seen(self) -> bool:
+        return await self._registry.seen(self._worker_id, time.time(), session=self._session)
+
+    async def _go_offline(self) -> None:
+        self._shown = False
+        await self._registry.offline(self._worker_id, time.time(), session=self._session)
+
+
+class _Trouble:
+    """Tells once that something fails, and once that it works again."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._there = False
+
+    def begins(self, error: Exception) -> None:
+        if not self._there:
+            _logger.warning("%s: %s; trying on", self._what, str(error) or "no answer in time")
+        self._there = True
+
+    def ends(self) -> None:
+        if self._there:
+            _logger.info("no longer true: %s", self._what)
+        self._there = False

@@ -1,0 +1,63 @@
+"""Questions that people ask about tasks; no decision depends on their answers."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from pymongo import DESCENDING
+
+from flowkit.adapters.mongo import Database, ensure_index, shortened
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SUMMARY = {
+    "_id": 0,
+    "id": 1,
+    "status": 1,
+    "reason": 1,
+    "started_at": 1,
+    "finished_at": 1,
+    "params.pipeline_name": 1,
+    "graph.name": 1,
+}
+
+
+class Catalog:
+    """Reads of `tasks` and `artifacts` for people. StoreUnavailable when MongoDB does not answer."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    @shortened
+    async def prepare(self) -> None:
+        """Create the indexes that these reads want."""
+        await ensure_index(self._db.tasks, [("started_at", DESCENDING)], "ix_task_started")
+
+    @shortened
+    async def newest(self, status: str | None, limit: int) -> list[dict[str, Any]]:
+        """The newest tasks first, of one status or of all, without their nodes."""
+        wanted = {} if status is None else {"status": status}
+        found = self._db.tasks.find(wanted, _SUMMARY).sort("started_at", DESCENDING).limit(limit)
+        return [document async for document in found]
+
+    @shortened
+    async def document(self, task_id: str) -> dict[str, Any] | None:
+        """A task's document; None when there is none."""
+        found: dict[str, Any] | None = await self._db.tasks.find_one({"id": task_id}, {"_id": 0})
+        return found
+
+    @shortened
+    async def batches(self, task_id: str) -> dict[str, int]:
+        """How many batches of each node are stored."""
+        stored = {"$match": {"task_id": task_id, "status": "partial"}}
+        rows = await self._aggregated([stored, {"$group": {"_id": "$node_id", "batches": {"$sum": 1}}}])
+        return {row["_id"]: row["batches"] for row in rows}
+
+    async def _aggregated(self, pipeline: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Motor answers a cursor, PyMongo's own asynchronous client something to await for one."""
+        cursor = self._db.artifacts.aggregate(pipeline)
+        if inspect.isawaitable(cursor):
+            cursor = await cursor
+        return [row async for row in cursor]

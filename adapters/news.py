@@ -1,0 +1,80 @@
+"""Within one process: who waits for artifacts of a node learns of them at once; and who reads them, reads in turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Iterator
+
+
+class News:
+    """One listener's news."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def tell(self) -> None:
+        """Something was written."""
+        self._event.set()
+
+    async def wait(self, *, least: float, most: float) -> None:
+        """Return when there is news, but not before `least` and not after `most` seconds."""
+        await asyncio.sleep(least)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._event.wait(), most - least)
+        self._event.clear()
+
+
+class Newsroom:
+    """Passes on that a node has written a batch or its marker."""
+
+    def __init__(self) -> None:
+        self._listeners: defaultdict[tuple[str, str], set[News]] = defaultdict(set)
+
+    @contextmanager
+    def listener(self, task_id: str, nodes: Iterable[str]) -> Iterator[News]:
+        """News of these nodes, until the end of the block."""
+        keys, news = [(task_id, node) for node in nodes], News()
+        for key in keys:
+            self._listeners[key].add(news)
+        try:
+            yield news
+        finally:
+            for key in keys:
+                self._listeners[key].discard(news)
+                if not self._listeners[key]:
+                    del self._listeners[key]
+
+    def tell(self, task_id: str, node: str) -> None:
+        """`node` has written something."""
+        for news in self._listeners.get((task_id, node), ()):
+            news.tell()
+
+
+class ByteBudget:
+    """How many bytes of batches a process holds in memory at once; a single larger one passes alone."""
+
+    def __init__(self, limit: int, readers: int) -> None:
+        self._limit = limit
+        self._used = 0
+        self._freed = asyncio.Condition()
+        self.share = max(1, limit // max(1, readers))
+        """What one reader may take at once, so that all get on."""
+
+    @asynccontextmanager
+    async def hold(self, size: int) -> AsyncIterator[None]:
+        """Wait until `size` more bytes may be held, and hold them during the block."""
+        size = min(size, self._limit)
+        async with self._freed:
+            await self._freed.wait_for(lambda: self._used + size <= self._limit)
+            self._used += size
+        try:
+            yield
+        finally:
+            self._used -= size
+            async with self._freed:
+                self._freed.notify_all()

@@ -1,0 +1,228 @@
+"""Who works, and what attempts came to: `worker_registry` and `worker_events` (spec: collections; protocol: announces).
+
+Nothing that FlowKit decides depends on either; they are for people and monitoring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from pymongo import ASCENDING
+from pymongo.errors import BulkWriteError, DuplicateKeyError
+
+from flowkit.adapters.artifacts import FINAL_UID
+from flowkit.adapters.mongo import Database, ensure_index, moment, shortened
+from flowkit.adapters.pull import stable_hash
+from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowkit.models import AttemptFailure, AttemptInput
+
+_EVENT = [(name, ASCENDING) for name in ("task_id", "node_id", "event_hash")]
+
+_DUPLICATE = 11000
+
+
+class WorkerStatus(StrEnum):
+    """Whether a worker runs, as far as the registry knows."""
+
+    ONLINE = "online"
+    OFFLINE = "offline"
+
+
+class WorkerRegistry:
+    """The `worker_registry` collection: one row for each worker id.
+
+    A row shows the process that came online last. `session` tells processes of one id apart: the end of an old one
+    does not hide a new one. What comes without a session (external workers have none) is one session to us.
+    """
+
+    def __init__(self, db: Database) -> None:
+        self._workers = db.worker_registry
+
+    @shortened
+    async def prepare(self) -> None:
+        """Create the index. StoreRefused names it when duplicate ids prevent it."""
+        await ensure_index(self._workers, "worker_id", "uniq_worker", unique=True)
+
+    @shortened
+    async def online(
+        self,
+        worker_id: str,
+        roles: Sequence[str],
+        version: str,
+        capacity: int,
+        at: float,
+        *,
+        session: str = "",
+    ) -> None:
+        """Show a process that has started. Several roles are one `type`, joined by commas, as in announces."""
+        shown = {
+            "type": ",".join(roles),
+            "capabilities": {"roles": list(roles)},
+            "version": version,
+            "capacity": {"tasks": capacity},
+            **_alive(at, session),
+        }
+        try:
+            await self._workers.update_one({"worker_id": worker_id}, {"$set": shown}, upsert=True)
+        except DuplicateKeyError:
+            await self._workers.update_one({"worker_id": worker_id}, {"$set": shown})
+
+    @shortened
+    async def seen(self, worker_id: str, at: float, *, session: str = "") -> bool:
+        """Show that a process is still there; False when there is no row, so that it must come online again.
+
+        A newer process of the same id keeps the row as long as it is online.
+        """
+        own = {"worker_id": worker_id, "$or": [{"session": session}, {"status": WorkerStatus.OFFLINE.value}]}
+        done = await self._workers.update_one(own, {"$set": _alive(at, session)})
+        if done.matched_count:
+            return True
+        return await self._workers.find_one({"worker_id": worker_id}, {"_id": 1}) is not None
+
+    @shortened
+    async def offline(self, worker_id: str, at: float, *, session: str = "") -> bool:
+        """Show that a process has stopped; False when the row shows another one, which stays."""
+        gone = {"status": WorkerStatus.OFFLINE.value, "last_seen": moment(at)}
+        done = await self._workers.update_one({"worker_id": worker_id, "session": session}, {"$set": gone})
+        return bool(done.matched_count)
+
+    @shortened
+    async def expire(self, silent_since: float) -> int:
+        """Show as offline who was not seen after `silent_since`; answers how many. Being seen brings them back."""
+        silent = {"status": WorkerStatus.ONLINE.value, "last_seen": {"$lt": moment(silent_since)}}
+        done = await self._workers.update_many(silent, {"$set": {"status": WorkerStatus.OFFLINE.value}})
+        return int(done.modified_count)
+
+
+def _alive(at: float, session: str) -> dict[str, Any]:
+    return {"status": WorkerStatus.ONLINE.value, "last_seen": moment(at), "session": session}
+
+
+class EventKind(StrEnum):
+    """What an attempt has to tell, under the names that external workers use."""
+
+    TASK_ACCEPTED = "TASK_ACCEPTED"
+    TASK_DONE = "TASK_DONE"
+    TASK_FAILED = "TASK_FAILED"
+    CANCELLED = "CANCELLED"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerEvent:
+    """One event of an attempt. Holds nothing large, because many may wait for MongoDB."""
+
+    task_id: str
+    node_id: str
+    step_type: str
+    epoch: int
+    at: float
+    event_hash: str
+    """The event's identity: it is stored once, however often it is told."""
+    payload: dict[str, Any]
+
+
+class WorkerEvents:
+    """The `worker_events` collection: a log of attempts."""
+
+    def __init__(self, db: Database) -> None:
+        self._events = db.worker_events
+
+    @shortened
+    async def prepare(self) -> None:
+        """Create the index. StoreRefused names it when duplicate events prevent it."""
+        await ensure_index(self._events, _EVENT, "uniq_worker_event", unique=True)
+
+    @shortened
+    async def append(self, events: Sequence[WorkerEvent], at: float) -> None:
+        """Store `events`, received at `at`; those that are there already stay as they are.
+
+        StoreRefused when some of them can never be stored; the others are.
+        """
+        if not events:
+            return
+        try:
+            await self._events.insert_many([_row(event, at) for event in events], ordered=False)
+        except BulkWriteError as error:
+            problems = error.details.get("writeErrors", [])
+            if not problems or any(problem.get("code") != _DUPLICATE for problem in problems):
+                raise
+
+
+def _row(event: WorkerEvent, at: float) -> dict[str, Any]:
+    return {
+        "task_id": event.task_id,
+        "node_id": event.node_id,
+        "step_type": event.step_type,
+        "event_hash": event.event_hash,
+        "payload": event.payload,
+        "ts_ms": int(event.at * 1000),
+        "recv_ts_ms": int(at * 1000),
+        "attempt_epoch": event.epoch,
+        "created_at": moment(at),
+        "metrics_applied": False,
+    }
+
+
+# --- events: payloads and identities as the protocol has them ---------------------------------------------------
+
+
+def accepted(attempt: AttemptInput, lease: dict[str, Any], at: float) -> WorkerEvent:
+    """An attempt has taken its epoch."""
+    payload = {"lease_id": lease["lease_id"], "lease_deadline_ts_ms": lease["deadline_ts_ms"]}
+    identity = {**_identity("acc", attempt), "lease": lease["lease_id"]}
+    return _event(EventKind.TASK_ACCEPTED, attempt, lease["worker_id"], at, payload, identity)
+
+
+def done(attempt: AttemptInput, worker_id: str, at: float) -> WorkerEvent:
+    """An attempt has finished its node. Its metrics, which may be large, stand in `metrics_raw` only."""
+    ref = {"task_id": attempt.task_id, "node_id": attempt.node_id}
+    payload = {"artifacts_ref": ref, "final_uid": FINAL_UID}
+    return _event(EventKind.TASK_DONE, attempt, worker_id, at, payload, _identity("td", attempt))
+
+
+def failed(attempt: AttemptInput, worker_id: str, failure: AttemptFailure, at: float) -> WorkerEvent:
+    """An attempt has ended without success."""
+    code, message = _told(failure.code, REASON_CODE_CHARS), _told(failure.message, LAST_ERROR_CHARS)
+    payload = {"reason_code": code, "permanent": failure.permanent, "error": message or None}
+    identity = {**_identity("tf", attempt), "r": code, "p": failure.permanent}
+    return _event(EventKind.TASK_FAILED, attempt, worker_id, at, payload, identity)
+
+
+def cancelled(attempt: AttemptInput, worker_id: str, at: float) -> WorkerEvent:
+    """An attempt has ended because it was asked to."""
+    payload = {"reason": "cancelled"}
+    return _event(EventKind.CANCELLED, attempt, worker_id, at, payload, _identity("c", attempt))
+
+
+def _event(
+    kind: EventKind,
+    attempt: AttemptInput,
+    worker_id: str,
+    at: float,
+    payload: dict[str, Any],
+    identity: dict[str, Any],
+) -> WorkerEvent:
+    return WorkerEvent(
+        task_id=attempt.task_id,
+        node_id=attempt.node_id,
+        step_type=attempt.role,
+        epoch=attempt.epoch,
+        at=at,
+        event_hash=stable_hash(identity),
+        payload={"kind": kind.value, "worker_id": worker_id, **payload},
+    )
+
+
+def _identity(what: str, attempt: AttemptInput) -> dict[str, Any]:
+    return {what: attempt.task_id, "n": attempt.node_id, "e": attempt.epoch}
+
+
+def _told(text: str, length: int) -> str:
+    """`text` as MongoDB can hold it: handlers may say anything."""
+    return text[:length].encode("utf-8", "replace").decode()

@@ -1,0 +1,1 @@
+"""Home of a name of the earlier system."""

@@ -1,0 +1,125 @@
+"""How a command ends: exit codes, and one line for every error that says what to do about it."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TypeVar
+
+import typer
+
+from flowkit.cli import output
+from flowkit.errors import ConfigError, FlowKitError, GraphError
+
+E = TypeVar("E", bound=Exception)
+
+USAGE_ERRORS = typer.BadParameter.__bases__
+"""What typer raises when the command line itself is wrong."""
+
+
+class Exit(IntEnum):
+    """Exit codes of every command; docs/cli.md explains them."""
+
+    OK = 0
+    TASK_FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    UNKNOWN_TASK = 4
+    TASK_CANCELLED = 5
+    UNEXPECTED = 70
+    TIMED_OUT = 124
+    INTERRUPTED = 130
+
+
+EPILOG = (
+    "Exit codes: 0 done, and the task finished; 1 the task failed; 2 the command line, a file or a setting is wrong; "
+    "3 Temporal or MongoDB cannot be reached; 4 no such task; 5 the task was cancelled; 70 unexpected error; "
+    "124 timeout; 130 interrupted."
+)
+
+_ENDS: dict[str, tuple[Exit, str]] = {
+    "invalid_graph": (Exit.USAGE, ""),
+    "invalid_config": (Exit.USAGE, ""),
+    "task_id_taken": (Exit.USAGE, "choose another id"),
+    "mongo_unavailable": (Exit.UNREACHABLE, "start MongoDB, or set MONGO_URL"),
+    "mongo_refused": (Exit.UNREACHABLE, "correct what the message names and run it again"),
+    "temporal_unavailable": (Exit.UNREACHABLE, "check TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE"),
+    "unknown_task": (Exit.UNKNOWN_TASK, "`flowkit list` shows the tasks that there are"),
+    "task_failed": (Exit.TASK_FAILED, "`flowkit status` shows its nodes"),
+    "task_cancelled": (Exit.TASK_CANCELLED, "start a new one"),
+    "task_still_open": (Exit.TIMED_OUT, "give it more time with --timeout"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Told:
+    """An error as people and programs read it."""
+
+    exit: Exit
+    code: str
+    message: str
+    remedy: str = ""
+    problems: list[str] = field(default_factory=list)
+    """All that is wrong with a graph, when that is what is wrong."""
+
+    @property
+    def lines(self) -> list[str]:
+        """One line for each thing that is wrong."""
+        if self.problems or not self.message:
+            return self.problems
+        return [f"{self.message}; {self.remedy}" if self.remedy else self.message]
+
+
+def remedied(error: E, remedy: str) -> E:
+    """`error` with what to do about it."""
+    error.add_note(remedy)
+    return error
+
+
+def told(error: Exception) -> Told:
+    """What to tell of an error; the exit code tells its kind."""
+    remedy = "; ".join(getattr(error, "__notes__", []))
+    if isinstance(error, FlowKitError):
+        end, usual = _ENDS.get(error.code, (Exit.UNEXPECTED, ""))
+        problems = shown_problems(error) if isinstance(error, GraphError) else []
+        return Told(exit=end, code=error.code, message=flat(error), remedy=remedy or usual, problems=problems)
+    if isinstance(error, USAGE_ERRORS):
+        return _misused(error)
+    message = f"unexpected {type(error).__name__}: {flat(error)}"
+    more = "add --verbose for the traceback; if FlowKit is to blame, please report it"
+    return Told(exit=Exit.UNEXPECTED, code="unexpected_error", message=message, remedy=remedy or more)
+
+
+def _misused(error: Exception) -> Told:
+    text = getattr(error, "format_message", error.__str__)()
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "flowkit"
+    message = " ".join(text.split()).rstrip(".")
+    return Told(exit=Exit.USAGE, code=ConfigError.code, message=message, remedy=f"see `{command} --help`")
+
+
+def flat(error: object) -> str:
+    """Text of an error on one line."""
+    return " ".join(str(error).split())
+
+
+def shown_problems(error: GraphError) -> list[str]:
+    """The problems of a graph, ten at most, as `GraphError` itself tells them."""
+    shown = [flat(problem) for problem in error.problems[:10]]
+    return [*shown, "and more"] if len(error.problems) > len(shown) else shown
+
+
+def report(error: Exception, *, as_json: bool, verbose: bool) -> Exit:
+    """Tell an error: on stderr, or on stdout as the command's JSON document. Answers the exit code."""
+    if verbose:
+        traceback.print_exception(error, file=sys.stderr)
+    what = told(error)
+    if as_json:
+        error_told = {"code": what.code, "message": what.message, "remedy": what.remedy}
+        output.document({"error": {**error_told, **({"problems": what.problems} if what.problems else {})}})
+    else:
+        for line in what.lines:
+            output.complain(line)
+    return what.exit

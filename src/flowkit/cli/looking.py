@@ -1,0 +1,242 @@
+"""Where a task is: what its workflow answers, or its document when no engine can answer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+from temporalio.client import WorkflowExecutionStatus
+from temporalio.exceptions import TemporalError
+from temporalio.service import RPCError, RPCStatusCode
+
+from flowkit.client import UnknownTask
+from flowkit.config import DEFAULT_QUEUE
+from flowkit.errors import StoreUnavailable
+from flowkit.models import COORDINATOR_FN, NodeStatus, TaskStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from temporalio.client import Client, WorkflowExecutionDescription
+
+    from flowkit.cli.servers import Servers
+
+T = TypeVar("T")
+
+_ANSWER_WITHIN = timedelta(seconds=5)
+_ALIVE_SEC = 70.0
+"""A process that polls asks again within a minute; Temporal goes on listing one that has gone."""
+
+_ENDS = {
+    WorkflowExecutionStatus.COMPLETED: TaskStatus.FINISHED,
+    WorkflowExecutionStatus.FAILED: TaskStatus.FAILED,
+    WorkflowExecutionStatus.CANCELED: TaskStatus.CANCELLED,
+    WorkflowExecutionStatus.TERMINATED: TaskStatus.FAILED,
+    WorkflowExecutionStatus.TIMED_OUT: TaskStatus.FAILED,
+}
+_REASONS = {
+    WorkflowExecutionStatus.TERMINATED: "terminated",
+    WorkflowExecutionStatus.TIMED_OUT: "timed_out",
+}
+"""What the sweep will write as the reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeView:
+    """One node, as people want to see it."""
+
+    node_id: str
+    role: str
+    status: str
+    attempt: int = 0
+    batches: int = 0
+    """Batches stored so far."""
+    next_retry_at: float | None = None
+    """Seconds since the epoch, while the node waits for its retry."""
+    note: str = ""
+    """Its last error, or why it was skipped."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskView:
+    """A task and its nodes, in the order of the graph."""
+
+    task_id: str
+    status: TaskStatus
+    source: str
+    """Who says so: `workflow` or `document`."""
+    nodes: tuple[NodeView, ...] = ()
+    reason: str | None = None
+    handled_failures: tuple[str, ...] = ()
+
+
+class Looker:
+    """Looks at one task, again and again."""
+
+    def __init__(
+        self, servers: Servers, task_id: str, description: WorkflowExecutionDescription | None
+    ) -> None:
+        self._servers = servers
+        self._task_id = task_id
+        self._description = description
+        self._silent = False
+        """Whether an engine that Temporal names does not answer."""
+        self._stored = True
+        """Whether MongoDB answers; it is not asked again, because each time takes seconds."""
+
+    @classmethod
+    async def at(cls, servers: Servers, task_id: str) -> Looker:
+        """A looker at a task; UnknownTask when there is none."""
+        description = await describe(servers.temporal, task_id)
+        if description is None and await servers.catalog.document(task_id) is None:
+            raise UnknownTask(task_id)
+        return cls(servers, task_id, description)
+
+    @property
+    def queue(self) -> str | None:
+        """The engine's queue on which the task runs."""
+        return self._description.task_queue if self._description else None
+
+    async def view(self) -> TaskView:
+        """Where the task is. What neither the workflow nor the document tells is left out."""
+        self._description = await describe(self._servers.temporal, self._task_id)
+        status = self._description.status if self._description else None
+        running = status is WorkflowExecutionStatus.RUNNING
+        sources = [self._asked, self._read] if running else [self._read, self._asked]
+        seen = await sources[0]() or await sources[1]() or _bare(self._task_id)
+        if status in _ENDS and not seen.status.closed:
+            return replace(seen, status=_ENDS[status], reason=seen.reason or _REASONS.get(status))
+        return seen
+
+    async def _asked(self) -> TaskView | None:
+        """What the workflow answers, with counts of batches; None while no engine is there to answer."""
+        self._silent = False
+        if self.queue is None or not await polled(self._servers.temporal, self.queue, workflows=True):
+            return None
+        handle = self._servers.tasks.handle(self._task_id)
+        try:
+            answer = await handle.query("status", rpc_timeout=_ANSWER_WITHIN)
+        except TemporalError:
+            self._silent = True
+            return None
+        return view_of_answer(self._task_id, answer, await self._batches())
+
+    async def _read(self) -> TaskView | None:
+        document = await self._from_store(self._servers.catalog.document)
+        return view_of_document(document, await self._batches()) if document else None
+
+    async def _batches(self) -> dict[str, int]:
+        """Stored batches by node."""
+        return await self._from_store(self._servers.catalog.batches) or {}
+
+    async def _from_store(self, ask: Callable[[str], Awaitable[T]]) -> T | None:
+        if not self._stored:
+            return None
+        try:
+            return await ask(self._task_id)
+        except StoreUnavailable:
+            self._stored = False
+            return None
+
+    async def hints(self, view: TaskView) -> list[str]:
+        """What is missing: MongoDB, an engine that walks the task, workers of its roles."""
+        away = [] if self._stored else ["MongoDB does not answer; start it, or set MONGO_URL"]
+        if view.status.closed or self.queue is None:
+            return away
+        if self._silent:
+            return [*away, f"the engine of queue {self.queue} does not answer; see whether it still runs"]
+        return away + await missing(self._servers.temporal, self.queue, running_roles(view))
+
+
+async def describe(client: Client, task_id: str) -> WorkflowExecutionDescription | None:
+    """A task's workflow; None when Temporal has none, or one that is no task."""
+    try:
+        description = await client.get_workflow_handle(task_id).describe()
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise
+        return None
+    return description if description.workflow_type == "Task" else None
+
+
+async def missing(client: Client, queue: str, roles: list[str]) -> list[str]:
+    """Hints at what nobody polls: the engine's queue, else those of the roles."""
+    option = "" if queue == DEFAULT_QUEUE else f" --queue {queue}"
+    if not await polled(client, queue, workflows=True):
+        return [f"no engine polls queue {queue}; start one with `flowkit engine{option}`"]
+    return [
+        f"no worker polls role {role}; start one with `flowkit worker module:Handler{option}`"
+        for role in roles
+        if not await polled(client, f"{queue}.{role}", workflows=False)
+    ]
+
+
+async def polled(client: Client, queue: str, *, workflows: bool) -> bool:
+    """Whether somebody has polled a queue lately."""
+    kind = TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW if workflows else TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
+    request = DescribeTaskQueueRequest(
+        namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind
+    )
+    answer = await client.workflow_service.describe_task_queue(request)
+    since = time.time() - _ALIVE_SEC
+    return any(poller.last_access_time.seconds > since for poller in answer.pollers)
+
+
+def running_roles(view: TaskView) -> list[str]:
+    """Roles of the nodes that are to run now."""
+    running = (node.role for node in view.nodes if node.status == NodeStatus.RUNNING)
+    return [role for role in dict.fromkeys(running) if role != COORDINATOR_FN]
+
+
+def view_of_answer(task_id: str, answer: dict[str, Any], batches: dict[str, int]) -> TaskView:
+    """The view in the answer of a workflow's `status` query."""
+    nodes = answer["nodes"]
+    return TaskView(
+        task_id=task_id,
+        status=TaskStatus(answer["status"]),
+        source="workflow",
+        nodes=tuple(_node(node, node.get("next_retry_at"), batches) for node in nodes),
+        handled_failures=tuple(answer.get("handled_failures") or ()),
+    )
+
+
+def view_of_document(document: dict[str, Any], batches: dict[str, int]) -> TaskView:
+    """The view in a task's document."""
+    return TaskView(
+        task_id=document["id"],
+        status=TaskStatus(document["status"]),
+        source="document",
+        nodes=tuple(_document_nodes(document, batches)),
+        reason=document.get("reason"),
+        handled_failures=tuple((document.get("result") or {}).get("handled_failures") or ()),
+    )
+
+
+def _document_nodes(document: dict[str, Any], batches: dict[str, int]) -> Iterator[NodeView]:
+    for node in document["graph"]["nodes"]:
+        retry_ms = node.get("next_retry_at_ms")
+        yield _node(node, retry_ms / 1000 if retry_ms else None, batches)
+
+
+def _node(node: dict[str, Any], retry_at: float | None, batches: dict[str, int]) -> NodeView:
+    status = node["status"]
+    error = node.get("last_error") if status != NodeStatus.FINISHED else None
+    return NodeView(
+        node_id=node["node_id"],
+        role=node["type"],
+        status=status,
+        attempt=node.get("attempt_epoch") or 0,
+        batches=batches.get(node["node_id"], 0),
+        next_retry_at=retry_at if status == NodeStatus.DEFERRED else None,
+        note=" ".join((error or node.get("skip_reason") or "").split()),
+    )
+
+
+def _bare(task_id: str) -> TaskView:
+    """A task of which only its workflow's status is known."""
+    return TaskView(task_id=task_id, status=TaskStatus.QUEUED, source="workflow")

@@ -1,0 +1,125 @@
+"""`flowkit engine` and `flowkit worker`: processes that run until SIGINT or SIGTERM stops them gently."""
+
+import asyncio
+import gc
+import signal
+from typing import Annotated, Any, Protocol
+
+import typer
+
+from flowkit.cli import output
+from flowkit.cli.loading import (
+    chosen_roles,
+    load_config,
+    load_functions,
+    load_handlers,
+    load_worker_config,
+)
+from flowkit.cli.logs import log_processes
+from flowkit.cli.options import (
+    DEFAULT_DATABASE,
+    DEFAULT_MONGO_URL,
+    MongoDatabase,
+    MongoUrl,
+    Queue,
+    Verbose,
+    Where,
+)
+
+
+class Process(Protocol):
+    """What both kinds of process offer."""
+
+    async def start(self) -> None:
+        """Start polling."""
+
+    async def stop(self) -> None:
+        """Stop gently."""
+
+    async def wait_stopped(self) -> None:
+        """Wait until it ends by itself."""
+
+
+def engine(
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    queue: Queue = None,
+    config: Annotated[str | None, typer.Option(help="JSON file with CoordinatorConfig settings.")] = None,
+    functions: Annotated[
+        list[str] | None, typer.Option("--function", help="Coordinator function, as NAME=module:function.")
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Run an engine: it walks the graphs of tasks. Any number may run side by side."""
+    log_processes(verbose)
+    settings = load_config(config, {"queue": queue} if queue else {})
+    adapters = load_functions(functions or [])
+    where = Where(mongo_url=mongo_url, database=database)
+
+    async def serve() -> None:
+        from flowkit.cli import servers
+        from flowkit.coordinator import Coordinator
+
+        async with servers.database(where) as db:
+            client = await servers.temporal_client()
+            process = Coordinator(db=db, cfg=settings, adapters=adapters, client=client)
+            await _until_stopped(process, f"engine runs the tasks of queue {settings.queue}")
+
+    asyncio.run(serve())
+
+
+def worker(
+    handlers: Annotated[list[str], typer.Argument(help="Handlers, as module:CLASS or module:object.")],
+    roles: Annotated[
+        list[str] | None,
+        typer.Option("--role", help="Serve only this role of the handlers; may be repeated."),
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Attempts of each role at once.  [default: 1]")
+    ] = None,
+    config: Annotated[str | None, typer.Option(help="JSON file with WorkerConfig settings.")] = None,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    queue: Queue = None,
+    verbose: Verbose = False,
+) -> None:
+    """Run a worker for the roles of the given handlers."""
+    log_processes(verbose)
+    loaded = load_handlers(handlers)
+    served = chosen_roles(loaded, roles or [])
+    given: dict[str, Any] = {"roles": served, "queue": queue, "max_concurrent": concurrency}
+    settings = load_worker_config(config, {name: value for name, value in given.items() if value is not None})
+    where = Where(mongo_url=mongo_url, database=database)
+
+    async def serve() -> None:
+        from flowkit.cli import servers
+        from flowkit.worker import Worker
+
+        async with servers.database(where) as db:
+            client = await servers.temporal_client()
+            process = Worker(db=db, cfg=settings, handlers=loaded, client=client)
+            await _until_stopped(process, f"worker serves {', '.join(served)} of queue {settings.queue}")
+
+    asyncio.run(serve())
+
+
+async def _until_stopped(process: Process, told: str) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await process.start()
+    _settle_memory()
+    output.note(f"running: {told}; Ctrl-C stops gently")
+    waits = [asyncio.create_task(stop.wait()), asyncio.create_task(process.wait_stopped())]
+    done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    await process.stop()
+    waits[0].cancel()
+    if waits[1] in done:
+        waits[1].result()
+
+
+def _settle_memory() -> None:
+    """What stands after the start stays for good: the garbage collector need not walk it again and again."""
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,1 @@
+"""What every part may use: logging, time, JSON and hashes, settings."""

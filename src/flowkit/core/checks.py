@@ -1,0 +1,199 @@
+"""Rules for the values of settings. A rule answers what is wrong with a value: where, what stands there, what must."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from flowkit.errors import ConfigError
+from flowkit.limits import ID_CHARS, ROLE
+from flowkit.models import COORDINATOR_FN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    Problem = tuple[str, object, str]
+    Rule = Callable[[Any], Iterator[Problem]]
+
+YEAR_SEC = 365 * 24 * 3600
+SHORTEST_SEC = 0.001
+"""Less is no millisecond, in which waits are counted."""
+
+MOST_SLOTS = 10_000
+
+_SHOWN_CHARS = 80
+_PLACES = re.compile(r"([^\s:,/\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_A_ROLE = "a role: a letter or digit, then at most 99 of letters, digits and . _ -"
+
+
+def check(owner: str, values: Mapping[str, Any], rules: Mapping[str, Rule], place: str = "") -> None:
+    """ConfigError for the first value that breaks its rule; `place` says where the values stand."""
+    for name, value in values.items():
+        for where, found, wanted in rules[name](value) if name in rules else ():
+            shown = repr(found)
+            shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}…"
+            raise ConfigError(f"{place}{owner}.{name}{where} is {shown}; it must be {wanted}")
+
+
+def did_you_mean(name: object, known: Collection[str]) -> str:
+    """A guess at what was meant, or nothing."""
+    close = difflib.get_close_matches(str(name), sorted(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def seconds(least: float = SHORTEST_SEC) -> Rule:
+    """A time in seconds, perhaps a fraction; at most a year."""
+    return _one(
+        lambda value: _is_number(value) and least <= value <= YEAR_SEC,
+        f"a number of seconds between {least:g} and {YEAR_SEC}",
+    )
+
+
+def whole(least: int, most: int | None = None) -> Rule:
+    """A whole number."""
+    bound = f"of at least {least}" if most is None else f"between {least} and {most}"
+    return _one(lambda value: _is_whole(value, least, most), f"a whole number {bound}")
+
+
+def milliseconds(least: int) -> Rule:
+    """A time in whole milliseconds; at most a year."""
+    return whole(least, YEAR_SEC * 1000)
+
+
+def above_zero(unit: str) -> Rule:
+    """A number, perhaps a fraction."""
+    return _one(lambda value: _is_number(value) and value > 0, f"a number of {unit} above 0")
+
+
+def switch() -> Rule:
+    """True or false and nothing that is like it."""
+    return _one(lambda value: isinstance(value, bool), "true or false")
+
+
+def one_of(*words: str) -> Rule:
+    """One of these words."""
+
+    def rule(value: Any) -> Iterator[Problem]:
+        if not isinstance(value, str) or value not in words:
+            yield "", value, f"one of {', '.join(map(repr, words))}{did_you_mean(value, words)}"
+
+    return rule
+
+
+def text() -> Rule:
+    """A name: of a queue, a worker, a version."""
+    return _one(_is_name, f"a text of 1 to {ID_CHARS} printable characters without blanks at its ends")
+
+
+def optional(rule: Rule) -> Rule:
+    """None, or what `rule` allows."""
+
+    def either(value: Any) -> Iterator[Problem]:
+        if value is not None:
+            for where, found, wanted in rule(value):
+                yield where, found, f"none, or {wanted}"
+
+    return either
+
+
+def roles(least: int = 0) -> Rule:
+    """A list of roles, none of them twice."""
+
+    def rule(value: Any) -> Iterator[Problem]:
+        if not isinstance(value, (list, tuple)) or len(value) < least:
+            yield (
+                "",
+                value,
+                f"a list of {'at least one role' if least else 'roles'}, like ['extract', 'count']",
+            )
+            return
+        for index, role in enumerate(value):
+            if not _is_role(role):
+                yield f"[{index}]", role, _A_ROLE
+            elif role in value[:index]:
+                yield f"[{index}]", role, "another role: this one stands in the list already"
+
+    return rule
+
+
+def per_role() -> Rule:
+    """One count for all roles, or a mapping of role to count."""
+    number = f"a whole number between 1 and {MOST_SLOTS}"
+
+    def rule(value: Any) -> Iterator[Problem]:
+        if not isinstance(value, dict):
+            if not _is_whole(value, 1, MOST_SLOTS):
+                yield "", value, f"{number}, or a mapping of role to such a number"
+            return
+        for role, count in value.items():
+            if not _is_role(role):
+                yield "'s key", role, _A_ROLE
+            elif not _is_whole(count, 1, MOST_SLOTS):
+                yield f"[{role!r}]", count, number
+
+    return rule
+
+
+def brokers() -> Rule:
+    """Kafka's brokers."""
+    return _one(
+        lambda value: isinstance(value, str) and all(_PLACES.fullmatch(p.strip()) for p in value.split(",")),
+        "brokers as host:port, with commas between them",
+    )
+
+
+def topic() -> Rule:
+    """A Kafka topic."""
+    return _one(_is_topic, "a Kafka topic: at most 249 of letters, digits and . _ -")
+
+
+def topic_format() -> Rule:
+    """A Kafka topic with a place for the role."""
+    return _one(_is_topic_format, "a Kafka topic with {type} where the role belongs, like 'cmd.{type}.v1'")
+
+
+def _one(good: Callable[[Any], object], wanted: str) -> Rule:
+    def rule(value: Any) -> Iterator[Problem]:
+        if not good(value):
+            yield "", value, wanted
+
+    return rule
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any, least: int, most: int | None) -> bool:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return least <= value and (most is None or value <= most)
+
+
+def _is_name(value: Any) -> bool:
+    return (
+        isinstance(value, str)
+        and 1 <= len(value) <= ID_CHARS
+        and value.isprintable()
+        and value == value.strip()
+        and not value.startswith("/_sys/")
+    )
+
+
+def _is_role(value: Any) -> bool:
+    return isinstance(value, str) and ROLE.fullmatch(value) is not None and value != COORDINATOR_FN
+
+
+def _is_topic(value: Any) -> bool:
+    return isinstance(value, str) and _TOPIC.fullmatch(value) is not None and value not in (".", "..")
+
+
+def _is_topic_format(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    return value.count("{type}") == 1 and _is_topic(value.replace("{type}", "r"))

@@ -1,0 +1,241 @@
+"""FlowKit inside Temporal workers of your own: `plugins=[FlowKitPlugin(...)]` (docs/plugin.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from temporalio.contrib.pydantic import PydanticJSONPlainPayloadConverter, PydanticPayloadConverter
+from temporalio.converter import CompositePayloadConverter, DataConverter, DefaultPayloadConverter
+from temporalio.plugin import SimplePlugin
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
+
+from flowkit.activities.functions import BUILT_IN
+from flowkit.config import DEFAULT_QUEUE, CoordinatorConfig, WorkerConfig
+from flowkit.engine import Duty, EngineDuty, activity_name, with_task
+from flowkit.errors import ConfigError
+from flowkit.worker.runner import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from temporalio import worker as temporal
+
+    from flowkit.activities.functions import Function
+    from flowkit.activities.handlers import RoleHandler
+
+__all__ = ["FlowKitPlugin"]
+
+_logger = logging.getLogger("flowkit.plugin")
+
+_HEARTBEAT_THROTTLE = timedelta(seconds=1)
+"""A cancel is seen within this time; Temporal's default is a good part of the lease."""
+
+_PASSED_THROUGH = ("flowkit.errors", "flowkit.limits", "flowkit.models")
+"""What a workflow of the user's may import to run tasks; reloading it in the sandbox costs time for each workflow."""
+
+
+class FlowKitPlugin(SimplePlugin):
+    """Lets a Temporal worker of yours run tasks, or the attempts of a role, beside its own work.
+
+    The worker's task queue says which: `config.queue` runs tasks, `<queue>.<role>` runs the role's handler. Give the
+    plugin to `Client.connect`, whose workers inherit it. Without arguments it does what a client or a Replayer needs.
+
+    `db` is a Motor database (or one with its interface), used on the loop that runs the worker. `functions` are
+    coordinator functions by name and add to the built-in ones, `handlers` are handlers by role. The configurations
+    are copied; without `config` `CoordinatorConfig.load()` is used.
+    """
+
+    def __init__(
+        self,
+        *,
+        db: Any = None,
+        config: CoordinatorConfig | None = None,
+        functions: Mapping[str, Function] | None = None,
+        handlers: Mapping[str, RoleHandler] | None = None,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        super().__init__(
+            "flowkit.FlowKitPlugin", data_converter=_with_pydantic, workflow_runner=_with_passed_records
+        )
+        self._db = db
+        self._config, self._worker_config = _agreeing(config, worker_config)
+        self._functions: dict[str, Function] = {**BUILT_IN, **(functions or {})}
+        self._handlers = dict(handlers or {})
+        self._duties: list[Duty] = []
+
+    def configure_replayer(self, config: temporal.ReplayerConfig) -> temporal.ReplayerConfig:
+        """Replay tasks: their workflow and the data converter."""
+        config = super().configure_replayer(config)
+        config["workflows"] = with_task(config.get("workflows"))
+        return config
+
+    def configure_worker(self, config: temporal.WorkerConfig) -> temporal.WorkerConfig:
+        """Add what the worker's queue asks for. ConfigError (a ValueError) says what keeps it from that."""
+        config = super().configure_worker(config)
+        given = [plugin for plugin in config.get("plugins") or () if isinstance(plugin, FlowKitPlugin)]
+        if given and self not in given:
+            return config  # the worker has a plugin of its own, which knows better than its client's
+        role = self._role(config["task_queue"])
+        if role is None:
+            self._refuse_to_idle(config, asked_for=self in given)
+            return config
+        if (role or EngineDuty.MARK) in map(activity_name, config.get("activities") or ()):
+            return config  # done before, or an engine or worker of FlowKit itself
+        self._check(config)
+        try:
+            duty = self._duty(role)
+        except ConfigError as error:
+            raise ConfigError(f"FlowKitPlugin on task queue {config['task_queue']!r}: {error}") from None
+        self._duties.append(duty)
+        return duty.configured(config)
+
+    async def run_worker(
+        self, worker: temporal.Worker, next: Callable[[temporal.Worker], Awaitable[None]]
+    ) -> None:
+        """Start what the worker needs, run it, and stop that again."""
+        duty = self._taken(worker)
+        if duty is None:
+            return await next(worker)
+        try:
+            await duty.start(worker)
+        except Exception:
+            await _end_before_it_ran(worker, next)
+            raise
+        else:
+            await next(worker)
+        finally:
+            await duty.stop()
+
+    def _role(self, queue: str) -> str | None:
+        """Role of a queue, empty for the one that runs tasks; None when the queue is not one of ours."""
+        if queue == self._config.queue:
+            return ""
+        prefix = f"{self._config.queue}."
+        return queue.removeprefix(prefix) or None if queue.startswith(prefix) else None
+
+    def _duty(self, role: str) -> Duty:
+        if role:
+            return _RoleDuty(self._db, self._worker_config, role, self._handlers)
+        return EngineDuty(self._db, self._config, self._functions)
+
+    def _refuse_to_idle(self, config: temporal.WorkerConfig, *, asked_for: bool) -> None:
+        """A worker that merely shares its client with others is left alone."""
+        queue = config["task_queue"]
+        if not asked_for and (config.get("activities") or config.get("workflows")):
+            _logger.info("the worker of task queue %r runs nothing of FlowKit", queue)
+            return
+        roles = [f"{self._config.queue}.{role}" for role in self._handlers or ("<role>",)]
+        raise ConfigError(
+            f"FlowKitPlugin has nothing to do on task queue {queue!r}: it runs tasks on {self._config.queue!r} "
+            f"and handlers on {', '.join(map(repr, roles))} (set by config=, worker_config= and handlers=)"
+        )
+
+    def _check(self, config: temporal.WorkerConfig) -> None:
+        queue = config["task_queue"]
+        if self._db is None:
+            raise ConfigError(
+                f"FlowKitPlugin has no database for task queue {queue!r}: pass db=, the same to all workers"
+            )
+        if not _speaks_pydantic(config["client"].data_converter):
+            raise ConfigError(
+                f"the client of the worker on task queue {queue!r} cannot carry FlowKit's records: "
+                "give it the plugin as well, Client.connect(..., plugins=[FlowKitPlugin(...)])"
+            )
+
+    def _taken(self, worker: temporal.Worker) -> Duty | None:
+        """The duty of a worker, for whoever asks first: the plugin may be its client's and its own."""
+        registered = worker.config(active_config=True).get("activities") or ()
+        for duty in self._duties:
+            if duty.activities[0] in registered:
+                self._duties.remove(duty)
+                return duty
+        return None
+
+
+class _RoleDuty(Duty):
+    """Running the attempts of one role."""
+
+    def __init__(self, db: Any, config: WorkerConfig, role: str, handlers: Mapping[str, RoleHandler]) -> None:
+        super().__init__([self.attempt(role)])
+        self._role = role
+        self._worker = Worker(db=db, cfg=config, roles=[role], handlers=dict(handlers))
+
+    def configured(self, config: temporal.WorkerConfig) -> temporal.WorkerConfig:
+        """As WorkerConfig says, where the worker itself says nothing."""
+        config = super().configured(config)
+        config["identity"] = self._worker.worker_id = config.get("identity") or self._worker.worker_id
+        if at_once := config.get("max_concurrent_activities"):
+            self._worker.cfg.max_concurrent = at_once
+        elif config.get("tuner") is None:
+            config["max_concurrent_activities"] = self._worker.cfg.slots(self._role)
+        longest = config.get("max_heartbeat_throttle_interval", _HEARTBEAT_THROTTLE)
+        usual = config.get("default_heartbeat_throttle_interval", _HEARTBEAT_THROTTLE)
+        config["max_heartbeat_throttle_interval"] = min(longest, _HEARTBEAT_THROTTLE)
+        config["default_heartbeat_throttle_interval"] = min(usual, _HEARTBEAT_THROTTLE)
+        return config
+
+    async def start(self, worker: temporal.Worker) -> None:
+        """As FlowKit's own worker starts, without its thread."""
+        self.made([(await self._worker.open()).of(self._role)])
+
+    async def stop(self) -> None:
+        """Give it back."""
+        await self._worker.stop()
+
+
+def _agreeing(
+    config: CoordinatorConfig | None, worker_config: WorkerConfig | None
+) -> tuple[CoordinatorConfig, WorkerConfig]:
+    """Copies of both configurations, or their defaults, on one queue."""
+    queue = config.queue if config is not None else worker_config.queue if worker_config else DEFAULT_QUEUE
+    own = copy.deepcopy(config) if config else CoordinatorConfig.load(overrides={"queue": queue})
+    workers = copy.deepcopy(worker_config) if worker_config else WorkerConfig(queue=queue)
+    if workers.queue != own.queue:
+        raise ConfigError(
+            f"FlowKitPlugin was given two queues, config.queue {own.queue!r} and worker_config.queue "
+            f"{workers.queue!r}: roles belong to the queue of their engine"
+        )
+    return own, workers
+
+
+def _with_pydantic(existing: DataConverter | None) -> DataConverter:
+    """The user's data converter (codec, failure converter, …) with a payload converter that knows our records."""
+    existing = existing or DataConverter.default
+    if existing.payload_converter_class is DefaultPayloadConverter:
+        return replace(existing, payload_converter_class=PydanticPayloadConverter)
+    if not _speaks_pydantic(existing):
+        raise ConfigError(
+            f"the payload converter {existing.payload_converter_class.__name__} cannot carry FlowKit's records: "
+            "derive it from temporalio.contrib.pydantic.PydanticPayloadConverter"
+        )
+    return existing
+
+
+def _speaks_pydantic(converter: DataConverter) -> bool:
+    payloads = converter.payload_converter_class()
+    json = payloads.converters.get(b"json/plain") if isinstance(payloads, CompositePayloadConverter) else None
+    return isinstance(json, PydanticJSONPlainPayloadConverter)
+
+
+def _with_passed_records(runner: temporal.WorkflowRunner | None) -> temporal.WorkflowRunner:
+    runner = runner or SandboxedWorkflowRunner()
+    if not isinstance(runner, SandboxedWorkflowRunner):
+        return runner
+    return replace(runner, restrictions=runner.restrictions.with_passthrough_modules(*_PASSED_THROUGH))
+
+
+async def _end_before_it_ran(
+    worker: temporal.Worker, next: Callable[[temporal.Worker], Awaitable[None]]
+) -> None:
+    """Run a worker that is told to end at once: one that never ran keeps `shutdown` and `async with` waiting."""
+    ending = asyncio.create_task(worker.shutdown())
+    await asyncio.sleep(0)
+    with suppress(Exception):
+        await next(worker)
+    await ending

@@ -1,0 +1,1 @@
+"""What travels between an engine and workers behind Kafka: kinds, messages, ids."""

@@ -1,0 +1,88 @@
+"""Graphs and task documents as models, for programs that build or read them (spec: graph schema, task document)."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from flowkit import models
+from flowkit.protocol.kinds import RunState
+
+_POLICY = models.RetryPolicy()
+_IO = models.NodeIO()
+
+NodeState = RunState | Literal[models.NodeStatus.CANCELLED, models.NodeStatus.SKIPPED]
+TaskState = RunState | Literal[models.TaskStatus.CANCELLED]
+
+
+class _Document(BaseModel):
+    """Part of a document; fields it does not know are kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class RetryPolicy(_Document):
+    """When a failed attempt of a node is tried again. Further fields: docs/graphs.md."""
+
+    max: int = _POLICY.max
+    """Retries; attempts = max + 1."""
+    backoff_sec: float | int = int(_POLICY.backoff_sec)
+    permanent_on: list[str] = Field(default_factory=lambda: list(_POLICY.permanent_on))
+    """Reason codes that are never retried."""
+
+
+class NodeIO(_Document):
+    """A node's input and, for coordinator functions, what to call."""
+
+    input_ref: dict[str, Any] | None = None
+    input_inline: dict[str, Any] | None = None
+    batching: dict[str, Any] | None = None
+    start_when: str = _IO.start_when.value
+    fn: str = _IO.fn
+    fn_args: dict[str, Any] = Field(default_factory=dict)
+
+
+class Routing(_Document):
+    """Nodes that run only if this one ends in a certain way."""
+
+    on_success: list[str] = Field(default_factory=list)
+    on_failure: list[str] = Field(default_factory=list)
+
+
+class DagNode(_Document):
+    """A node of a graph; the fields from `status` on are an engine's to write."""
+
+    node_id: str
+    type: str
+    depends_on: list[str] = Field(default_factory=list)
+    fan_in: str = "all"
+    io: NodeIO = Field(default_factory=NodeIO)
+    retry_policy: RetryPolicy = Field(default_factory=RetryPolicy)
+    routing: Routing = Field(default_factory=Routing)
+    status: NodeState = RunState.queued
+    attempt_epoch: int = 0
+    lease: dict[str, Any] = Field(default_factory=dict)
+    stats: dict[str, Any] = Field(default_factory=dict)
+    streaming: dict[str, Any] = Field(default_factory=dict)
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    last_event_recv_ms: int = 0
+    next_retry_at_ms: int | None = None
+    last_error: str | None = None
+
+
+class TaskDoc(_Document):
+    """A document of the collection `tasks`. `graph["nodes"]` fit DagNode."""
+
+    id: str
+    pipeline_id: str
+    status: TaskState = RunState.queued
+    params: dict[str, Any] = Field(default_factory=dict)
+    graph: dict[str, Any] = Field(default_factory=dict)
+    result: dict[str, Any] | None = None
+    status_history: list[dict[str, Any]] = Field(default_factory=list)
+    coordinator: dict[str, Any] = Field(default_factory=lambda: {"liveness": {"state": "ok"}})
+    next_retry_at_ms: int | None = None
+    started_at: str | datetime | None = None
+    finished_at: datetime | None = None
+    last_event_recv_ms: int = 0

@@ -1,0 +1,173 @@
+"""The JSON Schema of a graph, for editors and other tools; made from the constants that validation uses.
+
+It accepts every graph whose form validation accepts. Relations between nodes (unknown parents, cycles, counts) and
+sizes are beyond what a schema can say: `flowkit validate` knows them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from flowkit import limits
+from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, OnNodeFailure
+from flowkit.workflows import input_args, shapes
+
+Schema = dict[str, Any]
+
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_END = r"(?![\s\S])"
+"""The very end of a text; `$` also matches before a last line break in some languages."""
+
+_TEXT: Schema = {"type": "string"}
+_FULL_TEXT: Schema = {"type": "string", "minLength": 1}
+_ANY: Schema = {}
+_COUNT: Schema = {"type": "integer", "minimum": 1}
+_SECONDS: Schema = {"type": "number", "minimum": 0, "maximum": shapes._YEAR_SEC}
+
+
+def graph_schema() -> Schema:
+    """The schema of a graph as `create_task` takes it."""
+    pair: Schema = {"type": "array", "items": _TEXT, "minItems": 2, "maxItems": 2}
+    return {
+        "$schema": _DRAFT,
+        "title": "FlowKit graph",
+        "type": "object",
+        "required": ["nodes"],
+        "properties": {
+            "nodes": {"type": "array", "minItems": 1, "items": _node()},
+            "edges": _or_null({"type": "array", "items": pair}, "[parent, child] pairs of node ids"),
+            "edges_ex": _or_null({"type": "array", "items": _extended_edge()}),
+            "name": {"description": "What people call the task when params hold no pipeline_name."},
+            "on_node_failure": {"enum": [mode.value for mode in OnNodeFailure]},
+        },
+    }
+
+
+def _or_null(schema: Schema, description: str | None = None) -> Schema:
+    """A key that may also be null, which means the same as leaving it out."""
+    kinds = schema.get("type")
+    nullable = {**schema, "type": [kinds, "null"]} if kinds else {"anyOf": [schema, {"type": "null"}]}
+    return nullable if description is None else {"description": description, **nullable}
+
+
+def _object(properties: Schema, **more: Any) -> Schema:
+    """An object of exactly these keys, and of keys that begin with `x-`."""
+    own = {"type": "object", "properties": properties, "patternProperties": {"^x-": _ANY}}
+    return {**own, "additionalProperties": False, **more}
+
+
+def _keyed(keys: frozenset[str], schemas: dict[str, Schema]) -> Schema:
+    """A schema for each of the keys that validation knows; one without is a mistake here."""
+    return {key: schemas[key] for key in sorted(keys)}
+
+
+def _extended_edge() -> Schema:
+    properties = {"from": _TEXT, "to": _TEXT, "mode": {"const": "sync"}}
+    return {"type": "object", "required": ["from", "to"], "properties": properties}
+
+
+def _node() -> Schema:
+    own = _keyed(shapes._NODE_KEYS, _node_keys())
+    written = {key: {"description": "Written by an engine; ignored."} for key in sorted(RUNTIME_KEYS)}
+    return _object({**own, **written}, required=["node_id", "type"])
+
+
+def _node_keys() -> dict[str, Schema]:
+    fan_in = f"^(?:{_any_case(shapes._FAN_IN.pattern)}){_END}"
+    shortest, longest = shapes._SHORTEST_SEC, shapes._YEAR_SEC
+    return {
+        "node_id": _node_id(),
+        "type": {
+            "type": "string",
+            "pattern": f"^(?:{limits.ROLE.pattern}){_END}",
+            "description": f"A role, or {COORDINATOR_FN}.",
+        },
+        "depends_on": _or_null({"type": "array", "items": _TEXT}, "ids of the parents"),
+        "fan_in": _or_null({"type": "string", "pattern": fan_in}, "all, any or count:n"),
+        "io": _or_null(_object(_keyed(shapes._IO_KEYS, _io_keys()))),
+        "retry_policy": _or_null(_retry_policy()),
+        "routing": _or_null({"type": "object", "additionalProperties": {"enum": _NOTHING}}, "Keep it empty."),
+        "allow_failure": _or_null({"type": "boolean"}),
+        "timeout_sec": _or_null({"type": "number", "minimum": shortest, "maximum": longest}),
+        "name": _ANY,
+        "meta": _ANY,
+    }
+
+
+_NOTHING: list[Any] = [None, False, 0, "", [], {}]
+
+
+def _node_id() -> Schema:
+    refused = [
+        {"const": "*"},
+        {"pattern": shapes._ELEMENT_SUFFIX.pattern},
+        {"pattern": r"[\u0000-\u001f\u007f-\u009f]"},
+    ]
+    return {"type": "string", "minLength": 1, "maxLength": limits.ID_CHARS, "not": {"anyOf": refused}}
+
+
+def _any_case(pattern: str) -> str:
+    """`pattern` for tools that know no flags: each letter in both cases."""
+    return re.sub(r"(?<!\\)[a-z]", lambda letter: f"[{letter[0]}{letter[0].upper()}]", pattern)
+
+
+def _io_keys() -> dict[str, Schema]:
+    some_object = _or_null({"type": "object"})
+    return {
+        "input_ref": some_object,
+        "input_inline": _or_null({"type": "object", "anyOf": _input_routes()}),
+        "batching": some_object,
+        "start_when": _or_null({"type": "string", "pattern": f"^{_any_case('ready')}{_END}"}),
+        "fn": _or_null(_TEXT, "name of a coordinator function"),
+        "fn_args": some_object,
+    }
+
+
+def _input_routes() -> list[Schema]:
+    """One way to say where input comes from for each adapter, and one for none."""
+    none = {"properties": {"input_adapter": {"enum": [None, input_args.NOOP]}}}
+    rechunk = {**_input_args(input_args._RECHUNK_CHECKS), "required": ["size"]}
+    return [
+        none,
+        _route(input_args.PULL, {"input_args": _or_null(_input_args(input_args._PULL_CHECKS))}),
+        _route(input_args.RECHUNK, {"input_args": rechunk}, "input_args"),
+    ]
+
+
+def _route(adapter: str, properties: Schema, *required: str) -> Schema:
+    named = {"input_adapter": {"const": adapter}, **properties}
+    return {"required": ["input_adapter", *required], "properties": named}
+
+
+def _input_args(checks: dict[str, Any]) -> Schema:
+    properties = {key: {"description": allowed, **_ARGS[key]} for key, (allowed, _) in checks.items()}
+    both = {"required": ["from_node", "from_nodes"]}
+    return {"type": "object", "properties": properties, "additionalProperties": False, "not": both}
+
+
+_ARGS: dict[str, Schema] = {
+    "from_nodes": {"type": "array", "items": _FULL_TEXT},
+    "from_node": _FULL_TEXT,
+    "poll_ms": _COUNT,
+    "eof_on_task_done": {"type": "boolean"},
+    "backoff_max_ms": _COUNT,
+    "size": _COUNT,
+    "meta_list_key": _FULL_TEXT,
+}
+
+
+def _retry_policy() -> Schema:
+    assert shapes._RETRY_KEYS == shapes._RETRY_CHECKS.keys()
+    told = {key: allowed for key, (allowed, _) in shapes._RETRY_CHECKS.items()}
+    return _object({key: _or_null(_RETRY[key], told[key]) for key in sorted(told)})
+
+
+_RETRY: dict[str, Schema] = {
+    "max": {"type": "integer", "minimum": 0},
+    "backoff_sec": _SECONDS,
+    "backoff_coefficient": {"type": "number", "minimum": 1},
+    "max_backoff_sec": _SECONDS,
+    "jitter": {"type": "number", "minimum": 0, "maximum": 1},
+    "permanent_on": {"type": "array", "items": _TEXT},
+}

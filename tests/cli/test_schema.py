@@ -1,0 +1,106 @@
+"""The schema and validation agree: what validation accepts the schema accepts, and it refuses what a schema can."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowkit.errors import GraphError
+from flowkit.models import RUNTIME_KEYS
+from flowkit.schema import graph_schema
+from flowkit.workflows import input_args, shapes
+from tests.unit.graphs import node, one, pulling, two
+from tests.unit.test_validation import BAD_FIELDS, BAD_GRAPHS
+from tests.unit.test_validation_fuzz import FULL, JSON, Path, paths, planted
+
+SCHEMA = graph_schema()
+VALIDATOR: Any = importlib.import_module("jsonschema").Draft202012Validator(SCHEMA)
+
+RELATIONS = {
+    *("count_zero", "count_too_many", "parent_unknown", "parent_typo", "own_parent", "pull_unknown"),
+    *("alias_unknown", "twice", "edge_unknown", "edge_child", "cycle"),
+}
+"""Mistakes that lie between nodes."""
+
+
+def fits(graph: object) -> bool:
+    """Whether the schema accepts a graph."""
+    return bool(VALIDATOR.is_valid(graph))
+
+
+def well_formed(graph: object) -> bool:
+    """Whether validation accepts the form of a graph."""
+    try:
+        shapes.json_bytes(graph)
+    except GraphError:
+        return False
+    return not list(shapes.graph_problems(graph))
+
+
+def test_it_is_a_schema_of_draft_2020_12_in_plain_json() -> None:
+    VALIDATOR.check_schema(SCHEMA)
+    assert json.loads(json.dumps(SCHEMA)) == SCHEMA
+    assert SCHEMA["$schema"].endswith("2020-12/schema")
+
+
+BAD = [(name, two(**fields)) for name, fields, _ in BAD_FIELDS] + [(name, g) for name, g, _ in BAD_GRAPHS]
+
+
+@pytest.mark.parametrize(("name", "graph"), BAD, ids=[name for name, _ in BAD])
+def test_of_the_graphs_that_validation_refuses_it_lets_only_relations_pass(name: str, graph: object) -> None:
+    assert fits(graph) == (name in RELATIONS)
+
+
+@pytest.mark.parametrize("node_id", ["", "*", "a[0]", "[12]", "a\nb", "a\x00", "tab\t", 7, None, "é" * 201])
+def test_it_refuses_a_bad_node_id(node_id: object) -> None:
+    assert not fits({"nodes": [{"node_id": node_id, "type": "t"}]})
+
+
+@pytest.mark.parametrize("role", ["", "-a", ".a", "a b", "é", "a/b", "a\n", "a" * 101, 7, None])
+def test_it_refuses_a_bad_role(role: object) -> None:
+    assert not fits(one(type=role))
+
+
+GOOD: dict[str, dict[str, Any]] = {
+    "full": FULL,
+    "runtime keys": one(**dict.fromkeys(RUNTIME_KEYS, 7)),
+    "nulls": one(**dict.fromkeys(shapes._NODE_KEYS - {"node_id", "type"})),
+    "nulls in io": one(io=dict.fromkeys(shapes._IO_KEYS)),
+    "nulls in retry_policy": one(retry_policy=dict.fromkeys(shapes._RETRY_KEYS)),
+    "own keys": one(**{"x-own": 1, "io": {"x-own": 1}, "retry_policy": {"x-own": 1}}),
+    "own keys of the graph": {**one(), "nodess": 1, "edges": None, "edges_ex": None},
+    "fan_in in capitals": two(fan_in="COUNT:1"),
+    "start_when in capitals": one(io={"start_when": "READY"}),
+    "whole number as a fraction": one(retry_policy={"max": 2.0}),
+    "noop with anything": one(io={"input_inline": {"input_adapter": input_args.NOOP, "input_args": 7}}),
+    "no adapter": one(io={"input_inline": {"input_args": {"size": "any"}}}),
+    "pull": two(io=pulling()),
+    "ids": {"nodes": [node(name) for name in ("*a", "a[0]b", "a[x]", "[]", "a b", "漢字", "a.b/c:d")]},
+    "routing": one(routing={"on_success": [], "on_failure": None}),
+}
+
+
+@pytest.mark.parametrize("graph", GOOD.values(), ids=GOOD.keys())
+def test_it_accepts_what_validation_accepts(graph: dict[str, Any]) -> None:
+    assert well_formed(graph)
+    assert fits(graph)
+
+
+@settings(max_examples=300, deadline=None)
+@given(path=st.sampled_from(list(paths(FULL))), value=JSON)
+def test_it_accepts_every_value_at_any_place_that_validation_accepts(path: Path, value: object) -> None:
+    graph = planted(path, copy.deepcopy(value))
+    assert fits(graph) or not well_formed(graph)
+
+
+def test_every_key_that_validation_knows_stands_in_it() -> None:
+    own = SCHEMA["properties"]["nodes"]["items"]["properties"]
+    assert own.keys() == shapes._NODE_KEYS | RUNTIME_KEYS
+    assert own["io"]["properties"].keys() == shapes._IO_KEYS
+    assert own["retry_policy"]["properties"].keys() == shapes._RETRY_KEYS

@@ -1,0 +1,291 @@
+"""The registry shows who works, and not longer than that."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pymongo.errors import AutoReconnect
+from tests.contract.builders import AT, WORKER, attempt, documents_of, seconds
+from tests.contract.drivers import DRIVERS, connected
+from tests.contract.recording import RecordingDatabase, conflicts
+from tests.integration.world import eventually
+
+from flowkit.activities.presence import Presence
+from flowkit.adapters.presence import WorkerEvents, WorkerRegistry, done
+from flowkit.errors import StoreRefused, StoreUnavailable
+from flowkit.testing import memory_database
+from flowkit_dev.ports import HOST, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+LEASE = {"worker_id": WORKER, "lease_id": "lease-1", "deadline_ts_ms": 5_000}
+KEY = [("task_id", 1), ("node_id", 1), ("event_hash", 1)]
+
+
+@pytest.fixture
+async def registry(db: Any) -> WorkerRegistry:
+    """The registry of `db`, with its index."""
+    found = WorkerRegistry(db)
+    await found.prepare()
+    return found
+
+
+async def shown(db: Any) -> tuple[str, float]:
+    """Status and time of the only worker."""
+    [row] = await documents_of(db.worker_registry)
+    return row["status"], seconds(row["last_seen"])
+
+
+# --- indexes ------------------------------------------------------------------------------------------------
+
+
+async def test_indexes_have_the_documented_names(db: Any) -> None:
+    for _ in range(2):
+        await WorkerRegistry(db).prepare()
+        await WorkerEvents(db).prepare()
+    workers = (await db.worker_registry.index_information())["uniq_worker"]
+    log = (await db.worker_events.index_information())["uniq_worker_event"]
+    assert (workers["key"], workers["unique"]) == ([("worker_id", 1)], True)
+    assert (log["key"], log["unique"]) == (KEY, True)
+
+
+@pytest.mark.parametrize("store", [WorkerRegistry, WorkerEvents, lambda db: presence(db)])
+async def test_duplicates_stop_the_start(db: Any, store: Callable[[Any], Any]) -> None:
+    await db.worker_registry.insert_many([{"worker_id": WORKER} for _ in range(2)])
+    await db.worker_events.insert_many([{name: "twice" for name, _ in KEY} for _ in range(2)])
+    with pytest.raises(StoreRefused):
+        await store(db).prepare()
+
+
+# --- registry -----------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_that_comes_online_is_shown_as_announces_show_it(
+    db: Any, registry: WorkerRegistry
+) -> None:
+    await registry.online(WORKER, ["crawler", "indexer"], "2.0.0", 8, AT)
+    [row] = await documents_of(db.worker_registry)
+    assert seconds(row.pop("last_seen")) == AT
+    del row["_id"], row["session"]
+    assert row == {
+        "worker_id": WORKER,
+        "type": "crawler,indexer",
+        "capabilities": {"roles": ["crawler", "indexer"]},
+        "version": "2.0.0",
+        "capacity": {"tasks": 8},
+        "status": "online",
+    }
+
+
+async def test_a_new_process_of_the_same_id_replaces_what_is_shown(db: Any, registry: WorkerRegistry) -> None:
+    await registry.online(WORKER, ["crawler"], "1.0.0", 1, AT, session="old")
+    await registry.online(WORKER, ["indexer"], "2.0.0", 2, AT + 1, session="new")
+    [row] = await documents_of(db.worker_registry)
+    assert (row["type"], row["version"], row["capacity"]) == ("indexer", "2.0.0", {"tasks": 2})
+
+
+@pytest.mark.parametrize("session", ["", "one"])
+async def test_being_seen_and_going_offline_are_shown(
+    db: Any, registry: WorkerRegistry, session: str
+) -> None:
+    await registry.online(WORKER, ["crawler"], "2.0.0", 1, AT, session=session)
+    assert await registry.seen(WORKER, AT + 5, session=session)
+    assert await shown(db) == ("online", AT + 5)
+    assert await registry.offline(WORKER, AT + 9, session=session)
+    assert await shown(db) == ("offline", AT + 9)
+
+
+async def test_the_end_of_an_old_process_does_not_hide_the_new_one(db: Any, registry: WorkerRegistry) -> None:
+    await registry.online(WORKER, ["crawler"], "2.0.0", 1, AT, session="old")
+    await registry.online(WORKER, ["crawler"], "2.0.0", 1, AT + 1, session="new")
+    assert await registry.seen(WORKER, AT + 2, session="old")
+    assert not await registry.offline(WORKER, AT + 3, session="old")
+    assert await shown(db) == ("online", AT + 1)
+
+
+async def test_an_old_process_that_outlives_the_new_one_is_shown_again(
+    db: Any, registry: WorkerRegistry
+) -> None:
+    await registry.online(WORKER, ["crawler"], "2.0.0", 1, AT, session="old")
+    await registry.online(WORKER, ["crawler"], "2.0.0", 1, AT + 1, session="new")
+    await registry.offline(WORKER, AT + 2, session="new")
+    assert await registry.seen(WORKER, AT + 3, session="old")
+    assert await shown(db) == ("online", AT + 3)
+    assert await registry.offline(WORKER, AT + 4, session="old")
+
+
+async def test_who_is_not_shown_at_all_must_come_online_again(db: Any, registry: WorkerRegistry) -> None:
+    assert not await registry.seen(WORKER, AT)
+    assert not await registry.offline(WORKER, AT)
+    assert await documents_of(db.worker_registry) == []
+
+
+async def test_the_silent_expire_and_come_back_when_they_are_seen(db: Any, registry: WorkerRegistry) -> None:
+    await registry.online("dead", ["crawler"], "2.0.0", 1, AT, session="a")
+    await registry.online("alive", ["crawler"], "2.0.0", 1, AT + 60, session="b")
+    assert await registry.expire(AT + 30) == 1
+    assert await registry.expire(AT + 30) == 0
+    statuses = {row["worker_id"]: row["status"] for row in await documents_of(db.worker_registry)}
+    assert statuses == {"dead": "offline", "alive": "online"}
+    assert await registry.seen("dead", AT + 61, session="a")
+    assert await registry.expire(AT + 30) == 0
+
+
+async def test_no_update_of_the_registry_names_a_path_twice() -> None:
+    db = RecordingDatabase(memory_database())
+    found = WorkerRegistry(db)
+    await found.online(WORKER, ["crawler"], "2.0.0", 1, AT)
+    await found.seen(WORKER, AT)
+    await found.offline(WORKER, AT)
+    assert len(db.updates) == 3
+    assert [update for update in db.updates if conflicts(update)] == []
+
+
+# --- without a server ---------------------------------------------------------------------------------------
+
+
+REGISTRY_CALLS: dict[str, Callable[[WorkerRegistry], Awaitable[object]]] = {
+    "prepare": lambda found: found.prepare(),
+    "online": lambda found: found.online(WORKER, ["crawler"], "2.0.0", 1, AT),
+    "seen": lambda found: found.seen(WORKER, AT),
+    "offline": lambda found: found.offline(WORKER, AT),
+    "expire": lambda found: found.expire(AT),
+}
+EVENT_CALLS: dict[str, Callable[[WorkerEvents], Awaitable[object]]] = {
+    "prepare": lambda found: found.prepare(),
+    "append": lambda found: found.append([done(attempt(), WORKER, AT)], AT),
+}
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize(
+    ("store", "calls"),
+    [(WorkerRegistry, REGISTRY_CALLS), (WorkerEvents, EVENT_CALLS)],
+    ids=["registry", "events"],
+)
+async def test_every_call_says_in_short_that_no_server_answers(
+    driver: str, store: Any, calls: dict[str, Callable[[Any], Awaitable[object]]]
+) -> None:
+    assert set(calls) == {name for name, member in vars(store).items() if callable(member) and name[0] != "_"}
+    url = f"mongodb://{HOST}:{free_port()}"
+    async with connected(driver, url, serverSelectionTimeoutMS=20) as client:
+        found = await asyncio.gather(
+            *(call(store(client.flowkit)) for call in calls.values()), return_exceptions=True
+        )
+    assert [type(error) for error in found] == [StoreUnavailable] * len(calls)
+    assert max(len(str(error)) for error in found) < 400
+
+
+# --- presence of a process ----------------------------------------------------------------------------------
+
+
+def presence(db: Any, every_sec: float = 60.0) -> Presence:
+    return Presence(
+        db,
+        worker_id=WORKER,
+        roles=["crawler"],
+        version="2.0.0",
+        capacity=1,
+        announce_interval_sec=every_sec,
+    )
+
+
+async def test_a_process_is_online_between_start_and_stop_and_leaves_its_events(db: Any) -> None:
+    shows = presence(db)
+    await shows.prepare()
+    await shows.start()
+    assert (await shown(db))[0] == "online"
+    with shows.events.attempt(attempt(), LEASE, lambda: False):
+        pass
+    await shows.stop()
+    assert (await shown(db))[0] == "offline"
+    rows = await documents_of(db.worker_events)
+    assert [row["payload"]["kind"] for row in rows] == ["TASK_ACCEPTED", "TASK_DONE"]
+
+
+async def test_two_processes_of_one_id_do_not_hide_each_other(db: Any) -> None:
+    old, new = presence(db), presence(db)
+    await old.start()
+    await new.start()
+    await old.stop()
+    assert (await shown(db))[0] == "online"
+    await new.stop()
+    assert (await shown(db))[0] == "offline"
+
+
+async def test_a_process_that_starts_without_mongodb_is_shown_once_it_is_there(
+    db: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    door = Door(db)
+    shows = presence(door, every_sec=0.001)
+    await shows.prepare()
+    await shows.start()
+    await asyncio.wait_for(door.knocked.wait(), 30)
+    assert await documents_of(db.worker_registry) == []
+    door.opens()
+    await asyncio.wait_for(door.passed.wait(), 30)
+    await shows.stop()
+    assert (await shown(db))[0] == "offline"
+    assert "uniq_worker" in await db.worker_registry.index_information()
+    assert sum("cannot be shown" in r.getMessage() for r in caplog.records if r.levelname == "WARNING") == 1
+
+
+class Door:
+    """A database that is away until it opens."""
+
+    def __init__(self, db: Any) -> None:
+        self._db = db
+        self._open = False
+        self._tries = 0
+        self.knocked = asyncio.Event()
+        """Set when three calls have failed."""
+        self.passed = asyncio.Event()
+        """Set when something was written."""
+
+    def opens(self) -> None:
+        """From now on it answers."""
+        self._open = True
+
+    def __getattr__(self, name: str) -> _DoorCollection:
+        return _DoorCollection(self._db[name], self)
+
+    async def through(self, work: Awaitable[Any]) -> Any:
+        """Do the work, or fail while closed."""
+        if not self._open:
+            self._tries += 1
+            if self._tries > 3:
+                self.knocked.set()
+            if inspect.iscoroutine(work):
+                work.close()
+            raise AutoReconnect("closed")
+        return await work
+
+
+class _DoorCollection:
+    def __init__(self, collection: Any, door: Door) -> None:
+        self._collection = collection
+        self._door = door
+
+    async def create_index(self, *args: Any, **options: Any) -> Any:
+        return await self._door.through(self._collection.create_index(*args, **options))
+
+    async def find_one(self, *args: Any) -> Any:
+        return await self._door.through(self._collection.find_one(*args))
+
+    async def update_one(self, *args: Any, **options: Any) -> Any:
+        answer = await self._door.through(self._collection.update_one(*args, **options))
+        self._door.passed.set()
+        return answer
+
+
+async def test_a_row_that_was_removed_comes_back(db: Any) -> None:
+    shows = presence(db, every_sec=0.001)
+    await shows.start()
+    await db.worker_registry.delete_many({})
+    await eventually(lambda: documents_of(db.worker_registry))
+    await shows.stop()
+    assert (await shown(db))[0] == "offline"

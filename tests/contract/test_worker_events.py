@@ -1,0 +1,275 @@
+"""The log of attempts holds each event once and never costs an attempt anything."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock
+
+import pytest
+from pymongo.errors import BulkWriteError
+from tests.contract.builders import AT, TASK, WORKER, attempt, documents_of, seconds
+
+from flowkit.activities.attempts import AttemptFailed
+from flowkit.activities.presence import EventLog
+from flowkit.adapters.presence import WorkerEvents, accepted, cancelled, done, failed
+from flowkit.errors import Fenced, FlowKitError, StoreRefused, StoreUnavailable
+from flowkit.models import AttemptFailure, FailureKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowkit.adapters.presence import WorkerEvent
+
+LEASE = {"worker_id": WORKER, "lease_id": "lease-1", "deadline_ts_ms": 5_000}
+BOOM = AttemptFailure(kind=FailureKind.FAILURE, code="boom", message="it broke", permanent=True)
+
+
+@pytest.fixture
+async def events(db: Any) -> WorkerEvents:
+    """The log of `db`, with its index."""
+    found = WorkerEvents(db)
+    await found.prepare()
+    return found
+
+
+# --- events -------------------------------------------------------------------------------------------------
+
+
+async def test_an_event_is_stored_as_documented(db: Any, events: WorkerEvents) -> None:
+    await events.append([accepted(attempt("a", epoch=2), LEASE, AT)], AT + 1)
+    [row] = await documents_of(db.worker_events)
+    assert seconds(row.pop("created_at")) == AT + 1
+    del row["_id"]
+    assert len(row.pop("event_hash")) == 40
+    assert row == {
+        "task_id": TASK,
+        "node_id": "a",
+        "step_type": "crawler",
+        "payload": {
+            "kind": "TASK_ACCEPTED",
+            "worker_id": WORKER,
+            "lease_id": "lease-1",
+            "lease_deadline_ts_ms": 5_000,
+        },
+        "ts_ms": int(AT * 1000),
+        "recv_ts_ms": int((AT + 1) * 1000),
+        "attempt_epoch": 2,
+        "metrics_applied": False,
+    }
+
+
+def test_payloads_are_those_of_external_workers() -> None:
+    ref = {"task_id": TASK, "node_id": "a"}
+    assert done(attempt(), WORKER, AT).payload == {
+        "kind": "TASK_DONE",
+        "worker_id": WORKER,
+        "artifacts_ref": ref,
+        "final_uid": "__final__",
+    }
+    assert failed(attempt(), WORKER, BOOM, AT).payload == {
+        "kind": "TASK_FAILED",
+        "worker_id": WORKER,
+        "reason_code": "boom",
+        "permanent": True,
+        "error": "it broke",
+    }
+    assert cancelled(attempt(), WORKER, AT).payload == {
+        "kind": "CANCELLED",
+        "worker_id": WORKER,
+        "reason": "cancelled",
+    }
+
+
+def test_hashes_are_those_of_external_workers() -> None:
+    """The protocol's own examples."""
+    extract = replace(attempt("extract"), task_id="7f0c2a4e-3b1d-4c55-9a6e-0d2f8b7c1e90")
+    lease = {**LEASE, "lease_id": "c6a1f0d2-58a5-4d0c-8f2b-1f3a9f4a7b11"}
+    code = AttemptFailure(kind=FailureKind.FAILURE, code="unexpected_error")
+    assert [
+        event.event_hash
+        for event in (
+            accepted(extract, lease, AT),
+            done(extract, WORKER, AT),
+            failed(extract, WORKER, code, AT),
+            cancelled(extract, WORKER, AT),
+        )
+    ] == [
+        "64605e54e6017746e7756fcb998be0e9bd0ddcd9",
+        "66bb98b308392a419eb9aa348dc96402f46a8e40",
+        "6bba9302a43e43b2cb7c3470625bd13ecd7a902d",
+        "6f4fa8562c60afe0a6d77ddd6fe7606a873d1298",
+    ]
+
+
+async def test_an_event_that_is_told_twice_is_stored_once(db: Any, events: WorkerEvents) -> None:
+    first, second = done(attempt("a"), WORKER, AT), done(attempt("b"), WORKER, AT)
+    await events.append([], AT)
+    await events.append([first], AT)
+    await events.append([first, second, first], AT + 1)
+    rows = await documents_of(db.worker_events)
+    assert sorted((row["node_id"], seconds(row["created_at"])) for row in rows) == [("a", AT), ("b", AT + 1)]
+
+
+async def test_whatever_a_handler_says_can_be_stored(db: Any, events: WorkerEvents) -> None:
+    wild = AttemptFailure(kind=FailureKind.FAILURE, code="\ud800" * 1000, message="\udfff\0" * 10_000)
+    await events.append([failed(attempt(), WORKER, wild, AT)], AT)
+    [row] = await documents_of(db.worker_events)
+    assert row["payload"]["reason_code"].startswith("?")
+    assert len(row["payload"]["error"]) <= 2_048
+
+
+async def test_only_duplicates_are_taken_for_success() -> None:
+    unconfirmed = BulkWriteError({"writeErrors": [], "writeConcernErrors": [{"code": 64}]})
+    too_large = BulkWriteError({"writeErrors": [{"index": 0, "code": 11000}, {"index": 1, "code": 17419}]})
+    for error in (unconfirmed, too_large):
+        collection = SimpleNamespace(insert_many=AsyncMock(side_effect=error))
+        with pytest.raises(StoreRefused):
+            await WorkerEvents(SimpleNamespace(worker_events=collection)).append(
+                [done(attempt(), WORKER, AT)], AT
+            )
+
+
+# --- the log that is written in the background --------------------------------------------------------------
+
+
+class Wall:
+    """Takes events, or fails as it is told."""
+
+    def __init__(self, *failures: FlowKitError) -> None:
+        self.failures = list(failures)
+        self.rows: list[WorkerEvent] = []
+        self.calls = 0
+        self.written = asyncio.Event()
+
+    async def prepare(self) -> None:
+        """Nothing to prepare."""
+
+    async def append(self, events: Sequence[WorkerEvent], at: float) -> None:
+        """Take them, unless there is a failure left."""
+        self.calls += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        self.rows += events
+        self.written.set()
+
+    @property
+    def nodes(self) -> list[str]:
+        """Whose events were taken."""
+        return [event.node_id for event in self.rows]
+
+
+def log_into(wall: Any, **options: Any) -> EventLog:
+    return EventLog(wall, **options)
+
+
+AWAY = StoreUnavailable("away")
+
+
+async def test_events_are_written_together_in_the_background() -> None:
+    wall = Wall()
+    log = log_into(wall, pause_sec=0)
+    running = asyncio.create_task(log.run())
+    for name in "abc":
+        log.add(done(attempt(name), WORKER, AT))
+    await asyncio.wait_for(wall.written.wait(), 30)
+    running.cancel()
+    assert (wall.nodes, wall.calls) == (["a", "b", "c"], 1)
+
+
+async def test_events_wait_in_order_while_the_store_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    wall = Wall(AWAY, AWAY, AWAY)
+    log = log_into(wall, pause_sec=0)
+    log.add(done(attempt("a"), WORKER, AT))
+    assert not await log.flush()
+    log.add(done(attempt("b"), WORKER, AT))
+    running = asyncio.create_task(log.run())
+    await asyncio.wait_for(wall.written.wait(), 30)
+    running.cancel()
+    assert wall.nodes == ["a", "b"]
+    assert len([entry for entry in caplog.records if entry.levelno >= logging.WARNING]) == 1
+
+
+async def test_the_oldest_events_are_given_up_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    wall = Wall(AWAY)
+    log = log_into(wall, waiting=2)
+    for name in "abcd":
+        log.add(done(attempt(name), WORKER, AT))
+    assert not await log.flush()
+    log.add(done(attempt("e"), WORKER, AT))
+    assert await log.flush()
+    assert (wall.nodes, log.lost) == (["d", "e"], 3)
+    assert caplog.text.count("the oldest are given up") == 1
+
+
+async def test_events_that_are_refused_do_not_hold_up_others(caplog: pytest.LogCaptureFixture) -> None:
+    wall = Wall(StoreRefused("never"))
+    log = log_into(wall)
+    log.add(done(attempt("a"), WORKER, AT))
+    assert await log.flush()
+    log.add(done(attempt("b"), WORKER, AT))
+    assert await log.flush()
+    assert wall.nodes == ["b"]
+    assert "never" in caplog.text
+
+
+async def test_a_write_that_was_cut_off_is_made_again(db: Any) -> None:
+    """Its first try may have reached the server; nothing is stored twice."""
+    events = WorkerEvents(db)
+    log = EventLog(Hasty(events))  # type: ignore[arg-type]
+    log.add(done(attempt("a"), WORKER, AT))
+    with pytest.raises(asyncio.CancelledError):
+        await log.flush()
+    await log.close()
+    assert [row["node_id"] for row in await documents_of(db.worker_events)] == ["a"]
+
+
+class Hasty:
+    """Is cancelled once, just after its events were stored."""
+
+    def __init__(self, events: WorkerEvents) -> None:
+        self._events = events
+        self._cut = False
+
+    async def prepare(self) -> None:
+        """Create the index."""
+        await self._events.prepare()
+
+    async def append(self, events: Sequence[WorkerEvent], at: float) -> None:
+        """Store them, and be cancelled."""
+        await self._events.append(events, at)
+        if not self._cut:
+            self._cut = True
+            raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    ("error", "asked", "told"),
+    [
+        (None, False, {"kind": "TASK_DONE"}),
+        (None, True, {"kind": "TASK_DONE"}),
+        (AttemptFailed(BOOM), False, {"kind": "TASK_FAILED", "reason_code": "boom", "permanent": True}),
+        (Fenced(), False, {"kind": "TASK_FAILED", "reason_code": "fenced"}),
+        (asyncio.CancelledError(), True, {"kind": "CANCELLED", "reason": "cancelled"}),
+        (asyncio.CancelledError(), False, {"kind": "TASK_FAILED", "reason_code": "worker_shutdown"}),
+    ],
+)
+async def test_an_attempt_tells_its_start_and_its_end(
+    error: BaseException | None, asked: bool, told: dict[str, Any]
+) -> None:
+    wall = Wall()
+    log = log_into(wall)
+    with (
+        pytest.raises(type(error)) if error else nullcontext(),
+        log.attempt(attempt(), LEASE, lambda: asked),
+    ):
+        if error is not None:
+            raise error
+    await log.flush()
+    [start, end] = [event.payload for event in wall.rows]
+    assert start["kind"] == "TASK_ACCEPTED"
+    assert told.items() <= end.items()

@@ -1,0 +1,332 @@
+"""Handlers as people write them: those of the workers guide word for word, and handlers of plain functions."""
+
+from __future__ import annotations
+
+import ast
+import json
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler, WorkerConfig
+from tests.integration.test_sdk_hooks import SOON, outcomes
+from tests.integration.world import CEILING, node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.integration.world import World
+
+pytestmark = pytest.mark.server
+
+QUICK_START = """
+from flowkit.worker.runner import Worker, WorkerConfig
+from flowkit.worker.handlers.base import RoleHandler, Batch, BatchResult
+
+class MyHandler(RoleHandler):
+    role = "processor"
+
+    async def iter_batches(self, loaded):
+        yield Batch(batch_uid="b1", payload={"items": [1, 2, 3]})
+
+    async def process_batch(self, batch, ctx):
+        return BatchResult(success=True, metrics={"count": len(batch.payload.get("items", []))})
+
+worker = Worker(db=my_db, cfg=WorkerConfig(roles=["processor"]), handlers={"processor": MyHandler()})
+await worker.start()
+"""
+
+INTERFACE = """
+from typing import AsyncIterator
+from flowkit.worker.handlers.base import RoleHandler, Batch, BatchResult, FinalizeResult
+
+class MyRole(RoleHandler):
+    role = "probe"
+
+    async def init(self, run_info: dict):  # optional
+        pass
+
+    async def load_input(self, input_ref, input_inline):
+        # May return a *suggestion* for adapter when cmd doesn't provide one
+        return {"input_ref": input_ref or {}, "input_inline": input_inline or {}}
+
+    async def iter_batches(self, loaded) -> AsyncIterator[Batch]:
+        # Used only when no adapter is selected
+        yield Batch(batch_uid="b1", payload={"items": [1, 2]})
+
+    async def process_batch(self, batch: Batch, ctx) -> BatchResult:
+        return BatchResult(success=True, metrics={"count": len(batch.payload.get("items", []))})
+
+    async def finalize(self, ctx) -> FinalizeResult | None:
+        return FinalizeResult(metrics={})
+
+    def classify_error(self, exc: BaseException) -> tuple[str, bool]:
+        # Default behavior in core:
+        #   TypeError/ValueError/KeyError -> permanent ("bad_input")
+        #   otherwise -> transient ("unexpected_error")
+        if isinstance(exc, (TypeError, ValueError, KeyError)):
+            return ("bad_input", True)
+        return ("unexpected_error", False)
+"""
+
+CONFIGURATION = """
+from flowkit.worker.runner import WorkerConfig
+
+cfg = WorkerConfig(
+    kafka_bootstrap="kafka:9092",
+    roles=["indexer", "probe"],
+    lease_ttl_sec=60,
+    hb_interval_sec=20,
+    pull_poll_ms_default=300,
+    pull_empty_backoff_ms_max=4000,
+)
+"""
+
+LOAD = 'WorkerConfig.load(path="configs/worker.default.json", overrides={"roles": ["probe"]})'
+
+COORDINATOR_WINS = """
+{
+  "io": {
+    "start_when": "first_batch",
+    "input_inline": {
+      "input_adapter": "pull.from_artifacts.rechunk:size",
+      "input_args": {"from_nodes": ["u"], "size": 2, "meta_list_key": "skus"}
+    }
+  }
+}
+"""
+
+PULL = """
+{
+  "io": {
+    "input_inline": {
+      "input_adapter": "pull.from_artifacts",
+      "input_args": {"from_nodes": ["u"], "poll_ms": 50}
+    }
+  }
+}
+"""
+
+RECHUNK = """
+{
+  "io": {
+    "input_inline": {
+      "input_adapter": "pull.from_artifacts.rechunk:size",
+      "input_args": {
+        "from_node": "u",
+        "size": 3,
+        "poll_ms": 25,
+        "meta_list_key": "skus"
+      }
+    }
+  }
+}
+"""
+
+
+async def executed(code: str, **names: Any) -> dict[str, Any]:
+    """What `code`, with `await` outside of functions, leaves behind when it runs among these names."""
+    compiled = compile(code, "guide", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    namespace = {"__name__": "guide", **names}
+    running = eval(compiled, namespace)
+    if running is not None:
+        await running
+    return namespace
+
+
+async def counts(world: World, task_id: str, node_id: str) -> list[int]:
+    """What the guide's handlers have counted."""
+    return [row["metrics"]["count"] for row in await world.rows(task_id, node_id)]
+
+
+class Skus(RoleHandler):
+    """The node `u` of the guide's graphs: seven skus in two batches."""
+
+    role = "skus"
+
+    async def load_input(self, input_ref: Any, input_inline: Any) -> Any:
+        return {}
+
+    async def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
+        skus = ["a", "b", "c", "d", "e"]
+        await ctx.artifacts.upsert_partial("b1", {"skus": skus})
+        return BatchResult(success=True, metrics={"skus": ["f", "g"]})
+
+
+# --- the guide --------------------------------------------------------------------------------------------------
+
+
+async def test_the_quick_start_runs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_queue = partial(WorkerConfig, queue=world.queue)
+    monkeypatch.setattr("flowkit.worker.runner.WorkerConfig", own_queue)
+    worker = (await executed(QUICK_START, my_db=world.db))["worker"]
+    try:
+        await world.engine()
+        task_id = await world.create(node("a", "processor"))
+        await world.result(task_id)
+    finally:
+        await worker.stop()
+    assert [(row["batch_uid"], row["metrics"]) for row in await world.rows(task_id, "a")] == [
+        ("b1", {"count": 3})
+    ]
+
+
+async def test_the_whole_interface_runs_without_an_adapter(world: World) -> None:
+    my_role = (await executed(INTERFACE))["MyRole"]()
+    await world.engine()
+    await world.worker({"probe": my_role})
+    task_id = await world.create(node("a", "probe"))
+    await world.result(task_id)
+    assert await counts(world, task_id, "a") == [2]
+    assert my_role.classify_error(KeyError()) == ("bad_input", True)
+    assert my_role.classify_error(OSError()) == ("unexpected_error", False)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [(COORDINATOR_WINS, [1, 2, 2, 2]), (PULL, [0, 0]), (RECHUNK, [2, 2, 3])]
+)
+async def test_the_input_routes_of_the_guide_deliver(world: World, text: str, expected: list[int]) -> None:
+    inline = json.loads(text)["io"]["input_inline"]
+    await world.engine()
+    await world.worker({"skus": Skus(), "probe": (await executed(INTERFACE))["MyRole"]()})
+    task_id = await world.create(node("u", "skus"), node("z", "probe", "u", inline=inline))
+    await world.result(task_id)
+    assert sorted(await counts(world, task_id, "z")) == expected
+
+
+async def test_the_settings_of_the_guide_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cfg = (await executed(CONFIGURATION))["cfg"]
+    assert (cfg.kafka_bootstrap, cfg.roles) == ("kafka:9092", ["indexer", "probe"])
+    assert (cfg.lease_ttl_sec, cfg.hb_interval_sec) == (60, 20)
+    assert (cfg.pull_poll_ms_default, cfg.pull_empty_backoff_ms_max) == (300, 4000)
+    loaded = eval(LOAD, {"WorkerConfig": WorkerConfig})
+    assert (loaded.roles, loaded.lease_ttl_sec) == (["probe"], 60)
+
+
+# --- plain functions --------------------------------------------------------------------------------------------
+
+
+class Plain(RoleHandler):
+    """Nothing but plain functions; tells its calls and on which threads they ran."""
+
+    role = "plain"
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.threads: set[int] = set()
+
+    def _tell(self, hook: str) -> None:
+        self.calls.append(hook)
+        self.threads.add(threading.get_ident())
+
+    def init(self, info: dict[str, Any]) -> None:  # type: ignore[override]
+        self._tell(f"init {info['node_id']}")
+
+    def load_input(self, input_ref: Any, input_inline: Any) -> Any:
+        self._tell("load_input")
+        return input_inline
+
+    def iter_batches(self, loaded: Any) -> Iterator[Batch]:  # type: ignore[override]
+        for number in range(3):
+            self._tell(f"batch {number}")
+            yield Batch(batch_uid=f"b{number}", payload=loaded)
+
+    def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:  # type: ignore[override]
+        self._tell(f"process {batch.batch_uid}")
+        return BatchResult(success=True, metrics={**batch.payload, "cancelled": ctx.cancelled()})
+
+    def finalize(self, ctx: Any) -> FinalizeResult | None:  # type: ignore[override]
+        self._tell("finalize")
+        return FinalizeResult(metrics={"all": 3})
+
+
+async def test_every_hook_may_be_a_plain_function(world: World) -> None:
+    plain = Plain()
+    await world.engine()
+    await world.worker({"plain": plain})
+    task_id = await world.create(node("a", "plain", inline={"x": 1}))
+    await world.result(task_id)
+    steps = [step for number in range(3) for step in (f"batch {number}", f"process b{number}")]
+    assert plain.calls == ["init a", "load_input", *steps, "finalize"]
+    assert threading.get_ident() not in plain.threads
+    rows = await world.rows(task_id, "a")
+    assert [row["metrics"] for row in rows] == [{"x": 1, "cancelled": False}] * 3
+
+
+async def test_batches_may_come_in_a_list(world: World) -> None:
+    class Listing(Plain):
+        def iter_batches(self, loaded: Any) -> Any:
+            return [Batch(batch_uid=uid, payload={}) for uid in "xyz"]
+
+    await world.engine()
+    await world.worker({"plain": Listing()})
+    task_id = await world.create(node("a", "plain"))
+    await world.result(task_id)
+    assert sorted(row["batch_uid"] for row in await world.rows(task_id, "a")) == ["x", "y", "z"]
+
+
+async def test_a_blocking_plain_hook_does_not_block_the_other_runs_of_its_worker(world: World) -> None:
+    released, meeting = threading.Event(), threading.Barrier(2)
+
+    class Blocking(Plain):
+        def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:  # type: ignore[override]
+            meeting.wait(CEILING)
+            assert released.wait(CEILING)
+            return super().process_batch(batch, ctx)
+
+    class Releasing(RoleHandler):
+        async def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
+            released.set()
+            return BatchResult(success=True)
+
+    await world.engine()
+    await world.worker({"plain": Blocking(), "releasing": Releasing()})
+    task_id = await world.create(
+        node("a", "plain", inline={}), node("b", "plain", inline={}), node("c", "releasing")
+    )
+    await world.result(task_id)
+    assert [len(await world.rows(task_id, name)) for name in "abc"] == [3, 3, 0]
+
+
+class Wrong(Plain):
+    """Answers with something else in the hook that its node is called after."""
+
+    role = "wrong"
+    ANSWERS: ClassVar[dict[str, Any]] = {
+        "iter_batches": None,
+        "iter_batches of": [{"batch_uid": "b1"}],
+        "process_batch": {"success": True},
+        "process_batch of": None,
+        "finalize": {"metrics": {}},
+        "finalize of": {},
+    }
+
+    def load_input(self, input_ref: Any, input_inline: Any) -> Any:
+        return input_inline["wish"]
+
+    def iter_batches(self, loaded: Any) -> Any:
+        hook = "iter_batches"
+        return self.ANSWERS[loaded] if loaded.startswith(hook) else [Batch(batch_uid="b1", payload={})]
+
+    def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:  # type: ignore[override]
+        right = BatchResult(success=True)
+        answer: BatchResult = self.ANSWERS[ctx.node_id] if ctx.node_id.startswith("process") else right
+        return answer
+
+    def finalize(self, ctx: Any) -> FinalizeResult | None:  # type: ignore[override]
+        answer: FinalizeResult | None = self.ANSWERS[ctx.node_id] if ctx.node_id.startswith("final") else None
+        return answer
+
+
+async def test_a_wrong_answer_is_a_permanent_failure_that_names_the_hook(world: World) -> None:
+    nodes = [node(name, "wrong", inline={"wish": name}, **SOON) for name in [*Wrong.ANSWERS, "right"]]
+    found = await outcomes(world, [Wrong()], *nodes)
+    assert found.pop("right")[0] == "finished"
+    assert {
+        name: (epoch, error.partition(":")[0]) for name, (_, epoch, error) in found.items()
+    } == dict.fromkeys(Wrong.ANSWERS, (1, "bad_input"))
+    assert [error for name, (_, _, error) in found.items() if name.split()[0] not in error] == []

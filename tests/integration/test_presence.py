@@ -1,0 +1,162 @@
+"""Native workers show themselves in `worker_registry`, their attempts in `worker_events`, on real servers."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from temporalio.client import WorkflowFailureError
+
+from flowkit import WorkerConfig
+from flowkit.worker import Worker
+from tests.integration.handlers import Failing, Paced, Quick
+from tests.integration.world import eventually, node
+
+if TYPE_CHECKING:
+    from tests.integration.world import World
+
+pytestmark = pytest.mark.server
+
+
+async def workers(world: World) -> list[dict[str, Any]]:
+    """The rows of the registry."""
+    return [row async for row in world.db.worker_registry.find({}, {"_id": 0, "session": 0})]
+
+
+async def until_worker(world: World, status: str) -> dict[str, Any]:
+    """A row with this status."""
+
+    async def look() -> dict[str, Any] | None:
+        return next((row for row in await workers(world) if row["status"] == status), None)
+
+    return await eventually(look)
+
+
+async def until_told(world: World, task_id: str, count: int) -> list[tuple[str, str, int]]:
+    """Node, kind and epoch of a task's events in order, once there are `count`."""
+
+    async def look() -> list[dict[str, Any]] | None:
+        rows = [row async for row in world.db.worker_events.find({"task_id": task_id})]
+        return rows if len(rows) >= count else None
+
+    rows = sorted(await eventually(look), key=lambda row: (row["ts_ms"], row["_id"]))
+    return [(row["node_id"], row["payload"]["kind"], row["attempt_epoch"]) for row in rows]
+
+
+async def told(world: World, kind: str) -> dict[str, Any]:
+    """The event of a kind."""
+    found: Any = await world.db.worker_events.find_one({"payload.kind": kind})
+    return dict(found)
+
+
+async def test_a_worker_is_online_while_it_runs(world: World) -> None:
+    worker = await world.worker({"quick": Quick(), "paced": Paced()}, concurrency=3)
+    [row] = await workers(world)
+    began = row.pop("last_seen")
+    assert row == {
+        "worker_id": worker.worker_id,
+        "type": "quick,paced",
+        "capabilities": {"roles": ["quick", "paced"]},
+        "version": "2.0.0",
+        "status": "online",
+        "capacity": {"tasks": 6},
+    }
+    await worker.stop()
+    [row] = await workers(world)
+    assert row["status"] == "offline"
+    assert row["last_seen"] >= began
+
+
+async def test_a_worker_is_seen_again_and_again(world: World) -> None:
+    cfg = WorkerConfig(roles=["quick"], queue=world.queue, announce_interval_sec=0.2)
+    worker = Worker(db=world.db, cfg=cfg, handlers={"quick": Quick()})
+    await worker.start()
+    try:
+        [first] = await workers(world)
+
+        async def seen_later() -> bool:
+            return bool([row for row in await workers(world) if row["last_seen"] > first["last_seen"]])
+
+        assert await eventually(seen_later)
+    finally:
+        await worker.stop()
+
+
+async def test_a_worker_process_goes_offline_when_it_is_stopped(world: World) -> None:
+    process = world.worker_process("Quick")
+    row = await until_worker(world, "online")
+    assert row["type"] == "quick"
+    process.send_signal(signal.SIGTERM)
+    assert (await until_worker(world, "offline"))["worker_id"] == row["worker_id"]
+
+
+async def test_every_attempt_leaves_its_start_and_its_end(world: World) -> None:
+    await world.engine()
+    await world.worker({"quick": Quick(), "failing": Failing()})
+    task_id = await world.create(
+        node("first", inline={"batches": 5}),
+        node(
+            "second",
+            "failing",
+            "first",
+            inline={"failures": 1},
+            retry_policy={"max": 1, "backoff_sec": 0.1},
+        ),
+    )
+    await world.result(task_id)
+    assert await until_told(world, task_id, 6) == [
+        ("first", "TASK_ACCEPTED", 1),
+        ("first", "TASK_DONE", 1),
+        ("second", "TASK_ACCEPTED", 1),
+        ("second", "TASK_FAILED", 1),
+        ("second", "TASK_ACCEPTED", 2),
+        ("second", "TASK_DONE", 2),
+    ]
+    failure = await told(world, "TASK_FAILED")
+    assert failure["payload"]["reason_code"] == "flaky"
+    assert failure["payload"]["permanent"] is False
+
+
+async def test_events_of_an_attempt_carry_its_lease_and_worker(world: World) -> None:
+    await world.engine()
+    worker = await world.worker({"quick": Quick()})
+    task_id = await world.create(node("only"))
+    await world.result(task_id)
+    await until_told(world, task_id, 2)
+    accepted = await told(world, "TASK_ACCEPTED")
+    shown = await world.node(task_id, "only")
+    assert accepted["payload"]["worker_id"] == worker.worker_id
+    assert accepted["payload"]["lease_id"] == shown["lease"]["lease_id"]
+    assert accepted["step_type"] == "quick"
+
+
+async def test_a_cancelled_attempt_says_so(world: World) -> None:
+    await world.engine()
+    await world.worker({"paced": Paced()})
+    task_id = await world.create(node("long", "paced", inline={"pause": 60}))
+    await world.until_node(task_id, "long", "running")
+    await world.coordinator.cancel_task(task_id, reason="enough")
+    with pytest.raises(WorkflowFailureError):
+        await world.result(task_id)
+    assert await until_told(world, task_id, 2) == [("long", "TASK_ACCEPTED", 1), ("long", "CANCELLED", 1)]
+
+
+async def test_an_attempt_that_is_handed_over_says_so_and_goes_on_elsewhere(world: World) -> None:
+    await world.engine()
+    first = await world.worker({"paced": Paced()})
+    task_id = await world.create(node("long", "paced", inline={"pause": 1.5}))
+    await world.until_node(task_id, "long", "running")
+    await world.worker({"paced": Paced()})
+    await first.stop()
+    await world.result(task_id)
+    assert await until_told(world, task_id, 4) == [
+        ("long", "TASK_ACCEPTED", 1),
+        ("long", "TASK_FAILED", 1),
+        ("long", "TASK_ACCEPTED", 2),
+        ("long", "TASK_DONE", 2),
+    ]
+    handed = await told(world, "TASK_FAILED")
+    assert handed["payload"]["reason_code"] == "worker_shutdown"
+    statuses = sorted(row["status"] for row in await workers(world))
+    assert statuses == ["offline", "online"]

@@ -1,0 +1,222 @@
+"""Hooks may be coroutines or plain functions, generators of either kind, or functions that return a list."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit.activities.handlers import Batch, BatchResult
+from flowkit.activities.hooks import Hooks
+from flowkit.activities.inputs import as_batch
+from flowkit.activities.roles import as_result
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+PATIENCE = 20.0
+
+
+@pytest.fixture
+def hooks() -> Iterator[Hooks]:
+    with ThreadPoolExecutor(2, thread_name_prefix="hook") as threads:
+        yield Hooks(threads)
+
+
+async def call(hooks: Hooks, hook: Callable[..., Any], *args: Any) -> Any:
+    """The hook's answer; TimeoutError when there is none."""
+    return await asyncio.wait_for(hooks.call(hook, *args), PATIENCE)
+
+
+async def all_of(hooks: Hooks, hook: Callable[..., Any], *args: Any) -> list[Any]:
+    """Everything that a hook yields."""
+
+    async def collect() -> list[Any]:
+        return [item async for item in hooks.iterate(hook, *args)]
+
+    return await asyncio.wait_for(collect(), PATIENCE)
+
+
+def here() -> str:
+    """Name of the thread that asks."""
+    return threading.current_thread().name
+
+
+async def here_async() -> str:
+    """Name of the thread that asks."""
+    return here()
+
+
+class Wrapped:
+    """An object that is called like a function."""
+
+    def __call__(self, word: str) -> str:
+        return f"{word} {here()}"
+
+
+# --- calls ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_coroutine_runs_on_the_loop(hooks: Hooks) -> None:
+    assert await call(hooks, here_async) == here()
+
+
+@pytest.mark.parametrize("hook", [here, partial(here), lambda: here()])
+async def test_a_plain_function_runs_on_a_thread(hooks: Hooks, hook: Callable[[], str]) -> None:
+    assert (await call(hooks, hook)).startswith("hook")
+
+
+async def test_arguments_reach_the_hook(hooks: Hooks) -> None:
+    assert (await call(hooks, Wrapped(), "ran on")).startswith("ran on hook")
+
+
+async def test_what_a_plain_function_returns_is_awaited_on_the_loop(hooks: Hooks) -> None:
+    assert await call(hooks, lambda: here_async()) == here()
+
+
+async def test_a_blocked_plain_function_leaves_the_loop_alone(hooks: Hooks) -> None:
+    released = threading.Event()
+    blocked = asyncio.create_task(call(hooks, partial(released.wait, PATIENCE)))
+    assert await call(hooks, here_async) == here()
+    assert not blocked.done()
+    released.set()
+    assert await blocked is True
+
+
+async def test_context_variables_are_seen_on_the_thread_and_do_not_leak_back(hooks: Hooks) -> None:
+    trace: contextvars.ContextVar[str] = contextvars.ContextVar("trace", default="nothing")
+    trace.set("a request")
+
+    def look() -> str:
+        seen = trace.get()
+        trace.set("changed")
+        return seen
+
+    assert await call(hooks, look) == "a request"
+    assert trace.get() == "a request"
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyError("no"), asyncio.CancelledError("no")])
+async def test_what_a_plain_function_raises_is_raised_here(hooks: Hooks, error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        await call(hooks, fail)
+
+
+async def test_a_stop_iteration_of_a_plain_hook_is_an_error_and_no_hang(hooks: Hooks) -> None:
+    nothing: Iterator[int] = iter(())
+    with pytest.raises(RuntimeError):
+        await asyncio.wait_for(hooks.call(lambda: next(nothing)), 3)
+
+
+# --- generators -------------------------------------------------------------------------------------------------
+
+
+async def counted_async(upto: int) -> AsyncIterator[int]:
+    """Numbers, from a coroutine."""
+    for number in range(upto):
+        yield number
+
+
+def counted(upto: int) -> Iterator[int]:
+    """Numbers, from a plain generator."""
+    yield from range(upto)
+
+
+async def listed_async(upto: int) -> list[int]:
+    """Numbers, in a list that a coroutine returns."""
+    return list(range(upto))
+
+
+FORMS: dict[str, Callable[[int], Any]] = {
+    "async generator": counted_async,
+    "plain generator": counted,
+    "list": lambda upto: list(range(upto)),
+    "tuple": lambda upto: tuple(range(upto)),
+    "iterator": lambda upto: iter(range(upto)),
+    "coroutine with a list": listed_async,
+    "function that returns an async generator": lambda upto: counted_async(upto),
+    "partial of a generator": partial(counted),
+}
+
+
+@pytest.mark.parametrize("upto", [0, 1, 5])
+@pytest.mark.parametrize("form", FORMS)
+async def test_every_form_yields_the_same(hooks: Hooks, form: str, upto: int) -> None:
+    assert await all_of(hooks, FORMS[form], upto) == list(range(upto))
+
+
+async def test_every_step_of_a_plain_generator_runs_on_a_thread(hooks: Hooks) -> None:
+    def threads() -> Iterator[str]:
+        yield here()
+        yield here()
+
+    assert all(name.startswith("hook") for name in await all_of(hooks, threads))
+
+
+async def test_a_plain_generator_is_asked_only_for_what_is_taken(hooks: Hooks) -> None:
+    made: list[int] = []
+
+    def eager() -> Iterator[int]:
+        for number in range(9):
+            made.append(number)
+            yield number
+
+    stream = hooks.iterate(eager)
+    assert [await anext(stream), await anext(stream)] == [0, 1]
+    assert made == [0, 1]
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+async def test_what_a_generator_raises_after_some_items_is_raised_here(hooks: Hooks, kind: str) -> None:
+    def plain() -> Iterator[int]:
+        yield 1
+        raise ConnectionError("the source broke")
+
+    async def coroutine() -> AsyncIterator[int]:
+        yield 1
+        raise ConnectionError("the source broke")
+
+    stream = hooks.iterate(plain if kind == "plain" else coroutine)
+    assert await anext(stream) == 1
+    with pytest.raises(ConnectionError, match="the source broke"):
+        await anext(stream)
+
+
+@pytest.mark.parametrize("nothing", [None, 7])
+async def test_what_yields_nothing_at_all_is_named(hooks: Hooks, nothing: object) -> None:
+    def iter_batches() -> Any:
+        return nothing
+
+    with pytest.raises(TypeError, match=r"iter_batches must yield batches, not return (NoneType|int)"):
+        await all_of(hooks, iter_batches)
+
+
+# --- what hooks return ------------------------------------------------------------------------------------------
+
+
+def test_a_result_and_a_batch_are_taken_as_they_are() -> None:
+    result, batch = BatchResult(success=True), Batch(payload={"a": 1})
+    assert as_result(result) is result
+    assert as_batch(batch) is batch
+
+
+@pytest.mark.parametrize("given", [None, {"success": True}, True, ("b1", {}), Batch()])
+def test_any_other_result_is_refused_and_the_hook_named(given: object) -> None:
+    with pytest.raises(
+        TypeError, match=f"process_batch must return BatchResult.* not {type(given).__name__}"
+    ):
+        as_result(given)
+
+
+@pytest.mark.parametrize("given", [None, {"batch_uid": "b1"}, "b1", BatchResult(success=True)])
+def test_any_other_batch_is_refused_and_the_hook_named(given: object) -> None:
+    with pytest.raises(TypeError, match=f"iter_batches must yield Batch.* not {type(given).__name__}"):
+        as_batch(given)

@@ -1,0 +1,119 @@
+"""The documented import paths: each name is where the documents say, and each alias is the same thing."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import flowkit
+from flowkit.activities.echo import EchoHandler
+from flowkit.errors import FlowKitError
+from flowkit.worker.handlers.base import RoleHandler
+from flowkit.worker.state import ActiveRun
+
+DOCUMENTED = {
+    "flowkit": "Coordinator CoordinatorConfig WorkerConfig __version__",
+    "flowkit.coordinator": "Coordinator",
+    "flowkit.coordinator.runner": "Coordinator CoordinatorConfig",
+    "flowkit.worker": "Worker RoleHandler Batch BatchResult FinalizeResult EchoHandler WorkerConfig",
+    "flowkit.worker.runner": "Worker WorkerConfig",
+    "flowkit.worker.handlers.base": "RoleHandler Batch BatchResult FinalizeResult Handler RunContext",
+    "flowkit.worker.context": "RunContext",
+    "flowkit.worker.artifacts": "ArtifactsWriter",
+    "flowkit.worker.state": "ActiveRun LocalStateManager",
+    "flowkit.worker.input.pull_adapters": "PullAdapters build_input_adapters",
+    "flowkit.core.config": "CoordinatorConfig WorkerConfig",
+    "flowkit.core.time": "Clock SystemClock ManualClock",
+    "flowkit.core.utils": "stable_hash dumps loads jitter_ms",
+    "flowkit.core.log": "get_logger bind_context log_context swallow warn_once set_level enable_stdout_logging "
+    "disable_stdout_logging configure_from_env",
+    "flowkit.protocol.messages": "RunState MsgType Role EventKind CommandKind QueryKind ReplyKind Envelope "
+    "CmdTaskStart CmdTaskCancel EvHeartbeat EvTaskFailed RetryPolicy DagNode TaskDoc",
+    "flowkit.outbox.dispatcher": "OutboxDispatcher",
+    "flowkit.bus.kafka": "KafkaBus",
+}
+NAMES = [(module, name) for module, names in DOCUMENTED.items() for name in names.split()]
+
+
+@pytest.mark.parametrize(("module", "name"), NAMES)
+def test_a_documented_name_can_be_imported_from_its_documented_place(module: str, name: str) -> None:
+    assert getattr(importlib.import_module(module), name) is not None
+
+
+FIRST = ["core.log", "core.utils", "protocol.messages", "worker.state", "worker.input.pull_adapters"]
+
+
+@pytest.mark.parametrize("module", [f"flowkit.{name}" for name in FIRST])
+def test_a_documented_module_can_be_the_first_one_imported(module: str) -> None:
+    program = f"from {module} import {', '.join(DOCUMENTED[module].split())}"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("module", DOCUMENTED)
+def test_a_module_that_lists_its_names_has_them_all(module: str) -> None:
+    loaded = importlib.import_module(module)
+    assert [name for name in getattr(loaded, "__all__", []) if not hasattr(loaded, name)] == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("flowkit.Coordinator", "flowkit.coordinator.runner.Coordinator"),
+        ("flowkit.CoordinatorConfig", "flowkit.core.config.CoordinatorConfig"),
+        ("flowkit.WorkerConfig", "flowkit.worker.runner.WorkerConfig"),
+        ("flowkit.worker.WorkerConfig", "flowkit.core.config.WorkerConfig"),
+        ("flowkit.worker.handlers.base.Handler", "flowkit.worker.RoleHandler"),
+        ("flowkit.worker.handlers.base.RunContext", "flowkit.worker.context.RunContext"),
+        ("flowkit.core.utils.stable_hash", "flowkit.adapters.pull.stable_hash"),
+    ],
+)
+def test_an_alias_is_the_thing_itself(one: str, other: str) -> None:
+    def found(path: str) -> object:
+        module, _, name = path.rpartition(".")
+        return getattr(importlib.import_module(module), name)
+
+    assert found(one) is found(other)
+
+
+def test_an_undocumented_name_is_an_attribute_error_that_names_it() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Koordinator'"):
+        flowkit.Koordinator  # noqa: B018
+
+
+def test_the_echo_handler_serves_the_role_echo() -> None:
+    assert isinstance(EchoHandler(), RoleHandler)
+    assert EchoHandler().role == "echo"
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("flowkit.outbox.dispatcher.OutboxDispatcher", "durable step"),
+        ("flowkit.bus.kafka.KafkaBus", "through Temporal"),
+        ("flowkit.worker.state.LocalStateManager", "Temporal keeps track"),
+    ],
+)
+def test_a_name_without_a_use_says_what_takes_its_place(name: str, cure: str) -> None:
+    module, _, gone = name.rpartition(".")
+    with pytest.raises(FlowKitError, match=cure):
+        getattr(importlib.import_module(module), gone)(db=None, cfg=None)
+
+
+def test_an_active_run_reads_what_an_external_worker_has_stored() -> None:
+    stored: dict[str, Any] = {
+        "task_id": "t",
+        "node_id": "n",
+        "step_type": "indexer",
+        "attempt_epoch": 2,
+        "lease_id": "l",
+        "cancel_token": "c",
+        "started_at_ms": 5,
+        "state": "cancelling",
+        "checkpoint": {},
+    }
+    assert ActiveRun(**stored).state == "cancelling"

@@ -1,0 +1,328 @@
+"""Input routes and their arguments: what is refused, with which code and words, and what is filled in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowkit.activities.attempts import AttemptFailed
+from flowkit.activities.handlers import RoleHandler
+from flowkit.activities.hooks import Hooks
+from flowkit.activities.inputs import Input, InputSettings
+from flowkit.adapters.store import TaskStore
+from flowkit.errors import BadInput, GraphError
+from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeIO, NodeStatus
+from flowkit.workflows.input_args import (
+    NOOP,
+    PULL,
+    RECHUNK,
+    PullArgs,
+    args_problems,
+    inline_problems,
+    parse_pull,
+    with_alias,
+)
+from flowkit.workflows.validation import parse_graph
+
+PULLING = [PULL, RECHUNK]
+DEFAULTS = {"poll_ms": 7, "backoff_max_ms": 77}
+
+
+def route(adapter: object, /, **args: Any) -> dict[str, Any]:
+    """An input route; a rechunking one gets a size unless it names one."""
+    if adapter == RECHUNK:
+        args = {"size": 2, **args}
+    return {"input_adapter": adapter, "input_args": {"from_nodes": ["u"], **args}}
+
+
+def refusal(inline: dict[str, Any], **options: Any) -> BadInput:
+    """The error that a route is refused with."""
+    with pytest.raises(BadInput) as caught:
+        parse_pull(inline, **options)
+    return caught.value
+
+
+# --- adapters -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("adapter", "hint"),
+    [
+        ("pull.from_artifact", f"did you mean {PULL!r}?"),
+        ("pull.from_artifacts.rechunk", f"did you mean {RECHUNK!r}?"),
+        ("kafka", "known: pull.from_artifacts, "),
+        ("", "known: "),
+        (7, "known: "),
+        (["pull.from_artifacts"], "is unknown"),
+    ],
+)
+def test_an_unknown_adapter_is_refused_with_a_hint(adapter: object, hint: str) -> None:
+    error = refusal({"input_adapter": adapter, "input_args": {"from_nodes": ["u"]}})
+    assert error.reason_code == "bad_input_adapter"
+    assert repr(adapter) in str(error)
+    assert hint in str(error)
+
+
+@pytest.mark.parametrize("inline", [{}, {"input_adapter": None}, {"rows": [1]}, {"input_args": 7}])
+def test_an_inline_input_without_an_adapter_is_no_route(inline: dict[str, Any]) -> None:
+    assert list(inline_problems(inline)) == []
+
+
+@pytest.mark.parametrize("args", [None, {}])
+def test_no_input_asks_for_no_arguments(args: object) -> None:
+    assert list(args_problems(NOOP, args)) == []
+
+
+# --- bad arguments --------------------------------------------------------------------------------------------------
+
+NOT_COUNTS: list[object] = [0, -1, 1.0, 2.5, True, "3", None, [3], float("nan")]
+NOT_FLAGS: list[object] = ["true", 1, 0, None, []]
+NOT_NODES: list[object] = ["u", {"u": 1}, [1], [""], [None], [["u"]], 7, None]
+BAD: list[tuple[str, object]] = [
+    *(("poll_ms", value) for value in NOT_COUNTS),
+    *(("backoff_max_ms", value) for value in NOT_COUNTS),
+    *(("eof_on_task_done", value) for value in NOT_FLAGS),
+    *(("from_nodes", value) for value in NOT_NODES),
+    ("poll", 5),
+    ("task_id", "t"),
+    ("cancel_flag", None),
+    ("", 1),
+]
+BAD_RECHUNK: list[tuple[str, object]] = [
+    *(("size", value) for value in NOT_COUNTS),
+    *(("meta_list_key", value) for value in (7, None, "", ["skus"], b"skus", True)),
+]
+
+
+@pytest.mark.parametrize("adapter", PULLING)
+@pytest.mark.parametrize(("name", "value"), BAD, ids=str)
+def test_every_bad_argument_of_both_adapters(adapter: str, name: str, value: object) -> None:
+    error = refusal(route(adapter, **{name: value}), parents=["u"])
+    assert error.reason_code == "bad_input_args"
+    assert f"input_args.{name} " in str(error)
+
+
+@pytest.mark.parametrize(("name", "value"), BAD_RECHUNK, ids=str)
+def test_every_bad_argument_of_chunks(name: str, value: object) -> None:
+    error = refusal(route(RECHUNK, **{name: value}))
+    assert error.reason_code == "bad_input_args"
+    assert f"input_args.{name} {value!r} must be" in str(error)
+
+
+@pytest.mark.parametrize("name", ["size", "meta_list_key"])
+def test_arguments_of_chunks_are_unknown_to_the_other_adapter(name: str) -> None:
+    assert f"input_args.{name} is unknown to {PULL}; it takes from_nodes" in str(
+        refusal(route(PULL, **{name: 1}))
+    )
+
+
+@pytest.mark.parametrize("value", [7, None, "", ["u"], True])
+@pytest.mark.parametrize("adapter", PULLING)
+def test_every_bad_alias(adapter: str, value: object) -> None:
+    inline = {"input_adapter": adapter, "input_args": {"from_node": value, "size": 1}}
+    assert f"input_args.from_node {value!r} must be one node id" in str(refusal(inline))
+
+
+@pytest.mark.parametrize("args", [7, "u", ["u"], [], "", 0, False, ("from_nodes",)])
+@pytest.mark.parametrize("adapter", PULLING)
+def test_arguments_that_are_no_object(adapter: str, args: object) -> None:
+    error = refusal({"input_adapter": adapter, "input_args": args}, parents=["u"])
+    assert error.reason_code == "bad_input_args"
+    assert "must be an object" in str(error)
+
+
+@pytest.mark.parametrize("adapter", PULLING)
+def test_a_name_that_is_no_text_is_unknown(adapter: str) -> None:
+    error = refusal({"input_adapter": adapter, "input_args": {1: 2, "from_nodes": ["u"], "size": 1}})
+    assert (error.reason_code, "input_args.1 is unknown" in str(error)) == ("bad_input_args", True)
+
+
+def test_the_size_of_chunks_is_asked_for() -> None:
+    error = refusal({"input_adapter": RECHUNK, "input_args": {"from_nodes": ["u"]}})
+    assert str(error) == "input_args.size is missing; it must be a whole number above 0"
+    assert "size is missing" in str(refusal({"input_adapter": RECHUNK}, parents=["u"]))
+
+
+def test_both_names_of_the_sources_are_one_too_many() -> None:
+    assert "both from_node and from_nodes" in str(refusal(route(PULL, from_node="u")))
+
+
+def test_all_problems_are_told_at_once() -> None:
+    text = str(refusal(route(RECHUNK, size=0, poll_ms="x", typo=1)))
+    assert all(name in text for name in ("size 0", "poll_ms 'x'", "typo is unknown"))
+
+
+@pytest.mark.parametrize("adapter", PULLING)
+@pytest.mark.parametrize("args", [None, {}, {"from_nodes": []}, {"from_nodes": ()}])
+def test_without_sources_and_parents_there_is_nothing_to_pull(
+    adapter: str, args: dict[str, Any] | None
+) -> None:
+    given_args = {**(args or {}), "size": 1} if adapter == RECHUNK else args
+    error = refusal({"input_adapter": adapter, "input_args": given_args})
+    assert error.reason_code == "bad_input_args"
+    assert "from_nodes is missing, and the node has no parents" in str(error)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+names = st.sampled_from([field.name for field in fields(PullArgs)] + ["from_node"]) | st.text(max_size=5)
+
+
+@given(
+    adapter=st.sampled_from(PULLING) | anything.filter(lambda value: value not in (None, NOOP)),
+    args=st.dictionaries(names, anything, max_size=4) | anything,
+    strict=st.booleans(),
+)
+def test_whatever_is_given_is_parsed_or_refused_with_a_code(adapter: Any, args: Any, strict: bool) -> None:
+    inline = {"input_adapter": adapter, "input_args": args}
+    try:
+        parsed = parse_pull(inline, parents=["p"], defaults=DEFAULTS, strict=strict)
+    except BadInput as error:
+        assert error.reason_code in ("bad_input_adapter", "bad_input_args")
+        assert str(error)
+    else:
+        assert parsed.from_nodes
+
+
+# --- what is taken --------------------------------------------------------------------------------------------------
+
+
+def test_everything_that_may_be_said_is_taken() -> None:
+    args: dict[str, Any] = {
+        "from_nodes": ["u", "v"],
+        "poll_ms": 25,
+        "eof_on_task_done": False,
+        "backoff_max_ms": 50,
+        "size": 3,
+        "meta_list_key": "skus",
+    }
+    inline = json.loads(json.dumps({"input_adapter": RECHUNK, "input_args": args}))
+    assert parse_pull(inline, parents=["p"], defaults=DEFAULTS, strict=True) == PullArgs(
+        **{**args, "from_nodes": ("u", "v")}
+    )
+
+
+def test_the_documented_values_stand_in_for_what_is_absent() -> None:
+    parsed = parse_pull(route(PULL))
+    assert (parsed.poll_ms, parsed.eof_on_task_done, parsed.backoff_max_ms) == (300, True, 4000)
+    assert (parsed.size, parsed.meta_list_key) == (None, None)
+
+
+def test_a_workers_settings_stand_in_for_what_is_absent() -> None:
+    parsed = parse_pull(route(PULL, poll_ms=25), defaults=DEFAULTS)
+    assert (parsed.poll_ms, parsed.backoff_max_ms) == (25, 77)
+
+
+def test_parents_stand_in_for_absent_sources_only() -> None:
+    assert parse_pull({"input_adapter": PULL}, parents=["p", "q"]).from_nodes == ("p", "q")
+    assert parse_pull(route(PULL), parents=["p", "q"]).from_nodes == ("u",)
+
+
+def test_the_alias_reads_like_the_list() -> None:
+    inline = {"input_adapter": PULL, "input_args": {"from_node": "u"}}
+    assert parse_pull(inline, parents=["p"]).from_nodes == ("u",)
+    assert with_alias({"from_node": "u", "size": 3}) == {"from_nodes": ["u"], "size": 3}
+    assert with_alias(None) == {}
+
+
+def test_the_callers_arguments_are_not_changed() -> None:
+    args = {"from_node": "u"}
+    parse_pull({"input_adapter": PULL, "input_args": args})
+    assert args == {"from_node": "u"}
+
+
+def test_a_strict_worker_asks_for_the_key_of_chunks_only() -> None:
+    error = refusal(route(RECHUNK), strict=True)
+    assert error.reason_code == "bad_input_args"
+    assert "meta_list_key is missing" in str(error)
+    assert parse_pull(route(RECHUNK, meta_list_key="skus"), strict=True).meta_list_key == "skus"
+    assert parse_pull(route(PULL), strict=True).from_nodes == ("u",)
+
+
+# --- what a worker makes of it --------------------------------------------------------------------------------------
+
+
+class Nobody(TaskStore):
+    """The document of a task whose only node has no parents."""
+
+    def __init__(self) -> None:
+        """No database."""
+
+    async def parents(self, attempt: AttemptInput) -> list[str]:
+        return []
+
+    async def node_states(self, task_id: str) -> dict[str, tuple[NodeStatus, int]]:
+        return {"a": (NodeStatus.RUNNING, 1)}
+
+
+async def refused(
+    ordered: dict[str, Any] | None, proposed: object, *, strict: bool = False
+) -> AttemptFailure:
+    """The failure of an attempt with this command and this proposal."""
+    anything: Any = None
+    attempt = AttemptInput(
+        task_id="t", node_id="a", index=0, role="r", epoch=1, io=NodeIO(input_inline=ordered)
+    )
+    source = Input(
+        attempt=attempt,
+        handler=RoleHandler(),
+        hooks=Hooks(anything),
+        artifacts=anything,
+        tasks=Nobody(),
+        settings=InputSettings(strict=strict),
+    )
+    with pytest.raises(AttemptFailed) as caught:
+        await anext(source.batches(proposed))
+    return caught.value.failure
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    (route(RECHUNK, size=0), "bad_input_args"),
+    (route(PULL, poll_ms="fast"), "bad_input_args"),
+    (route(PULL, from_nodes=[]), "bad_input_args"),
+    ({"input_adapter": PULL}, "bad_input_args"),
+    ({"input_adapter": PULL, "input_args": [["from_nodes", "u"]]}, "bad_input_args"),
+    ({"input_adapter": PULL, "input_args": {1: 2}}, "bad_input_args"),
+]
+
+
+@pytest.mark.parametrize("by", ["ordered", "proposed"])
+@pytest.mark.parametrize(("inline", "code"), WRONG, ids=str)
+async def test_the_worker_refuses_bad_routes_for_good(inline: dict[str, Any], code: str, by: str) -> None:
+    failure = await (refused(inline, {}) if by == "ordered" else refused(None, inline))
+    assert (failure.code, failure.permanent, failure.kind) == (code, True, FailureKind.FAILURE)
+
+
+@pytest.mark.parametrize("adapter", ["kafka", 7, ["pull"], {"a": 1}])
+async def test_the_worker_refuses_an_unknown_adapter_of_the_command_for_good(adapter: object) -> None:
+    failure = await refused({"input_adapter": adapter}, route(PULL))
+    assert (failure.code, failure.permanent) == ("bad_input_adapter", True)
+
+
+@pytest.mark.parametrize("by", ["ordered", "proposed"])
+async def test_a_strict_worker_refuses_chunks_without_a_key(by: str) -> None:
+    inline = route(RECHUNK)
+    failure = await (
+        refused(inline, {}, strict=True) if by == "ordered" else refused(None, inline, strict=True)
+    )
+    assert (failure.code, failure.permanent) == ("bad_input_args", True)
+
+
+@pytest.mark.parametrize("source", ["z", "after"])
+def test_a_graph_in_which_a_node_pulls_from_what_waits_for_it_is_refused(source: str) -> None:
+    inline = route(PULL, from_nodes=[source])
+    nodes = [
+        {"node_id": "u", "type": "r"},
+        {"node_id": "z", "type": "r", "depends_on": ["u"], "io": {"input_inline": inline}},
+        {"node_id": "after", "type": "r", "depends_on": ["z"]},
+    ]
+    with pytest.raises(GraphError, match=f"from_nodes .*{source}"):
+        parse_graph({"nodes": nodes})

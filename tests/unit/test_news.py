@@ -1,0 +1,200 @@
+"""Within a process: news of artifacts wake who waits for them, and who reads batches keeps to a budget."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.integration.world import let_pass
+
+from flowkit.adapters.news import ByteBudget, News, Newsroom
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+PATIENCE = 20.0
+LONG = 3_600.0
+
+
+async def settle() -> None:
+    """Let everything run that can."""
+    for _ in range(20):
+        await let_pass(0)
+
+
+async def in_time(work: Coroutine[None, None, None] | asyncio.Task[None]) -> None:
+    """Wait for what should come soon."""
+    await asyncio.wait_for(work, PATIENCE)
+
+
+async def is_told(news: News) -> bool:
+    """Whether there is news already."""
+    waiting = asyncio.create_task(news.wait(least=0, most=LONG))
+    await settle()
+    waiting.cancel()
+    return waiting.done()
+
+
+# --- news -------------------------------------------------------------------------------------------------------
+
+
+async def test_news_end_the_wait() -> None:
+    news = News()
+    waiting = asyncio.create_task(news.wait(least=0, most=LONG))
+    await settle()
+    assert not waiting.done()
+    news.tell()
+    await in_time(waiting)
+
+
+async def test_news_that_came_before_the_wait_are_not_missed() -> None:
+    news = News()
+    news.tell()
+    await in_time(news.wait(least=0, most=LONG))
+
+
+async def test_news_do_not_end_the_wait_before_its_least() -> None:
+    news = News()
+    news.tell()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await in_time(news.wait(least=0.2, most=LONG))
+    assert loop.time() - began >= 0.19
+
+
+async def test_a_wait_without_news_ends_at_its_most() -> None:
+    await in_time(News().wait(least=0.01, most=0.05))
+    await in_time(News().wait(least=0.01, most=0.01))
+
+
+async def test_news_are_told_once() -> None:
+    news = News()
+    news.tell()
+    await in_time(news.wait(least=0, most=LONG))
+    assert not await is_told(news)
+
+
+async def test_a_listener_hears_of_its_nodes_only() -> None:
+    room = Newsroom()
+    with room.listener("t", ["a", "b"]) as news:
+        for task_id, node in (("t", "c"), ("other", "a"), ("", "")):
+            room.tell(task_id, node)
+        assert not await is_told(news)
+        room.tell("t", "b")
+        await in_time(news.wait(least=0, most=LONG))
+
+
+async def test_all_listeners_of_a_node_hear_of_it() -> None:
+    room = Newsroom()
+    with room.listener("t", ["a"]) as one, room.listener("t", ["a", "b"]) as other:
+        room.tell("t", "a")
+        await in_time(one.wait(least=0, most=LONG))
+        await in_time(other.wait(least=0, most=LONG))
+
+
+async def test_a_listener_that_has_gone_hears_nothing_and_leaves_nothing_behind() -> None:
+    room = Newsroom()
+    with room.listener("t", ["a"]) as kept:
+        with pytest.raises(ValueError, match="over"), room.listener("t", ["a", "b"]) as gone:
+            raise ValueError("over")
+        room.tell("t", "a")
+        assert not await is_told(gone)
+        await in_time(kept.wait(least=0, most=LONG))
+    assert room._listeners == {}
+
+
+# --- the budget ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("limit", "readers", "share"), [(100, 4, 25), (100, 0, 100), (3, 10, 1)])
+def test_a_share_is_what_one_of_all_readers_may_take(limit: int, readers: int, share: int) -> None:
+    assert ByteBudget(limit, readers).share == share
+
+
+async def hold(budget: ByteBudget, size: int, until: asyncio.Event) -> None:
+    """Hold so many bytes until told to let go."""
+    async with budget.hold(size):
+        await until.wait()
+
+
+async def test_who_does_not_fit_waits_until_enough_is_given_back() -> None:
+    budget, release = ByteBudget(100, 1), asyncio.Event()
+    first = asyncio.create_task(hold(budget, 60, release))
+    await settle()
+    async with budget.hold(40):
+        second = asyncio.create_task(in_time(hold(budget, 50, release)))
+        await settle()
+    await settle()
+    assert not second.done()
+    release.set()
+    await in_time(first)
+    await in_time(second)
+
+
+async def test_what_is_larger_than_the_budget_passes_alone() -> None:
+    budget, release = ByteBudget(100, 1), asyncio.Event()
+    small = asyncio.create_task(hold(budget, 1, release))
+    await settle()
+    entered = asyncio.create_task(hold(budget, 10**9, release))
+    await settle()
+    assert not entered.done()
+    release.set()
+    await in_time(small)
+    await in_time(entered)
+
+
+async def test_a_failed_reader_gives_back_what_it_held() -> None:
+    budget = ByteBudget(100, 1)
+    with pytest.raises(ValueError, match="broken"):
+        async with budget.hold(100):
+            raise ValueError("broken")
+    await in_time(hold(budget, 100, set_event()))
+
+
+async def test_a_reader_that_stops_waiting_takes_nothing() -> None:
+    budget, release = ByteBudget(100, 1), asyncio.Event()
+    holder = asyncio.create_task(hold(budget, 100, release))
+    await settle()
+    waiting = asyncio.create_task(hold(budget, 100, release))
+    await settle()
+    waiting.cancel()
+    release.set()
+    await in_time(holder)
+    await in_time(hold(budget, 100, set_event()))
+
+
+async def test_a_reader_cancelled_while_it_gives_back_leaves_nothing_held() -> None:
+    budget, release = ByteBudget(100, 1), asyncio.Event()
+    holder = asyncio.create_task(hold(budget, 100, release))
+    await settle()
+    holder.cancel()
+    await settle()
+    await in_time(hold(budget, 100, set_event()))
+
+
+async def test_many_readers_get_on_and_never_hold_more_than_the_limit() -> None:
+    budget, held, most = ByteBudget(100, 4), 0, 0
+
+    async def read(size: int) -> None:
+        nonlocal held, most
+        for _ in range(20):
+            async with budget.hold(size):
+                held += size
+                most = max(most, held)
+                await settle()
+                held -= size
+
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        for size in (10, 25, 40, 90, 100):
+            group.create_task(in_time(read(size)))
+    assert (held, most <= 100) == (0, True)
+
+
+def set_event() -> asyncio.Event:
+    """An event that nobody has to wait for."""
+    event = asyncio.Event()
+    event.set()
+    return event

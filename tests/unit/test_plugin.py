@@ -1,0 +1,148 @@
+"""What the plugin does before anything connects: settings, refusals, replay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio import activity
+from temporalio.client import Client, WorkflowHistory
+from temporalio.converter import CompositePayloadConverter as Composite
+from temporalio.converter import DataConverter, JSONPlainPayloadConverter
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+from temporalio.worker import Replayer, Worker
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
+from temporalio.workflow import NondeterminismError
+
+from flowkit import CoordinatorConfig, WorkerConfig
+from flowkit.engine import Duty
+from flowkit.errors import ConfigError
+from flowkit.models import AttemptInput, FailureKind
+from flowkit.plugin import FlowKitPlugin
+from flowkit.testing import memory_database
+from flowkit.worker import RoleHandler
+from flowkit.workflows.task import Task
+
+HISTORIES = Path(__file__).parents[1] / "replay/histories"
+
+
+class Paced(RoleHandler):
+    """A handler that is never called."""
+
+    role = "paced"
+
+
+@activity.defn
+async def greet(name: str) -> str:
+    """Somebody else's activity."""
+    return name
+
+
+async def offline(*plugins: FlowKitPlugin, **options: Any) -> Client:
+    """A client that never connects, for what is decided before."""
+    return await Client.connect("127.0.0.1:1", lazy=True, plugins=plugins, **options)
+
+
+async def test_a_payload_converter_that_cannot_carry_our_records_is_refused() -> None:
+    class Plain(Composite):
+        def __init__(self) -> None:
+            super().__init__(JSONPlainPayloadConverter())
+
+    converter = DataConverter(payload_converter_class=Plain)
+    with pytest.raises(ConfigError, match="payload converter Plain cannot carry FlowKit's records"):
+        await offline(FlowKitPlugin(), data_converter=converter)
+
+
+async def test_our_records_are_passed_through_the_sandbox_and_the_users_modules_stay() -> None:
+    client = await offline(FlowKitPlugin())
+    seen: list[Any] = []
+
+    class Spy(FlowKitPlugin):
+        def configure_worker(self, config: Any) -> Any:
+            config = super().configure_worker(config)
+            seen.append(config["workflow_runner"])
+            return config
+
+    runner = SandboxedWorkflowRunner()
+    mine = replace(runner, restrictions=runner.restrictions.with_passthrough_modules("mine"))
+    with pytest.raises(RuntimeError, match="Lazy"):
+        Worker(
+            client,
+            task_queue="flowkit",
+            workflows=[Task],
+            workflow_runner=mine,
+            plugins=[Spy(db=memory_database())],
+        )
+    assert {"mine", "flowkit.models"} <= seen[0].restrictions.passthrough_modules
+
+
+@pytest.mark.parametrize("path", sorted(HISTORIES.glob("*.json")), ids=lambda path: path.stem)
+async def test_recorded_histories_replay_with_nothing_but_the_plugin(path: Path) -> None:
+    await Replayer(workflows=[], plugins=[FlowKitPlugin()]).replay_workflow(recorded(path))
+
+
+async def test_a_poisoned_history_is_noticed() -> None:
+    poisoned = recorded(min((HISTORIES / "poisoned").glob("*.json")))
+    with pytest.raises(NondeterminismError):
+        await Replayer(workflows=[Task], plugins=[FlowKitPlugin()]).replay_workflow(poisoned)
+
+
+async def test_an_attempt_that_reaches_a_worker_which_could_not_start_is_handed_over() -> None:
+    run_attempt = Duty([]).attempt("quick")
+    attempt = AttemptInput.__new__(AttemptInput)
+    with pytest.raises(ApplicationError) as caught:
+        await ActivityEnvironment().run(run_attempt, attempt)
+    assert (caught.value.type, caught.value.non_retryable) == ("worker_shutdown", True)
+    assert caught.value.details[0]["kind"] == FailureKind.HANDOVER
+
+
+def recorded(path: Path) -> WorkflowHistory:
+    """A recorded history; its file is named after the workflow id."""
+    return WorkflowHistory.from_json(path.stem.partition("-")[0], path.read_text(encoding="utf-8"))
+
+
+async def refused(client: Client, **options: Any) -> str:
+    """The one line with which a worker is refused."""
+    with pytest.raises(ConfigError) as caught:
+        Worker(client, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+async def test_a_queue_that_is_none_of_ours_is_refused_and_names_those_that_are() -> None:
+    plugin = FlowKitPlugin(
+        db=memory_database(), config=CoordinatorConfig(queue="jobs"), handlers={"paced": Paced()}
+    )
+    message = (
+        "FlowKitPlugin has nothing to do on task queue 'elsewhere': it runs tasks on 'jobs' and handlers on "
+        "'jobs.paced' (set by config=, worker_config= and handlers=)"
+    )
+    asked = {"task_queue": "elsewhere", "activities": [greet], "plugins": [plugin]}
+    assert await refused(await offline(), **asked) == message
+    assert await refused(await offline(plugin), task_queue="elsewhere") == message
+
+
+async def test_a_role_without_a_handler_is_refused() -> None:
+    client = await offline(FlowKitPlugin(db=memory_database(), handlers={"paced": Paced()}))
+    message = await refused(client, task_queue="flowkit.packed", activities=[greet])
+    assert message.startswith("FlowKitPlugin on task queue 'flowkit.packed': no handler for role 'packed'")
+
+
+async def test_a_worker_without_a_database_is_refused() -> None:
+    message = await refused(await offline(FlowKitPlugin()), task_queue="flowkit")
+    assert message.startswith("FlowKitPlugin has no database for task queue 'flowkit': pass db=")
+
+
+async def test_a_client_without_the_plugins_data_converter_is_refused() -> None:
+    message = await refused(
+        await offline(), task_queue="flowkit", plugins=[FlowKitPlugin(db=memory_database())]
+    )
+    assert message.endswith("give it the plugin as well, Client.connect(..., plugins=[FlowKitPlugin(...)])")
+
+
+def test_two_queues_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"config.queue 'a' and worker_config.queue 'b'"):
+        FlowKitPlugin(config=CoordinatorConfig(queue="a"), worker_config=WorkerConfig(queue="b"))

@@ -1,0 +1,279 @@
+"""What a run gives back at its end: clean-ups in reverse order, files, processes with their whole group."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.integration.world import eventually, let_pass
+
+from flowkit.activities.resources import Resources, Subprocess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+PATIENCE = 30.0
+DEAF = 'trap "" TERM; sh -c \'trap "" TERM; echo $$ > "$0"; while :; do sleep 1; done\' "$0"'
+"""A shell and its child, both of which ignore SIGTERM; the child writes its id into the file named as $0."""
+
+
+@pytest.fixture
+def resources() -> Resources:
+    return Resources()
+
+
+async def release(resources: Resources) -> None:
+    """Give everything back, in time."""
+    await asyncio.wait_for(resources.release(), PATIENCE)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether no process of that id runs; a dead one that nobody has waited for counts as gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
+            return stat.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+async def until_gone(pid: int) -> None:
+    """Wait until a process has ended."""
+
+    async def look() -> bool:
+        return is_gone(pid)
+
+    await eventually(look, PATIENCE)
+
+
+async def pid_in(path: Path) -> int:
+    """The process id that somebody writes into a file."""
+
+    async def look() -> int | None:
+        return number_in(path)
+
+    return await eventually(look, PATIENCE)
+
+
+def number_in(path: Path) -> int | None:
+    """The number that stands in a file, once there is one."""
+    return int(path.read_text()) if path.exists() and path.read_text().strip() else None
+
+
+def names_in(folder: Path) -> list[str]:
+    """What a folder holds."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- clean-ups --------------------------------------------------------------------------------------------------
+
+
+async def test_the_last_registered_comes_first_whatever_its_kind(resources: Resources) -> None:
+    order: list[str] = []
+
+    def plain(name: str) -> Callable[[], None]:
+        return lambda: order.append(name)
+
+    async def coroutine() -> None:
+        order.append("coroutine")
+
+    resources.add(plain("first"))
+    resources.add(coroutine)
+    resources.add(plain("last"))
+    await release(resources)
+    assert order == ["last", "coroutine", "first"]
+
+
+async def cancelled_work() -> None:
+    """What waiting for a task that somebody has cancelled looks like."""
+    task = asyncio.create_task(asyncio.Event().wait())
+    task.cancel()
+    await task
+
+
+def fails() -> None:
+    """A plain clean-up that fails."""
+    raise OSError("the disk is gone")
+
+
+async def fails_later() -> None:
+    """A clean-up that fails after a moment."""
+    await let_pass(0)
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize("broken", [fails, fails_later, cancelled_work])
+async def test_a_broken_clean_up_does_not_keep_the_others(
+    resources: Resources, broken: Callable[[], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    done: list[str] = []
+    resources.add(lambda: done.append("first"))
+    resources.add(broken)
+    resources.add(lambda: done.append("last"))
+    with caplog.at_level(logging.ERROR, logger="flowkit.worker"):
+        await release(resources)
+    assert done == ["last", "first"]
+    assert "a clean-up of the run failed" in caplog.text
+
+
+async def test_a_clean_up_may_register_another_one(resources: Resources) -> None:
+    done: list[str] = []
+    resources.add(lambda: resources.add(lambda: done.append("inner")))
+    await release(resources)
+    assert done == ["inner"]
+
+
+async def test_everything_is_given_back_once(resources: Resources) -> None:
+    done: list[int] = []
+    resources.add(lambda: done.append(1))
+    await release(resources)
+    await release(resources)
+    assert done == [1]
+
+
+# --- paths ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+async def test_files_and_folders_are_removed(resources: Resources, tmp_path: Path, as_text: bool) -> None:
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    file.write_text("x")
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "file").write_text("x")
+    for path in (file, folder):
+        resources.add_path(str(path) if as_text else path)
+    await release(resources)
+    assert names_in(tmp_path) == []
+
+
+async def test_a_missing_path_is_no_error(
+    resources: Resources, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    resources.add_path(tmp_path / "never" / "was")
+    await release(resources)
+    assert caplog.text == ""
+
+
+async def test_a_link_is_removed_and_what_it_leads_to_stays(resources: Resources, tmp_path: Path) -> None:
+    kept, link = tmp_path / "kept", tmp_path / "link"
+    kept.mkdir()
+    link.symlink_to(kept)
+    resources.add_path(link)
+    await release(resources)
+    assert names_in(tmp_path) == ["kept"]
+
+
+# --- processes that a handler started itself -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own_group", [True, False])
+async def test_a_registered_process_is_ended(resources: Resources, own_group: bool) -> None:
+    process = await asyncio.create_subprocess_exec("sleep", "600", start_new_session=own_group)
+    resources.add_process(process)
+    await release(resources)
+    assert await asyncio.wait_for(process.wait(), PATIENCE) == -signal.SIGKILL
+
+
+def sleeper() -> subprocess.Popen[bytes]:
+    """A process that asyncio knows nothing of."""
+    return subprocess.Popen(["sleep", "600"])
+
+
+async def test_a_registered_process_of_the_module_subprocess_is_ended(resources: Resources) -> None:
+    with sleeper() as process:
+        resources.add_process(process)
+        await release(resources)
+    assert process.returncode == -signal.SIGKILL
+
+
+async def test_the_children_of_a_registered_leader_end_with_it(resources: Resources, tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        "sh", "-c", DEAF, str(tmp_path / "pid"), start_new_session=True
+    )
+    child = await pid_in(tmp_path / "pid")
+    resources.add_process(process)
+    await release(resources)
+    await process.wait()
+    await until_gone(child)
+
+
+async def test_a_registered_process_that_has_ended_is_no_error(
+    resources: Resources, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = await asyncio.create_subprocess_exec("true")
+    assert await process.wait() == 0
+    resources.add_process(process)
+    await release(resources)
+    assert caplog.text == ""
+
+
+# --- subprocesses of the context -----------------------------------------------------------------------------------
+
+
+async def run(*command: str) -> int:
+    """Return code of a command."""
+    process = await Subprocess.start(*command)
+    try:
+        return await asyncio.wait_for(process.wait(), PATIENCE)
+    finally:
+        await process.end(1)
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", -signal.SIGTERM)]
+)
+async def test_the_return_code_is_answered(script: str, code: int) -> None:
+    assert await run("sh", "-c", script) == code
+
+
+async def test_a_missing_command_is_an_os_error() -> None:
+    with pytest.raises(FileNotFoundError):
+        await run("no-such-command-anywhere")
+
+
+async def test_megabytes_of_output_do_not_block_the_command() -> None:
+    script = "head -c 5000000 /dev/zero; head -c 5000000 /dev/zero >&2"
+    assert await run("sh", "-c", script) == 0
+
+
+async def test_the_end_of_a_failed_commands_output_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    script = "head -c 100000 /dev/zero | tr '\\0' x; echo; echo the last words >&2; exit 3"
+    with caplog.at_level(logging.WARNING, logger="flowkit.worker"):
+        assert await run("sh", "-c", script) == 3
+    assert "ended with code 3" in caplog.text
+    assert "the last words" in caplog.text
+    assert len(caplog.text) < 2_000
+
+
+async def test_a_command_is_not_kept_by_what_it_leaves_in_the_background(tmp_path: Path) -> None:
+    assert await run("sh", "-c", 'sleep 600 & echo $! > "$0"', str(tmp_path / "pid")) == 0
+    await until_gone(await pid_in(tmp_path / "pid"))
+
+
+async def test_a_command_that_obeys_is_terminated_and_not_killed() -> None:
+    process = await Subprocess.start("sleep", "600")
+    await process.end(PATIENCE)
+    assert await process.wait() == -signal.SIGTERM
+
+
+async def test_a_whole_group_that_is_deaf_is_killed(tmp_path: Path) -> None:
+    process = await Subprocess.start("sh", "-c", DEAF, str(tmp_path / "pid"))
+    child = await pid_in(tmp_path / "pid")
+    began = time.monotonic()
+    await asyncio.wait_for(process.end(0.2), PATIENCE)
+    assert time.monotonic() - began >= 0.2, "SIGTERM comes first, and the grace is given"
+    assert await process.wait() == -signal.SIGKILL
+    await until_gone(child)
+
+
+async def test_a_command_does_not_share_the_group_of_the_worker() -> None:
+    process = await Subprocess.start("sleep", "600")
+    pid: int = process._process.pid
+    assert os.getpgid(pid) == pid != os.getpgid(0)
+    await process.end(PATIENCE)
