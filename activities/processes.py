@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
+import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -83,7 +85,7 @@ class ProcessPool:
             result, ctx.kv = await loop.run_in_executor(pool, _process, role, batch, view)
         except BrokenProcessPool:
             if self._pool is pool:
-                self._pool = None
+                self.close()
             raise ProcessDied(f"the process that worked on batch {batch.batch_uid!r} has ended") from None
         return result
 
@@ -104,8 +106,17 @@ class ProcessPool:
     def close(self) -> None:
         """End the processes as soon as they have nothing to do."""
         if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            threading.Thread(target=_dispose, args=(self._pool,), name="flowkit-pool-end").start()
             self._pool = None
+
+
+def _dispose(pool: ProcessPoolExecutor) -> None:
+    """End the pool and let go of its semaphores here.
+
+    They are freed by imports, which Temporal's sandbox would refuse if Python collected them during a workflow's turn.
+    """
+    pool.shutdown(cancel_futures=True)
+    gc.collect()
 
 
 def _share(handlers: Mapping[str, RoleHandler], flags: Any) -> None:
