@@ -78,7 +78,7 @@ class Attempt:
         """Run the body to its end; raises ApplicationError or CancelledError as the workflow expects them."""
         if self._info.attempt > 1:
             raise failed_attempt(lost("lease_lost", "the worker that ran this attempt fell silent"))
-        work = asyncio.create_task(self._host.home.run_to_end(self._guarded()))
+        work = asyncio.create_task(self._host.home.run_to_end(guarded(self._host, self._attempt, self._body)))
         attendance = asyncio.create_task(self._attend())
         try:
             return await self._until_done(work)
@@ -86,21 +86,6 @@ class Attempt:
             raise failed_attempt(error.failure) from None
         finally:
             attendance.cancel()
-
-    async def _guarded(self) -> AttemptResult:
-        try:
-            await self._check_deployment()
-            return await self._body.run()
-        except FlowKitError as error:
-            raise AttemptFailed(from_error(error)) from None
-
-    async def _check_deployment(self) -> None:
-        ours = await durably(self._host.tasks.deployment)
-        if self._attempt.deployment and self._attempt.deployment != ours:
-            raise WrongDeployment(
-                f"the engine's database is deployment {self._attempt.deployment}, this worker's is {ours}: "
-                "give both the same MongoDB database"
-            )
 
     async def _until_done(self, work: asyncio.Task[AttemptResult]) -> AttemptResult:
         while not work.done():
@@ -210,6 +195,24 @@ class Attempt:
                 await own_run.cancel(reason=reason)
         except (FlowKitError, RPCError) as error:
             _logger.warning("could not cancel task %s in Temporal: %s", self._attempt.task_id, error)
+
+
+async def guarded(host: Host, attempt: AttemptInput, body: Body) -> AttemptResult:
+    """Run the body on its own database only; our errors leave as AttemptFailed."""
+    try:
+        await _check_deployment(host, attempt)
+        return await body.run()
+    except FlowKitError as error:
+        raise AttemptFailed(from_error(error)) from None
+
+
+async def _check_deployment(host: Host, attempt: AttemptInput) -> None:
+    ours = await durably(host.tasks.deployment)
+    if attempt.deployment and attempt.deployment != ours:
+        raise WrongDeployment(
+            f"the engine's database is deployment {attempt.deployment}, this worker's is {ours}: "
+            "give both the same MongoDB database"
+        )
 
 
 def _handed_over(message: str) -> AttemptFailure:

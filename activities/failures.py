@@ -16,8 +16,14 @@ from flowkit.models import AttemptFailure, FailureKind
 
 
 def refusal(error: FlowKitError) -> ApplicationError:
-    """`error` as an engine activity raises it: retried natively only when it says that it may heal."""
-    return ApplicationError(cut(str(error)), type=error.code, non_retryable=not error.retryable)
+    """`error` as an engine activity raises it: retried natively only when it says that it may heal.
+
+    A refusal is an answer like any other: Temporal's log need not show it with a traceback.
+    """
+    category = ApplicationErrorCategory.UNSPECIFIED if error.retryable else ApplicationErrorCategory.BENIGN
+    return ApplicationError(
+        cut(str(error)), type=error.code, non_retryable=not error.retryable, category=category
+    )
 
 
 def failed_attempt(failure: AttemptFailure) -> ApplicationError:

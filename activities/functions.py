@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
+import uuid
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from temporalio import activity
+from temporalio.common import RawValue
+from temporalio.exceptions import ApplicationError
 
-from flowkit.activities.attempts import Attempt, AttemptFailed, Host
-from flowkit.activities.failures import cut
+from flowkit.activities.attempts import Attempt, AttemptFailed, Host, guarded
+from flowkit.activities.failures import cut, failed_attempt, lost
 from flowkit.activities.roles import begin, mark
+from flowkit.adapters.coordinator import IN_ONE_UPDATE, CoordinatorAdapters
+from flowkit.adapters.node_writes import NodeWrite
 from flowkit.adapters.patience import durably
-from flowkit.errors import FlowKitError
+from flowkit.errors import AdapterError, FlowKitError
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, FailureKind
 
 if TYPE_CHECKING:
@@ -22,19 +28,21 @@ if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
 
 Function = Any
-"""`async def fn(task_id, **fn_args)`; a plain function is allowed."""
+"""`async def fn(task_id, **fn_args)`; a plain function is called on a thread."""
 
 
-async def noop(task_id: str, **anything: Any) -> dict[str, Any]:
-    """Do nothing, whatever the arguments."""
-    return {"ok": True}
+def is_built_in(function: Function) -> bool:
+    """Whether this is one of ours, of which a node's call counts once whatever happens."""
+    return isinstance(getattr(function, "__self__", None), CoordinatorAdapters)
 
 
-BUILT_IN: dict[str, Function] = {"noop": noop}
+def built_in(functions: Mapping[str, Function]) -> tuple[str, ...]:
+    """Names of the functions that are ours and not replaced by others."""
+    return tuple(sorted(name for name, function in functions.items() if is_built_in(function)))
 
 
 class FunctionActivities:
-    """The activities of an engine's coordinator functions."""
+    """The activities of an engine's coordinator functions. `functions` is read at every call: it may grow."""
 
     def __init__(self, *, host: Host, artifacts: ArtifactStore, functions: Mapping[str, Function]) -> None:
         self._host = host
@@ -46,11 +54,47 @@ class FunctionActivities:
 
         @activity.defn(name=name)
         async def run_function(attempt: AttemptInput) -> AttemptResult:
-            run_id = activity.info().workflow_run_id or ""
-            body = FunctionBody(self._host, self._artifacts, attempt, run_id, self._functions[name])
-            return await Attempt(self._host, attempt, body).run()
+            return await self._run(name, attempt)
 
         return run_function
+
+    def any(self) -> Callable[..., Awaitable[AttemptResult]]:
+        """One activity for every name, also those that are registered later."""
+
+        @activity.defn(dynamic=True)
+        async def run_any_function(args: Sequence[RawValue]) -> AttemptResult:
+            [raw] = args
+            attempt = activity.payload_converter().from_payload(raw.payload, AttemptInput)
+            return await self._run(activity.info().activity_type, attempt)
+
+        return run_any_function
+
+    async def _run(self, name: str, attempt: AttemptInput) -> AttemptResult:
+        function = self._functions.get(name)
+        if function is None:
+            raise failed_attempt(lost("dispatch_lost", self._unknown(name)))
+        run_id = activity.info().workflow_run_id or ""
+        if not is_built_in(function):
+            body = FunctionBody(self._host, self._artifacts, attempt, run_id, function)
+            return await self._attended(attempt, body)
+        built_in_body = BuiltInBody(self._host, self._artifacts, attempt, run_id, function)
+        if not activity.info().is_local:
+            return await Attempt(self._host, attempt, built_in_body).run()
+        try:
+            return await self._host.home.run(guarded(self._host, attempt, built_in_body))
+        except AttemptFailed as error:
+            raise failed_attempt(error.failure) from None
+
+    async def _attended(self, attempt: AttemptInput, body: FunctionBody) -> AttemptResult:
+        if activity.info().is_local:
+            raise ApplicationError("not a built-in function here", type="not_local", non_retryable=True)
+        return await Attempt(self._host, attempt, body).run()
+
+    def _unknown(self, name: str) -> str:
+        return (
+            f"engine {self._host.worker_id} has no coordinator function {name!r}: give every engine of the queue "
+            "the same functions"
+        )
 
 
 class FunctionBody:
@@ -64,10 +108,10 @@ class FunctionBody:
         self._attempt = attempt
         self._run_id = run_id
         self._function = function
-        self._call: asyncio.Task[None] | None = None
+        self._call: asyncio.Task[Any] | None = None
 
     def cancel(self, reason: str, grace_sec: float) -> None:
-        """Functions have no flag to look at: the call is cancelled."""
+        """Functions have no flag to look at: the call is cancelled. One on a thread is left behind."""
         if self._call is not None:
             self._call.cancel(reason)
 
@@ -75,28 +119,100 @@ class FunctionBody:
         """The whole attempt, from its first write to its last."""
         host, attempt = self._host, self._attempt
         await begin(host.tasks, self._artifacts, attempt, self._run_id, host.worker_id)
+        answer = await self._answer()
+        await mark(self._artifacts, attempt, self._meta(answer), host.worker_id)
+        await durably(lambda: host.tasks.finish_attempt(attempt, self._run_id, time.time()))
+        return AttemptResult(worker_id=host.worker_id)
+
+    async def _answer(self) -> Any:
         self._call = asyncio.create_task(self._invoke())
         try:
-            await self._call
+            return await self._call
         except (FlowKitError, asyncio.CancelledError):
             raise
         except Exception as error:
             raise AttemptFailed(_failure(error)) from error
-        await mark(self._artifacts, attempt, {}, host.worker_id)
-        await durably(lambda: host.tasks.finish_attempt(attempt, self._run_id, time.time()))
-        return AttemptResult(worker_id=host.worker_id)
 
-    async def _invoke(self) -> None:
-        outcome = self._function(self._attempt.task_id, **self._attempt.io.fn_args)
-        if inspect.isawaitable(outcome):
-            await outcome
+    async def _invoke(self) -> Any:
+        arguments = self._arguments()
+        check_arguments(self._attempt.io.fn, self._function, self._attempt.task_id, arguments)
+        return await called(self._function, self._attempt.task_id, arguments)
+
+    def _arguments(self) -> dict[str, Any]:
+        """`fn_args`; a `target` names this node unless it names another."""
+        arguments = dict(self._attempt.io.fn_args)
+        if isinstance(arguments.get("target"), dict):
+            arguments["target"] = {"node_id": self._attempt.node_id} | arguments["target"]
+        return arguments
+
+    def _meta(self, answer: Any) -> dict[str, Any]:
+        """What the node's complete marker holds."""
+        return {}
+
+
+class BuiltInBody(FunctionBody):
+    """One call of a built-in function; its effect counts once for each generation of the node."""
+
+    async def run(self) -> AttemptResult:
+        """The whole attempt: in one update and a marker where the function is one write."""
+        if self._function.__name__ not in IN_ONE_UPDATE:
+            return await super().run()
+        write = self._write()
+        self._function = getattr(self._function.__self__.for_node(write), self._function.__name__)
+        try:
+            await self._answer()
+        except AdapterError:
+            await durably(
+                lambda: self._host.tasks.begin_attempt(self._attempt, self._run_id, write.lease, write.at)
+            )
+            raise
+        await mark(self._artifacts, self._attempt, {}, self._host.worker_id)
+        return AttemptResult(worker_id=self._host.worker_id)
+
+    async def _invoke(self) -> Any:
+        arguments = self._arguments()
+        check_arguments(self._attempt.io.fn, self._function, self._attempt.task_id, arguments)
+        return await durably(lambda: self._function(self._attempt.task_id, **arguments))
+
+    def _write(self) -> NodeWrite:
+        now = time.time()
+        lease = {
+            "worker_id": self._host.worker_id,
+            "lease_id": str(uuid.uuid4()),
+            "deadline_ts_ms": int(now * 1000),
+        }
+        return NodeWrite(attempt=self._attempt, run_id=self._run_id, lease=lease, at=now)
+
+    def _meta(self, answer: Any) -> dict[str, Any]:
+        """A merge whose target is the node itself is the node's own artifact."""
+        target = self._arguments().get("target")
+        own = isinstance(target, dict) and target.get("node_id") == self._attempt.node_id
+        meta: dict[str, Any] = answer["meta"] if own and "meta" in answer else {}
+        return meta
+
+
+def check_arguments(name: str, function: Function, task_id: str, arguments: Mapping[str, Any]) -> None:
+    """AdapterError when the function cannot be called with these arguments: no other try would help."""
+    try:
+        inspect.signature(function).bind(task_id, **arguments)
+    except TypeError as error:
+        raise AdapterError(f"io.fn_args do not fit {name!r}: {error}") from None
+    except ValueError:
+        return
+
+
+async def called(function: Function, task_id: str, arguments: Mapping[str, Any]) -> Any:
+    """What the function answers; a plain one runs on a thread, so that it blocks nobody."""
+    if any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
+        return await function(task_id, **arguments)
+    answer = await asyncio.to_thread(function, task_id, **arguments)
+    return await answer if inspect.isawaitable(answer) else answer
 
 
 def _failure(error: Exception) -> AttemptFailure:
-    permanent = isinstance(error, (TypeError, ValueError, KeyError))
     return AttemptFailure(
         kind=FailureKind.FAILURE,
-        code="bad_input" if permanent else "unexpected_error",
+        code="unexpected_error",
         message=cut(f"{type(error).__name__}: {error}"),
-        permanent=permanent,
+        permanent=False,
     )

@@ -42,16 +42,25 @@ def shortened(method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, A
     async def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return await method(*args, **kwargs)
-        except _UNAVAILABLE as error:
-            raise StoreUnavailable(_short("MongoDB does not answer", error)) from None
         except pymongo_errors.PyMongoError as error:
-            if getattr(error, "code", None) in _TRANSIENT_CODES:
-                raise StoreUnavailable(_short("MongoDB cannot write now", error)) from None
+            if unavailable(error):
+                raise StoreUnavailable(_short("MongoDB does not answer", error)) from None
             raise StoreRefused(_short("MongoDB refused", error)) from None
         except (OverflowError, BSONError) as error:
             raise StoreRefused(_short("MongoDB cannot hold this", error)) from None
 
     return call
+
+
+def unavailable(error: pymongo_errors.PyMongoError) -> bool:
+    """Whether the same call may succeed later: the server is away, or changes its state."""
+    return isinstance(error, _UNAVAILABLE) or code_of(error) in _TRANSIENT_CODES
+
+
+def code_of(error: pymongo_errors.PyMongoError) -> int | None:
+    """The server's code of an error, if it is the server's."""
+    code: int | None = getattr(error, "code", None)
+    return code
 
 
 def _short(what: str, error: Exception) -> str:

@@ -137,7 +137,7 @@ class TaskStore:
         if before is None:
             await self._explain_refusal(attempt, run_id)
         elif before.get("closed_run_id"):
-            await self._reopen(attempt.task_id, run_id)
+            await self.reopen(attempt.task_id, run_id)
 
     async def _explain_refusal(self, attempt: AttemptInput, run_id: str) -> None:
         stored = await self._tasks.find_one({"id": attempt.task_id}, {**_NODE_STATES, "closed_run_id": 1})
@@ -150,7 +150,8 @@ class TaskStore:
             raise StoreRefused(f"the document of task {attempt.task_id!r} has another graph")
         raise EpochTaken(nodes[attempt.index]["attempt_epoch"])
 
-    async def _reopen(self, task_id: str, run_id: str) -> None:
+    @shortened
+    async def reopen(self, task_id: str, run_id: str) -> None:
         """A newer run goes on with a task that was closed in between (Temporal's Reset after a sweep)."""
         await self._tasks.update_one(
             {"id": task_id, "closed_run_id": {"$ne": run_id}},

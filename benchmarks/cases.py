@@ -8,7 +8,7 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import baseline
+from benchmarks import baseline, baseline_functions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -29,12 +29,16 @@ class Case:
     repeats: int = 1
     per_node: bool = True
     """Judged by milliseconds a node; else by nodes a second."""
+    functions: bool = False
+    """Nodes are built-in coordinator functions, not attempts of a role."""
+    target: str = "<= 1.10"
 
 
 CASES = (
     Case(name="chain of 30", nodes=30, repeats=3),
-    Case(name="100 tasks x 10 nodes", nodes=10, tasks=100, per_node=False),
+    Case(name="100 tasks x 10 nodes", nodes=10, tasks=100, per_node=False, target=">= 0.90"),
     Case(name="fan-out of 500", nodes=500, wide=True),
+    Case(name="20 functions in a row", nodes=20, repeats=5, functions=True, target="<= 1.30"),
 )
 
 
@@ -50,10 +54,12 @@ def by_hand(client: Client) -> Callable[[Case], Awaitable[None]]:
     """Runs one task of a case on the hand-written workflow."""
 
     async def run_one(case: Case) -> None:
+        ruler: Any = baseline.Baseline.run
+        queue = baseline.QUEUE
+        if case.functions:
+            ruler, queue = baseline_functions.BaselineFunctions.run, baseline_functions.QUEUE
         plan = {"nodes": case.nodes, "wide": case.wide}
-        await client.execute_workflow(
-            baseline.Baseline.run, plan, id=f"baseline-{uuid.uuid4()}", task_queue=baseline.QUEUE
-        )
+        await client.execute_workflow(ruler, plan, id=f"baseline-{uuid.uuid4()}", task_queue=queue)
 
     return run_one
 
@@ -68,11 +74,15 @@ def by_flowkit(tasks: TaskClient) -> Callable[[Case], Awaitable[None]]:
     return run_one
 
 
+_BATCH = {"type": "bench"}
+_INCREMENT = {"type": "coordinator_fn", "io": {"fn": "vars.incr", "fn_args": {"key": "n"}}}
+
+
 def graph_of(case: Case) -> dict[str, Any]:
     """The case as a graph."""
 
     def node(index: int) -> dict[str, Any]:
         parents = [] if case.wide or index == 0 else [f"n{index - 1}"]
-        return {"node_id": f"n{index}", "type": "bench", "depends_on": parents}
+        return {"node_id": f"n{index}", "depends_on": parents, **(_INCREMENT if case.functions else _BATCH)}
 
     return {"nodes": [node(index) for index in range(case.nodes)]}

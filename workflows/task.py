@@ -122,6 +122,7 @@ class Task:
             epoch_of=epoch_of,
             progress_of=lambda node: sum(progress(walk.states[index_of[name]]) for name in node.pulls_from),
             stirred=self._stir,
+            alone=lambda: len(self._running) == 1,
         )
 
     def _start(self, ready: list[int]) -> None:

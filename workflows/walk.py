@@ -9,15 +9,15 @@ import asyncio
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import FailureError, is_cancelled_exception
 
 from flowkit.limits import ACTIVATION_INPUT_BYTES, LAST_ERROR_CHARS
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, FailureKind, NodeStatus, slim
-from flowkit.workflows.failures import read_failure
+from flowkit.workflows.failures import NOT_REGISTERED, is_reported, read_failure
 from flowkit.workflows.policy import Again, decide
 
 if TYPE_CHECKING:
@@ -28,9 +28,13 @@ if TYPE_CHECKING:
 _NATIVE_RETRY = RetryPolicy(
     initial_interval=timedelta(seconds=1),
     backoff_coefficient=1.0,
-    non_retryable_error_types=["TemporalTimeout:StartToClose"],
+    non_retryable_error_types=["TemporalTimeout:StartToClose", NOT_REGISTERED],
 )
 """Temporal itself retries nothing but a lost heartbeat: everything an executor reports is non-retryable."""
+
+_ONE_TRY = RetryPolicy(maximum_attempts=1)
+_LOCAL_TIMEOUT = timedelta(seconds=2)
+"""A local activity makes the task deaf to cancels: what takes longer goes through the server."""
 
 _NO_TIMEOUT = timedelta(days=365)
 _INPUT_OVERHEAD = 500
@@ -51,6 +55,8 @@ class Flight:
     """Told when a node begins to wait for its retry, and when it goes on."""
     progress_of: Callable[[Node], int] = lambda node: 0
     """A number that changes when a source of a pulling node begins an attempt or ends."""
+    alone: Callable[[], bool] = lambda: False
+    """Whether only one node is open, so that a local activity holds nobody up."""
     in_flight: int = 0
     _slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)
     _spent: int = 0
@@ -129,21 +135,24 @@ async def _attempt(flight: Flight, node: Node, state: NodeState) -> AttemptFailu
         flight.stirred(node.index)
     try:
         await _execute(flight, node, state)
-    except ActivityError as error:
+    except FailureError as error:
         unasked = AttemptFailure(kind=FailureKind.FAILURE, code="cancelled_by_worker")
         return read_failure(error) or unasked
     return None
 
 
 async def _execute(flight: Flight, node: Node, state: NodeState) -> AttemptResult:
-    settings = flight.settings
+    given, settings = slim(_input(flight, node, state)), flight.settings
+    quick = node.is_function and node.io.fn in settings.local_functions and flight.alone()
+    if quick and (done := await _execute_quickly(node, given)) is not None:
+        return done
     queue, name, default = f"{settings.queue}.{node.type}", node.type, None
     if node.is_function:
         queue, name, default = settings.queue, node.io.fn, settings.function_timeout_sec
     timeout = node.timeout_sec or default
     result: AttemptResult = await workflow.execute_activity(
         name,
-        slim(_input(flight, node, state)),
+        given,
         result_type=AttemptResult,
         task_queue=queue,
         activity_id=f"{node.node_id}.{state.epoch}",
@@ -153,6 +162,24 @@ async def _execute(flight: Flight, node: Node, state: NodeState) -> AttemptResul
         retry_policy=_NATIVE_RETRY,
         cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
     )
+    return result
+
+
+async def _execute_quickly(node: Node, given: dict[str, Any]) -> AttemptResult | None:
+    """One try of a built-in function without a round trip through the server; None when that was not to be."""
+    try:
+        result: AttemptResult = await workflow.execute_local_activity(
+            node.io.fn,
+            given,
+            result_type=AttemptResult,
+            schedule_to_close_timeout=_LOCAL_TIMEOUT,
+            retry_policy=_ONE_TRY,
+            summary=node.node_id[:_SUMMARY_CHARS],
+        )
+    except FailureError as error:
+        if is_cancelled_exception(error) or is_reported(error):
+            raise
+        return None
     return result
 
 

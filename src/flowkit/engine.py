@@ -14,7 +14,7 @@ from temporalio.worker import Worker
 
 from flowkit.activities.attempts import Host
 from flowkit.activities.failures import failed_attempt
-from flowkit.activities.functions import FunctionActivities
+from flowkit.activities.functions import FunctionActivities, built_in
 from flowkit.activities.home import HomeLoop
 from flowkit.activities.tasks import TaskActivities
 from flowkit.adapters.artifacts import ArtifactStore
@@ -49,7 +49,11 @@ _logger = logging.getLogger("flowkit.engine")
 
 
 def settings_of(
-    config: CoordinatorConfig, *, deployment: str, search_attributes: tuple[str, ...]
+    config: CoordinatorConfig,
+    *,
+    deployment: str,
+    search_attributes: tuple[str, ...],
+    functions: Mapping[str, Function],
 ) -> Settings:
     """The part of an engine's settings that a task keeps."""
     return Settings(
@@ -62,11 +66,17 @@ def settings_of(
         hold_starts_bytes=config.hold_starts_bytes,
         deployment=deployment,
         search_attributes=search_attributes,
+        local_functions=built_in(functions),
     )
 
 
 async def prepared_settings(
-    client: Client, *, config: CoordinatorConfig, tasks: TaskStore, artifacts: ArtifactStore
+    client: Client,
+    *,
+    config: CoordinatorConfig,
+    tasks: TaskStore,
+    artifacts: ArtifactStore,
+    functions: Mapping[str, Function],
 ) -> Settings:
     """Create the indexes, and ask both servers for what a task's settings hold beside the configuration."""
     await tasks.prepare()
@@ -75,6 +85,7 @@ async def prepared_settings(
         config,
         deployment=await tasks.deployment(),
         search_attributes=await registered_search_attributes(client),
+        functions=functions,
     )
 
 
@@ -87,8 +98,12 @@ def engine_activities(
     home: HomeLoop,
     functions: Mapping[str, Function],
     identity: str,
+    by_name: bool = False,
 ) -> list[Callable[..., Any]]:
-    """Everything a worker of the engine's queue answers beside the Task workflow."""
+    """Everything a worker of the engine's queue answers beside the Task workflow.
+
+    One activity stands for all functions, unless the worker is somebody else's, who may have one of that kind.
+    """
     own = TaskActivities(
         tasks=tasks,
         artifacts=artifacts,
@@ -99,7 +114,7 @@ def engine_activities(
     )
     host = Host(tasks=tasks, home=home, worker_id=identity)
     calls = FunctionActivities(host=host, artifacts=artifacts, functions=functions)
-    return [*own.all, *(calls.of(name) for name in functions)]
+    return [*own.all, *([calls.of(name) for name in functions] if by_name else [calls.any()])]
 
 
 def engine_worker(
@@ -188,7 +203,11 @@ class EngineDuty(Duty):
     async def start(self, worker: Worker) -> None:
         """As an engine starts, without its thread."""
         settings = await prepared_settings(
-            worker.client, config=self._config, tasks=self._tasks, artifacts=self._artifacts
+            worker.client,
+            config=self._config,
+            tasks=self._tasks,
+            artifacts=self._artifacts,
+            functions=self._functions,
         )
         self.made(
             engine_activities(
@@ -199,6 +218,7 @@ class EngineDuty(Duty):
                 home=HomeLoop(),
                 functions=self._functions,
                 identity=worker.config(active_config=True).get("identity") or worker.client.identity,
+                by_name=True,
             )
         )
         sweep = Sweep(worker.client, self._tasks)

@@ -10,6 +10,7 @@
     + TaskIdTaken
     + WrongDeployment
     + BadInput
+    + AdapterError
 """
 
 from __future__ import annotations
@@ -98,3 +99,9 @@ class BadInput(FlowKitError):
     def __init__(self, message: str, code: str = "bad_input_args") -> None:
         self.reason_code = code
         super().__init__(message)
+
+
+class AdapterError(FlowKitError):
+    """A coordinator function cannot do what it was asked to; trying again changes nothing."""
+
+    code = "adapter_error"

@@ -29,6 +29,27 @@ CLOSE_ERRORS_CHARS = 200_000
 BATCH_META_BYTES = 8_000_000
 """BSON size of one batch's metrics, which become the artifact's `meta`."""
 
+VARS_KEYS = 256
+"""Paths that one operation on a task's variables names."""
+
+VARS_DEPTH = 14
+"""Segments of a variable's path, below `coordinator.vars`."""
+
+VARS_PATH_CHARS = 512
+"""A variable's path, with `coordinator.vars.` before it."""
+
+VARS_SEGMENT_CHARS = 128
+"""One segment of a variable's path."""
+
+VARS_VALUE_BYTES = 65_536
+"""One value that is a text (as UTF-8) or bytes."""
+
+VARS_BYTES = 1_000_000
+"""BSON size of all variables of a task; looked at by operations that bring more than VARS_UNCHECKED_BYTES."""
+
+VARS_UNCHECKED_BYTES = 1_000
+"""BSON size of an operation that is too small to be worth a look at what is there already."""
+
 ACTIVATION_INPUT_BYTES = 1_000_000
 """Inputs of attempts scheduled in one workflow task."""
 

@@ -55,23 +55,9 @@ class NodeStatus(StrEnum):
 _ENDED = frozenset({NodeStatus.FINISHED, NodeStatus.FAILED, NodeStatus.CANCELLED, NodeStatus.SKIPPED})
 
 RUNTIME_KEYS = frozenset(
-    [
-        "status",
-        "attempt_epoch",
-        "lease",
-        "stats",
-        "streaming",
-        "started_at",
-        "finished_at",
-        "last_event_recv_ms",
-        "next_retry_at_ms",
-        "last_error",
-        "stats_cached_at",
-        "cancel_requested_at",
-        "coordinator",
-        "skip_reason",
-        "run_id",
-    ]
+    {"status", "attempt_epoch", "lease", "stats", "streaming", "started_at", "finished_at", "run_id"}
+    | {"last_event_recv_ms", "next_retry_at_ms", "last_error", "stats_cached_at", "cancel_requested_at"}
+    | {"coordinator", "skip_reason", "applied_generation"}
 )
 """Fields of a node that an engine writes; a graph taken from a task document may hold them, and they are ignored."""
 
@@ -223,6 +209,8 @@ class Settings:
     """Id of the engine's database."""
     search_attributes: tuple[str, ...] = ()
     """Search attributes known to be registered."""
+    local_functions: tuple[str, ...] = ()
+    """Built-in coordinator functions of the engine: each is one write, tried without a round trip through the server."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from temporalio.converter import CompositePayloadConverter, DataConverter, Defau
 from temporalio.plugin import SimplePlugin
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
-from flowkit.activities.functions import BUILT_IN
+from flowkit.adapters.coordinator import default_adapters
 from flowkit.config import DEFAULT_QUEUE, CoordinatorConfig, WorkerConfig
 from flowkit.engine import Duty, EngineDuty, activity_name, with_task
 from flowkit.errors import ConfigError
@@ -65,7 +65,10 @@ class FlowKitPlugin(SimplePlugin):
         )
         self._db = db
         self._config, self._worker_config = _agreeing(config, worker_config)
-        self._functions: dict[str, Function] = {**BUILT_IN, **(functions or {})}
+        self._functions: dict[str, Function] = {
+            **(default_adapters(db=db) if db is not None else {}),
+            **(functions or {}),
+        }
         self._handlers = dict(handlers or {})
         self._duties: list[Duty] = []
 

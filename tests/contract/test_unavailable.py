@@ -37,6 +37,7 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "insert_task": lambda tasks: tasks.insert_task(new_task("a")),
     "open_task": lambda tasks: tasks.open_task(opening("a")),
     "begin_attempt": lambda tasks: tasks.begin_attempt(attempt(), RUN, {}, AT),
+    "reopen": lambda tasks: tasks.reopen(TASK, RUN),
     "extend_lease": lambda tasks: tasks.extend_lease(attempt(), RUN, 1, AT),
     "finish_attempt": lambda tasks: tasks.finish_attempt(attempt(), RUN, AT),
     "check_hold": lambda tasks: tasks.check_hold(attempt(), RUN),

@@ -86,7 +86,7 @@ GRAPHS: dict[str, Bad] = {
     "role": bad(one(type="a b"), "node 'extract'", "type", "'a b'", ROLE_RULE),
     "role_long": bad(one(type="a" * 101), "node 'extract'", "type", ROLE_RULE),
     "function_typo": bad(function("nooop"), "node 'call'", "io.fn", "'nooop'", "did you mean 'noop'?"),
-    "function": bad(function("zzzz"), "node 'call'", "io.fn", "'zzzz'", "known here: noop"),
+    "function": bad(function("zzzz"), "node 'call'", "io.fn", "'zzzz'", "known here: merge.generic"),
     "io_large": bad(one(io={"input_ref": {"key": LONG}}), "'extract'", "io is 64,", "more than 64,000"),
     "input_large": bad(one(), "1,0", "bytes", "1,000,000", "reference", params={"p": "x" * 1_000_000}),
     "nodes_many": bad({"nodes": [node(f"n{i}") for i in range(5_001)]}, "5,001", "5,000", "split"),

@@ -207,9 +207,14 @@ async def test_coordinator_functions_run_in_the_engine_and_fail_like_nodes(world
     await world.result(task_id)
     assert called == [(task_id, {"x": 1})]
     failing = await world.create(
-        {"node_id": "f", "type": "coordinator_fn", "io": {**call, "fn_args": {"fail": True}}}
+        {
+            "node_id": "f",
+            "type": "coordinator_fn",
+            "io": {**call, "fn_args": {"fail": True}},
+            "retry_policy": {"max": 0},
+        }
     )
-    assert "bad_input: ValueError: no such thing" in (await failure_of(world, failing)).message
+    assert "unexpected_error: ValueError: no such thing" in (await failure_of(world, failing)).message
 
 
 async def test_creating_a_task_twice_under_one_id_runs_it_once(world: World) -> None:

@@ -11,13 +11,15 @@ import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit import version
-from flowkit.activities.functions import BUILT_IN
 from flowkit.activities.home import HomeLoop
 from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.coordinator import default_adapters
 from flowkit.adapters.store import TaskStore
+from flowkit.adapters.variables import Variables
 from flowkit.client import TaskCatalog, TaskClient
 from flowkit.config import CoordinatorConfig
 from flowkit.connection import WorkerThread, connect
+from flowkit.core.time import SystemClock
 from flowkit.engine import engine_worker, registered_search_attributes, settings_of
 from flowkit.sweep import Sweep
 from flowkit.workflows.endings import DEFAULT_CANCEL_REASON
@@ -42,7 +44,8 @@ class Coordinator:
 
     `db` is a Motor database (or one with its interface). `cfg` is copied; without it `CoordinatorConfig.load()` is
     used. `adapters` maps names of coordinator functions to `async def fn(task_id, **fn_args)` and adds to the built-in
-    ones. `client` is a Temporal client with `pydantic_data_converter`; without it `TEMPORAL_*` says where to connect.
+    ones; an entry made later, `coordinator.adapters[name] = fn`, serves from then on. `clock` gives the times that
+    functions write, `sensitive_detector` judges which variables look like secrets. `client` is a Temporal client with `pydantic_data_converter`; without it `TEMPORAL_*` says where to connect.
     """
 
     def __init__(
@@ -51,14 +54,18 @@ class Coordinator:
         db: Any,
         cfg: CoordinatorConfig | None = None,
         worker_types: list[str] | None = None,
+        clock: Any = None,
         adapters: dict[str, Any] | None = None,
+        sensitive_detector: Any = None,
         client: Client | None = None,
     ) -> None:
         self.db = db
         self.cfg = copy.deepcopy(cfg) if cfg is not None else CoordinatorConfig.load()
         if worker_types is not None:
             self.cfg = dataclasses.replace(self.cfg, worker_types=list(worker_types))
-        self.adapters: dict[str, Any] = {**BUILT_IN, **(adapters or {})}
+        self.clock = clock if clock is not None else SystemClock()
+        own = default_adapters(db=db, clock=self.clock, detector=sensitive_detector)
+        self.adapters: dict[str, Any] = {**own, **(adapters or {})}
         self.log = _logger
         self._given_client = client
         self._tasks = TaskStore(db)
@@ -83,6 +90,7 @@ class Coordinator:
             self.cfg,
             deployment=await self._tasks.deployment(),
             search_attributes=await registered_search_attributes(client),
+            functions=self.adapters,
         )
         await self._run(client, settings)
         self.log.info("engine %s runs tasks of queue %r", version.__version__, self.cfg.queue)
@@ -174,6 +182,13 @@ class Coordinator:
         ConfigError for an unknown status or a limit below 1, StoreUnavailable when MongoDB does not answer.
         """
         return await TaskCatalog(self.db).list_tasks(status, limit)
+
+    async def vars(self, task_id: str) -> dict[str, Any]:
+        """A task's variables, `{}` while it has none. Needs no Temporal.
+
+        AdapterError for an unknown task, StoreUnavailable when MongoDB does not answer.
+        """
+        return await Variables(self._tasks).read(task_id)
 
     async def _ask(self, question: Callable[[TaskClient], Awaitable[T]]) -> T:
         return await question(await self._task_client())

@@ -1,0 +1,178 @@
+"""CoordinatorAdapters: the built-in coordinator functions, for graphs and for Python (spec: CoordinatorAdapters).
+
+Called from Python they are done as often as they are called. Called by a `coordinator_fn` node they are done once for
+each generation of the node, whatever is retried or dies in between.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from flowkit.adapters import vars as rules
+from flowkit.adapters.bookkeeping import Bookkeeping
+from flowkit.adapters.sensitive import Detector
+from flowkit.adapters.store import TaskStore
+from flowkit.adapters.variables import Variables
+from flowkit.errors import AdapterError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+    from flowkit.adapters.mongo import Database
+    from flowkit.adapters.node_writes import NodeWrite
+    from flowkit.adapters.vars import Change
+
+    Answer = Awaitable[dict[str, Any]]
+
+_logger = logging.getLogger("flowkit.coord.adapters")
+
+METHODS = {
+    "vars.set": "vars_set",
+    "vars.merge": "vars_merge",
+    "vars.incr": "vars_incr",
+    "vars.unset": "vars_unset",
+    "merge.generic": "merge_generic",
+    "metrics.aggregate": "metrics_aggregate",
+    "noop": "noop",
+}
+"""Built-in functions by their names in graphs."""
+
+IN_ONE_UPDATE = frozenset({"vars_set", "vars_merge", "vars_incr", "vars_unset", "noop"})
+"""Methods whose one write takes a function node from its begin to its end."""
+
+
+class CoordinatorAdapters:
+    """Changes to a task's variables and bookkeeping, each checked before anything is written.
+
+    `db` is a Motor database, or one with its interface; `clock` gives the times that documents show (see
+    `flowkit.core.time`); `detector` judges which values look like secrets, in any of the forms of `sensitive.Detector`.
+
+    AdapterError names what is wrong: an unknown task, a bad path or value, a limit. StoreUnavailable: MongoDB does not
+    answer; whether the call was done is unknown then, as it has no identity.
+    """
+
+    def __init__(self, *, db: Database, clock: Any = None, detector: Any = None) -> None:
+        self._now = clock.now_dt if clock is not None else lambda: datetime.now(UTC)
+        self._variables = Variables(TaskStore(db), self._now)
+        self._books = Bookkeeping(db)
+        self._detector = Detector(detector)
+        self._node: NodeWrite | None = None
+
+    def for_node(self, write: NodeWrite) -> CoordinatorAdapters:
+        """The same functions as one attempt of a function node calls them."""
+        bound = object.__new__(CoordinatorAdapters)
+        bound.__dict__.update(self.__dict__, _node=write)
+        return bound
+
+    async def vars_set(self, task_id: str, **kv: Any) -> dict[str, Any]:
+        """Set variables: `kv={...}` or keywords, dotted paths or nested objects, all in one atomic write.
+
+        `block_sensitive=True` refuses values that look like secrets. Answers `{"ok": True, "touched": paths}`.
+        """
+        return await self._change(task_id, lambda: rules.setting(kv))
+
+    async def vars_merge(self, task_id: str, **kv: Any) -> dict[str, Any]:
+        """Merge a tree (`data={...}`, `kv={...}` or keywords) into the variables: its leaves overwrite.
+
+        `block_sensitive=True` refuses values that look like secrets. Answers `{"ok": True, "touched": paths}`.
+        """
+        return await self._change(task_id, lambda: rules.merging(kv))
+
+    async def vars_incr(self, task_id: str, *, key: str, by: float = 1) -> dict[str, Any]:
+        """Add `by` to a number, or begin with it. Answers `{"ok": True, "key": key, "by": by}`."""
+        await self._change(task_id, lambda: rules.incrementing(key, by))
+        return {"ok": True, "key": key, "by": by}
+
+    async def vars_unset(
+        self, task_id: str, *paths: str, keys: Iterable[str] | None = None
+    ) -> dict[str, Any]:
+        """Remove variables, present or not, then every object that is left without a leaf.
+
+        Answers `{"ok": True, "touched": paths}`.
+        """
+        answer = await self._change(task_id, lambda: rules.unsetting(paths, keys))
+        if answer["touched"] and (pruned := await self._variables.prune(task_id)):
+            self._log("coord.vars.unset.prune", task_id, keys=pruned, n=len(pruned))
+        return answer
+
+    async def merge_generic(
+        self, task_id: str, from_nodes: Sequence[str], target: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Sum up which of `from_nodes` are complete, in the complete artifact of `target["node_id"]`.
+
+        It merges bookkeeping, not data. A function node is its own target unless it names one; elsewhere that is
+        `coordinator`. Answers `{"ok": True, "meta": summary}`.
+        """
+        names = _node_ids(from_nodes)
+        if not isinstance(target, dict):
+            raise AdapterError(f"merge.generic: 'target' must be a dict, not {type(target).__name__}")
+        node_id = str(target.get("node_id") or "coordinator")
+        await self._books.place_of(task_id)
+        at = self._now().timestamp()
+        meta = await self._books.merged(task_id, names, at)
+        await self._books.store_merged(task_id, node_id, meta, at)
+        return {"ok": True, "meta": meta}
+
+    async def metrics_aggregate(self, task_id: str, node_id: str, *, mode: str = "sum") -> dict[str, Any]:
+        """Replace a node's `stats` with the sum of its metrics, or their mean with `mode="mean"`.
+
+        Final metrics count as well: a handler that returns totals under the keys of its batches counts twice.
+        Answers `{"ok": True, "mode": mode, "stats": {...}}`.
+        """
+        stats = await self._books.aggregated(task_id, node_id, mode)
+        await self._books.store_stats(task_id, node_id, stats, self._now().timestamp(), self._node)
+        return {"ok": True, "mode": mode, "stats": stats}
+
+    async def noop(self, task_id: str, **anything: Any) -> dict[str, Any]:
+        """Do nothing, whatever the arguments."""
+        if self._node is not None:
+            await self._variables.write(task_id, rules.NOTHING, self._node)
+        return {"ok": True}
+
+    async def _change(self, task_id: str, rule: Callable[[], Change]) -> dict[str, Any]:
+        change = rule()
+        hits = self._hits(change)
+        first = await self._variables.write(task_id, change, self._node)
+        if change.paths:
+            self._tell(task_id, change, hits, first=first)
+        return {"ok": True, "touched": len(change.paths)}
+
+    def _hits(self, change: Change) -> int:
+        hits = self._detector.hits((rules.full(path), value) for path, value in change.sets.items())
+        if hits and change.block_sensitive:
+            raise AdapterError(f"vars.{change.operation} blocked: {hits} sensitive-looking values")
+        return hits
+
+    def _tell(self, task_id: str, change: Change, hits: int, *, first: bool) -> None:
+        """One record with paths and counts, never a value."""
+        fields: dict[str, Any] = {"keys": change.paths, "n": len(change.paths)}
+        if change.sets:
+            fields["sensitive_hits"] = hits
+        for path, amount in change.adds.items():
+            fields |= {"key": rules.full(path), "by": amount}
+        operation = "set" if first and len(change.sets) > 1 else change.operation
+        self._log(f"coord.vars.{operation}", task_id, **fields)
+
+    def _log(self, event: str, task_id: str, **fields: Any) -> None:
+        told = {"event": event, "task_id": task_id, **fields}
+        _logger.info(
+            "%s task_id=%s %s", event, task_id, " ".join(f"{k}={v}" for k, v in fields.items()), extra=told
+        )
+
+
+def default_adapters(*, db: Database, clock: Any = None, detector: Any = None) -> dict[str, Any]:
+    """The built-in coordinator functions by their names in graphs."""
+    adapters = CoordinatorAdapters(db=db, clock=clock, detector=detector)
+    return {name: getattr(adapters, method) for name, method in METHODS.items()}
+
+
+def _node_ids(given: Any) -> list[str]:
+    if isinstance(given, (str, bytes)) or not isinstance(given, (list, tuple, set, frozenset)):
+        raise AdapterError(
+            f"merge.generic: 'from_nodes' must be a list of node ids, not {type(given).__name__}"
+        )
+    if wrong := [type(name).__name__ for name in given if not isinstance(name, str)]:
+        raise AdapterError(f"merge.generic: 'from_nodes' must hold node ids, not {wrong[0]}")
+    return list(given)

@@ -1,0 +1,199 @@
+"""A task's variables in MongoDB: what `vars` has checked, written in one update (spec: CoordinatorAdapters).
+
+What the update must find stands in its own filter, so that nothing is half-written and no concurrent write is lost;
+what matched nothing is looked into afterwards.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from pymongo import ReturnDocument
+from pymongo.errors import PyMongoError
+
+from flowkit.adapters import effects
+from flowkit.adapters import vars as rules
+from flowkit.adapters.mongo import code_of, shortened, unavailable
+from flowkit.errors import AdapterError, StoreUnavailable
+from flowkit.limits import VARS_UNCHECKED_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from flowkit.adapters.node_writes import NodeWrite
+    from flowkit.adapters.store import TaskStore
+    from flowkit.adapters.vars import Change, Tree
+
+_TRIES = 5
+"""Writes that may meet a document which was in order when it was looked into."""
+
+_PRUNES = 20
+
+_VARS = {"_id": 0, rules.ROOT: 1}
+_ENTRIES = dict.fromkeys(
+    (
+        f"graph.nodes.{name}"
+        for name in ("node_id", "attempt_epoch", "run_id", "status", "applied_generation")
+    ),
+    1,
+)
+
+
+class Variables:
+    """The variables of the tasks of one database."""
+
+    def __init__(self, tasks: TaskStore, now: Callable[[], datetime] | None = None) -> None:
+        self._store = tasks
+        self._tasks = tasks.database.tasks
+        self._now = now or (lambda: datetime.now(UTC))
+        self._last = datetime.min.replace(tzinfo=UTC)
+
+    async def write(self, task_id: str, change: Change, write: NodeWrite | None = None) -> bool:
+        """Make `change`, for a function node in the same update as the node's own fields.
+
+        Answers whether the task had no variables before; False when nobody needs to know. AdapterError names the path
+        that stands in the way, or the unknown task.
+        """
+        if change.sets and change.size > VARS_UNCHECKED_BYTES:
+            effects.check_total(await self.read(task_id), change)
+        for _ in range(_TRIES):
+            before = await self._update(task_id, change, write)
+            if before is not None:
+                return await self._written(change, write, before)
+            if await self._was_applied(task_id, change, write):
+                return False
+        raise StoreUnavailable(f"the variables of task {task_id!r} change too often for a write")
+
+    async def read(self, task_id: str) -> Tree:
+        """All variables of a task. AdapterError for an unknown one."""
+        return _variables(await self._document(task_id, _VARS))
+
+    async def prune(self, task_id: str) -> list[str]:
+        """Remove every object that holds no leaf; answers their paths. What is filled meanwhile stays."""
+        for _ in range(_PRUNES):
+            empty = effects.empty_objects(await self.read(task_id))
+            if not empty or await self._remove(task_id, empty):
+                return sorted(map(rules.full, empty))
+        return []
+
+    @shortened
+    async def _remove(self, task_id: str, empty: Tree) -> bool:
+        still = {rules.full(path): value for path, value in empty.items()}
+        done = await self._tasks.update_one(
+            {"id": task_id, **still},
+            {"$unset": dict.fromkeys(still, ""), "$set": {"updated_at": self._moment()}},
+        )
+        return bool(done.matched_count)
+
+    async def _update(self, task_id: str, change: Change, write: NodeWrite | None) -> Any:
+        """The document before the update, as far as somebody needs it; None when nothing matched."""
+        if write is None and not change.paths:
+            return await self._document(task_id, _VARS)
+        condition, update = _condition(task_id, change, write), self._fields(change, write)
+        shown = {"_id": 0, "id": 1, "closed_run_id": 1}
+        if change.operation == "merge" and len(change.sets) > 1:
+            shown[rules.ROOT] = 1
+        return await self._guarded(change, lambda: self._update_one(condition, update, shown))
+
+    async def _update_one(self, condition: Tree, update: Tree, shown: Tree) -> Any:
+        return await self._tasks.find_one_and_update(
+            condition, update, projection=shown, return_document=ReturnDocument.BEFORE
+        )
+
+    async def _guarded(self, change: Change, call: Callable[[], Awaitable[Any]]) -> Any:
+        """A driver's error as ours; its text may hold values, so only its code is told."""
+        try:
+            return await call()
+        except PyMongoError as error:
+            if unavailable(error):
+                raise StoreUnavailable(f"MongoDB does not answer ({type(error).__name__})") from None
+            raise AdapterError(
+                f"vars.{change.operation}: MongoDB refused to write {_some(change.paths)} (code {code_of(error)})"
+            ) from None
+
+    def _fields(self, change: Change, write: NodeWrite | None) -> Tree:
+        sets = {rules.full(path): value for path, value in change.sets.items()}
+        unsets = dict.fromkeys(map(rules.full, change.removes), "")
+        node = write.done | {"updated_at": self._moment()} if write else {"updated_at": self._moment()}
+        update: Tree = {"$set": node | sets}
+        if change.adds:
+            update["$inc"] = {rules.full(path): amount for path, amount in change.adds.items()}
+        if unsets or write:
+            update["$unset"] = unsets | (write.forgets if write else {})
+        return update
+
+    async def _written(self, change: Change, write: NodeWrite | None, before: Tree) -> bool:
+        if write and before.get("closed_run_id"):
+            await self._store.reopen(write.attempt.task_id, write.run_id)
+        if change.removes:
+            return False
+        return change.operation == "merge" and not _variables(before)
+
+    async def _was_applied(self, task_id: str, change: Change, write: NodeWrite | None) -> bool:
+        """Look into a document that the update did not match; True when the effect is counted already.
+
+        Raises what keeps the update from matching; False when it should match now.
+        """
+        document = await self._document(task_id, {**_VARS, **_ENTRIES})
+        if write and write.applied(document):
+            await self._finish_again(document, write)
+            return True
+        if write:
+            await self._store.begin_attempt(write.attempt, write.run_id, write.lease, write.at)
+        if problem := effects.conflict(_variables(document), change):
+            raise AdapterError(f"vars.{change.operation}: {problem}")
+        return False
+
+    async def _finish_again(self, document: Tree, write: NodeWrite) -> None:
+        """An attempt after the one that had the effect: it has nothing to do but to finish."""
+        if write.finished(document):
+            return
+        await self._store.begin_attempt(write.attempt, write.run_id, write.lease, write.at)
+        await self._store.finish_attempt(write.attempt, write.run_id, write.at)
+
+    @shortened
+    async def _document(self, task_id: str, shown: Tree) -> Tree:
+        found: Tree | None = await self._tasks.find_one({"id": task_id}, shown)
+        if found is None:
+            raise AdapterError(f"there is no task {task_id!r}")
+        return found
+
+    def _moment(self) -> datetime:
+        """Now, at least a millisecond after the last answer: `updated_at` grows with every write."""
+        now = self._now()
+        self._last = max(now, self._last + timedelta(milliseconds=1))
+        return self._last
+
+
+def _condition(task_id: str, change: Change, write: NodeWrite | None) -> Tree:
+    filters = [_object_or_nothing(path) for path in change.ancestors]
+    if change.removes:
+        filters = [_no_list(path) for path in change.ancestors]
+    filters += [_number_or_nothing(path) for path in change.adds]
+    condition: Tree = {"id": task_id} | (write.may_begin | write.not_applied if write else {})
+    return condition | ({"$and": filters} if filters else {})
+
+
+def _object_or_nothing(path: str) -> Tree:
+    where = rules.full(path)
+    return {"$or": [{where: {"$exists": False}}, {where: {"$type": "object"}}], **_no_list(path)}
+
+
+def _number_or_nothing(path: str) -> Tree:
+    where = rules.full(path)
+    return {"$or": [{where: {"$exists": False}}, {where: {"$type": "number"}}], **_no_list(path)}
+
+
+def _no_list(path: str) -> Tree:
+    """A type's condition is met by a list that holds one such element."""
+    return {rules.full(path): {"$not": {"$type": "array"}}}
+
+
+def _variables(document: Tree) -> Tree:
+    found: Tree = (document.get("coordinator") or {}).get("vars") or {}
+    return found
+
+
+def _some(paths: list[str]) -> str:
+    return ", ".join(paths[:3]) + (" and more" if len(paths) > 3 else "")

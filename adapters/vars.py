@@ -1,0 +1,235 @@
+"""Rules of a task's variables: paths, limits, flattening (spec: CoordinatorAdapters). Pure.
+
+Variables live under `coordinator.vars` of the task's document. Every rule that is broken raises AdapterError, which
+names the path and never a value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import bson
+from bson.errors import BSONError
+
+from flowkit.errors import AdapterError
+from flowkit.limits import (
+    VARS_DEPTH,
+    VARS_KEYS,
+    VARS_PATH_CHARS,
+    VARS_SEGMENT_CHARS,
+    VARS_VALUE_BYTES,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = "coordinator.vars"
+"""Where a task's variables stand in its document."""
+
+_SHOWN_CHARS = 120
+LARGEST_INT = 2**63 - 1
+"""Of MongoDB's integers."""
+
+Tree = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """One operation, checked and ready to be written. Paths stand below `coordinator.vars`."""
+
+    operation: str
+    """`set`, `merge`, `incr`, `unset`; `noop` changes nothing."""
+    sets: Mapping[str, Any] = field(default_factory=dict)
+    adds: Mapping[str, int | float] = field(default_factory=dict)
+    removes: tuple[str, ...] = ()
+    block_sensitive: bool = False
+
+    @property
+    def paths(self) -> list[str]:
+        """Full paths of everything it names, sorted."""
+        return sorted(full(path) for path in (*self.sets, *self.adds, *self.removes))
+
+    @property
+    def ancestors(self) -> list[str]:
+        """Every path that must hold an object, or nothing, for the operation to reach its leaves."""
+        named = (*self.sets, *self.adds, *self.removes)
+        return sorted({above for path in named for above in ancestors(path)})
+
+    @property
+    def size(self) -> int:
+        """BSON size of what it brings."""
+        return size(dict(self.sets))
+
+
+NOTHING = Change(operation="noop")
+
+
+def full(path: str) -> str:
+    """A variable's path in the task's document."""
+    return f"{ROOT}.{path}"
+
+
+def setting(given: Mapping[str, Any]) -> Change:
+    """`vars.set`: a key without a dot is flattened to its leaves, one with a dot is a path and keeps its value whole."""
+    data, block = _unwrapped(given, "set", "kv")
+    leaves: Tree = {}
+    for key, value in data.items():
+        path = _checked_path("set", key)
+        flattened = isinstance(value, Mapping) and "." not in key
+        _gather("set", leaves, _leaves("set", value, (path,)) if flattened else [(path, value)])
+    return _checked(Change(operation="set", sets=leaves, block_sensitive=block))
+
+
+def merging(given: Mapping[str, Any]) -> Change:
+    """`vars.merge`: a tree of objects, of which the leaves overwrite; no key may hold a dot."""
+    data, block = _unwrapped(given, "merge", "data", "kv")
+    leaves: Tree = {}
+    _gather("merge", leaves, _leaves("merge", data, ()))
+    return _checked(Change(operation="merge", sets=leaves, block_sensitive=block))
+
+
+def incrementing(key: Any, by: Any) -> Change:
+    """`vars.incr`: add a finite number; a truth value counts as 0 or 1."""
+    path = _checked_path("incr", key)
+    if not isinstance(by, (int, float)):
+        raise AdapterError(f"vars.incr: 'by' must be int or float, not {type(by).__name__}")
+    if not math.isfinite(by):
+        raise AdapterError("vars.incr: 'by' must be finite")
+    amount = int(by) if isinstance(by, (bool, int)) else by
+    if isinstance(amount, int) and abs(amount) > LARGEST_INT:
+        raise AdapterError("vars.incr: 'by' must fit 64 bits")
+    return Change(operation="incr", adds={path: amount})
+
+
+def unsetting(paths: Iterable[Any], keys: Any) -> Change:
+    """`vars.unset`: remove paths, whether they are there or not."""
+    if isinstance(keys, (str, bytes)) or not isinstance(keys, (Iterable, type(None))):
+        raise AdapterError(f"vars.unset: 'keys' must be an iterable of strings, not {type(keys).__name__}")
+    named = dict.fromkeys(_checked_path("unset", path) for path in paths)
+    named |= dict.fromkeys(_checked_path("unset", str(key)) for key in keys or ())
+    return _checked(Change(operation="unset", removes=tuple(named)))
+
+
+def _unwrapped(given: Mapping[str, Any], operation: str, *wrappers: str) -> tuple[Tree, bool]:
+    """The data of a call, whichever way it was given, and whether sensitive values block it."""
+    data, block = dict(given), given.get("block_sensitive", False)
+    data.pop("block_sensitive", None)
+    for wrapper in wrappers:
+        if wrapper not in data:
+            continue
+        inner = data[wrapper]
+        if isinstance(inner, Mapping):
+            block = block or inner.get("block_sensitive", False)
+            data = {key: value for key, value in inner.items() if key != "block_sensitive"}
+            break
+        if operation == "merge":
+            raise AdapterError(f"vars.merge: {wrapper!r} must be a mapping, not {type(inner).__name__}")
+    if not isinstance(block, bool):
+        raise AdapterError(f"vars.{operation}: block_sensitive must be true or false")
+    return data, block
+
+
+def _leaves(operation: str, tree: Any, above: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """The leaves of a tree with their paths; an object without leaves leaves nothing."""
+    path = ".".join(above)
+    if above:
+        _check_length(operation, path, len(above))
+    if not isinstance(tree, Mapping):
+        yield path, tree
+        return
+    for key, value in tree.items():
+        _check_segment(operation, key, shown=f"{path}.{key}" if above else str(key))
+        yield from _leaves(operation, value, (*above, key))
+
+
+def _gather(operation: str, leaves: Tree, found: Iterable[tuple[str, Any]]) -> None:
+    for path, value in found:
+        if path in leaves:
+            raise AdapterError(f"vars.{operation}: {shown(path)} is given twice")
+        _check_value(operation, path, value)
+        leaves[path] = value
+
+
+def _checked_path(operation: str, path: Any) -> str:
+    if not isinstance(path, str) or not path:
+        raise AdapterError(f"vars.{operation}: a key must be a non-empty string, not {kind(path)}")
+    segments = path.split(".")
+    for segment in segments:
+        _check_segment(operation, segment, shown=path)
+    _check_length(operation, path, len(segments))
+    return path
+
+
+def _check_segment(operation: str, segment: Any, shown: str) -> None:
+    where = f"vars.{operation}: {_short(shown)!r}"
+    if not isinstance(segment, str) or not segment:
+        raise AdapterError(f"{where} has a segment that is not a non-empty string")
+    if segment.startswith("$") or "." in segment or "\0" in segment:
+        raise AdapterError(f"{where} has a segment that begins with '$' or holds '.' or NUL")
+    if len(segment) > VARS_SEGMENT_CHARS:
+        raise AdapterError(f"{where} has a segment of more than {VARS_SEGMENT_CHARS} characters")
+
+
+def _check_length(operation: str, path: str, segments: int) -> None:
+    if segments > VARS_DEPTH:
+        raise AdapterError(f"vars.{operation}: {shown(path)} is deeper than {VARS_DEPTH} segments")
+    if len(full(path)) > VARS_PATH_CHARS:
+        raise AdapterError(
+            f"vars.{operation}: {shown(path)} is longer than {VARS_PATH_CHARS} characters (with its prefix)"
+        )
+
+
+def _check_value(operation: str, path: str, value: Any) -> None:
+    where = f"vars.{operation}: the value of {shown(path)}"
+    try:
+        bson.encode({"v": value})
+    except (BSONError, OverflowError, TypeError, ValueError, RecursionError):
+        raise AdapterError(f"{where}, a {type(value).__name__}, cannot be stored in MongoDB") from None
+    if isinstance(value, str):
+        value = value.encode()
+    if isinstance(value, bytes) and len(value) > VARS_VALUE_BYTES:
+        raise AdapterError(
+            f"{where} has {len(value):,} bytes, more than {VARS_VALUE_BYTES:,}: store a reference instead"
+        )
+
+
+def _checked(change: Change) -> Change:
+    """`change`, unless it names too many paths or one below another."""
+    paths = sorted([*change.sets, *change.removes], key=lambda path: path.split("."))
+    if len(paths) > VARS_KEYS:
+        raise AdapterError(
+            f"vars.{change.operation}: {len(paths)} keys in one operation, more than {VARS_KEYS}"
+        )
+    for outer, inner in pairwise(paths):
+        if inner.startswith(f"{outer}."):
+            raise AdapterError(f"vars.{change.operation}: {shown(inner)} lies below {shown(outer)}; give one")
+    return change
+
+
+def size(variables: Tree) -> int:
+    """BSON size of variables, in bytes."""
+    return len(bson.encode(variables))
+
+
+def shown(path: str) -> str:
+    """A variable's full path as errors name it, cut when it is very long."""
+    return _short(full(path))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…"
+
+
+def ancestors(path: str) -> Iterator[str]:
+    """The paths above a path, the topmost first."""
+    segments = path.split(".")
+    return (".".join(segments[:count]) for count in range(1, len(segments)))
+
+
+def kind(value: Any) -> str:
+    """What a value is, as errors say it."""
+    return "nothing" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,74 @@
+"""The ruler for coordinator functions: a hand-written chain of local activities with the same writes, without FlowKit.
+
+Each increments a number and marks its node as finished in one update, then writes the node's complete marker.
+"""
+
+import asyncio
+import os
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from temporalio import activity, workflow
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+with workflow.unsafe.imports_passed_through():
+    from motor.motor_asyncio import AsyncIOMotorClient
+
+QUEUE = "baseline-functions"
+
+
+@workflow.defn
+class BaselineFunctions:
+    """Local activities in a row."""
+
+    @workflow.run
+    async def run(self, plan: dict[str, Any]) -> None:
+        task, nodes, soon = workflow.info().workflow_id, plan["nodes"], timedelta(seconds=2)
+        await workflow.execute_local_activity("open_run", args=[task, nodes], start_to_close_timeout=soon)
+        for index in range(nodes):
+            await workflow.execute_local_activity(
+                "increment", args=[task, index], start_to_close_timeout=soon
+            )
+        await workflow.execute_activity("close_run", task, start_to_close_timeout=timedelta(seconds=60))
+
+
+class Activities:
+    """The run's document, and the two writes of a function."""
+
+    def __init__(self, db: Any) -> None:
+        self.db = db
+
+    @activity.defn
+    async def open_run(self, task: str, nodes: int) -> None:
+        node = {"type": "function", "depends_on": [], "fan_in": "all", "stats": {}, "lease": {}}
+        fresh = {**node, "status": "queued", "attempt_epoch": 0}
+        graph = {"nodes": [{"node_id": f"n{i}", **fresh} for i in range(nodes)]}
+        await self.db.tasks.insert_one({"id": task, "status": "running", "graph": graph})
+
+    @activity.defn
+    async def close_run(self, task: str) -> None:
+        await self.db.tasks.update_one({"id": task}, {"$set": {"status": "finished"}})
+
+    @activity.defn
+    async def increment(self, task: str, index: int) -> None:
+        path, now = f"graph.nodes.{index}", datetime.now(UTC)
+        ended = {f"{path}.status": "finished", f"{path}.finished_at": now, f"{path}.attempt_epoch": 1}
+        fields = {**ended, f"{path}.started_at": now, "updated_at": now}
+        held = {"id": task, f"{path}.attempt_epoch": {"$lt": 1}}
+        await self.db.tasks.update_one(held, {"$set": fields, "$inc": {"coordinator.vars.n": 1}})
+        marker = {"task_id": task, "node_id": f"n{index}", "status": "complete"}
+        await self.db.artifacts.insert_one(marker)
+
+
+async def main() -> None:
+    """Run the worker until it is ended."""
+    client = await Client.connect(os.environ["TEMPORAL_ADDRESS"])
+    own = Activities(AsyncIOMotorClient(os.environ["MONGO_URL"])["baseline_functions"])
+    await own.db.tasks.create_index("id", unique=True)
+    calls: list[Any] = [own.open_run, own.close_run, own.increment]
+    await Worker(client, task_queue=QUEUE, workflows=[BaselineFunctions], activities=calls).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
