@@ -6,6 +6,7 @@ each generation of the node, whatever is retried or dies in between.
 
 from __future__ import annotations
 
+import copy
 import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -62,8 +63,8 @@ class CoordinatorAdapters:
 
     def for_node(self, write: NodeWrite) -> CoordinatorAdapters:
         """The same functions as one attempt of a function node calls them."""
-        bound = object.__new__(CoordinatorAdapters)
-        bound.__dict__.update(self.__dict__, _node=write)
+        bound = copy.copy(self)
+        bound._node = write
         return bound
 
     async def vars_set(self, task_id: str, **kv: Any) -> dict[str, Any]:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from flowkit.workflows.inputs import NewTask
 
 _PATIENT = RetryPolicy(initial_interval=timedelta(seconds=0.2), maximum_interval=timedelta(seconds=10))
-_WRITE_TIMEOUT = timedelta(seconds=60)
+_WRITE_TIMEOUT = timedelta(seconds=10)
+"""A write takes milliseconds; one that a dead engine has taken along is tried elsewhere after this."""
+
 _QUICK_TIMEOUT = timedelta(seconds=2)
 
 

@@ -1,0 +1,97 @@
+"""A thousand increments, each counted once, while functions fail after their write and engines are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit.models import TaskStatus
+from tests.integration.world import ROOT, World, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.server
+
+TASKS, IN_A_ROW, BESIDE = 50, 10, 10
+INCREMENTS = TASKS * (IN_A_ROW + BESIDE)
+PATIENCE = 200.0
+
+
+def increment(node_id: str, *parents: str) -> dict[str, Any]:
+    """A node that adds 1, in the patience of which a failure is likely to be met several times."""
+    return {
+        "node_id": node_id,
+        "type": "coordinator_fn",
+        "depends_on": list(parents),
+        "io": {"fn": "vars.incr", "fn_args": {"key": "count.n"}},
+        "retry_policy": {"max": 30, "backoff_sec": 0.1},
+    }
+
+
+def increments() -> list[dict[str, Any]]:
+    """Nodes in a row, which are tried as local activities, then nodes beside each other, which are not."""
+    row = [increment(f"r{i}", *([f"r{i - 1}"] if i else [])) for i in range(IN_A_ROW)]
+    return [*row, *(increment(f"b{i}", f"r{IN_A_ROW - 1}") for i in range(BESIDE))]
+
+
+async def counted(world: World) -> int:
+    """All increments that have been written."""
+    shown = {"coordinator.vars.count.n": 1}
+    found = [task async for task in world.db.tasks.find({}, shown)]
+    return sum(task["coordinator"].get("vars", {}).get("count", {}).get("n", 0) for task in found)
+
+
+@contextmanager
+def flaky_engine(world: World, seed: str) -> Iterator[None]:
+    """An engine that is killed at the end."""
+    command = [sys.executable, "-m", "tests.integration.flaky_engine", seed]
+    environment = {**world.environment, "ENGINE_SETTINGS": world.config_json()}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait(20)
+
+
+@pytest.mark.timeout(PATIENCE + 40)
+async def test_a_thousand_increments_count_once_each(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seed = os.environ.get("FLOWKIT_SEED") or str(time.time_ns())
+    world.settings["lease_ttl_sec"] = 6
+    begun = time.monotonic()
+    nodes = increments()
+    tasks = await asyncio.gather(*(world.create(*nodes) for _ in range(TASKS)))
+    for number, enough in enumerate((INCREMENTS // 5, INCREMENTS // 2, None)):
+        with flaky_engine(world, f"{seed}-{number}"):
+            if enough is not None:
+                await eventually(partial(reached, world, enough), ceiling=PATIENCE)
+                continue
+            ends = [(await world.handle(task)).result() for task in tasks]
+            results = await asyncio.wait_for(asyncio.gather(*ends), PATIENCE)
+    documents = [await world.document(task) for task in tasks]
+    again = sum(node["attempt_epoch"] - 1 for document in documents for node in document["graph"]["nodes"])
+    with capsys.disabled():
+        seconds = time.monotonic() - begun
+        sys.stdout.write(
+            f"\n  {INCREMENTS} increments of {TASKS} tasks, 2 engines killed, {again} further attempts, "
+            f"{await counted(world)} counted, {seconds:.0f} s, seed {seed}"
+        )
+    assert {result.status for result in results} == {TaskStatus.FINISHED}
+    assert {document["coordinator"]["vars"]["count"]["n"] for document in documents} == {len(nodes)}
+    assert again > INCREMENTS * 0.03
+
+
+async def reached(world: World, least: int) -> bool:
+    """Whether so many increments are there."""
+    return await counted(world) >= least
