@@ -21,9 +21,15 @@ RUNS_AFTER = 80
 """Events after which the recording server suggests to continue as a new run; of the shapes, only one has more."""
 
 
-def call(node_id: str, *parents: str) -> dict[str, Any]:
-    """A node that calls the built-in coordinator function."""
-    return {"node_id": node_id, "type": "coordinator_fn", "depends_on": list(parents)}
+def call(node_id: str, *parents: str, io: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """A node that calls a coordinator function; without `io` the one that does nothing."""
+    given = {"io": io} if io else {}
+    return {"node_id": node_id, "type": "coordinator_fn", "depends_on": list(parents), **given, **more}
+
+
+def incr(key: str) -> dict[str, Any]:
+    """Adds 1 to a variable."""
+    return {"fn": "vars.incr", "fn_args": {"key": key}}
 
 
 GRAPHS: dict[str, dict[str, Any]] = {
@@ -68,6 +74,14 @@ GRAPHS: dict[str, dict[str, Any]] = {
         ]
     },
     "coordinator_function": {"nodes": [call("f"), node("a", "quick", "f"), call("g", "a")]},
+    "functions": {
+        "nodes": [
+            call("set", io={"fn": "vars.set", "fn_args": {"text": "x"}}),
+            call("refused", "set", io=incr("text"), allow_failure=True),
+            *(call(f"beside{i}", "set", io=incr("n")) for i in range(3)),
+            call("last", "beside0", "beside1", "beside2", io=incr("n")),
+        ]
+    },
     "pull": {"nodes": [node("up"), node("down", "quick", "up", inline={"input_adapter": "pull.from_artifacts"})]},
     "continue_as_new": {
         "nodes": [node("n0"), *(node(f"n{i}", "quick", f"n{i - 1}") for i in range(1, 18))],
