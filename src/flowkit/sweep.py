@@ -1,4 +1,7 @@
-"""Closes documents whose workflow is gone: terminated, timed out, or lost (spec: end of a task; design: sweep)."""
+"""Closes documents whose workflow is gone: terminated, timed out, or lost (spec: end of a task; design: sweep).
+
+Beside that it shows killed workers as offline, which could not say so themselves.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
+from flowkit.adapters.presence import WorkerRegistry
 from flowkit.errors import FlowKitError
 
 if TYPE_CHECKING:
@@ -24,6 +28,9 @@ _NEW_TASK_SEC = 60.0
 """A document this young may still wait for its workflow to be started."""
 
 _AT_ONCE = 10
+
+_SILENT_SEC = 180.0
+"""A worker that was not seen for so long, three times its usual interval, is shown as offline."""
 
 _REASONS = {
     WorkflowExecutionStatus.TERMINATED: "terminated",
@@ -39,12 +46,14 @@ class Sweep:
     def __init__(self, client: Client, tasks: TaskStore) -> None:
         self._client = client
         self._tasks = tasks
+        self._workers = WorkerRegistry(tasks.database)
 
     async def run(self, every_sec: float) -> None:
         """Sweep at once and then again and again; a store that is away is met again next time."""
         while True:
             try:
                 await self.once()
+                await self._workers.expire(time.time() - _SILENT_SEC)
             except (FlowKitError, RPCError) as error:
                 _logger.warning("the sweep was cut short: %s", error)
             await asyncio.sleep(every_sec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -89,6 +90,16 @@ async def test_a_worker_process_goes_offline_when_it_is_stopped(world: World) ->
     assert row["type"] == "quick"
     process.send_signal(signal.SIGTERM)
     assert (await until_worker(world, "offline"))["worker_id"] == row["worker_id"]
+
+
+async def test_a_worker_that_could_not_say_goodbye_goes_offline_in_the_end(world: World) -> None:
+    long_ago = datetime.now(UTC) - timedelta(minutes=4)
+    row = {"worker_id": "killed", "status": "online", "last_seen": long_ago, "type": "quick"}
+    await world.db.worker_registry.insert_one(row)
+    await world.worker()
+    await world.engine()
+    assert (await until_worker(world, "offline"))["worker_id"] == "killed"
+    assert (await until_worker(world, "online"))["worker_id"] != "killed"
 
 
 async def test_every_attempt_leaves_its_start_and_its_end(world: World) -> None:

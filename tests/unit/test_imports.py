@@ -18,7 +18,10 @@ from flowkit.worker.state import ActiveRun
 DOCUMENTED = {
     "flowkit": "Coordinator CoordinatorConfig WorkerConfig __version__",
     "flowkit.coordinator": "Coordinator",
-    "flowkit.coordinator.runner": "Coordinator CoordinatorConfig",
+    "flowkit.coordinator.runner": (
+        "Coordinator CoordinatorConfig RunState Envelope MsgType Role EventKind EvHeartbeat EvTaskFailed"
+    ),
+    "flowkit.coordinator.adapters": "CoordinatorAdapters AdapterError SensitiveDetectorProto default_adapters",
     "flowkit.worker": "Worker RoleHandler Batch BatchResult FinalizeResult EchoHandler WorkerConfig",
     "flowkit.worker.runner": "Worker WorkerConfig",
     "flowkit.worker.handlers.base": "RoleHandler Batch BatchResult FinalizeResult Handler RunContext",

@@ -21,6 +21,15 @@ from flowkit.config import CoordinatorConfig
 from flowkit.connection import WorkerThread, connect
 from flowkit.core.time import SystemClock
 from flowkit.engine import engine_worker, registered_search_attributes, settings_of
+from flowkit.protocol.messages import (
+    Envelope,
+    EventKind,
+    EvHeartbeat,
+    EvTaskFailed,
+    MsgType,
+    Role,
+    RunState,
+)
 from flowkit.sweep import Sweep
 from flowkit.workflows.endings import DEFAULT_CANCEL_REASON
 
@@ -32,7 +41,17 @@ if TYPE_CHECKING:
     from flowkit.client import TaskSummary
     from flowkit.models import Settings, TaskResult, TaskStatus
 
-__all__ = ["Coordinator", "CoordinatorConfig"]
+__all__ = [
+    "Coordinator",
+    "CoordinatorConfig",
+    "Envelope",
+    "EvHeartbeat",
+    "EvTaskFailed",
+    "EventKind",
+    "MsgType",
+    "Role",
+    "RunState",
+]
 
 _logger = logging.getLogger("flowkit.engine")
 
