@@ -128,10 +128,15 @@ class FunctionBody:
         self._call = asyncio.create_task(self._invoke())
         try:
             return await self._call
-        except (FlowKitError, asyncio.CancelledError):
+        except FlowKitError:
+            raise
+        except asyncio.CancelledError:
+            if not self._call.cancelling():
+                text = "the function raised CancelledError although nobody cancelled it"
+                raise AttemptFailed(_failure("cancelled_by_worker", text)) from None
             raise
         except Exception as error:
-            raise AttemptFailed(_failure(error)) from error
+            raise AttemptFailed(_failure("unexpected_error", f"{type(error).__name__}: {error}")) from error
 
     async def _invoke(self) -> Any:
         arguments = self._arguments()
@@ -209,10 +214,5 @@ async def called(function: Function, task_id: str, arguments: Mapping[str, Any])
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def _failure(error: Exception) -> AttemptFailure:
-    return AttemptFailure(
-        kind=FailureKind.FAILURE,
-        code="unexpected_error",
-        message=cut(f"{type(error).__name__}: {error}"),
-        permanent=False,
-    )
+def _failure(code: str, message: str) -> AttemptFailure:
+    return AttemptFailure(kind=FailureKind.FAILURE, code=code, message=cut(message), permanent=False)

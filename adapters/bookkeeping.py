@@ -16,6 +16,7 @@ from flowkit.errors import AdapterError, Fenced
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
+    from datetime import datetime
 
     from flowkit.adapters.node_writes import NodeWrite
 
@@ -84,12 +85,12 @@ class Bookkeeping:
 
     @shortened
     async def store_stats(
-        self, task_id: str, node_id: str, stats: dict[str, float], at: float, write: NodeWrite | None
+        self, task_id: str, node_id: str, stats: dict[str, float], at: datetime, write: NodeWrite | None
     ) -> None:
         """Replace a node's stats; for a function node only while its attempt holds it (else Fenced)."""
         path = f"graph.nodes.{await self.place_of(task_id, node_id)}"
         held = {"id": task_id} if write is None else documents.own_attempt(write.attempt, write.run_id)
-        fields = {f"{path}.stats": stats, f"{path}.stats_cached_at": moment(at), "updated_at": moment(at)}
+        fields = {f"{path}.stats": stats, f"{path}.stats_cached_at": at, "updated_at": at}
         same_node: dict[str, Any] = {f"{path}.node_id": node_id}
         done = await self._db.tasks.update_one({**held, **same_node}, {"$set": fields})
         if not done.matched_count:

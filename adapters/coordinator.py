@@ -123,7 +123,7 @@ class CoordinatorAdapters:
         Answers `{"ok": True, "mode": mode, "stats": {...}}`.
         """
         stats = await self._books.aggregated(task_id, node_id, mode)
-        await self._books.store_stats(task_id, node_id, stats, self._now().timestamp(), self._node)
+        await self._books.store_stats(task_id, node_id, stats, self._variables.moment(), self._node)
         return {"ok": True, "mode": mode, "stats": stats}
 
     async def noop(self, task_id: str, **anything: Any) -> dict[str, Any]:

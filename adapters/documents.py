@@ -105,6 +105,11 @@ def attempt_filter(attempt: AttemptInput, run_id: str) -> Fields:
     }
 
 
+def open_attempt_filter(attempt: AttemptInput, run_id: str) -> Fields:
+    """The same, in documents that nobody has closed: nearly all, and the quickest to find and write."""
+    return attempt_filter(attempt, run_id) | {"closed_run_id": {"$exists": False}}
+
+
 def attempt_begun(attempt: AttemptInput, run_id: str, lease: Fields, at: float) -> Fields:
     """The `$set` of an attempt's first write."""
     node = f"graph.nodes.{attempt.index}"

@@ -54,7 +54,9 @@ def changed(variables: Tree, change: Change) -> Tree:
 
 
 def check_total(variables: Tree, change: Change) -> None:
-    """AdapterError when the variables would grow beyond their limit."""
+    """AdapterError when the variables would grow beyond their limit, or cannot be changed at all."""
+    if problem := conflict(variables, change):
+        raise AdapterError(f"vars.{change.operation}: {problem}")
     total = size(changed(variables, change))
     if total > VARS_BYTES and total > size(variables):
         raise AdapterError(
@@ -70,7 +72,7 @@ def empty_objects(variables: Tree) -> Tree:
 
 def _empty_objects(tree: Tree, above: tuple[str, ...]) -> Iterator[tuple[str, Tree]]:
     for key, value in tree.items():
-        if not isinstance(value, dict):
+        if not isinstance(value, dict) or not _can_be_named(key):
             continue
         if _has_leaf(value):
             yield from _empty_objects(value, (*above, key))
@@ -79,7 +81,15 @@ def _empty_objects(tree: Tree, above: tuple[str, ...]) -> Iterator[tuple[str, Tr
 
 
 def _has_leaf(tree: Tree) -> bool:
-    return any(_has_leaf(value) if isinstance(value, dict) else True for value in tree.values())
+    return any(
+        _has_leaf(value) if isinstance(value, dict) and _can_be_named(key) else True
+        for key, value in tree.items()
+    )
+
+
+def _can_be_named(key: str) -> bool:
+    """Whether a path can lead there; what cannot be reached, because somebody else has put it there, stays."""
+    return bool(key) and not key.startswith("$") and "." not in key and "\0" not in key
 
 
 class _Nothing:

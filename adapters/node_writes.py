@@ -34,8 +34,8 @@ class NodeWrite:
 
     @property
     def may_begin(self) -> dict[str, Any]:
-        """Filter: the attempt may begin, as TaskStore.begin_attempt asks."""
-        return documents.attempt_filter(self.attempt, self.run_id)
+        """Filter: the attempt may begin in a document that nobody has closed; else TaskStore.begin_attempt comes first."""
+        return documents.open_attempt_filter(self.attempt, self.run_id)
 
     @property
     def not_applied(self) -> dict[str, Any]:

@@ -125,19 +125,20 @@ class TaskStore:
 
         EpochTaken when another run has used it, Fenced when the task was closed by this very run.
         """
-        before = await self._tasks.find_one_and_update(
-            documents.attempt_filter(attempt, run_id),
-            {
-                "$set": documents.attempt_begun(attempt, run_id, lease, at),
-                "$unset": documents.attempt_forgets(attempt),
-            },
-            projection={"_id": 0, "closed_run_id": 1},
-            return_document=ReturnDocument.BEFORE,
-        )
-        if before is None:
+        update = {
+            "$set": documents.attempt_begun(attempt, run_id, lease, at),
+            "$unset": documents.attempt_forgets(attempt),
+        }
+        begun = await self._tasks.update_one(documents.open_attempt_filter(attempt, run_id), update)
+        if not begun.matched_count:
+            await self._begin_in_closed(attempt, run_id, update)
+
+    async def _begin_in_closed(self, attempt: AttemptInput, run_id: str, update: dict[str, Any]) -> None:
+        """Begin in a document that was closed in between; if that is not why, raise what is."""
+        begun = await self._tasks.update_one(documents.attempt_filter(attempt, run_id), update)
+        if not begun.matched_count:
             await self._explain_refusal(attempt, run_id)
-        elif before.get("closed_run_id"):
-            await self.reopen(attempt.task_id, run_id)
+        await self.reopen(attempt.task_id, run_id)
 
     async def _explain_refusal(self, attempt: AttemptInput, run_id: str) -> None:
         stored = await self._tasks.find_one({"id": attempt.task_id}, {**_NODE_STATES, "closed_run_id": 1})

@@ -30,6 +30,9 @@ _TRIES = 5
 
 _PRUNES = 20
 
+_UNSEEN: Tree = {}
+"""Stands for a document that was changed without a look at what it held before."""
+
 _VARS = {"_id": 0, rules.ROOT: 1}
 _ENTRIES = dict.fromkeys(
     (
@@ -55,12 +58,16 @@ class Variables:
         Answers whether the task had no variables before; False when nobody needs to know. AdapterError names the path
         that stands in the way, or the unknown task.
         """
-        if change.sets and change.size > VARS_UNCHECKED_BYTES:
-            effects.check_total(await self.read(task_id), change)
+        if (
+            change.sets
+            and change.size > VARS_UNCHECKED_BYTES
+            and await self._was_applied_or_fits(task_id, change, write)
+        ):
+            return False
         for _ in range(_TRIES):
             before = await self._update(task_id, change, write)
             if before is not None:
-                return await self._written(change, write, before)
+                return before is not _UNSEEN and not _variables(before)
             if await self._was_applied(task_id, change, write):
                 return False
         raise StoreUnavailable(f"the variables of task {task_id!r} change too often for a write")
@@ -82,7 +89,7 @@ class Variables:
         still = {rules.full(path): value for path, value in empty.items()}
         done = await self._tasks.update_one(
             {"id": task_id, **still},
-            {"$unset": dict.fromkeys(still, ""), "$set": {"updated_at": self._moment()}},
+            {"$unset": dict.fromkeys(still, ""), "$set": {"updated_at": self.moment()}},
         )
         return bool(done.matched_count)
 
@@ -91,14 +98,14 @@ class Variables:
         if write is None and not change.paths:
             return await self._document(task_id, _VARS)
         condition, update = _condition(task_id, change, write), self._fields(change, write)
-        shown = {"_id": 0, "id": 1, "closed_run_id": 1}
         if change.operation == "merge" and len(change.sets) > 1:
-            shown[rules.ROOT] = 1
-        return await self._guarded(change, lambda: self._update_one(condition, update, shown))
+            return await self._guarded(change, lambda: self._update_seen(condition, update))
+        done = await self._guarded(change, lambda: self._tasks.update_one(condition, update))
+        return _UNSEEN if done.matched_count else None
 
-    async def _update_one(self, condition: Tree, update: Tree, shown: Tree) -> Any:
+    async def _update_seen(self, condition: Tree, update: Tree) -> Any:
         return await self._tasks.find_one_and_update(
-            condition, update, projection=shown, return_document=ReturnDocument.BEFORE
+            condition, update, projection={"id": 1, rules.ROOT: 1}, return_document=ReturnDocument.BEFORE
         )
 
     async def _guarded(self, change: Change, call: Callable[[], Awaitable[Any]]) -> Any:
@@ -115,7 +122,7 @@ class Variables:
     def _fields(self, change: Change, write: NodeWrite | None) -> Tree:
         sets = {rules.full(path): value for path, value in change.sets.items()}
         unsets = dict.fromkeys(map(rules.full, change.removes), "")
-        node = write.done | {"updated_at": self._moment()} if write else {"updated_at": self._moment()}
+        node = write.done | {"updated_at": self.moment()} if write else {"updated_at": self.moment()}
         update: Tree = {"$set": node | sets}
         if change.adds:
             update["$inc"] = {rules.full(path): amount for path, amount in change.adds.items()}
@@ -123,12 +130,14 @@ class Variables:
             update["$unset"] = unsets | (write.forgets if write else {})
         return update
 
-    async def _written(self, change: Change, write: NodeWrite | None, before: Tree) -> bool:
-        if write and before.get("closed_run_id"):
-            await self._store.reopen(write.attempt.task_id, write.run_id)
-        if change.removes:
-            return False
-        return change.operation == "merge" and not _variables(before)
+    async def _was_applied_or_fits(self, task_id: str, change: Change, write: NodeWrite | None) -> bool:
+        """Look whether the variables may grow so much; True when the effect is counted already."""
+        document = await self._document(task_id, {**_VARS, **_ENTRIES})
+        if write and write.applied(document):
+            await self._finish_again(document, write)
+            return True
+        effects.check_total(_variables(document), change)
+        return False
 
     async def _was_applied(self, task_id: str, change: Change, write: NodeWrite | None) -> bool:
         """Look into a document that the update did not match; True when the effect is counted already.
@@ -159,39 +168,42 @@ class Variables:
             raise AdapterError(f"there is no task {task_id!r}")
         return found
 
-    def _moment(self) -> datetime:
+    def moment(self) -> datetime:
         """Now, at least a millisecond after the last answer: `updated_at` grows with every write."""
         now = self._now()
+        now = now.replace(microsecond=now.microsecond // 1000 * 1000)
         self._last = max(now, self._last + timedelta(milliseconds=1))
         return self._last
 
 
 def _condition(task_id: str, change: Change, write: NodeWrite | None) -> Tree:
-    filters = [_object_or_nothing(path) for path in change.ancestors]
-    if change.removes:
-        filters = [_no_list(path) for path in change.ancestors]
-    filters += [_number_or_nothing(path) for path in change.adds]
+    above = _no_list if change.removes else _object_or_nothing
+    filters = [_object_or_nothing(rules.ROOT)] if change.paths else []
+    filters += [above(rules.full(path)) for path in change.ancestors]
+    filters += [_number_or_nothing(rules.full(path)) for path in change.adds]
     condition: Tree = {"id": task_id} | (write.may_begin | write.not_applied if write else {})
     return condition | ({"$and": filters} if filters else {})
 
 
-def _object_or_nothing(path: str) -> Tree:
-    where = rules.full(path)
-    return {"$or": [{where: {"$exists": False}}, {where: {"$type": "object"}}], **_no_list(path)}
+def _object_or_nothing(where: str) -> Tree:
+    return {"$or": [{where: {"$exists": False}}, {where: {"$type": "object"}}], **_no_list(where)}
 
 
-def _number_or_nothing(path: str) -> Tree:
-    where = rules.full(path)
-    return {"$or": [{where: {"$exists": False}}, {where: {"$type": "number"}}], **_no_list(path)}
+def _number_or_nothing(where: str) -> Tree:
+    return {"$or": [{where: {"$exists": False}}, {where: {"$type": "number"}}], **_no_list(where)}
 
 
-def _no_list(path: str) -> Tree:
+def _no_list(where: str) -> Tree:
     """A type's condition is met by a list that holds one such element."""
-    return {rules.full(path): {"$not": {"$type": "array"}}}
+    return {where: {"$not": {"$type": "array"}}}
 
 
 def _variables(document: Tree) -> Tree:
-    found: Tree = (document.get("coordinator") or {}).get("vars") or {}
+    found = (document.get("coordinator") or {}).get("vars", {})
+    if not isinstance(found, dict):
+        raise AdapterError(
+            f"{rules.ROOT} holds {rules.kind(found)}, not an object: somebody has overwritten it"
+        )
     return found
 
 

@@ -170,8 +170,15 @@ def _check_segment(operation: str, segment: Any, shown: str) -> None:
         raise AdapterError(f"{where} has a segment that is not a non-empty string")
     if segment.startswith("$") or "." in segment or "\0" in segment:
         raise AdapterError(f"{where} has a segment that begins with '$' or holds '.' or NUL")
+    if not _encodable(segment):
+        raise AdapterError(f"vars.{operation}: a key has a segment that is no Unicode text")
     if len(segment) > VARS_SEGMENT_CHARS:
         raise AdapterError(f"{where} has a segment of more than {VARS_SEGMENT_CHARS} characters")
+
+
+def _encodable(text: str) -> bool:
+    """Whether UTF-8 can hold it; half of a surrogate pair it cannot."""
+    return text.encode("utf-8", "ignore").decode() == text
 
 
 def _check_length(operation: str, path: str, segments: int) -> None:

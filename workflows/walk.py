@@ -36,6 +36,9 @@ _ONE_TRY = RetryPolicy(maximum_attempts=1)
 _LOCAL_TIMEOUT = timedelta(seconds=2)
 """A local activity makes the task deaf to cancels: what takes longer goes through the server."""
 
+_LONGEST_ROW = 50
+"""Local activities in a row, which one workflow task may hold; then one goes through the server, where cancels wait."""
+
 _NO_TIMEOUT = timedelta(days=365)
 _INPUT_OVERHEAD = 500
 _SUMMARY_CHARS = 100
@@ -58,6 +61,8 @@ class Flight:
     alone: Callable[[], bool] = lambda: False
     """Whether only one node is open, so that a local activity holds nobody up."""
     in_flight: int = 0
+    row: int = 0
+    """Local activities since the last ordinary one."""
     _slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)
     _spent: int = 0
     _spent_at: int = -1
@@ -143,9 +148,9 @@ async def _attempt(flight: Flight, node: Node, state: NodeState) -> AttemptFailu
 
 async def _execute(flight: Flight, node: Node, state: NodeState) -> AttemptResult:
     given, settings = slim(_input(flight, node, state)), flight.settings
-    quick = node.is_function and node.io.fn in settings.local_functions and flight.alone()
-    if quick and (done := await _execute_quickly(node, given)) is not None:
+    if _may_be_quick(flight, node) and (done := await _execute_quickly(node, given)) is not None:
         return done
+    flight.row = 0
     queue, name, default = f"{settings.queue}.{node.type}", node.type, None
     if node.is_function:
         queue, name, default = settings.queue, node.io.fn, settings.function_timeout_sec
@@ -163,6 +168,13 @@ async def _execute(flight: Flight, node: Node, state: NodeState) -> AttemptResul
         cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
     )
     return result
+
+
+def _may_be_quick(flight: Flight, node: Node) -> bool:
+    built_in = node.is_function and node.io.fn in flight.settings.local_functions
+    quick = built_in and flight.alone() and flight.row < _LONGEST_ROW
+    flight.row += quick
+    return quick
 
 
 async def _execute_quickly(node: Node, given: dict[str, Any]) -> AttemptResult | None:

@@ -65,7 +65,7 @@ class WorkerThread:
         """Done when the workers have ended; holds the error that ended them, if one did."""
 
     async def start(self) -> None:
-        """Start the workers; returns when they poll, or raises what keeps them from it."""
+        """Start the workers; raises what keeps them from being made. `failed` tells what ends them later."""
         self._thread.start()
         await self._started
 
@@ -86,17 +86,42 @@ class WorkerThread:
 
     async def _run(self) -> None:
         workers = self._build()
-        ends = [asyncio.create_task(worker.run()) for worker in workers]
         self._tell(self._started, None)
-        stopping = asyncio.create_task(self._stop.wait())
-        await asyncio.wait([*ends, stopping], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        still = [worker for worker, end in zip(workers, ends, strict=True) if not end.done()]
-        await asyncio.gather(*(worker.shutdown() for worker in still))
-        await asyncio.gather(*ends)
+        await _run_until(self._stop, workers)
 
     def _tell(self, future: asyncio.Future[Any], error: BaseException | None) -> None:
         self._caller.call_soon_threadsafe(_settle, future, error)
+
+
+class WorkerTask:
+    """Temporal workers on the caller's loop: saves the way between two, where nothing ever blocks it."""
+
+    def __init__(self, build: Callable[[], Sequence[Worker]]) -> None:
+        self._build = build
+        self._stop = asyncio.Event()
+        self.failed: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        """Done when the workers have ended; holds the error that ended them, if one did."""
+
+    async def start(self) -> None:
+        """Start the workers; raises what keeps them from being made. `failed` tells what ends them later."""
+        self._ends = asyncio.create_task(_run_until(self._stop, self._build()))
+        self._ends.add_done_callback(lambda ends: _settle(self.failed, ends.exception()))
+
+    async def stop(self) -> None:
+        """Stop the workers; returns when they have ended."""
+        self._stop.set()
+        await asyncio.wait([self._ends])
+
+
+async def _run_until(stop: asyncio.Event, workers: Sequence[Worker]) -> None:
+    """Run the workers until one of them ends, or `stop` is set; the others are stopped then."""
+    ends = [asyncio.create_task(worker.run()) for worker in workers]
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([*ends, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    still = [worker for worker, end in zip(workers, ends, strict=True) if not end.done()]
+    await asyncio.gather(*(worker.shutdown() for worker in still))
+    await asyncio.gather(*ends)
 
 
 def _settle(future: asyncio.Future[Any], error: BaseException | None) -> None:

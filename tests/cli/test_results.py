@@ -123,6 +123,10 @@ async def test_a_task_that_temporal_has_forgotten_is_told_by_its_document(world:
         await world.coordinator.result("old")
 
 
+async def nothing(task_id: str) -> None:
+    """A function of the user's: each call is an activity with its events."""
+
+
 @pytest.mark.server
 async def test_a_result_is_awaited_across_new_runs(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -137,7 +141,7 @@ async def test_a_result_is_awaited_across_new_runs(
             task_id = await world.create(*(function(n, *p) for n, p in zip(names, parents, strict=False)))
             waiting = asyncio.create_task(world.coordinator.result(task_id))
             first = await (await world.handle(task_id)).describe()
-            await world.engine()
+            await world.engine(noop=nothing)
             assert (await waiting).status is TaskStatus.FINISHED
             assert (await (await world.handle(task_id)).describe()).run_id != first.run_id
         finally:

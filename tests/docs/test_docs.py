@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import json
 import pkgutil
 import re
@@ -15,10 +16,12 @@ import pytest
 
 import flowkit
 from flowkit import CoordinatorConfig, WorkerConfig, limits
+from flowkit.adapters.coordinator import METHODS, CoordinatorAdapters, default_adapters
 from flowkit.cli.app import app
 from flowkit.config import _Topics
 from flowkit.errors import FlowKitError
 from flowkit.models import RUNTIME_KEYS, NodeStatus, OnNodeFailure, RetryPolicy, SkipReason, TaskStatus
+from flowkit.testing import memory_database
 from flowkit.workflows import endings, input_args, shapes
 from flowkit.workflows.inputs import parse_input
 from flowkit.workflows.validation import parse_graph
@@ -216,6 +219,42 @@ def test_every_status_and_skip_reason_is_described() -> None:
 def test_every_rule_of_failure_is_described() -> None:
     text = section(page("graphs"), "Failure")
     assert {rule for rule in OnNodeFailure if f'`on_node_failure: "{rule.value}"`' not in text} == set()
+
+
+# --- variables ----------------------------------------------------------------------------------------------------
+
+
+def test_every_built_in_function_is_described_with_its_signature() -> None:
+    described = rows(section(page("variables"), "The built-in functions"))
+    assert {name for name in described if name in METHODS} == set(METHODS)
+    for name, method in METHODS.items():
+        parameters = list(inspect.signature(getattr(CoordinatorAdapters, method)).parameters.values())[1:]
+        shown = inspect.Signature([each.replace(annotation=each.empty) for each in parameters])
+        assert described[name][1] == f"`{method}{shown}`".replace("'", '"')
+
+
+def example_nodes() -> list[dict[str, Any]]:
+    """The nodes that the page of variables shows."""
+    blocks = re.findall(r"```json\n(.*?)```", page("variables"), re.DOTALL)
+    return [json.loads(block) for block in blocks]
+
+
+def test_every_example_of_a_function_node_is_valid() -> None:
+    nodes = example_nodes()
+    parents = {parent for node in nodes for parent in node.get("depends_on", [])}
+    roles = [{"node_id": parent, "type": "role"} for parent in parents]
+    assert {node["io"]["fn"] for node in nodes} >= METHODS.keys() - {"noop"}
+    assert parse_graph({"nodes": [*roles, *nodes]}, params={}).warnings == ()
+
+
+async def test_the_functions_of_these_examples_do_what_their_nodes_ask() -> None:
+    db = memory_database()
+    await db.tasks.insert_one({"id": "t", "graph": {"nodes": [{"node_id": "pages"}]}})
+    functions = default_adapters(db=db)
+    asked = [node["io"] for node in example_nodes() if node["io"]["fn"] in METHODS]
+    assert all([(await functions[io["fn"]]("t", **io["fn_args"]))["ok"] for io in asked])
+    variables = (await db.tasks.find_one({"id": "t"}))["coordinator"]["vars"]
+    assert variables == {"routing": {"sla": "gold"}, "counts": {"done": 3, "failed": 0, "skipped": 0}}
 
 
 # --- operations and performance -----------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +15,7 @@ from flowkit import Coordinator
 from flowkit.client import TaskFailed
 from flowkit.coordinator.adapters import AdapterError, default_adapters
 from flowkit.models import TaskStatus
-from tests.integration.world import node
+from tests.integration.world import let_pass, node
 
 if TYPE_CHECKING:
     from tests.integration.world import World
@@ -85,6 +84,13 @@ async def test_set_merge_incr_unset_in_a_row(world: World) -> None:
     assert all(n["started_at"] <= n["finished_at"] for n in nodes)
     complete = {"task_id": task_id, "status": "complete"}
     assert await world.db.artifacts.count_documents(complete) == len(nodes)
+
+
+async def test_a_long_row_of_functions_lets_the_server_have_a_word(world: World) -> None:
+    await world.engine()
+    task_id = await world.create(*(call(f"n{i}", "noop", *([f"n{i - 1}"] if i else [])) for i in range(60)))
+    await world.result(task_id)
+    assert (await activities(world, task_id), await markers(world, task_id)) == (["noop"], 59)
 
 
 async def test_functions_beside_each_other_go_through_the_server(world: World) -> None:
@@ -156,15 +162,17 @@ async def test_arguments_that_cannot_work_are_never_retried(
 
 async def test_a_plain_function_runs_on_a_thread_and_holds_nobody_up(world: World) -> None:
     threads: list[int] = []
+    gate = threading.Event()
 
     def slow(task_id: str) -> None:
         threads.append(threading.get_ident())
-        time.sleep(1.0)
+        gate.wait(60)
 
     engine = await world.engine(slow=slow)
     asked = await engine.create_task(params={}, graph={"nodes": [call("s", "slow")]})
     other = await engine.create_task(params={}, graph={"nodes": [call("n", "noop")]})
     assert (await world.result(other)).status is TaskStatus.FINISHED
+    gate.set()
     assert (await world.result(asked)).status is TaskStatus.FINISHED
     assert threads
     assert threads[0] != threading.get_ident()
@@ -182,6 +190,16 @@ async def test_any_other_error_follows_the_nodes_policy(world: World) -> None:
     task_id = await world.create(call("f", "flaky", **SOON))
     assert (await world.result(task_id)).status is TaskStatus.FINISHED
     assert (await world.node(task_id, "f"))["attempt_epoch"] == len(calls) == 3
+
+
+async def test_a_function_that_cancels_itself_has_failed(world: World) -> None:
+    async def strange(task_id: str) -> None:
+        raise asyncio.CancelledError
+
+    await world.engine(strange=strange)
+    task_id = await world.create(call("s", "strange", retry_policy={"max": 1, "backoff_sec": 0.1}))
+    assert "cancelled_by_worker" in await failure(world, task_id)
+    assert (await world.node(task_id, "s"))["attempt_epoch"] == 2
 
 
 async def test_a_function_may_refuse_for_good(world: World) -> None:
@@ -213,7 +231,7 @@ async def test_a_function_that_takes_too_long_fails_by_its_own_timeout(world: Wo
 
 async def test_a_long_function_keeps_its_lease(world: World) -> None:
     async def long(task_id: str) -> None:
-        await asyncio.sleep(4.5)
+        await let_pass(4.5)
 
     world.settings["lease_ttl_sec"] = 1.5
     await world.engine(long=long)

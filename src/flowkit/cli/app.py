@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from flowkit import version
-from flowkit.cli import checking, output, serving, tasks
+from flowkit.cli import checking, output, serving, tasks, variables
 from flowkit.cli.errors import EPILOG, Exit, report
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "status": tasks.status,
     "cancel": tasks.cancel,
     "list": tasks.list_tasks,
+    "vars": variables.task_vars,
     "validate": checking.validate,
     "schema": checking.schema,
 }

@@ -43,6 +43,7 @@ _ENDS: dict[str, tuple[Exit, str]] = {
     "invalid_graph": (Exit.USAGE, ""),
     "invalid_config": (Exit.USAGE, ""),
     "task_id_taken": (Exit.USAGE, "choose another id"),
+    "adapter_error": (Exit.USAGE, "docs/variables.md has the rules of variables"),
     "mongo_unavailable": (Exit.UNREACHABLE, "start MongoDB, or set MONGO_URL"),
     "mongo_refused": (Exit.UNREACHABLE, "correct what the message names and run it again"),
     "temporal_unavailable": (Exit.UNREACHABLE, "check TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE"),

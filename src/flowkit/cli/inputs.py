@@ -48,12 +48,16 @@ def read_task(path: str, params: str | None = None) -> GivenTask:
 
 def read_params(text: str) -> dict[str, Any]:
     """Params from JSON, or from a file as `@file`. ConfigError when they are no JSON object."""
+    return read_object(text, "--params", """params are an object, for example '{"day": "2026-01-31"}'""")
+
+
+def read_object(text: str, option: str, remedy: str) -> dict[str, Any]:
+    """An option's object, from JSON, or from a file as `@file`. ConfigError when it is none; `remedy` shows one."""
     path = text[1:] if text.startswith("@") else None
-    place = "--params" if path is None else path
-    value = _json(text if path is None else _read(path, "file of --params"), place)
+    place = option if path is None else path
+    value = _json(text if path is None else _read(path, f"file of {option}"), place)
     if not isinstance(value, dict):
-        problem = ConfigError(f"{place} holds {_name(value)}, not an object")
-        raise remedied(problem, """params are an object, for example '{"day": "2026-01-31"}'""")
+        raise remedied(ConfigError(f"{place} holds {_name(value)}, not an object"), remedy)
     return value
 
 

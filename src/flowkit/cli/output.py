@@ -11,8 +11,8 @@ from rich.text import Text
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console that prints text as it is, without markup; wide enough when it is no terminal."""
-    made = Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True)
+    """A console that prints text as it is, no markup, no `:names:`; wide enough when it is no terminal."""
+    made = Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
     if not made.is_terminal:
         made.width = 1000
     return made

@@ -62,7 +62,9 @@ def engine(
 
         async with servers.database(where) as db:
             client = await servers.temporal_client()
-            process = Coordinator(db=db, cfg=settings, adapters=adapters, client=client)
+            process = Coordinator(
+                db=db, cfg=settings, adapters=adapters, client=client, own_thread=bool(adapters)
+            )
             await _until_stopped(process, f"engine runs the tasks of queue {settings.queue}")
 
     asyncio.run(serve())

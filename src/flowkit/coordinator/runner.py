@@ -18,7 +18,7 @@ from flowkit.adapters.store import TaskStore
 from flowkit.adapters.variables import Variables
 from flowkit.client import TaskCatalog, TaskClient
 from flowkit.config import CoordinatorConfig
-from flowkit.connection import WorkerThread, connect
+from flowkit.connection import WorkerTask, WorkerThread, connect
 from flowkit.core.time import SystemClock
 from flowkit.engine import engine_worker, registered_search_attributes, settings_of
 from flowkit.protocol.messages import (
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from temporalio.client import Client
+    from temporalio.worker import Worker
 
     from flowkit.client import TaskSummary
     from flowkit.models import Settings, TaskResult, TaskStatus
@@ -64,7 +65,8 @@ class Coordinator:
     `db` is a Motor database (or one with its interface). `cfg` is copied; without it `CoordinatorConfig.load()` is
     used. `adapters` maps names of coordinator functions to `async def fn(task_id, **fn_args)` and adds to the built-in
     ones; an entry made later, `coordinator.adapters[name] = fn`, serves from then on. `clock` gives the times that
-    functions write, `sensitive_detector` judges which variables look like secrets. `client` is a Temporal client with `pydantic_data_converter`; without it `TEMPORAL_*` says where to connect.
+    functions write, `sensitive_detector` judges which variables look like secrets. Temporal's worker has a thread of its
+    own, so that code of yours may block this loop; `own_thread=False` is quicker where nothing does. `client` is a Temporal client with `pydantic_data_converter`; without it `TEMPORAL_*` says where to connect.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Coordinator:
         adapters: dict[str, Any] | None = None,
         sensitive_detector: Any = None,
         client: Client | None = None,
+        own_thread: bool = True,
     ) -> None:
         self.db = db
         self.cfg = copy.deepcopy(cfg) if cfg is not None else CoordinatorConfig.load()
@@ -90,7 +93,8 @@ class Coordinator:
         self._tasks = TaskStore(db)
         self._artifacts = ArtifactStore(db)
         self._client: TaskClient | None = None
-        self._thread: WorkerThread | None = None
+        self._own_thread = own_thread
+        self._thread: WorkerThread | WorkerTask | None = None
         self._sweeping: asyncio.Task[None] | None = None
 
     @property
@@ -121,9 +125,9 @@ class Coordinator:
 
     async def _run(self, client: Client, settings: Settings) -> None:
         home = HomeLoop()
-        thread = WorkerThread(
-            "flowkit-engine",
-            lambda: [
+
+        def build() -> list[Worker]:
+            return [
                 engine_worker(
                     client,
                     config=self.cfg,
@@ -134,8 +138,9 @@ class Coordinator:
                     functions=self.adapters,
                     identity=f"engine-{os.getpid()}@{socket.gethostname()}",
                 )
-            ],
-        )
+            ]
+
+        thread = WorkerThread("flowkit-engine", build) if self._own_thread else WorkerTask(build)
         await thread.start()
         self._thread = thread
         self._sweeping = asyncio.create_task(Sweep(client, self._tasks).run(self.cfg.sweep_sec))

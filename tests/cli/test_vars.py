@@ -1,0 +1,232 @@
+"""`flowkit vars`: what it shows of a task's variables, what it changes, and how it refuses what cannot be."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit.cli.app import run
+from flowkit.cli.variables import lines, plain, read_value
+from flowkit.coordinator.adapters import CoordinatorAdapters
+from tests.integration.world import node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.cli.conftest import Program, Said
+    from tests.integration.world import World
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+SECRET = "AKIA" + "ABCDEFGHIJKLMNOP"
+
+
+# --- without servers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("7", 7),
+        ('"7"', "7"),
+        ("gold", "gold"),
+        ("", ""),
+        ("null", None),
+        ("true", True),
+        ('{"a": [1]}', {"a": [1]}),
+        ("{a: 1}", "{a: 1}"),
+        ("a=b", "a=b"),
+        ("NaN", "NaN"),
+        ("-Infinity", "-Infinity"),
+    ],
+)
+def test_a_value_is_json_or_else_text(text: str, value: Any) -> None:
+    assert read_value(text) == value
+
+
+def test_every_leaf_has_a_line_sorted_by_its_path() -> None:
+    tree = {"b": {"z": 1, "a": "gold"}, "a-": [1, "x"], "a": {"b": None}, "none": {}, "y" * 60: "über"}
+    assert lines(tree) == [
+        f"a.b{' ' * 37}  null",
+        f'a-{" " * 38}  [1, "x"]',
+        f'b.a{" " * 37}  "gold"',
+        f"b.z{' ' * 37}  1",
+        f"none{' ' * 36}  {{}}",
+        f'{"y" * 60}  "über"',
+    ]
+
+
+def test_what_json_lacks_is_shown_as_text() -> None:
+    found = {"at": NOON, "raw": b"\x00\xff", "rate": float("nan"), "all": [float("inf"), {"at": NOON}]}
+    assert plain(found) == {
+        "at": "2026-01-31T12:00:00+00:00",
+        "raw": "AP8=",
+        "rate": "nan",
+        "all": ["inf", {"at": "2026-01-31T12:00:00+00:00"}],
+    }
+
+
+@pytest.fixture
+def ask(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """`flowkit vars task …` in this process, where no MongoDB is; answers exit code and the one line on stderr."""
+    monkeypatch.setattr("flowkit.cli.variables.log_warnings", lambda verbose: None)
+    monkeypatch.setenv("MONGO_URL", "mongodb://127.0.0.1:1")
+    monkeypatch.setattr("flowkit.cli.servers._ANSWER_MS", 50)
+
+    def call(*options: str) -> tuple[int, str]:
+        code = run(["vars", "task", *options])
+        said = capsys.readouterr()
+        assert (said.out, said.err.count("\n")) == ("", 1)
+        return code, said.err
+
+    return call
+
+
+MISTAKES = {
+    "no value": (["--set", "novalue"], ["--set 'novalue' is not NAME=VALUE", "for example"]),
+    "no name": (["--set", "=7"], ["--set '=7' is not NAME=VALUE", "for example"]),
+    "twice": (["--set", "a=1", "--set", "a=2"], ["--set names 'a' twice", "give it once"]),
+    "bad path": (["--set", "a..b=1"], ["vars.set: 'a..b'", "correct --set", "docs/variables.md"]),
+    "overlap": (["--set", "a=1", "--set", "a.b=2"], ["vars.a.b lies below coordinator.vars.a", "--set"]),
+    "too large": (["--set", f"a={'9' * 30}"], ["vars.a, a int, cannot be stored", "correct --set"]),
+    "no json": (["--merge", "{a: 1}"], ["--merge is not JSON", "double quotes"]),
+    "no object": (["--merge", "[1]"], ["--merge holds a list", "for example"]),
+    "no file": (["--merge", "@no.json"], ["no file of --merge 'no.json'", "JSON file"]),
+    "dotted merge": (["--merge", '{"a.b": 1}'], ["vars.merge: 'a.b'", "correct --merge"]),
+    "no number": (["--incr", "k=abc"], ["--incr 'k=abc' is not NAME or NAME=NUMBER", "for example"]),
+    "truth": (["--incr", "k=true"], ["--incr 'k=true' is not", "for example"]),
+    "infinite": (["--incr", "k=1e999"], ["vars.incr: 'by' must be finite", "correct --incr"]),
+    "unset path": (["--unset", "$a"], ["vars.unset: '$a'", "correct --unset"]),
+    "only block": (["--block-sensitive"], ["--block-sensitive is for --set and --merge", "add one"]),
+    "secret": (
+        ["--set", f"k={SECRET}", "--block-sensitive"],
+        ["--set has a value that looks like a secret", "reference"],
+    ),
+    "late": (["--set", "a=1", "--incr", "b=1", "--unset", "a."], ["vars.unset: 'a.'", "correct --unset"]),
+}
+
+
+@pytest.mark.parametrize(("options", "told"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_is_told_in_one_line_with_a_remedy_before_anything_is_asked(
+    ask: Callable[..., tuple[int, str]], options: list[str], told: list[str]
+) -> None:
+    code, line = ask(*options)
+    assert code == 2
+    assert [part for part in ["flowkit: ", *told] if part not in line] == []
+    assert SECRET not in line
+
+
+def test_a_database_that_does_not_answer_is_named_with_the_remedy(
+    ask: Callable[..., tuple[int, str]],
+) -> None:
+    code, line = ask("--incr", "a")
+    assert code == 3
+    assert line == ("flowkit: no MongoDB answers at mongodb://127.0.0.1:1; start one, or set MONGO_URL\n")
+
+
+# --- with servers ---------------------------------------------------------------------------------------------------
+
+
+class Vars:
+    """`flowkit vars` of one task, with no Temporal to ask."""
+
+    def __init__(self, world: World, program: Program, task_id: str) -> None:
+        self.world = world
+        self.program = program
+        self.task_id = task_id
+
+    async def __call__(self, *options: str, task_id: str | None = None) -> Said:
+        """What it says."""
+        environment = {**self.world.environment, "TEMPORAL_ADDRESS": "127.0.0.1:1"}
+        return await self.program.call("vars", task_id or self.task_id, *options, env=environment)
+
+    async def stored(self) -> dict[str, Any]:
+        """The variables in the database."""
+        return await self.world.coordinator.vars(self.task_id)
+
+
+@pytest.fixture
+async def task_vars(world: World, program: Program) -> Vars:
+    """The command, of a task that nobody runs."""
+    return Vars(world, program, await world.create(node("a")))
+
+
+@pytest.mark.server
+async def test_a_task_without_variables_says_so(task_vars: Vars) -> None:
+    said = await task_vars()
+    assert (said.code, said.out, said.err) == (0, "", "no variables\n")
+    as_json = await task_vars("--json")
+    assert (as_json.code, as_json.out, as_json.err) == (0, "{}\n", "")
+
+
+@pytest.mark.server
+async def test_options_change_the_variables_and_show_what_is_there_then(task_vars: Vars) -> None:
+    task_vars.program.write("more.json", '{"routing": {"tier": 2}, "gone": 1}')
+    changes = [
+        "--unset",
+        "gone",
+        "--incr",
+        "counts.done=2.5",
+        "--incr",
+        "counts.done",
+        "--merge",
+        "@more.json",
+    ]
+    said = await task_vars(*changes, "--set", "routing.sla=gold", "--set", 'code="7"')
+    assert (said.code, said.err) == (0, "")
+    assert said.out.splitlines() == [
+        'code          "7"',
+        "counts.done   3.5",
+        'routing.sla   "gold"',
+        "routing.tier  2",
+    ]
+    assert await task_vars.stored() == {
+        "routing": {"sla": "gold", "tier": 2},
+        "code": "7",
+        "counts": {"done": 3.5},
+    }
+    assert (await task_vars()).out == said.out
+
+
+@pytest.mark.server
+async def test_with_json_the_variables_are_the_one_document(task_vars: Vars) -> None:
+    adapters = CoordinatorAdapters(db=task_vars.world.db)
+    await adapters.vars_set(task_vars.task_id, at=NOON, text="a :smile: b")
+    said = await task_vars("--incr", "n", "--json")
+    assert (said.code, said.err) == (0, "")
+    assert json.loads(said.out) == {"at": "2026-01-31T12:00:00+00:00", "text": "a :smile: b", "n": 1}
+    assert '"a :smile: b"' in (await task_vars()).out
+
+
+@pytest.mark.server
+async def test_what_stands_in_the_way_is_named_and_what_was_done_before_is_told(task_vars: Vars) -> None:
+    said = await task_vars("--set", "name=Ada", "--merge", '{"n": 1}', "--incr", "name", "--unset", "n")
+    assert (said.code, said.out) == (2, "")
+    assert said.err == (
+        "flowkit: vars.incr: coordinator.vars.name holds a str, not a number; what --set and --merge changed "
+        f"before stays; `flowkit vars {task_vars.task_id}` shows what is there\n"
+    )
+    assert await task_vars.stored() == {"name": "Ada", "n": 1}
+
+
+@pytest.mark.server
+async def test_a_mistake_in_one_option_keeps_all_others_from_being_done(task_vars: Vars) -> None:
+    for mistake in (["--unset", "a."], ["--merge", json.dumps({"k": SECRET}), "--block-sensitive"]):
+        assert (await task_vars("--set", "a=1", *mistake)).code == 2
+    assert await task_vars.stored() == {}
+
+
+@pytest.mark.server
+async def test_a_task_that_is_not_there_is_exit_code_4_and_nothing_is_made(task_vars: Vars) -> None:
+    said = await task_vars("--set", "a=1", "--json", task_id="nothing")
+    assert (said.code, said.err) == (4, "")
+    assert json.loads(said.out)["error"] == {
+        "code": "unknown_task",
+        "message": "there is no task 'nothing'",
+        "remedy": "`flowkit list` shows the tasks that there are",
+    }
+    assert await task_vars.world.db.tasks.count_documents({"id": "nothing"}) == 0
