@@ -99,7 +99,7 @@ class CoordinatorAdapters:
         return answer
 
     async def merge_generic(
-        self, task_id: str, from_nodes: Sequence[str], target: Mapping[str, Any]
+        self, task_id: str, from_nodes: Sequence[str], target: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """Sum up which of `from_nodes` are complete, in the complete artifact of `target["node_id"]`.
 
@@ -108,7 +108,7 @@ class CoordinatorAdapters:
         """
         names = _node_ids(from_nodes)
         if not isinstance(target, dict):
-            raise AdapterError(f"merge.generic: 'target' must be a dict, not {type(target).__name__}")
+            raise AdapterError(f"merge.generic: 'target' must be a dict, not {rules.kind(target)}")
         node_id = str(target.get("node_id") or "coordinator")
         await self._books.place_of(task_id)
         at = self._now().timestamp()
@@ -136,12 +136,12 @@ class CoordinatorAdapters:
         change = rule()
         hits = self._hits(change)
         first = await self._variables.write(task_id, change, self._node)
-        if change.paths:
+        if change.paths and first is not None:
             self._tell(task_id, change, hits, first=first)
         return {"ok": True, "touched": len(change.paths)}
 
     def _hits(self, change: Change) -> int:
-        hits = self._detector.hits((rules.full(path), value) for path, value in change.sets.items())
+        hits = self._detector.hits(change.values)
         if hits and change.block_sensitive:
             raise AdapterError(f"vars.{change.operation} blocked: {hits} sensitive-looking values")
         return hits

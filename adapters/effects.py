@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bson.decimal128 import Decimal128
 
-from flowkit.adapters.vars import LARGEST_INT, ancestors, kind, shown, size
+from flowkit.adapters.vars import LARGEST_INT, SMALLEST_INT, ancestors, kind, shown, size
 from flowkit.errors import AdapterError
 from flowkit.limits import VARS_BYTES
 
@@ -27,7 +27,7 @@ def conflict(variables: Tree, change: Change) -> str | None:
         held = _at(variables, path)
         if held is not _NOTHING and not _is_number(held):
             return f"{shown(path)} holds {kind(held)}, not a number"
-        if _is_int(held) and _is_int(amount) and not -LARGEST_INT - 1 <= held + amount <= LARGEST_INT:
+        if _is_int(held) and _is_int(amount) and not SMALLEST_INT <= held + amount <= LARGEST_INT:
             return f"{shown(path)} would exceed 64 bits"
     return None
 

@@ -73,12 +73,23 @@ class Detector:
 
     def hits(self, values: Iterable[tuple[str, Any]]) -> int:
         """How many of these values look like secrets. AdapterError when the detector itself fails."""
-        if self._ready is None:
-            self._ready = _resolved(self._given)
         try:
-            return sum(bool(self._ready.is_sensitive(path, value)) for path, value in values)
+            if self._ready is None:
+                self._ready = _resolved(self._given)
+            return sum(_verdict(self._ready.is_sensitive(path, value)) for path, value in values)
+        except AdapterError:
+            raise
         except Exception as error:  # noqa: BLE001 - a detector of somebody else's; its text may hold the value
             raise AdapterError(f"the detector of sensitive values raised {type(error).__name__}") from None
+
+
+def _verdict(given: Any) -> bool:
+    if inspect.iscoroutine(given):
+        given.close()
+        raise AdapterError(
+            "a detector of sensitive values must be a plain function, not a coroutine function"
+        )
+    return bool(given)
 
 
 class _Function:
@@ -88,7 +99,7 @@ class _Function:
         self._function = function
 
     def is_sensitive(self, key_path: str, value: Any) -> bool:
-        return bool(self._function(key_path, value))
+        return _verdict(self._function(key_path, value))
 
 
 def _resolved(given: Any, *, made: bool = False) -> SensitiveDetectorProto:
@@ -120,7 +131,7 @@ def imported(name: str) -> Any:
     module, colon, attribute = name.partition(":")
     if not colon:
         module, _, attribute = name.rpartition(".")
-    if not module or not attribute or not all(part.isidentifier() for part in attribute.split(".")):
+    if not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
         raise AdapterError(f"{name[:100]!r} names no detector: write 'package.module:attribute'")
     found: Any = importlib.import_module(module)
     for part in attribute.split("."):

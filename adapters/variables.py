@@ -52,11 +52,11 @@ class Variables:
         self._now = now or (lambda: datetime.now(UTC))
         self._last = datetime.min.replace(tzinfo=UTC)
 
-    async def write(self, task_id: str, change: Change, write: NodeWrite | None = None) -> bool:
+    async def write(self, task_id: str, change: Change, write: NodeWrite | None = None) -> bool | None:
         """Make `change`, for a function node in the same update as the node's own fields.
 
-        Answers whether the task had no variables before; False when nobody needs to know. AdapterError names the path
-        that stands in the way, or the unknown task.
+        Answers whether the task had no variables before, as far as somebody needs to know, and None when the effect is
+        counted already. AdapterError names the path that stands in the way, or the unknown task.
         """
         if (
             change.sets
@@ -69,7 +69,7 @@ class Variables:
             if before is not None:
                 return before is not _UNSEEN and not _variables(before)
             if await self._was_applied(task_id, change, write):
-                return False
+                return None
         raise StoreUnavailable(f"the variables of task {task_id!r} change too often for a write")
 
     async def read(self, task_id: str) -> Tree:
@@ -177,10 +177,13 @@ class Variables:
 
 
 def _condition(task_id: str, change: Change, write: NodeWrite | None) -> Tree:
-    above = _no_list if change.removes else _object_or_nothing
+    above = _no_list_or_nothing if change.removes else _object_or_nothing
     filters = [_object_or_nothing(rules.ROOT)] if change.paths else []
     filters += [above(rules.full(path)) for path in change.ancestors]
     filters += [_number_or_nothing(rules.full(path)) for path in change.adds]
+    filters += [
+        _with_room_for(rules.full(path), by) for path, by in change.adds.items() if isinstance(by, int)
+    ]
     condition: Tree = {"id": task_id} | (write.may_begin | write.not_applied if write else {})
     return condition | ({"$and": filters} if filters else {})
 
@@ -191,6 +194,21 @@ def _object_or_nothing(where: str) -> Tree:
 
 def _number_or_nothing(where: str) -> Tree:
     return {"$or": [{where: {"$exists": False}}, {where: {"$type": "number"}}], **_no_list(where)}
+
+
+def _with_room_for(where: str, by: int) -> Tree:
+    """The sum must fit 64 bits; not every server refuses what does not."""
+    fits = {"$lte": rules.LARGEST_INT - by} if by > 0 else {"$gte": rules.SMALLEST_INT - by}
+    other: list[Tree] = [
+        {where: {"$exists": False}},
+        {where: {"$type": "double"}},
+        {where: {"$type": "decimal"}},
+    ]
+    return {"$or": [*other, {where: fits}]}
+
+
+def _no_list_or_nothing(where: str) -> Tree:
+    return {"$or": [{where: {"$exists": False}}, _no_list(where)]}
 
 
 def _no_list(where: str) -> Tree:

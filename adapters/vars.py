@@ -31,7 +31,7 @@ ROOT = "coordinator.vars"
 """Where a task's variables stand in its document."""
 
 _SHOWN_CHARS = 120
-LARGEST_INT = 2**63 - 1
+SMALLEST_INT, LARGEST_INT = -(2**63), 2**63 - 1
 """Of MongoDB's integers."""
 
 Tree = dict[str, Any]
@@ -60,6 +60,11 @@ class Change:
         return sorted({above for path in named for above in ancestors(path)})
 
     @property
+    def values(self) -> list[tuple[str, Any]]:
+        """What it brings, leaf by leaf, with full paths; also the leaves of an object that is stored whole."""
+        return [leaf for path, value in self.sets.items() for leaf in _inner(full(path), value)]
+
+    @property
     def size(self) -> int:
         """BSON size of what it brings."""
         return size(dict(self.sets))
@@ -71,6 +76,14 @@ NOTHING = Change(operation="noop")
 def full(path: str) -> str:
     """A variable's path in the task's document."""
     return f"{ROOT}.{path}"
+
+
+def _inner(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        yield path, value
+        return
+    for key, held in value.items():
+        yield from _inner(f"{path}.{key}", held)
 
 
 def setting(given: Mapping[str, Any]) -> Change:
@@ -97,11 +110,11 @@ def incrementing(key: Any, by: Any) -> Change:
     path = _checked_path("incr", key)
     if not isinstance(by, (int, float)):
         raise AdapterError(f"vars.incr: 'by' must be int or float, not {type(by).__name__}")
-    if not math.isfinite(by):
-        raise AdapterError("vars.incr: 'by' must be finite")
-    amount = int(by) if isinstance(by, (bool, int)) else by
-    if isinstance(amount, int) and abs(amount) > LARGEST_INT:
+    amount = int(by) if isinstance(by, int) else by
+    if isinstance(amount, int) and not SMALLEST_INT <= amount <= LARGEST_INT:
         raise AdapterError("vars.incr: 'by' must fit 64 bits")
+    if not math.isfinite(amount):
+        raise AdapterError("vars.incr: 'by' must be finite")
     return Change(operation="incr", adds={path: amount})
 
 
@@ -156,7 +169,8 @@ def _gather(operation: str, leaves: Tree, found: Iterable[tuple[str, Any]]) -> N
 
 def _checked_path(operation: str, path: Any) -> str:
     if not isinstance(path, str) or not path:
-        raise AdapterError(f"vars.{operation}: a key must be a non-empty string, not {kind(path)}")
+        given = "an empty one" if path == "" else kind(path)
+        raise AdapterError(f"vars.{operation}: a key must be a non-empty string, not {given}")
     segments = path.split(".")
     for segment in segments:
         _check_segment(operation, segment, shown=path)
@@ -165,20 +179,24 @@ def _checked_path(operation: str, path: Any) -> str:
 
 
 def _check_segment(operation: str, segment: Any, shown: str) -> None:
-    where = f"vars.{operation}: {_short(shown)!r}"
+    where = f"vars.{operation}: {_short(_printable(full(shown)))!r}"
     if not isinstance(segment, str) or not segment:
         raise AdapterError(f"{where} has a segment that is not a non-empty string")
     if segment.startswith("$") or "." in segment or "\0" in segment:
         raise AdapterError(f"{where} has a segment that begins with '$' or holds '.' or NUL")
     if not _encodable(segment):
-        raise AdapterError(f"vars.{operation}: a key has a segment that is no Unicode text")
+        raise AdapterError(f"{where} has a segment that is no Unicode text")
     if len(segment) > VARS_SEGMENT_CHARS:
         raise AdapterError(f"{where} has a segment of more than {VARS_SEGMENT_CHARS} characters")
 
 
 def _encodable(text: str) -> bool:
     """Whether UTF-8 can hold it; half of a surrogate pair it cannot."""
-    return text.encode("utf-8", "ignore").decode() == text
+    return _printable(text) == text
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _check_length(operation: str, path: str, segments: int) -> None:
@@ -195,7 +213,7 @@ def _check_value(operation: str, path: str, value: Any) -> None:
     try:
         bson.encode({"v": value})
     except (BSONError, OverflowError, TypeError, ValueError, RecursionError):
-        raise AdapterError(f"{where}, a {type(value).__name__}, cannot be stored in MongoDB") from None
+        raise AdapterError(f"{where}, {kind(value)}, cannot be stored in MongoDB") from None
     if isinstance(value, str):
         value = value.encode()
     if isinstance(value, bytes) and len(value) > VARS_VALUE_BYTES:
@@ -239,4 +257,6 @@ def ancestors(path: str) -> Iterator[str]:
 
 def kind(value: Any) -> str:
     """What a value is, as errors say it."""
-    return "nothing" if value is None else f"a {type(value).__name__}"
+    name = type(value).__name__
+    article = "an" if name[0] in "aeiou" else "a"
+    return "null" if value is None else f"{article} {name}"

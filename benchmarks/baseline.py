@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from temporalio import activity, workflow
 from temporalio.client import Client
-from temporalio.worker import Worker
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 with workflow.unsafe.imports_passed_through():
     from motor.motor_asyncio import AsyncIOMotorClient
@@ -91,7 +91,10 @@ async def main(part: str) -> None:
         for name in ("artifacts", "metrics_raw"):
             await own.db[name].create_index([("task_id", 1), ("node_id", 1), ("batch_uid", 1)], unique=True)
         calls: list[Any] = [own.open_run, own.close_run]
-        await Worker(client, task_queue=QUEUE, workflows=[Baseline], activities=calls).run()
+        runner = UnsandboxedWorkflowRunner()
+        await Worker(
+            client, task_queue=QUEUE, workflows=[Baseline], activities=calls, workflow_runner=runner
+        ).run()
     queue = f"{QUEUE}.node"
     await Worker(client, task_queue=queue, activities=[own.node], max_concurrent_activities=SLOTS).run()
 

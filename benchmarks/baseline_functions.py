@@ -10,7 +10,7 @@ from typing import Any
 
 from temporalio import activity, workflow
 from temporalio.client import Client
-from temporalio.worker import Worker
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 with workflow.unsafe.imports_passed_through():
     from motor.motor_asyncio import AsyncIOMotorClient
@@ -66,8 +66,12 @@ async def main() -> None:
     client = await Client.connect(os.environ["TEMPORAL_ADDRESS"])
     own = Activities(AsyncIOMotorClient(os.environ["MONGO_URL"])["baseline_functions"])
     await own.db.tasks.create_index("id", unique=True)
+    await own.db.artifacts.create_index([("task_id", 1), ("node_id", 1), ("batch_uid", 1)], unique=True)
     calls: list[Any] = [own.open_run, own.close_run, own.increment]
-    await Worker(client, task_queue=QUEUE, workflows=[BaselineFunctions], activities=calls).run()
+    runner = UnsandboxedWorkflowRunner()
+    await Worker(
+        client, task_queue=QUEUE, workflows=[BaselineFunctions], activities=calls, workflow_runner=runner
+    ).run()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from temporalio import activity
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.service import RPCError
-from temporalio.worker import Worker
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from flowkit.activities.attempts import Host
 from flowkit.activities.failures import failed_attempt
@@ -128,7 +128,11 @@ def engine_worker(
     functions: Mapping[str, Function],
     identity: str,
 ) -> Worker:
-    """A Temporal worker that runs tasks; it must be created on the loop that will run it."""
+    """A Temporal worker that runs tasks; it must be created on the loop that will run it.
+
+    Its one workflow is ours: recorded histories replay it in Temporal's sandbox with every run of the tests. Here the
+    sandbox would cost a third of the engine's time.
+    """
     activities = engine_activities(
         config=config,
         settings=settings,
@@ -138,7 +142,14 @@ def engine_worker(
         functions=functions,
         identity=identity,
     )
-    return Worker(client, task_queue=config.queue, workflows=[Task], activities=activities, identity=identity)
+    return Worker(
+        client,
+        task_queue=config.queue,
+        workflows=[Task],
+        activities=activities,
+        workflow_runner=UnsandboxedWorkflowRunner(),
+        identity=identity,
+    )
 
 
 class Duty:

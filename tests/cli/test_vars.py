@@ -90,23 +90,29 @@ MISTAKES = {
     "no value": (["--set", "novalue"], ["--set 'novalue' is not NAME=VALUE", "for example"]),
     "no name": (["--set", "=7"], ["--set '=7' is not NAME=VALUE", "for example"]),
     "twice": (["--set", "a=1", "--set", "a=2"], ["--set names 'a' twice", "give it once"]),
-    "bad path": (["--set", "a..b=1"], ["vars.set: 'a..b'", "correct --set", "docs/variables.md"]),
+    "bad path": (
+        ["--set", "a..b=1"],
+        ["vars.set: 'coordinator.vars.a..b'", "correct --set", "docs/variables.md"],
+    ),
     "overlap": (["--set", "a=1", "--set", "a.b=2"], ["vars.a.b lies below coordinator.vars.a", "--set"]),
-    "too large": (["--set", f"a={'9' * 30}"], ["vars.a, a int, cannot be stored", "correct --set"]),
+    "too large": (["--set", f"a={'9' * 30}"], ["vars.a, an int, cannot be stored", "correct --set"]),
     "no json": (["--merge", "{a: 1}"], ["--merge is not JSON", "double quotes"]),
     "no object": (["--merge", "[1]"], ["--merge holds a list", "for example"]),
     "no file": (["--merge", "@no.json"], ["no file of --merge 'no.json'", "JSON file"]),
-    "dotted merge": (["--merge", '{"a.b": 1}'], ["vars.merge: 'a.b'", "correct --merge"]),
+    "dotted merge": (["--merge", '{"a.b": 1}'], ["vars.merge: 'coordinator.vars.a.b'", "correct --merge"]),
     "no number": (["--incr", "k=abc"], ["--incr 'k=abc' is not NAME or NAME=NUMBER", "for example"]),
     "truth": (["--incr", "k=true"], ["--incr 'k=true' is not", "for example"]),
     "infinite": (["--incr", "k=1e999"], ["vars.incr: 'by' must be finite", "correct --incr"]),
-    "unset path": (["--unset", "$a"], ["vars.unset: '$a'", "correct --unset"]),
+    "unset path": (["--unset", "$a"], ["vars.unset: 'coordinator.vars.$a'", "correct --unset"]),
     "only block": (["--block-sensitive"], ["--block-sensitive is for --set and --merge", "add one"]),
     "secret": (
         ["--set", f"k={SECRET}", "--block-sensitive"],
         ["--set has a value that looks like a secret", "reference"],
     ),
-    "late": (["--set", "a=1", "--incr", "b=1", "--unset", "a."], ["vars.unset: 'a.'", "correct --unset"]),
+    "late": (
+        ["--set", "a=1", "--incr", "b=1", "--unset", "a."],
+        ["vars.unset: 'coordinator.vars.a.'", "correct --unset"],
+    ),
 }
 
 

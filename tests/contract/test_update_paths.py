@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 from tests.contract.builders import (
     AT,
@@ -15,13 +17,19 @@ from tests.contract.builders import (
     opened,
     record,
     shown,
+    stored,
 )
 from tests.contract.recording import RecordingDatabase, Update, conflicts
+from tests.contract.variables import hold, write
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.store import TaskStore
+from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.models import NodeStatus, SkipReason, TaskStatus
 from flowkit.testing import memory_database
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 
 @pytest.mark.parametrize(
@@ -81,4 +89,44 @@ async def test_no_update_of_a_whole_life_names_a_path_twice() -> None:
         "$push",
         "$setOnInsert",
     }
+    assert [update for update in db.updates if conflicts(update)] == []
+
+
+FUNCTIONS: dict[str, Callable[[CoordinatorAdapters], Awaitable[dict[str, Any]]]] = {
+    "set": lambda a: a.vars_set(TASK, kv={"a.b": 1, "a.c": {"d": {}}, "e": {"f": 2}}),
+    "set nothing": lambda a: a.vars_set(TASK),
+    "merge": lambda a: a.vars_merge(TASK, a={"b": 2, "x": {"y": 3}}, z=4),
+    "incr": lambda a: a.vars_incr(TASK, key="a.b", by=5),
+    "unset": lambda a: a.vars_unset(TASK, "a.b", "e.f", keys=["nobody"]),
+    "unset nothing": lambda a: a.vars_unset(TASK),
+    "prune": lambda a: a.vars_unset(TASK, "gone"),
+    "noop": lambda a: a.noop(TASK),
+    "merge_generic": lambda a: a.merge_generic(TASK, ["a", "b"], {"node_id": "c"}),
+    "metrics_aggregate": lambda a: a.metrics_aggregate(TASK, "a"),
+}
+
+
+async def life_of_variables(db: RecordingDatabase) -> None:
+    """Every coordinator function from Python, and by several attempts of a node."""
+    tasks, artifacts, adapters = TaskStore(db), ArtifactStore(db), CoordinatorAdapters(db=db)
+    await opened(tasks, "a", "b", "c")
+    await leave_batches(artifacts)
+    for epoch, call in enumerate(FUNCTIONS.values()):
+        await hold(db, {"a": {"b": 1}, "e": {"f": {"g": 1}}, "empty": {"er": {}}, "gone": 1})
+        await call(adapters)
+        own = write(2 * epoch + 1, generation=epoch, node="b", index=1)
+        await begun(tasks, own.attempt)
+        await call(adapters.for_node(own))
+        again = write(2 * epoch + 2, generation=epoch, node="b", index=1)
+        await begun(tasks, again.attempt)
+        await call(adapters.for_node(again))
+
+
+async def test_no_update_of_a_coordinator_function_names_a_path_twice() -> None:
+    db = RecordingDatabase(memory_database())
+    await life_of_variables(db)
+    assert (await stored(db))["graph"]["nodes"][1]["attempt_epoch"] == 2 * len(FUNCTIONS)
+    assert len(db.updates) > 5 * len(FUNCTIONS)
+    named = {path for update in db.updates for fields in update.values() for path in fields}
+    assert {"coordinator.vars.a.b", "coordinator.vars.empty", "graph.nodes.1.applied_generation"} <= named
     assert [update for update in db.updates if conflicts(update)] == []

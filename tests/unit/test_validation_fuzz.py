@@ -127,7 +127,7 @@ def test_any_nodes_and_edges_are_normalised_or_refused(
     assert outcome({"nodes": nodes, "edges": edges, "edges_ex": edges_ex})
 
 
-@settings(max_examples=2000, deadline=None, print_blob=True)
+@settings(max_examples=1000, deadline=None, print_blob=True)
 @given(path=st.sampled_from(list(paths(FULL))), value=JSON)
 def test_any_value_at_any_place_of_a_graph_is_normalised_or_refused(path: Path, value: object) -> None:
     assert outcome(planted(path, value))

@@ -1,0 +1,250 @@
+"""merge.generic, metrics.aggregate and noop: summaries of what nodes have left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.contract.builders import (
+    AT,
+    RUN,
+    TASK,
+    WORKER,
+    attempt,
+    batches,
+    begun,
+    documents_of,
+    opened,
+    seconds,
+    stored,
+    stored_node,
+)
+from tests.contract.variables import SECRET, refused, unchanged, write
+
+from flowkit.adapters.vars import kind
+from flowkit.coordinator.adapters import CoordinatorAdapters
+from flowkit.errors import Fenced
+
+if TYPE_CHECKING:
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.store import TaskStore
+
+
+class Clock:
+    """Shows a time of its own."""
+
+    def now_dt(self) -> datetime:
+        """A minute after everything else."""
+        return datetime.fromtimestamp(AT + 60, UTC)
+
+
+@pytest.fixture
+async def adapters(db: Any, tasks: TaskStore, artifacts: ArtifactStore) -> CoordinatorAdapters:
+    """The functions, on a database with one open task."""
+    await opened(tasks, "a", "b", "m")
+    return CoordinatorAdapters(db=db, clock=Clock())
+
+
+async def of_node(db: Any, node_id: str) -> list[dict[str, Any]]:
+    """All artifacts of a node."""
+    return [found for found in await documents_of(db.artifacts) if found["node_id"] == node_id]
+
+
+# --- merge.generic ----------------------------------------------------------------------------------------------
+
+
+async def test_a_merge_tells_what_its_sources_have_left(
+    db: Any, artifacts: ArtifactStore, adapters: CoordinatorAdapters
+) -> None:
+    await batches(artifacts, "a", "b1", "b2", "b3")
+    await batches(artifacts, "b", "b1", "b4")
+    await batches(artifacts, "other", "b9")
+    for node in ("b", "a", "other"):
+        await artifacts.mark_complete(TASK, node, 1, {}, AT)
+    answer = await adapters.merge_generic(TASK, ["b", "nobody", "a"], {"node_id": "m", "key": SECRET})
+    meta = {
+        "merged_from": ["b", "nobody", "a"],
+        "complete_nodes": ["a", "b"],
+        "partial_batches": 5,
+        "distinct_batch_uids": 4,
+        "merged_at": datetime.fromtimestamp(AT + 60, UTC).isoformat(),
+    }
+    assert answer == {"ok": True, "meta": meta}
+    [artifact] = await of_node(db, "m")
+    assert (artifact["status"], artifact["meta"], artifact["attempt_epoch"]) == ("complete", meta, 0)
+    assert seconds(artifact["created_at"]) == seconds(artifact["updated_at"]) == AT + 60
+    assert "batch_uid" not in artifact
+
+
+async def test_a_merge_of_nothing_says_so(db: Any, adapters: CoordinatorAdapters) -> None:
+    answer = await adapters.merge_generic(TASK, [], {})
+    found = answer["meta"]
+    assert (found["merged_from"], found["complete_nodes"]) == ([], [])
+    assert (found["partial_batches"], found["distinct_batch_uids"]) == (0, 0)
+    assert [artifact["node_id"] for artifact in await documents_of(db.artifacts)] == ["coordinator"]
+
+
+async def test_a_merge_looks_at_its_own_task_only(
+    db: Any, artifacts: ArtifactStore, adapters: CoordinatorAdapters
+) -> None:
+    await artifacts.mark_complete("task-2", "a", 1, {}, AT)
+    answer = await adapters.merge_generic(TASK, ["a"], {})
+    assert answer["meta"]["complete_nodes"] == []
+
+
+async def test_a_merge_replaces_the_complete_artifact_of_its_target_and_keeps_its_epoch(
+    db: Any, artifacts: ArtifactStore, adapters: CoordinatorAdapters
+) -> None:
+    await artifacts.mark_complete(TASK, "m", 4, {"old": 1}, AT, worker_id=WORKER)
+    answer = await adapters.merge_generic(TASK, ("a",), {"node_id": "m"})
+    [artifact] = await of_node(db, "m")
+    assert (artifact["meta"], artifact["attempt_epoch"]) == (answer["meta"], 4)
+    assert seconds(artifact["created_at"]) == AT
+
+
+async def test_a_merge_leaves_the_artifacts_of_batches_alone(
+    db: Any, artifacts: ArtifactStore, adapters: CoordinatorAdapters
+) -> None:
+    await batches(artifacts, "m", "b1", "b2")
+    before = await of_node(db, "m")
+    for _ in range(2):
+        await adapters.merge_generic(TASK, ["m"], {"node_id": "m"})
+    after = await of_node(db, "m")
+    assert [artifact for artifact in after if "batch_uid" in artifact] == before
+    assert [artifact["status"] for artifact in after if "batch_uid" not in artifact] == ["complete"]
+
+
+async def test_merges_at_the_same_time_leave_one_artifact(db: Any, adapters: CoordinatorAdapters) -> None:
+    await asyncio.gather(*(adapters.merge_generic(TASK, ["a"], {"node_id": "m"}) for _ in range(20)))
+    assert [artifact["status"] for artifact in await of_node(db, "m")] == ["complete"]
+
+
+@pytest.mark.parametrize("target", [None, SECRET, ["m"], 5])
+async def test_a_merge_needs_a_target_that_is_a_dict(
+    db: Any, adapters: CoordinatorAdapters, target: Any
+) -> None:
+    text = await refused(adapters.merge_generic(TASK, ["a"], target))
+    assert f"'target' must be a dict, not {kind(target)}" in text
+    assert await documents_of(db.artifacts) == []
+
+
+@pytest.mark.parametrize("sources", [None, SECRET, b"a", 5, ["a", 5], ["a", None]])
+async def test_a_merge_needs_a_list_of_node_ids(db: Any, adapters: CoordinatorAdapters, sources: Any) -> None:
+    assert "'from_nodes' must" in await refused(adapters.merge_generic(TASK, sources, {}))
+    assert await documents_of(db.artifacts) == []
+
+
+async def test_an_unknown_task_is_named_and_gets_no_artifact(db: Any, adapters: CoordinatorAdapters) -> None:
+    assert "'stranger'" in await refused(adapters.merge_generic("stranger", ["a"], {}))
+    assert "'stranger'" in await refused(adapters.metrics_aggregate("stranger", "a"))
+    assert await documents_of(db.artifacts) == []
+
+
+# --- metrics.aggregate ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def measured(artifacts: ArtifactStore, adapters: CoordinatorAdapters) -> None:
+    """Rows of a node, of which one is final and one has failed."""
+    rows: dict[str, dict[str, Any]] = {
+        "b1": {"n": 1, "text": "2.5", "flag": True, "word": "many", "list": [1], "odd": None},
+        "b2": {"n": 2.5, "text": " 4 ", "flag": False, "once": 7, "nan": float("nan"), "inf": "inf"},
+    }
+    for uid, metrics in rows.items():
+        await artifacts.store_batch(attempt("a"), uid, metrics, WORKER, AT)
+    await artifacts.store_failed_batch(attempt("a"), "b3", "boom", AT)
+    await artifacts.store_final(attempt("a"), {"n": 10, "total": 3}, AT)
+    await artifacts.store_batch(attempt("b"), "b1", {"n": 1000}, WORKER, AT)
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(
+    ("mode", "stats"),
+    [
+        ("sum", {"n": 13.5, "text": 6.5, "flag": 1.0, "once": 7.0, "total": 3.0}),
+        ("mean", {"n": 4.5, "text": 3.25, "flag": 0.5, "once": 7.0, "total": 3.0}),
+        ("median", {"n": 13.5, "text": 6.5, "flag": 1.0, "once": 7.0, "total": 3.0}),
+    ],
+)
+async def test_an_aggregation_counts_what_is_a_number_in_rows_that_did_not_fail(
+    db: Any, adapters: CoordinatorAdapters, mode: str, stats: dict[str, float]
+) -> None:
+    answer = await adapters.metrics_aggregate(TASK, "a", mode=mode)
+    assert answer == {"ok": True, "mode": mode, "stats": stats}
+    node = await stored_node(db)
+    assert node["stats"] == stats
+    assert {type(value) for value in node["stats"].values()} == {float}
+    assert seconds(node["stats_cached_at"]) == seconds((await stored(db))["updated_at"]) == AT + 60
+    assert (await stored_node(db, 1))["stats"] == {}
+
+
+@pytest.mark.usefixtures("measured")
+async def test_the_default_is_the_sum_and_a_second_time_is_the_same(
+    db: Any, adapters: CoordinatorAdapters
+) -> None:
+    first = await adapters.metrics_aggregate(TASK, "b")
+    assert (
+        first
+        == await adapters.metrics_aggregate(TASK, "b")
+        == {
+            "ok": True,
+            "mode": "sum",
+            "stats": {"n": 1000.0},
+        }
+    )
+    assert (await stored_node(db, 1))["stats"] == {"n": 1000.0}
+
+
+async def test_a_failed_row_with_metrics_does_not_count(db: Any, adapters: CoordinatorAdapters) -> None:
+    row = {"task_id": TASK, "node_id": "a", "metrics": {"n": 1}}
+    await db.metrics_raw.insert_many(
+        [
+            {**row, "batch_uid": "old"},
+            {**row, "batch_uid": "bad", "failed": True},
+            {**row, "batch_uid": "empty", "metrics": None},
+            {**row, "batch_uid": "good", "failed": False},
+            {**row, "batch_uid": "alien", "task_id": "task-2"},
+        ]
+    )
+    assert (await adapters.metrics_aggregate(TASK, "a"))["stats"] == {"n": 2.0}
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+async def test_without_rows_the_stats_become_empty(db: Any, adapters: CoordinatorAdapters, mode: str) -> None:
+    await db.tasks.update_one({"id": TASK}, {"$set": {"graph.nodes.0.stats": {"old": 1.0}}})
+    assert (await adapters.metrics_aggregate(TASK, "a", mode=mode))["stats"] == {}
+    assert (await stored_node(db))["stats"] == {}
+
+
+@pytest.mark.usefixtures("measured")
+async def test_an_unknown_node_is_named(db: Any, adapters: CoordinatorAdapters) -> None:
+    async with unchanged(db):
+        assert "has no node 'nobody'" in await refused(adapters.metrics_aggregate(TASK, "nobody"))
+
+
+@pytest.mark.usefixtures("measured")
+async def test_a_node_aggregates_while_its_attempt_holds_it_and_not_after(
+    db: Any, tasks: TaskStore, adapters: CoordinatorAdapters
+) -> None:
+    own = write(1, node="m", index=2)
+    async with unchanged(db):
+        with pytest.raises(Fenced):
+            await adapters.for_node(own).metrics_aggregate(TASK, "a")
+    await begun(tasks, own.attempt)
+    assert (await adapters.for_node(own).metrics_aggregate(TASK, "a"))["stats"]["n"] == 13.5
+    assert (await stored_node(db))["stats"]["n"] == 13.5
+    await tasks.finish_attempt(own.attempt, RUN, AT)
+    async with unchanged(db):
+        with pytest.raises(Fenced):
+            await adapters.for_node(own).metrics_aggregate(TASK, "a", mode="mean")
+
+
+# --- noop -------------------------------------------------------------------------------------------------------
+
+
+async def test_noop_does_nothing_whatever_it_is_given(db: Any, adapters: CoordinatorAdapters) -> None:
+    async with unchanged(db):
+        assert await adapters.noop(TASK) == {"ok": True}
+        assert await adapters.noop(TASK, kv={"$a": object()}, keys=5, target=None) == {"ok": True}

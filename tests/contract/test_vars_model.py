@@ -1,0 +1,233 @@
+"""Sequences of operations on task variables do in every database what a model in plain Python says.
+
+The model stands here and shares nothing with the code that it judges.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.contract.builders import new_task, stored
+
+from flowkit.coordinator.adapters import AdapterError, CoordinatorAdapters
+from flowkit.testing import memory_database
+
+Path = tuple[str, ...]
+Tree = dict[str, Any]
+
+
+class Refused(Exception):
+    """The model refuses an operation."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One call; `given` is what its name asks for."""
+
+    name: str
+    given: Any
+
+    async def on(self, adapters: CoordinatorAdapters, task_id: str) -> Any:
+        """Make the call."""
+        if self.name == "set":
+            return await adapters.vars_set(task_id, kv=self.given)
+        if self.name == "merge":
+            return await adapters.vars_merge(task_id, data=self.given)
+        if self.name == "incr":
+            key, by = self.given
+            return await adapters.vars_incr(task_id, key=key, by=by)
+        paths, keys = self.given
+        return await adapters.vars_unset(task_id, *paths, keys=keys)
+
+
+@dataclass
+class Model:
+    """A task's variables as a dict; `present` says whether the document has any."""
+
+    tree: Tree = field(default_factory=dict)
+    present: bool = False
+
+    def apply(self, operation: Operation) -> int:
+        """Do it to the tree, whole or (Refused) not at all; answers how many paths it touched."""
+        tree = copy.deepcopy(self.tree)
+        touched: int = getattr(self, operation.name)(tree, operation.given)
+        self.tree = tree
+        self.present = self.present or (touched > 0 and operation.name != "unset")
+        return touched
+
+    def set(self, tree: Tree, given: Tree) -> int:
+        """Dotted keys are paths, others are flattened."""
+        found: list[tuple[Path, Any]] = []
+        for key, value in given.items():
+            path = tuple(key.split("."))
+            found += leaves(value, path) if len(path) == 1 else [(path, value)]
+        return place(tree, found)
+
+    def merge(self, tree: Tree, given: Tree) -> int:
+        """Everything is flattened."""
+        return place(tree, leaves(given, ()))
+
+    def incr(self, tree: Tree, given: tuple[str, float]) -> int:
+        """Adds to a number, or begins one."""
+        *above, last = given[0].split(".")
+        holder = descend(tree, tuple(above))
+        old = holder.get(last, 0)
+        if type(old) not in (int, float):
+            raise Refused
+        holder[last] = old + given[1]
+        return 1
+
+    def unset(self, tree: Tree, given: tuple[list[str], list[str]]) -> int:
+        """Removes what is there, then everything empty, if it was asked for anything."""
+        paths = {tuple(path.split(".")) for path in itertools.chain(*given)}
+        check_apart(list(paths))
+        for path in paths:
+            remove(tree, path)
+        if paths:
+            prune(tree)
+        return len(paths)
+
+
+def leaves(value: Any, path: Path) -> list[tuple[Path, Any]]:
+    """All values in a tree that are no dicts."""
+    if not isinstance(value, dict):
+        return [(path, value)]
+    return [leaf for key, inner in value.items() for leaf in leaves(inner, (*path, key))]
+
+
+def check_apart(paths: list[Path]) -> None:
+    """Refused when one path is another, or lies below it."""
+    for one, other in itertools.permutations(paths, 2):
+        if one[: len(other)] == other:
+            raise Refused
+
+
+def place(tree: Tree, found: list[tuple[Path, Any]]) -> int:
+    """Put values at their paths."""
+    check_apart([path for path, _ in found])
+    for path, value in found:
+        descend(tree, path[:-1])[path[-1]] = copy.deepcopy(value)
+    return len(found)
+
+
+def descend(tree: Tree, path: Path) -> Tree:
+    """The dict at a path, made if nothing is there."""
+    for segment in path:
+        tree = tree.setdefault(segment, {})
+        if not isinstance(tree, dict):
+            raise Refused
+    return tree
+
+
+def remove(tree: Tree, path: Path) -> None:
+    """Take away what is at a path; lists are not entered."""
+    for segment in path[:-1]:
+        found = tree.get(segment)
+        if isinstance(found, list):
+            raise Refused
+        if not isinstance(found, dict):
+            return
+        tree = found
+    tree.pop(path[-1], None)
+
+
+def prune(tree: Tree) -> None:
+    """Take away every dict that is empty, or becomes it."""
+    for key, value in list(tree.items()):
+        if isinstance(value, dict):
+            prune(value)
+            if not value:
+                del tree[key]
+
+
+# --- sequences --------------------------------------------------------------------------------------------------
+
+SEGMENTS = st.sampled_from(["a", "b", "0"])
+PATHS = st.lists(SEGMENTS, min_size=1, max_size=3).map(".".join)
+VALUES = st.sampled_from([None, True, False, 0, 7, -2, 0.5, "", "text", [], [1], [{"a": {"b": 1}}]])
+TREES = st.recursive(VALUES, lambda inner: st.dictionaries(SEGMENTS, inner, max_size=3), max_leaves=4)
+OBJECTS = st.dictionaries(SEGMENTS, TREES, min_size=1, max_size=3)
+OPERATIONS = st.one_of(
+    st.dictionaries(PATHS, TREES, min_size=1, max_size=3).map(lambda given: Operation("set", given)),
+    OBJECTS.map(lambda given: Operation("merge", given)),
+    st.tuples(PATHS, st.sampled_from([1, -3, 0, 0.25, -1.5])).map(lambda given: Operation("incr", given)),
+    st.tuples(st.lists(PATHS, max_size=2), st.lists(PATHS, max_size=2)).map(
+        lambda given: Operation("unset", given)
+    ),
+)
+SEQUENCES = st.lists(OPERATIONS, min_size=1, max_size=10)
+NAMES = (f"task-{number}" for number in itertools.count())
+
+
+def beyond_mongomock(tree: Tree, operation: Operation) -> bool:
+    """Whether a removal goes two steps below a value: no filter with `$not` meets that in mongomock, but in MongoDB."""
+    paths = (
+        [path.split(".") for path in itertools.chain(*operation.given)] if operation.name == "unset" else []
+    )
+    for path in paths:
+        found: Any = tree
+        for segment in path[:-2]:
+            found = found.get(segment, {}) if isinstance(found, dict) else found
+        if not isinstance(found, (dict, list)):
+            return True
+    return False
+
+
+async def follow(db: Any, sequence: list[Operation], *, in_memory: bool = False) -> None:
+    """Make the calls and compare the task with the model after each."""
+    task_id, model, adapters = next(NAMES), Model(), CoordinatorAdapters(db=db)
+    await db.tasks.insert_one(new_task("a", task_id=task_id))
+    for operation in sequence:
+        if in_memory and beyond_mongomock(model.tree, operation):
+            continue
+        before = await stored(db, task_id)
+        try:
+            touched: int | None = model.apply(operation)
+        except Refused:
+            touched = None
+        assert await touch(adapters, operation, task_id) == touched, operation
+        after = await stored(db, task_id)
+        if touched is None:
+            assert after == before, operation
+        found = after["coordinator"].get("vars")
+        assert exact(found) == exact(model.tree if model.present else None), operation
+
+
+async def touch(adapters: CoordinatorAdapters, operation: Operation, task_id: str) -> int | None:
+    """How many paths the call touched; None when it was refused."""
+    try:
+        answer = await operation.on(adapters, task_id)
+    except AdapterError:
+        return None
+    return int(answer.get("touched", 1))
+
+
+def exact(value: Any) -> Any:
+    """A value that equals another one only if their types are the same, at every place."""
+    if isinstance(value, dict):
+        return {key: exact(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [exact(inner) for inner in value]
+    return type(value).__name__, value
+
+
+@settings(max_examples=750, deadline=None, derandomize=True)
+@given(sequence=SEQUENCES)
+async def test_memory_does_what_the_model_says(sequence: list[Operation]) -> None:
+    await follow(memory_database(), sequence, in_memory=True)
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(sequence=SEQUENCES)
+async def test_a_server_does_what_the_model_says(server_db: Any, sequence: list[Operation]) -> None:
+    await follow(server_db, sequence)

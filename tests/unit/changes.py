@@ -1,0 +1,67 @@
+"""What the unit tests of a task's variables share."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit.adapters import vars as rules
+from flowkit.errors import AdapterError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from flowkit.adapters.vars import Change
+
+SECRET = "s3cret-mark-of-a-value"
+"""A value that no error may show."""
+
+
+def refusal(rule: Callable[..., object], *args: Any) -> str:
+    """The text of an AdapterError, which shows no value."""
+    with pytest.raises(AdapterError) as caught:
+        rule(*args)
+    text = str(caught.value)
+    assert SECRET not in text
+    return text
+
+
+def nested(path: str, value: Any = SECRET) -> dict[str, Any]:
+    """An object that holds `value` at a dotted path."""
+    tree: dict[str, Any] = reduce(lambda inner, segment: {segment: inner}, reversed(path.split(".")), value)
+    return tree
+
+
+def nested_all(paths: Iterable[str]) -> dict[str, Any]:
+    """An object that holds a value at every one of these paths of two segments."""
+    tree: dict[str, Any] = {}
+    for path in paths:
+        outer, _, inner = path.partition(".")
+        tree.setdefault(outer, {})[inner] = SECRET
+    return tree
+
+
+ON_A_PATH: dict[str, Callable[[str], Change]] = {
+    "set, dotted": lambda path: rules.setting({"kv": {path: SECRET}}),
+    "set, keywords": lambda path: rules.setting({path: SECRET}),
+    "set, nested": lambda path: rules.setting({"kv": nested(path)}),
+    "merge, data": lambda path: rules.merging({"data": nested(path)}),
+    "merge, kv": lambda path: rules.merging({"kv": nested(path)}),
+    "merge, keywords": lambda path: rules.merging(nested(path)),
+    "incr": lambda path: rules.incrementing(path, 1),
+    "unset": lambda path: rules.unsetting([path], None),
+    "unset, keys": lambda path: rules.unsetting([], [path]),
+}
+"""Every operation in every form that reaches one path."""
+
+ON_MANY_PATHS: dict[str, Callable[[list[str]], Change]] = {
+    "set, dotted": lambda paths: rules.setting({"kv": dict.fromkeys(paths, SECRET)}),
+    "set, nested": lambda paths: rules.setting({"kv": nested_all(paths)}),
+    "merge": lambda paths: rules.merging({"data": nested_all(paths)}),
+    "unset": lambda paths: rules.unsetting(paths, None),
+    "unset, keys": lambda paths: rules.unsetting([], paths),
+    "unset, both": lambda paths: rules.unsetting(paths[::2], paths[1::2]),
+}
+"""Every operation in every form that reaches several paths."""

@@ -1,0 +1,197 @@
+"""Limits and key rules of a task's variables, each on both sides of its edge."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from bson import Binary, Decimal128, ObjectId
+from tests.unit.changes import ON_A_PATH, ON_MANY_PATHS, SECRET, nested, refusal
+
+from flowkit.adapters import vars as rules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flowkit.adapters.vars import Change
+
+PREFIX = "coordinator.vars."
+
+
+def of_segments(count: int) -> str:
+    """A path of so many segments."""
+    return ".".join("s" * count)
+
+
+def of_characters(count: int) -> str:
+    """A path that has so many characters with its prefix."""
+    rest = count - len(PREFIX)
+    segments = ["x" * 99] * (rest // 100)
+    return ".".join([*segments, "x" * (rest - 100 * len(segments))])
+
+
+# --- paths ------------------------------------------------------------------------------------------------------
+
+EDGES: list[tuple[str, str, str]] = [
+    (of_segments(14), of_segments(15), "deeper than 14 segments"),
+    (of_characters(512), of_characters(513), "longer than 512 characters"),
+    ("x" * 128, "x" * 129, "more than 128 characters"),
+    ("a." + "x" * 128, "a." + "x" * 129, "more than 128 characters"),
+    ("ä" * 128, "ä" * 129, "more than 128 characters"),
+]
+
+
+def test_the_long_path_has_exactly_the_characters_that_it_should() -> None:
+    assert [len(PREFIX + of_characters(count)) for count in (512, 513)] == [512, 513]
+
+
+@pytest.mark.parametrize("operate", ON_A_PATH.values(), ids=list(ON_A_PATH))
+@pytest.mark.parametrize(("longest", "beyond", "told"), EDGES)
+def test_a_path_has_its_limits_in_every_form(
+    operate: Callable[[str], Change], longest: str, beyond: str, told: str
+) -> None:
+    assert operate(longest).paths == [PREFIX + longest]
+    assert told in refusal(operate, beyond)
+
+
+def test_a_path_of_the_most_segments_may_have_the_most_characters() -> None:
+    longest = ".".join(["x" * 34] * 13 + ["x" * 40])
+    assert len(PREFIX + longest) == 512
+    for operate in ON_A_PATH.values():
+        assert operate(longest).paths == [PREFIX + longest]
+
+
+@pytest.mark.parametrize("operation", ["setting", "merging"])
+@pytest.mark.parametrize(("longest", "beyond", "told"), EDGES)
+def test_the_limits_hold_for_objects_that_end_in_nothing(
+    operation: str, longest: str, beyond: str, told: str
+) -> None:
+    rule = getattr(rules, operation)
+    assert rule({"kv": nested(longest, {})}).paths == []
+    assert told in refusal(rule, {"kv": nested(beyond, {})})
+
+
+def test_nesting_without_end_is_refused() -> None:
+    endless: dict[str, Any] = {}
+    endless["a"] = endless
+    for rule in (rules.setting, rules.merging):
+        assert "deeper than 14" in refusal(rule, {"kv": endless})
+
+
+def test_what_is_refused_is_shown_with_its_full_path_cut_short() -> None:
+    text = refusal(rules.setting, {of_segments(15): 1})
+    assert PREFIX + of_segments(15) in text
+    assert len(refusal(rules.setting, {of_characters(100_000): 1})) < 300
+
+
+# --- number of keys ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operate", ON_MANY_PATHS.values(), ids=list(ON_MANY_PATHS))
+def test_an_operation_names_256_keys_at_most(operate: Callable[[list[str]], Change]) -> None:
+    paths = [f"k{n % 7}.x{n}" for n in range(257)]
+    assert len(operate(paths[:256]).paths) == 256
+    assert "257 keys in one operation, more than 256" in refusal(operate, paths)
+
+
+def test_keys_that_are_named_twice_count_once() -> None:
+    names = [f"k{n}" for n in range(256)]
+    assert len(rules.unsetting(names, names).removes) == 256
+
+
+# --- values -----------------------------------------------------------------------------------------------------
+
+FULL = 65_536
+
+
+@pytest.mark.parametrize(
+    ("fits", "beyond"),
+    [
+        ("x" * FULL, "x" * (FULL + 1)),
+        ("ä" * (FULL // 2), "ä" * (FULL // 2) + "x"),
+        ("\U0001f600" * (FULL // 4), "\U0001f600" * (FULL // 4) + "x"),
+        (b"x" * FULL, b"x" * (FULL + 1)),
+        (Binary(b"x" * FULL), Binary(b"x" * (FULL + 1))),
+    ],
+)
+@pytest.mark.parametrize("form", ["a.b", "nested"])
+def test_a_text_and_bytes_have_64_kib_at_most(fits: Any, beyond: Any, form: str) -> None:
+    def given(value: Any) -> dict[str, Any]:
+        return {"kv": {"a.b": value} if form == "a.b" else {"a": {"b": value}}}
+
+    assert rules.setting(given(fits)).sets == {"a.b": fits}
+    text = refusal(rules.setting, given(beyond))
+    assert "coordinator.vars.a.b has 65,537 bytes, more than 65,536" in text
+    if form == "nested":
+        assert rules.merging(given(fits)).sets == {"a.b": fits}
+        assert "65,537 bytes" in refusal(rules.merging, given(beyond))
+
+
+@pytest.mark.parametrize("value", [["x" * (FULL + 1)], [0] * FULL, {"k": "x" * (FULL + 1)}])
+def test_other_values_are_not_measured_one_by_one(value: Any) -> None:
+    assert rules.setting({"kv": {"a.b": value}}).sets == {"a.b": value}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        "",
+        b"",
+        2**63 - 1,
+        -(2**63),
+        math.inf,
+        datetime(2024, 1, 1, tzinfo=UTC),
+        ObjectId("0" * 24),
+        Decimal128("1.5"),
+        [],
+        [[{"a": None}]],
+    ],
+    ids=repr,
+)
+def test_what_mongodb_can_hold_is_taken_as_it_is(value: Any) -> None:
+    assert rules.setting({"a": value}).sets == rules.merging({"a": value}).sets == {"a": value}
+
+
+class _Own:
+    def __repr__(self) -> str:
+        return SECRET
+
+
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        _Own(),
+        {SECRET},
+        (each for each in "ab"),
+        2**63,
+        -(2**63) - 1,
+        [SECRET, 2**64],
+        Decimal("1.5"),
+        1j,
+        date(2024, 1, 1),
+        uuid.uuid4(),
+        f"{SECRET}\ud800",
+        [_Own()],
+        ENDLESS,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_mongodb_cannot_hold_is_refused(value: Any) -> None:
+    for rule in (rules.setting, rules.merging):
+        text = refusal(rule, {"a": {"b": value}})
+        assert f"the value of coordinator.vars.a.b, {rules.kind(value)}, cannot be stored" in text
+
+
+@pytest.mark.parametrize("inner", [{1: SECRET}, {"k\0": SECRET}, {"k": {None: SECRET}}, {"k": {SECRET}}])
+def test_a_dict_that_is_kept_whole_must_be_one_that_mongodb_can_hold(inner: Any) -> None:
+    assert "coordinator.vars.a.b, a dict, cannot be stored" in refusal(rules.setting, {"a.b": inner})
