@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections import deque
@@ -33,6 +34,9 @@ _WAITING = 10_000
 """Events that wait for MongoDB at most: some megabytes, or a minute of a very busy worker."""
 
 _PAUSE_SEC = 1.0
+
+_YOUNG_SEC = 1.0
+"""An attempt that succeeds sooner is told by its end alone."""
 _CHUNK = 500
 _PATIENCE_SEC = 5.0
 """How long a start or stop waits for MongoDB; what was not said by then is said later, or never."""
@@ -42,7 +46,8 @@ class EventLog:
     """Events of attempts on their way into `worker_events`.
 
     One event for an attempt's start and one for its end: what lies between stands in `metrics_raw`, `artifacts` and
-    the node's lease, and one row for each batch and heartbeat would make this the largest collection of all.
+    the node's lease, and one row for each batch and heartbeat would make this the largest collection of all. An attempt
+    that succeeds within a second leaves its end alone.
 
     Events are collected and written together, about once a second. They are a log and not truth: when MongoDB is away
     for long, the oldest are given up.
@@ -55,6 +60,8 @@ class EventLog:
         self._most = waiting
         self._pause_sec = pause_sec
         self._waiting: deque[WorkerEvent] = deque()
+        self._begun: dict[str, WorkerEvent] = {}
+        """Starts of attempts that go on, not written yet, by the attempt's lease."""
         self._news = asyncio.Event()
         self._prepared = False
         self._trouble = _Trouble("events of attempts cannot be written")
@@ -66,13 +73,17 @@ class EventLog:
         self, attempt: AttemptInput, lease: dict[str, Any], was_cancelled: Callable[[], bool]
     ) -> Iterator[None]:
         """Tell that an attempt has begun and, on leaving, how it has ended."""
-        worker_id = lease["worker_id"]
-        self.add(accepted(attempt, lease, time.time()))
+        worker_id, own = lease["worker_id"], lease["lease_id"]
+        self._begun[own] = accepted(attempt, lease, time.time())
+        self._news.set()
         try:
             yield
         except BaseException as error:
+            if start := self._begun.pop(own, None):
+                self.add(start)
             self.add(_ended(attempt, worker_id, error, asked=was_cancelled()))
             raise
+        self._begun.pop(own, None)
         self.add(done(attempt, worker_id, time.time()))
 
     def add(self, event: WorkerEvent) -> None:
@@ -100,8 +111,15 @@ class EventLog:
             await self._news.wait()
             await asyncio.sleep(self._pause_sec)
             self._news.clear()
-            if not await self.flush():
+            self._take_starts(before=time.time() - _YOUNG_SEC)
+            if not await self.flush() or self._begun:
                 self._news.set()
+
+    def _take_starts(self, before: float) -> None:
+        """Let starts of attempts that have gone on for a while be written."""
+        for own, start in [*self._begun.items()]:
+            if start.at <= before:
+                self.add(self._begun.pop(own))
 
     async def flush(self) -> bool:
         """Write what waits; False when it waits on because MongoDB does not answer."""
@@ -127,6 +145,7 @@ class EventLog:
 
     async def close(self) -> None:
         """Write what waits, if MongoDB takes it soon."""
+        self._take_starts(before=math.inf)
         try:
             async with asyncio.timeout(_PATIENCE_SEC):
                 await self.flush()

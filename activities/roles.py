@@ -105,7 +105,7 @@ class RoleBody:
 
     async def _run(self) -> None:
         try:
-            await self._handle()
+            final = await self._handle()
         except (FlowKitError, AttemptFailed):
             raise
         except asyncio.CancelledError:
@@ -115,7 +115,13 @@ class RoleBody:
             raise AttemptFailed(self._classified(error)) from error
         finally:
             await self._ctx.release()
-        await durably(lambda: self._tasks.finish_attempt(self._attempt, self._run_id, time.time()))
+        await self._end(final)
+
+    async def _end(self, final: FinalizeResult) -> None:
+        """The marker for pullers and the node's own end; neither needs the other."""
+        marked = mark(self._artifacts, self._attempt, final.metrics, self._worker_id, final.artifacts_ref)
+        finished = durably(lambda: self._tasks.finish_attempt(self._attempt, self._run_id, time.time()))
+        await asyncio.gather(marked, finished)
 
     def _refuse_stray_cancel(self) -> None:
         """A handler that raises CancelledError of its own accord has failed, and may be retried."""
@@ -124,7 +130,7 @@ class RoleBody:
             text = "the handler raised CancelledError although nobody cancelled it"
             raise AttemptFailed(_failure("cancelled_by_worker", text, permanent=False)) from None
 
-    async def _handle(self) -> None:
+    async def _handle(self) -> FinalizeResult:
         attempt, handler, hooks = self._attempt, self._handler, self._hooks
         await hooks.call(handler.init, self._info())
         loaded = await hooks.call(handler.load_input, attempt.io.input_ref, attempt.io.input_inline)
@@ -141,7 +147,7 @@ class RoleBody:
                 await self._ctx.raise_if_cancelled()
                 await self._process(batch)
         await self._ctx.raise_if_cancelled()
-        await self._finalize()
+        return await self._finalize()
 
     def _info(self) -> dict[str, Any]:
         return {
@@ -187,12 +193,12 @@ class RoleBody:
         )
         return AttemptFailed(failure)
 
-    async def _finalize(self) -> None:
+    async def _finalize(self) -> FinalizeResult:
         final = as_final(await self._hooks.call(self._handler.finalize, self._ctx))
         now = time.time()
         if final.metrics:
             await durably(lambda: self._artifacts.store_final(self._attempt, final.metrics, now))
-        await mark(self._artifacts, self._attempt, final.metrics, self._worker_id, final.artifacts_ref)
+        return final
 
     def _classified(self, error: Exception) -> AttemptFailure:
         if isinstance(error, ProcessDied):

@@ -91,10 +91,8 @@ async def main(part: str) -> None:
         for name in ("artifacts", "metrics_raw"):
             await own.db[name].create_index([("task_id", 1), ("node_id", 1), ("batch_uid", 1)], unique=True)
         calls: list[Any] = [own.open_run, own.close_run]
-        runner = UnsandboxedWorkflowRunner()
-        await Worker(
-            client, task_queue=QUEUE, workflows=[Baseline], activities=calls, workflow_runner=runner
-        ).run()
+        rest: Any = {"activities": calls, "workflow_runner": UnsandboxedWorkflowRunner()}
+        await Worker(client, task_queue=QUEUE, workflows=[Baseline], **rest).run()
     queue = f"{QUEUE}.node"
     await Worker(client, task_queue=queue, activities=[own.node], max_concurrent_activities=SLOTS).run()
 

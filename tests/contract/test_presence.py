@@ -204,7 +204,7 @@ async def test_a_process_is_online_between_start_and_stop_and_leaves_its_events(
     await shows.stop()
     assert (await shown(db))[0] == "offline"
     rows = await documents_of(db.worker_events)
-    assert [row["payload"]["kind"] for row in rows] == ["TASK_ACCEPTED", "TASK_DONE"]
+    assert [row["payload"]["kind"] for row in rows] == ["TASK_DONE"]
 
 
 async def test_two_processes_of_one_id_do_not_hide_each_other(db: Any) -> None:
