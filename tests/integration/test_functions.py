@@ -142,8 +142,8 @@ async def test_a_refusal_fails_the_node_at_once_and_names_the_path(world: World)
     [
         ("vars.incr", {}, "io.fn_args do not fit 'vars.incr': missing a required argument: 'key'"),
         ("vars.incr", {"key": "n", "step": 2}, "unexpected keyword argument 'step'"),
-        ("vars.incr", {"key": "a.$b"}, "'a.$b' has a segment that begins with '$'"),
-        ("merge.generic", {"from_nodes": ["x"]}, "missing a required argument: 'target'"),
+        ("vars.incr", {"key": "a.$b"}, "'coordinator.vars.a.$b' has a segment that begins with '$'"),
+        ("merge.generic", {"from_nodes": ["x"]}, "'target' must be a dict, not null"),
         ("merge.generic", {"from_nodes": ["x"], "target": "y"}, "'target' must be a dict, not a str"),
         ("metrics.aggregate", {"node_id": "ghost"}, "has no node 'ghost'"),
     ],
