@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from temporalio import activity
@@ -62,6 +63,31 @@ class Host:
     worker_id: str
     hb_interval_sec: float = 20.0
     cancel_poll_sec: float = 0.5
+
+    @cached_property
+    def flags(self) -> FlagWatch:
+        """What the attempts of this process share to see cancel flags; used on the loop of Temporal's worker."""
+        return FlagWatch(self.tasks, self.home, self.cancel_poll_sec)
+
+
+class FlagWatch:
+    """Looks for cancel flags once for all attempts of a task, however many of them run here."""
+
+    def __init__(self, tasks: TaskStore, home: HomeLoop, every_sec: float) -> None:
+        self._tasks = tasks
+        self._home = home
+        self._every_sec = every_sec
+        self._looks: dict[str, tuple[float, asyncio.Task[bool]]] = {}
+
+    async def any_up(self, task_id: str) -> bool:
+        """Whether any cancel flag of the task was up within the last `every_sec`."""
+        now = time.monotonic()
+        self._looks = {task: found for task, found in self._looks.items() if now - found[0] < self._every_sec}
+        if task_id not in self._looks:
+            look = asyncio.create_task(self._home.run(self._tasks.any_cancel_flag(task_id)))
+            look.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            self._looks[task_id] = (now, look)
+        return await asyncio.shield(self._looks[task_id][1])
 
 
 class Attempt:
@@ -181,6 +207,8 @@ class Attempt:
 
     async def _flag(self) -> str | None:
         try:
+            if not await self._host.flags.any_up(self._attempt.task_id):
+                return None
             return await self._host.home.run(self._host.tasks.cancel_flag(self._attempt))
         except FlowKitError as error:
             _logger.warning("could not read the cancel flag of task %s: %s", self._attempt.task_id, error)

@@ -218,6 +218,16 @@ class TaskStore:
         return flagged.get("coordinator", {}).get("cancel_reason") or DB_FLAG
 
     @shortened
+    async def any_cancel_flag(self, task_id: str) -> bool:
+        """Whether any cancel flag of the task is up: its own, or one of a node."""
+        flags = [
+            {"coordinator.cancelled": True},
+            {"graph.nodes.coordinator.cancelled": True},
+            {"graph.nodes.status": NodeStatus.CANCELLING.value},
+        ]
+        return await self._tasks.find_one({"id": task_id, "$or": flags}, {"_id": 1}) is not None
+
+    @shortened
     async def flagged_by_hand(self, attempt: AttemptInput) -> bool:
         """Whether somebody raised a cancel flag without telling Temporal; our own writes always say when."""
         by_hand = {"id": attempt.task_id, "coordinator.cancelled_at": {"$exists": False}}

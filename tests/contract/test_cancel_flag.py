@@ -85,3 +85,22 @@ async def test_states_of_all_nodes_are_told(tasks: TaskStore) -> None:
         "b": ("queued", 0),
     }
     assert await tasks.node_states("unknown") == {}
+
+
+@pytest.mark.parametrize(
+    ("flag", "up"),
+    [
+        ({"coordinator.cancelled": True}, True),
+        ({"graph.nodes.1.coordinator.cancelled": True}, True),
+        ({"graph.nodes.1.status": "cancelling"}, True),
+        ({"graph.nodes.1.status": "running", "coordinator.cancelled": False}, False),
+    ],
+)
+async def test_one_look_sees_whether_any_flag_of_the_task_is_up(
+    db: Any, tasks: TaskStore, flag: dict[str, Any], up: bool
+) -> None:
+    await opened(tasks, "a", "b")
+    assert not await tasks.any_cancel_flag(TASK)
+    await db.tasks.update_one({"id": TASK}, {"$set": flag})
+    assert await tasks.any_cancel_flag(TASK) is up
+    assert not await tasks.any_cancel_flag("another")
