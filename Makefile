@@ -40,7 +40,7 @@ large: setup ## The large cases: 5,000 batches a stage under kills, 2,000 nodes 
 demo: setup ## Index a source tree with four roles: make demo [SOURCE=folder].
 	@PYTHONPATH=dev:examples $(BIN)/python -m code_index $(if $(SOURCE),--source "$(SOURCE)")
 
-bench: setup ## FlowKit beside a hand-written workflow (about three minutes).
+bench: setup ## FlowKit beside a hand-written workflow (some minutes).
 	@PYTHONPATH=dev:. $(BIN)/python -m benchmarks
 
 histories: setup ## Record the histories that later versions must replay.
