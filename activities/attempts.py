@@ -16,14 +16,14 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from flowkit.activities.failures import failed_attempt, from_error, lost
+from flowkit.activities.failures import failed_attempt, from_error, handed_over, lost
 from flowkit.adapters.patience import durably
 from flowkit.errors import FlowKitError, WrongDeployment
-from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, FailureKind
 
 if TYPE_CHECKING:
     from flowkit.activities.home import HomeLoop
     from flowkit.adapters.store import TaskStore
+    from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
 
 _logger = logging.getLogger("flowkit.worker")
 
@@ -129,7 +129,7 @@ class Attempt:
     def _stopped_by_itself(self) -> AttemptResult:
         if self._asked_to_stop:
             raise asyncio.CancelledError
-        raise AttemptFailed(_handed_over("the process that ran the attempt is ending"))
+        raise AttemptFailed(handed_over("the process that ran the attempt is ending"))
 
     async def _interrupted(self, work: asyncio.Task[AttemptResult]) -> None:
         """Temporal wants the attempt to end; find out why and act on it."""
@@ -139,7 +139,7 @@ class Attempt:
             raise asyncio.CancelledError
         await self._abort(work)
         if details is not None and details.worker_shutdown:
-            raise AttemptFailed(_handed_over("the worker was stopped"))
+            raise AttemptFailed(handed_over("the worker was stopped"))
         if details is not None and (details.paused or details.reset):
             raise ApplicationError("the attempt was paused or reset", type="worker_shutdown")
         raise asyncio.CancelledError
@@ -241,7 +241,3 @@ async def _check_deployment(host: Host, attempt: AttemptInput) -> None:
             f"the engine's database is deployment {attempt.deployment}, this worker's is {ours}: "
             "give both the same MongoDB database"
         )
-
-
-def _handed_over(message: str) -> AttemptFailure:
-    return AttemptFailure(kind=FailureKind.HANDOVER, code="worker_shutdown", message=message)

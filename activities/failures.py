@@ -56,6 +56,16 @@ def from_error(error: FlowKitError) -> AttemptFailure:
             )
 
 
+def failure(code: str, message: str, *, permanent: bool) -> AttemptFailure:
+    """An attempt that counts against the node's retries."""
+    return AttemptFailure(kind=FailureKind.FAILURE, code=code, message=cut(message), permanent=permanent)
+
+
+def handed_over(message: str) -> AttemptFailure:
+    """A worker gives the attempt back: it goes on elsewhere, at no charge."""
+    return AttemptFailure(kind=FailureKind.HANDOVER, code="worker_shutdown", message=message)
+
+
 def lost(code: str, message: str) -> AttemptFailure:
     """The executor of an attempt went away."""
     return AttemptFailure(kind=FailureKind.LOSS, code=code, message=message)

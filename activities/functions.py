@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +13,13 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 from flowkit.activities.attempts import Attempt, AttemptFailed, Host, guarded
-from flowkit.activities.failures import cut, failed_attempt, lost
-from flowkit.activities.roles import begin, mark
+from flowkit.activities.failures import failed_attempt, failure, lost
+from flowkit.activities.roles import begin, mark, new_lease
 from flowkit.adapters.coordinator import IN_ONE_UPDATE, CoordinatorAdapters
 from flowkit.adapters.node_writes import NodeWrite
 from flowkit.adapters.patience import durably
 from flowkit.errors import AdapterError, FlowKitError
-from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, FailureKind
+from flowkit.models import AttemptInput, AttemptResult
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -133,10 +132,11 @@ class FunctionBody:
         except asyncio.CancelledError:
             if not self._call.cancelling():
                 text = "the function raised CancelledError although nobody cancelled it"
-                raise AttemptFailed(_failure("cancelled_by_worker", text)) from None
+                raise AttemptFailed(failure("cancelled_by_worker", text, permanent=False)) from None
             raise
         except Exception as error:
-            raise AttemptFailed(_failure("unexpected_error", f"{type(error).__name__}: {error}")) from error
+            text = f"{type(error).__name__}: {error}"
+            raise AttemptFailed(failure("unexpected_error", text, permanent=False)) from error
 
     async def _invoke(self) -> Any:
         arguments = self._arguments()
@@ -160,10 +160,10 @@ class BuiltInBody(FunctionBody):
 
     async def run(self) -> AttemptResult:
         """The whole attempt: in one update and a marker where the function is one write."""
-        if self._function.__name__ not in IN_ONE_UPDATE:
+        write, method = self._write(), self._function.__name__
+        self._function = getattr(self._function.__self__.for_node(write), method)
+        if method not in IN_ONE_UPDATE:
             return await super().run()
-        write = self._write()
-        self._function = getattr(self._function.__self__.for_node(write), self._function.__name__)
         try:
             await self._answer()
         except AdapterError:
@@ -181,11 +181,7 @@ class BuiltInBody(FunctionBody):
 
     def _write(self) -> NodeWrite:
         now = time.time()
-        lease = {
-            "worker_id": self._host.worker_id,
-            "lease_id": str(uuid.uuid4()),
-            "deadline_ts_ms": int(now * 1000),
-        }
+        lease = new_lease(self._host.worker_id, now)
         return NodeWrite(attempt=self._attempt, run_id=self._run_id, lease=lease, at=now)
 
     def _meta(self, answer: Any) -> dict[str, Any]:
@@ -212,7 +208,3 @@ async def called(function: Function, task_id: str, arguments: Mapping[str, Any])
         return await function(task_id, **arguments)
     answer = await asyncio.to_thread(function, task_id, **arguments)
     return await answer if inspect.isawaitable(answer) else answer
-
-
-def _failure(code: str, message: str) -> AttemptFailure:
-    return AttemptFailure(kind=FailureKind.FAILURE, code=code, message=cut(message), permanent=False)

@@ -16,10 +16,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flowkit.activities.attempts import AttemptFailed
-from flowkit.activities.failures import from_error
+from flowkit.activities.failures import from_error, handed_over
 from flowkit.adapters.presence import WorkerEvents, WorkerRegistry, accepted, cancelled, done, failed
 from flowkit.errors import FlowKitError, StoreRefused, StoreUnavailable
-from flowkit.models import AttemptFailure, FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -167,9 +166,7 @@ def _ended(attempt: AttemptInput, worker_id: str, error: BaseException, *, asked
             return failed(attempt, worker_id, _HANDED_OVER, time.time())
 
 
-_HANDED_OVER = AttemptFailure(
-    kind=FailureKind.HANDOVER, code="worker_shutdown", message="the attempt was handed back before its end"
-)
+_HANDED_OVER = handed_over("the attempt was handed back before its end")
 
 
 class Presence:

@@ -15,7 +15,7 @@ from temporalio import activity
 
 from flowkit.activities.attempts import Attempt, AttemptFailed, Host
 from flowkit.activities.context import ArtifactsWriter, RunContext
-from flowkit.activities.failures import cut
+from flowkit.activities.failures import failure
 from flowkit.activities.handlers import BatchResult, FinalizeResult
 from flowkit.activities.inputs import Input, InputSettings
 from flowkit.activities.processes import ProcessDied
@@ -23,7 +23,7 @@ from flowkit.adapters.artifacts import BatchTooLarge
 from flowkit.adapters.patience import durably
 from flowkit.adapters.pull import stable_hash
 from flowkit.errors import FlowKitError
-from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, FailureKind
+from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -128,7 +128,7 @@ class RoleBody:
         task = asyncio.current_task()
         if not self._ctx.cancelled() and task is not None and not task.cancelling():
             text = "the handler raised CancelledError although nobody cancelled it"
-            raise AttemptFailed(_failure("cancelled_by_worker", text, permanent=False)) from None
+            raise AttemptFailed(failure("cancelled_by_worker", text, permanent=False)) from None
 
     async def _handle(self) -> FinalizeResult:
         attempt, handler, hooks = self._attempt, self._handler, self._hooks
@@ -184,8 +184,8 @@ class RoleBody:
                 lambda: self._artifacts.store_batch(self._attempt, uid, metrics, self._worker_id, now)
             )
         except BatchTooLarge as error:
-            failure = _failure("batch_too_large", str(error), permanent=True)
-            raise await self._failed_batch(uid, failure) from None
+            too_large = failure("batch_too_large", str(error), permanent=True)
+            raise await self._failed_batch(uid, too_large) from None
 
     async def _failed_batch(self, uid: str, failure: AttemptFailure) -> AttemptFailed:
         await durably(
@@ -202,17 +202,17 @@ class RoleBody:
 
     def _classified(self, error: Exception) -> AttemptFailure:
         if isinstance(error, ProcessDied):
-            return _failure("worker_process_died", str(error), permanent=False)
+            return failure("worker_process_died", str(error), permanent=False)
         _logger.warning(
             "node %s of task %s failed", self._attempt.node_id, self._attempt.task_id, exc_info=error
         )
         text = f"{type(error).__name__}: {error}"
         try:
             code, permanent = self._handler.classify_error(error)
-            return _failure(code, text, permanent=permanent)
+            return failure(code, text, permanent=permanent)
         except Exception:
             _logger.exception("classify_error of role %s failed itself", self._attempt.role)
-            return _failure("unexpected_error", text, permanent=False)
+            return failure("unexpected_error", text, permanent=False)
 
 
 async def begin(
@@ -220,15 +220,16 @@ async def begin(
 ) -> dict[str, Any]:
     """First writes of an attempt, answering its lease: it takes its epoch and removes the marker of an earlier one."""
     now = time.time()
-    lease = {
-        "worker_id": worker_id,
-        "lease_id": str(uuid.uuid4()),
-        "deadline_ts_ms": int((now + attempt.lease_ttl_sec) * 1000),
-    }
+    lease = new_lease(worker_id, now + attempt.lease_ttl_sec)
     await durably(lambda: tasks.begin_attempt(attempt, run_id, lease, now))
     if attempt.epoch > 1:
         await durably(lambda: artifacts.drop_marker(attempt))
     return lease
+
+
+def new_lease(worker_id: str, until: float) -> dict[str, Any]:
+    """A lease as documents show it."""
+    return {"worker_id": worker_id, "lease_id": str(uuid.uuid4()), "deadline_ts_ms": int(until * 1000)}
 
 
 async def mark(
@@ -283,8 +284,4 @@ def as_final(given: Any) -> FinalizeResult:
 
 def _unsuccessful(result: BatchResult) -> AttemptFailure:
     code = result.reason_code or "error"
-    return _failure(code, result.error or "", permanent=result.permanent)
-
-
-def _failure(code: str, message: str, *, permanent: bool) -> AttemptFailure:
-    return AttemptFailure(kind=FailureKind.FAILURE, code=code, message=cut(message), permanent=permanent)
+    return failure(code, result.error or "", permanent=result.permanent)

@@ -58,18 +58,19 @@ class Variables:
         Answers whether the task had no variables before, as far as somebody needs to know, and None when the effect is
         counted already. AdapterError names the path that stands in the way, or the unknown task.
         """
-        if (
-            change.sets
-            and change.size > VARS_UNCHECKED_BYTES
-            and await self._was_applied_or_fits(task_id, change, write)
-        ):
-            return False
+        if change.sets and change.size > VARS_UNCHECKED_BYTES:
+            document = await self._uncounted(task_id, write)
+            if document is None:
+                return None
+            effects.check_total(_variables(document), change)
         for _ in range(_TRIES):
             before = await self._update(task_id, change, write)
             if before is not None:
                 return before is not _UNSEEN and not _variables(before)
-            if await self._was_applied(task_id, change, write):
+            document = await self._uncounted(task_id, write)
+            if document is None:
                 return None
+            await self._explain(document, change, write)
         raise StoreUnavailable(f"the variables of task {task_id!r} change too often for a write")
 
     async def read(self, task_id: str) -> Tree:
@@ -130,29 +131,20 @@ class Variables:
             update["$unset"] = unsets | (write.forgets if write else {})
         return update
 
-    async def _was_applied_or_fits(self, task_id: str, change: Change, write: NodeWrite | None) -> bool:
-        """Look whether the variables may grow so much; True when the effect is counted already."""
+    async def _uncounted(self, task_id: str, write: NodeWrite | None) -> Tree | None:
+        """The task's document; None when the effect is counted already, and the attempt has nothing to do but to end."""
         document = await self._document(task_id, {**_VARS, **_ENTRIES})
         if write and write.applied(document):
             await self._finish_again(document, write)
-            return True
-        effects.check_total(_variables(document), change)
-        return False
+            return None
+        return document
 
-    async def _was_applied(self, task_id: str, change: Change, write: NodeWrite | None) -> bool:
-        """Look into a document that the update did not match; True when the effect is counted already.
-
-        Raises what keeps the update from matching; False when it should match now.
-        """
-        document = await self._document(task_id, {**_VARS, **_ENTRIES})
-        if write and write.applied(document):
-            await self._finish_again(document, write)
-            return True
+    async def _explain(self, document: Tree, change: Change, write: NodeWrite | None) -> None:
+        """Raise what keeps the update from matching this document; silent when it should match now."""
         if write:
             await self._store.begin_attempt(write.attempt, write.run_id, write.lease, write.at)
         if problem := effects.conflict(_variables(document), change):
             raise AdapterError(f"vars.{change.operation}: {problem}")
-        return False
 
     async def _finish_again(self, document: Tree, write: NodeWrite) -> None:
         """An attempt after the one that had the effect: it has nothing to do but to finish."""

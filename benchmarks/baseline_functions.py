@@ -15,6 +15,8 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 with workflow.unsafe.imports_passed_through():
     from motor.motor_asyncio import AsyncIOMotorClient
 
+    from benchmarks.baseline import Activities
+
 QUEUE = "baseline-functions"
 
 
@@ -33,22 +35,8 @@ class BaselineFunctions:
         await workflow.execute_activity("close_run", task, start_to_close_timeout=timedelta(seconds=60))
 
 
-class Activities:
-    """The run's document, and the two writes of a function."""
-
-    def __init__(self, db: Any) -> None:
-        self.db = db
-
-    @activity.defn
-    async def open_run(self, task: str, nodes: int) -> None:
-        node = {"type": "function", "depends_on": [], "fan_in": "all", "stats": {}, "lease": {}}
-        fresh = {**node, "status": "queued", "attempt_epoch": 0}
-        graph = {"nodes": [{"node_id": f"n{i}", **fresh} for i in range(nodes)]}
-        await self.db.tasks.insert_one({"id": task, "status": "running", "graph": graph})
-
-    @activity.defn
-    async def close_run(self, task: str) -> None:
-        await self.db.tasks.update_one({"id": task}, {"$set": {"status": "finished"}})
+class Functions(Activities):
+    """Beside the run's document, the two writes of a function."""
 
     @activity.defn
     async def increment(self, task: str, index: int) -> None:
@@ -64,7 +52,7 @@ class Activities:
 async def main() -> None:
     """Run the worker until it is ended."""
     client = await Client.connect(os.environ["TEMPORAL_ADDRESS"])
-    own = Activities(AsyncIOMotorClient(os.environ["MONGO_URL"])["baseline_functions"])
+    own = Functions(AsyncIOMotorClient(os.environ["MONGO_URL"])["baseline_functions"])
     await own.db.tasks.create_index("id", unique=True)
     await own.db.artifacts.create_index([("task_id", 1), ("node_id", 1), ("batch_uid", 1)], unique=True)
     calls: list[Any] = [own.open_run, own.close_run, own.increment]

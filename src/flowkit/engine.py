@@ -13,18 +13,16 @@ from temporalio.service import RPCError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from flowkit.activities.attempts import Host
-from flowkit.activities.failures import failed_attempt
+from flowkit.activities.failures import failed_attempt, handed_over
 from flowkit.activities.functions import FunctionActivities, built_in
 from flowkit.activities.home import HomeLoop
 from flowkit.activities.tasks import TaskActivities
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.store import TaskStore
 from flowkit.models import (
-    AttemptFailure,
     AttemptInput,
     AttemptResult,
     CloseTask,
-    FailureKind,
     Opened,
     OpenTask,
     RecordTask,
@@ -184,7 +182,7 @@ class Duty:
         @activity.defn(name=name)
         async def run_attempt(attempt: AttemptInput) -> AttemptResult:
             if name not in self._made:
-                raise failed_attempt(_handed_over("the worker could not start"))
+                raise failed_attempt(handed_over("the worker could not start"))
             result: AttemptResult = await self._made[name](attempt)
             return result
 
@@ -256,10 +254,6 @@ class EngineDuty(Duty):
     async def close_task(self, close: CloseTask) -> bool:
         """TaskActivities.close_task."""
         return bool(await self._made["close_task"](close))
-
-
-def _handed_over(message: str) -> AttemptFailure:
-    return AttemptFailure(kind=FailureKind.HANDOVER, code="worker_shutdown", message=message)
 
 
 def with_task(workflows: Sequence[type] | None) -> list[type]:

@@ -20,7 +20,7 @@ from flowkit.client import TaskCatalog, TaskClient
 from flowkit.config import CoordinatorConfig
 from flowkit.connection import WorkerTask, WorkerThread, connect
 from flowkit.core.time import SystemClock
-from flowkit.engine import engine_worker, registered_search_attributes, settings_of
+from flowkit.engine import engine_worker, prepared_settings
 from flowkit.protocol.messages import (
     Envelope,
     EventKind,
@@ -66,7 +66,8 @@ class Coordinator:
     used. `adapters` maps names of coordinator functions to `async def fn(task_id, **fn_args)` and adds to the built-in
     ones; an entry made later, `coordinator.adapters[name] = fn`, serves from then on. `clock` gives the times that
     functions write, `sensitive_detector` judges which variables look like secrets. Temporal's worker has a thread of its
-    own, so that code of yours may block this loop; `own_thread=False` is quicker where nothing does. `client` is a Temporal client with `pydantic_data_converter`; without it `TEMPORAL_*` says where to connect.
+    own, so that code of yours may block this loop; `own_thread=False` is quicker where nothing does. `client` is a Temporal client
+    with `pydantic_data_converter`; without it `TEMPORAL_*` says where to connect.
     """
 
     def __init__(
@@ -103,17 +104,12 @@ class Coordinator:
         return self._thread is not None
 
     async def start(self) -> None:
-        """Create the indexes, connect, and run tasks. Raises what keeps it from that; then nothing runs."""
+        """Connect, create the indexes, and run tasks. Raises what keeps it from that; then nothing runs."""
         if self._thread is not None:
             return
-        await self._tasks.prepare()
-        await self._artifacts.prepare()
         client = await self._connect()
-        settings = settings_of(
-            self.cfg,
-            deployment=await self._tasks.deployment(),
-            search_attributes=await registered_search_attributes(client),
-            functions=self.adapters,
+        settings = await prepared_settings(
+            client, config=self.cfg, tasks=self._tasks, artifacts=self._artifacts, functions=self.adapters
         )
         await self._run(client, settings)
         self.log.info("engine %s runs tasks of queue %r", version.__version__, self.cfg.queue)
