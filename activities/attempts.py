@@ -31,6 +31,8 @@ _UNATTENDED_SEC = 1.5
 """What ends sooner costs neither a heartbeat nor a look for flags; no cancel waits longer than this."""
 
 _BEAT_SEC = 1.0
+_BEATS_PER_SEC = 20
+"""Of all attempts of a process: with more than this many, each beats less often. The flags still tell of cancels."""
 
 _ABORT_PATIENCE_SEC = 5.0
 """How long an aborted body may take before it is left behind."""
@@ -69,6 +71,23 @@ class Host:
         """What the attempts of this process share to see cancel flags; used on the loop of Temporal's worker."""
         return FlagWatch(self.tasks, self.home, self.cancel_poll_sec)
 
+    @cached_property
+    def pulse(self) -> Pulse:
+        """How often each attempt of this process beats."""
+        return Pulse()
+
+
+class Pulse:
+    """Keeps the heartbeats of a process at a bounded rate, however many attempts it runs."""
+
+    def __init__(self) -> None:
+        self.attended = 0
+        """Attempts that run now."""
+
+    def pause_sec(self, lease_ttl_sec: float) -> float:
+        """Seconds between two heartbeats of an attempt: never more than a quarter of its lease."""
+        return min(max(_BEAT_SEC, self.attended / _BEATS_PER_SEC), lease_ttl_sec / 4)
+
 
 class FlagWatch:
     """Looks for cancel flags once for all attempts of a task, however many of them run here."""
@@ -106,12 +125,14 @@ class Attempt:
             raise failed_attempt(lost("lease_lost", "the worker that ran this attempt fell silent"))
         work = asyncio.create_task(self._host.home.run_to_end(guarded(self._host, self._attempt, self._body)))
         attendance = asyncio.create_task(self._attend())
+        self._host.pulse.attended += 1
         try:
             return await self._until_done(work)
         except AttemptFailed as error:
             raise failed_attempt(error.failure) from None
         finally:
             attendance.cancel()
+            self._host.pulse.attended -= 1
 
     async def _until_done(self, work: asyncio.Task[AttemptResult]) -> AttemptResult:
         while not work.done():
@@ -177,10 +198,12 @@ class Attempt:
                 group.create_task(duty)
 
     async def _beat(self) -> None:
-        pause = min(_BEAT_SEC, self._attempt.lease_ttl_sec / 4)
+        pulse, lease_ttl_sec = self._host.pulse, self._attempt.lease_ttl_sec
+        pause = pulse.pause_sec(lease_ttl_sec) - _UNATTENDED_SEC
         while True:
-            activity.heartbeat()
             await asyncio.sleep(pause)
+            activity.heartbeat()
+            pause = pulse.pause_sec(lease_ttl_sec)
 
     async def _renew(self) -> None:
         """Show in the document that the attempt is alive; nothing depends on it."""

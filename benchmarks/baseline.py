@@ -41,10 +41,8 @@ class Baseline:
 
     async def node(self, task: str, index: int, gate: asyncio.Semaphore) -> None:
         """One node."""
-        times: Any = {
-            "start_to_close_timeout": timedelta(hours=1),
-            "heartbeat_timeout": timedelta(seconds=45),
-        }
+        lease, longest = timedelta(seconds=45), timedelta(hours=1)
+        times: Any = {"start_to_close_timeout": longest, "heartbeat_timeout": lease}
         async with gate:
             await workflow.execute_activity("node", args=[task, index], task_queue=f"{QUEUE}.node", **times)
 
