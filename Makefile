@@ -23,7 +23,7 @@ $(INSTALLED): pyproject.toml
 setup: $(INSTALLED) servers ## Install the package, its tools and the local servers.
 
 servers: $(INSTALLED)
-	@PYTHONPATH=dev $(BIN)/python -m flowkit_dev setup
+	@$(BIN)/python -m flowkit.local setup
 
 check: $(INSTALLED) ## Lint, types and all tests that need no server (under 90 s).
 	$(BIN)/ruff format --check --quiet .
@@ -38,13 +38,13 @@ large: setup ## The large cases: 5,000 batches a stage under kills, 2,000 nodes 
 	@FLOWKIT_LARGE=1 $(BIN)/pytest -q -s tests/integration/test_endurance.py tests/integration/test_large.py
 
 demo: setup ## Index a source tree with four roles: make demo [SOURCE=folder].
-	@PYTHONPATH=dev:examples $(BIN)/python -m code_index $(if $(SOURCE),--source "$(SOURCE)")
+	@PYTHONPATH=examples $(BIN)/python -m code_index $(if $(SOURCE),--source "$(SOURCE)")
 
 bench: setup ## FlowKit beside a hand-written workflow (some minutes).
-	@PYTHONPATH=dev:. $(BIN)/python -m benchmarks
+	@PYTHONPATH=. $(BIN)/python -m benchmarks
 
 histories: setup ## Record the histories that later versions must replay.
-	@PYTHONPATH=dev:. $(BIN)/python -m tests.replay.record
+	@PYTHONPATH=. $(BIN)/python -m tests.replay.record
 
 wheel: $(INSTALLED) ## Build the wheel, install it in a clean environment, import its packages.
 	@rm -rf build dist

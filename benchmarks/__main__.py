@@ -28,7 +28,7 @@ from benchmarks.cases import CASES, Case, by_flowkit, by_hand, sample
 from flowkit.adapters.store import TaskStore
 from flowkit.client import TaskClient
 from flowkit.connection import connect
-from flowkit_dev import Stack
+from flowkit.local import Stack
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flowkit_dev import Stack
+from flowkit.local import Stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[1]
-CODE = ("workflows", "activities", "adapters", "bridge", "src", "dev")
+CODE = ("workflows", "activities", "adapters", "bridge", "src")
 HELPERS = {"world.py", "handlers.py"}
 """Test modules that may wait by the clock: what they wait for is a test's subject."""
 

@@ -15,7 +15,7 @@ from code_index.demo import Demo, Options
 from code_index.errors import DemoError
 from code_index.graph import BATCH_SIZE
 from flowkit.errors import FlowKitError
-from flowkit_dev.errors import DevServerError
+from flowkit.local.errors import DevServerError
 
 EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130

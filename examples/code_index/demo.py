@@ -19,7 +19,7 @@ from code_index.report import ranking_table, summary
 from code_index.screen import screen
 from code_index.task import IndexTask
 from flowkit.connection import connect
-from flowkit_dev import Stack
+from flowkit.local import Stack
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from code_index.errors import DemoError
-from flowkit_dev.process import ServerProcess
+from flowkit.local.process import ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

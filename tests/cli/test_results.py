@@ -21,9 +21,9 @@ from flowkit.client import (
     UnknownTask,
 )
 from flowkit.errors import ConfigError
+from flowkit.local import Stack
 from flowkit.models import TaskStatus
 from flowkit.testing import memory_database
-from flowkit_dev import Stack
 from tests.integration.world import World, node
 
 if TYPE_CHECKING:

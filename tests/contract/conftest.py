@@ -12,8 +12,8 @@ from tests.contract.drivers import DRIVERS, connected
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.store import TaskStore
+from flowkit.local.mongo import MongoServer
 from flowkit.testing import memory_database
-from flowkit_dev.mongo import MongoServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

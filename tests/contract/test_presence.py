@@ -16,8 +16,8 @@ from tests.integration.world import eventually
 from flowkit.activities.presence import Presence
 from flowkit.adapters.presence import WorkerEvents, WorkerRegistry, done
 from flowkit.errors import StoreRefused, StoreUnavailable
+from flowkit.local.ports import HOST, free_port
 from flowkit.testing import memory_database
-from flowkit_dev.ports import HOST, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

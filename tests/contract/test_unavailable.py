@@ -15,7 +15,7 @@ from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.mongo import shortened
 from flowkit.adapters.store import TaskStore
 from flowkit.errors import FlowKitError, StoreRefused, StoreUnavailable
-from flowkit_dev.ports import HOST, free_port
+from flowkit.local.ports import HOST, free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

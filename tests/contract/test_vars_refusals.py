@@ -15,8 +15,8 @@ from tests.contract.variables import SECRET, held, hold, refused, unchanged
 
 from flowkit.coordinator.adapters import AdapterError, CoordinatorAdapters
 from flowkit.errors import StoreUnavailable
+from flowkit.local.ports import HOST, free_port
 from flowkit.testing import memory_database
-from flowkit_dev.ports import HOST, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -11,8 +11,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from flowkit.cli.loading import load_handlers
+from flowkit.local.temporal import DYNAMIC_CONFIG
 from flowkit.workflows.endings import SEARCH_ATTRIBUTES
-from flowkit_dev.temporal import DYNAMIC_CONFIG
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker-compose.yml"

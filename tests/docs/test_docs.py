@@ -20,12 +20,12 @@ from flowkit.adapters.coordinator import METHODS, CoordinatorAdapters, default_a
 from flowkit.cli.app import app
 from flowkit.config import _Topics
 from flowkit.errors import FlowKitError
+from flowkit.local.temporal import DYNAMIC_CONFIG
 from flowkit.models import RUNTIME_KEYS, NodeStatus, OnNodeFailure, RetryPolicy, SkipReason, TaskStatus
 from flowkit.testing import memory_database
 from flowkit.workflows import endings, input_args, shapes
 from flowkit.workflows.inputs import parse_input
 from flowkit.workflows.validation import parse_graph
-from flowkit_dev.temporal import DYNAMIC_CONFIG
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -90,8 +90,7 @@ def test_every_derived_setting_is_named(config: type[Any]) -> None:
 
 
 def test_every_environment_variable_of_ours_is_described() -> None:
-    sources = [*SOURCES, ROOT / "dev"]
-    text = "".join(file.read_text(encoding="utf-8") for folder in sources for file in folder.rglob("*.py"))
+    text = "".join(file.read_text(encoding="utf-8") for folder in SOURCES for file in folder.rglob("*.py"))
     ours = set(re.findall(r"(?:envvar=|environ\.get\(|environ\[)\"([A-Z_]+)\"", text))
     assert {"MONGO_URL", "FLOWKIT_QUEUE", "WORKER_TYPES", "FLOWKIT_CACHE"} <= ours
     assert ours <= set(rows(section(page("configuration"), "Environment")))
@@ -298,7 +297,7 @@ def anchors(file: Path) -> set[str]:
 @pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
 def test_every_named_file_and_make_target_exists(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
-    folders = "activities|adapters|benchmarks|deploy|dev|examples|src|tests|workflows"
+    folders = "activities|adapters|benchmarks|deploy|examples|src|tests|workflows"
     named = re.findall(rf"`((?:{folders})/[\w/.-]+\.(?:py|yaml|sh|toml))`", text)
     assert [name for name in named if not (ROOT / name).is_file()] == []
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)

@@ -11,7 +11,7 @@ from tests.integration.world import World
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from flowkit_dev import Stack
+    from flowkit.local import Stack
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowHistoryEventFilterType
 
 from flowkit import limits
+from flowkit.local import TemporalServer
 from flowkit.models import TaskStatus
 from flowkit.worker import BatchResult
-from flowkit_dev import TemporalServer
 from tests.integration.handlers import Quick
 from tests.integration.world import World, eventually, node
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
+    from flowkit.local import Stack
     from flowkit.worker import Batch, RoleHandler
     from flowkit.worker.context import RunContext
-    from flowkit_dev import Stack
 
 pytestmark = pytest.mark.server
 

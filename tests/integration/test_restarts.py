@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from flowkit.local import MongoServer, TemporalServer
 from flowkit.models import TaskStatus
-from flowkit_dev import MongoServer, TemporalServer
 from tests.conftest import keep_logs
 from tests.integration.world import World, eventually, let_pass, node
 

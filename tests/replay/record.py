@@ -1,4 +1,4 @@
-"""Records the histories that `test_replay.py` replays: `PYTHONPATH=dev python -m tests.replay.record [SHAPE …]`.
+"""Records the histories that `test_replay.py` replays: `python -m tests.replay.record [SHAPE …]`.
 
 Run it when the workflow's commands were changed on purpose; without names it records all shapes anew. It starts
 servers of its own, whatever the environment says.
@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowkit_dev import Stack
+from flowkit.local import Stack
 from tests.integration.world import ROOT, World
 from tests.replay.poison import POISONS, poisoned
 from tests.replay.scrub import scrubbed

@@ -3,9 +3,9 @@
 import shutil
 from pathlib import Path
 
-from flowkit_dev.mongo_stand_in import stand_in_classpath, stand_in_command
-from flowkit_dev.ports import HOST, free_port, is_listening
-from flowkit_dev.process import ServerProcess
+from flowkit.local.mongo_stand_in import stand_in_classpath, stand_in_command
+from flowkit.local.ports import HOST, free_port, is_listening
+from flowkit.local.process import ServerProcess
 
 
 class MongoServer(ServerProcess):
@@ -32,10 +32,12 @@ class MongoServer(ServerProcess):
 
     @classmethod
     def install(cls) -> None:
+        """Fetch the stand-in, where MongoDB is missing."""
         if shutil.which("mongod") is None:
             stand_in_classpath()
 
     def command(self) -> list[str]:
+        """`mongod`, or the stand-in."""
         mongod = shutil.which("mongod")
         if mongod is None:
             return stand_in_command(self.port, self.folder / "mongo.mv")
@@ -44,4 +46,5 @@ class MongoServer(ServerProcess):
         return [mongod, "--bind_ip", HOST, "--port", str(self.port), "--dbpath", str(data)]
 
     def is_ready(self) -> bool:
+        """Whether somebody listens."""
         return is_listening(self.port)

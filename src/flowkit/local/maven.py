@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from flowkit_dev.cache import fingerprint, install_once
-from flowkit_dev.commands import program, run
+from flowkit.local.cache import fingerprint, install_once
+from flowkit.local.commands import program, run
 
 REMEDY = "install a JDK 17 or newer and Maven"
 COPY_DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:2.8:copy-dependencies"

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from flowkit_dev.errors import InstallFailed, last_lines
+from flowkit.local.errors import InstallFailed, last_lines
 
 
 def program(name: str, *, remedy: str) -> str:

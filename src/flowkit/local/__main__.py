@@ -1,4 +1,4 @@
-"""Local servers from the command line: `python -m flowkit_dev setup` and `python -m flowkit_dev up`."""
+"""Local servers from the command line: `python -m flowkit.local setup` and `python -m flowkit.local up`."""
 
 import signal
 import threading
@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from flowkit_dev.cache import cache_folder
-from flowkit_dev.errors import DevServerError
-from flowkit_dev.stack import Stack
-from flowkit_dev.stack import setup as install_all
+from flowkit.local.cache import cache_folder
+from flowkit.local.errors import DevServerError
+from flowkit.local.stack import Stack
+from flowkit.local.stack import setup as install_all
 
 app = typer.Typer(help="Local servers to develop and try FlowKit with.", no_args_is_help=True)
 

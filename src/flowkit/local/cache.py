@@ -9,7 +9,7 @@ from pathlib import Path
 from filelock import FileLock
 from platformdirs import user_cache_path
 
-from flowkit_dev.progress import progress
+from flowkit.local.progress import progress
 
 
 def cache_folder() -> Path:

@@ -15,16 +15,14 @@ import pytest
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 
-from flowkit_dev import temporal_cli as cli
-from flowkit_dev.cache import install_once
-from flowkit_dev.errors import FolderInUse, InstallFailed, PortInUse, ServerNotReady
-from flowkit_dev.mongo import MongoServer
-from flowkit_dev.ports import is_free, is_listening
-from flowkit_dev.process import ServerProcess
-from flowkit_dev.stack import Stack
-from flowkit_dev.temporal import TemporalServer
-
-DEV = Path(cli.__file__).parent.parent
+from flowkit.local import temporal_cli as cli
+from flowkit.local.cache import install_once
+from flowkit.local.errors import FolderInUse, InstallFailed, PortInUse, ServerNotReady
+from flowkit.local.mongo import MongoServer
+from flowkit.local.ports import is_free, is_listening
+from flowkit.local.process import ServerProcess
+from flowkit.local.stack import Stack
+from flowkit.local.temporal import TemporalServer
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +33,7 @@ def _no_servers_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def python(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts another Python with `flowkit_dev` on its path, and ends it after the test."""
-    monkeypatch.setenv("PYTHONPATH", str(DEV))
+    """Starts another Python and ends it after the test."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> subprocess.Popen[str]:
@@ -118,7 +115,7 @@ OWNER = """
 import sys, time
 from pathlib import Path
 import pymongo
-from flowkit_dev import Stack
+from flowkit.local import Stack
 
 stack = Stack(Path(sys.argv[1]))
 stack.start()
@@ -157,7 +154,7 @@ def test_up_prints_the_addresses_and_ends_on_sigterm(
     ports = [planned.temporal.port, planned.temporal.ui_port, planned.mongo.port]
     options = zip(("--temporal-port", "--ui-port", "--mongo-port"), map(str, ports), strict=True)
     up = python(
-        "-m", "flowkit_dev", "up", "--folder", str(tmp_path), *(part for pair in options for part in pair)
+        "-m", "flowkit.local", "up", "--folder", str(tmp_path), *(part for pair in options for part in pair)
     )
 
     printed = [lines_of(up).readline().strip() for _ in planned.exports]
@@ -237,7 +234,7 @@ def test_a_server_that_ends_at_its_start_shows_the_end_of_its_log(tmp_path: Path
 
 
 def test_a_server_that_stays_silent_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowkit_dev.process.READY_WITHIN_SECONDS", 0.2)
+    monkeypatch.setattr("flowkit.local.process.READY_WITHIN_SECONDS", 0.2)
     server = Scripted(tmp_path, SLEEP, ready=False)
     with pytest.raises(ServerNotReady, match="not ready within"):
         server.start()
@@ -252,7 +249,7 @@ def test_a_server_does_not_start_beside_another_on_its_port(tmp_path: Path) -> N
 
 
 def test_a_folder_serves_one_server_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowkit_dev.claims.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("flowkit.local.claims.WAIT_SECONDS", 0.1)
     second = Scripted(tmp_path, SLEEP, ready=True)
     with (
         Scripted(tmp_path, SLEEP, ready=True),
@@ -268,7 +265,7 @@ def test_a_folder_serves_one_server_at_a_time(tmp_path: Path, monkeypatch: pytes
 INSTALLER = """
 import sys, threading
 from pathlib import Path
-from flowkit_dev.cache import install_once
+from flowkit.local.cache import install_once
 
 who, journal, gate = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 

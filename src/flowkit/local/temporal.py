@@ -5,9 +5,9 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from flowkit_dev.ports import HOST, free_port, is_listening
-from flowkit_dev.process import ServerProcess
-from flowkit_dev.temporal_cli import temporal_cli
+from flowkit.local.ports import HOST, free_port, is_listening
+from flowkit.local.process import ServerProcess
+from flowkit.local.temporal_cli import temporal_cli
 
 NAMESPACE = "default"
 SEARCH_ATTRIBUTES = {"FlowkitPipeline": "Keyword", "FlowkitStatus": "Keyword"}
@@ -61,9 +61,11 @@ class TemporalServer(ServerProcess):
 
     @classmethod
     def install(cls) -> None:
+        """Fetch or build the Temporal CLI, which is the server too."""
         temporal_cli()
 
     def command(self) -> list[str]:
+        """The development server, as quick as its settings allow."""
         settings = {key: json.dumps(value) for key, value in self.dynamic_config.items()}
         return [
             *(temporal_cli(), "server", "start-dev", "--log-level", "warn"),

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from flowkit_dev.cache import fingerprint, install_once
-from flowkit_dev.commands import program, run
-from flowkit_dev.maven import jars
-from flowkit_dev.ports import HOST
+from flowkit.local.cache import fingerprint, install_once
+from flowkit.local.commands import program, run
+from flowkit.local.maven import jars
+from flowkit.local.ports import HOST
 
 NAME, VERSION = "mongo-java-server", "1.47.0"
 ARTIFACTS = (

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from flowkit_dev.mongo import MongoServer
-from flowkit_dev.process import ServerProcess
-from flowkit_dev.temporal import TemporalServer
+from flowkit.local.mongo import MongoServer
+from flowkit.local.process import ServerProcess
+from flowkit.local.temporal import TemporalServer
 
 
 class Stack:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flowkit_dev.errors import FolderInUse
+from flowkit.local.errors import FolderInUse
 
 # A server whose owner was killed may still be saving its data.
 WAIT_SECONDS = 10.0

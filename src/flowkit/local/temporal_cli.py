@@ -8,9 +8,9 @@ from pathlib import Path
 
 from temporalio.testing import WorkflowEnvironment
 
-from flowkit_dev.cache import install_once
-from flowkit_dev.commands import program, run
-from flowkit_dev.errors import InstallFailed
+from flowkit.local.cache import install_once
+from flowkit.local.commands import program, run
+from flowkit.local.errors import InstallFailed
 
 NAME, VERSION = "temporal-cli", "v1.5.1"
 MODULE = "github.com/temporalio/cli/cmd/temporal"

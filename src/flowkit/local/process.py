@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, ClassVar, Self
 
-from flowkit_dev.claims import claimed
-from flowkit_dev.errors import PortInUse, ServerNotReady
-from flowkit_dev.ports import is_free
+from flowkit.local.claims import claimed
+from flowkit.local.errors import PortInUse, ServerNotReady
+from flowkit.local.ports import is_free
 
 READY_WITHIN_SECONDS = 60.0
 PROBE_EVERY_SECONDS = 0.02
