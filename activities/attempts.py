@@ -16,6 +16,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
+from flowkit.activities.attendance import FlagWatch, Pulse
 from flowkit.activities.failures import failed_attempt, from_error, handed_over, lost
 from flowkit.adapters.patience import durably
 from flowkit.errors import FlowKitError, WrongDeployment
@@ -29,10 +30,6 @@ _logger = logging.getLogger("flowkit.worker")
 
 _UNATTENDED_SEC = 1.5
 """What ends sooner costs neither a heartbeat nor a look for flags; no cancel waits longer than this."""
-
-_BEAT_SEC = 1.0
-_BEATS_PER_SEC = 20
-"""Of all attempts of a process: with more than this many, each beats less often. The flags still tell of cancels."""
 
 _ABORT_PATIENCE_SEC = 5.0
 """How long an aborted body may take before it is left behind."""
@@ -68,45 +65,13 @@ class Host:
 
     @cached_property
     def flags(self) -> FlagWatch:
-        """What the attempts of this process share to see cancel flags; used on the loop of Temporal's worker."""
+        """Where the attempts of this process see cancel flags."""
         return FlagWatch(self.tasks, self.home, self.cancel_poll_sec)
 
     @cached_property
     def pulse(self) -> Pulse:
         """How often each attempt of this process beats."""
         return Pulse()
-
-
-class Pulse:
-    """Keeps the heartbeats of a process at a bounded rate, however many attempts it runs."""
-
-    def __init__(self) -> None:
-        self.attended = 0
-        """Attempts that run now."""
-
-    def pause_sec(self, lease_ttl_sec: float) -> float:
-        """Seconds between two heartbeats of an attempt: never more than a quarter of its lease."""
-        return min(max(_BEAT_SEC, self.attended / _BEATS_PER_SEC), lease_ttl_sec / 4)
-
-
-class FlagWatch:
-    """Looks for cancel flags once for all attempts of a task, however many of them run here."""
-
-    def __init__(self, tasks: TaskStore, home: HomeLoop, every_sec: float) -> None:
-        self._tasks = tasks
-        self._home = home
-        self._every_sec = every_sec
-        self._looks: dict[str, tuple[float, asyncio.Task[bool]]] = {}
-
-    async def any_up(self, task_id: str) -> bool:
-        """Whether any cancel flag of the task was up within the last `every_sec`."""
-        now = time.monotonic()
-        self._looks = {task: found for task, found in self._looks.items() if now - found[0] < self._every_sec}
-        if task_id not in self._looks:
-            look = asyncio.create_task(self._home.run(self._tasks.any_cancel_flag(task_id)))
-            look.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-            self._looks[task_id] = (now, look)
-        return await asyncio.shield(self._looks[task_id][1])
 
 
 class Attempt:
@@ -125,14 +90,13 @@ class Attempt:
             raise failed_attempt(lost("lease_lost", "the worker that ran this attempt fell silent"))
         work = asyncio.create_task(self._host.home.run_to_end(guarded(self._host, self._attempt, self._body)))
         attendance = asyncio.create_task(self._attend())
-        self._host.pulse.attended += 1
         try:
-            return await self._until_done(work)
+            with self._host.pulse.attempt():
+                return await self._until_done(work)
         except AttemptFailed as error:
             raise failed_attempt(error.failure) from None
         finally:
             attendance.cancel()
-            self._host.pulse.attended -= 1
 
     async def _until_done(self, work: asyncio.Task[AttemptResult]) -> AttemptResult:
         while not work.done():
@@ -221,10 +185,11 @@ class Attempt:
 
     async def _watch_flag(self) -> None:
         """Whoever stops on a flag that somebody raised by hand tells Temporal (spec: cancellation)."""
-        reason = await self._flag()
-        while reason is None:
-            await asyncio.sleep(self._host.cancel_poll_sec)
+        with self._host.flags.watching(self._attempt.task_id):
             reason = await self._flag()
+            while reason is None:
+                await asyncio.sleep(self._host.cancel_poll_sec)
+                reason = await self._flag()
         await self._tell_temporal(reason)
         self._host.home.call(self._body.cancel, reason, self._attempt.cancel_grace_sec)
 

@@ -218,14 +218,15 @@ class TaskStore:
         return flagged.get("coordinator", {}).get("cancel_reason") or DB_FLAG
 
     @shortened
-    async def any_cancel_flag(self, task_id: str) -> bool:
-        """Whether any cancel flag of the task is up: its own, or one of a node."""
+    async def flagged(self, task_ids: Sequence[str]) -> set[str]:
+        """Those of these tasks of which any cancel flag is up: their own, or one of a node."""
         flags = [
             {"coordinator.cancelled": True},
             {"graph.nodes.coordinator.cancelled": True},
             {"graph.nodes.status": NodeStatus.CANCELLING.value},
         ]
-        return await self._tasks.find_one({"id": task_id, "$or": flags}, {"_id": 1}) is not None
+        found = self._tasks.find({"id": {"$in": list(task_ids)}, "$or": flags}, {"_id": 0, "id": 1})
+        return {task["id"] async for task in found}
 
     @shortened
     async def flagged_by_hand(self, attempt: AttemptInput) -> bool:

@@ -96,11 +96,11 @@ async def test_states_of_all_nodes_are_told(tasks: TaskStore) -> None:
         ({"graph.nodes.1.status": "running", "coordinator.cancelled": False}, False),
     ],
 )
-async def test_one_look_sees_whether_any_flag_of_the_task_is_up(
+async def test_one_look_sees_which_tasks_have_a_flag_up(
     db: Any, tasks: TaskStore, flag: dict[str, Any], up: bool
 ) -> None:
-    await opened(tasks, "a", "b")
-    assert not await tasks.any_cancel_flag(TASK)
+    assert await tasks.flagged([TASK, "another"]) == set()
     await db.tasks.update_one({"id": TASK}, {"$set": flag})
-    assert await tasks.any_cancel_flag(TASK) is up
-    assert not await tasks.any_cancel_flag("another")
+    assert await tasks.flagged(["another", TASK]) == ({TASK} if up else set())
+    assert await tasks.flagged(["another"]) == set()
+    assert await tasks.flagged([]) == set()

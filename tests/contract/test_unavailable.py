@@ -42,7 +42,7 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "finish_attempt": lambda tasks: tasks.finish_attempt(attempt(), RUN, AT),
     "check_hold": lambda tasks: tasks.check_hold(attempt(), RUN),
     "cancel_flag": lambda tasks: tasks.cancel_flag(attempt()),
-    "any_cancel_flag": lambda tasks: tasks.any_cancel_flag(TASK),
+    "flagged": lambda tasks: tasks.flagged([TASK]),
     "flagged_by_hand": lambda tasks: tasks.flagged_by_hand(attempt()),
     "variables": lambda tasks: tasks.variables(TASK),
     "parents": lambda tasks: tasks.parents(attempt()),
