@@ -34,8 +34,9 @@ _WAITING = 10_000
 
 _PAUSE_SEC = 1.0
 
-_YOUNG_SEC = 1.0
+_YOUNG_SEC = 5.0
 """An attempt that succeeds sooner is told by its end alone."""
+
 _CHUNK = 500
 _PATIENCE_SEC = 5.0
 """How long a start or stop waits for MongoDB; what was not said by then is said later, or never."""
@@ -46,7 +47,7 @@ class EventLog:
 
     One event for an attempt's start and one for its end: what lies between stands in `metrics_raw`, `artifacts` and
     the node's lease, and one row for each batch and heartbeat would make this the largest collection of all. An attempt
-    that succeeds within a second leaves its end alone.
+    that succeeds within five seconds leaves its end alone.
 
     Events are collected and written together, about once a second. They are a log and not truth: when MongoDB is away
     for long, the oldest are given up.

@@ -30,6 +30,7 @@ from flowkit.models import (
 )
 from flowkit.sweep import Sweep
 from flowkit.workflows.endings import SEARCH_ATTRIBUTES
+from flowkit.workflows.entrance import OneInput
 from flowkit.workflows.task import Task
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ def engine_worker(
         workflows=[Task],
         activities=activities,
         workflow_runner=UnsandboxedWorkflowRunner(),
+        interceptors=[OneInput()],
         identity=identity,
     )
 
@@ -207,6 +209,7 @@ class EngineDuty(Duty):
     def configured(self, config: WorkerConfig) -> WorkerConfig:
         """With the Task workflow."""
         config["workflows"] = with_task(config.get("workflows"))
+        config["interceptors"] = [*(config.get("interceptors") or ()), OneInput()]
         return super().configured(config)
 
     async def start(self, worker: Worker) -> None:

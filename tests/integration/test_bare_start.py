@@ -41,7 +41,7 @@ class Bad:
 
     told: list[str]
     given: list[Any] = field(default_factory=list)
-    """Arguments of the workflow: none, or one."""
+    """Arguments of the workflow."""
     types: tuple[str, ...] = ("invalid_graph",)
     """Types that the error may have."""
 
@@ -72,6 +72,7 @@ MISSHAPEN: dict[str, Bad] = {
         ["unknown key 'zzz'", "takes 'params' and 'graph'"], [{"params": {}, "graph": one(), "zzz": 1}]
     ),
     "params_number": Bad(["params", "7", "object"], [{"params": 7, "graph": one()}]),
+    "two_inputs": Bad(["takes one input", "not 2"], [{}, {"graph": one()}]),
     "state_forged": Bad(["unknown key 'opened'"], [{"graph": one(), "opened": {}}]),
 }
 

@@ -1,0 +1,40 @@
+"""The door in front of the Task workflow: a start with more than one input fails instead of looping."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from temporalio import workflow
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import Interceptor, WorkflowInboundInterceptor
+
+with workflow.unsafe.imports_passed_through():
+    from flowkit.errors import GraphError
+
+if TYPE_CHECKING:
+    from temporalio.worker import ExecuteWorkflowInput, WorkflowInterceptorClassInput
+
+TASK = "Task"
+
+
+class OneInput(Interceptor):
+    """Refuses tasks with several inputs, which their `run` could not even be called with."""
+
+    def workflow_interceptor_class(
+        self, input: WorkflowInterceptorClassInput
+    ) -> type[WorkflowInboundInterceptor]:
+        """What stands between Temporal and a workflow."""
+        return _TaskEntrance
+
+
+class _TaskEntrance(WorkflowInboundInterceptor):
+    async def execute_workflow(self, input: ExecuteWorkflowInput) -> Any:
+        if workflow.info().workflow_type == TASK and len(input.args) > 1:
+            raise _too_many(len(input.args))
+        return await super().execute_workflow(input)
+
+
+def _too_many(count: int) -> ApplicationError:
+    problem = f'a task takes one input, {{"params": {{...}}, "graph": {{...}}}}, and not {count}'
+    error = GraphError([problem])
+    return ApplicationError(str(error), type=error.code, non_retryable=True)
