@@ -83,6 +83,14 @@ GRAPHS: dict[str, dict[str, Any]] = {
         ]
     },
     "pull": {"nodes": [node("up"), node("down", "quick", "up", inline={"input_adapter": "pull.from_artifacts"})]},
+    "yielding": {
+        "nodes": [
+            node("first", "solo"),
+            node("later", "paced", inline={"pause": 2}),
+            node("second", "solo", "later"),
+            node("z", "solo", "first", "second", fan_in="any", inline={"input_adapter": "pull.from_artifacts"}),
+        ],
+    },
     "continue_as_new": {
         "nodes": [node("n0"), *(node(f"n{i}", "quick", f"n{i - 1}") for i in range(1, 18))],
     },
@@ -124,6 +132,15 @@ async def lost(world: World, name: str) -> None:
     await ended(world, name)
 
 
+async def yielded(world: World, name: str) -> None:
+    """A puller holds the only slot of its role and gives it to the node it waits for."""
+    from tests.integration.handlers import Quick
+
+    await world.worker({"solo": Quick()}, concurrency=1)
+    await ran(world, name)
+    assert (await world.node(name, "z"))["attempt_epoch"] > 1
+
+
 async def refused(world: World, name: str) -> None:
     """Start a bad graph past `create_task`, which would refuse it."""
     client = await world.client()
@@ -136,4 +153,5 @@ WAYS: dict[str, Callable[[World, str], Awaitable[None]]] = {
     "cancel": cancelled,
     "native_loss": lost,
     "refused": refused,
+    "yielding": yielded,
 }
