@@ -73,6 +73,7 @@ class Puller:
         self._taken: dict[str, set[str]] = {source: set() for source in args.from_nodes}
         self._done: set[str] = set()
         self._largest = 0
+        self._warned = False
 
     async def batches(self) -> AsyncGenerator[Delivery, None]:
         """All batches, waiting for sources that still run. SourcesIdle when none has run for a while."""
@@ -126,8 +127,23 @@ class Puller:
                 found = await self._artifacts.metas(self._attempt.task_id, source, page)
                 self._largest = max([self._largest, *(len(bson.encode(partial)) for partial in found)])
                 await self._claim(source, page)
+                self._warn_of_clashes(source, page)
                 self._taken[source].update(page)
                 yield found
+
+    def _warn_of_clashes(self, source: str, uids: list[str]) -> None:
+        """Results are kept by the batch's uid alone (spec: uids of pulled batches), so a second one replaces the first."""
+        if self._args.size is not None or self._warned:
+            return
+        for other in self._args.from_nodes:
+            if other != source and (shared := self._taken[other].intersection(uids)):
+                self._warned = True
+                _logger.warning(
+                    "node %s pulls batch %r from both %s and %s: the later result replaces the earlier one; give the "
+                    "batches of all sources uids of their own, or pull with rechunk",
+                    *(self._attempt.node_id, min(shared), other, source),
+                )
+                return
 
     def _cut(self, uids: list[str]) -> tuple[list[str], list[str]]:
         """The next page: one batch while nothing is known of their size, then as many as fit."""

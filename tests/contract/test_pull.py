@@ -117,6 +117,19 @@ async def test_batches_come_source_by_source_and_oldest_first(
     assert await pull.uids("u", "t") == ["z", "y", "x", "w", "v"]
 
 
+async def test_equal_uids_of_two_sources_are_told_once(
+    artifacts: WatchedArtifacts, pull: Pull, caplog: pytest.LogCaptureFixture
+) -> None:
+    await ended_source(artifacts, "b1", "b2", node="u")
+    await ended_source(artifacts, "b1", "b2", "b3", node="t")
+    assert await pull.uids("u", "t") == ["b1", "b2", "b1", "b2", "b3"]
+    [told] = [record.getMessage() for record in caplog.records if record.name == "flowkit.worker"]
+    assert "node sink pulls batch 'b1' from both u and t" in told
+    caplog.clear()
+    assert len(set(await pull.uids("u", "t", size=1))) == 5
+    assert caplog.records == []
+
+
 async def test_every_delivery_is_claimed(db: Any, artifacts: WatchedArtifacts, pull: Pull) -> None:
     await ended_source(artifacts, "b1", "b2")
     await pull.all("u", epoch=3)
