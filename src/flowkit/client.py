@@ -20,7 +20,16 @@ from temporalio.service import RPCError, RPCStatusCode
 from flowkit import limits
 from flowkit.adapters import documents
 from flowkit.adapters.catalog import Catalog
-from flowkit.errors import ConfigError, FlowKitError, GraphError, StoreUnavailable
+from flowkit.errors import (
+    ConfigError,
+    FlowKitError,
+    GraphError,
+    StoreUnavailable,
+    TaskCancelled,
+    TaskFailed,
+    TaskStillOpen,
+    UnknownTask,
+)
 from flowkit.models import TaskResult, TaskStatus
 from flowkit.workflows.endings import DEFAULT_CANCEL_REASON, pipeline_name
 from flowkit.workflows.inputs import parse_input
@@ -35,53 +44,19 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.store import TaskStore
 
+__all__ = [
+    "TaskCancelled",
+    "TaskCatalog",
+    "TaskClient",
+    "TaskFailed",
+    "TaskStillOpen",
+    "TaskSummary",
+    "UnknownTask",
+]
+
 _logger = logging.getLogger("flowkit.client")
 
 _INSERT_TRIES = 3
-
-
-class UnknownTask(FlowKitError, LookupError):
-    """There is no task of this id."""
-
-    code = "unknown_task"
-
-    def __init__(self, task_id: str) -> None:
-        self.task_id = task_id
-        super().__init__(f"there is no task {task_id!r}")
-
-
-class TaskFailed(FlowKitError):
-    """The task whose result was asked for has failed."""
-
-    code = "task_failed"
-
-    def __init__(self, task_id: str, reason: str, cause: str = "task_failed") -> None:
-        self.task_id = task_id
-        self.reason = reason
-        self.cause = cause
-        """`task_failed`, `invalid_graph`, `task_id_taken`, `terminated` or `timed_out`."""
-        super().__init__(f"task {task_id!r} failed: {reason}")
-
-
-class TaskCancelled(FlowKitError):
-    """The task whose result was asked for was cancelled."""
-
-    code = "task_cancelled"
-
-    def __init__(self, task_id: str, reason: str | None = None) -> None:
-        self.task_id = task_id
-        self.reason = reason
-        super().__init__(f"task {task_id!r} was cancelled" + (f": {reason}" if reason else ""))
-
-
-class TaskStillOpen(FlowKitError, TimeoutError):
-    """The task has not ended within the time that the caller gave it; it goes on."""
-
-    code = "task_still_open"
-
-    def __init__(self, task_id: str, timeout: float) -> None:
-        self.task_id = task_id
-        super().__init__(f"task {task_id!r} has not ended within {timeout:g} s; it goes on")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,10 @@
     + EpochTaken
     + TaskIdTaken
     + WrongDeployment
+    + UnknownTask (also LookupError)
+    + TaskFailed
+    + TaskCancelled
+    + TaskStillOpen (also TimeoutError)
     + BadInput
     + AdapterError
 """
@@ -105,3 +109,47 @@ class AdapterError(FlowKitError):
     """A coordinator function cannot do what it was asked to; trying again changes nothing."""
 
     code = "adapter_error"
+
+
+class UnknownTask(FlowKitError, LookupError):
+    """There is no task of this id."""
+
+    code = "unknown_task"
+
+    def __init__(self, task_id: str) -> None:
+        self.task_id = task_id
+        super().__init__(f"there is no task {task_id!r}")
+
+
+class TaskFailed(FlowKitError):
+    """The task whose result was asked for has failed."""
+
+    code = "task_failed"
+
+    def __init__(self, task_id: str, reason: str, cause: str = "task_failed") -> None:
+        self.task_id = task_id
+        self.reason = reason
+        self.cause = cause
+        """`task_failed`, `invalid_graph`, `task_id_taken`, `terminated` or `timed_out`."""
+        super().__init__(f"task {task_id!r} failed: {reason}")
+
+
+class TaskCancelled(FlowKitError):
+    """The task whose result was asked for was cancelled."""
+
+    code = "task_cancelled"
+
+    def __init__(self, task_id: str, reason: str | None = None) -> None:
+        self.task_id = task_id
+        self.reason = reason
+        super().__init__(f"task {task_id!r} was cancelled" + (f": {reason}" if reason else ""))
+
+
+class TaskStillOpen(FlowKitError, TimeoutError):
+    """The task has not ended within the time that the caller gave it; it goes on."""
+
+    code = "task_still_open"
+
+    def __init__(self, task_id: str, timeout: float) -> None:
+        self.task_id = task_id
+        super().__init__(f"task {task_id!r} has not ended within {timeout:g} s; it goes on")
