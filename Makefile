@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 SOURCE ?=
+SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctrees docs build/docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers check test large demo bench histories wheel clean
+.PHONY: help setup servers check docs test large demo bench histories screenshots wheel clean
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(INSTALLED): pyproject.toml
 	@echo "installing into $(VENV) (once, about a minute)"
@@ -23,13 +24,18 @@ $(INSTALLED): pyproject.toml
 setup: $(INSTALLED) servers ## Install the package, its tools and the local servers.
 
 servers: $(INSTALLED)
-	@$(BIN)/python -m flowkit.local setup
+	@$(BIN)/flowkit up --install
 
 check: $(INSTALLED) ## Lint, types and all tests that need no server (under 90 s).
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
+	$(SITE)
 	$(BIN)/pytest -q -n $(JOBS) -m "not server"
+
+docs: $(INSTALLED) ## Build the documentation as a site: build/docs/index.html.
+	@$(SITE)
+	@echo "open build/docs/index.html"
 
 test: setup ## All tests, on real servers started for them (or those of TEMPORAL_ADDRESS, MONGO_URL).
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal
@@ -37,14 +43,20 @@ test: setup ## All tests, on real servers started for them (or those of TEMPORAL
 large: setup ## The large cases: 5,000 batches a stage under kills, 2,000 nodes with a long one through many runs.
 	@FLOWKIT_LARGE=1 $(BIN)/pytest -q -s tests/integration/test_endurance.py tests/integration/test_large.py
 
-demo: setup ## Index a source tree with four roles: make demo [SOURCE=folder].
-	@PYTHONPATH=examples $(BIN)/python -m code_index $(if $(SOURCE),--source "$(SOURCE)")
+demo: setup ## Index a source tree: make demo [SOURCE=folder] [WORKERS=3] [CHAOS=1] [KEEP=1] [REPORT=file].
+	@PYTHONPATH=examples $(BIN)/python -m code_index $(if $(SOURCE),--source "$(SOURCE)") \
+		$(if $(WORKERS),--workers "$(WORKERS)") $(if $(filter-out 0,$(CHAOS)),--chaos) \
+		$(if $(filter-out 0,$(KEEP)),--keep) $(if $(REPORT),--report "$(REPORT)")
 
 bench: setup ## FlowKit beside a hand-written workflow (some minutes).
 	@PYTHONPATH=. $(BIN)/python -m benchmarks
 
 histories: setup ## Record the histories that later versions must replay.
 	@PYTHONPATH=. $(BIN)/python -m tests.replay.record
+
+screenshots: setup ## Take the pictures of docs/web-ui.md anew; needs Chromium.
+	@$(BIN)/pip install --quiet --group screenshots
+	@PYTHONPATH=docs $(BIN)/python -m screenshots
 
 wheel: $(INSTALLED) ## Build the wheel, install it in a clean environment, import its packages.
 	@rm -rf build dist
@@ -53,6 +65,7 @@ wheel: $(INSTALLED) ## Build the wheel, install it in a clean environment, impor
 	@build/clean/bin/pip install --quiet dist/*.whl
 	@cd build && clean/bin/python -c "import flowkit.workflows.task, flowkit.activities.roles, flowkit.adapters.store, flowkit.bridge, flowkit; print('wheel', flowkit.__version__, 'imports from', flowkit.__path__[0].split('build/')[-1])"
 	@build/clean/bin/flowkit --version
+	@cd build && rm -rf new-project && clean/bin/flowkit init new-project >/dev/null && clean/bin/flowkit validate new-project/graph.json
 
 clean: ## Remove what the targets have made here.
 	rm -rf build dist .flowkit .logs .mypy_cache .ruff_cache .pytest_cache .hypothesis $(VENV)

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 from pymongo import DESCENDING
 
 from flowkit.adapters.mongo import Database, ensure_index, shortened
+from flowkit.models import TaskStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_OPEN = [status.value for status in TaskStatus if not status.closed]
 _SUMMARY = {
     "_id": 0,
     "id": 1,
@@ -52,12 +54,20 @@ class Catalog:
     async def batches(self, task_id: str) -> dict[str, int]:
         """How many batches of each node are stored."""
         stored = {"$match": {"task_id": task_id, "status": "partial"}}
-        rows = await self._aggregated([stored, {"$group": {"_id": "$node_id", "batches": {"$sum": 1}}}])
-        return {row["_id"]: row["batches"] for row in rows}
+        return await self._counted(self._db.artifacts, stored, "$node_id")
 
-    async def _aggregated(self, pipeline: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    @shortened
+    async def open_counts(self) -> dict[str, int]:
+        """How many tasks have which status, of those that have not ended."""
+        return await self._counted(self._db.tasks, {"$match": {"status": {"$in": _OPEN}}}, "$status")
+
+    async def _counted(self, collection: Any, match: dict[str, Any], by: str) -> dict[str, int]:
+        rows = await self._aggregated(collection, [match, {"$group": {"_id": by, "count": {"$sum": 1}}}])
+        return {row["_id"]: row["count"] for row in rows}
+
+    async def _aggregated(self, collection: Any, pipeline: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Motor answers a cursor, PyMongo's own asynchronous client something to await for one."""
-        cursor = self._db.artifacts.aggregate(pipeline)
+        cursor = collection.aggregate(pipeline)
         if inspect.isawaitable(cursor):
             cursor = await cursor
         return [row async for row in cursor]

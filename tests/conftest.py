@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LOGS = Path(__file__).parents[1] / ".logs"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_containers() -> None:
+    """The suite runs on programs, whether or not a container engine runs here; FLOWKIT_SERVERS says otherwise."""
+    os.environ.setdefault("FLOWKIT_SERVERS", "path,cache,download")
 
 
 @pytest.fixture(scope="session")

@@ -74,7 +74,17 @@ def test_workflows_import_no_io(path: Path) -> None:
     assert [name for name in imports(path) if within(name, set(IO))] == []
 
 
-PURE_RULES = ("graph", "policy", "validation", "shapes", "cycles", "input_args", "inputs", "details")
+PURE_RULES = (
+    "graph",
+    "policy",
+    "validation",
+    "shapes",
+    "cycles",
+    "input_args",
+    "inputs",
+    "details",
+    "waiting",
+)
 
 
 @pytest.mark.parametrize("name", PURE_RULES)

@@ -1,19 +1,25 @@
-"""The Markdown that Temporal's Web UI shows as a run's current details. Pure."""
+"""The Markdown that Temporal's Web UI shows as a run's current details. Pure.
+
+The Web UI shows about eight lines of it before one must scroll, so what matters comes first.
+"""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from flowkit.models import NodeStatus, TaskStatus
+from flowkit.workflows.waiting import next_try
 
 if TYPE_CHECKING:
     from flowkit.models import Node, NodeState
     from flowkit.workflows.graph import Walk
 
 ROWS = 40
-"""Nodes shown; the most telling ones come first in a larger graph."""
+"""Nodes shown."""
 
 _TELLING = (
     NodeStatus.FAILED,
@@ -25,48 +31,95 @@ _TELLING = (
     NodeStatus.QUEUED,
     NodeStatus.FINISHED,
 )
-_CELL_CHARS = 80
+_RANK = {status: place for place, status in enumerate(_TELLING)}
+_HEAD = ("| node | role | status | attempt | note |", "|:---|:---|:---|:---:|:---|")
+_LINE_BREAK = "  \n"
+_NAME_CHARS = 60
+_NOTE_CHARS = 80
+_NOTES_CHARS = 1_200
+"""What the notes of a small graph may have together; a note may always have `_NOTE_CHARS`."""
+
+_REASON_CHARS = 200
+_ROLES = 6
+_PART_OF_AN_ADDRESS = re.compile(r"[A-Za-z0-9_.-]+")
 
 
-def render(status: TaskStatus, walk: Walk) -> str:
-    """A heading with counts and a table of nodes."""
-    counts = walk.counts()
-    total = len(walk.nodes)
-    summary = ", ".join(f"{counts[kind]} {kind.value}" for kind in _TELLING if counts[kind])
-    rows = [_row(node, walk.states[node.index]) for node in _shown(walk)]
-    more = [f"\n… and {total - len(rows)} more nodes"] if total > len(rows) else []
-    head = ["| node | role | status | attempt | note |", "|---|---|---|---|---|"]
-    return "\n".join([f"**{status.value}**: {summary} (of {total})", "", *head, *rows, *more])
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Home:
+    """Where the attempts of a task go: to task queues of this namespace, whose names begin with `queue`."""
+
+    namespace: str
+    queue: str
 
 
-def _shown(walk: Walk) -> list[Node]:
-    if len(walk.nodes) <= ROWS:
-        return list(walk.nodes)
-    rank = {status: place for place, status in enumerate(_TELLING)}
-    return sorted(walk.nodes, key=lambda node: rank[walk.states[node.index].status])[:ROWS]
+def render(status: TaskStatus, walk: Walk, home: Home, reason: str | None = None) -> str:
+    """A heading with counts, where to see the workers of running nodes, and a table of nodes."""
+    shown = sorted(walk.nodes, key=lambda node: _RANK[walk.states[node.index].status])[:ROWS]
+    room = max(_NOTE_CHARS, _NOTES_CHARS // len(shown))
+    rows = [_row(node, walk.states[node.index], room) for node in shown]
+    hidden = len(walk.nodes) - len(shown)
+    more = [f"\n… and {hidden:,} more nodes; the query `status` has them all"] if hidden else []
+    top = _LINE_BREAK.join([_heading(status, walk, reason), *_whom_to_ask(walk, shown, home)])
+    return "\n".join([top, "", *_HEAD, *rows, *more])
 
 
-def _row(node: Node, state: NodeState) -> str:
+def _heading(status: TaskStatus, walk: Walk, reason: str | None) -> str:
+    counts, total = walk.counts(), len(walk.nodes)
+    told = ", ".join(f"{counts[kind]} {kind.value}" for kind in _TELLING if counts[kind])
+    why = f" ({_cell(reason, _REASON_CHARS)})" if reason else ""
+    return f"Task **{status.value}**{why}: {told}, of {total:,} node{'' if total == 1 else 's'}"
+
+
+def _whom_to_ask(walk: Walk, shown: list[Node], home: Home) -> list[str]:
+    """The workflow cannot tell whether a worker has taken an attempt; the page of the role's queue can."""
+    running = (node for node in shown if walk.states[node.index].status is NodeStatus.RUNNING)
+    roles = list(dict.fromkeys(node.type for node in running if not node.is_function))
+    if not roles:
+        return []
+    links = [_link(role, home) for role in roles[:_ROLES]]
+    more = [f"{len(roles) - _ROLES} more"] if len(roles) > _ROLES else []
+    whose = "its role" if len(roles) == 1 else "its roles"
+    return [f"A running node may still wait for a worker. Workers of {whose}: {', '.join([*links, *more])}"]
+
+
+@lru_cache(maxsize=1024)
+def _link(role: str, home: Home) -> str:
+    """To the page of the role's queue, from wherever the Web UI is served."""
+    queue = f"{home.queue}.{role}"
+    if all(_PART_OF_AN_ADDRESS.fullmatch(part) for part in (home.namespace, queue)):
+        return f"[{role}](namespaces/{home.namespace}/task-queues/{queue})"
+    return _cell(f"{role}, queue {queue}", _NAME_CHARS)
+
+
+def _row(node: Node, state: NodeState, room: int) -> str:
     label = node.io.fn if node.is_function else node.type
-    return _cells(node.node_id, label, state.status.value, state.epoch, _remark(state))
+    return _cells(node.node_id, label, state.status.value, state.epoch, _remark(node, state), room)
 
 
 @lru_cache(maxsize=4096)
-def _cells(node_id: str, label: str, status: str, epoch: int, remark: str) -> str:
+def _cells(node_id: str, label: str, status: str, epoch: int, remark: str, room: int) -> str:
     """One row; cached, because of all rows only one or two differ from the previous picture."""
     attempt = str(epoch) if epoch else ""
-    return "| " + " | ".join([*map(_cell, (node_id, label, status)), attempt, _cell(remark)]) + " |"
+    names = (_cell(node_id, _NAME_CHARS), _cell(label, _NAME_CHARS), status)
+    return "| " + " | ".join([*names, attempt, _cell(remark, room)]) + " |"
 
 
-def _remark(state: NodeState) -> str:
-    if state.status is NodeStatus.SKIPPED and state.skip_reason:
-        return state.skip_reason.value
-    if state.status is NodeStatus.DEFERRED and state.next_retry_at:
-        when = datetime.fromtimestamp(state.next_retry_at, UTC)
-        return f"retry at {when:%H:%M:%S} UTC; {state.last_error or ''}"
-    return (state.last_error or "") if state.status is not NodeStatus.FINISHED else ""
+def _remark(node: Node, state: NodeState) -> str:
+    error = state.last_error or ""
+    match state.status:
+        case NodeStatus.FAILED:
+            return error
+        case NodeStatus.FINISHED:
+            return ""
+        case NodeStatus.SKIPPED if state.skip_reason:
+            return state.skip_reason.value
+        case NodeStatus.DEFERRED if state.next_retry_at:
+            when = datetime.fromtimestamp(state.next_retry_at, UTC)
+            return f"{next_try(node, state)} at {when:%Y-%m-%d %H:%M:%S} UTC; {error}"
+        case _:
+            return f"last attempt: {error}" if error else ""
 
 
-def _cell(text: str) -> str:
+def _cell(text: str, room: int) -> str:
     flat = " ".join(text.replace("|", "\\|").split())
-    return flat if len(flat) <= _CELL_CHARS else flat[: _CELL_CHARS - 1] + "…"
+    return flat if len(flat) <= room else flat[: room - 1] + "…"

@@ -25,6 +25,8 @@ class Display:
         self._graph = graph
         self._walk = walk
         self._drawing: asyncio.Task[None] | None = None
+        self._home = details.Home(namespace=workflow.info().namespace, queue=state.opened.settings.queue)
+        self._reason: str | None = None
         self.status = TaskStatus(state.status_history[-1].to)
 
     @property
@@ -51,8 +53,9 @@ class Display:
         elif self._drawing is None:
             self._drawing = asyncio.create_task(self._draw_twice())
 
-    def finish(self) -> None:
-        """Draw for the last time."""
+    def finish(self, reason: str | None) -> None:
+        """Draw for the last time; `reason` tells why the task was stopped, if it was."""
+        self._reason = reason
         self.stop()
         self._draw_now()
 
@@ -69,4 +72,4 @@ class Display:
         self._drawing = None
 
     def _draw_now(self) -> None:
-        workflow.set_current_details(details.render(self.status, self._walk))
+        workflow.set_current_details(details.render(self.status, self._walk, self._home, self._reason))

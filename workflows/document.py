@@ -21,6 +21,7 @@ _WRITE_TIMEOUT = timedelta(seconds=10)
 """A write takes milliseconds; one that a dead engine has taken along is tried elsewhere after this."""
 
 _QUICK_TIMEOUT = timedelta(seconds=2)
+_OPEN = "open the task in MongoDB"
 
 
 async def open_document(new: NewTask) -> Opened:
@@ -40,7 +41,7 @@ async def open_document(new: NewTask) -> Opened:
         refused = application_error(error)
         if refused is not None and refused.non_retryable:
             raise refused from None
-    opened: Opened = await _patiently("open_task", opening, "open the task", Opened)
+    opened: Opened = await _patiently("open_task", opening, _OPEN, Opened)
     return opened
 
 
@@ -52,7 +53,7 @@ async def _open_quickly(opening: OpenTask) -> Opened:
         result_type=Opened,
         schedule_to_close_timeout=_QUICK_TIMEOUT,
         retry_policy=RetryPolicy(maximum_attempts=1),
-        summary="open the task",
+        summary=_OPEN,
     )
     return opened
 
@@ -71,16 +72,18 @@ async def _patiently(name: str, record: object, summary: str, result_type: type[
 
 async def record_document(record: RecordTask) -> None:
     """Write what only the workflow knows."""
-    await _patiently("record", record, _told(record))
+    await _patiently("record", record, told(record))
 
 
-def _told(record: RecordTask) -> str:
+def told(record: RecordTask) -> str:
+    """Name of that write."""
     nodes = len(record.nodes)
     also = "" if nodes == 0 else ", 1 node" if nodes == 1 else f", {nodes} nodes"
-    return f"task {record.status.value}{also}"
+    what = "cancel flags" if record.cancel_reason else f"task {record.status.value}"
+    return f"write to MongoDB: {what}{also}"
 
 
 async def close_document(close: CloseTask) -> bool:
     """Write the end; False when there is no document."""
-    found: bool = await _patiently("close_task", close, "close the task", bool)
+    found: bool = await _patiently("close_task", close, "close the task in MongoDB", bool)
     return found

@@ -36,6 +36,11 @@ class Recorder:
         self._cancel_reason = cancel_reason or self._cancel_reason
         self._start()
 
+    @property
+    def idle(self) -> bool:
+        """Whether everything marked so far is written."""
+        return self._running is None
+
     async def flushed(self) -> None:
         """Wait until everything marked so far is written."""
         while self._running is not None:

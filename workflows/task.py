@@ -7,7 +7,8 @@ Started by `Coordinator.create_task` or by nothing but Temporal:
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from temporalio import workflow
 from temporalio.api.common.v1 import Payload
@@ -38,6 +39,9 @@ with workflow.unsafe.imports_passed_through():
     from flowkit.workflows.recorder import Recorder, node_record, pulled_nodes
     from flowkit.workflows.validation import parse_graph
     from flowkit.workflows.walk import Flight, run_node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _FLAG_HEAD_START = 1.0
 """Seconds that a cancel waits for the flags to reach MongoDB before it reaches the attempts."""
@@ -209,7 +213,7 @@ class Task:
         if failed is not None:
             display.become(TaskStatus.FAILED)
         self._recorder.mark_task(cancel_reason=reason)
-        await workflow.wait([asyncio.create_task(self._recorder.flushed())], timeout=_FLAG_HEAD_START)
+        await _wait(lambda: self._recorder.idle, _FLAG_HEAD_START, "let the cancel flags reach MongoDB")
         await self._end_running(display, grace=self._state.opened.settings.cancel_grace_sec)
         skipped = SkipReason.TASK_CANCELLED if failed is None else SkipReason.TASK_FAILED
         walk.stop(ran=NodeStatus.CANCELLED, skipped=skipped)
@@ -230,7 +234,7 @@ class Task:
         for node in running:
             node.cancel()
         if running:
-            await workflow.wait(running, timeout=grace or None)
+            await _wait(lambda: all(node.done() for node in running), grace or None, "let the attempts stop")
         for node in running:
             if node.done() and not node.cancelled():
                 node.exception()
@@ -245,7 +249,7 @@ class Task:
         self, walk: Walk, display: Display, status: TaskStatus, reason: str | None
     ) -> TaskResult:
         display.become(status)
-        display.finish()
+        display.finish(reason if status is TaskStatus.CANCELLED else None)
         await self._recorder.flushed()
         close = self._close_record(walk, display, reason)
         while not await close_document(close):
@@ -289,6 +293,12 @@ class Task:
 def progress(state: NodeState) -> int:
     """Grows with every attempt of a node and with its end."""
     return 2 * state.epoch + state.status.ended
+
+
+async def _wait(done: Callable[[], bool], seconds: float | None, timer: str) -> None:
+    """Wait until `done`, `seconds` at most; the timer has a name in the Web UI."""
+    with suppress(TimeoutError):
+        await workflow.wait_condition(done, timeout=seconds, timeout_summary=timer)
 
 
 def _cancelled() -> bool:

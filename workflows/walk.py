@@ -6,7 +6,7 @@ Acts only; what follows a failure is decided in `policy`.
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,10 @@ from flowkit.limits import ACTIVATION_INPUT_BYTES, LAST_ERROR_CHARS
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, FailureKind, NodeStatus, slim
 from flowkit.workflows.failures import NOT_REGISTERED, is_reported, read_failure
 from flowkit.workflows.policy import Again, decide
+from flowkit.workflows.waiting import attempt_text, timer_text
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable, Iterator
 
     from flowkit.models import Node, NodeState, Settings
 
@@ -41,7 +42,6 @@ _LONGEST_ROW = 50
 
 _NO_TIMEOUT = timedelta(days=365)
 _INPUT_OVERHEAD = 500
-_SUMMARY_CHARS = 100
 
 
 @dataclass(kw_only=True)
@@ -72,8 +72,8 @@ class Flight:
         """The window of a role."""
         return self._slots.setdefault(role, asyncio.Semaphore(self.settings.window))
 
-    @asynccontextmanager
-    async def airborne(self) -> AsyncIterator[None]:
+    @contextmanager
+    def airborne(self) -> Iterator[None]:
         """Count an attempt while it is in flight."""
         self.in_flight += 1
         try:
@@ -103,7 +103,7 @@ async def run_node(flight: Flight, node: Node, state: NodeState) -> NodeStatus |
             await flight.spend(node.io_bytes + _INPUT_OVERHEAD)
             if flight.halted():
                 return None
-            async with flight.airborne():
+            with flight.airborne():
                 failure = await _attempt(flight, node, state)
         if flight.halted() and state.status is NodeStatus.CANCELLING:
             return None
@@ -121,7 +121,7 @@ async def _wait_for_retry(flight: Flight, node: Node, state: NodeState) -> None:
     wait = state.next_retry_at - workflow.now().timestamp()
     if wait <= 0:
         return
-    summary = f"retry {node.node_id} in {wait:.4g} s"[:_SUMMARY_CHARS]
+    summary = timer_text(node, state, wait)
     if state.reason_code != FailureKind.YIELDED:
         await workflow.sleep(wait, summary=summary)
         return
@@ -147,8 +147,8 @@ async def _attempt(flight: Flight, node: Node, state: NodeState) -> AttemptFailu
 
 
 async def _execute(flight: Flight, node: Node, state: NodeState) -> AttemptResult:
-    given, settings = slim(_input(flight, node, state)), flight.settings
-    if _may_be_quick(flight, node) and (done := await _execute_quickly(node, given)) is not None:
+    given, settings = slim(attempt_input(flight, node, state)), flight.settings
+    if _may_be_quick(flight, node) and (done := await _execute_quickly(node, state, given)) is not None:
         return done
     flight.row = 0
     queue, name, default = f"{settings.queue}.{node.type}", node.type, None
@@ -161,7 +161,7 @@ async def _execute(flight: Flight, node: Node, state: NodeState) -> AttemptResul
         result_type=AttemptResult,
         task_queue=queue,
         activity_id=f"{node.node_id}.{state.epoch}",
-        summary=node.node_id[:_SUMMARY_CHARS],
+        summary=attempt_text(node, state),
         heartbeat_timeout=timedelta(seconds=settings.lease_ttl_sec),
         start_to_close_timeout=timedelta(seconds=timeout) if timeout else _NO_TIMEOUT,
         retry_policy=_NATIVE_RETRY,
@@ -177,7 +177,7 @@ def _may_be_quick(flight: Flight, node: Node) -> bool:
     return quick
 
 
-async def _execute_quickly(node: Node, given: dict[str, Any]) -> AttemptResult | None:
+async def _execute_quickly(node: Node, state: NodeState, given: dict[str, Any]) -> AttemptResult | None:
     """One try of a built-in function without a round trip through the server; None when that was not to be."""
     try:
         result: AttemptResult = await workflow.execute_local_activity(
@@ -186,7 +186,7 @@ async def _execute_quickly(node: Node, given: dict[str, Any]) -> AttemptResult |
             result_type=AttemptResult,
             schedule_to_close_timeout=_LOCAL_TIMEOUT,
             retry_policy=_ONE_TRY,
-            summary=node.node_id[:_SUMMARY_CHARS],
+            summary=attempt_text(node, state),
         )
     except FailureError as error:
         if is_cancelled_exception(error) or is_reported(error):
@@ -195,7 +195,8 @@ async def _execute_quickly(node: Node, given: dict[str, Any]) -> AttemptResult |
     return result
 
 
-def _input(flight: Flight, node: Node, state: NodeState) -> AttemptInput:
+def attempt_input(flight: Flight, node: Node, state: NodeState) -> AttemptInput:
+    """What the executor of the node's current attempt gets."""
     return AttemptInput(
         task_id=flight.task_id,
         node_id=node.node_id,
@@ -218,15 +219,16 @@ def _goes_on(flight: Flight, node: Node, state: NodeState, failure: AttemptFailu
     decision = decide(node.retry_policy, failure, state, chance)
     if isinstance(decision, Again):
         if decision.after > 0:
-            _note(state, failure.code, failure.message)
+            note_failure(state, failure.code, failure.message)
             state.status = NodeStatus.DEFERRED
             state.next_retry_at = workflow.now().timestamp() + decision.after
             flight.stirred(node.index)
         return True
-    _note(state, decision.code, decision.message)
+    note_failure(state, decision.code, decision.message)
     return False
 
 
-def _note(state: NodeState, code: str, message: str) -> None:
+def note_failure(state: NodeState, code: str, message: str) -> None:
+    """Keep what documents and people are told of a failure."""
     state.reason_code = code
     state.last_error = (f"{code}: {message}" if message and message != code else code)[:LAST_ERROR_CHARS]

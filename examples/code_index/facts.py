@@ -6,7 +6,7 @@ import ast
 import importlib.util
 import warnings
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -41,6 +41,8 @@ class FileFacts:
     """One for each function, and one for each place where a way through the code forks."""
     longest_function: str = ""
     longest_lines: int = 0
+    lengths: dict[str, int] = field(default_factory=dict)
+    """How many functions have how many lines. The lines are text, because MongoDB has no other keys."""
 
 
 def facts_of(root: str, path: str) -> FileFacts:
@@ -80,6 +82,7 @@ def _counted(path: str, lines: int, tree: ast.Module) -> FileFacts:
     kinds = Counter(map(type, nodes))
     functions = [node for node in nodes if isinstance(node, _FUNCTIONS)]
     longest = max(functions, key=_length, default=None)
+    lengths = Counter(map(_length, functions))
     return FileFacts(
         path=path,
         lines=lines,
@@ -89,6 +92,7 @@ def _counted(path: str, lines: int, tree: ast.Module) -> FileFacts:
         complexity=len(functions) + sum(kinds[kind] for kind in _FORKS),
         longest_function=longest.name if longest else "",
         longest_lines=_length(longest) if longest else 0,
+        lengths={str(lines): lengths[lines] for lines in sorted(lengths)},
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from code_index.trouble import Trouble
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -15,14 +17,16 @@ BATCH_SIZE = 40
 _RETRY = {"max": 5, "backoff_sec": 1.0}
 
 
-def index_graph(source: Path, batch_size: int = BATCH_SIZE) -> dict[str, Any]:
+def index_graph(
+    source: Path, batch_size: int = BATCH_SIZE, trouble: Trouble = Trouble.FLAKY_DISK
+) -> dict[str, Any]:
     """Index `source`, enrich the files, group them by package, analyze the packages."""
-    listing = {"input_inline": {"source": str(source), "batch_size": batch_size}}
+    listing = {"source": str(source), "batch_size": batch_size, "trouble": trouble.value}
     return {
         "schema_version": "1.0",
         "name": "code_index",
         "nodes": [
-            {"node_id": INDEX, "type": "indexer", "io": listing, "retry_policy": _RETRY},
+            {"node_id": INDEX, "type": "indexer", "io": {"input_inline": listing}, "retry_policy": _RETRY},
             _pulling(ENRICH, "enricher", source=INDEX),
             _pulling(GROUP, "grouper", source=ENRICH),
             _pulling(ANALYZE, "analyzer", source=GROUP),

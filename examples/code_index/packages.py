@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from code_index.tree import package_of
@@ -30,6 +31,8 @@ class Package:
     complexity: int = 0
     longest_function: str = ""
     longest_lines: int = 0
+    lengths: dict[str, int] = field(default_factory=dict)
+    """How many functions have how many lines."""
 
     def plus(self, other: Package) -> Package:
         """Both together, under this one's name."""
@@ -45,6 +48,7 @@ class Package:
             complexity=self.complexity + other.complexity,
             longest_function=longest.longest_function,
             longest_lines=longest.longest_lines,
+            lengths=dict(Counter(self.lengths) + Counter(other.lengths)),
         )
 
 
@@ -65,6 +69,7 @@ def _package_of_one(file: FileFacts) -> Package:
         complexity=file.complexity,
         longest_function=file.longest_function,
         longest_lines=file.longest_lines,
+        lengths=file.lengths,
     )
 
 

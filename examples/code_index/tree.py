@@ -15,6 +15,7 @@ TOP = "(top level)"
 def python_files(root: Path) -> list[str]:
     """Paths of all `.py` files below `root`, relative, with slashes, in an order that is always the same.
 
+    A name that is not UTF-8 cannot be stored: its odd bytes are written as `\\xe9`, and nobody can open the file by it.
     ValueError when `root` is no folder.
     """
     if not root.is_dir():
@@ -23,8 +24,12 @@ def python_files(root: Path) -> list[str]:
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in SKIPPED and not name.startswith(".")]
         files = (Path(folder, name) for name in names if name.endswith(".py"))
-        found += [path.relative_to(root).as_posix() for path in files if path.is_file()]
+        found += [_storable(path.relative_to(root).as_posix()) for path in files if path.is_file()]
     return sorted(found)
+
+
+def _storable(path: str) -> str:
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def package_of(path: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.errors import FlowKitError
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from temporalio.worker import Worker
 
 DEFAULT_ADDRESS = "localhost:7233"
+_DETAIL_CHARS = 200
 
 
 class TemporalUnavailable(FlowKitError):
@@ -28,11 +30,19 @@ class TemporalUnavailable(FlowKitError):
     retryable = True
     code = "temporal_unavailable"
 
+    def __init__(self, problem: str | None = None, remedy: str = "", detail: str = "") -> None:
+        self.problem = problem
+        """What is wrong, without the remedy."""
+        self.remedy = remedy
+        more = f" ({detail})" if detail else ""
+        super().__init__(f"{problem}: {remedy}{more}" if problem and remedy else problem)
+
 
 async def connect() -> Client:
     """A client for the server that `TEMPORAL_*` or Temporal's profile names.
 
-    TemporalUnavailable names the address when it does not answer.
+    TemporalUnavailable names the address when it does not answer, and the namespace when the server has none of that
+    name or does not let this client in.
     """
     settings = ClientConfig.load_client_connect_config()
     settings.setdefault("target_host", DEFAULT_ADDRESS)
@@ -42,10 +52,25 @@ async def connect() -> Client:
         await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace))
         return client
     except (RPCError, RuntimeError) as error:
-        raise TemporalUnavailable(
-            f"no Temporal server answers at {settings['target_host']} (namespace {settings['namespace']}): "
-            f"start one, or set TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE ({str(error)[:200]})"
-        ) from None
+        raise unavailable(error, settings["target_host"], settings["namespace"]) from None
+
+
+_NOT_LET_IN = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED)
+
+
+def unavailable(error: RPCError | RuntimeError, address: str, namespace: str) -> TemporalUnavailable:
+    """What it means that a client could not connect."""
+    status = error.status if isinstance(error, RPCError) else None
+    if status is RPCStatusCode.NOT_FOUND:
+        create = f"temporal operator namespace create --namespace {shlex.quote(namespace)}"
+        problem = f"Temporal at {address} has no namespace {namespace!r}"
+        return TemporalUnavailable(problem, f"set TEMPORAL_NAMESPACE, or create it: {create}")
+    detail = str(error)[:_DETAIL_CHARS]
+    if status in _NOT_LET_IN:
+        problem = f"Temporal at {address} does not let this client into namespace {namespace!r}"
+        return TemporalUnavailable(problem, "check TEMPORAL_API_KEY, or the client's certificate", detail)
+    problem = f"no Temporal server answers at {address}"
+    return TemporalUnavailable(problem, "start one, or set TEMPORAL_ADDRESS", detail)
 
 
 class WorkerThread:

@@ -279,3 +279,6 @@ async def test_a_node_that_nobody_runs_is_told_of_the_missing_worker(world: Worl
     assert found["hints"] == [
         f"no worker polls role nobody; start one with `flowkit worker module:Handler --queue {world.queue}`"
     ]
+    assert found["nodes"][0]["waiting"]
+    people = await files.call("status", task_id, env=world.environment)
+    assert "no worker has taken it yet" in people.out

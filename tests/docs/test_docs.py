@@ -9,10 +9,13 @@ import json
 import pkgutil
 import re
 from dataclasses import MISSING, Field, fields
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.docs.pages import DOCS, PAGES, ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 import flowkit
 from flowkit import CoordinatorConfig, WorkerConfig, limits
@@ -27,10 +30,9 @@ from flowkit.workflows import endings, input_args, shapes
 from flowkit.workflows.inputs import parse_input
 from flowkit.workflows.validation import parse_graph
 
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "CONTRIBUTING.md"]
 SOURCES = [ROOT / "src/flowkit", *(ROOT / name for name in ("activities", "adapters", "bridge", "workflows"))]
+PROJECT = ROOT / "src/flowkit/cli/templates/project"
+"""What `flowkit init` makes; some pages speak of its files."""
 
 
 def page(name: str) -> str:
@@ -299,8 +301,12 @@ def test_every_named_file_and_make_target_exists(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     folders = "activities|adapters|benchmarks|deploy|examples|src|tests|workflows"
     named = re.findall(rf"`((?:{folders})/[\w/.-]+\.(?:py|yaml|sh|toml))`", text)
-    assert [name for name in named if not (ROOT / name).is_file()] == []
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [
+        name for name in named if not (ROOT / name).is_file() and not (PROJECT / f"{name}.tmpl").is_file()
+    ] == []
+    makefiles = (ROOT / "Makefile", PROJECT / "Makefile.tmpl")
+    given = "".join(each.read_text(encoding="utf-8") for each in makefiles)
+    targets = re.findall(r"^([a-z]+):", given, re.MULTILINE)
     wanted = re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE)
     assert set(wanted) <= set(targets)
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from code_index import flaky
+from code_index import trouble
 from code_index.facts import FileFacts, facts_of, facts_of_source
 from code_index.graph import index_graph
 from code_index.handlers import Indexer
 from code_index.packages import Package, as_dicts, from_dicts, grouped, merged, ranked, total
 from code_index.tree import TOP, package_of, python_files
+from code_index.trouble import Trouble, done_before_kill, waits_to_be_killed
 from flowkit.workflows.validation import parse_graph
 
 if TYPE_CHECKING:
@@ -74,6 +77,7 @@ PACKAGES = [
         complexity=9,
         longest_function="scan",
         longest_lines=8,
+        lengths={"4": 1, "8": 1},
     ),
     Package(
         package="shop.web",
@@ -84,6 +88,7 @@ PACKAGES = [
         complexity=1,
         longest_function="get",
         longest_lines=2,
+        lengths={"2": 1},
     ),
 ]
 
@@ -110,6 +115,7 @@ def test_the_facts_of_a_file_are_those_counted_by_hand() -> None:
         complexity=9,
         longest_function="scan",
         longest_lines=8,
+        lengths={"4": 1, "8": 1},
     )
 
 
@@ -141,6 +147,14 @@ def test_source_is_listed_in_order_and_nothing_else(tree: Path) -> None:
     assert python_files(tree) == FILES
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names of files are text")
+def test_a_name_that_is_no_text_is_listed_as_text_and_then_unreadable(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.py")).write_bytes(b"x = 1\n")
+    (listed,) = python_files(tmp_path)
+    assert listed == "caf\\xe9.py"
+    assert facts_of(str(tmp_path), listed).problem == "unreadable"
+
+
 def test_a_missing_folder_is_no_empty_one(tmp_path: Path) -> None:
     assert python_files(tmp_path) == []
     with pytest.raises(ValueError, match="there is no folder"):
@@ -155,13 +169,16 @@ def test_a_package_is_the_dotted_name_of_a_folder(path: str, package: str) -> No
 async def test_the_indexer_makes_the_same_batches_in_every_attempt(tree: Path) -> None:
     async def batches() -> list[Batch]:
         indexer = Indexer()
-        loaded = await indexer.load_input(None, {"source": str(tree), "batch_size": 3})
+        given = {"source": str(tree), "batch_size": 3, "trouble": "flaky_disk"}
+        loaded = await indexer.load_input(None, given)
         return [batch async for batch in indexer.iter_batches(loaded)]
 
     first = await batches()
     assert await batches() == first
     assert [batch.batch_uid for batch in first] == ["files-0001", "files-0002", "files-0003"]
     assert [batch.payload["files"] for batch in first] == [FILES[:3], FILES[3:6], FILES[6:]]
+    assert [batch.payload["file_count"] for batch in first] == [3, 3, 1]
+    assert {(batch.payload["of"], batch.payload["of_files"]) for batch in first} == {(3, 7)}
 
 
 # --- packages ---------------------------------------------------------------------------------------------------
@@ -188,6 +205,7 @@ def test_the_total_counts_everything_once() -> None:
     whole = total(PACKAGES)
     assert (whole.files, whole.problems, whole.lines, whole.functions, whole.complexity) == (7, 2, 25, 3, 10)
     assert (whole.longest_function, whole.longest_lines) == ("scan", 8)
+    assert whole.lengths == {"2": 1, "4": 1, "8": 1}
 
 
 def test_packages_survive_being_stored() -> None:
@@ -197,17 +215,37 @@ def test_packages_survive_being_stored() -> None:
 # --- the task ---------------------------------------------------------------------------------------------------
 
 
+def first_failure(attempt: int, done: int, batches: int, kind: Trouble = Trouble.FLAKY_DISK) -> int | None:
+    """The first batch behind `done` that fails in an attempt."""
+    numbers = range(done + 1, batches + 1)
+    fails = (n for n in numbers if trouble.fails(kind, attempt=attempt, number=n, of=batches))
+    return next(fails, None)
+
+
 @pytest.mark.parametrize("batches", [*range(10), 45])
 def test_two_batches_fail_once_each_in_an_order_that_a_resumed_node_meets(batches: int) -> None:
-    failures = []
-    done = 0
-    for attempt in range(1, 5):
-        while done < batches and not flaky.fails(attempt=attempt, number=done + 1, of=batches):
-            done += 1
-        if done < batches:
-            failures.append(done + 1)
-    assert done == batches
+    failures: list[int] = []
+    attempt = 1
+    while failed := first_failure(attempt, failures[-1] - 1 if failures else 0, batches):
+        failures.append(failed)
+        attempt += 1
     assert len(failures) == len(set(failures)) == min(batches, 2)
+
+
+def test_nothing_fails_where_a_worker_is_to_be_killed() -> None:
+    assert [first_failure(attempt, 0, 45, Trouble.KILL) for attempt in (1, 2, 3)] == [None] * 3
+
+
+@pytest.mark.parametrize("batches", [1, 2, 3, 45])
+def test_the_first_attempt_waits_once_for_its_kill_when_half_is_done(batches: int) -> None:
+    waits = [
+        (attempt, number)
+        for attempt in (1, 2)
+        for number in range(1, batches + 1)
+        if waits_to_be_killed(Trouble.KILL, attempt=attempt, number=number, of=batches)
+    ]
+    assert waits == [(1, done_before_kill(batches) + 1)]
+    assert not waits_to_be_killed(Trouble.FLAKY_DISK, attempt=1, number=waits[0][1], of=batches)
 
 
 def test_the_graph_is_valid_and_a_chain_of_four_roles() -> None:

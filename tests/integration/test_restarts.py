@@ -80,6 +80,19 @@ async def test_a_task_outlives_a_temporal_that_is_killed(
     await assert_finished_once(world, task_id)
 
 
+async def test_what_ran_when_temporal_went_for_longer_than_a_lease_runs_again_at_no_charge(
+    own: tuple[World, TemporalServer, MongoServer],
+) -> None:
+    world, temporal, _ = own
+    world.settings["lease_ttl_sec"] = 2
+    task_id = await started(world)
+    await asyncio.to_thread(temporal.stop)
+    await let_pass(4.0)
+    await asyncio.to_thread(temporal.start)
+    await assert_finished_once(world, task_id)
+    assert (await world.node(task_id, "a"))["attempt_epoch"] == 2
+
+
 async def test_a_task_waits_for_a_mongodb_that_is_away(
     own: tuple[World, TemporalServer, MongoServer],
 ) -> None:

@@ -8,9 +8,17 @@ import pytest
 from tests.unit.graphs import node
 
 from flowkit.models import NodeState, NodeStatus, SkipReason, TaskStatus
-from flowkit.workflows.details import ROWS, render
+from flowkit.workflows.details import ROWS, Home
+from flowkit.workflows.details import render as render_at
 from flowkit.workflows.graph import Walk
 from flowkit.workflows.validation import parse_graph
+
+HOME = Home(namespace="default", queue="flowkit")
+
+
+def render(status: TaskStatus, walked: Walk, reason: str | None = None) -> str:
+    """The details of a task whose workers poll the usual queues."""
+    return render_at(status, walked, HOME, reason)
 
 
 def walk(*states: NodeState, **fields: Any) -> Walk:
@@ -22,7 +30,7 @@ def walk(*states: NodeState, **fields: Any) -> Walk:
 def rows(text: str) -> list[list[str]]:
     """Cells of the table, below its head."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
-    assert lines[:2] == ["| node | role | status | attempt | note |", "|---|---|---|---|---|"]
+    assert lines[:2] == ["| node | role | status | attempt | note |", "|:---|:---|:---|:---:|:---|"]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
 
 
@@ -35,16 +43,27 @@ def only_row(state: NodeState, **fields: Any) -> list[str]:
 def test_the_heading_counts_nodes_by_status_the_most_telling_first() -> None:
     states = [NodeState(status=s) for s in (NodeStatus.FINISHED, NodeStatus.QUEUED, NodeStatus.FAILED)]
     text = render(TaskStatus.FAILED, walk(*states, NodeState()))
-    assert text.splitlines()[0] == "**failed**: 1 failed, 2 queued, 1 finished (of 4)"
+    assert text.splitlines()[0] == "Task **failed**: 1 failed, 2 queued, 1 finished, of 4 nodes"
 
 
-def test_a_small_graph_is_shown_whole_in_its_own_order() -> None:
+def test_the_heading_tells_why_a_task_was_stopped() -> None:
+    text = render(
+        TaskStatus.CANCELLED, walk(NodeState(status=NodeStatus.CANCELLED)), "wrong\nday | " + "x" * 300
+    )
+    heading = text.splitlines()[0]
+    assert heading.startswith("Task **cancelled** (wrong day \\| xxx")
+    assert heading.endswith("x…): 1 cancelled, of 1 node")
+    assert len(heading) < 300
+
+
+def test_a_small_graph_is_shown_whole_with_what_matters_first_and_else_in_its_own_order() -> None:
     states = [NodeState(status=NodeStatus.FINISHED, epoch=2), NodeState(), NodeState()]
-    table = rows(render(TaskStatus.RUNNING, walk(*states)))
+    table = rows(render(TaskStatus.RUNNING, walk(*states, NodeState(status=NodeStatus.RUNNING, epoch=1))))
     assert [row[:4] for row in table] == [
-        ["n0", "crawler", "finished", "2"],
+        ["n3", "crawler", "running", "1"],
         ["n1", "crawler", "queued", ""],
         ["n2", "crawler", "queued", ""],
+        ["n0", "crawler", "finished", "2"],
     ]
 
 
@@ -55,12 +74,12 @@ def test_a_large_graph_shows_what_matters_and_tells_how_many_more_there_are() ->
     table = rows(text)
     assert len(table) == ROWS
     assert [row[2] for row in table[:3]] == ["failed", "running", "finished"]
-    assert text.splitlines()[-1] == "… and 8 more nodes"
+    assert text.splitlines()[-1] == "… and 8 more nodes; the query `status` has them all"
 
 
 NOTES: list[tuple[str, NodeState, str]] = [
     ("error", NodeState(status=NodeStatus.FAILED, last_error="flaky: no"), "flaky: no"),
-    ("running_again", NodeState(status=NodeStatus.RUNNING, last_error="flaky: no"), "flaky: no"),
+    ("running_again", NodeState(status=NodeStatus.RUNNING, last_error="flaky: no"), "last attempt: flaky: no"),
     ("finished", NodeState(status=NodeStatus.FINISHED, last_error="flaky: no"), ""),
     ("skipped", NodeState(status=NodeStatus.SKIPPED, skip_reason=SkipReason.UPSTREAM_FAILED), "upstream_failed"),
     ("queued", NodeState(), ""),
@@ -76,7 +95,43 @@ def test_a_waiting_node_tells_when_it_is_retried_and_why() -> None:
     state = NodeState(
         status=NodeStatus.DEFERRED, epoch=1, next_retry_at=1_700_000_000, last_error="flaky: no"
     )
-    assert only_row(state)[3:] == ["1", "retry at 22:13:20 UTC; flaky: no"]
+    assert only_row(state)[3:] == ["1", "next try at 2023-11-14 22:13:20 UTC; flaky: no"]
+    state.failures, state.reason_code = 1, "flaky"
+    assert only_row(state)[-1] == "retry 1 of 2 at 2023-11-14 22:13:20 UTC; flaky: no"
+
+
+def test_workers_of_running_nodes_are_a_link_away_because_the_workflow_cannot_see_them() -> None:
+    states = [NodeState(status=NodeStatus.RUNNING), NodeState(status=NodeStatus.RUNNING), NodeState()]
+    said = render(TaskStatus.RUNNING, walk(*states)).splitlines()
+    assert said[0].endswith("  ")
+    link = "[crawler](namespaces/default/task-queues/flowkit.crawler)"
+    assert said[1:3] == [f"A running node may still wait for a worker. Workers of its role: {link}", ""]
+
+
+@pytest.mark.parametrize("queue", ["my queue", "a/b", "q?x", "a)b", "ünï"])
+def test_a_queue_that_does_not_fit_into_an_address_is_named_without_a_link(queue: str) -> None:
+    text = render_at(
+        TaskStatus.RUNNING, walk(NodeState(status=NodeStatus.RUNNING)), Home(namespace="default", queue=queue)
+    )
+    assert f"role: crawler, queue {queue}.crawler\n" in text
+    assert "](" not in text
+
+
+def test_of_many_roles_only_some_are_named() -> None:
+    graph = parse_graph({"nodes": [node(f"n{i}", type=f"r{i}") for i in range(9)]})
+    text = render(TaskStatus.RUNNING, Walk(graph, [NodeState(status=NodeStatus.RUNNING) for _ in range(9)]))
+    assert "Workers of its roles: [r0](" in text
+    assert "flowkit.r5), 3 more\n" in text
+
+
+@pytest.mark.parametrize("status", [each for each in NodeStatus if each is not NodeStatus.RUNNING])
+def test_while_no_node_runs_no_workers_are_named(status: NodeStatus) -> None:
+    assert "Workers" not in render(TaskStatus.RUNNING, walk(NodeState(status=status)))
+
+
+def test_functions_have_no_workers() -> None:
+    running = walk(NodeState(status=NodeStatus.RUNNING), type="coordinator_fn", io={"fn": "noop"})
+    assert "Workers" not in render(TaskStatus.RUNNING, running)
 
 
 def test_a_function_is_shown_by_its_name() -> None:
@@ -90,10 +145,13 @@ def test_no_text_breaks_the_table(error: str) -> None:
     assert line.replace("\\|", "").count("|") == 6
 
 
-def test_long_texts_are_cut() -> None:
-    assert only_row(NodeState(status=NodeStatus.FAILED, last_error="x" * 500))[-1] == "x" * 79 + "…"
+def test_long_texts_are_cut_the_more_the_more_nodes_there_are() -> None:
+    states = [NodeState(status=NodeStatus.FAILED, last_error="x" * 5_000) for _ in range(ROWS)]
+    notes = [[row[-1] for row in rows(render(TaskStatus.FAILED, walk(*states[:n])))] for n in (1, 4, ROWS)]
+    assert [len(note[0]) for note in notes] == [1_200, 300, 80]
+    assert {note[-1] for each in notes for note in each} == {"…"}
 
 
 def test_the_largest_details_stay_small() -> None:
     states = [NodeState(status=NodeStatus.FAILED, last_error="é" * 2_000) for _ in range(5_000)]
-    assert len(render(TaskStatus.RUNNING, walk(*states)).encode()) < 20_000
+    assert len(render(TaskStatus.RUNNING, walk(*states)).encode()) < 9_000

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from flowkit import version
-from flowkit.cli import checking, output, serving, tasks, variables
+from flowkit.cli import checking, doctor, init, output, serving, tasks, up, variables
 from flowkit.cli.errors import EPILOG, Exit, report
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _COMMANDS: dict[str, Callable[..., None]] = {
+    "up": up.up,
     "engine": serving.engine,
     "worker": serving.worker,
     "run": tasks.run,
@@ -29,6 +30,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "vars": variables.task_vars,
     "validate": checking.validate,
     "schema": checking.schema,
+    "doctor": doctor.doctor,
+    "init": init.init,
 }
 for name, command in _COMMANDS.items():
     app.command(name, epilog=EPILOG)(command)

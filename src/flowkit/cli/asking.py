@@ -17,6 +17,8 @@ from flowkit.client import TaskCatalog, UnknownTask
 from flowkit.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from flowkit.cli.looking import TaskView
     from flowkit.cli.options import Where
     from flowkit.client import TaskSummary
@@ -43,11 +45,10 @@ async def show(task_id: str, where: Where, *, as_json: bool) -> None:
 
 def _print_task(view: TaskView) -> None:
     source = "" if view.source == "workflow" or view.status.closed else " (as its document tells)"
+    output.say(f"{outcome(view)}{source}")
     if view.nodes:
         console = output.console()
-        console.print(task_table(view, f"{outcome(view)}{source}", wide=console.is_terminal))
-    else:
-        output.say(f"{outcome(view)}{source}")
+        console.print(task_table(view, wide=console.is_terminal))
 
 
 async def cancel(task_id: str, reason: str, where: Where) -> None:
@@ -70,18 +71,23 @@ async def newest(status: str | None, limit: int, where: Where) -> tuple[list[Tas
 def print_tasks(tasks: list[TaskSummary]) -> None:
     """A row for each task."""
     console = output.console()
-    table = plain_table(wide=console.is_terminal)
+    console.print(tasks_table(tasks, wide=console.is_terminal, reasons=console.width >= _WIDE))
+
+
+def tasks_table(tasks: list[TaskSummary], *, wide: bool, reasons: bool = False) -> Table:
+    """A row for each task; `wide` fills a terminal's width."""
+    table = plain_table(wide=wide)
     add_names(table, "task", [task.task_id for task in tasks], most=_ID_CHARS)
     table.add_column("status", width=9, no_wrap=True)
-    table.add_column("created", width=_MINUTE, no_wrap=True)
+    table.add_column("created (UTC)", width=_MINUTE, no_wrap=True)
     add_names(table, "name", [task.name or "" for task in tasks])
-    if console.width >= _WIDE:
-        table.add_column("reason", no_wrap=True, ratio=1 if console.is_terminal else None)
+    if reasons:
+        table.add_column("reason", no_wrap=True, ratio=1 if wide else None)
     for task in tasks:
         created = (task.started_at or "")[:_MINUTE].replace("T", " ")
         cells = (task.task_id, task.status.value, created, task.name or "", _line(task.reason))
         table.add_row(*map(Text, cells[: len(table.columns)]))
-    console.print(table)
+    return table
 
 
 def _line(text: str | None) -> str:

@@ -39,6 +39,12 @@ EPILOG = (
     "124 timeout; 130 interrupted."
 )
 
+_NOT_TO_BE_HAD = (
+    *("local_server", "disk_full", "install_failed", "program_missing", "no_network", "wrong_hash"),
+    *("server_not_ready", "server_ended"),
+)
+"""Errors of local servers that no other command line would avoid; their texts name the remedy."""
+
 _ENDS: dict[str, tuple[Exit, str]] = {
     "invalid_graph": (Exit.USAGE, ""),
     "invalid_config": (Exit.USAGE, ""),
@@ -51,6 +57,11 @@ _ENDS: dict[str, tuple[Exit, str]] = {
     "task_failed": (Exit.TASK_FAILED, "`flowkit status` shows its nodes"),
     "task_cancelled": (Exit.TASK_CANCELLED, "start a new one"),
     "task_still_open": (Exit.TIMED_OUT, "give it more time with --timeout"),
+    "folder_in_use": (Exit.USAGE, ""),
+    "folder_not_writable": (Exit.USAGE, ""),
+    "port_in_use": (Exit.USAGE, ""),
+    "process_misused": (Exit.USAGE, ""),
+    **dict.fromkeys(_NOT_TO_BE_HAD, (Exit.UNREACHABLE, "")),
 }
 
 
@@ -64,6 +75,8 @@ class Told:
     remedy: str = ""
     problems: list[str] = field(default_factory=list)
     """All that is wrong with a graph, when that is what is wrong."""
+    log_lines: list[str] = field(default_factory=list)
+    """The end of the log of a process, when that tells more."""
 
     @property
     def lines(self) -> list[str]:
@@ -85,7 +98,14 @@ def told(error: Exception) -> Told:
     if isinstance(error, FlowKitError):
         end, usual = _ENDS.get(error.code, (Exit.UNEXPECTED, ""))
         problems = shown_problems(error) if isinstance(error, GraphError) else []
-        return Told(exit=end, code=error.code, message=flat(error), remedy=remedy or usual, problems=problems)
+        return Told(
+            exit=end,
+            code=error.code,
+            message=flat(getattr(error, "headline", error)),
+            remedy=remedy or usual,
+            problems=problems,
+            log_lines=getattr(error, "log_lines", []),
+        )
     if isinstance(error, USAGE_ERRORS):
         return _misused(error)
     message = f"unexpected {type(error).__name__}: {flat(error)}"
@@ -123,4 +143,6 @@ def report(error: Exception, *, as_json: bool, verbose: bool) -> Exit:
     else:
         for line in what.lines:
             output.complain(line)
+        for line in what.log_lines:
+            output.note(f"  {line}")
     return what.exit

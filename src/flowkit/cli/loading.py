@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -54,6 +55,16 @@ def load_handlers(names: list[str]) -> dict[str, RoleHandler]:
             raise remedied(problem, "give one of them, or start another worker for the other")
         handlers[handler.role], givers[handler.role] = handler, name
     return handlers
+
+
+def check_names(names: list[str]) -> None:
+    """ConfigError for a name that is not module:name, or whose module or package is not here. Nothing is imported for that."""
+    for name in names:
+        module, _ = _split(name)
+        _look_in_current_folder()
+        top = module.partition(".")[0]
+        if importlib.util.find_spec(top) is None:
+            raise _not_found(module, ModuleNotFoundError(name=top))
 
 
 def chosen_roles(known: dict[str, RoleHandler], wanted: list[str]) -> list[str]:
@@ -108,11 +119,21 @@ def _instance(name: str, kind: type[Any]) -> Any:
         raise remedied(problem, "make an instance in the module and name that, as module:instance") from error
 
 
-def _load(name: str) -> Any:
-    module_name, separator, attribute = name.partition(":")
-    if not separator or not module_name or not attribute:
+def _split(name: str) -> tuple[str, str]:
+    module, separator, attribute = name.partition(":")
+    if not separator or not module or not attribute:
         problem = ConfigError(f"{name!r} is not module:name")
         raise remedied(problem, "for example mypackage.handlers:MyHandler")
+    return module, attribute
+
+
+def _look_in_current_folder() -> None:
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+
+
+def _load(name: str) -> Any:
+    module_name, attribute = _split(name)
     module = _module(module_name)
     if not hasattr(module, attribute):
         problem = ConfigError(f"module {module_name!r} has no {attribute!r}")
@@ -121,8 +142,7 @@ def _load(name: str) -> Any:
 
 
 def _module(name: str) -> ModuleType:
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    _look_in_current_folder()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import WorkflowExecutionStatus
@@ -32,6 +32,7 @@ _ANSWER_WITHIN = timedelta(seconds=5)
 _ALIVE_SEC = 70.0
 """A process that polls asks again within a minute; Temporal goes on listing one that has gone."""
 
+_SCHEDULED = PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
 _ENDS = {
     WorkflowExecutionStatus.COMPLETED: TaskStatus.FINISHED,
     WorkflowExecutionStatus.FAILED: TaskStatus.FAILED,
@@ -60,6 +61,8 @@ class NodeView:
     """Seconds since the epoch, while the node waits for its retry."""
     note: str = ""
     """Its last error, or why it was skipped."""
+    waiting: bool = False
+    """Whether its attempt is in the queue of its role and no worker has taken it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +114,17 @@ class Looker:
         seen = await sources[0]() or await sources[1]() or _bare(self._task_id)
         if status in _ENDS and not seen.status.closed:
             return replace(seen, status=_ENDS[status], reason=seen.reason or _REASONS.get(status))
-        return seen
+        return await self._with_waiting(seen)
+
+    async def _with_waiting(self, view: TaskView) -> TaskView:
+        """`view`, and which nodes wait for a worker, as Temporal says before and after it: between, one may be taken."""
+        for look_again in (False, True):
+            if look_again:
+                self._description = await describe(self._servers.temporal, self._task_id)
+            view = with_waiting(view, _not_taken(self._description))
+            if not any(node.waiting for node in view.nodes):
+                break
+        return view
 
     async def _asked(self) -> TaskView | None:
         """What the workflow answers, with counts of batches; None while no engine is there to answer."""
@@ -162,6 +175,23 @@ async def describe(client: Client, task_id: str) -> WorkflowExecutionDescription
             raise
         return None
     return description if description.workflow_type == "Task" else None
+
+
+def _not_taken(description: WorkflowExecutionDescription | None) -> frozenset[str]:
+    """Ids of the activities that no worker has taken."""
+    pending = description.raw_description.pending_activities if description else []
+    return frozenset(each.activity_id for each in pending if each.state == _SCHEDULED)
+
+
+def with_waiting(view: TaskView, not_taken: frozenset[str]) -> TaskView:
+    """`view`, in which the running nodes with one of these attempts are shown to wait for a worker."""
+    nodes = tuple(
+        replace(
+            node, waiting=node.status == NodeStatus.RUNNING and f"{node.node_id}.{node.attempt}" in not_taken
+        )
+        for node in view.nodes
+    )
+    return replace(view, nodes=nodes)
 
 
 async def missing(client: Client, queue: str, roles: list[str]) -> list[str]:

@@ -21,6 +21,15 @@ Timeout = Annotated[
     float | None,
     typer.Option(min=0, help="With --watch: seconds after which to stop watching (exit code 124)."),
 ]
+PortBase = Annotated[
+    int | None,
+    typer.Option(
+        envvar="FLOWKIT_PORT_BASE",
+        min=1,
+        max=65_532,
+        help="First of four ports: Temporal, Web UI, MongoDB, Temporal's HTTP API.  [default: 7233, 8233, 27017, any]",
+    ),
+]
 TaskId = Annotated[str, typer.Argument(help="Id of the task.")]
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flowkit.models import NodeStatus
+from flowkit.workflows.waiting import span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,6 +34,9 @@ _STYLES = {
 }
 _TELLING = ("failed", "cancelling", "deferred", "running", "cancelled", "skipped", "queued", "finished")
 """Order of the rows when not all of them fit."""
+
+_AGAIN = (NodeStatus.RUNNING, NodeStatus.CANCELLING)
+"""Statuses in which a node's last error is that of an earlier attempt."""
 
 _NAME_CHARS = 24
 """Widest column of names."""
@@ -68,7 +72,8 @@ class LiveTable:
     def show(self, view: TaskView, hints: Sequence[str]) -> None:
         """Draw it anew."""
         rows = max(3, self._live.console.height - _BESIDE_ROWS - len(hints))
-        title = f"task {view.task_id}: {view.status}, {time.monotonic() - self._since:.0f} s"
+        watched = span(round(time.monotonic() - self._since))
+        title = f"task {view.task_id}: {view.status} (watched for {watched})"
         parts: list[RenderableType] = [task_table(view, title, rows=rows)]
         parts += [Text(f"! {hint}", style="yellow") for hint in hints]
         # The empty line takes the `^C` of a terminal, which would break a full line and so move the table.
@@ -81,7 +86,7 @@ class Lines:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._since = time.monotonic()
-        self._nodes: dict[str, tuple[str, int]] = {}
+        self._nodes: dict[str, tuple[str, int, bool]] = {}
         self._told: set[str] = set()
 
     def show(self, view: TaskView, hints: Sequence[str]) -> None:
@@ -91,8 +96,8 @@ class Lines:
                 self._told.add(hint)
                 self._print(f"! {hint}")
         for node in view.nodes:
-            state = (node.status, node.attempt)
-            if self._nodes.get(node.node_id, (NodeStatus.QUEUED.value, 0)) != state:
+            state = (node.status, node.attempt, node.waiting)
+            if self._nodes.get(node.node_id, (NodeStatus.QUEUED.value, 0, False)) != state:
                 self._nodes[node.node_id] = state
                 self._print(node_line(node))
 
@@ -100,8 +105,14 @@ class Lines:
         self._console.print(f"{time.monotonic() - self._since:6.1f} s  {text}")
 
 
-def task_table(view: TaskView, title: str, *, rows: int | None = None, wide: bool = True) -> Table:
-    """A row for each node; the most telling `rows` of them when there are more. `wide` fills a terminal's width."""
+def task_table(
+    view: TaskView, title: str | None = None, *, rows: int | None = None, wide: bool = True
+) -> Table:
+    """A row for each node; the most telling `rows` of them, a line each, when there are more.
+
+    `wide` fills a terminal's width.
+    """
+    folds = wide and rows is None
     table = plain_table(title, wide=wide)
     shown = _most_telling(view.nodes, rows)
     add_names(table, "node", [node.node_id for node in shown])
@@ -109,7 +120,9 @@ def task_table(view: TaskView, title: str, *, rows: int | None = None, wide: boo
     table.add_column("status", width=10, no_wrap=True)
     for heading in ("attempt", "batches"):
         table.add_column(heading, width=len(heading), justify="right", no_wrap=True)
-    table.add_column("note", ratio=1 if wide else None, no_wrap=True)
+    table.add_column(
+        "note", ratio=1 if wide else None, no_wrap=not folds, overflow="fold" if folds else "ellipsis"
+    )
     for node in shown:
         table.add_row(*_cells(node))
     if hidden := len(view.nodes) - len(shown):
@@ -147,11 +160,15 @@ def _cells(node: NodeView) -> Iterator[Text]:
 
 
 def remark(node: NodeView) -> str:
-    """When the node is tried again, and what is to be told of it."""
-    if node.next_retry_at is None:
+    """What the node waits for, and what is to be told of it."""
+    if node.next_retry_at is not None:
+        wait = span(max(0, round(node.next_retry_at - time.time())))
+        return f"retry in {wait}" + (f": {node.note}" if node.note else "")
+    if node.status not in _AGAIN:
         return node.note
-    wait = max(0.0, node.next_retry_at - time.time())
-    return f"retry in {wait:,.0f} s" + (f": {node.note}" if node.note else "")
+    waits = ["no worker has taken it yet"] if node.waiting else []
+    before = [f"last attempt: {node.note}"] if node.note else []
+    return "; ".join([*waits, *before])
 
 
 def node_line(node: NodeView) -> str:

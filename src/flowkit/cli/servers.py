@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo.errors import PyMongoError
 from temporalio.envconfig import ClientConfig
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError
 
 from flowkit.adapters.store import TaskStore
 from flowkit.cli.errors import flat, remedied
@@ -89,18 +89,13 @@ async def temporal_client() -> Client:
     try:
         return await connect()
     except TemporalUnavailable as error:
-        raise _unreachable(error) from error
+        raise remedied(TemporalUnavailable(error.problem), error.remedy) from error
     except Exception as error:
         problem = ConfigError(f"the settings of Temporal's client cannot be used: {flat(error)}")
         raise remedied(problem, "check TEMPORAL_ADDRESS and the other TEMPORAL_* variables") from error
 
 
-def _unreachable(error: TemporalUnavailable) -> TemporalUnavailable:
+def temporal_place() -> tuple[str, str]:
+    """Address and namespace that `TEMPORAL_*` or Temporal's profile names."""
     settings = ClientConfig.load_client_connect_config()
-    address, namespace = settings.get("target_host", DEFAULT_ADDRESS), settings.get("namespace", "default")
-    cause = error.__context__
-    if isinstance(cause, RPCError) and cause.status is RPCStatusCode.NOT_FOUND:
-        problem = TemporalUnavailable(f"Temporal at {address} has no namespace {namespace!r}")
-        return remedied(problem, "set TEMPORAL_NAMESPACE, or create it: temporal operator namespace create")
-    problem = TemporalUnavailable(f"no Temporal server answers at {address}")
-    return remedied(problem, "start one, or set TEMPORAL_ADDRESS")
+    return settings.get("target_host", DEFAULT_ADDRESS), settings.get("namespace", "default")

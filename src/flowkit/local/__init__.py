@@ -1,7 +1,7 @@
-"""Real local servers for the tests and the demo, run as child processes of whoever needs them."""
+"""Real local servers, and FlowKit's own processes, as child processes of whoever needs them: tests, demo, `flowkit up`."""
 
 from flowkit.local.mongo import MongoServer
-from flowkit.local.stack import Stack, setup
+from flowkit.local.stack import Stack
 from flowkit.local.temporal import TemporalServer
 
-__all__ = ["MongoServer", "Stack", "TemporalServer", "setup"]
+__all__ = ["MongoServer", "Stack", "TemporalServer"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from filelock import FileLock
 from platformdirs import user_cache_path
 
+from flowkit.local.errors import DiskFull, writing_to
 from flowkit.local.progress import progress
 
 
@@ -31,8 +32,25 @@ def install_once(name: str, version: str, build: Callable[[Path], None]) -> Path
     """
     folder = cache_folder() / name / version
     if not folder.is_dir():
-        _install(folder, build)
+        what = f"{name} cannot be installed"
+        try:
+            with writing_to(cache_folder(), what=what):
+                _install(folder, build)
+        except DiskFull as full:
+            raise DiskFull(what=what, folder=cache_folder()) from full
     return folder
+
+
+def installed(name: str, version: str) -> Path | None:
+    """The folder of `name` at `version`, if it has been installed."""
+    folder = cache_folder() / name / version
+    return folder if folder.is_dir() else None
+
+
+def cache_bytes() -> int:
+    """How much the cache folder holds."""
+    files = (path for path in cache_folder().rglob("*") if path.is_file() and not path.is_symlink())
+    return sum(path.stat().st_size for path in files)
 
 
 def _install(folder: Path, build: Callable[[Path], None]) -> None:
@@ -47,5 +65,9 @@ def _build_aside(folder: Path, build: Callable[[Path], None]) -> None:
     unfinished = Path(f"{folder}.partial")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
-    build(unfinished)
+    try:
+        build(unfinished)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
     unfinished.rename(folder)

@@ -1,36 +1,51 @@
 """Run one server and never outlive the process that asked for it.
 
-Runs as a script: `python guard.py COMMAND...`, with a pipe from its owner as standard input. The pipe closes when
-the owner stops the server and also when the owner dies, whatever killed it, because the kernel closes it; so this
-needs no cooperation from a dying owner, and unlike a parent-death signal it does not depend on the owner's threads.
+Runs as a script: `python guard.py '{"command": [...], "after": [...]}'`, with a pipe from its owner as standard
+input. The pipe closes when the owner stops the server and also when the owner dies, whatever killed it, because the
+kernel closes it; so this needs no cooperation from a dying owner, and unlike a parent-death signal it does not depend
+on the owner's threads.
 
 - The pipe closes: the server gets SIGTERM, and SIGKILL if it still runs after the grace.
 - A byte arrives: the server gets SIGKILL at once.
-- The server ends: so does the guard, with the same exit code.
+- The server ends: what it has left running gets SIGKILL, the command `after` runs, and the guard ends with the
+  server's exit code.
 """
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 GRACE_SECONDS = 15.0
 PR_SET_PDEATHSIG = 1
 
 
+def guarded(command: Sequence[str], *, after: Sequence[str] = ()) -> list[str]:
+    """The command that runs `command` under a guard, and `after` once it has ended, however that was."""
+    task = json.dumps({"command": list(command), "after": list(after)})
+    return [sys.executable, "-I", "-S", __file__, task]
+
+
 def main() -> int:
     """Run the command given on the command line to its end."""
+    task = json.loads(sys.argv[1])
     follow = _follow_the_guard() if sys.platform == "linux" else None
     server = subprocess.Popen(
-        sys.argv[1:],
+        task["command"],
         stdin=subprocess.DEVNULL,
+        process_group=0,
         preexec_fn=follow,  # noqa: PLW1509 - unsafe in a process with threads, which this one is not yet
     )
     threading.Thread(target=_obey_owner, args=[server], daemon=True).start()
     code = server.wait()
+    _end_what_is_left(server.pid)
+    if task["after"]:
+        _clean_up(task["after"])
     return code if code >= 0 else 128 - code
 
 
@@ -41,6 +56,18 @@ def _obey_owner(server: subprocess.Popen[bytes]) -> None:
     server.terminate()
     threading.Event().wait(GRACE_SECONDS)
     server.kill()
+
+
+def _end_what_is_left(group: int) -> None:
+    """End the server's own children, such as the processes of a worker's pool, which may not notice its end."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _clean_up(command: Sequence[str]) -> None:
+    with suppress(OSError, subprocess.TimeoutExpired):
+        quiet = subprocess.DEVNULL
+        subprocess.run(command, stdin=quiet, stdout=quiet, stderr=quiet, timeout=GRACE_SECONDS, check=False)
 
 
 def _follow_the_guard() -> Callable[[], object]:

@@ -1,11 +1,18 @@
 """Java programs from Maven repositories."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from flowkit.local.cache import fingerprint, install_once
+from flowkit.local.cache import fingerprint, install_once, installed
 from flowkit.local.commands import program, run
+from flowkit.local.download import check_files
 
 REMEDY = "install a JDK 17 or newer and Maven"
+WRONG_HASH_REMEDY = (
+    "delete it in Maven's repository (~/.m2/repository) and try again; if that changes nothing, the repository that "
+    "your Maven uses serves another file than Maven Central"
+)
+# Maven itself and this plugin are what is on the machine, or what the user's Maven settings make of the name.
 COPY_DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:2.8:copy-dependencies"
 POM = """\
 <project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -21,15 +28,26 @@ DEPENDENCY = """
     <dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"""
 
 
-def jars(name: str, version: str, *artifacts: str) -> Path:
-    """A folder with the jars of `artifacts` ("group:artifact:version") and of all they need, fetched once."""
+class Jars:
+    """Artifacts ("group:artifact:version") with all they need; each jar that comes is pinned by its SHA-256."""
 
-    dependencies = "".join(DEPENDENCY.format(*artifact.split(":")) for artifact in artifacts)
-    pom = POM.format(name=name, version=version, dependencies=dependencies)
+    def __init__(self, name: str, version: str, *artifacts: str, sha256: Mapping[str, str]) -> None:
+        dependencies = "".join(DEPENDENCY.format(*artifact.split(":")) for artifact in artifacts)
+        self._name = name
+        self._sha256 = dict(sha256)
+        self._pom = POM.format(name=name, version=version, dependencies=dependencies)
+        self._version = f"{version}-{fingerprint(self._pom + repr(sorted(self._sha256.items())))}"
 
-    def fetch(folder: Path) -> None:
-        (folder / "pom.xml").write_text(pom, encoding="utf-8")
+    def installed(self) -> bool:
+        """Whether they are in the cache."""
+        return installed(self._name, self._version) is not None
+
+    def folder(self) -> Path:
+        """The folder that holds them; fetched and checked first if they are not in the cache."""
+        return install_once(self._name, self._version, self._fetch)
+
+    def _fetch(self, folder: Path) -> None:
+        (folder / "pom.xml").write_text(self._pom, encoding="utf-8")
         mvn = program("mvn", remedy=REMEDY)
         run([mvn, "-q", "-B", COPY_DEPENDENCIES, f"-DoutputDirectory={folder}"], folder=folder)
-
-    return install_once(name, f"{version}-{fingerprint(pom)}", fetch)
+        check_files(folder, self._sha256, remedy=WRONG_HASH_REMEDY)

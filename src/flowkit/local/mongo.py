@@ -1,17 +1,31 @@
-"""A MongoDB server, real if this machine has one."""
+"""A MongoDB server, real if this machine has one or can run one in a container."""
 
 import shutil
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from flowkit.local.mongo_stand_in import stand_in_classpath, stand_in_command
+from flowkit.errors import ConfigError
+from flowkit.local import sources
+from flowkit.local.container import DATA
+from flowkit.local.mongo_stand_in import VERSION, stand_in_classpath, stand_in_command, stand_in_installed
 from flowkit.local.ports import HOST, free_port, is_listening
-from flowkit.local.process import ServerProcess
+from flowkit.local.server import LocalServer, container_program
+from flowkit.local.sources import Look, Program, Source
+
+IMAGE = "docker.io/library/mongo:7.0.28"
+PORT_INSIDE = 27017
+REAL = (Source.PATH, Source.CONTAINER)
+"""The sources of MongoDB itself; the others are those of the stand-in."""
+ANSWER_WITHIN_MS = 500
 
 
-class MongoServer(ServerProcess):
-    """`mongod` if it is on PATH, else a stand-in that speaks its protocol; its data survive stop and restart.
+class MongoServer(LocalServer):
+    """MongoDB, or else a stand-in that speaks its protocol; its data survive stop and restart.
 
-    The port is a free one unless given. Do not `kill()` a stand-in whose data matter: see `stand_in`.
+    `mongod` on PATH, else a container, else the stand-in; `FLOWKIT_SERVERS` orders and limits that. A folder that holds
+    data of one of the two kinds keeps to that kind. The port is a free one unless given. Do not `kill()` a stand-in
+    whose data matter: see `stand_in`.
     """
 
     name = "mongo"
@@ -25,26 +39,87 @@ class MongoServer(ServerProcess):
         """What a client connects to."""
         return f"mongodb://{HOST}:{self.port}"
 
+    def find_program(self) -> Program:
+        """Where it would come from now. InstallFailed or ConfigError tells why there is nothing."""
+        return mongo_program(sources_for(self.folder, sources.allowed()))
+
     @property
     def stand_in(self) -> bool:
         """Whether this is not MongoDB: no transactions, and SIGKILL may lose the last second of writes."""
-        return shutil.which("mongod") is None
+        return self.program.source not in REAL
 
     @classmethod
     def install(cls) -> None:
-        """Fetch the stand-in, where MongoDB is missing."""
-        if shutil.which("mongod") is None:
-            stand_in_classpath()
+        """Fetch the image or the stand-in, where MongoDB is missing."""
+        mongo_program(sources.allowed()).get()
 
     def command(self) -> list[str]:
-        """`mongod`, or the stand-in."""
-        mongod = shutil.which("mongod")
-        if mongod is None:
+        """`mongod`, a container of it, or the stand-in."""
+        if self.stand_in:
+            self.program.get()
             return stand_in_command(self.port, self.folder / "mongo.mv")
         data = self.folder / "mongo"
         data.mkdir(exist_ok=True)
-        return [mongod, "--bind_ip", HOST, "--port", str(self.port), "--dbpath", str(data)]
+        mongod, container = self.program.get(), self.program.container
+        if container is None:
+            return [mongod, "--bind_ip", HOST, "--port", str(self.port), "--dbpath", str(data)]
+        arguments = ["--bind_ip_all", "--port", str(PORT_INSIDE), "--dbpath", DATA]
+        return self.in_container(container, "mongod", {self.port: PORT_INSIDE}, data, arguments)
 
     def is_ready(self) -> bool:
-        """Whether somebody listens."""
-        return is_listening(self.port)
+        """Whether somebody listens, and answers: the port of a container listens before its server does."""
+        return is_listening(self.port) and (self.program.container is None or _answers(self.url))
+
+
+def mongo_program(allowed: Sequence[Source]) -> Program:
+    """Where MongoDB, or its stand-in, comes from. InstallFailed when these sources have none."""
+    looks: dict[Source, Look] = {
+        Source.PATH: _on_path,
+        Source.CONTAINER: partial(container_program, IMAGE),
+        Source.CACHE: partial(_stand_in, Source.CACHE),
+        Source.DOWNLOAD: partial(_stand_in, Source.DOWNLOAD),
+    }
+    return sources.choose("MongoDB", looks, allowed)
+
+
+def sources_for(folder: Path, allowed: Sequence[Source]) -> Sequence[Source]:
+    """Those of the allowed sources that can read the data in a folder; all of them for a new folder.
+
+    ConfigError when there is none.
+    """
+    real, stand_in = (folder / "mongo").exists(), (folder / "mongo.mv").exists()
+    if real == stand_in:
+        return allowed
+    fitting = [source for source in allowed if (source in REAL) == real]
+    if not fitting:
+        kind = "MongoDB, not of its stand-in" if real else "the stand-in of MongoDB, not of MongoDB"
+        raise ConfigError(
+            f"{folder} holds data of {kind}; change {sources.VARIABLE}, or choose another folder"
+        )
+    return fitting
+
+
+def _on_path() -> Program | None:
+    mongod = shutil.which("mongod")
+    return Program(source=Source.PATH, where=mongod, get=lambda: mongod) if mongod else None
+
+
+def _stand_in(source: Source) -> Program | None:
+    needs = ("java",) if source is Source.CACHE else ("java", "javac", "mvn")
+    if source is Source.CACHE and not stand_in_installed():
+        return None
+    where = f"mongo-java-server {VERSION}, a stand-in for MongoDB"
+    return Program(source=source, where=where, get=stand_in_classpath, needs=needs)
+
+
+def _answers(url: str) -> bool:
+    from pymongo import MongoClient
+    from pymongo.errors import PyMongoError
+
+    client: MongoClient[dict[str, object]] = MongoClient(url, serverSelectionTimeoutMS=ANSWER_WITHIN_MS)
+    with client:
+        try:
+            client.admin.command("ping")
+        except PyMongoError:
+            return False
+        return True

@@ -1,36 +1,58 @@
 """A server run as a child process: started, awaited, stopped, killed, started again."""
 
+import os
+import shutil
 import subprocess
-import sys
+import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, ClassVar, Self
+from typing import IO, Self
 
+from flowkit.local.causes import tells_full_disk
 from flowkit.local.claims import claimed
-from flowkit.local.errors import PortInUse, ServerNotReady
+from flowkit.local.errors import (
+    DevServerError,
+    DiskFull,
+    PortInUse,
+    ProcessMisused,
+    ServerEnded,
+    ServerNotReady,
+    last_lines,
+    writing_to,
+)
+from flowkit.local.guard import guarded
 from flowkit.local.ports import is_free
 
 READY_WITHIN_SECONDS = 60.0
 PROBE_EVERY_SECONDS = 0.02
-GUARD = Path(__file__).with_name("guard.py")
+LOG_BYTES_READ = 1 << 18
+LEAST_FREE_BYTES = 1 << 20
+"""A full disk also keeps a server from logging that it is full."""
 
 
 class ServerProcess(ABC):
     """One server with a folder for its data and its log, on ports that stay the same for its whole life.
 
     The server ends with the process that started it, even if that is killed with SIGKILL: it then saves its data,
-    and the next server on the folder waits for that. Nothing is ever ended that was not started here. Every method
-    may be called from any thread, one at a time.
+    and the next server on the folder waits for that. What it has started itself ends with it. Nothing is ever ended
+    that was not started here. Every method may be called from any thread, one at a time, `give_up` at any time.
     """
 
-    name: ClassVar[str]
+    name: str
+    misused_code: int = -1
+    """The exit code by which it tells that its command line is wrong."""
 
     def __init__(self, folder: Path, *ports: int) -> None:
         self.folder = folder.resolve()
         self.log = self.folder / f"{self.name}.log"
+        self.exit_code: int | None = None
+        """With what code it ended, by whatever cause; None before its end."""
         self._ports = ports
+        self._log_start = 0
+        self._given_up = threading.Event()
         self._guard: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -46,10 +68,23 @@ class ServerProcess(ABC):
     def is_ready(self) -> bool:
         """Whether the server answers now; asked again and again, so it must not wait long."""
 
+    def environment(self) -> Mapping[str, str]:
+        """Environment variables that it has beside those of this process."""
+        return {}
+
+    def after(self) -> Sequence[str]:
+        """A command that cleans up behind the server once it has ended; none if empty."""
+        return ()
+
     @property
     def running(self) -> bool:
         """Whether the server was started and has not ended, by whatever cause."""
-        return self._guard is not None and self._guard.poll() is None
+        if self._guard is None:
+            return False
+        code = self._guard.poll()
+        if code is not None:
+            self.exit_code = code
+        return code is None
 
     def start(self) -> None:
         """Start the server and return when it is ready; nothing happens if it is running.
@@ -58,33 +93,47 @@ class ServerProcess(ABC):
         """
         if self.running:
             return
-        self.stop()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with claimed(self.folder / f"{self.name}.lock") as claim:
+        self._end()
+        with writing_to(self.folder, what=f"{self.name} cannot start"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with claimed(self.folder / f"{self.name}.lock", self._given_up) as claim:
             self._check_ports()
             self._guard = self._launch(self.command(), claim)
             try:
                 self._wait_until_ready(self._guard)
             except BaseException:
-                self.kill()
+                self._end(at_once=True)
                 raise
 
     def stop(self) -> None:
         """End the server with SIGTERM (SIGKILL after 15 seconds) and return when it is gone; its data stay."""
-        if self._guard is not None:
-            self._leave(self._guard)
+        self._given_up.clear()
+        self._end()
 
     def kill(self) -> None:
         """End the server with SIGKILL, as a crash would, and return when it is gone."""
-        if self._guard is not None:
-            with suppress(BrokenPipeError):
-                _pipe_to(self._guard).write(b"k")
-            self._leave(self._guard)
+        self._given_up.clear()
+        self._end(at_once=True)
+
+    def give_up(self) -> None:
+        """Make a start that is under way in another thread end soon with a DevServerError; `stop` takes it back."""
+        self._given_up.set()
 
     def restart(self) -> None:
         """Stop the server, if it runs, and start it on the same ports with the same data."""
         self.stop()
         self.start()
+
+    def ended(self) -> ServerEnded:
+        """The error that tells that it has ended by itself."""
+        return ServerEnded(name=self.name, code=self.exit_code, log=self.log, lines=last_lines(self.logged()))
+
+    def logged(self) -> str:
+        """What its log holds since its last start; of a long one the end."""
+        with suppress(OSError), self.log.open("rb") as log:
+            log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - LOG_BYTES_READ))
+            return log.read().decode(errors="replace")
+        return ""
 
     def __enter__(self) -> Self:
         self.start()
@@ -99,11 +148,16 @@ class ServerProcess(ABC):
                 raise PortInUse(name=self.name, port=port)
 
     def _launch(self, command: list[str], claim: int) -> subprocess.Popen[bytes]:
-        with self.log.open("ab") as log:
+        self.exit_code = None
+        with writing_to(self.folder, what=f"{self.name} cannot start"):
+            log = self.log.open("ab")
+        with log:
+            self._log_start = log.tell()
             # A session of its own: Ctrl-C reaches the owner only, which then stops its servers in order.
             return subprocess.Popen(
-                [sys.executable, "-I", "-S", str(GUARD), *command],
+                guarded(command, after=self.after()),
                 bufsize=0,
+                env={**os.environ, **self.environment()},
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -115,19 +169,32 @@ class ServerProcess(ABC):
         deadline = time.monotonic() + READY_WITHIN_SECONDS
         while not self.is_ready():
             with suppress(subprocess.TimeoutExpired):
-                code = guard.wait(PROBE_EVERY_SECONDS)
-                raise ServerNotReady(
-                    name=self.name, reason=f"ended at its start with code {code}", log=self.log
-                )
+                self.exit_code = guard.wait(PROBE_EVERY_SECONDS)
+                raise self._not_ready(f"ended at its start with code {self.exit_code}")
+            if self._given_up.is_set():
+                raise self._not_ready("was stopped before it was ready")
             if time.monotonic() > deadline:
-                reason = f"was not ready within {READY_WITHIN_SECONDS:.0f} seconds"
-                raise ServerNotReady(name=self.name, reason=reason, log=self.log)
+                raise self._not_ready(f"was not ready within {READY_WITHIN_SECONDS:.0f} seconds")
 
-    def _leave(self, guard: subprocess.Popen[bytes]) -> None:
+    def _not_ready(self, reason: str) -> DevServerError:
+        logged = self.logged()
+        lines = last_lines(logged)
+        if tells_full_disk(logged) or shutil.disk_usage(self.folder).free < LEAST_FREE_BYTES:
+            return DiskFull(what=f"{self.name} cannot start", folder=self.folder, log_lines=lines)
+        kind = ProcessMisused if self.exit_code == self.misused_code else ServerNotReady
+        return kind(name=self.name, reason=reason, log=self.log, lines=lines)
+
+    def _end(self, *, at_once: bool = False) -> None:
         """Close the pipe, which tells the guard to end its server, and wait for both."""
-        _pipe_to(guard).close()
-        guard.wait()
-        self._guard = None
+        guard, self._guard = self._guard, None
+        if guard is None:
+            return
+        pipe = _pipe_to(guard)
+        if at_once:
+            with suppress(BrokenPipeError):
+                pipe.write(b"k")
+        pipe.close()
+        self.exit_code = guard.wait()
 
 
 def _pipe_to(guard: subprocess.Popen[bytes]) -> IO[bytes]:

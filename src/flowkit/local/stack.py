@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
+from flowkit.local.crew import start_together, stop_together
 from flowkit.local.mongo import MongoServer
 from flowkit.local.process import ServerProcess
 from flowkit.local.temporal import TemporalServer
@@ -53,18 +53,12 @@ class Stack:
         return {"TEMPORAL_ADDRESS": self.temporal_address, "MONGO_URL": self.mongo_url}
 
     def start(self) -> None:
-        """Start what is not running and return when all is ready; if one fails, all are stopped."""
-        with ExitStack() as undo:
-            for server in self.servers:
-                server.start()
-                undo.callback(server.stop)
-            undo.pop_all()
+        """Start what is not running, all at once, and return when all is ready; if one fails, all are stopped."""
+        start_together(self.servers)
 
     def stop(self) -> None:
         """Stop what this stack started, even if one of them resists; data and logs stay."""
-        with ExitStack() as every:
-            for server in self.servers:
-                every.callback(server.stop)
+        stop_together(self.servers)
 
     def __enter__(self) -> Self:
         self.start()
@@ -72,9 +66,3 @@ class Stack:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-def setup() -> None:
-    """Install all that a stack starts, so that a later start takes a second and needs no network."""
-    MongoServer.install()
-    TemporalServer.install()

@@ -2,13 +2,20 @@
 
 import http.client
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+from flowkit.local import sources
+from flowkit.local.container import DATA
 from flowkit.local.ports import HOST, free_port, is_listening
-from flowkit.local.process import ServerProcess
-from flowkit.local.temporal_cli import temporal_cli
+from flowkit.local.server import LocalServer, container_program
+from flowkit.local.sources import Look, Program, Source
+from flowkit.local.temporal_cli import VERSION, install_temporal, installed_temporal, temporal_on_path
 
+IMAGE = "docker.io/temporalio/temporal:1.5.1"
+PORTS_INSIDE = (7233, 8233, 7243)
+"""Of the server, its Web UI and its HTTP API, in a container."""
 NAMESPACE = "default"
 SEARCH_ATTRIBUTES = {"FlowkitPipeline": "Keyword", "FlowkitStatus": "Keyword"}
 # A write-ahead log makes the file as fast as memory.
@@ -26,10 +33,11 @@ DYNAMIC_CONFIG: Mapping[str, object] = {
 }
 
 
-class TemporalServer(ServerProcess):
+class TemporalServer(LocalServer):
     """A Temporal development server, namespace `default`; its state survives stop, kill and restart.
 
-    Ports that are not given are free ones. `dynamic_config` adds to, or replaces, the server's settings, for example
+    It comes from PATH, a container, the cache or the network; `FLOWKIT_SERVERS` orders and limits that. Ports that are
+    not given are free ones. `dynamic_config` adds to, or replaces, the server's settings, for example
     `{"limit.historyCount.suggestContinueAsNew": 50}`; a changed setting takes effect with the next start.
     """
 
@@ -41,12 +49,13 @@ class TemporalServer(ServerProcess):
         *,
         port: int | None = None,
         ui_port: int | None = None,
+        http_port: int | None = None,
         dynamic_config: Mapping[str, object] | None = None,
     ) -> None:
         self.port = port or free_port()
         self.ui_port = ui_port or free_port()
         self.dynamic_config = {**DYNAMIC_CONFIG, **(dynamic_config or {})}
-        self._http_port = free_port()
+        self._http_port = http_port or free_port()
         super().__init__(folder, self.port, self.ui_port, self._http_port)
 
     @property
@@ -59,19 +68,32 @@ class TemporalServer(ServerProcess):
         """Where a browser finds the Web UI."""
         return f"http://{HOST}:{self.ui_port}"
 
+    def find_program(self) -> Program:
+        """Where it would come from now. InstallFailed or ConfigError tells why there is nothing."""
+        return temporal_program(sources.allowed())
+
     @classmethod
     def install(cls) -> None:
-        """Fetch or build the Temporal CLI, which is the server too."""
-        temporal_cli()
+        """Fetch or build the Temporal CLI, which is the server too, or fetch its image."""
+        temporal_program(sources.allowed()).get()
 
     def command(self) -> list[str]:
         """The development server, as quick as its settings allow."""
+        program, container = self.program.get(), self.program.container
+        ports = (self.port, self.ui_port, self._http_port)
+        if container is None:
+            return [program, *self._arguments(HOST, ports, self.folder)]
+        leading = dict(zip(ports, PORTS_INSIDE, strict=True))
+        arguments = self._arguments("0.0.0.0", PORTS_INSIDE, Path(DATA))
+        return self.in_container(container, "/temporal", leading, self.folder, arguments)
+
+    def _arguments(self, host: str, ports: tuple[int, int, int], folder: Path) -> list[str]:
+        port, ui_port, http_port = map(str, ports)
         settings = {key: json.dumps(value) for key, value in self.dynamic_config.items()}
         return [
-            *(temporal_cli(), "server", "start-dev", "--log-level", "warn"),
-            *("--namespace", NAMESPACE, "--db-filename", str(self.folder / "temporal.db")),
-            *("--ip", HOST, "--port", str(self.port)),
-            *("--ui-port", str(self.ui_port), "--http-port", str(self._http_port)),
+            *("server", "start-dev", "--log-level", "warn"),
+            *("--namespace", NAMESPACE, "--db-filename", str(folder / "temporal.db")),
+            *("--ip", host, "--port", port, "--ui-port", ui_port, "--http-port", http_port),
             *_repeated("sqlite-pragma", SQLITE_PRAGMAS),
             *_repeated("search-attribute", SEARCH_ATTRIBUTES),
             *_repeated("dynamic-config-value", settings),
@@ -80,6 +102,33 @@ class TemporalServer(ServerProcess):
     def is_ready(self) -> bool:
         """Whether the server answers for its namespace, and the Web UI listens."""
         return is_listening(self.ui_port) and _answers(self._http_port, f"/api/v1/namespaces/{NAMESPACE}")
+
+
+def temporal_program(allowed: Sequence[Source]) -> Program:
+    """Where the Temporal server comes from. InstallFailed when these sources have none."""
+    looks: dict[Source, Look] = {
+        Source.PATH: _on_path,
+        Source.CONTAINER: partial(container_program, IMAGE),
+        Source.CACHE: _in_cache,
+        Source.DOWNLOAD: _from_network,
+    }
+    return sources.choose("Temporal server", looks, allowed)
+
+
+def _on_path() -> Program | None:
+    found = temporal_on_path()
+    return Program(source=Source.PATH, where=found, get=lambda: found) if found else None
+
+
+def _in_cache() -> Program | None:
+    found = installed_temporal()
+    where = f"Temporal CLI {VERSION}"
+    return Program(source=Source.CACHE, where=where, get=lambda: found) if found else None
+
+
+def _from_network() -> Program:
+    where = f"Temporal CLI {VERSION} from github.com, or else built with Go"
+    return Program(source=Source.DOWNLOAD, where=where, get=install_temporal)
 
 
 def _answers(port: int, path: str) -> bool:

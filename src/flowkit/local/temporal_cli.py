@@ -1,16 +1,16 @@
 """Find the `temporal` program, or get it."""
 
-import asyncio
 import os
+import platform
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+import tarfile
+from dataclasses import dataclass
 from pathlib import Path
 
-from temporalio.testing import WorkflowEnvironment
-
-from flowkit.local.cache import install_once
+from flowkit.local.cache import install_once, installed
 from flowkit.local.commands import program, run
-from flowkit.local.errors import InstallFailed
+from flowkit.local.download import fetch
+from flowkit.local.errors import InstallFailed, NoNetwork, ProgramMissing, WrongHash
 
 NAME, VERSION = "temporal-cli", "v1.5.1"
 MODULE = "github.com/temporalio/cli/cmd/temporal"
@@ -18,48 +18,96 @@ REMEDY = (
     "install the Temporal CLI so that `temporal` is on PATH, or name it in FLOWKIT_TEMPORAL_BIN, "
     "or install Go 1.24 or newer, or point TEMPORAL_ADDRESS at a running server"
 )
+RELEASES = f"https://github.com/temporalio/cli/releases/download/{VERSION}"
+# SHA-256 of the archives of that release, as public package recipes of others (hermit-packages, Nix) pin them too.
+ARCHIVES = {
+    "linux_amd64": "ddc95e08b0b076efd4ea9733a3f488eb7d2be875f8834e616cd2a37358b4852d",
+    "linux_arm64": "bd1b0db9f18b051026de8bf6cc1505f2510f14bbb7a8b9a4a91fff46c77454f5",
+    "darwin_amd64": "bbb73e2a31135abe50a1f1cdb35030c42961df618e8ce9c60ae89f201540c5d9",
+    "darwin_arm64": "cca01b7ea35ad56e2a328d9ae596bf716bd22313ef63c7a761c88354457c2415",
+}
+_MACHINES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A release of the Temporal CLI for one kind of machine."""
+
+    url: str
+    sha256: str
 
 
 def temporal_cli() -> str:
     """The path of a `temporal` program.
 
-    Looked for in `FLOWKIT_TEMPORAL_BIN`, on PATH and in the cache, in this order; then downloaded by Temporal's SDK,
-    or else built with Go, which takes minutes. An InstallFailed tells the remedy if nothing of this works.
+    Looked for in `FLOWKIT_TEMPORAL_BIN`, on PATH and in the cache, in this order; then downloaded, or else built with
+    Go, which takes minutes. An InstallFailed tells the remedy if nothing of this works.
     """
-    return _named() or shutil.which("temporal") or str(install_once(NAME, VERSION, _get) / "temporal")
+    return temporal_on_path() or installed_temporal() or install_temporal()
 
 
-def _named() -> str | None:
+def temporal_on_path() -> str | None:
+    """The program that the user has: `FLOWKIT_TEMPORAL_BIN`, else `temporal` on PATH. InstallFailed if it is none."""
     named = os.environ.get("FLOWKIT_TEMPORAL_BIN")
     if named and shutil.which(named) is None:
-        raise InstallFailed(f"FLOWKIT_TEMPORAL_BIN names {named}, which is not a program")
-    return named or None
+        raise InstallFailed(
+            f"FLOWKIT_TEMPORAL_BIN names {named}, which is not a program; correct or unset it"
+        )
+    return named or shutil.which("temporal")
+
+
+def installed_temporal() -> str | None:
+    """The program in the cache."""
+    folder = installed(NAME, VERSION)
+    return str(folder / "temporal") if folder else None
+
+
+def install_temporal() -> str:
+    """The program in the cache, which is put there if it is not there yet."""
+    return str(install_once(NAME, VERSION, _get) / "temporal")
+
+
+def archive() -> Archive | None:
+    """The release for this machine, if there is one."""
+    kind = f"{platform.system().lower()}_{_MACHINES.get(platform.machine().lower(), 'other')}"
+    name = f"temporal_cli_{VERSION.removeprefix('v')}_{kind}.tar.gz"
+    return Archive(f"{RELEASES}/{name}", ARCHIVES[kind]) if kind in ARCHIVES else None
 
 
 def _get(folder: Path) -> None:
+    """Download the release; where nothing answers, build it. A file with another hash is never built around."""
     try:
         _download(folder)
-    except RuntimeError as unreachable:
+    except WrongHash:
+        raise
+    except InstallFailed as missing:
         try:
             _build(folder)
-        except InstallFailed as failed:
-            raise InstallFailed(f"no Temporal CLI: {REMEDY}\n- {unreachable}\n- {failed}") from failed
+        except (NoNetwork, ProgramMissing) as failed:
+            text = f"no Temporal CLI: {_cause(missing)}, and {_cause(failed)}; {REMEDY}"
+            raise type(missing)(text) from failed
 
 
 def _download(folder: Path) -> None:
-    # In a thread, because the caller's may already run an event loop.
-    with ThreadPoolExecutor(max_workers=1) as elsewhere:
-        elsewhere.submit(asyncio.run, _download_and_try(folder)).result()
-    next(folder.glob("temporal*")).rename(folder / "temporal")
-
-
-async def _download_and_try(folder: Path) -> None:
-    started = await WorkflowEnvironment.start_local(
-        download_dest_dir=str(folder), dev_server_download_version=VERSION
-    )
-    await started.shutdown()
+    release = archive()
+    if release is None:
+        raise InstallFailed(f"it is not released for {platform.system()} on {platform.machine()}")
+    packed = folder / "temporal.tar.gz"
+    fetch(release.url, packed, sha256=release.sha256)
+    with tarfile.open(packed) as archived, (folder / "temporal").open("wb") as program_file:
+        member = archived.extractfile("temporal")
+        assert member is not None
+        shutil.copyfileobj(member, program_file)
+    (folder / "temporal").chmod(0o755)
+    packed.unlink()
 
 
 def _build(folder: Path) -> None:
+    """Go's checksum database pins the module and all it needs, unless the user's Go is told not to ask it."""
     go = program("go", remedy="it could build the Temporal CLI")
     run([go, "install", f"{MODULE}@{VERSION}"], folder=folder, env={**os.environ, "GOBIN": str(folder)})
+
+
+def _cause(error: InstallFailed) -> str:
+    """What is wrong, without the remedy."""
+    return error.headline.partition(";")[0]

@@ -1,0 +1,92 @@
+"""`make screenshots`: the pictures of docs/web-ui.md, from real tasks on servers that are started for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flowkit.errors import FlowKitError
+from flowkit.local import Stack
+from screenshots.browser import NoChromium, web_ui
+from screenshots.pipeline import FORECAST
+from screenshots.states import DATABASE, QUEUE, pipeline
+
+if TYPE_CHECKING:
+    from screenshots.browser import WebUI
+
+PICTURES = Path(__file__).parents[1] / "img"
+_SERVERS = ("TEMPORAL_ADDRESS", "TEMPORAL_NAMESPACE", "MONGO_URL")
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def screenshots(
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep tasks and servers until Ctrl-C, to look around.")
+    ] = False,
+    take: Annotated[bool, typer.Option(help="Take the pictures; --no-take needs no browser.")] = True,
+) -> None:
+    """Bring a task into each state, and photograph it in Temporal's Web UI."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    logging.getLogger("flowkit.worker").setLevel(logging.ERROR)  # the failures are meant
+    for name in _SERVERS:
+        os.environ.pop(name, None)
+    with tempfile.TemporaryDirectory(prefix="flowkit-screenshots-") as folder, Stack(Path(folder)) as stack:
+        os.environ.update(stack.exports)
+        assert stack.temporal is not None
+        asyncio.run(_run(stack, stack.temporal.ui_url, keep=keep, take=take))
+
+
+async def _run(stack: Stack, url: str, *, keep: bool, take: bool) -> None:
+    async with pipeline(stack.mongo_url) as tasks:
+        shown = await tasks.all_states()
+        if take:
+            async with web_ui(url, PICTURES) as ui:
+                await _photograph(ui, shown)
+            typer.echo("the pictures are in docs/img")
+        if keep:
+            _tell(stack, url, shown)
+            await asyncio.Event().wait()
+
+
+async def _photograph(ui: WebUI, shown: dict[str, str]) -> None:
+    await ui.tasks("list", list(shown.values()))
+    await ui.details("running", shown["running"], "Workers of its role")
+    await ui.details("waiting-for-retry", shown["waiting-for-retry"], "retry 1 of 2 at")
+    await ui.details("no-worker", shown["no-worker"], "Workers of its role")
+    await ui.queue("no-worker-queue", f"{QUEUE}.{FORECAST}", "No Workers Found")
+    await ui.details("failed", shown["failed"], "bad_input")
+    await ui.details("cancelled", shown["cancelled"], "task_cancelled")
+    await ui.timeline("finished", shown["finished"], "analyse_revenue")
+
+
+def _tell(stack: Stack, url: str, shown: dict[str, str]) -> None:
+    typer.echo(f"Web UI: {url}")
+    for state, task_id in shown.items():
+        typer.echo(f"  {state:18} {task_id}")
+    for name, value in {**stack.exports, "MONGO_DATABASE": DATABASE}.items():
+        typer.echo(f"export {name}={value}")
+    typer.echo("Ctrl-C ends all of it")
+
+
+def main() -> None:
+    """Run the command line; what is expected to go wrong is one line."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except (NoChromium, FlowKitError) as error:
+        typer.echo(f"screenshots: {error}", err=True)
+        raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    main()

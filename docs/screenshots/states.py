@@ -1,0 +1,156 @@
+"""Brings one task into each state of the pictures; every wait ends with what it waits for."""
+
+from __future__ import annotations
+
+import operator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from motor.motor_asyncio import AsyncIOMotorClient
+from temporalio.api.enums.v1 import PendingActivityState
+from tenacity import retry, retry_if_result, stop_after_delay, wait_fixed
+
+from flowkit import Coordinator, CoordinatorConfig, WorkerConfig
+from flowkit.client import TaskCatalog
+from flowkit.connection import connect
+from flowkit.models import TaskStatus
+from flowkit.worker import Worker
+from screenshots.pipeline import FORECAST, NAME, RateService, graph, handlers, pulling
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from temporalio.client import Client
+
+QUEUE = "flowkit"
+DATABASE = "screenshots"
+CEILING_SEC = 120.0
+_LOOK_EVERY_SEC = 0.1
+_SCHEDULED = PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
+
+
+class Pipeline:
+    """Tasks of the pipeline, with an engine and a worker in this process."""
+
+    def __init__(self, client: Client, db: Any) -> None:
+        self._client = client
+        self._catalog = TaskCatalog(db)
+        self._rates = RateService()
+        self._engine = Coordinator(db=db, cfg=CoordinatorConfig(queue=QUEUE), client=client)
+        served = handlers(self._rates)
+        cfg = WorkerConfig(roles=list(served), queue=QUEUE, max_concurrent=4, worker_id="orders-worker-1")
+        self._worker = Worker(db=db, cfg=cfg, handlers=served, client=client)
+
+    async def start(self) -> None:
+        """Serve tasks until `stop`."""
+        await self._engine.start()
+        await self._worker.start()
+
+    async def stop(self) -> None:
+        """Stop engine and worker; open tasks stay open."""
+        await self._worker.stop()
+        await self._engine.stop()
+
+    async def all_states(self) -> dict[str, str]:
+        """Ids of tasks, one in each state."""
+        makers = {
+            "finished": self.finished,
+            "failed": self.failed,
+            "cancelled": self.cancelled,
+            "waiting-for-retry": self.waiting,
+            "no-worker": self.no_worker,
+            "running": self.running,
+        }
+        return {state: await maker() for state, maker in makers.items()}
+
+    async def finished(self) -> str:
+        """Its second attempt at enriching succeeded."""
+        self._rates.refuses["2026-01-26"] = 1
+        return await self._ended(await self._start("2026-01-26"), TaskStatus.FINISHED)
+
+    async def failed(self) -> str:
+        """An order without an amount."""
+        return await self._ended(await self._start("2026-01-27", damaged="lisbon"), TaskStatus.FAILED)
+
+    async def cancelled(self) -> str:
+        """Somebody stopped it while it enriched."""
+        task_id = await self._halfway("2026-01-28")
+        await self._engine.cancel_task(task_id, reason="exchange rates of the wrong day")
+        return await self._ended(task_id, TaskStatus.CANCELLED)
+
+    async def waiting(self) -> str:
+        """The service of rates is away; the next try comes in ten minutes."""
+        self._rates.refuses["2026-01-29"] = 9
+        task_id = await self._start("2026-01-29", backoff_sec=600)
+        await until(lambda: self._has(task_id, "enrich_orders", "deferred"))
+        return task_id
+
+    async def no_worker(self) -> str:
+        """The graph has a node of a role that nobody serves."""
+        wanted = graph("2026-01-30")
+        wanted["nodes"].append(pulling("forecast_demand", FORECAST, "group_by_country"))
+        task_id = await self._create("2026-01-30", wanted)
+        await until(lambda: self._has(task_id, "announce_report", "finished"))
+        await until(lambda: self._is_scheduled(task_id, FORECAST))
+        return task_id
+
+    async def running(self) -> str:
+        """Two shops of six are enriched, the rates of the third are awaited."""
+        return await self._halfway("2026-01-31")
+
+    async def _ended(self, task_id: str, wanted: TaskStatus) -> str:
+        status = await self._engine.wait(task_id, timeout=CEILING_SEC)
+        if status is not wanted:
+            raise RuntimeError(f"task {task_id} was to be {wanted} and is {status}")
+        return task_id
+
+    async def _halfway(self, day: str) -> str:
+        self._rates.hangs.add(day)
+        task_id = await self._start(day)
+
+        async def stored() -> bool:
+            return (await self._catalog.batches(task_id)).get("enrich_orders", 0) >= 2
+
+        await until(stored)
+        return task_id
+
+    async def _start(self, day: str, **wishes: Any) -> str:
+        return await self._create(day, graph(day, **wishes))
+
+    async def _create(self, day: str, wanted: dict[str, Any]) -> str:
+        params = {"pipeline_name": NAME, "day": day}
+        return await self._engine.create_task(params=params, graph=wanted, task_id=f"orders-{day}")
+
+    async def _has(self, task_id: str, node_id: str, status: str) -> bool:
+        view = await self._client.get_workflow_handle(task_id).query("status")
+        return any(node["node_id"] == node_id and node["status"] == status for node in view["nodes"])
+
+    async def _is_scheduled(self, task_id: str, activity: str) -> bool:
+        description = await self._client.get_workflow_handle(task_id).describe()
+        pending = description.raw_description.pending_activities
+        return any(each.activity_type.name == activity and each.state == _SCHEDULED for each in pending)
+
+
+@retry(
+    wait=wait_fixed(_LOOK_EVERY_SEC),
+    stop=stop_after_delay(CEILING_SEC),
+    retry=retry_if_result(operator.not_),
+)
+async def until(look: Callable[[], Awaitable[bool]]) -> bool:
+    """Wait until `look` says yes; RetryError when it never does."""
+    return await look()
+
+
+@asynccontextmanager
+async def pipeline(mongo_url: str) -> AsyncIterator[Pipeline]:
+    """The pipeline, served; the servers are those of the environment."""
+    mongo: Any = AsyncIOMotorClient(mongo_url, tz_aware=True)
+    try:
+        made = Pipeline(await connect(), mongo[DATABASE])
+        await made.start()
+        try:
+            yield made
+        finally:
+            await made.stop()
+    finally:
+        mongo.close()

@@ -1,0 +1,1 @@
+"""The HTML report: read elsewhere, made here out of data alone."""

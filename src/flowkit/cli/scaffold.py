@@ -1,0 +1,160 @@
+"""New projects: their names, their files, and the folder that holds them."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import sys
+from dataclasses import dataclass
+from importlib import resources, util
+from pathlib import Path, PurePosixPath
+from string import Template
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from flowkit.cli.errors import remedied
+from flowkit.errors import ConfigError
+from flowkit.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from importlib.resources.abc import Traversable
+
+_NAME = re.compile(r"[a-z](?:[a-z0-9_-]*[a-z0-9])?", re.ASCII | re.IGNORECASE)
+_RULE = "use letters, digits, '-' and '_', a letter first and a letter or digit last"
+_OWN_FOLDERS = {"tests", "deploy", "wheels"}
+_SUFFIX = ".tmpl"
+
+
+class _Rendered(Template):
+    """Shell, make and compose have a use for `$`."""
+
+    delimiter = "@@"
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A project by its name."""
+
+    name: str
+
+    @property
+    def package(self) -> str:
+        """Its Python package."""
+        return self.name.replace("-", "_")
+
+    @property
+    def image(self) -> str:
+        """Its container image, and its name for compose: lower case, no two separators in a row."""
+        return re.sub(r"[-_]+", "-", self.name.lower())
+
+    def files(self) -> dict[PurePosixPath, str]:
+        """The text of every file by its path in the project."""
+        values = {
+            "name": self.name,
+            "package": self.package,
+            "image": self.image,
+            "version": __version__,
+        }
+        root = resources.files("flowkit.cli") / "templates" / "project"
+        return {
+            self._place(path): _Rendered(template.read_text(encoding="utf-8")).substitute(values)
+            for path, template in _templates(root, PurePosixPath())
+        }
+
+    def _place(self, path: PurePosixPath) -> PurePosixPath:
+        """Names in the wheel say what build tools and linters would otherwise take for their own."""
+        parts = [self.package if part == "PACKAGE" else part for part in path.parts]
+        parts[-1] = parts[-1].removesuffix(_SUFFIX)
+        if parts[-1].startswith("dot-"):
+            parts[-1] = f".{parts[-1].removeprefix('dot-')}"
+        return PurePosixPath(*parts)
+
+
+def _templates(folder: Traversable, below: PurePosixPath) -> Iterator[tuple[PurePosixPath, Traversable]]:
+    for entry in sorted(folder.iterdir(), key=lambda each: each.name):
+        path = below / entry.name
+        if entry.is_dir():
+            yield from _templates(entry, path)
+        elif entry.name.endswith(_SUFFIX):
+            yield path, entry
+
+
+def new_project(name: str) -> Project:
+    """The project of that name. ConfigError says what is wrong with it."""
+    if problem := _name_problem(name):
+        raise remedied(ConfigError(f"NAME {name!r} cannot be a project's name: {problem}"), _RULE)
+    project = Project(name)
+    if taken := _taken_by(project.package):
+        problem = f"NAME {name!r} makes the Python package {project.package!r}, which is {taken}"
+        raise remedied(ConfigError(problem), "choose another name")
+    return project
+
+
+def _name_problem(name: str) -> str:
+    """What keeps `name` from being one; empty when nothing does."""
+    if _NAME.fullmatch(name):
+        return ""
+    if not name:
+        return "it is empty"
+    wrong = dict.fromkeys(repr(each) for each in name if not re.fullmatch(r"[A-Za-z0-9_-]", each))
+    if wrong:
+        return f"it holds {', '.join(wrong)}"
+    if not name[0].isalpha():
+        return f"it begins with {name[0]!r}"
+    return f"it ends with {name[-1]!r}"
+
+
+def _taken_by(package: str) -> str:
+    """What a package of this name would be mistaken for; empty when nothing."""
+    if keyword.iskeyword(package):
+        return "a word of the language"
+    if package.lower() in _OWN_FOLDERS:
+        return "a folder of every new project"
+    if package in sys.stdlib_module_names:
+        return "a module of Python itself"
+    found = util.find_spec(package)
+    return "installed here already" if found is not None and found.origin else ""
+
+
+def make_project(project: Project, folder: Path) -> list[PurePosixPath]:
+    """Write the project into `folder`, which must be empty or absent; all of it or nothing. Answers its files.
+
+    ConfigError says what is wrong with the folder.
+    """
+    try:
+        _refuse_used(folder)
+        return _write(project.files(), folder)
+    except OSError as error:
+        problem = ConfigError(f"folder {str(folder)!r} cannot be written: {_told(error)}")
+        raise remedied(problem, "name another one with --dir") from error
+
+
+def _told(error: OSError) -> str:
+    at = f" ({error.filename})" if error.filename else ""
+    return f"{error.strerror or error}{at}"
+
+
+def _refuse_used(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise remedied(ConfigError(f"{str(folder)!r} is a file"), "name a folder with --dir")
+    if folder.is_dir() and any(folder.iterdir()):
+        problem = ConfigError(f"folder {str(folder)!r} is not empty, and nothing was written")
+        raise remedied(problem, "choose another name, or another folder with --dir")
+
+
+def _write(files: dict[PurePosixPath, str], folder: Path) -> list[PurePosixPath]:
+    """Beside the place first, on the same disk; then one move, or one for each entry of a folder that is there."""
+    is_there = folder.is_dir()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".flowkit-init-", dir=folder if is_there else folder.parent) as aside:
+        made = Path(aside) / "project"
+        for path, text in files.items():
+            (made / path).parent.mkdir(parents=True, exist_ok=True)
+            (made / path).write_text(text, encoding="utf-8", newline="\n")
+        if not is_there:
+            made.rename(folder)
+            return list(files)
+        for entry in made.iterdir():
+            entry.rename(folder / entry.name)
+    return list(files)

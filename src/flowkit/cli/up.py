@@ -1,0 +1,86 @@
+"""`flowkit up`: servers, an engine and workers in one terminal. What it needs is imported when it runs."""
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flowkit.cli import output
+from flowkit.cli.logs import log_warnings
+from flowkit.cli.options import DEFAULT_DATABASE, MongoDatabase, PortBase, Queue, Verbose
+from flowkit.config import DEFAULT_QUEUE
+
+
+def up(
+    handlers: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Handlers for workers, as module:CLASS or module:object; without them no worker."
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Start only these of temporal, mongo, engine, worker; with commas, or repeated."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder for data and logs, which stay; without it a temporary one.")
+    ] = None,
+    port_base: PortBase = None,
+    functions: Annotated[
+        list[str] | None, typer.Option("--function", help="Coordinator function, as NAME=module:function.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.  [default: 1]")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Attempts of each role at once, in each worker.  [default: 1]")
+    ] = None,
+    queue: Queue = None,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    install: Annotated[
+        bool, typer.Option("--install", help="Install what the servers need, and start nothing.")
+    ] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run Temporal with its Web UI, MongoDB, an engine and workers here, until Ctrl-C. For development."""
+    log_warnings(verbose)
+    from flowkit.cli.loading import check_names
+    from flowkit.cli.up_plan import Part, Wanted, parts_named, planned
+
+    if install:
+        return _install(parts_named(only or []) or frozenset(Part))
+    wanted = Wanted(
+        handlers=tuple(handlers or ()),
+        only=tuple(only or ()),
+        data=data,
+        port_base=port_base,
+        functions=tuple(functions or ()),
+        workers=workers,
+        concurrency=concurrency,
+        queue=queue or DEFAULT_QUEUE,
+        database=database,
+        verbose=verbose,
+    )
+    plan = planned(wanted, os.environ)
+    check_names([*wanted.handlers, *_targets(functions or [])])
+    from flowkit.cli.up_run import up as run_until_stopped
+
+    return run_until_stopped(plan)
+
+
+def _targets(functions: list[str]) -> list[str]:
+    """What the functions are, without their names; a wrong one is told by the engine itself."""
+    return [target for _, separator, target in (text.partition("=") for text in functions) if separator]
+
+
+def _install(parts: Collection[str]) -> None:
+    from flowkit.local import MongoServer, TemporalServer
+    from flowkit.local.mongo import mongo_program
+    from flowkit.local.sources import allowed
+    from flowkit.local.temporal import temporal_program
+
+    for server, find in ((TemporalServer, temporal_program), (MongoServer, mongo_program)):
+        if server.name in parts:
+            server.install()
+            found = find(allowed())
+            output.say(f"{server.name}: {found.where} ({found.source})")

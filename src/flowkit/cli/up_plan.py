@@ -1,0 +1,172 @@
+"""What `flowkit up` is asked to start, and with which addresses: decided before anything is started."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from flowkit.cli.errors import remedied
+from flowkit.cli.options import DEFAULT_DATABASE, DEFAULT_MONGO_URL
+from flowkit.config import DEFAULT_QUEUE
+from flowkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+DEFAULT_TEMPORAL_ADDRESS = "localhost:7233"
+
+
+class Part(StrEnum):
+    """What `flowkit up` can start."""
+
+    TEMPORAL = "temporal"
+    MONGO = "mongo"
+    ENGINE = "engine"
+    WORKER = "worker"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ports:
+    """Ports of the servers."""
+
+    temporal: int = 7233
+    ui: int = 8233
+    mongo: int = 27017
+    temporal_http: int | None = None
+    """A free one if None."""
+
+    @classmethod
+    def at(cls, base: int | None) -> Ports:
+        """The usual ones, or four in a row from `base`."""
+        if base is None:
+            return cls()
+        return cls(temporal=base, ui=base + 1, mongo=base + 2, temporal_http=base + 3)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """The command line of `flowkit up`."""
+
+    handlers: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    data: Path | None = None
+    port_base: int | None = None
+    functions: tuple[str, ...] = ()
+    workers: int | None = None
+    concurrency: int | None = None
+    queue: str = DEFAULT_QUEUE
+    database: str = DEFAULT_DATABASE
+    verbose: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What is to be started, and where the servers are that others run."""
+
+    wanted: Wanted
+    parts: frozenset[Part]
+    ports: Ports
+    starts_temporal: bool
+    """Whether a Temporal server is to be started; otherwise `TEMPORAL_*` says where one is."""
+    starts_mongo: bool
+    uses_temporal: bool
+    """Whether anything is to do with Temporal at all."""
+    uses_mongo: bool
+
+
+def parts_named(names: Sequence[str]) -> frozenset[Part]:
+    """The parts that `--only` names, with commas or one by one. ConfigError names the choices."""
+    given = [name.strip() for text in names for name in text.split(",") if name.strip()]
+    known = [part.value for part in Part]
+    for name in given:
+        if name not in known:
+            raise remedied(ConfigError(f"--only {name!r} is unknown"), f"choose from {', '.join(known)}")
+    return frozenset(map(Part, given))
+
+
+def planned(wanted: Wanted, environment: Mapping[str, str]) -> Plan:
+    """What to start. ConfigError when options contradict each other."""
+    parts = parts_named(wanted.only) or frozenset(Part) - ({Part.WORKER} if not wanted.handlers else set())
+    _check(wanted, parts)
+    runs_tasks = not parts.isdisjoint({Part.ENGINE, Part.WORKER})
+    return Plan(
+        wanted=wanted,
+        parts=parts,
+        ports=Ports.at(wanted.port_base),
+        starts_temporal=Part.TEMPORAL in parts and not environment.get("TEMPORAL_ADDRESS"),
+        starts_mongo=Part.MONGO in parts and not environment.get("MONGO_URL"),
+        uses_temporal=runs_tasks or Part.TEMPORAL in parts,
+        uses_mongo=runs_tasks or Part.MONGO in parts,
+    )
+
+
+def _check(wanted: Wanted, parts: frozenset[Part]) -> None:
+    if Part.WORKER in parts and not wanted.handlers:
+        problem = ConfigError("a worker needs handlers, and none are named")
+        raise remedied(
+            problem, "name them as module:CLASS, for example flowkit up mypackage.handlers:MyHandler"
+        )
+    for name, given, part in (
+        ("handlers are named", wanted.handlers, Part.WORKER),
+        ("--workers is given", wanted.workers, Part.WORKER),
+        ("--concurrency is given", wanted.concurrency, Part.WORKER),
+        ("--function is given", wanted.functions, Part.ENGINE),
+    ):
+        if given and part not in parts:
+            raise remedied(ConfigError(f"{name}, but no {part} is to be started"), _remedy(part, wanted))
+
+
+def _remedy(part: Part, wanted: Wanted) -> str:
+    if part is Part.WORKER and not wanted.only:
+        return "name its handlers as module:CLASS"
+    return f"add --only {part}, or leave --only out"
+
+
+_USUAL = {
+    "TEMPORAL_ADDRESS": {DEFAULT_TEMPORAL_ADDRESS, "127.0.0.1:7233"},
+    "MONGO_URL": {DEFAULT_MONGO_URL, "mongodb://127.0.0.1:27017"},
+    "MONGO_DATABASE": {DEFAULT_DATABASE},
+    "FLOWKIT_QUEUE": {DEFAULT_QUEUE},
+}
+
+
+def exported(plan: Plan, temporal_address: str | None, mongo_url: str | None) -> dict[str, str]:
+    """The environment in which other programs find what runs: servers, queue and database."""
+    found: dict[str, str | None] = {
+        "TEMPORAL_ADDRESS": temporal_address if plan.uses_temporal else None,
+        "MONGO_URL": mongo_url if plan.uses_mongo else None,
+    }
+    if plan.starts_temporal:
+        found["TEMPORAL_NAMESPACE"] = "default"
+    found |= {"MONGO_DATABASE": plan.wanted.database, "FLOWKIT_QUEUE": plan.wanted.queue}
+    return {name: value for name, value in found.items() if value}
+
+
+def told_to_programs(environment: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    """The `export` lines for scripts: the servers always, all else that is not what they would assume."""
+    return [
+        f"export {name}={shlex.quote(value)}"
+        for name, value in found.items()
+        if name in ("TEMPORAL_ADDRESS", "MONGO_URL") or value != environment.get(name, _assumed(name))
+    ]
+
+
+def told_to_people(environment: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    """The `export` lines that another terminal like this one needs: none while everything is where it is assumed."""
+    needed = {
+        name: value
+        for name, value in found.items()
+        if value != environment.get(name) and (name in environment or value not in _usual(name))
+    }
+    return [f"export {name}={shlex.quote(value)}" for name, value in needed.items()]
+
+
+def _usual(name: str) -> set[str]:
+    return _USUAL.get(name, {"default"})
+
+
+def _assumed(name: str) -> str:
+    return next(iter(_usual(name)))

@@ -1,0 +1,36 @@
+"""What the output of another program tells about why it failed."""
+
+from __future__ import annotations
+
+import re
+
+_SHOWN_CHARS = 200
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_DISK_FULL = re.compile(r"no space left on device|disk is full|disk full|not enough space", re.IGNORECASE)
+_NO_NETWORK = re.compile(
+    r"no such host|unknown host|unknownhost|name or service not known|name resolution|network is unreachable"
+    r"|no route to host|connection refused|connect(?:ion)? timed out|connection reset|i/o timeout|proxyconnect"
+    r"|transfer failed for|could not transfer",
+    re.IGNORECASE,
+)
+
+
+def tells_full_disk(output: str) -> bool:
+    """Whether a program failed because nothing more could be written."""
+    return _DISK_FULL.search(output) is not None
+
+
+def tells_no_network(output: str) -> bool:
+    """Whether a program failed because a server far away did not answer."""
+    return _NO_NETWORK.search(output) is not None
+
+
+def telling_line(output: str) -> str:
+    """The line that tells it, else the last one; of a long one the end, which holds the cause."""
+    plain = _COLOURS.sub("", output)
+    lines = [
+        " ".join(line.split()).removesuffix(" -> [Help 1]") for line in plain.splitlines() if line.strip()
+    ]
+    telling = [line for line in lines if tells_no_network(line) or tells_full_disk(line)]
+    line = telling[0] if telling else lines[-1] if lines else "no output"
+    return line if len(line) <= _SHOWN_CHARS else f"…{line[-_SHOWN_CHARS:]}"

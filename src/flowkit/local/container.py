@@ -1,0 +1,112 @@
+"""Servers in containers, for machines where a container engine runs.
+
+A container runs in the foreground, as a child of the engine's client, which hands SIGTERM on to it. Its ports are
+published on this machine only, and it keeps its data in the server's folder.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowkit.local.cache import fingerprint
+from flowkit.local.commands import run
+from flowkit.local.ports import HOST
+from flowkit.local.progress import progress
+
+ANSWER_WITHIN_SECONDS = 3.0
+DATA = "/flowkit"
+"""Where a container finds its server's folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A container engine that runs."""
+
+    program: str
+    """Path of its client."""
+    rootless: bool
+    """Whether root inside of a container is this user outside."""
+
+    @property
+    def name(self) -> str:
+        """Name of the client."""
+        return Path(self.program).name
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """An image and the engine that runs it."""
+
+    engine: Engine
+    image: str
+
+    def pull(self) -> str:
+        """Fetch the image, unless the engine has it; answers its name."""
+        if not quietly([self.engine.program, "image", "inspect", self.image]):
+            with progress(self.image):
+                run([self.engine.program, "pull", self.image], folder=Path.cwd())
+        return self.image
+
+    def run(
+        self, name: str, *, program: str, ports: Mapping[int, int], data: Path, arguments: Sequence[str]
+    ) -> list[str]:
+        """The command that runs a program of the image in the foreground, as the user who owns `data`.
+
+        `ports` are ports of this machine with those inside that they lead to; inside, `data` is DATA.
+        """
+        published = [
+            part for here, there in ports.items() for part in ("--publish", f"{HOST}:{here}:{there}")
+        ]
+        user = "0:0" if self.engine.rootless else f"{os.getuid()}:{os.getgid()}"
+        return [
+            *(self.engine.program, "run", "--rm", "--name", name),
+            *(*published, "--volume", f"{data}:{DATA}:z", "--user", user),
+            *("--entrypoint", program, self.image, *arguments),
+        ]
+
+    def remove(self, name: str) -> list[str]:
+        """The command that ends and removes it; nothing happens if it is gone."""
+        return [self.engine.program, "rm", "--force", name]
+
+
+def container_name(server: str, folder: Path) -> str:
+    """The name of a server's container: the same for the same folder of data."""
+    return f"flowkit-{server}-{fingerprint(str(folder))}"
+
+
+def running_engine() -> Engine | None:
+    """Docker or Podman, if one of them is installed and its engine answers."""
+    return next((engine for name in ("docker", "podman") if (engine := _asked(name))), None)
+
+
+def _asked(name: str) -> Engine | None:
+    program = shutil.which(name)
+    if program is None:
+        return None
+    # Docker's client answers `version` with a failure when no engine does; Podman needs none that runs.
+    version = quietly([program, "version"])
+    if not version:
+        return None
+    podman = "podman" in version.lower()
+    return Engine(program, rootless=podman or "rootless" in quietly([program, "info"]))
+
+
+def quietly(command: Sequence[str]) -> str:
+    """What a command that ends well and soon prints; else nothing."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            timeout=ANSWER_WITHIN_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -1,0 +1,90 @@
+"""The activities of a worker and of an engine in this process, called without Temporal."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from temporalio.testing import ActivityEnvironment
+
+from flowkit.activities.home import HomeLoop
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.store import TaskStore
+from flowkit.config import CoordinatorConfig
+from flowkit.engine import activity_name, engine_activities, settings_of
+from flowkit.errors import ConfigError
+from flowkit.worker.runner import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    from flowkit.adapters.mongo import Database
+    from flowkit.models import AttemptInput, Graph, Node, Settings
+    from flowkit.worker import RoleHandler
+
+RUN = "test-run"
+"""Id of the only run of a task's workflow, had it one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Executors:
+    """What runs nodes, and what opens, records and closes tasks; errors are those that Temporal would get."""
+
+    settings: Settings
+    _engine: Mapping[str | None, Callable[..., Any]]
+    _role: Callable[[str], Callable[..., Any]]
+
+    async def attempt(self, node: Node, given: AttemptInput) -> None:
+        """Run one attempt. ApplicationError carries its failure."""
+        called = self._engine[node.io.fn] if node.is_function else self._role(node.type)
+        await self._call(called, given, given.task_id)
+
+    async def engine(self, name: str, record: Any) -> None:
+        """Call one of the engine's own activities."""
+        await self._call(self._engine[name], record, record.task_id)
+
+    async def _call(self, activity: Callable[..., Any], record: object, task_id: str) -> None:
+        environment = ActivityEnvironment()
+        environment.info = replace(environment.info, workflow_id=task_id, workflow_run_id=RUN)
+        await environment.run(activity, record)
+
+
+@asynccontextmanager
+async def executors(
+    db: Database, graph: Graph, handlers: Sequence[RoleHandler], functions: Mapping[str, Any]
+) -> AsyncIterator[Executors]:
+    """All that `graph` needs, over one database. ConfigError tells which role has no handler, or two."""
+    worker = Worker(db=db, roles=_roles(graph), handlers=_by_role(handlers))
+    tasks, config = TaskStore(db), CoordinatorConfig()
+    await tasks.prepare()
+    settings = settings_of(
+        config, deployment=await tasks.deployment(), search_attributes=(), functions=functions
+    )
+    engine = engine_activities(
+        config=config,
+        settings=settings,
+        tasks=tasks,
+        artifacts=ArtifactStore(db),
+        home=HomeLoop(),
+        functions=functions,
+        identity="test-engine",
+        by_name=True,
+    )
+    by_name = {activity_name(each): each for each in engine}
+    try:
+        yield Executors(settings=settings, _engine=by_name, _role=(await worker.open()).of)
+    finally:
+        await worker.stop()
+
+
+def _roles(graph: Graph) -> list[str]:
+    return list(dict.fromkeys(node.type for node in graph.nodes if not node.is_function))
+
+
+def _by_role(handlers: Sequence[RoleHandler]) -> dict[str, RoleHandler]:
+    found: dict[str, RoleHandler] = {}
+    for handler in handlers:
+        if found.setdefault(handler.role, handler) is not handler:
+            raise ConfigError(f"two handlers are for role {handler.role!r}: pass one of them")
+    return found

@@ -1,0 +1,115 @@
+"""Whole tasks in one process and without servers, for tests of handlers and graphs."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.coordinator import default_adapters
+from flowkit.adapters.store import TaskStore
+from flowkit.client import jsonable
+from flowkit.models import NodeStatus
+from flowkit.testing.executors import executors
+from flowkit.testing.memory import memory_database
+from flowkit.testing.task import TimelessTask
+from flowkit.workflows.inputs import parse_input
+from flowkit.workflows.validation import parse_graph, raise_if, unknown_function
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flowkit.adapters.mongo import Database
+    from flowkit.models import Node
+    from flowkit.worker import RoleHandler
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeRun:
+    """What became of one node."""
+
+    status: str
+    attempts: int
+    batches: list[dict[str, Any]]
+    """What its batches returned as `metrics`, the oldest first; also those of a node that failed later."""
+    final: dict[str, Any]
+    """What its `finalize` returned."""
+    error: str | None
+    """Why it failed, as `last_error` of its document."""
+    skip_reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphRun:
+    """What became of a task that `run_graph` has run."""
+
+    task_id: str
+    status: str
+    reason: str | None
+    """Why it failed."""
+    nodes: dict[str, NodeRun]
+    vars: dict[str, Any]
+    """Its variables at the end."""
+    db: Database
+    """The database with its documents."""
+
+
+async def run_graph(
+    graph: dict[str, Any],
+    *handlers: RoleHandler,
+    params: dict[str, Any] | None = None,
+    functions: Mapping[str, Any] | None = None,
+    db: Database | None = None,
+) -> GraphRun:
+    """Run a task to its end in this process, without any server, and answer what became of it.
+
+    Handlers and coordinator functions run in the very activities of a worker and an engine; validation, gates, retries
+    and failure follow the rules of the Task workflow. `functions` adds to the built-in ones. `db` is a new
+    `memory_database()` unless you give one, for example with data that a handler reads.
+
+    A failed task is an answer: look at `status` and `reason`. GraphError tells what is wrong with the graph,
+    ConfigError which role has no handler.
+
+    What only servers do is not there: the workflow itself does not run, so there are no timers (a retry follows at
+    once), no `timeout_sec`, no cancel from outside, no death of a process. Needs `flowkit-temporal[testing]`.
+    """
+    task_id = str(uuid.uuid4())
+    new = parse_input(
+        task_id, {"params": jsonable("params", params or {}), "graph": jsonable("graph", graph)}
+    )
+    parsed = parse_graph(new.graph, params=new.params)
+    database = memory_database() if db is None else db
+    known = {**default_adapters(db=database), **(functions or {})}
+    raise_if([problem for node in new.graph["nodes"] if (problem := unknown_function(node, known))])
+    async with executors(database, parsed, handlers, known) as ready:
+        task = TimelessTask(task_id, new, parsed, ready)
+        await task.run()
+    return GraphRun(
+        task_id=task_id,
+        status=task.status.value,
+        reason=task.reason,
+        nodes={node.node_id: await _node_run(task, node, database) for node in parsed.nodes},
+        vars=await TaskStore(database).variables(task_id),
+        db=database,
+    )
+
+
+async def _node_run(task: TimelessTask, node: Node, db: Database) -> NodeRun:
+    state, metas = task.walk.states[node.index], []
+    async for page in ArtifactStore(db).pages(task.task_id, node.node_id):
+        metas += [partial["meta"] for partial in page]
+    return NodeRun(
+        status=state.status.value,
+        attempts=state.epoch,
+        batches=metas,
+        final=await _final(task, node, db) if state.status is NodeStatus.FINISHED else {},
+        error=state.last_error,
+        skip_reason=state.skip_reason.value if state.skip_reason else None,
+    )
+
+
+async def _final(task: TimelessTask, node: Node, db: Database) -> dict[str, Any]:
+    marker = {"task_id": task.task_id, "node_id": node.node_id, "status": "complete"}
+    complete: dict[str, Any] = await db.artifacts.find_one(marker) or {}
+    return complete.get("meta") or {}

@@ -1,0 +1,163 @@
+"""A task without Temporal: the rules of the Task workflow, without its time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from temporalio.exceptions import FailureError
+
+from flowkit.models import (
+    AttemptFailure,
+    CloseTask,
+    FailureKind,
+    NodeState,
+    NodeStatus,
+    OpenTask,
+    RecordTask,
+    SkipReason,
+    StatusChange,
+    TaskStatus,
+)
+from flowkit.testing.executors import RUN
+from flowkit.workflows.endings import failure_text
+from flowkit.workflows.failures import read_failure
+from flowkit.workflows.graph import Walk
+from flowkit.workflows.policy import GiveUp, decide
+from flowkit.workflows.recorder import node_record, pulled_nodes
+from flowkit.workflows.walk import Flight, attempt_input, note_failure
+
+if TYPE_CHECKING:
+    from flowkit.models import Graph, Node, NodeRecord
+    from flowkit.testing.executors import Executors
+    from flowkit.workflows.inputs import NewTask
+
+_RUN_SEQ = 1
+
+
+class TimelessTask:
+    """One task: nodes start when their gates open, and a retry follows at once."""
+
+    def __init__(self, task_id: str, new: NewTask, graph: Graph, executors: Executors) -> None:
+        self.task_id = task_id
+        self.walk = Walk(graph, [NodeState() for _ in graph.nodes])
+        self.reason: str | None = None
+        """Why it failed."""
+        self._new = new
+        self._executors = executors
+        self._pulled = pulled_nodes(graph.nodes)
+        self._history = [_change(None, TaskStatus.QUEUED), _change(TaskStatus.QUEUED, TaskStatus.RUNNING)]
+        index_of = {node.node_id: node.index for node in graph.nodes}
+
+        def epoch_of(node_id: str) -> int:
+            state = self.walk.states[index_of[node_id]]
+            return state.epoch if state.status.ended else 0
+
+        self._flight = Flight(
+            task_id=task_id,
+            settings=executors.settings,
+            halted=lambda: False,
+            epoch_of=epoch_of,
+            stirred=lambda index: None,
+        )
+
+    @property
+    def status(self) -> TaskStatus:
+        """How it has ended."""
+        return TaskStatus.FAILED if self.walk.failures else TaskStatus.FINISHED
+
+    async def run(self) -> None:
+        """The whole task, from its first write to its last."""
+        await self._executors.engine("open_task", self._opening())
+        await self._run_nodes()
+        if self.walk.failures:
+            self.walk.stop(ran=NodeStatus.CANCELLED, skipped=SkipReason.TASK_FAILED)
+            self.reason = failure_text(self.walk)
+        await self._executors.engine("close_task", self._closing())
+
+    async def _run_nodes(self) -> None:
+        running: dict[asyncio.Task[NodeStatus], int] = {}
+        try:
+            while not self.walk.done and self.walk.hard_failure is None:
+                for index in self.walk.take_ready():
+                    running[asyncio.create_task(self._run_node(self.walk.nodes[index]))] = index
+                ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for each in ended:
+                    self.walk.end(running.pop(each), each.result())
+                await self._record()
+        finally:
+            for each in running:
+                each.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _run_node(self, node: Node) -> NodeStatus:
+        state = self.walk.states[node.index]
+        while failure := await self._attempt(node, state):
+            decision = decide(node.retry_policy, failure, state, 0.0)
+            if isinstance(decision, GiveUp):
+                note_failure(state, decision.code, decision.message)
+                return NodeStatus.FAILED
+        return NodeStatus.FINISHED
+
+    async def _attempt(self, node: Node, state: NodeState) -> AttemptFailure | None:
+        state.epoch += 1
+        state.status = NodeStatus.RUNNING
+        try:
+            await self._executors.attempt(node, attempt_input(self._flight, node, state))
+        except FailureError as error:
+            unasked = AttemptFailure(kind=FailureKind.FAILURE, code="cancelled_by_worker")
+            return read_failure(error) or unasked
+        return None
+
+    async def _record(self) -> None:
+        """Show the nodes that ended without writing so themselves: whoever pulls from them waits for it."""
+        nodes = self._unfinished()
+        if nodes:
+            await self._executors.engine("record", self._recording(nodes))
+
+    def _unfinished(self) -> list[NodeRecord]:
+        states = self.walk.states
+        return [
+            node_record(node, states[node.index], pulled=node.node_id in self._pulled)
+            for node in self.walk.nodes
+            if states[node.index].status.ended and states[node.index].status is not NodeStatus.FINISHED
+        ]
+
+    def _opening(self) -> OpenTask:
+        return OpenTask(
+            task_id=self.task_id,
+            first_run_id=RUN,
+            run_id=RUN,
+            at=time.time(),
+            graph=self._new.graph,
+            params=self._new.params,
+        )
+
+    def _recording(self, nodes: list[NodeRecord]) -> RecordTask:
+        return RecordTask(
+            task_id=self.task_id,
+            run_id=RUN,
+            run_seq=_RUN_SEQ,
+            at=time.time(),
+            nodes=nodes,
+            status=TaskStatus.RUNNING,
+            status_history=self._history,
+        )
+
+    def _closing(self) -> CloseTask:
+        return CloseTask(
+            task_id=self.task_id,
+            run_id=RUN,
+            run_seq=_RUN_SEQ,
+            at=time.time(),
+            status=self.status,
+            status_history=[*self._history, _change(TaskStatus.RUNNING, self.status)],
+            nodes=self._unfinished(),
+            handled_failures=self.walk.handled_failures,
+            reason=self.reason,
+        )
+
+
+def _change(before: TaskStatus | None, after: TaskStatus) -> StatusChange:
+    return StatusChange(from_=before.value if before else None, to=after.value, at=time.time())

@@ -1,0 +1,266 @@
+"""`flowkit doctor` tells what is there and what to do about the rest, and its exit code whether tasks can be run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit.cli.doctor_checks import Examined, examine
+from flowkit.cli.doctor_findings import Finding, State, bad, note, ok
+from flowkit.cli.doctor_machine import GB, _space, program_finding
+from flowkit.cli.doctor_servers import INDEXES
+from flowkit.cli.options import DEFAULT_MONGO_URL, Where
+from flowkit.local.listeners import listener
+from tests.cli.ups import four_ports
+from tests.local.world import own_environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.conftest import Program
+    from tests.integration.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What was found, by name."""
+
+    works: bool
+    findings: dict[str, Finding]
+
+    def __getitem__(self, name: str) -> Finding:
+        return self.findings[name]
+
+
+Ask = Callable[..., Told]
+
+
+@pytest.fixture
+def doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Asks the doctor, on a machine without servers of others unless told otherwise."""
+
+    def ask(*, port_base: int | None = None, **env: str) -> Told:
+        for name in ("TEMPORAL_ADDRESS", "MONGO_URL"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in {**nowhere(tmp_path), **env}.items():
+            monkeypatch.setenv(name, value)
+        where = Where(mongo_url=env.get("MONGO_URL", DEFAULT_MONGO_URL))
+        findings, works = asyncio.run(examine(where, port_base or four_ports()))
+        assert [each.name for each in findings if each.state is not State.OK and not each.remedy] == []
+        return Told(works=works, findings={finding.name: finding for finding in findings})
+
+    return ask
+
+
+def nowhere(folder: Path) -> dict[str, str]:
+    """An environment whose Temporal is the one of a profile, where nobody listens: not the usual place."""
+    profile = folder / "temporal.toml"
+    profile.write_text('[profile.default]\naddress = "127.0.0.1:1"\n')
+    return {"TEMPORAL_CONFIG_FILE": str(profile)}
+
+
+def executable(path: Path, script: str) -> Path:
+    """A program that is a shell script."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+# --- servers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.server
+async def test_servers_that_answer_are_told_with_what_flowkit_needs_of_them(
+    world: World, program: Program
+) -> None:
+    said = await program.call("doctor", "--json", env=servers_of(world))
+    document = json.loads(said.out)
+    assert (said.code, document["ok"]) == (0, True)
+    told = Told(works=True, findings={each["name"]: Finding(**each) for each in document["findings"]})
+    address = world.environment["TEMPORAL_ADDRESS"]
+    assert told["temporal"] == ok("temporal", f"answers at {address}, namespace default")
+    assert told["mongo"].state == "ok"
+    assert told["engine"].found == f"no engine polls queue {world.queue}"
+    assert told["engine"].remedy == f"start one with `flowkit engine --queue {world.queue}`"
+    assert "uniq_task_id" in told["indexes"].found
+    assert told["mongo here"].found == "not started, because MONGO_URL names one"
+    assert not [name for name in told.findings if name.startswith("port")]
+
+
+@pytest.mark.server
+async def test_a_running_engine_and_worker_leave_nothing_to_be_told(world: World, program: Program) -> None:
+    await world.engine()
+    await world.worker()
+    said = await program.call("doctor", "--json", env=servers_of(world))
+    states = {finding["name"]: finding["state"] for finding in json.loads(said.out)["findings"]}
+    names = ("temporal", "search attributes", "engine", "mongo", "indexes")
+    assert {name: states[name] for name in names} == dict.fromkeys(names, "ok")
+    there = {name async for name in index_names(world.db)}
+    assert there == {index for indexes in INDEXES.values() for index in indexes}
+
+
+def servers_of(world: World) -> dict[str, str]:
+    """The part of a world's environment that says where it is."""
+    names = ("TEMPORAL_ADDRESS", "MONGO_URL", "MONGO_DATABASE", "FLOWKIT_QUEUE")
+    return {name: world.environment[name] for name in names}
+
+
+async def index_names(db: Any) -> Any:
+    """Names of all indexes that somebody has made."""
+    for collection in await db.list_collection_names():
+        for name in await db[collection].index_information():
+            if name != "_id_":
+                yield name
+
+
+def test_addresses_where_nothing_answers_are_told_quickly(doctor: Ask) -> None:
+    """One refuses, the other never answers: it belongs to no machine."""
+    begun = time.monotonic()
+    told = doctor(TEMPORAL_ADDRESS="192.0.2.1:7233", MONGO_URL="mongodb://me:secret@127.0.0.1:1")
+    assert time.monotonic() - begun < 15, (
+        "it waits for 2.5 seconds; the rest is Python's start on a busy machine"
+    )
+    assert not told.works
+    assert told["temporal"].found == "no Temporal server answers at 192.0.2.1:7233"
+    assert told["temporal"].remedy.startswith("start it, or correct TEMPORAL_ADDRESS")
+    assert told["mongo"].found == "nothing answers at mongodb://…@127.0.0.1:1"
+    assert (told["temporal"].state, told["mongo"].state) == ("bad", "bad")
+
+
+def test_an_address_that_is_none_is_told_as_that(doctor: Ask) -> None:
+    told = doctor(MONGO_URL="mangodb://here")
+    assert not told.works
+    assert "'mangodb://here' is no address of MongoDB" in told["mongo"].found
+
+
+# --- servers that would be started ------------------------------------------------------------------------------
+
+
+def test_without_servers_it_tells_where_they_would_come_from(doctor: Ask, tmp_path: Path) -> None:
+    for name in ("temporal", "mongod"):
+        executable(tmp_path / "bin" / name, "")
+    base = four_ports()
+    told = doctor(PATH=str(tmp_path / "bin"), FLOWKIT_SERVERS="path", port_base=base)
+    assert told.works
+    assert told["temporal"].found == "no Temporal server answers at 127.0.0.1:1"
+    assert told["temporal"].remedy == "`flowkit up` starts one here"
+    assert told["temporal here"].found == f"path: {tmp_path / 'bin' / 'temporal'}"
+    assert told["mongo here"].found == f"path: {tmp_path / 'bin' / 'mongod'}"
+    assert told["java"].found == "not on PATH; not needed here"
+    assert [told[f"port {base + n}"].found for n in range(3)] == [
+        "free for Temporal",
+        "free for the Web UI",
+        "free for MongoDB",
+    ]
+
+
+def test_what_is_missing_for_them_is_told(doctor: Ask, tmp_path: Path) -> None:
+    told = doctor(PATH=str(tmp_path), FLOWKIT_CACHE=str(tmp_path / "cache"), FLOWKIT_SERVERS="")
+    assert told["mongo here"].found.endswith("which needs java, javac, mvn")
+    assert "flowkit up --install" in told["temporal here"].remedy
+    assert {name: told[name].state for name in ("java", "javac", "mvn", "go")} == {
+        "java": "bad",
+        "javac": "bad",
+        "mvn": "bad",
+        "go": "ok",
+    }
+    assert told["cache"].found == f"{tmp_path / 'cache'}, 0 MB"
+
+
+def test_containers_are_told_when_an_engine_runs(doctor: Ask, tmp_path: Path) -> None:
+    executable(tmp_path / "bin" / "docker", 'echo "Server: Docker Engine"')
+    told = doctor(PATH=str(tmp_path / "bin"), FLOWKIT_SERVERS="")
+    assert told.works
+    assert told["containers"].found == "docker runs"
+    assert told["mongo here"].found == "container: docker.io/library/mongo:7.0.28 in docker"
+
+
+@pytest.mark.parametrize("text", ["path", "nowhere"])
+def test_sources_that_cannot_be_used_are_told(doctor: Ask, tmp_path: Path, text: str) -> None:
+    told = doctor(PATH=str(tmp_path), FLOWKIT_SERVERS=text)
+    assert not told.works
+    assert told["temporal here"].state == "bad"
+    assert "FLOWKIT_SERVERS" in told["temporal here"].found + told["temporal here"].remedy
+
+
+def test_a_port_that_is_taken_is_told_with_the_process_that_has_it(doctor: Ask, tmp_path: Path) -> None:
+    executable(tmp_path / "bin" / "mongod", "")
+    base = four_ports()
+    with socket.create_server(("127.0.0.1", base)):
+        assert listener(base).endswith(f"(process {os.getpid()})")
+        told = doctor(port_base=base)
+    assert not told.works
+    assert f"wanted for Temporal, used by {listener_name()}" in told[f"port {base}"].found
+    assert told[f"port {base}"].remedy == "`flowkit up --port-base N` takes N to N+3"
+    assert listener(base) == "another program"
+
+
+def listener_name() -> str:
+    """How the system names this process."""
+    with open(f"/proc/{os.getpid()}/comm", encoding="utf-8") as name:
+        return f"{name.read().strip()} (process {os.getpid()})"
+
+
+@pytest.mark.parametrize(
+    ("answer", "here", "port", "works"),
+    [
+        (ok("mongo", "x"), bad("here", "x", "y"), note("port", "x", "y"), True),
+        (note("mongo", "x", "y"), ok("here", "x"), ok("port", "x"), True),
+        (note("mongo", "x", "y"), note("here", "x", "y"), ok("port", "x"), True),
+        (note("mongo", "x", "y"), bad("here", "x", "y"), ok("port", "x"), False),
+        (note("mongo", "x", "y"), ok("here", "x"), note("port", "x", "y"), False),
+        (bad("mongo", "x", "y"), ok("here", "x"), ok("port", "x"), False),
+    ],
+)
+def test_a_server_works_if_it_answers_or_can_be_started_and_none_is_named(
+    answer: Finding, here: Finding, port: Finding, works: bool
+) -> None:
+    assert Examined(answer=[answer], here=here, ports=[port]).works is works
+
+
+# --- the machine ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "needed", "state"),
+    [
+        ("17.0.15", ["java"], "ok"),
+        ("21", ["java"], "ok"),
+        ("11.0.2", ["java"], "bad"),
+        ("11.0.2", [], "note"),
+    ],
+)
+def test_a_java_that_is_too_old_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, needed: list[str], state: str
+) -> None:
+    executable(tmp_path / "bin" / "java", f"echo 'openjdk version \"{version}\" 2025-01-01' >&2")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    finding = program_finding("java", needed)
+    assert finding.state == state
+    assert version in finding.found
+
+
+@pytest.mark.parametrize(("free", "state"), [(GB, "ok"), (GB // 2, "note"), (GB // 8, "bad")])
+def test_little_space_is_told(free: int, state: str) -> None:
+    assert _space("disk", free).state == state
+
+
+def test_a_low_limit_of_open_files_is_told_with_the_command_that_lifts_it(tmp_path: Path) -> None:
+    script = f'ulimit -n 256; exec "{sys.executable}" -m flowkit doctor'
+    env = {**own_environment(tmp_path), **nowhere(tmp_path), "PATH": str(tmp_path), "FLOWKIT_SERVERS": "path"}
+    done = subprocess.run(["/bin/sh", "-c", script], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    line = next(line for line in done.stdout.splitlines() if line.startswith("open files"))
+    assert line.rstrip().split(maxsplit=3)[2:] == ["note", "256 for each process; ulimit -n 4096"]
+    assert done.stderr == "tasks cannot be run yet; the lines that are not ok say what to do\n"

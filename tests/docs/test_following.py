@@ -1,0 +1,37 @@
+"""Who follows a page word for word gets what it promises: on real servers, in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+from pymongo import MongoClient
+from tests.docs.pages import DOCS
+from tests.docs.reader import Reader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from flowkit.local import Stack
+
+FOLLOWED = [DOCS / "tutorial.md", *sorted((DOCS / "howto").glob("*.md"))]
+
+
+@pytest.fixture
+def reader(tmp_path: Path, stack: Stack) -> Iterator[Reader]:
+    """Somebody with the tests' servers, and a queue and a database that nobody else uses."""
+    name = uuid.uuid4().hex[:10]
+    own = {**stack.exports, "MONGO_DATABASE": f"page_{name}", "FLOWKIT_QUEUE": f"page-{name}"}
+    with Reader(tmp_path, {**os.environ, **own}) as somebody:
+        yield somebody
+    with MongoClient[dict[str, object]](stack.mongo_url) as mongo:
+        mongo.drop_database(own["MONGO_DATABASE"])
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("page", FOLLOWED, ids=lambda page: page.stem)
+def test_a_page_can_be_followed(page: Path, reader: Reader) -> None:
+    reader.follow(page)

@@ -1,0 +1,62 @@
+"""Who has nothing but a checkout and the README gets a demo, a pipeline and its test: every command as written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+from pymongo import MongoClient
+from tests.docs.pages import ROOT
+from tests.docs.reader import Reader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from flowkit.local import Stack
+
+
+@pytest.fixture
+def reader(tmp_path: Path, stack: Stack) -> Iterator[Reader]:
+    """Somebody in a fresh checkout, whose demo indexes a small source tree."""
+    name = uuid.uuid4().hex[:10]
+    own = {"MONGO_DATABASE": f"readme_{name}", "FLOWKIT_QUEUE": f"readme-{name}", "SOURCE": str(ROOT / "src")}
+    with Reader(tmp_path, {**os.environ, **stack.exports, **own}) as somebody:
+        check_out(somebody.folder)
+        yield somebody
+    with MongoClient[dict[str, object]](stack.mongo_url) as mongo:
+        mongo.drop_database(own["MONGO_DATABASE"])
+
+
+def check_out(folder: Path) -> None:
+    """The files of this tree, with this environment as one that `make setup` finds again."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if not os.path.lexists(ROOT / name):
+            continue
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+    (folder / ".venv").symlink_to(ROOT / ".venv")
+    os.utime(folder / "pyproject.toml", (0, 0))
+
+
+@pytest.mark.server
+@pytest.mark.skipif(not (ROOT / ".venv/.installed").exists(), reason="the environment was not made by make")
+@pytest.mark.timeout(600)
+def test_the_readme_can_be_followed(reader: Reader) -> None:
+    reader.follow(ROOT / "README.md")
+
+
+def test_the_readme_fits_two_screens_and_shows_one_picture() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    assert text.count("![") == 1

@@ -1,0 +1,144 @@
+"""Runs of the demo as their documents would tell them, made by hand and by the demo's own handlers' code."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from code_index.chaos import Incident
+from code_index.documents import Documents, StoredBatch
+from code_index.facts import facts_of_source
+from code_index.graph import ANALYZE, ENRICH, GROUP, INDEX
+from code_index.outcome import checked_outcome
+from code_index.packages import as_dicts, grouped, ranked, total
+from code_index.page.data import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+START = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
+TASK = "code-index-0a1b2c3d"
+NODES = {INDEX: "indexer", ENRICH: "enricher", GROUP: "grouper", ANALYZE: "analyzer"}
+
+FUNCTION = b"def go(x):\n    if x:\n        return 1\n"
+TREE = {
+    "setup.py": FUNCTION,
+    "shop/a.py": FUNCTION * 3,
+    "shop/web/b.py": FUNCTION,
+    "shop/web/c.py": b"def (:\n",
+}
+
+
+def at(seconds: float) -> datetime:
+    """A moment of the run."""
+    return START + timedelta(seconds=seconds)
+
+
+def event(node: str, epoch: int, kind: str, seconds: float, worker: str, reason: str = "") -> dict[str, Any]:
+    """A row of `worker_events`."""
+    return {
+        "node_id": node,
+        "attempt_epoch": epoch,
+        "ts_ms": int(at(seconds).timestamp() * 1000),
+        "payload": {"kind": kind, "worker_id": worker, "reason_code": reason},
+    }
+
+
+def node_document(node: str, epoch: int, began: float, ended: float, worker: str) -> dict[str, Any]:
+    """A finished node in the document of its task."""
+    inline = {"source": "/src", "batch_size": 1} if node == INDEX else {}
+    return {
+        "node_id": node,
+        "type": NODES[node],
+        "status": "finished",
+        "attempt_epoch": epoch,
+        "started_at": at(began),
+        "finished_at": at(ended),
+        "lease": {"worker_id": worker},
+        "io": {"input_inline": inline},
+    }
+
+
+def stored(node: str, number: int, epoch: int, seconds: float, worker: str) -> StoredBatch:
+    """A batch of one file."""
+    uid = f"files-{number:04}"
+    return StoredBatch(node=node, uid=uid, epoch=epoch, worker=worker, files=1, stored_at=at(seconds))
+
+
+def _batches(of: int) -> list[StoredBatch]:
+    """Half of enrich's batches by each of two attempts, everything else at once."""
+    half = of // 2
+    numbers = range(1, of + 1)
+    return [
+        *(stored(INDEX, number, 1, 0.2, "worker-1") for number in numbers),
+        *(stored(ENRICH, number, 1, 1 + number / 10, "worker-1") for number in numbers if number <= half),
+        *(stored(ENRICH, number, 2, 8 + number / 10, "worker-2") for number in numbers if number > half),
+        *(stored(GROUP, number, 1, 9.1, "worker-2") for number in numbers),
+        *(stored(ANALYZE, number, 1, 9.5, "worker-2") for number in numbers),
+    ]
+
+
+def documents(tree: Mapping[str, bytes] = TREE, source: str = "/src") -> Documents:
+    """What a run over `tree` leaves, one file to a batch, in which worker-1 was killed in enrich."""
+    facts = [facts_of_source(path, data) for path, data in tree.items()]
+    packages = grouped(facts)
+    analysis = {
+        "total": asdict(total(packages)),
+        "packages": len(packages),
+        "ranking": as_dicts(ranked(packages, 15)),
+    }
+    nodes = [
+        node_document(INDEX, 1, 0.1, 0.3, "worker-1"),
+        node_document(ENRICH, 2, 7.5, 9.0, "worker-2"),
+        node_document(GROUP, 1, 9.05, 9.2, "worker-2"),
+        node_document(ANALYZE, 1, 9.3, 9.6, "worker-2"),
+    ]
+    nodes[0]["io"]["input_inline"]["source"] = source
+    return Documents(
+        task={
+            "id": TASK,
+            "started_at": START.isoformat(),
+            "finished_at": at(10),
+            "graph": {"nodes": nodes},
+        },
+        batches=_batches(len(tree)),
+        markers={INDEX: {"files": len(tree)}, ENRICH: {}, GROUP: {}, ANALYZE: analysis},
+        paths_found=list(tree),
+        paths_analysed=list(tree),
+        problems=[(fact.path, fact.problem) for fact in facts if fact.problem],
+        packages=packages,
+        metrics=dict.fromkeys(NODES, len(tree)),
+        failed_metrics={},
+        events=[
+            event(ENRICH, 1, "TASK_ACCEPTED", 0.5, "worker-1"),
+            event(ENRICH, 2, "TASK_DONE", 9.0, "worker-2"),
+        ],
+    )
+
+
+INCIDENT = Incident(
+    worker="worker-1",
+    node=ENRICH,
+    attempt=1,
+    batches=2,
+    total=4,
+    began=at(0.6),
+    killed_at=at(2),
+    replacement="worker-3",
+    heir="worker-2",
+    heir_attempt=2,
+    taken_over_at=at(7.5),
+)
+
+
+def run(tree: Mapping[str, bytes] = TREE, source: str = "/src", incident: Incident | None = INCIDENT) -> Run:
+    """A finished run over `tree`."""
+    left = documents(tree, source)
+    return Run(
+        documents=left,
+        outcome=checked_outcome(left),
+        incident=incident,
+        web_ui=f"http://127.0.0.1:8233/namespaces/default/workflows/{TASK}",
+        environment={"Machine": "2 processors"},
+    )

@@ -1,0 +1,123 @@
+"""The demo as people start it, on real servers and a small tree."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pymongo
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from flowkit.local import Stack
+
+ROOT = Path(__file__).parents[2]
+FILES = {f"shop/part_{number}.py": f"def go_{number}(x):\n    return x or 0\n" for number in range(6)}
+WITHIN_SEC = 150
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A tree of six files."""
+    for path, text in FILES.items():
+        (tmp_path / "source" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "source" / path).write_text(text)
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def db(stack: Stack) -> Iterator[Any]:
+    """The demo's database."""
+    with pymongo.MongoClient[dict[str, Any]](stack.mongo_url) as client:
+        yield client["code_index"]
+
+
+def demo(source: Path, *options: str) -> str:
+    """What a whole run of the demo prints, two files to a batch."""
+    folder = source.parent / "data"
+    ended = subprocess.run(
+        [*(sys.executable, "-m", "code_index", "--source", str(source), "--folder", str(folder))]
+        + ["--batch-size", "2", *options],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "examples")},
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_SEC,
+        check=False,
+    )
+    logs = "\n".join(log.read_text(errors="replace") for log in folder.rglob("*.log"))
+    assert ended.returncode == 0, ended.stdout + ended.stderr + logs
+    return ended.stdout
+
+
+def line(printed: str, beginning: str) -> str:
+    """The one line that begins so, with or without the time before it."""
+    (found,) = re.findall(rf"^(?: *[\d.]+ s  )?({re.escape(beginning)}.*)$", printed, re.MULTILINE)
+    return str(found)
+
+
+class Left:
+    """What a run has left in MongoDB."""
+
+    def __init__(self, db: Any, printed: str) -> None:
+        task = line(printed, "task  ").split()[1]
+        self.batches: list[Mapping[str, Any]] = [*db.artifacts.find({"task_id": task, "status": "partial"})]
+
+    def uids(self, node: str) -> Counter[str]:
+        """How often a node has stored which batch."""
+        return Counter(batch["batch_uid"] for batch in self.batches if batch["node_id"] == node)
+
+    def makers(self, node: str) -> list[tuple[str, int, str]]:
+        """Who stored which batch in which epoch."""
+        mine = [batch for batch in self.batches if batch["node_id"] == node]
+        return sorted((batch["batch_uid"], batch["attempt_epoch"], batch["worker_id"]) for batch in mine)
+
+    @property
+    def paths(self) -> list[str]:
+        """Every file that was parsed."""
+        return sorted(fact["path"] for batch in self.batches for fact in batch["meta"].get("facts", ()))
+
+
+@pytest.mark.server
+def test_a_killed_worker_is_replaced_and_its_node_goes_on_without_loss_or_repetition(
+    db: Any, source: Path
+) -> None:
+    printed = demo(source, "--chaos", "--workers", "1")
+    assert "SIGKILL to worker-1, which held enrich, attempt 1, 1/3 batches" in printed
+    assert "worker-2 is started in its place" in printed
+    assert "chaos    worker-2 took enrich over after" in printed
+    assert line(printed, "killed").endswith("worker-1, which held enrich, attempt 1, and did 1 batch")
+    assert re.search(r"worker-2, attempt 2 \(epoch 2\), after [\d.]+ s; did 2 batches", line(printed, "heir"))
+
+    left = Left(db, printed)
+    once = {"files-0001": 1, "files-0002": 1, "files-0003": 1}
+    assert {node: left.uids(node) for node in ("index", "enrich", "group", "analyze")} == dict.fromkeys(
+        ("index", "enrich", "group", "analyze"), once
+    )
+    assert left.paths == sorted(FILES)
+    assert left.makers("enrich") == [
+        ("files-0001", 1, "worker-1"),
+        ("files-0002", 2, "worker-2"),
+        ("files-0003", 2, "worker-2"),
+    ]
+    report = (source.parent / "data" / "report.html").read_text()
+    assert "worker-1 was killed with SIGKILL in attempt 1 of node enrich" in report
+
+
+@pytest.mark.server
+def test_a_run_retries_what_fails_tells_what_it_found_and_writes_its_report(
+    db: Any, source: Path, tmp_path: Path
+) -> None:
+    report = tmp_path / "out" / "mine.html"
+    printed = demo(source, "--report", str(report))
+    assert "files    6 found = 6 analysed; 0 do not parse" in printed
+    assert "enrich: 3 attempts, which did 0 + 1 + 2 batches" in printed
+    assert line(printed, "report").split() == ["report", str(report)]
+    assert "2 × failed: flaky_disk" in report.read_text()
+    assert Left(db, printed).paths == sorted(FILES)

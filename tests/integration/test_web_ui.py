@@ -1,0 +1,73 @@
+"""What Temporal's Web UI gets to show of a run: names of events, and the current details."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from temporalio.api.sdk.v1 import WorkflowMetadata
+from temporalio.client import WorkflowFailureError
+
+from tests.integration.world import eventually, node
+
+if TYPE_CHECKING:
+    from tests.integration.world import World
+
+pytestmark = pytest.mark.server
+
+
+async def details(world: World, task_id: str) -> str:
+    """The current details, asked for as the Web UI does."""
+    handle = await world.handle(task_id)
+    told = await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
+    return str(told.current_details)
+
+
+async def names(world: World, task_id: str) -> dict[str, list[str]]:
+    """Names of a run's timers and activities, in the order of their start."""
+    found: dict[str, list[str]] = {"timer": [], "activity": []}
+    for event in (await (await world.handle(task_id)).fetch_history()).events:
+        summary = event.user_metadata.summary.data
+        if event.HasField("timer_started_event_attributes"):
+            found["timer"].append(json.loads(summary) if summary else "")
+        if event.HasField("activity_task_scheduled_event_attributes"):
+            found["activity"].append(json.loads(summary) if summary else "")
+    return found
+
+
+async def test_a_running_node_links_to_the_workers_of_its_role(world: World) -> None:
+    await world.engine()
+    task_id = await world.create(node("a", "nobody"), node("b", "quick", "a"))
+
+    async def running() -> str | None:
+        told = await details(world, task_id)
+        return told if "**running**" in told else None
+
+    told = await eventually(running)
+    assert f"[nobody](namespaces/default/task-queues/{world.queue}.nobody)" in told
+    assert told.splitlines()[5:] == ["| a | nobody | running | 1 |  |", "| b | quick | queued |  |  |"]
+
+
+async def test_everything_that_a_cancelled_run_did_has_a_name_and_the_details_tell_why(world: World) -> None:
+    await world.engine()
+    await world.worker()
+    task_id = await world.create(node("a", "paced", inline={"pause": 600}), node("b", "quick", "a"))
+    await world.until_node(task_id, "a", "running")
+    await world.coordinator.cancel_task(task_id, reason="wrong day")
+    with pytest.raises(WorkflowFailureError):
+        await world.result(task_id)
+    assert (await details(world, task_id)).startswith("Task **cancelled** (wrong day): ")
+    told = await names(world, task_id)
+    assert told["timer"] == ["let the cancel flags reach MongoDB", "let the attempts stop"]
+    assert told["activity"] == ["a", "write to MongoDB: cancel flags, 1 node", "close the task in MongoDB"]
+
+
+async def test_an_attempt_after_a_failure_says_which_retry_it_is(world: World) -> None:
+    await world.engine()
+    await world.worker()
+    retries = {"max": 1, "backoff_sec": 0.1}
+    task_id = await world.create(node("a", "failing", inline={"failures": 1}, retry_policy=retries))
+    await world.result(task_id)
+    told = await names(world, task_id)
+    assert [name for name in told["activity"] if name.startswith("a")] == ["a", "a, retry 1 of 1"]

@@ -1,0 +1,109 @@
+"""How the terminal tells where a task is: what a node waits for, and what of its past still matters."""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from flowkit.cli.asking import tasks_table
+from flowkit.cli.looking import NodeView, TaskView, with_waiting
+from flowkit.cli.screen import Lines, node_line, remark, screen, task_table
+from flowkit.client import TaskSummary
+from flowkit.models import TaskStatus
+
+ERROR = "rates_unavailable: RatesUnavailable: the service answered 503 Service Unavailable"
+
+
+def node(node_id: str = "enrich", status: str = "running", **fields: Any) -> NodeView:
+    """A node of the role `enrich`."""
+    return NodeView(node_id=node_id, role="enrich", status=status, **{"attempt": 1, **fields})
+
+
+def task(*nodes: NodeView) -> TaskView:
+    """A running task."""
+    return TaskView(task_id="orders", status=TaskStatus.RUNNING, source="workflow", nodes=nodes)
+
+
+def printed(renderable: object, width: int = 100) -> str:
+    """What a terminal of this width shows."""
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=True, color_system=None, soft_wrap=True).print(renderable)
+    return out.getvalue()
+
+
+def test_a_running_node_waits_while_no_worker_has_taken_its_attempt() -> None:
+    seen = with_waiting(task(node("a"), node("b"), node("c", attempt=2)), frozenset({"a.1", "c.1"}))
+    assert [each.waiting for each in seen.nodes] == [True, False, False]
+
+
+@pytest.mark.parametrize("status", ["queued", "deferred", "cancelling", "finished", "failed"])
+def test_only_a_running_node_waits_for_a_worker(status: str) -> None:
+    (seen,) = with_waiting(task(node("a", status)), frozenset({"a.1"})).nodes
+    assert not seen.waiting
+
+
+def test_a_node_that_was_taken_since_waits_no_more() -> None:
+    once = with_waiting(task(node("a")), frozenset({"a.1"}))
+    assert not with_waiting(once, frozenset()).nodes[0].waiting
+
+
+REMARKS: list[tuple[NodeView, str]] = [
+    (node(), ""),
+    (node(waiting=True), "no worker has taken it yet"),
+    (node(note=ERROR), f"last attempt: {ERROR}"),
+    (node(note=ERROR, waiting=True), f"no worker has taken it yet; last attempt: {ERROR}"),
+    (node(status="cancelling", note=ERROR), f"last attempt: {ERROR}"),
+    (node(status="failed", note=ERROR), ERROR),
+    (node(status="skipped", note="upstream_failed"), "upstream_failed"),
+]
+
+
+@pytest.mark.parametrize(("view", "told"), REMARKS)
+def test_the_note_tells_what_a_node_waits_for_and_whose_error_it_is(view: NodeView, told: str) -> None:
+    assert remark(view) == told
+
+
+def test_a_long_wait_is_told_in_minutes_and_hours() -> None:
+    soon = node(status="deferred", next_retry_at=time.time() + 5_400.2, note=ERROR)
+    assert remark(soon) == f"retry in 1 h 30 min: {ERROR}"
+    assert remark(node(status="deferred", next_retry_at=time.time() - 5)) == "retry in 0 s"
+
+
+def test_without_a_terminal_a_node_that_is_taken_gets_a_line_of_its_own() -> None:
+    out = io.StringIO()
+    lines = Lines(Console(file=out, width=200))
+    for view in (task(node(waiting=True)), task(node(waiting=True)), task(node())):
+        lines.show(view, [])
+    told = [line.partition(" s  ")[2] for line in out.getvalue().splitlines()]
+    assert told == ["enrich  running, attempt 1 (no worker has taken it yet)", node_line(node())]
+
+
+def test_a_task_that_is_looked_at_once_shows_errors_whole() -> None:
+    shown = printed(task_table(task(node(status="failed", note=ERROR)), wide=True), width=90)
+    assert "…" not in shown
+    assert [word for word in ERROR.split() if word not in shown] == []
+
+
+def test_a_task_that_is_watched_keeps_a_line_for_each_node() -> None:
+    shown = printed(task_table(task(node(status="failed", note=ERROR)), "task orders", rows=5), width=90)
+    assert len(shown.strip().splitlines()) == 4
+    assert "…" in shown
+
+
+def test_the_watched_table_tells_how_long_it_has_been_watched() -> None:
+    out = io.StringIO()
+    with screen(Console(file=out, width=90, height=30, force_terminal=True, color_system=None)) as shown:
+        shown.show(task(node()), ["no worker polls role enrich"])
+    assert "task orders: running (watched for 0 s)" in out.getvalue()
+    assert "! no worker polls role enrich" in out.getvalue()
+
+
+def test_the_list_says_of_which_zone_its_times_are() -> None:
+    summary = TaskSummary(task_id="orders", status=TaskStatus.RUNNING, started_at="2026-01-31T12:00:00+00:00")
+    head, row = printed(tasks_table([summary], wide=False)).splitlines()
+    assert "created (UTC)" in head
+    assert "2026-01-31 12:00" in row

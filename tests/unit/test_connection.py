@@ -1,0 +1,47 @@
+"""What it means that a client could not connect: each cause has a text and a remedy of its own."""
+
+from __future__ import annotations
+
+import pytest
+from temporalio.service import RPCError, RPCStatusCode
+
+from flowkit.connection import TemporalUnavailable, unavailable
+
+ADDRESS = "temporal.example:7233"
+
+
+def rpc(status: RPCStatusCode, message: str = "as the server says") -> RPCError:
+    """An answer of the server that refuses."""
+    return RPCError(message, status, b"")
+
+
+def test_a_namespace_that_is_not_there_is_told_with_the_command_that_creates_it() -> None:
+    error = unavailable(rpc(RPCStatusCode.NOT_FOUND), ADDRESS, "my orders")
+    assert error.problem == f"Temporal at {ADDRESS} has no namespace 'my orders'"
+    assert error.remedy == (
+        "set TEMPORAL_NAMESPACE, or create it: temporal operator namespace create --namespace 'my orders'"
+    )
+    assert str(error) == f"{error.problem}: {error.remedy}"
+
+
+@pytest.mark.parametrize("status", [RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED])
+def test_a_server_that_lets_nobody_in_is_not_called_away(status: RPCStatusCode) -> None:
+    error = unavailable(rpc(status), ADDRESS, "default")
+    assert error.problem == f"Temporal at {ADDRESS} does not let this client into namespace 'default'"
+    assert "TEMPORAL_API_KEY" in error.remedy
+    assert str(error).endswith("(as the server says)")
+
+
+@pytest.mark.parametrize(
+    "cause", [RuntimeError("Failed client connect: " + "x" * 900), rpc(RPCStatusCode.UNAVAILABLE)]
+)
+def test_a_server_that_does_not_answer_is_named_by_its_address(cause: RuntimeError | RPCError) -> None:
+    error = unavailable(cause, ADDRESS, "default")
+    assert error.problem == f"no Temporal server answers at {ADDRESS}"
+    assert error.remedy == "start one, or set TEMPORAL_ADDRESS"
+    assert len(str(error)) < 350
+
+
+def test_without_more_to_say_the_error_has_a_text_all_the_same() -> None:
+    assert "TEMPORAL_ADDRESS" in str(TemporalUnavailable())
+    assert str(TemporalUnavailable("only this")) == "only this"

@@ -1,0 +1,178 @@
+"""`run_graph`, as users' tests call it: whole tasks without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit.errors import ConfigError, GraphError
+from flowkit.testing import memory_database, run_graph
+from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from flowkit.testing import GraphRun
+    from flowkit.worker.context import RunContext
+
+PULL = {"input_inline": {"input_adapter": "pull.from_artifacts"}}
+
+
+class Split(RoleHandler):
+    """A batch for each text; one that is ordered to break fails so often, permanently or not."""
+
+    role = "split"
+
+    async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
+        """The texts."""
+        given = loaded["input_inline"]
+        for number, text in enumerate(given["texts"]):
+            yield Batch(batch_uid=f"text-{number}", payload={**given, "text": text})
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Its words, or the failure."""
+        if ctx.attempt_epoch <= batch.payload.get("breaks", 0):
+            permanent = batch.payload.get("permanent", False)
+            return BatchResult(success=False, reason_code="torn", error="no ink", permanent=permanent)
+        return BatchResult(success=True, metrics={"words": batch.payload["text"].split()})
+
+
+class Count(RoleHandler):
+    """Counts the words of what it pulls."""
+
+    role = "count"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Of one batch."""
+        return BatchResult(success=True, metrics={"n": len(batch.payload["meta"]["words"])})
+
+    async def finalize(self, ctx: RunContext) -> FinalizeResult | None:
+        """Of all."""
+        return FinalizeResult(
+            metrics={"all": sum([part["meta"]["n"] async for part in ctx.artifacts.partials()])}
+        )
+
+
+class Endless(RoleHandler):
+    """Waits until it is cancelled."""
+
+    role = "endless"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Forever."""
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets that event")
+
+
+def split(node_id: str = "split", *texts: str, **fields: Any) -> dict[str, Any]:
+    """A node that splits; `order` tells it to break."""
+    inline = {"texts": texts or ("a b", "c d e"), **fields.pop("order", {})}
+    return {"node_id": node_id, "type": "split", "io": {"input_inline": inline}, **fields}
+
+
+def count(*parents: str, **fields: Any) -> dict[str, Any]:
+    """A node that counts what its parents have split."""
+    return {"node_id": "count", "type": "count", "depends_on": list(parents), "io": PULL, **fields}
+
+
+def function(fn: str, *parents: str, **fn_args: Any) -> dict[str, Any]:
+    """A node with a coordinator function."""
+    io = {"fn": fn, "fn_args": fn_args}
+    return {"node_id": fn, "type": "coordinator_fn", "depends_on": list(parents), "io": io}
+
+
+async def ran(*nodes: dict[str, Any], **graph: Any) -> GraphRun:
+    """The outcome of a graph."""
+    return await run_graph({"nodes": list(nodes), **graph}, Split(), Count(), Endless())
+
+
+def statuses(run: GraphRun) -> dict[str, str]:
+    """Status of each node."""
+    return {node_id: node.status for node_id, node in run.nodes.items()}
+
+
+async def test_a_node_pulls_what_another_has_stored() -> None:
+    run = await ran(split(), count("split"))
+    assert (run.status, run.reason) == ("finished", None)
+    assert run.nodes["split"].batches == [{"words": ["a", "b"]}, {"words": ["c", "d", "e"]}]
+    assert run.nodes["count"].batches == [{"n": 2}, {"n": 3}]
+    assert run.nodes["count"].final == {"all": 5}
+
+
+async def test_the_document_ends_as_an_engine_leaves_it() -> None:
+    run = await run_graph({"nodes": [split()]}, Split(), params={"day": 1})
+    document = await run.db.tasks.find_one({"id": run.task_id})
+    assert (document["status"], document["params"]) == ("finished", {"day": 1})
+    assert document["graph"]["nodes"][0]["status"] == "finished"
+    assert [change["to"] for change in document["status_history"]] == ["queued", "running", "finished"]
+
+
+async def test_a_retry_follows_at_once_whatever_the_backoff() -> None:
+    run = await ran(split(order={"breaks": 2}, retry_policy={"max": 2, "backoff_sec": 3600}))
+    assert (run.status, run.nodes["split"].attempts, run.nodes["split"].error) == ("finished", 3, None)
+
+
+@pytest.mark.parametrize(("order", "attempts"), [({"breaks": 9}, 3), ({"breaks": 9, "permanent": True}, 1)])
+async def test_a_node_fails_when_its_retries_are_used_up_or_would_not_help(
+    order: dict[str, Any], attempts: int
+) -> None:
+    run = await ran(split(order=order), count("split"))
+    assert (run.status, run.reason) == ("failed", "node 'split' failed: torn: no ink")
+    assert (run.nodes["split"].attempts, run.nodes["split"].error) == (attempts, "torn: no ink")
+    assert (run.nodes["count"].status, run.nodes["count"].skip_reason) == ("skipped", "upstream_failed")
+
+
+async def test_a_failure_cancels_what_runs() -> None:
+    run = await ran({"node_id": "other", "type": "endless"}, split(order={"breaks": 9}))
+    assert statuses(run) == {"other": "cancelled", "split": "failed"}
+    document = await run.db.tasks.find_one({"id": run.task_id})
+    assert (document["status"], document["reason"]) == ("failed", run.reason)
+
+
+async def test_what_does_not_depend_on_a_failed_node_goes_on_where_the_graph_says_so() -> None:
+    run = await ran(split("bad", order={"breaks": 9}), split(), count("split"), on_node_failure="continue")
+    assert statuses(run) == {"bad": "failed", "split": "finished", "count": "finished"}
+    assert run.status == "failed"
+
+
+async def test_a_failure_that_nobody_minds_leaves_its_task_finished_and_pullers_do_not_wait_for_it() -> None:
+    bad = split("bad", order={"breaks": 9}, allow_failure=True)
+    run = await ran(bad, split(), count("bad", "split", fan_in="any"))
+    assert (run.status, run.nodes["count"].final) == ("finished", {"all": 5})
+
+
+async def test_functions_change_variables_and_own_ones_add_to_them() -> None:
+    seen = []
+
+    async def tell(task_id: str, *, who: str) -> None:
+        seen.append((task_id, who))
+
+    nodes = [function("vars.set", kv={"routing": {"sla": "gold"}}), function("tell", "vars.set", who="me")]
+    run = await run_graph({"nodes": nodes}, functions={"tell": tell})
+    assert run.vars == {"routing": {"sla": "gold"}}
+    assert seen == [(run.task_id, "me")]
+
+
+async def test_a_database_may_be_given() -> None:
+    db = memory_database()
+    first = await run_graph({"nodes": [split()]}, Split(), db=db)
+    second = await run_graph({"nodes": [split()]}, Split(), db=db)
+    assert {task["id"] async for task in db.tasks.find({})} == {first.task_id, second.task_id}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "told"),
+    [([{"node_id": "a"}], "type"), ([function("tell")], "known here: merge.generic"), ([], "nodes")],
+)
+async def test_a_bad_graph_is_refused(nodes: list[dict[str, Any]], told: str) -> None:
+    with pytest.raises(GraphError, match=told):
+        await run_graph({"nodes": nodes})
+
+
+async def test_a_role_needs_one_handler_and_not_two() -> None:
+    with pytest.raises(ConfigError, match="no handler for role 'count'"):
+        await run_graph({"nodes": [split(), count("split")]}, Split())
+    with pytest.raises(ConfigError, match="two handlers are for role 'split'"):
+        await run_graph({"nodes": [split()]}, Split(), Split())

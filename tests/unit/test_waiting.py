@@ -1,0 +1,112 @@
+"""What the Web UI calls an attempt, the wait for the next one, and the engine's own writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.graphs import node
+
+from flowkit.models import NodeRecord, NodeState, NodeStatus, RecordTask, TaskStatus
+from flowkit.workflows.document import told
+from flowkit.workflows.validation import parse_graph
+from flowkit.workflows.waiting import attempt_text, next_try, span, timer_text
+
+LONG_ID = "n" * 200
+
+
+def parsed(node_id: str = "enrich", **fields: Any) -> Any:
+    """A node as the workflow holds it."""
+    return parse_graph({"nodes": [node(node_id, **fields)]}).nodes[0]
+
+
+SPANS: list[tuple[float, str]] = [
+    (0.0512, "0.0512 s"),
+    (1, "1 s"),
+    (2.5, "2.5 s"),
+    (59.99, "60 s"),
+    (119, "119 s"),
+    (120, "2 min"),
+    (125, "2 min 5 s"),
+    (599.7, "10 min"),
+    (3_599.7, "1 h"),
+    (5_400, "1 h 30 min"),
+    (86_399, "1 d"),
+    (100_000, "1 d 3 h"),
+    (31_536_000, "365 d"),
+]
+
+
+@pytest.mark.parametrize("seconds, told", SPANS)
+def test_a_time_is_told_in_its_two_largest_units(seconds: float, told: str) -> None:
+    assert span(seconds) == told
+
+
+def test_a_first_attempt_has_the_name_of_its_node() -> None:
+    assert attempt_text(parsed(), NodeState(epoch=1)) == "enrich"
+    assert attempt_text(parsed(), NodeState(epoch=3, losses=2)) == "enrich"
+
+
+def test_an_attempt_after_a_failure_says_which_retry_it_is() -> None:
+    state = NodeState(epoch=2, failures=1)
+    assert attempt_text(parsed(retry_policy={"max": 4}), state) == "enrich, retry 1 of 4"
+
+
+def test_the_timer_of_a_retry_tells_node_retry_time_and_reason() -> None:
+    state = NodeState(failures=1, reason_code="rates_unavailable")
+    assert timer_text(parsed(), state, 600) == "enrich: retry 1 of 2 in 10 min, after rates_unavailable"
+
+
+@pytest.mark.parametrize("code", ["lease_lost", "dispatch_lost", "yielded"])
+def test_what_uses_up_no_retry_is_not_counted_as_one(code: str) -> None:
+    assert next_try(parsed(), NodeState(failures=1, losses=1, reason_code=code)) == "next try"
+
+
+def test_the_timer_after_a_loss_does_not_speak_of_a_retry() -> None:
+    state = NodeState(losses=1, reason_code="lease_lost")
+    assert timer_text(parsed(), state, 2) == "enrich: next try in 2 s, after lease_lost"
+
+
+def test_a_node_that_gave_its_slot_away_waits_for_a_source() -> None:
+    assert timer_text(parsed(), NodeState(yields=1, reason_code="yielded"), 4) == (
+        "enrich: waits for a source, 4 s at most"
+    )
+
+
+def test_a_long_node_id_leaves_room_for_the_rest() -> None:
+    state = NodeState(failures=2, reason_code="c" * 200)
+    told = timer_text(parsed(LONG_ID), state, 600)
+    assert ": retry 2 of 2 in 10 min" in told
+    assert len(told) == 100
+    assert attempt_text(parsed(LONG_ID), state).endswith("…, retry 2 of 2")
+    assert len(attempt_text(parsed(LONG_ID), NodeState())) == 100
+
+
+def record(*, nodes: int, cancel_reason: str | None = None) -> RecordTask:
+    """A write of so many nodes."""
+    changed = [
+        NodeRecord(index=i, node_id=f"n{i}", status=NodeStatus.DEFERRED, epoch=1) for i in range(nodes)
+    ]
+    return RecordTask(
+        task_id="t",
+        run_id="r",
+        run_seq=1,
+        at=0.0,
+        nodes=changed,
+        status=TaskStatus.DEFERRED,
+        status_history=[],
+        cancel_reason=cancel_reason,
+    )
+
+
+WRITES: list[tuple[RecordTask, str]] = [
+    (record(nodes=0), "write to MongoDB: task deferred"),
+    (record(nodes=1), "write to MongoDB: task deferred, 1 node"),
+    (record(nodes=3), "write to MongoDB: task deferred, 3 nodes"),
+    (record(nodes=1, cancel_reason="enough"), "write to MongoDB: cancel flags, 1 node"),
+]
+
+
+@pytest.mark.parametrize("write, name", WRITES, ids=[name for _, name in WRITES])
+def test_a_write_of_the_engine_says_that_it_is_one_and_what_it_holds(write: RecordTask, name: str) -> None:
+    assert told(write) == name

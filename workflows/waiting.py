@@ -1,0 +1,61 @@
+"""How a node's wait for its next attempt is told in Temporal and in the task's details. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flowkit.models import FailureKind
+
+if TYPE_CHECKING:
+    from flowkit.models import Node, NodeState
+
+LOSS_CODES = frozenset({"lease_lost", "dispatch_lost"})
+"""Reason codes of attempts whose executor went away: they use up no retry."""
+
+_SUMMARY_CHARS = 100
+_ID_CHARS = 60
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
+
+
+def next_try(node: Node, state: NodeState) -> str:
+    """`retry 1 of 2` after a failure; `next try` after what uses up no retry."""
+    if state.reason_code in LOSS_CODES or state.reason_code == FailureKind.YIELDED or not state.failures:
+        return "next try"
+    return f"retry {state.failures} of {node.retry_policy.max}"
+
+
+def timer_text(node: Node, state: NodeState, seconds: float) -> str:
+    """Name of the timer of a node that waits so long."""
+    name, wait = _short(node), span(seconds)
+    if state.reason_code == FailureKind.YIELDED:
+        return f"{name}: waits for a source, {wait} at most"
+    return f"{name}: {next_try(node, state)} in {wait}, after {state.reason_code}"[:_SUMMARY_CHARS]
+
+
+def attempt_text(node: Node, state: NodeState) -> str:
+    """Name of an attempt: its node, and which retry it is."""
+    if not state.failures:
+        return node.node_id[:_SUMMARY_CHARS]
+    return f"{_short(node)}, retry {state.failures} of {node.retry_policy.max}"
+
+
+def span(seconds: float) -> str:
+    """A time in the two largest of its units: `0.5 s`, `45 s`, `10 min`, `1 h 30 min`, `2 d`."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    parts: list[str] = []
+    rest = round(seconds)
+    if seconds >= 3_600:
+        rest = round(seconds / 60) * 60
+    for size, unit in _UNITS:
+        count, rest = divmod(rest, size)
+        if count:
+            parts.append(f"{count} {unit}")
+    if rest:
+        parts.append(f"{rest} s")
+    return " ".join(parts[:2])
+
+
+def _short(node: Node) -> str:
+    name = node.node_id
+    return name if len(name) <= _ID_CHARS else name[: _ID_CHARS - 1] + "…"
