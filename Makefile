@@ -9,7 +9,7 @@ SOURCE ?=
 SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctrees docs build/docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers check docs test large demo bench histories screenshots wheel clean
+.PHONY: help setup servers check types site quick docs test large demo bench histories screenshots wheel clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,11 +26,18 @@ setup: $(INSTALLED) servers ## Install the package, its tools and the local serv
 servers: $(INSTALLED)
 	@$(BIN)/flowkit up --install
 
-check: $(INSTALLED) ## Lint, types and all tests that need no server (under 90 s).
+check: $(INSTALLED) ## Lint, types, documentation and all tests that need no server (under 90 s).
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
+	@$(MAKE) --no-print-directory --output-sync=target --jobs=3 types site quick
+
+types: $(INSTALLED)
 	$(BIN)/mypy
+
+site: $(INSTALLED)
 	$(SITE)
+
+quick: $(INSTALLED)
 	$(BIN)/pytest -q -n $(JOBS) -m "not server"
 
 docs: $(INSTALLED) ## Build the documentation as a site: build/docs/index.html.

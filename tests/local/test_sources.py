@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pymongo
 import pytest
@@ -20,6 +21,9 @@ from flowkit.local.mongo import mongo_program, sources_for
 from flowkit.local.ports import is_free
 from flowkit.local.sources import Program, Source, allowed, choose
 from flowkit.local.temporal import temporal_program
+
+if TYPE_CHECKING:
+    from flowkit.local.process import ServerProcess
 
 ALL = tuple(Source)
 
@@ -151,6 +155,12 @@ def calls(journal: Path, verb: str) -> list[list[str]]:
     return [call for call in every if call[0] == verb]
 
 
+def guarded(server: ServerProcess) -> set[int]:
+    """All processes of a server."""
+    assert server._guard is not None
+    return {server._guard.pid, *descendants(server._guard.pid)}
+
+
 @pytest.mark.server
 def test_servers_run_in_containers_and_keep_their_data(tmp_path: Path, docker: Path) -> None:
     folder = tmp_path / "data"
@@ -160,12 +170,12 @@ def test_servers_run_in_containers_and_keep_their_data(tmp_path: Path, docker: P
         assert not stack.mongo.stand_in
         with pymongo.MongoClient[dict[str, object]](stack.mongo_url) as client:
             client.flowkit.tasks.insert_one({"_id": "t"})
-        family = descendants(os.getpid())
+        family = guarded(stack.mongo) | guarded(stack.temporal)
         ports = [stack.mongo.port, stack.temporal.port, stack.temporal.ui_port]
         stack.mongo.restart()
         with pymongo.MongoClient[dict[str, object]](stack.mongo_url) as client:
             assert client.flowkit.tasks.find_one() == {"_id": "t"}
-    wait_until(lambda: not running(family - {os.getpid()}))
+    wait_until(lambda: not running(family))
     assert all(is_free(port) for port in ports)
     images = {"docker.io/temporalio/temporal:1.5.1", "docker.io/library/mongo:7.0.28"}
     assert len(calls(docker, "pull")) == 2
