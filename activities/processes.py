@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import multiprocessing
+import os
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -122,6 +123,15 @@ def _dispose(pool: ProcessPoolExecutor) -> None:
 def _share(handlers: Mapping[str, RoleHandler], flags: Any) -> None:
     global _handlers, _flags
     _handlers, _flags = handlers, flags
+    threading.Thread(target=_end_with_the_worker, name="flowkit-parent", daemon=True).start()
+
+
+def _end_with_the_worker() -> None:
+    """A process of the pool would otherwise wait for ever for the next batch of a worker that was killed."""
+    worker = multiprocessing.parent_process()
+    if worker is not None:
+        worker.join()
+        os._exit(1)
 
 
 def _process(role: str, batch: Batch, view: ProcessContext) -> tuple[Any, dict[str, Any]]:
