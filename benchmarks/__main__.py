@@ -38,6 +38,9 @@ QUEUE = "benchmark"
 RAW_CHAIN_MS = 9.0
 """Chain node of a raw activity without any MongoDB write, as measured once on a quiet machine of this size."""
 
+DATABASES = ("flowkit", "baseline", "baseline_functions", "bare_loop")
+COLLECTIONS = ("tasks", "artifacts", "metrics_raw", "worker_events")
+
 console = Console(width=110)
 
 
@@ -102,6 +105,8 @@ class Ruler:
     target: str
     sides: Mapping[str, Callable[[], Awaitable[float]]]
     """Each answers one sample, in `unit`."""
+    clean: Callable[[], Awaitable[None]]
+    """Called before each sample."""
 
 
 async def _rulers() -> AsyncIterator[Ruler]:
@@ -109,13 +114,22 @@ async def _rulers() -> AsyncIterator[Ruler]:
     mongo: Any = AsyncIOMotorClient(os.environ["MONGO_URL"])
     tasks = TaskClient(await connect(), TaskStore(mongo["flowkit"]), queue=QUEUE)
     sides = {"baseline": by_hand_, "flowkit": by_flowkit(tasks)}
+    clean = partial(_emptied, mongo)
     for case in CASES:
         unit = "ms/node" if case.per_node else "nodes/s"
         samples = {name: partial(_sample, case, run_one) for name, run_one in sides.items()}
-        yield Ruler(name=case.name, unit=unit, target=case.target, sides=samples)
+        yield Ruler(name=case.name, unit=unit, target=case.target, sides=samples, clean=clean)
     batches = {"baseline": bare_loop(mongo["bare_loop"]), "flowkit": one_node(tasks, mongo["flowkit"])}
     rates = {name: partial(_rate, run) for name, run in batches.items()}
-    yield Ruler(name=f"{BATCHES:,} batches of a node", unit="batches/s", target=">= 0.85", sides=rates)
+    name = f"{BATCHES:,} batches of a node"
+    yield Ruler(name=name, unit="batches/s", target=">= 0.85", sides=rates, clean=clean)
+
+
+async def _emptied(mongo: Any) -> None:
+    """No documents of earlier samples: the stand-in for MongoDB looks through all of them at every update."""
+    for database in DATABASES:
+        for collection in COLLECTIONS:
+            await mongo[database][collection].delete_many({})
 
 
 async def _sample(case: Case, run_one: Callable[[Case], Awaitable[None]]) -> float:
@@ -143,6 +157,7 @@ async def _result(ruler: Ruler, rounds: int) -> dict[str, Any]:
         await run()
     for round_ in range(rounds):
         for name in sorted(ruler.sides, reverse=bool(round_ % 2)):
+            await ruler.clean()
             samples[name].append(await ruler.sides[name]())
     medians = {name: statistics.median(taken) for name, taken in samples.items()}
     return {
