@@ -26,7 +26,7 @@ setup: $(INSTALLED) servers ## Install the package, its tools and the local serv
 servers: $(INSTALLED)
 	@$(BIN)/flowkit up --install
 
-check: $(INSTALLED) ## Lint, types, documentation and all tests that need no server (under 90 s).
+check: $(INSTALLED) ## Lint, types, documentation, and tests that need no server and little time (under 90 s).
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	@$(MAKE) --no-print-directory --output-sync=target --jobs=3 types site quick
@@ -38,7 +38,7 @@ site: $(INSTALLED)
 	$(SITE)
 
 quick: $(INSTALLED)
-	$(BIN)/pytest -q -n $(JOBS) -m "not server"
+	$(BIN)/pytest -q -n $(JOBS) -m "not server and not slow"
 
 docs: $(INSTALLED) ## Build the documentation as a site: build/docs/index.html.
 	@$(SITE)

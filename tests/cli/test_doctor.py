@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from tests.integration.world import World
 
 
+pytestmark = pytest.mark.slow
+"""Most ask addresses where nothing answers, for as long as `doctor` does."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Told:
     """What was found, by name."""

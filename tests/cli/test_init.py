@@ -72,6 +72,7 @@ def test_its_test_fails_when_its_handler_is_wrong(made: Path) -> None:
     assert tool(made, "pytest", "-q", "-p", "no:cacheprovider").returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

@@ -10,6 +10,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.contract.builders import new_task, stored
@@ -216,6 +217,7 @@ def exact(value: Any) -> Any:
     return type(value).__name__, value
 
 
+@pytest.mark.slow
 @settings(max_examples=750, deadline=None, derandomize=True)
 @given(sequence=SEQUENCES)
 async def test_memory_does_what_the_model_says(sequence: list[Operation]) -> None:

@@ -16,7 +16,10 @@ from code_index.page.render import drawn, write_page
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(find_browser() is None, reason="there is no Chromium on this machine")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_browser() is None, reason="there is no Chromium on this machine"),
+]
 
 TROUBLED = """<!doctype html><title>troubled</title>
 <script>console.error("this is wrong"); fetch("http://example.com/data").catch(() => {});</script>

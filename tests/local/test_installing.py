@@ -288,6 +288,7 @@ def test_a_missing_program_of_the_stand_in_is_named_with_the_remedies(
 
 
 @needs_maven
+@pytest.mark.slow
 def test_without_a_network_maven_is_told_to_be_the_one_that_needs_it(cache: Path, no_network: None) -> None:
     with pytest.raises(NoNetwork, match=r"`mvn` cannot reach .*refused\); connect to a network") as caught:
         stand_in.stand_in_classpath()
@@ -328,6 +329,7 @@ FLOWKIT_CACHE="$1" exec "$2" -c 'from flowkit.local.mongo_stand_in import JARS; 
 
 
 @needs_maven
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_leaves_nothing_behind(tmp_path: Path) -> None:
     """On a disk of one megabyte; the jars have six."""
     unshare = shutil.which("unshare")
