@@ -15,8 +15,9 @@ from code_index.trouble import done_before_kill
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from code_index.processes import Crew, Worker
+    from code_index.processes import Crew
     from code_index.progress import NodeProgress, Progress
+    from flowkit.local.flowkit_process import FlowkitProcess
 
 LEASE_SEC = 5.0
 """The lease under chaos: long enough for a busy machine, short enough for a person who watches."""
@@ -101,16 +102,16 @@ class Chaos:
             total=node.total or 0,
             began=node.began or killed_at,
             killed_at=killed_at,
-            replacement=new.worker_id,
+            replacement=new.name,
         )
         for line in killed_lines(self.incident):
             self._tell(line)
         self._hiring = asyncio.create_task(self._hire(new))
 
-    async def _hire(self, new: Worker) -> None:
+    async def _hire(self, new: FlowkitProcess) -> None:
         since = time.monotonic()
         await asyncio.to_thread(self._crew.take_on, new)
-        self._tell(f"chaos    {new.worker_id} is ready, {time.monotonic() - since:.1f} s after the kill")
+        self._tell(f"chaos    {new.name} is ready, {time.monotonic() - since:.1f} s after the kill")
 
     def _inherit(self, incident: Incident, node: NodeProgress) -> None:
         self.incident = replace(

@@ -3,70 +3,20 @@
 from __future__ import annotations
 
 import json
-import sysconfig
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from code_index.errors import DemoError
-from flowkit.local.process import ServerProcess
+from flowkit.local.crew import start_together, stop_together
+from flowkit.local.flowkit_process import FlowkitProcess
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
+
+    from flowkit.local.process import ServerProcess
 
 DATABASE = "code_index"
 HANDLERS = [f"code_index.handlers:{name}" for name in ("Indexer", "Enricher", "Grouper", "Analyzer")]
-
-_READY = b"running"
-"""What `flowkit` writes when it polls."""
-
-
-class FlowkitProcess(ServerProcess):
-    """`flowkit` as a child process; it finds the servers through the environment."""
-
-    arguments: tuple[str, ...]
-
-    def __init__(self, folder: Path, queue: str, settings: dict[str, Any]) -> None:
-        super().__init__(folder)
-        self._queue = queue
-        self._settings = settings
-        self._log_before = 0
-
-    @classmethod
-    def install(cls) -> None:
-        """Nothing to do: `flowkit` comes with the package."""
-
-    def command(self) -> list[str]:
-        """The `flowkit` that belongs to this Python."""
-        self._log_before = self.log.stat().st_size if self.log.exists() else 0
-        config = self.folder / f"{self.name}.json"
-        config.write_text(json.dumps(self._settings), encoding="utf-8")
-        program = Path(sysconfig.get_path("scripts"), "flowkit")
-        options = ["--queue", self._queue, "--database", DATABASE, "--config", str(config)]
-        return [str(program), *self.arguments, *options]
-
-    def is_ready(self) -> bool:
-        """Whether this start has reported that it polls."""
-        return _READY in self.log.read_bytes()[self._log_before :]
-
-
-class Engine(FlowkitProcess):
-    """Walks the graphs of tasks."""
-
-    name = "engine"
-    arguments = ("engine",)
-
-
-class Worker(FlowkitProcess):
-    """Serves all four roles, under an id of its own; its log lies in a folder of that name."""
-
-    name = "worker"
-    arguments = ("worker", *HANDLERS)
-
-    def __init__(self, folder: Path, queue: str, number: int) -> None:
-        self.worker_id = f"worker-{number}"
-        super().__init__(folder / self.worker_id, queue, {"worker_id": self.worker_id})
 
 
 class Crew:
@@ -77,54 +27,55 @@ class Crew:
 
     def __init__(self, folder: Path, queue: str, workers: int, engine: dict[str, Any]) -> None:
         self._folder = folder
-        self._queue = queue
-        self._engine = Engine(folder, queue, engine)
-        self._workers = {
-            made.worker_id: made for made in (Worker(folder, queue, 1 + i) for i in range(workers))
-        }
-        self._hired = workers
-        self._every = ExitStack()
+        self._environment = {"FLOWKIT_QUEUE": queue, "MONGO_DATABASE": DATABASE}
+        self._size = workers
+        self._engine_settings = engine
+        self._hired = 0
+        self._made: list[FlowkitProcess] = []
+        self._members: dict[str, FlowkitProcess] = {}
 
     def __enter__(self) -> Self:
         """Start all. A DevServerError tells what did not start; nothing runs then."""
-        members = self._members
-        with ExitStack() as undo:
-            for process in members:
-                undo.callback(process.stop)
-            with ThreadPoolExecutor(max_workers=len(members)) as threads:
-                list(threads.map(ServerProcess.start, members))
-            self._every = undo.pop_all()
+        self._process("engine", ["engine"], self._engine_settings)
+        for _ in range(self._size):
+            self.replacement()
+        start_together(self._made)
+        self._members = {process.name: process for process in self._made}
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._every.close()
+        stop_together(self._made)
 
-    @property
-    def _members(self) -> list[FlowkitProcess]:
-        return [self._engine, *self._workers.values()]
+    def _process(self, name: str, arguments: Sequence[str], settings: dict[str, Any]) -> FlowkitProcess:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        config = self._folder.resolve() / f"{name}.json"
+        config.write_text(json.dumps(settings), encoding="utf-8")
+        arguments = [*arguments, "--config", str(config)]
+        self._made.append(FlowkitProcess(self._folder, name, arguments, self._environment))
+        return self._made[-1]
 
     def has(self, worker_id: str) -> bool:
         """Whether this worker is one of ours, and was not killed."""
-        return worker_id in self._workers
+        return worker_id in self._members
 
     def kill(self, worker_id: str) -> None:
         """End a worker with SIGKILL. It is a member no more."""
-        self._workers.pop(worker_id).kill()
+        self._members.pop(worker_id).kill()
 
-    def replacement(self) -> Worker:
-        """A new worker, not started yet."""
+    def replacement(self) -> FlowkitProcess:
+        """A new worker, not started yet; its name is its id. It serves all four roles."""
         self._hired += 1
-        return Worker(self._folder, self._queue, self._hired)
+        worker_id = f"worker-{self._hired}"
+        return self._process(worker_id, ["worker", *HANDLERS], {"worker_id": worker_id})
 
-    def take_on(self, worker: Worker) -> None:
+    def take_on(self, worker: FlowkitProcess) -> None:
         """Start a worker and make it a member; a DevServerError tells why it did not start. Any thread may call."""
-        self._every.callback(worker.stop)
         worker.start()
-        self._workers[worker.worker_id] = worker
+        self._members[worker.name] = worker
 
     def check(self) -> None:
         """A DemoError that names the member which has ended by itself, if one has."""
-        check_all_run(self._members)
+        check_all_run([*self._members.values()])
 
 
 def check_all_run(processes: Sequence[ServerProcess]) -> None:
