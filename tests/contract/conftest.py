@@ -8,10 +8,12 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.contract.builders import opened
 from tests.contract.drivers import DRIVERS, connected
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.store import TaskStore
+from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.local.mongo import MongoServer
 from flowkit.testing import memory_database
 
@@ -62,6 +64,13 @@ async def artifacts(db: Any) -> ArtifactStore:
     store = ArtifactStore(db)
     await store.prepare()
     return store
+
+
+@pytest.fixture
+async def adapters(db: Any, tasks: TaskStore) -> CoordinatorAdapters:
+    """The functions, on a database with one open task."""
+    await opened(tasks, "a", "b")
+    return CoordinatorAdapters(db=db)
 
 
 @asynccontextmanager

@@ -38,13 +38,6 @@ if TYPE_CHECKING:
     Call = Callable[[CoordinatorAdapters], Awaitable[dict[str, Any]]]
 
 
-@pytest.fixture
-async def adapters(db: Any, tasks: TaskStore) -> CoordinatorAdapters:
-    """The functions, on a database with one open task."""
-    await opened(tasks, "a", "b")
-    return CoordinatorAdapters(db=db)
-
-
 async def count(adapters: CoordinatorAdapters, as_: NodeWrite) -> dict[str, Any]:
     """Count once more, as this attempt of a node."""
     return await adapters.for_node(as_).vars_incr(TASK, key="n", by=1)

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.contract.builders import TASK, new_task, opened, stored
+from tests.contract.builders import TASK, new_task, stored
 from tests.contract.recording import RecordingDatabase
 from tests.contract.variables import SECRET, held, hold, refused, unchanged
 
@@ -15,16 +15,7 @@ from flowkit.coordinator.adapters import CoordinatorAdapters, default_adapters
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from flowkit.adapters.store import TaskStore
-
     Call = Callable[[CoordinatorAdapters], Awaitable[dict[str, Any]]]
-
-
-@pytest.fixture
-async def adapters(db: Any, tasks: TaskStore) -> CoordinatorAdapters:
-    """The functions, on a database with one open task."""
-    await opened(tasks, "a", "b")
-    return CoordinatorAdapters(db=db)
 
 
 # --- set and merge ----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from bson import Decimal128
 from pymongo import errors
-from tests.contract.builders import TASK, new_task, opened
+from tests.contract.builders import TASK, new_task
 from tests.contract.drivers import DRIVERS, connected
 from tests.contract.recording import RecordingDatabase
 from tests.contract.variables import SECRET, held, hold, refused, unchanged
@@ -21,16 +21,7 @@ from flowkit.testing import memory_database
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from flowkit.adapters.store import TaskStore
-
     Call = Callable[[CoordinatorAdapters], Awaitable[dict[str, Any]]]
-
-
-@pytest.fixture
-async def adapters(db: Any, tasks: TaskStore) -> CoordinatorAdapters:
-    """The functions, on a database with one open task."""
-    await opened(tasks, "a", "b")
-    return CoordinatorAdapters(db=db)
 
 
 # --- what is there already --------------------------------------------------------------------------------------
