@@ -1,0 +1,23 @@
+"""What the contract tests add to the drivers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from tests.contract.drivers import closes_what_it_gives_up
+
+
+async def test_a_connect_that_is_given_up_leaves_no_socket_open() -> None:
+    connect = closes_what_it_gives_up(asyncio.get_running_loop())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        kept, given_up = socket.socket(), socket.socket()
+        for one in (kept, given_up):
+            one.setblocking(False)
+        await connect(kept, server.getsockname())
+        waiting = connect(given_up, server.getsockname())
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert given_up.fileno() == -1
+        assert kept.fileno() != -1
+        kept.close()
