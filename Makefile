@@ -5,8 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= 2
+TEST_JOBS ?= 3
 SOURCE ?=
 SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctrees docs build/docs
+
+# Programs started by the tests, the demo and the benchmark keep compiled modules, as installed ones do.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup servers check types site quick docs test large demo bench histories screenshots wheel clean
@@ -45,10 +49,10 @@ docs: $(INSTALLED) ## Build the documentation as a site: build/docs/index.html.
 	@echo "open build/docs/index.html"
 
 test: setup ## All tests, on real servers started for them (or those of TEMPORAL_ADDRESS, MONGO_URL).
-	$(BIN)/pytest -q -n $(JOBS) --dist worksteal
+	$(BIN)/pytest -q -n $(TEST_JOBS) --dist worksteal
 
-large: setup ## The large cases: 5,000 batches a stage under kills, 2,000 nodes with a long one through many runs.
-	@FLOWKIT_LARGE=1 $(BIN)/pytest -q -s tests/integration/test_endurance.py tests/integration/test_large.py
+large: setup ## The large cases: 5,000 batches a stage and 1,000 increments under kills, 2,000 nodes through many runs.
+	@FLOWKIT_LARGE=1 $(BIN)/pytest -q -s tests/integration/test_endurance.py tests/integration/test_large.py tests/integration/test_exactly_once.py
 
 demo: setup ## Index a source tree: make demo [SOURCE=folder] [WORKERS=3] [CHAOS=1] [KEEP=1] [REPORT=file].
 	@PYTHONPATH=examples $(BIN)/python -m code_index $(if $(SOURCE),--source "$(SOURCE)") \

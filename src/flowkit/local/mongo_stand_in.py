@@ -46,7 +46,7 @@ REMEDY = "install MongoDB, or a JDK 17 or newer and Maven, or point MONGO_URL at
 LAUNCHER = Path(__file__).with_name("MongoStandIn.java")
 # Both compilers and the serial collector: the lowest latency of a small update once warm, started in half a second
 # with 210 MB. One compiler alone (TieredStopAtLevel=1) warms up faster and stays a third slower.
-JVM_FLAGS = ("-Xmx512m", "-XX:+UseSerialGC", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
+JVM_FLAGS = ("-Xmx512m", "-Xmn192m", "-XX:+UseSerialGC", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 
 
 def stand_in_command(port: int, file: Path) -> list[str]:
