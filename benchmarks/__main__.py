@@ -53,7 +53,11 @@ def main(
 ) -> None:
     """Measure; takes some minutes."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    with tempfile.TemporaryDirectory() as folder, Stack(Path(folder)) as stack, ExitStack() as processes:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Stack(Path(folder), keeps_data=False) as stack,
+        ExitStack() as processes,
+    ):
         os.environ.update(stack.exports)
         for command in _commands():
             processes.enter_context(_process(command))

@@ -27,7 +27,7 @@ def _no_containers() -> None:
 def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
     """Temporal and Mongo; addresses in the environment win. A failed session leaves the servers' logs in .logs/."""
     folder = tmp_path_factory.mktemp("servers")
-    with Stack(folder) as running:
+    with Stack(folder, keeps_data=False) as running:
         yield running
     if request.session.testsfailed:
         keep_logs(folder)

@@ -14,6 +14,7 @@ from temporalio.envconfig import ClientConfig
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.errors import FlowKitError
+from flowkit.loops import new_event_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,7 +82,7 @@ class WorkerThread:
 
     def __init__(self, name: str, build: Callable[[], Sequence[Worker]]) -> None:
         self._build = build
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._started = asyncio.get_running_loop().create_future()
         self._caller = asyncio.get_running_loop()

@@ -126,6 +126,11 @@ WITHOUT_SERVERS = {
         "list", ["MONGO_URL", "Port", "mongodb://host"], env={"MONGO_URL": "mongodb://h:abc"}
     ),
     "database name": Mistake("list --database a.b", ["database name 'a.b'", "MONGO_DATABASE"]),
+    "event loop": Mistake(
+        "engine",
+        ["FLOWKIT_EVENT_LOOP 'fast'", "neither 'asyncio' nor 'uvloop'"],
+        env={"FLOWKIT_EVENT_LOOP": "fast"},
+    ),
     "no mongo": Mistake("list", ["no MongoDB answers at mongodb://127.0.0.1:1", "set MONGO_URL"], 3),
     "no temporal": Mistake("engine", ["no Temporal server answers at 127.0.0.1:1", "TEMPORAL_ADDRESS"], 3),
     "temporal address": Mistake(

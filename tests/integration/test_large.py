@@ -32,7 +32,7 @@ pytestmark = pytest.mark.server
 
 CLOSING = WorkflowHistoryEventFilterType.CLOSE_EVENT
 ROLES = ("fetch", "parse", "index", "rank")
-SUGGESTED_EVENTS = 150
+SUGGESTED_EVENTS = 100
 HELD_EVENTS = 400
 LARGE = bool(os.environ.get("FLOWKIT_LARGE"))
 """`make large` sets it: the same cases with layers of 100, and up to 2,000 nodes."""

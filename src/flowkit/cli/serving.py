@@ -25,6 +25,7 @@ from flowkit.cli.options import (
     Verbose,
     Where,
 )
+from flowkit.loops import run
 
 
 class Process(Protocol):
@@ -67,7 +68,7 @@ def engine(
             )
             await _until_stopped(process, f"engine runs the tasks of queue {settings.queue}")
 
-    asyncio.run(serve())
+    run(serve())
 
 
 def worker(
@@ -102,7 +103,7 @@ def worker(
             process = Worker(db=db, cfg=settings, handlers=loaded, client=client)
             await _until_stopped(process, f"worker serves {', '.join(served)} of queue {settings.queue}")
 
-    asyncio.run(serve())
+    run(serve())
 
 
 async def _until_stopped(process: Process, told: str) -> None:

@@ -25,13 +25,15 @@ class MongoServer(LocalServer):
 
     `mongod` on PATH, else a container, else the stand-in; `FLOWKIT_SERVERS` orders and limits that. A folder that holds
     data of one of the two kinds keeps to that kind. The port is a free one unless given. Do not `kill()` a stand-in
-    whose data matter: see `stand_in`.
+    whose data matter: see `stand_in`. With `keeps_data=False` a stand-in holds its data in memory, which takes a
+    third of the time, and loses them when it stops; MongoDB itself keeps them even so.
     """
 
     name = "mongo"
 
-    def __init__(self, folder: Path, *, port: int | None = None) -> None:
+    def __init__(self, folder: Path, *, port: int | None = None, keeps_data: bool = True) -> None:
         self.port = port or free_port()
+        self._keeps_data = keeps_data
         super().__init__(folder, self.port)
 
     @property
@@ -57,7 +59,7 @@ class MongoServer(LocalServer):
         """`mongod`, a container of it, or the stand-in."""
         if self.stand_in:
             self.program.get()
-            return stand_in_command(self.port, self.folder / "mongo.mv")
+            return stand_in_command(self.port, self.folder / "mongo.mv" if self._keeps_data else None)
         data = self.folder / "mongo"
         data.mkdir(exist_ok=True)
         mongod, container = self.program.get(), self.program.container

@@ -49,13 +49,14 @@ LAUNCHER = Path(__file__).with_name("MongoStandIn.java")
 JVM_FLAGS = ("-Xmx512m", "-Xmn192m", "-XX:+UseSerialGC", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 
 
-def stand_in_command(port: int, file: Path) -> list[str]:
-    """The command that serves `file` on `port`; installs the server first if it is missing.
+def stand_in_command(port: int, file: Path | None) -> list[str]:
+    """The command that serves `file` on `port`, or memory; installs the server first if it is missing.
 
     On SIGTERM it saves everything. It saves about once a second otherwise: SIGKILL may lose the last second.
     """
     java = program("java", remedy=REMEDY)
-    return [java, *JVM_FLAGS, "-cp", stand_in_classpath(), LAUNCHER.stem, HOST, str(port), str(file)]
+    saved = [] if file is None else [str(file)]
+    return [java, *JVM_FLAGS, "-cp", stand_in_classpath(), LAUNCHER.stem, HOST, str(port), *saved]
 
 
 def stand_in_classpath() -> str:

@@ -16,7 +16,7 @@ class Stack:
 
     A server whose address stands in the environment (`TEMPORAL_ADDRESS`, `MONGO_URL`) when the stack is made is
     used as it is: its object here is None, and it is neither started nor stopped. The others keep their data and
-    logs in `folder`.
+    logs in `folder`; `keeps_data=False` lets a stand-in for MongoDB forget its data when it stops (see MongoServer).
     """
 
     temporal: TemporalServer | None = None
@@ -30,6 +30,7 @@ class Stack:
         ui_port: int | None = None,
         mongo_port: int | None = None,
         dynamic_config: Mapping[str, object] | None = None,
+        keeps_data: bool = True,
     ) -> None:
         self.temporal_address = os.environ.get("TEMPORAL_ADDRESS", "")
         if not self.temporal_address:
@@ -39,7 +40,7 @@ class Stack:
             self.temporal_address = self.temporal.address
         self.mongo_url = os.environ.get("MONGO_URL", "")
         if not self.mongo_url:
-            self.mongo = MongoServer(folder, port=mongo_port)
+            self.mongo = MongoServer(folder, port=mongo_port, keeps_data=keeps_data)
             self.mongo_url = self.mongo.url
 
     @property

@@ -1,0 +1,38 @@
+"""Which event loop our processes run on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from flowkit import loops
+from flowkit.errors import ConfigError
+
+
+async def kind() -> str:
+    """Where the running loop comes from."""
+    return type(asyncio.get_running_loop()).__module__.partition(".")[0]
+
+
+def test_it_is_uvloop_unless_the_environment_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(loops.VARIABLE, raising=False)
+    assert loops.run(kind()) == "uvloop"
+    monkeypatch.setenv(loops.VARIABLE, "asyncio")
+    assert loops.run(kind()) == "asyncio"
+
+
+def test_without_uvloop_it_is_asyncios_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(loops.VARIABLE, raising=False)
+    monkeypatch.setattr(loops, "find_spec", lambda name: None)
+    assert loops.run(kind()) == "asyncio"
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"), [("fast", "neither 'asyncio' nor 'uvloop'"), ("uvloop", "pip install uvloop")]
+)
+def test_a_loop_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, asked: str, told: str) -> None:
+    monkeypatch.setenv(loops.VARIABLE, asked)
+    monkeypatch.setattr(loops, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=told):
+        loops.run(kind())
