@@ -42,7 +42,7 @@ site: $(INSTALLED)
 	$(SITE)
 
 quick: $(INSTALLED)
-	$(BIN)/pytest -q -n $(JOBS) -m "not server and not slow"
+	FLOWKIT_QUICK=1 $(BIN)/pytest -q -n $(JOBS) -m "not server and not slow"
 
 docs: $(INSTALLED) ## Build the documentation as a site: build/docs/index.html.
 	@$(SITE)

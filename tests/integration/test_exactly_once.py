@@ -23,7 +23,7 @@ pytestmark = pytest.mark.server
 
 LARGE = bool(os.environ.get("FLOWKIT_LARGE"))
 """`make large` sets it: a thousand increments."""
-TASKS, IN_A_ROW, BESIDE = 50 if LARGE else 20, 10, 10
+TASKS, IN_A_ROW, BESIDE = 50 if LARGE else 15, 10, 10
 INCREMENTS = TASKS * (IN_A_ROW + BESIDE)
 PATIENCE = 200.0
 

@@ -36,7 +36,7 @@ SUGGESTED_EVENTS = 100
 HELD_EVENTS = 400
 LARGE = bool(os.environ.get("FLOWKIT_LARGE"))
 """`make large` sets it: the same cases with layers of 100, and up to 2,000 nodes."""
-MOST_LAYERS = 20 if LARGE else 10
+MOST_LAYERS = 20 if LARGE else 8
 BARRIERS = 5 if LARGE else 3
 LAYERS = 20 if LARGE else 4
 """Beside a node that runs all the time."""

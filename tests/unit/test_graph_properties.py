@@ -7,17 +7,18 @@ from typing import NamedTuple
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.unit.examples import examples
 from tests.unit.reference_model import End, ends_of, settled, startable
 
 from flowkit.models import FanIn, Graph, Node, NodeState, NodeStatus, OnNodeFailure, SkipReason
 from flowkit.workflows.graph import Walk
 
 THOROUGH = settings(
-    max_examples=700, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(700), deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 LARGE = settings(
     THOROUGH,
-    max_examples=40,
+    max_examples=examples(40),
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
