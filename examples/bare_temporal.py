@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -75,3 +76,7 @@ async def main() -> None:
 
 if __name__ == "__main__":
     asyncio.run(main())
+    sys.stdout.flush()
+    os._exit(
+        0
+    )  # Threads of Temporal's client may outlive Python, which then aborts: a known fault of its SDK.

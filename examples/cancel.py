@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deployment import coordinator, until
+from deployment import coordinator, run, until
 from flowkit.worker.handlers.base import Batch, BatchResult, RoleHandler, RunContext
 
 if TYPE_CHECKING:
@@ -94,4 +94,4 @@ def tell(found: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run(main())

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from motor.motor_asyncio import AsyncIOMotorClient
 
 from flowkit import Coordinator, CoordinatorConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
 
 def coordinator() -> Coordinator:
@@ -30,3 +31,13 @@ async def until(look: Callable[[], Awaitable[Any]], seconds: float = 60.0) -> No
             if await look():
                 return
             await asyncio.sleep(0.1)
+
+
+def run(main: Coroutine[Any, Any, None]) -> NoReturn:
+    """`asyncio.run`, and the end of the process.
+
+    Python's own way out is aborted now and then: threads of Temporal's client outlive it (a known fault of its SDK).
+    """
+    asyncio.run(main)
+    sys.stdout.flush()
+    os._exit(0)

@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deployment import coordinator
+from deployment import coordinator, run
 from flowkit.worker.handlers.base import Batch, BatchResult, FinalizeResult, RoleHandler, RunContext
 
 if TYPE_CHECKING:
@@ -103,4 +103,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run(main())

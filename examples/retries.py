@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deployment import coordinator, until
+from deployment import coordinator, run, until
 from flowkit.worker.handlers.base import Batch, BatchResult, FinalizeResult, RoleHandler, RunContext
 
 if TYPE_CHECKING:
@@ -129,4 +129,4 @@ async def missed(tasks: Coordinator, task_id: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run(main())

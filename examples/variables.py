@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from deployment import coordinator, until
+from deployment import coordinator, run, until
 from flowkit.worker.handlers.base import Batch, BatchResult, RoleHandler, RunContext
 
 if TYPE_CHECKING:
@@ -106,4 +106,4 @@ async def show(tasks: Coordinator, task_id: str, what: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run(main())

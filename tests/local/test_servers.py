@@ -78,6 +78,19 @@ def test_mongo_keeps_its_documents_when_stopped(tmp_path: Path) -> None:
             assert client.flowkit.tasks.find_one() == {"_id": "t", "status": "running"}
 
 
+@pytest.mark.server
+def test_a_stand_in_forgets_its_documents_if_told_so(tmp_path: Path) -> None:
+    with MongoServer(tmp_path, keeps_data=False) as server:
+        if not server.stand_in:
+            pytest.skip("MongoDB keeps its data")
+        with pymongo.MongoClient[dict[str, object]](server.url) as client:
+            client.flowkit.tasks.insert_one({"_id": "t"})
+        server.restart()
+        with pymongo.MongoClient[dict[str, object]](server.url) as client:
+            assert client.flowkit.tasks.find_one() is None
+    assert not (tmp_path / "mongo.mv").exists()
+
+
 # --- the whole stack --------------------------------------------------------------------------------------------
 
 OWNER = """

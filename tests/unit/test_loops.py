@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from flowkit import loops
+from flowkit.activities.resources import Subprocess
 from flowkit.errors import ConfigError
 
 
@@ -36,3 +37,20 @@ def test_a_loop_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, as
     monkeypatch.setattr(loops, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=told):
         loops.run(kind())
+
+
+async def commands() -> int:
+    """One command that ends by itself, one that has to be killed with its child."""
+    code = await (await Subprocess.start("sh", "-c", "echo last words; exit 3")).wait()
+    deaf = await Subprocess.start("sh", "-c", "trap '' TERM; sleep 60 & wait; sleep 60")
+    await deaf.end(grace_sec=0.1)
+    return code
+
+
+@pytest.mark.parametrize("loop", [loops.UVLOOP, loops.ASYNCIO])
+def test_commands_of_handlers_run_and_end_on_either(
+    loop: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(loops.VARIABLE, loop)
+    assert loops.run(commands()) == 3
+    assert "code 3: last words" in caplog.text

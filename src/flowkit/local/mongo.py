@@ -25,8 +25,8 @@ class MongoServer(LocalServer):
 
     `mongod` on PATH, else a container, else the stand-in; `FLOWKIT_SERVERS` orders and limits that. A folder that holds
     data of one of the two kinds keeps to that kind. The port is a free one unless given. Do not `kill()` a stand-in
-    whose data matter: see `stand_in`. With `keeps_data=False` a stand-in holds its data in memory, which takes a
-    third of the time, and loses them when it stops; MongoDB itself keeps them even so.
+    whose data matter: see `stand_in`. With `keeps_data=False` a stand-in holds its data in memory, which is much
+    quicker, and loses them when it stops; MongoDB itself keeps them even so.
     """
 
     name = "mongo"

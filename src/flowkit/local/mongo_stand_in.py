@@ -52,7 +52,7 @@ JVM_FLAGS = ("-Xmx512m", "-Xmn192m", "-XX:+UseSerialGC", "-Dorg.slf4j.simpleLogg
 def stand_in_command(port: int, file: Path | None) -> list[str]:
     """The command that serves `file` on `port`, or memory; installs the server first if it is missing.
 
-    On SIGTERM it saves everything. It saves about once a second otherwise: SIGKILL may lose the last second.
+    On SIGTERM it saves everything to its file, otherwise about once a second: SIGKILL may lose the last second.
     """
     java = program("java", remedy=REMEDY)
     saved = [] if file is None else [str(file)]
