@@ -76,7 +76,6 @@ async def main() -> None:
 
 if __name__ == "__main__":
     asyncio.run(main())
+    # Threads of Temporal's client may outlive Python, which then aborts: a known fault of its SDK.
     sys.stdout.flush()
-    os._exit(
-        0
-    )  # Threads of Temporal's client may outlive Python, which then aborts: a known fault of its SDK.
+    os._exit(0)

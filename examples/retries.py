@@ -122,9 +122,9 @@ async def main() -> None:
 
 
 async def missed(tasks: Coordinator, task_id: str) -> None:
-    """Wait until January has been tried twice."""
-    twice = {"node_id": "january", "attempt_epoch": {"$gte": 2}}
-    tried = {"id": task_id, "graph.nodes": {"$elemMatch": twice}}
+    """Wait until January has been missed twice: a third attempt has begun."""
+    third = {"node_id": "january", "attempt_epoch": {"$gte": 3}}
+    tried = {"id": task_id, "graph.nodes": {"$elemMatch": third}}
     await until(lambda: tasks.db.tasks.find_one(tried))
 
 
