@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import bson
 from pymongo import ASCENDING
-from pymongo.errors import BulkWriteError, DuplicateKeyError
+from pymongo.errors import BulkWriteError
 
+from flowkit.adapters.fenced_rows import FencedRows
 from flowkit.adapters.mongo import Database, ensure_index, moment, shortened
 from flowkit.adapters.news import Newsroom
 from flowkit.errors import Fenced, FlowKitError
@@ -54,6 +55,8 @@ class ArtifactStore:
     def __init__(self, db: Database) -> None:
         self._artifacts = db.artifacts
         self._metrics = db.metrics_raw
+        self._artifact_rows = FencedRows(self._artifacts)
+        self._metrics_rows = FencedRows(self._metrics)
         self._claims = db.stream_progress
         self.news = Newsroom()
         """Tells pulling nodes of this process what others in it have written."""
@@ -96,8 +99,7 @@ class ArtifactStore:
         self, attempt: AttemptInput, batch_uid: str, meta: dict[str, Any], worker_id: str, at: float
     ) -> None:
         """Write the artifact of one batch."""
-        await _replace(
-            self._artifacts,
+        await self._artifact_rows.put(
             _key(attempt, batch_uid),
             attempt.epoch,
             {"status": "partial", "meta": meta, "worker_id": worker_id, "updated_at": moment(at)},
@@ -110,9 +112,7 @@ class ArtifactStore:
         self, attempt: AttemptInput, batch_uid: str, at: float, fields: dict[str, Any]
     ) -> None:
         row = {"failed": False, "reason": None, **fields, "ts_ms": int(at * 1000)}
-        await _replace(
-            self._metrics, _key(attempt, batch_uid), attempt.epoch, row, {"created_at": moment(at)}
-        )
+        await self._metrics_rows.put(_key(attempt, batch_uid), attempt.epoch, row, {"created_at": moment(at)})
 
     @shortened
     async def mark_complete(
@@ -131,9 +131,7 @@ class ArtifactStore:
         if artifacts_ref is not None:
             fields["artifacts_ref"] = artifacts_ref
         key = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$exists": False}}
-        await _replace(
-            self._artifacts, key, epoch, fields, {"worker_id": worker_id, "created_at": moment(at)}
-        )
+        await self._artifact_rows.put(key, epoch, fields, {"worker_id": worker_id, "created_at": moment(at)})
         self.news.tell(task_id, node_id)
 
     @shortened
@@ -271,22 +269,3 @@ def check_size(batch_uid: str, meta: dict[str, Any]) -> None:
 
 def _key(attempt: AttemptInput, batch_uid: str) -> dict[str, Any]:
     return {"task_id": attempt.task_id, "node_id": attempt.node_id, "batch_uid": batch_uid}
-
-
-async def _replace(
-    collection: Any, key: dict[str, Any], epoch: int, fields: dict[str, Any], first: dict[str, Any]
-) -> None:
-    """Write under `key` unless a higher epoch has written there.
-
-    A first write is an insert, the quickest there is; the unique index refuses it when the key is taken.
-    """
-    values = {name: value for name, value in key.items() if not isinstance(value, dict)}
-    try:
-        await collection.insert_one({**values, **first, **fields, "attempt_epoch": epoch})
-    except DuplicateKeyError:
-        replaced = await collection.update_one(
-            {**key, "attempt_epoch": {"$lte": epoch}}, {"$set": {**fields, "attempt_epoch": epoch}}
-        )
-        if not replaced.matched_count:
-            node = key["node_id"]
-            raise Fenced(f"a newer attempt of node {node!r} has already written {values}") from None

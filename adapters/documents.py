@@ -24,6 +24,14 @@ NEW_NODE: Fields = {"status": NodeStatus.QUEUED.value, "attempt_epoch": 0, "stat
 Kept small: a database writes the whole document again for every change of one node.
 """
 
+NODE_STATES: Fields = {
+    "_id": 0,
+    "graph.nodes.node_id": 1,
+    "graph.nodes.status": 1,
+    "graph.nodes.attempt_epoch": 1,
+}
+"""Projection: what tells how far each node is."""
+
 
 def new_task(task_id: str, params: Fields, graph: Fields, at: float) -> Fields:
     """A task document as it is first written."""
@@ -108,6 +116,17 @@ def attempt_filter(attempt: AttemptInput, run_id: str) -> Fields:
 def open_attempt_filter(attempt: AttemptInput, run_id: str) -> Fields:
     """The same, in documents that nobody has closed: nearly all, and the quickest to find and write."""
     return attempt_filter(attempt, run_id) | {"closed_run_id": {"$exists": False}}
+
+
+def fresh_attempt_filter(attempt: AttemptInput) -> Fields:
+    """Documents that nobody has closed and in which this epoch is new: the narrower, but nearly always true."""
+    node = f"graph.nodes.{attempt.index}"
+    return {
+        "id": attempt.task_id,
+        "closed_run_id": {"$exists": False},
+        f"{node}.node_id": attempt.node_id,
+        f"{node}.attempt_epoch": {"$lt": attempt.epoch},
+    }
 
 
 def attempt_begun(attempt: AttemptInput, run_id: str, lease: Fields, at: float) -> Fields:

@@ -13,9 +13,10 @@ from pymongo import ASCENDING, ReturnDocument
 from pymongo.errors import DuplicateKeyError
 
 from flowkit.adapters import documents
+from flowkit.adapters.attempt_writes import AttemptWrites
 from flowkit.adapters.catalog import Catalog
 from flowkit.adapters.mongo import Database, ensure_index, iso, moment, shortened
-from flowkit.errors import EpochTaken, Fenced, StoreRefused, TaskIdTaken
+from flowkit.errors import TaskIdTaken
 from flowkit.models import OPEN_TASK_STATUSES, NodeStatus, TaskStatus
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ DB_FLAG = "db_flag"
 
 _NODES_OF_ONE_UPDATE = 100
 _EPOCHS = {"_id": 0, "run_seq": 1, "graph.nodes.node_id": 1, "graph.nodes.attempt_epoch": 1}
-_NODE_STATES = {"_id": 0, "graph.nodes.node_id": 1, "graph.nodes.status": 1, "graph.nodes.attempt_epoch": 1}
 
 
 class TaskStore:
@@ -41,6 +41,7 @@ class TaskStore:
         self._db = db
         self._tasks = db.tasks
         self._deployment: str | None = None
+        self._attempts = AttemptWrites(self._tasks, reopen=self.reopen)
 
     @property
     def database(self) -> Database:
@@ -125,31 +126,7 @@ class TaskStore:
 
         EpochTaken when another run has used it, Fenced when the task was closed by this very run.
         """
-        update = {
-            "$set": documents.attempt_begun(attempt, run_id, lease, at),
-            "$unset": documents.attempt_forgets(attempt),
-        }
-        begun = await self._tasks.update_one(documents.open_attempt_filter(attempt, run_id), update)
-        if not begun.matched_count:
-            await self._begin_in_closed(attempt, run_id, update)
-
-    async def _begin_in_closed(self, attempt: AttemptInput, run_id: str, update: dict[str, Any]) -> None:
-        """Begin in a document that was closed in between; if that is not why, raise what is."""
-        begun = await self._tasks.update_one(documents.attempt_filter(attempt, run_id), update)
-        if not begun.matched_count:
-            await self._explain_refusal(attempt, run_id)
-        await self.reopen(attempt.task_id, run_id)
-
-    async def _explain_refusal(self, attempt: AttemptInput, run_id: str) -> None:
-        stored = await self._tasks.find_one({"id": attempt.task_id}, {**_NODE_STATES, "closed_run_id": 1})
-        if stored is None:
-            raise StoreRefused(f"there is no document of task {attempt.task_id!r}")
-        if stored.get("closed_run_id") == run_id:
-            raise Fenced(f"task {attempt.task_id!r} has ended")
-        nodes = stored["graph"]["nodes"]
-        if attempt.index >= len(nodes) or nodes[attempt.index]["node_id"] != attempt.node_id:
-            raise StoreRefused(f"the document of task {attempt.task_id!r} has another graph")
-        raise EpochTaken(nodes[attempt.index]["attempt_epoch"])
+        await self._attempts.begin(attempt, run_id, lease, at)
 
     @shortened
     async def reopen(self, task_id: str, run_id: str) -> None:
@@ -182,20 +159,12 @@ class TaskStore:
     @shortened
     async def finish_attempt(self, attempt: AttemptInput, run_id: str, at: float) -> None:
         """An attempt's last write. Fenced when a newer attempt has the node; a node being cancelled is left alone."""
-        done = await self._tasks.update_one(
-            documents.own_attempt(attempt, run_id), {"$set": documents.attempt_finished(attempt, at)}
-        )
-        if not done.matched_count:
-            await self.check_hold(attempt, run_id)
+        await self._attempts.finish(attempt, run_id, at)
 
     @shortened
     async def check_hold(self, attempt: AttemptInput, run_id: str) -> None:
         """Fenced unless the node is still at this attempt's epoch and run."""
-        held = await self._tasks.find_one(
-            {**documents.own_attempt(attempt, run_id), **_any_status(attempt)}, {"_id": 1}
-        )
-        if held is None:
-            raise Fenced(f"node {attempt.node_id!r} has gone on without its attempt {attempt.epoch}")
+        await self._attempts.check_hold(attempt, run_id)
 
     @shortened
     async def cancel_flag(self, attempt: AttemptInput) -> str | None:
@@ -254,7 +223,7 @@ class TaskStore:
     @shortened
     async def node_states(self, task_id: str) -> dict[str, tuple[NodeStatus, int]]:
         """Status and epoch of every node."""
-        stored = await self._tasks.find_one({"id": task_id}, _NODE_STATES)
+        stored = await self._tasks.find_one({"id": task_id}, documents.NODE_STATES)
         nodes = stored["graph"]["nodes"] if stored else []
         return {n["node_id"]: (NodeStatus(n["status"]), n.get("attempt_epoch", 0)) for n in nodes}
 
@@ -293,7 +262,7 @@ class TaskStore:
         A document that a newer run has opened is left alone.
         """
         stored = await self._tasks.find_one(
-            {"id": close.task_id}, {**_NODE_STATES, "graph.nodes.stats": 1, "run_seq": 1}
+            {"id": close.task_id}, {**documents.NODE_STATES, "graph.nodes.stats": 1, "run_seq": 1}
         )
         if stored is None:
             return False
@@ -313,7 +282,7 @@ class TaskStore:
     async def abandon(self, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
         """End a task whose workflow is gone; False when the document has moved on meanwhile."""
         unchanged = {"id": task_id, "run_id": run_id, **_NOT_CLOSED}
-        stored = await self._tasks.find_one(unchanged, {**_NODE_STATES, "run_id": 1, "status": 1})
+        stored = await self._tasks.find_one(unchanged, {**documents.NODE_STATES, "run_id": 1, "status": 1})
         if stored is None:
             return False
         change = {"from": stored["status"], "to": TaskStatus.FAILED.value, "at": iso(at)}
@@ -339,10 +308,6 @@ _REOPENED = {
     "coordinator.cancelled_at": "",
 }
 """What a task that goes on must not keep from an earlier end."""
-
-
-def _any_status(attempt: AttemptInput) -> dict[str, Any]:
-    return {f"graph.nodes.{attempt.index}.status": {"$exists": True}}
 
 
 def _chunks(nodes: Sequence[NodeRecord], size: int) -> list[Sequence[NodeRecord]]:

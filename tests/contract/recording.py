@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,8 @@ class RecordingDatabase:
         await self.reach(collection)
 
     async def reach(self, collection: str) -> None:
-        """Called before every write."""
+        """Called before every write; others get on meanwhile, as they do while a server answers."""
+        await asyncio.sleep(0)
         if self.before[collection]:
             await self.before[collection].pop(0)()
 
@@ -51,6 +53,15 @@ class _RecordingCollection:
     async def update_one(self, condition: Any, update: Update, **options: Any) -> Any:
         await self._database.note(self._name, update)
         return await self._collection.update_one(condition, update, **options)
+
+    async def insert_many(self, documents: Any, **options: Any) -> Any:
+        await self._database.reach(self._name)
+        return await self._collection.insert_many(documents, **options)
+
+    async def bulk_write(self, requests: Any, **options: Any) -> Any:
+        for request in requests:
+            await self._database.note(self._name, request._doc)
+        return await self._collection.bulk_write(requests, **options)
 
     async def find_one_and_update(self, condition: Any, update: Update, **options: Any) -> Any:
         await self._database.note(self._name, update)

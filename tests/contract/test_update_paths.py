@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +17,7 @@ from tests.contract.builders import (
     close,
     new_task,
     opened,
+    opening,
     record,
     shown,
     stored,
@@ -69,6 +72,19 @@ async def whole_life(db: RecordingDatabase) -> None:
     assert await tasks.abandon(TASK, "run-3", "lost", AT)
 
 
+async def life_of_a_crowd(db: RecordingDatabase) -> None:
+    """Many attempts of two tasks at once, so that their writes go together."""
+    tasks = TaskStore(db)
+    ids = ("task-1", "task-2")
+    for task_id in ids:
+        await tasks.open_task(opening(*"abcdef", task_id=task_id))
+    crowd = [replace(attempt(n, index=i), task_id=task_id) for task_id in ids for i, n in enumerate("abcdef")]
+    await asyncio.gather(*(begun(tasks, each) for each in crowd))
+    again = [replace(each, epoch=2) for each in crowd[::2]]
+    leaving = [tasks.finish_attempt(each, RUN, AT) for each in crowd[1::2]]
+    await asyncio.gather(*(begun(tasks, each) for each in again), *leaving)
+
+
 async def leave_batches(artifacts: ArtifactStore) -> None:
     await artifacts.drop_marker(attempt("a"))
     await artifacts.store_batch(attempt("a"), "b1", {"n": 1}, WORKER, AT)
@@ -89,6 +105,16 @@ async def test_no_update_of_a_whole_life_names_a_path_twice() -> None:
         "$push",
         "$setOnInsert",
     }
+    assert [update for update in db.updates if conflicts(update)] == []
+
+
+async def test_no_update_of_a_group_names_a_path_twice() -> None:
+    db = RecordingDatabase(memory_database())
+    await life_of_a_crowd(db)
+    nodes = [
+        {path.split(".")[2] for path in update.get("$set", {}) if "nodes" in path} for update in db.updates
+    ]
+    assert max(map(len, nodes)) > 3
     assert [update for update in db.updates if conflicts(update)] == []
 
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from pymongo.results import BulkWriteResult
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pymongo import UpdateOne
+
     from flowkit.adapters.mongo import Database
 
 
@@ -45,12 +52,13 @@ def _utcnow() -> datetime:
 
 
 def _covered(database: Any) -> Any:
-    """`database` with collections whose `find_one_and_update` keeps its word."""
+    """`database` with collections whose `find_one_and_update` and `bulk_write` keep their word."""
     plain = database.get_collection
 
     def get_collection(*args: Any, **kwargs: Any) -> Any:
         collection = plain(*args, **kwargs)
         collection.find_one_and_update = partial(_find_one_and_update, collection.find_one_and_update)
+        collection.bulk_write = partial(_bulk_write, collection)
         return collection
 
     database.get_collection = get_collection
@@ -67,3 +75,18 @@ async def _find_one_and_update(
     if found and hidden:
         found.pop("_id", None)
     return found
+
+
+_parts_of_update = attrgetter("_filter", "_doc")
+
+
+async def _bulk_write(
+    collection: Any, requests: Sequence[UpdateOne], *, ordered: bool = True
+) -> BulkWriteResult:
+    """The library's own does not fit PyMongo 4.11 and later; this one takes updates of one document, one by one."""
+    done = [await collection.update_one(*_parts_of_update(request)) for request in requests]
+    counts = {
+        "nMatched": sum(each.matched_count for each in done),
+        "nModified": sum(each.modified_count for each in done),
+    }
+    return BulkWriteResult(counts, acknowledged=True)

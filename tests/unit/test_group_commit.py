@@ -1,0 +1,158 @@
+"""Group commit: who comes while a write is under way goes with the next; each hears of its own write only."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
+
+from flowkit.adapters.group_commit import GroupCommit
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+
+class Collector:
+    """Notes what is written and how, and waits before every write until it is let through."""
+
+    def __init__(self) -> None:
+        self.alone: list[str] = []
+        self.groups: list[list[str]] = []
+        self.gate = asyncio.Event()
+        self.refused: dict[str, Exception] = {}
+        """Writes that fail alone."""
+        self.left: set[str] = set()
+        """Writes that a group leaves undone."""
+        self.trouble: Exception | None = None
+        """What the next group fails with."""
+        self.commit = GroupCommit[str](alone=self._alone, together=self._together)
+
+    async def _alone(self, item: str) -> None:
+        await self.gate.wait()
+        self.alone.append(item)
+        if item in self.refused:
+            raise self.refused[item]
+
+    async def _together(self, items: Sequence[str]) -> Collection[int]:
+        await self.gate.wait()
+        self.groups.append([*items])
+        trouble, self.trouble = self.trouble, None
+        if trouble is not None:
+            raise trouble
+        return [place for place, item in enumerate(items) if item in self.left]
+
+    async def begin(self, *items: str) -> dict[str, asyncio.Task[None]]:
+        """Writers in this order, all of which have begun to wait."""
+        writers = {item: asyncio.create_task(self.commit.write(item)) for item in items}
+        await asyncio.sleep(0)
+        return writers
+
+    async def ends(self, writers: dict[str, asyncio.Task[None]]) -> dict[str, BaseException | None]:
+        """Let everything through; how each writer has ended."""
+        self.gate.set()
+        ends = await asyncio.gather(*writers.values(), return_exceptions=True)
+        return dict(zip(writers, ends, strict=True))
+
+
+@pytest.fixture
+async def collector() -> Collector:
+    return Collector()
+
+
+async def test_a_lone_writer_writes_alone(collector: Collector) -> None:
+    collector.gate.set()
+    for item in "abc":
+        await collector.commit.write(item)
+    assert (collector.alone, collector.groups) == (["a", "b", "c"], [])
+
+
+async def test_those_who_come_meanwhile_go_together_in_their_order(collector: Collector) -> None:
+    writers = await collector.begin("a", "b", "c", "d")
+    assert await collector.ends(writers) == dict.fromkeys("abcd")
+    assert (collector.alone, collector.groups) == (["a"], [["b", "c", "d"]])
+
+
+async def test_after_a_group_a_lone_writer_writes_alone_again(collector: Collector) -> None:
+    await collector.ends(await collector.begin("a", "b", "c"))
+    await asyncio.sleep(0)
+    await collector.commit.write("d")
+    assert collector.alone == ["a", "d"]
+
+
+async def test_nobody_returns_before_its_own_write(collector: Collector) -> None:
+    writers = await collector.begin("a", "b", "c")
+    assert not any(writer.done() for writer in writers.values())
+    await collector.ends(writers)
+
+
+async def test_more_than_a_hundred_go_in_several_groups(collector: Collector) -> None:
+    names = [f"w{number}" for number in range(251)]
+    await collector.ends(await collector.begin(*names))
+    assert [len(group) for group in collector.groups] == [100, 100, 50]
+    assert [*collector.alone, *(item for group in collector.groups for item in group)] == names
+
+
+async def test_what_a_group_leaves_undone_is_written_alone_and_fails_alone(collector: Collector) -> None:
+    refusal = OperationFailure("too large")
+    collector.left, collector.refused = {"b", "d"}, {"d": refusal}
+    ends = await collector.ends(await collector.begin("a", "b", "c", "d"))
+    assert ends == {"a": None, "b": None, "c": None, "d": refusal}
+    assert collector.alone == ["a", "b", "d"]
+
+
+async def test_the_first_ones_failure_is_its_own(collector: Collector) -> None:
+    refusal = OperationFailure("no")
+    collector.refused = {"a": refusal}
+    ends = await collector.ends(await collector.begin("a", "b", "c"))
+    assert ends == {"a": refusal, "b": None, "c": None}
+
+
+async def test_a_database_that_is_away_is_told_to_the_whole_group_and_the_next_one_is_tried(
+    collector: Collector,
+) -> None:
+    away = collector.trouble = AutoReconnect("gone")
+    ends = await collector.ends(await collector.begin("a", "b", "c"))
+    assert ends == {"a": None, "b": away, "c": away}
+    assert collector.alone == ["a"]
+    assert await collector.ends(await collector.begin("d", "e", "f")) == dict.fromkeys("def")
+
+
+@pytest.mark.parametrize(
+    "trouble", [OperationFailure("refused"), OverflowError("int too large"), KeyError("x")]
+)
+async def test_whatever_else_a_group_fails_with_each_is_tried_alone(
+    collector: Collector, trouble: Exception
+) -> None:
+    culprit = PyMongoError("mine")
+    collector.trouble, collector.refused = trouble, {"c": culprit}
+    ends = await collector.ends(await collector.begin("a", "b", "c", "d"))
+    assert ends == {"a": None, "b": None, "c": culprit, "d": None}
+    assert collector.alone == ["a", "b", "c", "d"]
+
+
+async def test_who_gives_up_while_it_waits_is_not_written(collector: Collector) -> None:
+    writers = await collector.begin("a", "b", "c")
+    writers["b"].cancel()
+    ends = await collector.ends(writers)
+    assert isinstance(ends["b"], asyncio.CancelledError)
+    assert collector.groups == [["c"]]
+
+
+async def test_who_gives_up_during_its_write_holds_nobody_up(collector: Collector) -> None:
+    writers = await collector.begin("a", "b", "c")
+    writers["a"].cancel()
+    ends = await collector.ends(writers)
+    assert isinstance(ends["a"], asyncio.CancelledError)
+    assert (ends["b"], ends["c"]) == (None, None)
+    assert collector.groups == [["b", "c"]]
+
+
+async def test_when_all_of_a_group_give_up_the_next_is_written(collector: Collector) -> None:
+    writers = await collector.begin("a", "b", "c")
+    for item in "bc":
+        writers[item].cancel()
+    await collector.ends(writers)
+    assert await collector.ends(await collector.begin("d")) == {"d": None}
+    assert (collector.alone, collector.groups) == (["a", "d"], [])
