@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import shlex
 import threading
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import GrpcCompression, RPCError, RPCStatusCode
 
 from flowkit.errors import FlowKitError
 from flowkit.loops import new_event_loop
@@ -48,12 +50,24 @@ async def connect() -> Client:
     settings = ClientConfig.load_client_connect_config()
     settings.setdefault("target_host", DEFAULT_ADDRESS)
     settings.setdefault("namespace", "default")
+    compression = GrpcCompression.NONE if is_loopback(settings["target_host"]) else GrpcCompression.GZIP
     try:
-        client = await Client.connect(**settings, data_converter=pydantic_data_converter)
+        client = await Client.connect(
+            **settings, data_converter=pydantic_data_converter, grpc_compression=compression
+        )
         await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace))
         return client
     except (RPCError, RuntimeError) as error:
         raise unavailable(error, settings["target_host"], settings["namespace"]) from None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `host:port` is this very machine, where compressing costs time and saves nothing."""
+    host = urlsplit(f"//{address}").hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 _NOT_LET_IN = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
-from flowkit.connection import TemporalUnavailable, unavailable
+from flowkit.connection import TemporalUnavailable, is_loopback, unavailable
 
 ADDRESS = "temporal.example:7233"
 
@@ -45,3 +45,17 @@ def test_a_server_that_does_not_answer_is_named_by_its_address(cause: RuntimeErr
 def test_without_more_to_say_the_error_has_a_text_all_the_same() -> None:
     assert "TEMPORAL_ADDRESS" in str(TemporalUnavailable())
     assert str(TemporalUnavailable("only this")) == "only this"
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:7233", "127.8.9.1:1", "localhost:7233", "LOCALHOST:7233", "[::1]:7233"]
+)
+def test_this_machine_is_known_by_its_addresses(address: str) -> None:
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["temporal:7233", "10.0.0.1:7233", "localhost.example:7233", "[fe80::1]:7233", "", ":7233"]
+)
+def test_other_machines_are_not_taken_for_this_one(address: str) -> None:
+    assert not is_loopback(address)
