@@ -73,6 +73,15 @@ GRAPHS: dict[str, dict[str, Any]] = {
             node("other", "paced", inline={"pause": 0.5}),
         ]
     },
+    "redrawn": {
+        "nodes": [
+            node("a", "failing", allow_failure=True, **BROKEN),
+            *(node(f"below{i}", "quick", "a") for i in range(40)),
+            node("other", "paced", inline={"pause": 1.5}),
+            node("another", "paced", "other", inline={"pause": 1.5}),
+            node("last", "quick", "another"),
+        ]
+    },
     "coordinator_function": {"nodes": [call("f"), node("a", "quick", "f"), call("g", "a")]},
     "functions": {
         "nodes": [
