@@ -49,6 +49,18 @@ async def test_a_running_node_links_to_the_workers_of_its_role(world: World) -> 
     assert told.splitlines()[5:] == ["| a | nobody | running | 1 |  |", "| b | quick | queued |  |  |"]
 
 
+async def test_the_details_of_a_large_graph_show_its_last_change_when_nothing_follows(world: World) -> None:
+    await world.engine()
+    await world.worker()
+    crowd = [node(f"n{number}") for number in range(50)]
+    task_id = await world.create(*crowd, node("last", "nobody", "n0", "n49"))
+
+    async def told() -> bool:
+        return "1 running, 50 finished, of 51 nodes" in await details(world, task_id)
+
+    await eventually(told)
+
+
 async def test_everything_that_a_cancelled_run_did_has_a_name_and_the_details_tell_why(world: World) -> None:
     await world.engine()
     await world.worker()
