@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.contract.builders import new_task, stored
+from tests.unit.examples import THOROUGH, examples
 
 from flowkit.coordinator.adapters import AdapterError, CoordinatorAdapters
 from flowkit.testing import memory_database
@@ -218,16 +219,17 @@ def exact(value: Any) -> Any:
 
 
 @pytest.mark.slow
-@settings(max_examples=750, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=not THOROUGH, print_blob=True)
 @given(sequence=SEQUENCES)
 async def test_memory_does_what_the_model_says(sequence: list[Operation]) -> None:
     await follow(memory_database(), sequence, in_memory=True)
 
 
 @settings(
-    max_examples=150,
+    max_examples=examples(100),
     deadline=None,
-    derandomize=True,
+    derandomize=not THOROUGH,
+    print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(sequence=SEQUENCES)

@@ -7,7 +7,12 @@ import os
 QUICK = bool(os.environ.get("FLOWKIT_QUICK"))
 """`make check` sets it."""
 
+THOROUGH = bool(os.environ.get("FLOWKIT_THOROUGH"))
+"""`make fuzz` sets it."""
 
-def examples(thorough: int) -> int:
-    """`thorough`, of which `make check` tries a fifth."""
-    return thorough // 5 if QUICK else thorough
+
+def examples(usual: int) -> int:
+    """`usual` in `make test`; a fifth of it in `make check`, twenty times as many in `make fuzz`."""
+    if THOROUGH:
+        return usual * 20
+    return usual // 5 if QUICK else usual

@@ -14,7 +14,7 @@ from flowkit.models import FanIn, Graph, Node, NodeState, NodeStatus, OnNodeFail
 from flowkit.workflows.graph import Walk
 
 THOROUGH = settings(
-    max_examples=examples(700), deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(400), deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 LARGE = settings(
     THOROUGH,

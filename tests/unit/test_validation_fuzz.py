@@ -114,13 +114,13 @@ def test_the_full_graph_is_accepted() -> None:
     assert graph == FULL
 
 
-@settings(max_examples=examples(500), deadline=None, print_blob=True)
+@settings(max_examples=examples(300), deadline=None, print_blob=True)
 @given(graph=JSON)
 def test_any_json_value_is_normalised_or_refused(graph: object) -> None:
     assert outcome(graph)
 
 
-@settings(max_examples=examples(500), deadline=None, print_blob=True)
+@settings(max_examples=examples(300), deadline=None, print_blob=True)
 @given(nodes=JSON, edges=JSON, edges_ex=JSON)
 def test_any_nodes_and_edges_are_normalised_or_refused(
     nodes: object, edges: object, edges_ex: object
@@ -128,7 +128,7 @@ def test_any_nodes_and_edges_are_normalised_or_refused(
     assert outcome({"nodes": nodes, "edges": edges, "edges_ex": edges_ex})
 
 
-@settings(max_examples=examples(1000), deadline=None, print_blob=True)
+@settings(max_examples=examples(600), deadline=None, print_blob=True)
 @given(path=st.sampled_from(list(paths(FULL))), value=JSON)
 def test_any_value_at_any_place_of_a_graph_is_normalised_or_refused(path: Path, value: object) -> None:
     assert outcome(planted(path, value))
