@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 import time
 from collections import Counter
@@ -34,16 +33,13 @@ CLOSING = WorkflowHistoryEventFilterType.CLOSE_EVENT
 ROLES = ("fetch", "parse", "index", "rank")
 SUGGESTED_EVENTS = 100
 HELD_EVENTS = 400
-LARGE = bool(os.environ.get("FLOWKIT_LARGE"))
-"""`make large` sets it: the same cases with layers of 100, and up to 2,000 nodes."""
-MOST_LAYERS = 20 if LARGE else 8
-BARRIERS = 5 if LARGE else 3
-LAYERS = 20 if LARGE else 4
+MOST_LAYERS = 20
+BARRIERS = 3
+LAYERS = 20
 """Beside a node that runs all the time."""
-WIDTH = 100 if LARGE else 40
-PATIENCE = 900.0 if LARGE else 120.0
-"""Seconds for the largest graph. The Mongo stand-in rewrites the whole document for each of a node's two updates, so
-that a node of 2,000 takes 40 ms of an idle machine, where one of 100 takes 10."""
+WIDTH = 100
+PATIENCE = 300.0
+"""Seconds for the largest graph, of which a node takes some 10 ms."""
 
 
 class Counting(Quick):
