@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
+
+from tests.unit.turns import others_had_their_turn
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -32,7 +33,7 @@ class RecordingDatabase:
 
     async def reach(self, collection: str) -> None:
         """Called before every write; others get on meanwhile, as they do while a server answers."""
-        await asyncio.sleep(0)
+        await others_had_their_turn()
         if self.before[collection]:
             await self.before[collection].pop(0)()
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
+from tests.unit.turns import others_had_their_turn
 
 from flowkit.adapters.group_commit import GroupCommit
 
@@ -46,7 +47,7 @@ class Collector:
     async def begin(self, *items: str) -> dict[str, asyncio.Task[None]]:
         """Writers in this order, all of which have begun to wait."""
         writers = {item: asyncio.create_task(self.commit.write(item)) for item in items}
-        await asyncio.sleep(0)
+        await others_had_their_turn()
         return writers
 
     async def ends(self, writers: dict[str, asyncio.Task[None]]) -> dict[str, BaseException | None]:
@@ -76,7 +77,7 @@ async def test_those_who_come_meanwhile_go_together_in_their_order(collector: Co
 
 async def test_after_a_group_a_lone_writer_writes_alone_again(collector: Collector) -> None:
     await collector.ends(await collector.begin("a", "b", "c"))
-    await asyncio.sleep(0)
+    await others_had_their_turn()
     await collector.commit.write("d")
     assert collector.alone == ["a", "d"]
 
