@@ -73,12 +73,12 @@ class ArtifactStore:
         self, attempt: AttemptInput, batch_uid: str, metrics: dict[str, Any], worker_id: str, at: float
     ) -> None:
         """Store a batch's result: its metrics first, then the artifact, which says that the batch is done."""
-        check_size(batch_uid, metrics)
+        size = check_size(batch_uid, metrics)
         if metrics:
-            await self._store_metrics(attempt, batch_uid, at, {"metrics": metrics})
+            await self._store_metrics(attempt, batch_uid, at, {"metrics": metrics}, size)
         else:
             await self._forget_failure(attempt, batch_uid)
-        await self.upsert_partial(attempt, batch_uid, metrics, worker_id, at)
+        await self._store_partial(attempt, batch_uid, metrics, worker_id, at, size)
 
     @shortened
     async def _forget_failure(self, attempt: AttemptInput, batch_uid: str) -> None:
@@ -87,32 +87,48 @@ class ArtifactStore:
 
     async def store_failed_batch(self, attempt: AttemptInput, batch_uid: str, reason: str, at: float) -> None:
         """Store that a batch failed; its later success replaces the row."""
-        await self._store_metrics(attempt, batch_uid, at, {"metrics": {}, "failed": True, "reason": reason})
+        await self._store_metrics(
+            attempt, batch_uid, at, {"metrics": {}, "failed": True, "reason": reason}, size=0
+        )
 
     async def store_final(self, attempt: AttemptInput, metrics: dict[str, Any], at: float) -> None:
         """Store a node's final metrics."""
-        check_size(FINAL_UID, metrics)
-        await self._store_metrics(attempt, FINAL_UID, at, {"metrics": metrics, "final": True})
+        size = check_size(FINAL_UID, metrics)
+        await self._store_metrics(attempt, FINAL_UID, at, {"metrics": metrics, "final": True}, size)
 
     @shortened
     async def upsert_partial(
         self, attempt: AttemptInput, batch_uid: str, meta: dict[str, Any], worker_id: str, at: float
     ) -> None:
         """Write the artifact of one batch."""
+        await self._store_partial(attempt, batch_uid, meta, worker_id, at, len(bson.encode(meta)))
+
+    @shortened
+    async def _store_partial(
+        self,
+        attempt: AttemptInput,
+        batch_uid: str,
+        meta: dict[str, Any],
+        worker_id: str,
+        at: float,
+        size: int,
+    ) -> None:
         await self._artifact_rows.put(
             _key(attempt, batch_uid),
             attempt.epoch,
             {"status": "partial", "meta": meta, "worker_id": worker_id, "updated_at": moment(at)},
             {"payload": None, "created_at": moment(at)},
+            size=size,
         )
         self.news.tell(attempt.task_id, attempt.node_id)
 
     @shortened
     async def _store_metrics(
-        self, attempt: AttemptInput, batch_uid: str, at: float, fields: dict[str, Any]
+        self, attempt: AttemptInput, batch_uid: str, at: float, fields: dict[str, Any], size: int
     ) -> None:
         row = {"failed": False, "reason": None, **fields, "ts_ms": int(at * 1000)}
-        await self._metrics_rows.put(_key(attempt, batch_uid), attempt.epoch, row, {"created_at": moment(at)})
+        first = {"created_at": moment(at)}
+        await self._metrics_rows.put(_key(attempt, batch_uid), attempt.epoch, row, first, size=size)
 
     @shortened
     async def mark_complete(
@@ -131,7 +147,8 @@ class ArtifactStore:
         if artifacts_ref is not None:
             fields["artifacts_ref"] = artifacts_ref
         key = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$exists": False}}
-        await self._artifact_rows.put(key, epoch, fields, {"worker_id": worker_id, "created_at": moment(at)})
+        first = {"worker_id": worker_id, "created_at": moment(at)}
+        await self._artifact_rows.put(key, epoch, fields, first, size=len(bson.encode(meta)))
         self.news.tell(task_id, node_id)
 
     @shortened
@@ -257,14 +274,15 @@ def _refused_uids(error: BulkWriteError, claims: list[dict[str, Any]]) -> list[s
     return [claims[problem["index"]]["batch_uid"] for problem in problems]
 
 
-def check_size(batch_uid: str, meta: dict[str, Any]) -> None:
-    """BatchTooLarge when a batch's metrics would not fit an artifact."""
+def check_size(batch_uid: str, meta: dict[str, Any]) -> int:
+    """Bytes of a batch's metrics. BatchTooLarge when they would not fit an artifact."""
     size = len(bson.encode(meta))
     if size > BATCH_META_BYTES:
         raise BatchTooLarge(
             f"metrics of batch {batch_uid!r} are {size:,} bytes, more than {BATCH_META_BYTES:,}: "
             "make smaller batches, or store the data and return a reference"
         )
+    return size
 
 
 def _key(attempt: AttemptInput, batch_uid: str) -> dict[str, Any]:

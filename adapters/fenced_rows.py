@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import bson
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from flowkit.adapters.group_commit import GroupCommit
@@ -43,11 +42,14 @@ class FencedRows:
         self._rows = GroupCommit[_Row](alone=self._replace, together=self._insert)
 
     async def put(
-        self, key: dict[str, Any], epoch: int, fields: dict[str, Any], first: dict[str, Any]
+        self, key: dict[str, Any], epoch: int, fields: dict[str, Any], first: dict[str, Any], *, size: int
     ) -> None:
-        """Write under `key`; a row that is there keeps its `first`. Fenced when a higher epoch has written it."""
+        """Write under `key`; a row that is there keeps its `first`. Fenced when a higher epoch has written it.
+
+        `size` is that of the user's part of the row, in bytes.
+        """
         row = _Row(key=key, epoch=epoch, fields=fields, first=first)
-        if len(bson.encode(fields)) > _LARGE_BYTES:
+        if size > _LARGE_BYTES:
             await self._replace(row)
         else:
             await self._rows.write(row)
