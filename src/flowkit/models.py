@@ -211,6 +211,12 @@ class Settings:
     """Search attributes known to be registered."""
     local_functions: tuple[str, ...] = ()
     """Built-in coordinator functions of the engine: each is one write, tried without a round trip through the server."""
+    function_queue: str = ""
+    """Task queue of coordinator functions that are not built in; empty: the engine's own queue."""
+    max_in_flight: int = 0
+    """Attempts of one task in flight at once, over all roles; 0 (tasks opened by an earlier release): no limit."""
+    qualify_uids: bool = False
+    """Whether batches of several sources get uids of their own (hazard H22); off for tasks of an earlier release."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -273,6 +279,10 @@ class AttemptInput:
     lease_ttl_sec: float = 45.0
     cancel_grace_sec: float = 30.0
     deployment: str = ""
+    timeout_sec: float | None = None
+    """Seconds after which the executor ends the attempt; time spent waiting for MongoDB does not count."""
+    qualify_uids: bool = False
+    """`Settings.qualify_uids` of the task."""
 
 
 _ATTEMPT_INPUT = TypeAdapter(AttemptInput)
@@ -348,6 +358,10 @@ class RecordTask:
     status_history: list[StatusChange]
     cancel_reason: str | None = None
     """Set: the task's cancel flags go up in the same write."""
+    deployment: str = ""
+    """Id of the database that holds the document; empty for tasks of an earlier release."""
+    status_history_omitted: int = 0
+    """Entries dropped from the middle of `status_history`."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -366,6 +380,10 @@ class CloseTask:
     reason: str | None = None
     truncated: bool = False
     """Whether error texts were cut to keep this record small."""
+    deployment: str = ""
+    """Id of the database that holds the document; empty for tasks of an earlier release."""
+    status_history_omitted: int = 0
+    """Entries dropped from the middle of `status_history`."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
