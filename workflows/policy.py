@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 MAX_LOSSES = 5
 """Executors a node may lose before it fails as `worker_lost`."""
 
-_LOSS_BACKOFF_MAX_SEC = 30.0
-_YIELD_BACKOFF_MAX_SEC = 30.0
+_FREE_BACKOFF_MAX_SEC = 30.0
+_FREE_DOUBLINGS = 5
+"""Doublings of one second after which the wait has reached `_FREE_BACKOFF_MAX_SEC`."""
+
 _LONGEST_BACKOFF_SEC = 365 * 24 * 3600.0
+_LARGEST_FACTOR = 1e9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,8 +42,9 @@ def decide(policy: RetryPolicy, failure: AttemptFailure, state: NodeState, chanc
     """Count `failure` in `state` and decide.
 
     `chance` lies in 0…1 and drives the jitter. Failures and losses are counted apart: `retry_policy.max` bounds the
-    first, MAX_LOSSES the second; a gentle hand-over, a used-up epoch and a given slot are free.
+    first, MAX_LOSSES the second. Hand-overs, epoch conflicts and yields count against neither.
     """
+    state.free = failure.kind is not FailureKind.FAILURE
     match failure.kind:
         case FailureKind.HANDOVER:
             return Again(after=0.0, why=failure.code)
@@ -48,8 +52,8 @@ def decide(policy: RetryPolicy, failure: AttemptFailure, state: NodeState, chanc
             state.epoch = max(state.epoch, failure.current_epoch)
             return Again(after=0.0, why=failure.code)
         case FailureKind.YIELDED:
-            state.yields += 1
-            return Again(after=min(2.0 ** (state.yields - 1), _YIELD_BACKOFF_MAX_SEC), why=failure.code)
+            state.yields = state.yields + 1 if state.reason_code == failure.code else 1
+            return Again(after=free_backoff(state.yields), why=failure.code)
         case FailureKind.LOSS:
             return _after_loss(failure, state)
         case FailureKind.FENCED:
@@ -64,7 +68,13 @@ def _after_loss(failure: AttemptFailure, state: NodeState) -> Again | GiveUp:
         return GiveUp(
             code="worker_lost", message=f"lost {state.losses} executors, the last as {failure.code}"
         )
-    return Again(after=min(2.0 ** (state.losses - 1), _LOSS_BACKOFF_MAX_SEC), why=failure.code)
+    return Again(after=free_backoff(state.losses), why=failure.code)
+
+
+def free_backoff(count: int) -> float:
+    """Seconds before the next attempt after the `count`-th loss or yield (from 1): 1, 2, 4, … up to 30."""
+    doublings = min(max(count - 1, 0), _FREE_DOUBLINGS)
+    return min(2.0**doublings, _FREE_BACKOFF_MAX_SEC)
 
 
 def _after_failure(
@@ -79,8 +89,8 @@ def backoff(policy: RetryPolicy, retry: int, chance: float) -> float:
     """Seconds before the `retry`-th retry (from 1)."""
     wait = policy.backoff_sec
     if policy.backoff_coefficient > 1.0 and wait > 0:
-        steps = min(retry - 1, math.log(1e9, policy.backoff_coefficient))
-        wait *= policy.backoff_coefficient**steps
+        steps = min(float(retry - 1), math.log(_LARGEST_FACTOR) / math.log(policy.backoff_coefficient))
+        wait *= float(policy.backoff_coefficient) ** steps
     if policy.max_backoff_sec is not None:
         wait = min(wait, policy.max_backoff_sec)
     return min(wait, _LONGEST_BACKOFF_SEC) * (1.0 - policy.jitter * chance)

@@ -186,7 +186,9 @@ class NodeState:
     failures: int = 0
     losses: int = 0
     yields: int = 0
-    """Times that the node gave its slot away while none of its sources ran."""
+    """Times in a row that the node gave its slot back for the same reason, at no charge."""
+    free: bool = False
+    """Whether the last attempt ended in a way that does not count against the node's retries."""
     next_retry_at: float | None = None
     last_error: str | None = None
     reason_code: str | None = None
@@ -217,6 +219,8 @@ class Settings:
     """Attempts of one task in flight at once, over all roles; 0 (tasks opened by an earlier release): no limit."""
     qualify_uids: bool = False
     """Whether batches of several sources get uids of their own (hazard H22); off for tasks of an earlier release."""
+    empty_sources: bool = False
+    """Whether `from_nodes: []` means no sources; off for tasks of an earlier release, where it meant the parents."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,6 +265,8 @@ class TaskState:
     opened: Opened
     nodes: list[NodeState]
     status_history: list[StatusChange]
+    status_history_omitted: int = 0
+    """Entries dropped from the middle of `status_history`."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.examples import examples
 
 from flowkit.models import AttemptFailure, FailureKind, NodeState, RetryPolicy
 from flowkit.workflows.policy import MAX_LOSSES, Again, GiveUp, backoff, decide
@@ -15,7 +17,17 @@ BOOM = AttemptFailure(kind=FailureKind.FAILURE, code="boom", message="it broke")
 LOST = AttemptFailure(kind=FailureKind.LOSS, code="lease_lost", message="no heartbeat")
 HANDOVER = AttemptFailure(kind=FailureKind.HANDOVER, code="worker_stopping")
 TAKEN = AttemptFailure(kind=FailureKind.EPOCH_TAKEN, code="epoch_taken", current_epoch=7)
+YIELDED = AttemptFailure(kind=FailureKind.YIELDED, code="yielded", message="no source runs")
+AWAY = AttemptFailure(kind=FailureKind.YIELDED, code="mongo_unavailable", message="MongoDB is away")
 FENCED = AttemptFailure(kind=FailureKind.FENCED, code="fenced", message="a newer attempt")
+
+YEAR_SEC = 365 * 24 * 3600
+SECONDS = st.floats(0, YEAR_SEC) | st.integers(0, YEAR_SEC)
+COEFFICIENTS = (
+    st.floats(1, sys.float_info.max)
+    | st.integers(1, int(sys.float_info.max))
+    | st.sampled_from([1.0000000000000002, 1 + 1e-12, 2, 10**300])
+)
 
 
 def failing(code: str, *, permanent: bool = False) -> AttemptFailure:
@@ -118,13 +130,13 @@ def test_each_budget_is_used_up_by_its_own_kind_only(kinds: list[AttemptFailure]
 def test_a_gentle_hand_over_goes_on_at_once_and_is_free() -> None:
     state = NodeState(epoch=4)
     assert [again(RetryPolicy(max=0), HANDOVER, state) for _ in range(20)] == [0.0] * 20
-    assert state == NodeState(epoch=4)
+    assert state == NodeState(epoch=4, free=True)
 
 
 def test_a_taken_epoch_goes_on_behind_it_at_once_and_is_free() -> None:
     state = NodeState(epoch=2)
     assert again(RetryPolicy(max=0), TAKEN, state) == 0.0
-    assert state == NodeState(epoch=7)
+    assert state == NodeState(epoch=7, free=True)
 
 
 def test_a_taken_epoch_never_takes_the_epoch_back() -> None:
@@ -136,7 +148,79 @@ def test_a_taken_epoch_never_takes_the_epoch_back() -> None:
 def test_a_fenced_attempt_ends_for_good_and_is_not_counted() -> None:
     state = NodeState()
     assert decide(RetryPolicy(), FENCED, state, 0.0) == GiveUp(code="fenced", message="a newer attempt")
-    assert state == NodeState()
+    assert state == NodeState(free=True)
+
+
+def yields(failure: AttemptFailure, state: NodeState, count: int) -> list[float]:
+    """Waits after so many yields in a row, with the state noted as the workflow does."""
+    waits = []
+    for _ in range(count):
+        waits.append(again(RetryPolicy(max=0), failure, state))
+        state.reason_code = failure.code
+    return waits
+
+
+@pytest.mark.parametrize("failure", [YIELDED, AWAY], ids=["yielded", "away"])
+def test_waits_after_yields_double_from_1_to_30_seconds_and_are_free(failure: AttemptFailure) -> None:
+    state = NodeState()
+    assert yields(failure, state, 8) == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert (state.failures, state.losses, state.free) == (0, 0, True)
+
+
+def test_the_waits_after_yields_begin_anew_when_the_reason_changes() -> None:
+    state = NodeState()
+    assert yields(YIELDED, state, 3) == [1.0, 2.0, 4.0]
+    assert yields(AWAY, state, 2) == [1.0, 2.0]
+    assert yields(YIELDED, state, 1) == [1.0]
+
+
+def test_the_waits_after_yields_begin_anew_after_a_failure() -> None:
+    policy, state = RetryPolicy(max=9), NodeState()
+    yields(AWAY, state, 4)
+    again(policy, BOOM, state)
+    state.reason_code = BOOM.code
+    assert not state.free
+    assert yields(AWAY, state, 1) == [1.0]
+
+
+def test_the_1025th_yield_waits_like_the_one_before() -> None:
+    state = NodeState(yields=1_024, reason_code="yielded")
+    assert again(RetryPolicy(), YIELDED, state) == 30.0
+
+
+@settings(max_examples=examples(500), deadline=None, print_blob=True)
+@given(
+    failure=st.sampled_from([BOOM, LOST, HANDOVER, TAKEN, YIELDED, AWAY, FENCED]),
+    failures=st.integers(0, 10**6),
+    losses=st.integers(0, 10**6),
+    yielded=st.integers(0, 10**6),
+    retries=st.integers(0, 10**6),
+    seconds=SECONDS,
+    coefficient=COEFFICIENTS,
+    cap=st.none() | SECONDS,
+    jitter=st.floats(0, 1),
+    chance=st.floats(0, 1),
+)
+def test_no_count_and_no_policy_that_validation_allows_breaks_the_arithmetic(
+    failure: AttemptFailure,
+    failures: int,
+    losses: int,
+    yielded: int,
+    retries: int,
+    seconds: float,
+    coefficient: float,
+    cap: float | None,
+    jitter: float,
+    chance: float,
+) -> None:
+    policy = RetryPolicy(
+        max=retries, backoff_sec=seconds, backoff_coefficient=coefficient, max_backoff_sec=cap, jitter=jitter
+    )
+    state = NodeState(failures=failures, losses=losses, yields=yielded, reason_code=failure.code)
+    decision = decide(policy, failure, state, chance)
+    if isinstance(decision, Again):
+        assert 0.0 <= decision.after <= YEAR_SEC
+        assert isinstance(decision.after, float)
 
 
 def test_without_coefficient_every_wait_is_the_same() -> None:
