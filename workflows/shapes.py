@@ -116,12 +116,30 @@ def is_pulling(node: dict[str, Any]) -> bool:
     return inline.get("input_adapter") in (input_args.PULL, input_args.RECHUNK)
 
 
-def pull_sources(node: dict[str, Any]) -> list[str]:
-    """The nodes that a pulling node names as its input."""
+def pull_sources(node: dict[str, Any]) -> list[str] | None:
+    """The nodes that a pulling node names as its input; None when it names none, which means its parents."""
     if not is_pulling(node):
-        return []
-    inline = node["io"]["input_inline"]
-    return list(input_args.with_alias(inline.get("input_args")).get("from_nodes") or [])
+        return None
+    named = input_args.with_alias(node["io"]["input_inline"].get("input_args")).get("from_nodes")
+    return None if named is None else list(named)
+
+
+def later_problems(graph: dict[str, Any], rules: int) -> Iterator[str]:
+    """What rules that came after the first release refuse in a graph that passed the first ones."""
+    for node in graph["nodes"]:
+        for since, check in _LATER_CHECKS:
+            if since <= rules:
+                yield from (f"node {node['node_id']!r}: {problem}" for problem in check(node))
+
+
+def _too_many_retries(node: dict[str, Any]) -> Iterator[str]:
+    retries = (node.get("retry_policy") or {}).get("max")
+    if retries is not None and retries > limits.MAX_RETRIES:
+        yield f"retry_policy.max {_show(retries)} must be {limits.MAX_RETRIES:,} at most"
+
+
+_LATER_CHECKS: tuple[tuple[int, Callable[[dict[str, Any]], Iterator[str]]], ...] = ((1, _too_many_retries),)
+"""Each check with the version of the rules in which it came; see `validation.RULES`."""
 
 
 def _edge_problems(graph: dict[str, Any]) -> Iterator[str]:

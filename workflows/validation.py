@@ -33,19 +33,40 @@ if TYPE_CHECKING:
 
 _ENOUGH = 11
 
+FIRST_RULES = 0
+RULES = 1
+"""Version of the rules. A rule that refuses what the version before accepts gets a version of its own, because tasks
+that were accepted before keep running."""
 
-def parse_graph(graph: object, *, params: object = None, max_nodes: int | None = limits.MAX_NODES) -> Graph:
-    """Normalise and validate `graph`.
 
-    `params` only counts for the size limit; `max_nodes` None leaves that limit to the engine. Raises GraphError with
-    the problems found; `Graph.warnings` holds what is odd but runs.
+def parse_graph(
+    graph: object,
+    *,
+    params: object = None,
+    max_nodes: int | None = limits.MAX_NODES,
+    rules: int = RULES,
+) -> Graph:
+    """Validate and normalise `graph`.
+
+    `params` only counts for the size limit; `max_nodes` None leaves that limit to the engine; `rules` is the version
+    of the rules to apply. Raises GraphError with the problems found; `Graph.warnings` holds what is odd but runs.
     """
     raise_if(list(_size_problems(graph, params, max_nodes)))
     raise_if(_first(shapes.graph_problems(graph)))
     assert isinstance(graph, dict)
-    parents, warnings = _parents_by_node(graph)
+    raise_if(_first(shapes.later_problems(graph, rules)))
+    parents, _ = _parents_by_node(graph)
     raise_if(_first(_relation_problems(graph, parents)))
-    nodes = tuple(_node(index, raw, parents) for index, raw in enumerate(graph["nodes"]))
+    return normalised(graph)
+
+
+def normalised(graph: dict[str, Any], *, empty_sources: bool = True) -> Graph:
+    """Normalise a graph that was accepted before, whatever the rules say today.
+
+    With `empty_sources` False an explicit `from_nodes: []` means the parents, as it did in the first release.
+    """
+    parents, warnings = _parents_by_node(graph)
+    nodes = tuple(_node(index, raw, parents, empty_sources) for index, raw in enumerate(graph["nodes"]))
     return Graph(
         nodes=nodes,
         name=graph.get("name") if isinstance(graph.get("name"), str) else None,
@@ -117,7 +138,7 @@ def _waits(graph: dict[str, Any], parents: Mapping[str, list[str]]) -> dict[str,
     for raw in graph["nodes"]:
         own, fan_in = parents[raw["node_id"]], shapes.parse_fan_in(raw.get("fan_in"))
         needs_all = fan_in is None or fan_in.mode == "all" or len(own) == (fan_in.count or 1)
-        waits[raw["node_id"]] = [*(own if needs_all else ()), *shapes.pull_sources(raw)]
+        waits[raw["node_id"]] = [*(own if needs_all else ()), *(shapes.pull_sources(raw) or ())]
     return waits
 
 
@@ -131,9 +152,9 @@ def _parent_problems(raw: dict[str, Any], own: list[str], known: Mapping[str, in
     if fan_in.mode == "count" and not 1 <= fan_in.count <= len(own):
         yield f"{where}: fan_in 'count:{fan_in.count}' must lie between 1 and the number of parents ({len(own)})"
     sources = shapes.pull_sources(raw)
-    if shapes.is_pulling(raw) and not sources and not own:
+    if shapes.is_pulling(raw) and sources is None and not own:
         yield f"{where}: input_args.from_nodes is missing, and the node has no parents to pull from"
-    for source in sources:
+    for source in sources or ():
         if source not in known:
             yield f"{where}: input_args.from_nodes names {source!r}, which is no node{_nearest(source, known)}"
 
@@ -148,9 +169,9 @@ def _first(problems: Iterator[str]) -> list[str]:
     return list(itertools.islice(problems, _ENOUGH))
 
 
-def _node(index: int, raw: dict[str, Any], parents: Mapping[str, list[str]]) -> Node:
+def _node(index: int, raw: dict[str, Any], parents: Mapping[str, list[str]], empty_sources: bool) -> Node:
     depends_on = tuple(parents[raw["node_id"]])
-    io = _io(raw.get("io") or {}, depends_on)
+    io = _io(raw.get("io") or {}, depends_on, empty_sources)
     fan_in = shapes.parse_fan_in(raw.get("fan_in"))
     return Node(
         node_id=raw["node_id"],
@@ -166,10 +187,10 @@ def _node(index: int, raw: dict[str, Any], parents: Mapping[str, list[str]]) -> 
     )
 
 
-def _io(raw: dict[str, Any], depends_on: tuple[str, ...]) -> NodeIO:
+def _io(raw: dict[str, Any], depends_on: tuple[str, ...], empty_sources: bool) -> NodeIO:
     return NodeIO(
         input_ref=raw.get("input_ref"),
-        input_inline=_with_sources(raw.get("input_inline"), depends_on),
+        input_inline=_with_sources(raw.get("input_inline"), depends_on, empty_sources),
         batching=raw.get("batching"),
         start_when=StartWhen((raw.get("start_when") or "ready").lower()),
         fn=raw.get("fn") or "noop",
@@ -177,12 +198,16 @@ def _io(raw: dict[str, Any], depends_on: tuple[str, ...]) -> NodeIO:
     )
 
 
-def _with_sources(inline: dict[str, Any] | None, depends_on: tuple[str, ...]) -> dict[str, Any] | None:
-    """`from_nodes` filled from the parents when a pulling node names none."""
+def _with_sources(
+    inline: dict[str, Any] | None, depends_on: tuple[str, ...], empty_sources: bool
+) -> dict[str, Any] | None:
+    """`from_nodes` filled from the parents when a pulling node leaves it out; an explicit `[]` is kept."""
     if not inline or not str(inline.get("input_adapter", "")).startswith("pull."):
         return inline
     args = with_alias(inline.get("input_args"))
-    args["from_nodes"] = args.get("from_nodes") or list(depends_on)
+    named = args.get("from_nodes")
+    if named is None or not (named or empty_sources):
+        args["from_nodes"] = list(depends_on)
     return {**inline, "input_args": args}
 
 
@@ -190,6 +215,8 @@ def _retry_policy(raw: dict[str, Any]) -> RetryPolicy:
     given = {key: value for key, value in raw.items() if value is not None and not key.startswith("x-")}
     if "permanent_on" in given:
         given["permanent_on"] = tuple(given["permanent_on"])
+    if "max" in given:
+        given["max"] = int(given["max"])
     return RetryPolicy(**given)
 
 

@@ -17,14 +17,26 @@ NODE_IO_BYTES = 64_000
 MAX_NODES = 5_000
 """Nodes of one graph (`CoordinatorConfig.max_nodes` changes it)."""
 
+MAX_RETRIES = 10_000
+"""`retry_policy.max` of one node."""
+
 REASON_CODE_CHARS = 100
 """A reason code; longer ones are cut."""
 
 LAST_ERROR_CHARS = 2_000
 """`last_error` of a node; longer texts are cut."""
 
-CLOSE_ERRORS_CHARS = 200_000
-"""All error texts that the close of a task carries together."""
+CARRIED_STATE_BYTES = 1_000_000
+"""What a task carries into its next run besides graph and params; longer error texts are cut there."""
+
+REPORT_BYTES = 1_000_000
+"""One write of the workflow to its task's document, and the result of the query `status`."""
+
+PAYLOAD_BYTES = 1_900_000
+"""What no payload of FlowKit exceeds; Temporal refuses those of 2 MB."""
+
+STATUS_CHANGES = 100
+"""Entries of `status_history`: the first ten and the latest ones; those between are counted."""
 
 BATCH_META_BYTES = 8_000_000
 """BSON size of one batch's metrics, which become the artifact's `meta`."""

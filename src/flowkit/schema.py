@@ -164,7 +164,7 @@ def _retry_policy() -> Schema:
 
 
 _RETRY: dict[str, Schema] = {
-    "max": {"type": "integer", "minimum": 0},
+    "max": {"type": "integer", "minimum": 0, "maximum": limits.MAX_RETRIES},
     "backoff_sec": _SECONDS,
     "backoff_coefficient": {"type": "number", "minimum": 1},
     "max_backoff_sec": _SECONDS,

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.graphs import PULL, RECHUNK, node, one, pulling, two
 
 from flowkit.models import FanIn, NodeIO, OnNodeFailure, RetryPolicy
-from flowkit.workflows.validation import parse_graph
+from flowkit.workflows.validation import normalised, parse_graph
 
 RUNTIME: dict[str, Any] = {
     "status": "finished",
@@ -198,9 +198,30 @@ def test_a_cycle_among_edges_that_lose_is_no_cycle() -> None:
     assert parents({"nodes": nodes, "edges": [["c", "b"]]})["b"] == ["a"]
 
 
-@pytest.mark.parametrize("args", [{}, {"poll_ms": 5}, {"from_nodes": []}])
+@pytest.mark.parametrize("args", [{}, {"poll_ms": 5}])
 def test_a_pulling_node_that_names_no_sources_pulls_from_its_parents(args: dict[str, Any]) -> None:
     assert sources(pulling(PULL, **args)) == ["extract"]
+
+
+@pytest.mark.parametrize("parents", [{}, {"depends_on": []}])
+def test_an_explicit_empty_list_of_sources_is_kept(parents: dict[str, Any]) -> None:
+    graph = two(io=pulling(from_nodes=[]), **parents)
+    assert parse_graph(graph).nodes[1].pulls_from == ()
+    assert sources(pulling(from_nodes=[]), **parents) == []
+
+
+def test_for_a_task_of_an_earlier_release_an_empty_list_of_sources_means_the_parents() -> None:
+    graph = two(io=pulling(from_nodes=[]))
+    assert normalised(graph, empty_sources=False).nodes[1].pulls_from == ("extract",)
+
+
+def test_a_graph_that_later_rules_refuse_is_normalised_all_the_same() -> None:
+    assert normalised(one(retry_policy={"max": 10**6})).nodes[0].retry_policy.max == 10**6
+
+
+def test_a_whole_number_of_retries_is_a_whole_number() -> None:
+    retries = parse_graph(one(retry_policy={"max": 3.0})).nodes[0].retry_policy.max
+    assert (retries, type(retries)) == (3, int)
 
 
 def test_a_pulling_node_without_args_pulls_from_its_parents() -> None:

@@ -10,7 +10,7 @@ from tests.unit.graphs import PULL, RECHUNK, node, one, pulling, refusal, two
 
 from flowkit import limits
 from flowkit.errors import FlowKitError, GraphError
-from flowkit.workflows.validation import parse_graph, too_many_nodes, unknown_function
+from flowkit.workflows.validation import FIRST_RULES, parse_graph, too_many_nodes, unknown_function
 
 ROLE_RULE = "letters, digits, '.', '_', '-'"
 ID_RULE = "1 to 200 printable characters"
@@ -54,6 +54,8 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("retry_type", {"retry_policy": 3}, ["retry_policy", "3", "object"]),
     ("retry_key", {"retry_policy": {"maxx": 3}}, ["retry_policy", "'maxx'", "did you mean 'max'?"]),
     ("retry_max", {"retry_policy": {"max": -1}}, ["retry_policy.max", "-1", "whole number of retries"]),
+    ("retry_many", {"retry_policy": {"max": 10_001}}, ["retry_policy.max", "10001", "10,000 at most"]),
+    ("retry_vast", {"retry_policy": {"max": 1e300}}, ["retry_policy.max", "1e+300", "10,000 at most"]),
     ("retry_half", {"retry_policy": {"max": 1.5}}, ["retry_policy.max", "1.5", "whole number"]),
     ("retry_bool", {"retry_policy": {"max": True}}, ["retry_policy.max", "True", "whole number"]),
     ("backoff", {"retry_policy": {"backoff_sec": -0.1}}, ["backoff_sec", "-0.1", "0 or more"]),
@@ -280,3 +282,13 @@ def test_a_coordinator_function_defaults_to_noop(io: dict[str, Any] | None) -> N
 
 def test_a_function_name_does_not_matter_on_a_role() -> None:
     assert unknown_function(node(io={"fn": "qqqq"}), []) is None
+
+
+def test_the_largest_number_of_retries_is_accepted() -> None:
+    assert parse_graph(one(retry_policy={"max": 10_000})).nodes[0].retry_policy.max == limits.MAX_RETRIES
+
+
+def test_the_rules_of_the_first_release_know_no_largest_number_of_retries() -> None:
+    graph = one(retry_policy={"max": 10**6})
+    assert parse_graph(graph, rules=FIRST_RULES).nodes[0].retry_policy.max == 10**6
+    assert "1000000" in str(refusal(graph))
