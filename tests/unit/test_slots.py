@@ -1,0 +1,145 @@
+"""Who begins an attempt when a task has as many in flight as it may."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.examples import examples
+
+from flowkit.workflows.slots import Slots
+
+ROLES = "abcd"
+
+
+def test_free_slots_are_taken_at_once() -> None:
+    slots = Slots(limit=3, window=2)
+    assert [slots.take(role) for role in "aaab"] == [True, True, False, True]
+    assert not slots.take("b")
+    assert (slots.in_use, slots.in_use_by("a"), slots.in_use_by("b")) == (3, 2, 1)
+
+
+def test_roles_that_wait_get_free_slots_in_turn_and_nodes_of_a_role_in_their_order() -> None:
+    slots = Slots(limit=1, window=5)
+    assert slots.take("a")
+    for ticket, role in enumerate("aaabbc"):
+        slots.wait(role, ticket)
+    holders, order = deque("a"), []
+    while holders:
+        (granted,) = slots.give_back(holders.popleft()) or (None,)
+        if granted is not None:
+            order.append(granted)
+            holders.append("aaabbc"[granted])
+    assert order == [0, 3, 5, 1, 4, 2]
+
+
+def test_a_role_with_a_full_window_does_not_hold_up_the_others() -> None:
+    slots = Slots(limit=3, window=1)
+    assert slots.take("a")
+    slots.wait("a", 0)
+    assert slots.take("b")
+    assert slots.take("c")
+    slots.wait("d", 1)
+    assert slots.give_back("b") == [1]
+    assert slots.give_back("a") == [0]
+
+
+def test_who_leaves_gets_nothing() -> None:
+    slots = Slots(limit=1, window=1)
+    assert slots.take("a")
+    slots.wait("a", 0)
+    slots.wait("a", 1)
+    assert slots.leave("a", 0)
+    assert slots.give_back("a") == [1]
+    assert not slots.leave("a", 1)
+    assert not slots.leave("zzz", 7)
+    assert slots.give_back("a") == []
+    assert slots.in_use == 0
+
+
+class Crowd:
+    """Nodes that want slots, take them and give them back, as a task's nodes do."""
+
+    def __init__(self, limit: int, window: int) -> None:
+        self.slots = Slots(limit=limit, window=window)
+        self.limit, self.window = limit, window
+        self.running: list[tuple[str, int]] = []
+        self.waiting: dict[int, str] = {}
+        self.granted: list[int] = []
+        self.tickets = 0
+
+    def arrive(self, role: str) -> None:
+        """A node wants a slot."""
+        self.tickets += 1
+        if self.slots.take(role):
+            self.running.append((role, self.tickets))
+        else:
+            self.slots.wait(role, self.tickets)
+            self.waiting[self.tickets] = role
+        self.check()
+
+    def leave(self, pick: int) -> None:
+        """A node that waits gives up."""
+        if self.waiting:
+            ticket = sorted(self.waiting)[pick % len(self.waiting)]
+            assert self.slots.leave(self.waiting.pop(ticket), ticket)
+        self.check()
+
+    def finish(self, pick: int) -> None:
+        """A node that runs ends."""
+        if self.running:
+            role, _ = self.running.pop(pick % len(self.running))
+            for ticket in self.slots.give_back(role):
+                self.granted.append(ticket)
+                self.running.append((self.waiting.pop(ticket), ticket))
+        self.check()
+
+    def check(self) -> None:
+        """Never above the limits; and no free slot that a waiting node may have."""
+        taken = Counter(role for role, _ in self.running)
+        assert self.slots.in_use == len(self.running) <= self.limit
+        assert all(self.slots.in_use_by(role) == taken[role] <= self.window for role in ROLES)
+        if len(self.running) < self.limit:
+            assert all(taken[role] == self.window for role in self.waiting.values())
+
+
+MOVES = st.lists(
+    st.tuples(st.sampled_from(["arrive", "arrive", "finish", "leave"]), st.integers(0, 50)), max_size=120
+)
+
+
+@settings(max_examples=examples(300), deadline=None, print_blob=True)
+@given(limit=st.integers(1, 6), window=st.integers(1, 4), moves=MOVES)
+def test_the_limits_hold_no_slot_is_wasted_and_everybody_has_a_turn(
+    limit: int, window: int, moves: list[tuple[str, int]]
+) -> None:
+    crowd = Crowd(limit, window)
+    for move, pick in moves:
+        match move:
+            case "arrive":
+                crowd.arrive(ROLES[pick % len(ROLES)])
+            case "finish":
+                crowd.finish(pick)
+            case _:
+                crowd.leave(pick)
+    while crowd.running:
+        crowd.finish(0)
+    assert crowd.waiting == {}
+
+
+@settings(max_examples=examples(100), deadline=None, print_blob=True)
+@given(limit=st.integers(1, 5), crowd_of=st.integers(5, 40), picks=st.lists(st.integers(0, 50), max_size=60))
+def test_no_role_waits_while_another_one_has_two_turns(limit: int, crowd_of: int, picks: list[int]) -> None:
+    """With room in every window the roles that wait take turns, however many nodes each has."""
+    crowd = Crowd(limit, 1_000)
+    for role in "a" * crowd_of + "b" * 5 + "c" * 5:
+        crowd.arrive(role)
+    for pick in picks:
+        waited = set(crowd.waiting.values())
+        before = dict(crowd.waiting)
+        for _ in waited:
+            crowd.finish(pick)
+        if len(waited) > 1 and all(list(before.values()).count(role) > 1 for role in waited):
+            latest = [before[ticket] for ticket in crowd.granted[-len(waited) :] if ticket in before]
+            assert len(set(latest)) == len(latest)
