@@ -84,6 +84,10 @@ PURE_RULES = (
     "inputs",
     "details",
     "waiting",
+    "budget",
+    "reports",
+    "slots",
+    "state_codec",
 )
 
 

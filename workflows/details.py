@@ -12,6 +12,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from flowkit.models import NodeStatus, TaskStatus
+from flowkit.workflows.budget import fitting
+from flowkit.workflows.reports import TELLING
 from flowkit.workflows.waiting import next_try
 
 if TYPE_CHECKING:
@@ -21,17 +23,12 @@ if TYPE_CHECKING:
 ROWS = 40
 """Nodes shown."""
 
-_TELLING = (
-    NodeStatus.FAILED,
-    NodeStatus.CANCELLING,
-    NodeStatus.DEFERRED,
-    NodeStatus.RUNNING,
-    NodeStatus.CANCELLED,
-    NodeStatus.SKIPPED,
-    NodeStatus.QUEUED,
-    NodeStatus.FINISHED,
-)
-_RANK = {status: place for place, status in enumerate(_TELLING)}
+BYTES = 20_000
+"""What Temporal keeps of a run's details."""
+
+_MORE_BYTES = 100
+
+_RANK = {status: place for place, status in enumerate(TELLING)}
 _HEAD = ("| node | role | status | attempt | note |", "|:---|:---|:---|:---:|:---|")
 _LINE_BREAK = "  \n"
 _NAME_CHARS = 60
@@ -56,16 +53,22 @@ def render(status: TaskStatus, walk: Walk, home: Home, reason: str | None = None
     """A heading with counts, where to see the workers of running nodes, and a table of nodes."""
     shown = sorted(walk.nodes, key=lambda node: _RANK[walk.states[node.index].status])[:ROWS]
     room = max(_NOTE_CHARS, _NOTES_CHARS // len(shown))
-    rows = [_row(node, walk.states[node.index], room) for node in shown]
-    hidden = len(walk.nodes) - len(shown)
-    more = [f"\n… and {hidden:,} more nodes; the query `status` has them all"] if hidden else []
     top = _LINE_BREAK.join([_heading(status, walk, reason), *_whom_to_ask(walk, shown, home)])
-    return "\n".join([top, "", *_HEAD, *rows, *more])
+    above = [top, "", *_HEAD]
+    every_row = (_row(node, walk.states[node.index], room) for node in shown)
+    rows = fitting(every_row, _bytes_of, BYTES - _MORE_BYTES - sum(map(_bytes_of, above)))
+    hidden = len(walk.nodes) - len(rows)
+    more = [f"\n… and {hidden:,} more nodes; the query `status` has them all"] if hidden else []
+    return "\n".join([*above, *rows, *more])
+
+
+def _bytes_of(line: str) -> int:
+    return len(line.encode("utf-8", "replace")) + 1
 
 
 def _heading(status: TaskStatus, walk: Walk, reason: str | None) -> str:
     counts, total = walk.counts(), len(walk.nodes)
-    told = ", ".join(f"{counts[kind]} {kind.value}" for kind in _TELLING if counts[kind])
+    told = ", ".join(f"{counts[kind]} {kind.value}" for kind in TELLING if counts[kind])
     why = f" ({_cell(reason, _REASON_CHARS)})" if reason else ""
     return f"Task **{status.value}**{why}: {told}, of {total:,} node{'' if total == 1 else 's'}"
 

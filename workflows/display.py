@@ -31,11 +31,20 @@ class Display:
         self._drawn_at = 0.0
         self._reason: str | None = None
         self.status = TaskStatus(state.status_history[-1].to)
+        self._shorten()
 
     @property
     def history(self) -> list[StatusChange]:
-        """Every status the task has had."""
+        """The statuses that the task has had: the first and the latest."""
         return self._state.status_history
+
+    @property
+    def omitted(self) -> int:
+        """How many entries `history` leaves out in its middle."""
+        return self._state.status_history_omitted
+
+    def _shorten(self) -> None:
+        self._state.status_history_omitted += endings.shorten(self.history)
 
     def become(self, status: TaskStatus) -> bool:
         """Give the task a status; False when it has it already."""
@@ -43,6 +52,7 @@ class Display:
             return False
         at = workflow.now().timestamp()
         self.history.append(StatusChange(from_=self.status.value, to=status.value, at=at))
+        self._shorten()
         self.status = status
         registered = self._state.opened.settings.search_attributes
         if pairs := endings.search_attributes(registered, self.history, self._graph, self._state.params):

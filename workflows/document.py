@@ -9,7 +9,7 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import FailureError
 
-from flowkit.models import Opened, OpenTask
+from flowkit.models import Opened, OpenTask, slim
 from flowkit.workflows.failures import application_error
 
 if TYPE_CHECKING:
@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from flowkit.workflows.inputs import NewTask
 
 _PATIENT = RetryPolicy(initial_interval=timedelta(seconds=0.2), maximum_interval=timedelta(seconds=10))
-_WRITE_TIMEOUT = timedelta(seconds=10)
-"""A write takes milliseconds; one that a dead engine has taken along is tried elsewhere after this."""
+_SILENCE = timedelta(seconds=10)
+"""A write that a dead engine has taken along is tried elsewhere after this: `record` and `close_task` heartbeat."""
+
+_WRITE_SEC = 60.0
+_WRITE_SEC_PER_NODE = 0.1
+"""A write takes milliseconds, but one of thousands of nodes may mark the end of each for those who pull from it."""
 
 _QUICK_TIMEOUT = timedelta(seconds=2)
 _OPEN = "open the task in MongoDB"
@@ -58,21 +62,37 @@ async def _open_quickly(opening: OpenTask) -> Opened:
     return opened
 
 
-async def _patiently(name: str, record: object, summary: str, result_type: type[Any] | None = None) -> Any:
-    """An ordinary activity on the engine's queue, tried until the database answers."""
+async def _patiently(
+    name: str,
+    record: object,
+    summary: str,
+    result_type: type[Any] | None = None,
+    *,
+    longest: timedelta | None = None,
+) -> Any:
+    """An ordinary activity on the engine's queue, retried until the database answers.
+
+    With `longest` the activity heartbeats, and a silent one is tried elsewhere long before.
+    """
     return await workflow.execute_activity(
         name,
         record,
         result_type=result_type,
-        start_to_close_timeout=_WRITE_TIMEOUT,
+        start_to_close_timeout=longest or _SILENCE,
+        heartbeat_timeout=_SILENCE if longest else None,
         retry_policy=_PATIENT,
         summary=summary,
     )
 
 
+def write_timeout(nodes: int) -> timedelta:
+    """Longest time of one write of so many nodes."""
+    return timedelta(seconds=_WRITE_SEC + _WRITE_SEC_PER_NODE * nodes)
+
+
 async def record_document(record: RecordTask) -> None:
     """Write what only the workflow knows."""
-    await _patiently("record", record, told(record))
+    await _patiently("record", slim(record), told(record), longest=write_timeout(len(record.nodes)))
 
 
 def told(record: RecordTask) -> str:
@@ -83,7 +103,9 @@ def told(record: RecordTask) -> str:
     return f"write to MongoDB: {what}{also}"
 
 
-async def close_document(close: CloseTask) -> bool:
-    """Write the end; False when there is no document."""
-    found: bool = await _patiently("close_task", close, "close the task in MongoDB", bool)
+async def close_document(close: CloseTask, nodes: int) -> bool:
+    """Write the end of a task of so many nodes; False when there is no document."""
+    found: bool = await _patiently(
+        "close_task", slim(close), "close the task in MongoDB", bool, longest=write_timeout(nodes)
+    )
     return found

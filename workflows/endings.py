@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 
-from flowkit.limits import CLOSE_ERRORS_CHARS, LAST_ERROR_CHARS
+from flowkit.limits import LAST_ERROR_CHARS, STATUS_CHANGES
 from flowkit.models import NodeStatus, TaskStatus
+from flowkit.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from flowkit.models import Graph, Node, NodeState, StatusChange, TaskResult
+    from flowkit.models import Graph, Node, NodeState, StatusChange
     from flowkit.workflows.graph import Walk
 
 PIPELINE = "FlowkitPipeline"
@@ -22,13 +23,16 @@ SEARCH_ATTRIBUTES = (PIPELINE, STATUS)
 
 DEFAULT_CANCEL_REASON = "user_request"
 _PIPELINE_CHARS = 200
+"""Temporal's visibility stores keep keywords of 255 characters at most."""
+
+_FIRST_CHANGES = 10
 
 
 def stop_reason(failed: Node | None, states: Sequence[NodeState], cancel_reason: str | None) -> str:
     """`cancel_reason` of a task that is stopped: the failure's code, or what the canceller said."""
     if failed is not None:
         return f"hard_fail:{states[failed.index].reason_code}"
-    return cancel_reason or DEFAULT_CANCEL_REASON
+    return clean(cancel_reason or DEFAULT_CANCEL_REASON)[:LAST_ERROR_CHARS]
 
 
 def failure_text(walk: Walk) -> str:
@@ -47,11 +51,11 @@ def open_status(walk: Walk) -> TaskStatus:
     return TaskStatus.DEFERRED if waits and idle else TaskStatus.RUNNING
 
 
-def error_room(states: Sequence[NodeState]) -> tuple[int, bool]:
-    """Characters that each node's error may keep in the close, and whether that cuts any."""
-    lengths = [len(state.last_error) for state in states if state.last_error]
-    room = max(80, CLOSE_ERRORS_CHARS // max(1, len(lengths)))
-    return room, any(length > room for length in lengths)
+def shorten(history: list[StatusChange]) -> int:
+    """Drop entries from the middle of a long history; returns how many. The first ten and the latest stay."""
+    surplus = max(0, len(history) - STATUS_CHANGES)
+    del history[_FIRST_CHANGES : _FIRST_CHANGES + surplus]
+    return surplus
 
 
 def search_attributes(
@@ -81,24 +85,9 @@ def pipeline_name(graph_name: str | None, params: dict[str, Any]) -> str | None:
     """What people call the task: `params.pipeline_name`, else the graph's name."""
     name = params.get("pipeline_name")
     chosen = name if isinstance(name, str) and name else graph_name
-    return chosen[:_PIPELINE_CHARS] if chosen else None
+    return _printable(clean(chosen)[:_PIPELINE_CHARS]) if chosen else None
 
 
-def status_view(status: TaskStatus, walk: Walk | None, result: TaskResult | None) -> dict[str, Any]:
-    """The answer of the `status` query."""
-    nodes = [] if walk is None else [_node_view(node, walk.states[node.index]) for node in walk.nodes]
-    handled = [] if result is None else result.handled_failures
-    return {"status": status.value, "nodes": nodes, "handled_failures": handled}
-
-
-def _node_view(node: Node, state: NodeState) -> dict[str, Any]:
-    view: dict[str, Any] = {
-        "node_id": node.node_id,
-        "type": node.type,
-        "status": state.status.value,
-        "attempt_epoch": state.epoch,
-        "last_error": state.last_error,
-        "skip_reason": state.skip_reason,
-        "next_retry_at": state.next_retry_at,
-    }
-    return view
+def _printable(text: str) -> str:
+    """`text` without characters that some databases refuse, such as NUL."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)

@@ -1,17 +1,13 @@
-"""What a Task workflow is started with. Pure; badly shaped input must fail with a message, not loop in decoding."""
+"""What a new task is started with. Pure; badly shaped input must fail with a message, not loop in decoding."""
 
 from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
-
-from pydantic import TypeAdapter
 
 from flowkit.errors import GraphError
 from flowkit.limits import ID_CHARS
-from flowkit.models import TaskState
 
 _KEYS = ("params", "graph")
 
@@ -30,21 +26,6 @@ def parse_input(task_id: str, given: object) -> NewTask:
     if problems or not isinstance(given, dict):
         raise GraphError(problems)
     return NewTask(params=given.get("params") or {}, graph=given["graph"])
-
-
-def is_state(given: object) -> bool:
-    """Whether `given` is what a previous run of the same task handed over."""
-    return isinstance(given, dict) and "opened" in given
-
-
-def parse_state(given: object) -> TaskState:
-    """The state that the previous run of the same task handed over."""
-    return _state_adapter().validate_python(given)
-
-
-@cache
-def _state_adapter() -> TypeAdapter[TaskState]:
-    return TypeAdapter(TaskState)
 
 
 def _id_problems(task_id: str) -> list[str]:

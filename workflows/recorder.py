@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 from temporalio import workflow
 
-from flowkit.models import NodeRecord
-
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
-    from flowkit.models import Node, NodeState
+    from flowkit.models import NodeRecord
 
 
 class Recorder:
@@ -58,23 +56,3 @@ class Recorder:
                 await self._write(nodes, reason)
         finally:
             self._running = None
-
-
-def node_record(node: Node, state: NodeState, *, pulled: bool, error_chars: int | None = None) -> NodeRecord:
-    """`state` as the document is to show it; `error_chars` cuts its error."""
-    error = state.last_error
-    return NodeRecord(
-        index=node.index,
-        node_id=node.node_id,
-        status=state.status,
-        epoch=state.epoch,
-        next_retry_at=state.next_retry_at,
-        last_error=error if error is None or error_chars is None else error[:error_chars],
-        skip_reason=state.skip_reason,
-        marker=pulled,
-    )
-
-
-def pulled_nodes(nodes: Sequence[Node]) -> frozenset[str]:
-    """Ids of the nodes that somebody reads artifacts of."""
-    return frozenset(source for node in nodes for source in node.pulls_from)

@@ -16,17 +16,14 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from flowkit.errors import GraphError
     from flowkit.models import (
         CloseTask,
-        Graph,
         Node,
         NodeRecord,
         NodeState,
         NodeStatus,
         RecordTask,
         SkipReason,
-        StatusChange,
         TaskResult,
         TaskState,
         TaskStatus,
@@ -34,11 +31,14 @@ with workflow.unsafe.imports_passed_through():
     from flowkit.workflows import endings
     from flowkit.workflows.display import Display
     from flowkit.workflows.document import close_document, open_document, record_document
+    from flowkit.workflows.flight import Flight
     from flowkit.workflows.graph import Walk
-    from flowkit.workflows.inputs import NewTask, is_state, parse_input, parse_state
-    from flowkit.workflows.recorder import Recorder, node_record, pulled_nodes
-    from flowkit.workflows.validation import parse_graph
-    from flowkit.workflows.walk import Flight, run_node
+    from flowkit.workflows.inputs import NewTask
+    from flowkit.workflows.opening import enter
+    from flowkit.workflows.recorder import Recorder
+    from flowkit.workflows.reports import fitted, node_record, parts_of, pulled_nodes, status_view
+    from flowkit.workflows.state_codec import encode_state
+    from flowkit.workflows.walk import run_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +47,12 @@ _FLAG_HEAD_START = 1.0
 """Seconds that a cancel waits for the flags to reach MongoDB before it reaches the attempts."""
 
 _ABSENT = RawValue(Payload())
+
+WAKE = "wake-main-loop"
+"""Patch: an attempt that is repeated at once wakes the main loop when the task has to continue in a new run."""
+
+PARTS = "record-parts"
+"""Patch: a write that is too large for one activity is made in several."""
 
 
 @workflow.defn(name="Task")
@@ -57,6 +63,10 @@ class Task:
         self._ended: list[tuple[int, NodeStatus]] = []
         self._running: dict[int, asyncio.Task[None]] = {}
         self._halted = False
+        self._leaving = False
+        """Whether the main loop has ended: the task is stopped, or continues in a new run."""
+        self._turns = 0
+        """How often the main loop has decided not to continue in a new run."""
         self._stirred = False
         self._moved = False
         self._broken: Exception | None = None
@@ -79,7 +89,7 @@ class Task:
                 continue
         outcome = body.result()
         if isinstance(outcome, TaskState):
-            workflow.continue_as_new(outcome)
+            workflow.continue_as_new(encode_state(outcome))
         if outcome.status is TaskStatus.CANCELLED:
             raise asyncio.CancelledError
         return outcome
@@ -88,10 +98,10 @@ class Task:
     def status(self) -> dict[str, Any]:
         """What the workflow has decided so far: statuses, epochs, errors, skip reasons, retries, result."""
         status = TaskStatus.QUEUED if self._display is None else self._display.status
-        return endings.status_view(status, self._walk, self._result)
+        return status_view(status, self._walk, self._result)
 
     async def _body(self, task: RawValue) -> TaskResult | TaskState:
-        self._state, self._graph = await _enter(_decoded(task))
+        self._state, self._graph = await enter(None if task is _ABSENT else task)
         self._pulled = pulled_nodes(self._graph.nodes)
         self._walk = walk = Walk(self._graph, self._state.nodes)
         self._flight = self._new_flight(walk)
@@ -103,6 +113,7 @@ class Task:
                 return await self._stop(walk, display)
             if self._pauses_for_new_run():
                 return await self._carry_on(walk, display)
+            self._turns += 1
             self._start(walk.take_ready())
             await asyncio.sleep(0)
             self._tell(walk, display)
@@ -127,6 +138,7 @@ class Task:
             progress_of=lambda node: sum(progress(walk.states[index_of[name]]) for name in node.pulls_from),
             stirred=self._stir,
             alone=lambda: len(self._running) == 1,
+            repeating=self._before_repeating,
         )
 
     def _start(self, ready: list[int]) -> None:
@@ -142,6 +154,23 @@ class Task:
             raise
         if status is not None:
             self._ended.append((node.index, status))
+
+    async def _before_repeating(self) -> None:
+        """Wake the main loop before an attempt is repeated at once, when otherwise it might never continue as new.
+
+        Such a repetition is no news: a node that repeats itself for ever would fill the history, and after the last
+        attempt of a task whose starts are held back nothing would happen any more.
+        """
+        if self._leaving or self._has_news() or not self._has_to_continue():
+            return
+        if workflow.patched(WAKE):
+            self._stirred, turn = True, self._turns
+            await workflow.wait_condition(lambda: self._turns != turn or self._halted)
+
+    def _has_to_continue(self) -> bool:
+        if self._halted:
+            return self._flight.in_flight == 0
+        return workflow.info().is_continue_as_new_suggested()
 
     def _stir(self, index: int) -> None:
         """A node waits for its retry, or goes on after one."""
@@ -174,10 +203,9 @@ class Task:
     def _mark(self, index: int) -> None:
         self._recorder.mark(self._node_record(index))
 
-    def _node_record(self, index: int, error_chars: int | None = None) -> NodeRecord:
+    def _node_record(self, index: int) -> NodeRecord:
         node = self._graph.nodes[index]
-        pulled = node.node_id in self._pulled
-        return node_record(node, self._state.nodes[index], pulled=pulled, error_chars=error_chars)
+        return node_record(node, self._state.nodes[index], pulled=node.node_id in self._pulled)
 
     def _tell(self, walk: Walk, display: Display) -> None:
         """Bring the task's own status and its picture up to date."""
@@ -198,7 +226,7 @@ class Task:
 
     async def _carry_on(self, walk: Walk, display: Display) -> TaskResult | TaskState:
         """Everything the next run needs, once nothing of this one is unfinished."""
-        self._halted = True
+        self._halted = self._leaving = True
         await self._end_running(display, grace=0)
         await self._recorder.flushed()
         await workflow.wait_condition(workflow.all_handlers_finished)
@@ -208,7 +236,7 @@ class Task:
         """End a cancelled task, or one that failed for good: flags first, then the attempts, then the close."""
         failed = None if _cancelled() else walk.hard_failure
         reason = endings.stop_reason(failed, self._state.nodes, workflow.cancellation_reason())
-        self._halted = True
+        self._halted = self._leaving = True
         self._ask_to_stop(walk)
         if failed is not None:
             display.become(TaskStatus.FAILED)
@@ -252,42 +280,47 @@ class Task:
         display.finish(reason if status is TaskStatus.CANCELLED else None)
         await self._recorder.flushed()
         close = self._close_record(walk, display, reason)
-        while not await close_document(close):
+        while not await close_document(close, nodes=len(walk.nodes)):
             await open_document(NewTask(params=self._state.params, graph=self._state.graph))
         self._result = TaskResult(
-            task_id=close.task_id, status=status, handled_failures=close.handled_failures
+            task_id=close.task_id, status=status, handled_failures=walk.handled_failures
         )
         return self._result
 
     def _close_record(self, walk: Walk, display: Display, reason: str | None) -> CloseTask:
         unfinished = [i for i, state in enumerate(walk.states) if state.status is not NodeStatus.FINISHED]
-        room, truncated = endings.error_room(walk.states)
-        return CloseTask(
-            task_id=workflow.info().workflow_id,
-            run_id=workflow.info().run_id,
-            run_seq=self._state.opened.run_seq,
-            at=workflow.now().timestamp(),
-            status=display.status,
-            status_history=display.history,
-            nodes=[self._node_record(index, room) for index in unfinished],
-            handled_failures=walk.handled_failures,
-            reason=reason,
-            truncated=truncated,
-        )
-
-    async def _record(self, display: Display, nodes: list[NodeRecord], cancel_reason: str | None) -> None:
-        await record_document(
-            RecordTask(
+        return fitted(
+            CloseTask(
                 task_id=workflow.info().workflow_id,
                 run_id=workflow.info().run_id,
                 run_seq=self._state.opened.run_seq,
                 at=workflow.now().timestamp(),
-                nodes=nodes,
                 status=display.status,
                 status_history=display.history,
-                cancel_reason=cancel_reason,
+                nodes=[self._node_record(index) for index in unfinished],
+                handled_failures=walk.handled_failures,
+                reason=reason,
+                deployment=self._state.opened.settings.deployment,
+                status_history_omitted=display.omitted,
             )
         )
+
+    async def _record(self, display: Display, nodes: list[NodeRecord], cancel_reason: str | None) -> None:
+        record = RecordTask(
+            task_id=workflow.info().workflow_id,
+            run_id=workflow.info().run_id,
+            run_seq=self._state.opened.run_seq,
+            at=workflow.now().timestamp(),
+            nodes=nodes,
+            status=display.status,
+            status_history=display.history,
+            cancel_reason=cancel_reason,
+            deployment=self._state.opened.settings.deployment,
+            status_history_omitted=display.omitted,
+        )
+        parts = parts_of(record)
+        for part in parts if len(parts) > 1 and workflow.patched(PARTS) else [record]:
+            await record_document(part)
 
 
 def progress(state: NodeState) -> int:
@@ -303,39 +336,3 @@ async def _wait(done: Callable[[], bool], seconds: float | None, timer: str) -> 
 
 def _cancelled() -> bool:
     return workflow.cancellation_reason() is not None
-
-
-def _decoded(task: RawValue) -> Any:
-    if task is _ABSENT:
-        return None
-    try:
-        return workflow.payload_converter().from_payload(task.payload)
-    except Exception as error:  # noqa: BLE001 - whatever a decoder raises, the task must fail and say why
-        problem = "the input of a task is one JSON object; this one cannot be read"
-        raise _refusal(f"{problem}: {str(error)[:200]}") from None
-
-
-def _refusal(problem: str) -> ApplicationError:
-    error = GraphError([problem])
-    return ApplicationError(str(error), type=error.code, non_retryable=True)
-
-
-async def _enter(given: Any) -> tuple[TaskState, Graph]:
-    """The state and graph to walk: of the previous run, or of a task that is opened now."""
-    if workflow.info().continued_run_id and is_state(given):
-        state = parse_state(given)
-        return state, parse_graph(state.graph, max_nodes=None)
-    try:
-        new = parse_input(workflow.info().workflow_id, given)
-        graph = parse_graph(new.graph, params=new.params, max_nodes=None)
-    except GraphError as error:
-        raise _refusal(str(error)) from None
-    for warning in graph.warnings:
-        workflow.logger.warning("graph: %s", warning)
-    opened = await open_document(new)
-    nodes = [NodeState(epoch=opened.epochs.get(node.node_id, 0)) for node in graph.nodes]
-    history = [StatusChange(from_=None, to=TaskStatus.QUEUED.value, at=opened.created_at)]
-    return (
-        TaskState(params=new.params, graph=new.graph, opened=opened, nodes=nodes, status_history=history),
-        graph,
-    )

@@ -5,21 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flowkit.models import FailureKind
+from flowkit.workflows.budget import cut_utf8
 
 if TYPE_CHECKING:
     from flowkit.models import Node, NodeState
 
-LOSS_CODES = frozenset({"lease_lost", "dispatch_lost"})
-"""Reason codes of attempts whose executor went away: they use up no retry."""
+_FREE_CODES = frozenset({"lease_lost", "dispatch_lost", FailureKind.YIELDED})
+"""Reason codes that do not count against the retries, for tasks of an earlier release; since then `state.free` says."""
 
 _SUMMARY_CHARS = 100
+_SUMMARY_BYTES = 200
+"""Temporal refuses longer summaries, which would fail the workflow task."""
+
 _ID_CHARS = 60
+_ID_BYTES = 120
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 def next_try(node: Node, state: NodeState) -> str:
-    """`retry 1 of 2` after a failure; `next try` after what uses up no retry."""
-    if state.reason_code in LOSS_CODES or state.reason_code == FailureKind.YIELDED or not state.failures:
+    """`retry 1 of 2` after a failure; `next try` after what does not count against the retries."""
+    if state.free or state.reason_code in _FREE_CODES or not state.failures:
         return "next try"
     return f"retry {state.failures} of {node.retry_policy.max}"
 
@@ -29,13 +34,13 @@ def timer_text(node: Node, state: NodeState, seconds: float) -> str:
     name, wait = _short(node), span(seconds)
     if state.reason_code == FailureKind.YIELDED:
         return f"{name}: waits for a source, {wait} at most"
-    return f"{name}: {next_try(node, state)} in {wait}, after {state.reason_code}"[:_SUMMARY_CHARS]
+    return _summary(f"{name}: {next_try(node, state)} in {wait}, after {state.reason_code or 'a failure'}")
 
 
 def attempt_text(node: Node, state: NodeState) -> str:
     """Name of an attempt: its node, and which retry it is."""
     if not state.failures:
-        return node.node_id[:_SUMMARY_CHARS]
+        return _summary(node.node_id)
     return f"{_short(node)}, retry {state.failures} of {node.retry_policy.max}"
 
 
@@ -57,5 +62,13 @@ def span(seconds: float) -> str:
 
 
 def _short(node: Node) -> str:
-    name = node.node_id
-    return name if len(name) <= _ID_CHARS else name[: _ID_CHARS - 1] + "…"
+    return cut_utf8(_cut(node.node_id, _ID_CHARS), _ID_BYTES)
+
+
+def _summary(text: str) -> str:
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    return cut_utf8(_cut(printable, _SUMMARY_CHARS), _SUMMARY_BYTES)
+
+
+def _cut(text: str, chars: int) -> str:
+    return text if len(text) <= chars else text[: chars - 1] + "…"

@@ -5,26 +5,23 @@ Acts only; what follows a failure is decided in `policy`.
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
+from temporalio.common import RawValue, RetryPolicy
 from temporalio.exceptions import FailureError, is_cancelled_exception
 
-from flowkit.limits import ACTIVATION_INPUT_BYTES, LAST_ERROR_CHARS
-from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, FailureKind, NodeStatus, slim
+from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
+from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeStatus, slim
 from flowkit.workflows.failures import NOT_REGISTERED, is_reported, read_failure
 from flowkit.workflows.policy import Again, decide
 from flowkit.workflows.waiting import attempt_text, timer_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from flowkit.models import Node, NodeState, Settings
+    from flowkit.workflows.flight import Flight
 
 _NATIVE_RETRY = RetryPolicy(
     initial_interval=timedelta(seconds=1),
@@ -41,65 +38,19 @@ _LONGEST_ROW = 50
 """Local activities in a row, which one workflow task may hold; then one goes through the server, where cancels wait."""
 
 _NO_TIMEOUT = timedelta(days=365)
+"""Temporal asks for a timeout; `timeout_sec` of a node is enforced by the executor, which does not count outages."""
+
+_STEADY_SEC = 60.0
+"""An attempt that ran so long was no vain try: the waits after yields begin anew."""
+
 _INPUT_OVERHEAD = 500
-
-
-@dataclass(kw_only=True)
-class Flight:
-    """What all nodes of one task share while they run."""
-
-    task_id: str
-    settings: Settings
-    halted: Callable[[], bool]
-    """Whether no attempt may begin any more; asked right before each."""
-    epoch_of: Callable[[str], int]
-    """Epoch of an ended node, 0 while it is open."""
-    stirred: Callable[[int], None]
-    """Told when a node begins to wait for its retry, and when it goes on."""
-    progress_of: Callable[[Node], int] = lambda node: 0
-    """A number that changes when a source of a pulling node begins an attempt or ends."""
-    alone: Callable[[], bool] = lambda: False
-    """Whether only one node is open, so that a local activity holds nobody up."""
-    in_flight: int = 0
-    row: int = 0
-    """Local activities since the last ordinary one."""
-    _slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)
-    _spent: int = 0
-    _spent_at: int = -1
-    _budget: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def slots(self, role: str) -> asyncio.Semaphore:
-        """The window of a role."""
-        return self._slots.setdefault(role, asyncio.Semaphore(self.settings.window))
-
-    @contextmanager
-    def airborne(self) -> Iterator[None]:
-        """Count an attempt while it is in flight."""
-        self.in_flight += 1
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
-
-    async def spend(self, size: int) -> None:
-        """Wait for a later workflow task when this one already schedules too many bytes of input."""
-        async with self._budget:
-            while not self._affords(size):
-                await workflow.sleep(0.001, summary="next batch of starts")
-            self._spent += size
-
-    def _affords(self, size: int) -> bool:
-        now = workflow.info().get_current_history_length()
-        if now != self._spent_at:
-            self._spent, self._spent_at = 0, now
-        return self._spent == 0 or self._spent + size <= ACTIVATION_INPUT_BYTES
 
 
 async def run_node(flight: Flight, node: Node, state: NodeState) -> NodeStatus | None:
     """Run attempts of `node` until it finished or failed; None when it was stopped before."""
     while not flight.halted():
         await _wait_for_retry(flight, node, state)
-        async with flight.slots(node.type):
+        async with flight.slot(node.type):
             await flight.spend(node.io_bytes + _INPUT_OVERHEAD)
             if flight.halted():
                 return None
@@ -112,6 +63,8 @@ async def run_node(flight: Flight, node: Node, state: NodeState) -> NodeStatus |
             return NodeStatus.FINISHED
         if not _goes_on(flight, node, state, failure):
             return NodeStatus.FAILED
+        if state.next_retry_at is None:
+            await flight.repeating()
     return None
 
 
@@ -133,7 +86,7 @@ async def _wait_for_retry(flight: Flight, node: Node, state: NodeState) -> None:
 
 
 async def _attempt(flight: Flight, node: Node, state: NodeState) -> AttemptFailure | None:
-    waited = state.status is NodeStatus.DEFERRED
+    waited, began = state.status is NodeStatus.DEFERRED, workflow.now()
     state.epoch += 1
     state.status, state.next_retry_at = NodeStatus.RUNNING, None
     if waited:
@@ -141,33 +94,39 @@ async def _attempt(flight: Flight, node: Node, state: NodeState) -> AttemptFailu
     try:
         await _execute(flight, node, state)
     except FailureError as error:
+        if (workflow.now() - began).total_seconds() >= _STEADY_SEC:
+            state.yields = 0
         unasked = AttemptFailure(kind=FailureKind.FAILURE, code="cancelled_by_worker")
         return read_failure(error) or unasked
     return None
 
 
-async def _execute(flight: Flight, node: Node, state: NodeState) -> AttemptResult:
+async def _execute(flight: Flight, node: Node, state: NodeState) -> None:
+    """Run an attempt. Its result is not decoded: nothing depends on it, and a newer worker may return anything."""
     given, settings = slim(attempt_input(flight, node, state)), flight.settings
-    if _may_be_quick(flight, node) and (done := await _execute_quickly(node, state, given)) is not None:
-        return done
+    if _may_be_quick(flight, node) and await _executed_quickly(node, state, given):
+        return
     flight.row = 0
-    queue, name, default = f"{settings.queue}.{node.type}", node.type, None
-    if node.is_function:
-        queue, name, default = settings.queue, node.io.fn, settings.function_timeout_sec
-    timeout = node.timeout_sec or default
-    result: AttemptResult = await workflow.execute_activity(
-        name,
+    await workflow.execute_activity(
+        node.io.fn if node.is_function else node.type,
         given,
-        result_type=AttemptResult,
-        task_queue=queue,
+        result_type=RawValue,
+        task_queue=queue_of(node, settings),
         activity_id=f"{node.node_id}.{state.epoch}",
         summary=attempt_text(node, state),
         heartbeat_timeout=timedelta(seconds=settings.lease_ttl_sec),
-        start_to_close_timeout=timedelta(seconds=timeout) if timeout else _NO_TIMEOUT,
+        start_to_close_timeout=_NO_TIMEOUT,
         retry_policy=_NATIVE_RETRY,
         cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
     )
-    return result
+
+
+def queue_of(node: Node, settings: Settings) -> str:
+    """The task queue of a node's attempts: its role's, or the one of functions."""
+    if not node.is_function:
+        return f"{settings.queue}.{node.type}"
+    own = node.io.fn in settings.local_functions
+    return settings.queue if own else settings.function_queue or settings.queue
 
 
 def _may_be_quick(flight: Flight, node: Node) -> bool:
@@ -177,13 +136,13 @@ def _may_be_quick(flight: Flight, node: Node) -> bool:
     return quick
 
 
-async def _execute_quickly(node: Node, state: NodeState, given: dict[str, Any]) -> AttemptResult | None:
-    """One try of a built-in function without a round trip through the server; None when that was not to be."""
+async def _executed_quickly(node: Node, state: NodeState, given: dict[str, Any]) -> bool:
+    """One try of a built-in function without a round trip through the server; False when that did not work."""
     try:
-        result: AttemptResult = await workflow.execute_local_activity(
+        await workflow.execute_local_activity(
             node.io.fn,
             given,
-            result_type=AttemptResult,
+            result_type=RawValue,
             schedule_to_close_timeout=_LOCAL_TIMEOUT,
             retry_policy=_ONE_TRY,
             summary=attempt_text(node, state),
@@ -191,12 +150,13 @@ async def _execute_quickly(node: Node, state: NodeState, given: dict[str, Any]) 
     except FailureError as error:
         if is_cancelled_exception(error) or is_reported(error):
             raise
-        return None
-    return result
+        return False
+    return True
 
 
 def attempt_input(flight: Flight, node: Node, state: NodeState) -> AttemptInput:
     """What the executor of the node's current attempt gets."""
+    settings = flight.settings
     return AttemptInput(
         task_id=flight.task_id,
         node_id=node.node_id,
@@ -208,9 +168,11 @@ def attempt_input(flight: Flight, node: Node, state: NodeState) -> AttemptInput:
         sources={parent: epoch for parent in node.pulls_from if (epoch := flight.epoch_of(parent))}
         if node.pulls
         else {},
-        lease_ttl_sec=flight.settings.lease_ttl_sec,
-        cancel_grace_sec=flight.settings.cancel_grace_sec,
-        deployment=flight.settings.deployment,
+        lease_ttl_sec=settings.lease_ttl_sec,
+        cancel_grace_sec=settings.cancel_grace_sec,
+        deployment=settings.deployment,
+        timeout_sec=node.timeout_sec or (settings.function_timeout_sec if node.is_function else None),
+        qualify_uids=settings.qualify_uids,
     )
 
 
@@ -230,5 +192,5 @@ def _goes_on(flight: Flight, node: Node, state: NodeState, failure: AttemptFailu
 
 def note_failure(state: NodeState, code: str, message: str) -> None:
     """Keep what documents and people are told of a failure."""
-    state.reason_code = code
+    state.reason_code = code[:REASON_CODE_CHARS]
     state.last_error = (f"{code}: {message}" if message and message != code else code)[:LAST_ERROR_CHARS]

@@ -100,6 +100,8 @@ class CoordinatorConfig(_Topics):
     """Task queue of the engine; roles poll `<queue>.<role>`."""
     window: int = 100
     """Attempts of one role and task in flight at once."""
+    max_in_flight: int = 1_000
+    """Attempts of one task in flight at once, over all roles."""
     max_nodes: int = 5_000
     function_timeout_sec: float = 300
     sweep_sec: float = 60
@@ -208,7 +210,8 @@ RULES = {
     "outbox_backoff_min_ms": checks.milliseconds(0),
     "outbox_backoff_max_ms": checks.milliseconds(0),
     "window": checks.whole(1, 2_000),
-    "max_nodes": checks.whole(1, 1_000_000),
+    "max_in_flight": checks.whole(1, 1_500),
+    "max_nodes": checks.whole(1, 10_000),
     "function_timeout_sec": checks.seconds(),
     "sweep_sec": checks.seconds(),
     "hold_starts_events": checks.whole(1, 50_000),
@@ -229,7 +232,8 @@ RULES = {
     "process_workers": checks.optional(checks.whole(1, 1_000)),
     "max_buffered_mb": checks.above_zero("MiB"),
 }
-"""What each setting may be. Beyond the upper bounds of `window` and `hold_starts_…`, Temporal's server ends the workflow."""
+"""What each setting may be. Beyond the upper bounds of `window`, `max_in_flight`, `max_nodes` and
+`hold_starts_…`, Temporal's server fails workflow tasks or ends the workflow."""
 
 
 def _merged(cls: type[Any], layers: Iterable[Layer]) -> dict[str, Any]:

@@ -66,6 +66,8 @@ def settings_of(
         deployment=deployment,
         search_attributes=search_attributes,
         local_functions=built_in(functions),
+        max_in_flight=config.max_in_flight,
+        empty_sources=True,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -291,15 +292,6 @@ class AttemptInput:
     """`Settings.qualify_uids` of the task."""
 
 
-_ATTEMPT_INPUT = TypeAdapter(AttemptInput)
-
-
-def slim(attempt: AttemptInput) -> dict[str, Any]:
-    """`attempt` as it travels: each byte stands in the history and is read by server, worker and replay."""
-    sent: dict[str, Any] = _ATTEMPT_INPUT.dump_python(attempt, exclude_defaults=True)
-    return sent
-
-
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptResult:
     """What a finished attempt tells the workflow."""
@@ -338,7 +330,7 @@ class AttemptFailure:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRecord:
-    """One node as the workflow wants its document to show it."""
+    """One node as the workflow wants its document to show it. Default values are not sent (`slim`)."""
 
     index: int
     node_id: str
@@ -353,7 +345,7 @@ class NodeRecord:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class RecordTask:
-    """Input of `record`: transitions that only the workflow knows."""
+    """Input of `record`: transitions that only the workflow knows. Default values are not sent (`slim`)."""
 
     task_id: str
     run_id: str
@@ -372,7 +364,7 @@ class RecordTask:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class CloseTask:
-    """Input of `close_task`."""
+    """Input of `close_task`. Default values are not sent (`slim`)."""
 
     task_id: str
     run_id: str
@@ -385,11 +377,22 @@ class CloseTask:
     handled_failures: list[str] = field(default_factory=list)
     reason: str | None = None
     truncated: bool = False
-    """Whether error texts were cut to keep this record small."""
+    """Whether error texts or `handled_failures` were cut to keep this record small."""
     deployment: str = ""
     """Id of the database that holds the document; empty for tasks of an earlier release."""
     status_history_omitted: int = 0
     """Entries dropped from the middle of `status_history`."""
+
+
+@cache
+def _sent(kind: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def slim(record: AttemptInput | RecordTask | CloseTask | NodeRecord) -> dict[str, Any]:
+    """`record` as it travels, without default values: server, worker and every replay read each byte."""
+    sent: dict[str, Any] = _sent(type(record)).dump_python(record, exclude_defaults=True)
+    return sent
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

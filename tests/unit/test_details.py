@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.examples import examples
 from tests.unit.graphs import node
 
 from flowkit.models import NodeState, NodeStatus, SkipReason, TaskStatus
-from flowkit.workflows.details import ROWS, Home
+from flowkit.workflows.details import BYTES, ROWS, Home
 from flowkit.workflows.details import render as render_at
 from flowkit.workflows.graph import Walk
 from flowkit.workflows.validation import parse_graph
@@ -155,3 +158,38 @@ def test_long_texts_are_cut_the_more_the_more_nodes_there_are() -> None:
 def test_the_largest_details_stay_small() -> None:
     states = [NodeState(status=NodeStatus.FAILED, last_error="é" * 2_000) for _ in range(5_000)]
     assert len(render(TaskStatus.RUNNING, walk(*states)).encode()) < 9_000
+
+
+def test_details_of_four_byte_characters_fit_and_say_how_many_nodes_are_hidden() -> None:
+    nodes = [
+        node(f"{n}" + "\U0001f600" * 190, type="coordinator_fn", io={"fn": "\U0001f601" * 90})
+        for n in range(50)
+    ]
+    states = [NodeState(status=NodeStatus.FAILED, epoch=1, last_error="\U0001f602" * 2_000) for _ in nodes]
+    text = render(TaskStatus.FAILED, Walk(parse_graph({"nodes": nodes}), states), "\U0001f603" * 5_000)
+    assert 15_000 < len(text.encode()) <= BYTES
+    assert f"… and {50 - len(rows(text))} more nodes; the query `status` has them all" in text
+
+
+@settings(max_examples=examples(200), deadline=None, print_blob=True)
+@given(
+    error=st.none() | st.text(st.characters(), max_size=30),
+    status=st.sampled_from(NodeStatus),
+    counts=st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)),
+    at=st.none() | st.floats(0, 1e11),
+    skip=st.none() | st.sampled_from(SkipReason),
+    reason=st.none() | st.text(st.characters(), max_size=30),
+)
+def test_details_can_be_drawn_whatever_the_state_holds(
+    error: str | None,
+    status: NodeStatus,
+    counts: tuple[int, int],
+    at: float | None,
+    skip: SkipReason | None,
+    reason: str | None,
+) -> None:
+    state = NodeState(
+        status=status, epoch=counts[0], failures=counts[1], next_retry_at=at, last_error=error, reason_code=error,
+        skip_reason=skip,
+    )  # fmt: skip
+    assert "Task **running**" in render(TaskStatus.RUNNING, walk(state), reason)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.unit.graphs import node
 
-from flowkit.limits import CLOSE_ERRORS_CHARS, LAST_ERROR_CHARS
-from flowkit.models import NodeState, NodeStatus, SkipReason, StatusChange, TaskResult, TaskStatus
+from flowkit.limits import LAST_ERROR_CHARS
+from flowkit.models import NodeState, NodeStatus, StatusChange, TaskStatus
 from flowkit.workflows import endings
 from flowkit.workflows.graph import Walk
 from flowkit.workflows.validation import parse_graph
@@ -61,17 +61,31 @@ def test_a_task_is_deferred_while_nothing_runs_and_a_node_waits(
     assert endings.open_status(walk(*(NodeState(status=each) for each in statuses))) is status
 
 
-def test_few_errors_keep_their_length() -> None:
-    states = [NodeState(last_error="x" * LAST_ERROR_CHARS) for _ in range(10)]
-    assert endings.error_room(states)[1] is False
-    assert endings.error_room([NodeState()]) == (CLOSE_ERRORS_CHARS, False)
+def changes(count: int) -> list[StatusChange]:
+    """A history of so many changes, numbered by their time."""
+    return [StatusChange(from_="running", to="deferred", at=float(number)) for number in range(count)]
 
 
-def test_many_errors_share_the_room_that_there_is() -> None:
-    states = [NodeState(last_error="x" * LAST_ERROR_CHARS) for _ in range(1_000)]
-    room, cut = endings.error_room(states)
-    assert (room, cut) == (200, True)
-    assert endings.error_room(states * 5) == (80, True)
+@pytest.mark.parametrize(("count", "omitted"), [(0, 0), (99, 0), (100, 0), (101, 1), (5_000, 4_900)])
+def test_a_long_history_keeps_its_first_ten_and_its_latest_entries(count: int, omitted: int) -> None:
+    history = changes(count)
+    assert endings.shorten(history) == omitted
+    assert len(history) == min(count, 100)
+    assert [change.at for change in history[:10]] == [float(number) for number in range(min(count, 10))]
+    assert history[10:] == changes(count)[10 + omitted :]
+
+
+def test_a_history_that_grows_one_by_one_is_shortened_each_time() -> None:
+    history, omitted = changes(100), 0
+    for number in range(100, 500):
+        history.append(StatusChange(from_="deferred", to="running", at=float(number)))
+        omitted += endings.shorten(history)
+    assert (len(history), omitted, history[9].at, history[-1].at) == (100, 400, 9.0, 499.0)
+
+
+@pytest.mark.parametrize("said", ["x" * 50_000, "\ud800" * 3_000])
+def test_a_cancel_reason_is_cut_and_can_be_encoded(said: str) -> None:
+    assert 0 < len(endings.stop_reason(None, [], said).encode()) <= LAST_ERROR_CHARS
 
 
 def attributes(registered: tuple[str, ...], *statuses: str, name: str | None = "g") -> dict[str, Any]:
@@ -116,6 +130,9 @@ NAMES: list[tuple[str | None, dict[str, Any], str | None]] = [
     (None, {}, None),
     ("", {}, None),
     ("g" * 300, {}, "g" * 200),
+    ("\x00a\nb", {}, "\ufffda\ufffdb"),
+    ("\x00", {}, "\ufffd"),
+    ("x" + "\ud800" * 300, {}, ("x" + r"\ud800" * 300)[:200]),
 ]
 
 
@@ -124,33 +141,3 @@ def test_a_task_is_called_by_its_pipeline_or_its_graph(
     graph_name: str | None, params: dict[str, Any], name: str | None
 ) -> None:
     assert endings.pipeline_name(graph_name, params) == name
-
-
-def test_the_status_view_tells_what_the_workflow_decided() -> None:
-    skipped = NodeState(status=NodeStatus.SKIPPED, skip_reason=SkipReason.UPSTREAM_FAILED)
-    waiting = NodeState(status=NodeStatus.DEFERRED, epoch=1, next_retry_at=9.5, last_error="flaky: no")
-    view = endings.status_view(TaskStatus.RUNNING, walk(skipped, waiting), None)
-    assert (view["status"], view["handled_failures"]) == ("running", [])
-    assert [(n["node_id"], n["status"], n["skip_reason"]) for n in view["nodes"]] == [
-        ("n0", "skipped", "upstream_failed"),
-        ("n1", "deferred", None),
-    ]
-    assert view["nodes"][1] == {
-        "node_id": "n1",
-        "type": "crawler",
-        "status": "deferred",
-        "attempt_epoch": 1,
-        "last_error": "flaky: no",
-        "skip_reason": None,
-        "next_retry_at": 9.5,
-    }
-
-
-def test_the_status_view_works_before_the_walk_and_after_the_end() -> None:
-    assert endings.status_view(TaskStatus.QUEUED, None, None) == {
-        "status": "queued",
-        "nodes": [],
-        "handled_failures": [],
-    }
-    result = TaskResult(task_id="t", status=TaskStatus.FINISHED, handled_failures=["a"])
-    assert endings.status_view(TaskStatus.FINISHED, None, result)["handled_failures"] == ["a"]

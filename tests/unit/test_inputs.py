@@ -1,19 +1,15 @@
-"""What a task may be started with, and what the next run of it is handed."""
+"""What a task may be started with."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
 from tests.unit.graphs import one
 
 from flowkit.errors import GraphError
 from flowkit.limits import ID_CHARS
-from flowkit.models import NodeState, NodeStatus, Opened, Settings, SkipReason, StatusChange, TaskState
-from flowkit.workflows.inputs import is_state, parse_input, parse_state
+from flowkit.workflows.inputs import parse_input
 
 
 def refused(given: object, task_id: str = "t") -> GraphError:
@@ -21,34 +17,6 @@ def refused(given: object, task_id: str = "t") -> GraphError:
     with pytest.raises(GraphError) as caught:
         parse_input(task_id, given)
     return caught.value
-
-
-def state() -> TaskState:
-    """A state in which every field is set."""
-    return TaskState(
-        params={"p": [1, None, {"deep": 0.5}]},
-        graph=one(),
-        opened=Opened(
-            run_seq=3,
-            settings=Settings(queue="q", window=7, search_attributes=("FlowkitStatus",)),
-            created_at=12.5,
-            epochs={"extract": 4},
-        ),
-        nodes=[
-            NodeState(
-                status=NodeStatus.SKIPPED,
-                epoch=2,
-                generation=1,
-                failures=1,
-                losses=1,
-                next_retry_at=99.25,
-                last_error="flaky: no",
-                reason_code="flaky",
-                skip_reason=SkipReason.UPSTREAM_FAILED,
-            )
-        ],
-        status_history=[StatusChange(from_=None, to="queued", at=1.0)],
-    )
 
 
 @pytest.mark.parametrize("params", [{}, {"a": 1}])
@@ -101,23 +69,3 @@ def test_a_task_id_is_accepted(task_id: str) -> None:
 def test_a_bad_task_id_is_refused(task_id: str) -> None:
     text = str(refused({"graph": {}}, task_id))
     assert f"task id {task_id[:80]!r} must be 1 to 200 characters and not '*'" in text
-
-
-def test_a_state_survives_the_way_into_the_next_run_whole() -> None:
-    sent = json.loads(TypeAdapter(TaskState).dump_json(state()))
-    assert is_state(sent)
-    assert parse_state(sent) == state()
-
-
-def test_a_state_of_an_earlier_release_gets_the_defaults_of_newer_fields() -> None:
-    sent = json.loads(TypeAdapter(TaskState).dump_json(state()))
-    for settings in dataclasses.fields(Settings):
-        del sent["opened"]["settings"][settings.name]
-    sent["nodes"] = [{"status": "queued"}]
-    read = parse_state(sent)
-    assert (read.opened.settings, read.nodes) == (Settings(), [NodeState()])
-
-
-@pytest.mark.parametrize("given", [None, "opened", ["opened"], {}, {"params": {}, "graph": {}}])
-def test_what_a_client_starts_a_task_with_is_no_state(given: object) -> None:
-    assert not is_state(given)

@@ -62,6 +62,13 @@ def test_what_uses_up_no_retry_is_not_counted_as_one(code: str) -> None:
     assert next_try(parsed(), NodeState(failures=1, losses=1, reason_code=code)) == "next try"
 
 
+@pytest.mark.parametrize("code", ["mongo_unavailable", "cancel_refused", "anything"])
+def test_the_wait_after_a_yield_for_another_reason_is_no_retry(code: str) -> None:
+    state = NodeState(failures=1, yields=2, reason_code=code, free=True)
+    assert next_try(parsed(), state) == "next try"
+    assert timer_text(parsed(), state, 2) == f"enrich: next try in 2 s, after {code}"
+
+
 def test_the_timer_after_a_loss_does_not_speak_of_a_retry() -> None:
     state = NodeState(losses=1, reason_code="lease_lost")
     assert timer_text(parsed(), state, 2) == "enrich: next try in 2 s, after lease_lost"
@@ -80,6 +87,22 @@ def test_a_long_node_id_leaves_room_for_the_rest() -> None:
     assert len(told) == 100
     assert attempt_text(parsed(LONG_ID), state).endswith("…, retry 2 of 2")
     assert len(attempt_text(parsed(LONG_ID), NodeState())) == 100
+
+
+@pytest.mark.parametrize("letter", ["\U0001f600", "é", '"', "n"])
+@pytest.mark.parametrize("code", ["\U0001f600" * 100, "\x00\n\x1b" * 30, None])
+def test_no_name_of_a_timer_or_attempt_is_longer_than_temporal_allows(letter: str, code: str | None) -> None:
+    enrich = parsed(letter * 200, retry_policy={"max": 10_000})
+    for kind in (code, "yielded"):
+        state = NodeState(failures=9_999, epoch=9_999, reason_code=kind)
+        for text in (
+            timer_text(enrich, state, 9e6),
+            attempt_text(enrich, state),
+            attempt_text(enrich, NodeState()),
+        ):
+            assert len(text) <= 100 or "waits for" in text
+            assert len(text.encode()) <= 200
+            assert text.isprintable()
 
 
 def record(*, nodes: int, cancel_reason: str | None = None) -> RecordTask:

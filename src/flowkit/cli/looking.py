@@ -127,7 +127,7 @@ class Looker:
         return view
 
     async def _asked(self) -> TaskView | None:
-        """What the workflow answers, with counts of batches; None while no engine is there to answer."""
+        """What the workflow answers, with counts of batches; None while no engine answers, or not with all nodes."""
         self._silent = False
         if self.queue is None or not await polled(self._servers.temporal, self.queue, workflows=True):
             return None
@@ -136,6 +136,8 @@ class Looker:
             answer = await handle.query("status", rpc_timeout=_ANSWER_WITHIN)
         except TemporalError:
             self._silent = True
+            return None
+        if answer.get("nodes_omitted"):
             return None
         return view_of_answer(self._task_id, answer, await self._batches())
 

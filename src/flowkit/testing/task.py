@@ -23,10 +23,11 @@ from flowkit.models import (
 from flowkit.testing.executors import RUN
 from flowkit.workflows.endings import failure_text
 from flowkit.workflows.failures import read_failure
+from flowkit.workflows.flight import Flight
 from flowkit.workflows.graph import Walk
 from flowkit.workflows.policy import GiveUp, decide
-from flowkit.workflows.recorder import node_record, pulled_nodes
-from flowkit.workflows.walk import Flight, attempt_input, note_failure
+from flowkit.workflows.reports import node_record, pulled_nodes
+from flowkit.workflows.walk import attempt_input, note_failure
 
 if TYPE_CHECKING:
     from flowkit.models import Graph, Node, NodeRecord

@@ -1,0 +1,206 @@
+"""What the workflow reports stays within its byte budgets, and says when something is left out."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import Any
+
+import pytest
+from tests.unit import large
+from tests.unit.graphs import node
+
+from flowkit.limits import PAYLOAD_BYTES, REPORT_BYTES
+from flowkit.models import (
+    CloseTask,
+    NodeRecord,
+    NodeState,
+    NodeStatus,
+    RecordTask,
+    SkipReason,
+    StatusChange,
+    TaskResult,
+    TaskStatus,
+    slim,
+)
+from flowkit.workflows.budget import json_size
+from flowkit.workflows.graph import Walk
+from flowkit.workflows.reports import fitted, node_record, parts_of, status_view
+from flowkit.workflows.validation import parse_graph
+
+HISTORY = [StatusChange(from_="running", to="deferred", at=1_763_788_905.123456)] * 100
+COMMON: dict[str, Any] = {"task_id": "t" * 200, "run_id": "r" * 36, "run_seq": 1, "at": 0.5}
+
+
+@cache
+def walk(shape: str) -> Walk:
+    """A task at the edge of what validation lets pass, of which every node has failed."""
+    return large.failed_walk(large.many_nodes() if shape == "most nodes" else large.longest_ids())[1]
+
+
+def records(of: Walk) -> list[NodeRecord]:
+    """All nodes of a walk, as documents are to show them."""
+    return [node_record(each, of.states[each.index], pulled=True) for each in of.nodes]
+
+
+def record(nodes: list[NodeRecord], reason: str | None = "hard_fail:x") -> RecordTask:
+    """A write of these nodes."""
+    return RecordTask(
+        **COMMON, nodes=nodes, status=TaskStatus.DEFERRED, status_history=HISTORY, cancel_reason=reason
+    )
+
+
+def close(nodes: list[NodeRecord], handled: list[str]) -> CloseTask:
+    """The close of a task with these unfinished nodes."""
+    return CloseTask(
+        **COMMON,
+        nodes=nodes,
+        status=TaskStatus.FINISHED,
+        status_history=HISTORY,
+        handled_failures=handled,
+        reason="\U0001f600" * 2_000,
+    )
+
+
+EDGES = pytest.mark.parametrize("shape", ["most nodes", "longest ids"])
+
+
+@EDGES
+def test_a_large_write_is_split_and_nothing_of_it_is_lost(shape: str) -> None:
+    nodes = records(walk(shape))
+    parts = parts_of(record(nodes))
+    assert len(parts) > 10
+    assert max(json_size(slim(part)) for part in parts) <= REPORT_BYTES
+    assert [each for part in parts for each in part.nodes] == nodes
+    assert [part.cancel_reason for part in parts] == ["hard_fail:x", *[None] * (len(parts) - 1)]
+
+
+def test_failed_nodes_are_written_first_when_a_write_is_split() -> None:
+    nodes = records(walk("most nodes"))
+    nodes[: len(nodes) // 2] = [
+        dataclasses.replace(each, status=NodeStatus.CANCELLING) for each in nodes[: len(nodes) // 2]
+    ]
+    written = [each.status for part in parts_of(record(nodes)) for each in part.nodes]
+    assert written == sorted(written, key=lambda status: status is not NodeStatus.FAILED)
+
+
+@pytest.mark.parametrize("count", [0, 1, 400])
+def test_a_write_that_fits_is_one_write(count: int) -> None:
+    whole = record(records(walk("most nodes"))[:count])
+    assert (parts_of(whole) == [whole]) == (json_size(slim(whole)) <= REPORT_BYTES)
+    short = record([dataclasses.replace(each, last_error="no") for each in whole.nodes])
+    assert parts_of(short) == [short]
+
+
+@EDGES
+def test_the_largest_close_fits_into_a_payload_and_keeps_every_status(shape: str) -> None:
+    nodes, handled = records(walk(shape)), walk(shape).handled_failures
+    sent = fitted(close(nodes, handled))
+    assert json_size(slim(sent)) <= PAYLOAD_BYTES
+    assert sent.truncated
+    bare = [dataclasses.replace(each, last_error=None) for each in sent.nodes]
+    assert bare == [dataclasses.replace(each, last_error=None) for each in nodes]
+    assert sent.handled_failures == handled[: len(sent.handled_failures)]
+    assert len(sent.handled_failures) > len(handled) // 2
+
+
+def test_the_close_of_many_failed_nodes_fits_into_its_budget() -> None:
+    graph = {"nodes": [node(f"node-{i}", allow_failure=True) for i in range(5_000)]}
+    nodes = records(large.failed_walk(graph)[1])
+    sent = fitted(close(nodes, [each.node_id for each in nodes]))
+    assert REPORT_BYTES * 0.9 <= json_size(slim(sent)) <= REPORT_BYTES
+    assert sent.truncated
+    assert len(sent.handled_failures) == 5_000
+    for before, after in zip(nodes, sent.nodes, strict=True):
+        assert before.last_error
+        assert after.last_error
+        assert before.last_error.startswith(after.last_error[:-1])
+
+
+def test_a_close_that_fits_is_sent_as_it_is() -> None:
+    whole = close(records(walk("most nodes"))[:50], ["a"])
+    assert fitted(whole) == whole
+
+
+def test_what_is_sent_leaves_out_defaults() -> None:
+    (sent,) = slim(record([NodeRecord(index=0, node_id="a", status=NodeStatus.QUEUED, epoch=0)]))["nodes"]
+    assert sent == {"index": 0, "node_id": "a", "status": "queued", "epoch": 0}
+
+
+# --- the query ------------------------------------------------------------------------------------------------------
+
+
+@EDGES
+def test_the_largest_status_fits_into_its_budget_and_says_what_is_left_out(shape: str) -> None:
+    result = TaskResult(
+        task_id="t", status=TaskStatus.FINISHED, handled_failures=walk(shape).handled_failures
+    )
+    view = status_view(TaskStatus.FINISHED, walk(shape), result)
+    assert json_size(view) <= REPORT_BYTES
+    whole = len(walk(shape).nodes)
+    assert len(view["nodes"]) + view["nodes_omitted"] == whole
+    assert len(view["handled_failures"]) + view["handled_failures_omitted"] == whole
+    assert view["nodes_omitted"] > 0
+    assert view["errors_cut"] == len(view["nodes"])
+
+
+def test_errors_are_cut_before_any_node_is_left_out() -> None:
+    graph = {"nodes": [node(f"node-{i}", allow_failure=True) for i in range(5_000)]}
+    view = status_view(TaskStatus.RUNNING, large.failed_walk(graph)[1], None)
+    assert REPORT_BYTES * 0.9 <= json_size(view) <= REPORT_BYTES
+    assert (view["nodes_omitted"], view["errors_cut"]) == (0, 5_000)
+    assert all(each["last_error"].endswith("…") for each in view["nodes"])
+
+
+def test_finished_nodes_are_left_out_before_those_that_people_look_for() -> None:
+    graph = parse_graph(large.longest_ids(), params={})
+    states = [
+        NodeState(status=NodeStatus.FAILED if i % 10 == 0 else NodeStatus.FINISHED)
+        for i in range(len(graph.nodes))
+    ]
+    view = status_view(TaskStatus.RUNNING, Walk(graph, states), None)
+    assert view["nodes_omitted"] > 0
+    shown = [each["node_id"] for each in view["nodes"] if each["status"] == "failed"]
+    assert shown == [each.node_id for each in graph.nodes[::10]]
+    order = {each.node_id: each.index for each in graph.nodes}
+    places = [order[each["node_id"]] for each in view["nodes"]]
+    assert places == sorted(places)
+
+
+def small(*states: NodeState) -> Walk:
+    """A walk over unconnected nodes `n0`, `n1`, … in these states."""
+    return Walk(parse_graph({"nodes": [node(f"n{i}") for i in range(len(states))]}), list(states))
+
+
+def test_the_status_view_tells_what_the_workflow_decided() -> None:
+    skipped = NodeState(status=NodeStatus.SKIPPED, skip_reason=SkipReason.UPSTREAM_FAILED)
+    waiting = NodeState(status=NodeStatus.DEFERRED, epoch=1, next_retry_at=9.5, last_error="flaky: no")
+    view = status_view(TaskStatus.RUNNING, small(skipped, waiting), None)
+    assert (view["status"], view["handled_failures"]) == ("running", [])
+    assert (view["nodes_omitted"], view["handled_failures_omitted"], view["errors_cut"]) == (0, 0, 0)
+    assert [(n["node_id"], n["status"], n["skip_reason"]) for n in view["nodes"]] == [
+        ("n0", "skipped", "upstream_failed"),
+        ("n1", "deferred", None),
+    ]
+    assert view["nodes"][1] == {
+        "node_id": "n1",
+        "type": "crawler",
+        "status": "deferred",
+        "attempt_epoch": 1,
+        "last_error": "flaky: no",
+        "skip_reason": None,
+        "next_retry_at": 9.5,
+    }
+
+
+def test_the_status_view_works_before_the_walk_and_after_the_end() -> None:
+    assert status_view(TaskStatus.QUEUED, None, None) == {
+        "status": "queued",
+        "nodes": [],
+        "handled_failures": [],
+        "nodes_omitted": 0,
+        "handled_failures_omitted": 0,
+        "errors_cut": 0,
+    }
+    result = TaskResult(task_id="t", status=TaskStatus.FINISHED, handled_failures=["a"])
+    assert status_view(TaskStatus.FINISHED, None, result)["handled_failures"] == ["a"]

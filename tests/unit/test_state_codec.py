@@ -1,0 +1,222 @@
+"""What a task hands to the next run of its workflow."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+from tests.unit import large
+from tests.unit.examples import examples
+from tests.unit.graphs import one
+
+from flowkit.limits import CARRIED_STATE_BYTES, PAYLOAD_BYTES, TASK_INPUT_BYTES
+from flowkit.models import NodeState, NodeStatus, Opened, Settings, SkipReason, StatusChange, TaskState
+from flowkit.workflows import state_codec
+from flowkit.workflows.budget import json_size
+from flowkit.workflows.state_codec import columns_of, encode_state, is_state, parse_state, states_of
+
+HISTORIES = Path(__file__).parents[1] / "replay" / "histories"
+NOW = 1_763_788_905.123456
+
+
+def state(nodes: list[NodeState] | None = None, graph: dict[str, Any] | None = None) -> TaskState:
+    """A state in which every field is set."""
+    return TaskState(
+        params={"p": [1, None, {"deep": 0.5}]},
+        graph=graph or one(),
+        opened=Opened(
+            run_seq=3,
+            settings=Settings(queue="q", window=7, search_attributes=("FlowkitStatus",), max_in_flight=9),
+            created_at=12.5,
+        ),
+        nodes=nodes
+        or [
+            NodeState(
+                status=NodeStatus.SKIPPED,
+                epoch=2,
+                generation=1,
+                failures=1,
+                losses=1,
+                yields=4,
+                free=True,
+                next_retry_at=99.25,
+                last_error="flaky: no",
+                reason_code="flaky",
+                skip_reason=SkipReason.UPSTREAM_FAILED,
+            )
+        ],
+        status_history=[StatusChange(from_=None, to="queued", at=1.0)],
+        status_history_omitted=2,
+    )
+
+
+def carried(given: TaskState) -> TaskState:
+    """`given` as the next run gets it."""
+    sent = json.loads(json.dumps(encode_state(given)))
+    assert is_state(sent)
+    return parse_state(sent)
+
+
+def test_a_state_survives_the_way_into_the_next_run_whole() -> None:
+    assert carried(state()) == state()
+    assert carried(carried(state())) == state()
+
+
+def test_epochs_of_earlier_runs_are_used_once_and_not_carried() -> None:
+    given = state()
+    given.opened = dataclasses.replace(given.opened, epochs={"extract": 4})
+    assert carried(given) == state()
+
+
+@pytest.mark.parametrize("given", [None, "opened", ["opened"], {}, {"params": {}, "graph": {}}])
+def test_what_a_client_starts_a_task_with_is_no_state(given: object) -> None:
+    assert not is_state(given)
+
+
+def first_form(given: TaskState) -> dict[str, Any]:
+    """A state as the first release carried it."""
+    sent: dict[str, Any] = json.loads(TypeAdapter(TaskState).dump_json(given))
+    return sent
+
+
+def test_a_state_of_an_earlier_release_is_read() -> None:
+    assert parse_state(first_form(state())) == state()
+
+
+def test_a_state_of_an_earlier_release_gets_the_defaults_of_newer_fields() -> None:
+    sent = first_form(state())
+    for setting in dataclasses.fields(Settings):
+        del sent["opened"]["settings"][setting.name]
+    sent["nodes"] = [{"status": "queued"}]
+    del sent["status_history_omitted"]
+    read = parse_state(sent)
+    assert (read.opened.settings, read.nodes) == (Settings(), [NodeState()])
+    assert read.status_history_omitted == 0
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_states_of_recorded_histories_are_read_and_carried_on(number: int) -> None:
+    events = json.loads((HISTORIES / f"continue_as_new-{number}.json").read_text())["events"]
+    found = [
+        json.loads(base64.b64decode(attributes["input"]["payloads"][0]["data"]))
+        for event in events
+        for name, attributes in event.items()
+        if name.startswith("workflowExecution") and isinstance(attributes, dict) and "input" in attributes
+    ]
+    states = [parse_state(each) for each in found if is_state(each)]
+    assert states
+    assert all(carried(each) == each for each in states)
+
+
+NODES = st.builds(
+    NodeState,
+    status=st.sampled_from(NodeStatus),
+    epoch=st.integers(0, 10**6),
+    generation=st.integers(0, 3),
+    failures=st.integers(0, 10**6),
+    losses=st.integers(0, 6),
+    yields=st.integers(0, 10**6),
+    free=st.booleans(),
+    next_retry_at=st.none() | st.floats(1, 1e12),
+    last_error=st.none() | st.text(min_size=1, max_size=30),
+    reason_code=st.none() | st.text(min_size=1, max_size=10),
+    skip_reason=st.none() | st.sampled_from(SkipReason),
+)
+
+
+@settings(max_examples=examples(300), deadline=None, print_blob=True)
+@given(nodes=st.lists(NODES, min_size=1, max_size=30))
+def test_every_state_of_the_nodes_is_carried_exactly(nodes: list[NodeState]) -> None:
+    assert carried(state(nodes)) == state(nodes)
+
+
+def test_every_status_and_reason_has_a_letter_of_its_own() -> None:
+    assert set(state_codec._STATUSES) == set(NodeStatus)
+    assert set(state_codec._REASONS) == {None, *SkipReason}
+    for letters in (state_codec._STATUSES, state_codec._REASONS):
+        assert len(set(letters.values())) == len(letters)
+
+
+def test_a_column_is_there_for_every_field_of_a_node() -> None:
+    names = {each.name for each in dataclasses.fields(NodeState)}
+    assert columns_of(state().nodes, 10**6).keys() - {"texts"} == names
+
+
+SIZES: list[tuple[str, NodeState]] = [
+    ("new", NodeState()),
+    ("finished", NodeState(status=NodeStatus.FINISHED, epoch=1)),
+    ("skipped", NodeState(status=NodeStatus.SKIPPED, skip_reason=SkipReason.UPSTREAM_FAILED)),
+    ("failed", NodeState(status=NodeStatus.FAILED, epoch=3, failures=3, reason_code="flaky")),
+    ("waits", NodeState(status=NodeStatus.DEFERRED, epoch=9, failures=9, reason_code="flaky", next_retry_at=NOW)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("node", [row[1] for row in SIZES], ids=[row[0] for row in SIZES])
+def test_a_node_without_its_error_takes_forty_bytes_at_most(node: NodeState) -> None:
+    assert json_size(columns_of([node] * 5_000, 10**6)) <= 40 * 5_000
+
+
+def test_equal_errors_are_carried_once_and_whole() -> None:
+    error = "connection refused: " + "é" * 1_900
+    nodes = [NodeState(status=NodeStatus.FAILED, last_error=error, reason_code="away") for _ in range(5_000)]
+    assert carried(state(nodes)).nodes == nodes
+
+
+@cache
+def carried_at_the_edge(alphabet: str, chars: int) -> tuple[TaskState, dict[str, Any]]:
+    """5,000 failed nodes, and their state as it is sent."""
+    given = state(large.all_failed(5_000, chars=chars, alphabet=alphabet), large.many_nodes())
+    return given, encode_state(given)
+
+
+EDGES = [(large.FOUR_BYTES, 2_000), (large.ASCII, 500)]
+
+
+@pytest.mark.parametrize(("alphabet", "chars"), EDGES, ids=["emoji", "ascii"])
+def test_the_largest_state_fits_into_a_payload(alphabet: str, chars: int) -> None:
+    given, sent = carried_at_the_edge(alphabet, chars)
+    assert json_size(given.graph) + json_size(given.params) <= TASK_INPUT_BYTES
+    assert json_size({**sent, "task": None}) <= CARRIED_STATE_BYTES
+    assert json_size(sent) <= PAYLOAD_BYTES
+    assert len(TypeAdapter(TaskState).dump_json(given)) > PAYLOAD_BYTES, "it fits anyway"
+
+
+@pytest.mark.parametrize(("alphabet", "chars"), EDGES, ids=["emoji", "ascii"])
+def test_of_the_largest_state_nothing_but_long_texts_is_cut(alphabet: str, chars: int) -> None:
+    given, sent = carried_at_the_edge(alphabet, chars)
+    read = parse_state(json.loads(json.dumps(sent)))
+    bare = {"last_error": None, "reason_code": None}
+    assert [dataclasses.replace(node, **bare) for node in read.nodes] == [
+        dataclasses.replace(node, **bare) for node in given.nodes
+    ]
+    assert (read.graph, read.params, read.opened) == (given.graph, given.params, given.opened)
+    for before, after in zip(given.nodes, read.nodes, strict=True):
+        assert before.last_error
+        assert after.last_error
+        assert after.last_error.endswith("…")
+        assert before.last_error.startswith(after.last_error[:-1])
+
+
+def test_the_largest_columns_are_written_within_their_room() -> None:
+    nodes = large.all_failed(2_000)
+    assert json_size(columns_of(nodes, 300_000)) <= 300_000
+    assert [node.status for node in states_of(columns_of(nodes, 0))] == [NodeStatus.FAILED] * 2_000
+
+
+def test_a_graph_is_compressed_unless_that_makes_it_larger() -> None:
+    usual = encode_state(
+        state(graph={"nodes": [{"node_id": f"node-{i}", "type": "crawler"} for i in range(500)]})
+    )
+    assert json_size(usual["task"]) < 500 * 10
+    assert encode_state(state())["task"] == {"json": {"graph": one(), "params": state().params}}
+    noise = base64.b85encode(bytes(range(256)) * 40).decode()
+    dense = state_codec.pack([noise[i : i + 900] for i in range(0, 3_000, 900)])
+    assert state_codec.unpack(dense) == [noise[i : i + 900] for i in range(0, 3_000, 900)]

@@ -1,0 +1,84 @@
+"""How a run of the Task workflow begins: with a new task, or with the state of the run before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from temporalio import workflow
+from temporalio.exceptions import ApplicationError
+
+from flowkit.errors import GraphError
+from flowkit.models import NodeState, StatusChange, TaskState, TaskStatus
+from flowkit.text import clean
+from flowkit.workflows.document import open_document
+from flowkit.workflows.inputs import parse_input
+from flowkit.workflows.state_codec import is_state, parse_state
+from flowkit.workflows.validation import FIRST_RULES, RULES, normalised, parse_graph
+
+if TYPE_CHECKING:
+    from temporalio.common import RawValue
+
+    from flowkit.models import Graph
+    from flowkit.workflows.inputs import NewTask
+
+_REFUSAL_CHARS = 8_000
+"""A refusal names up to ten problems, of which one may name a cycle of thousands of nodes."""
+
+
+async def enter(task: RawValue | None) -> tuple[TaskState, Graph]:
+    """The state and graph to walk: of the previous run, or of a task that is opened now.
+
+    Only the first run validates: a task keeps running under the rules that accepted it.
+    """
+    given = None if task is None else _decoded(task)
+    if workflow.info().continued_run_id and is_state(given):
+        state = parse_state(given)
+        return state, normalised(state.graph, empty_sources=state.opened.settings.empty_sources)
+    try:
+        new = parse_input(workflow.info().workflow_id, given)
+    except GraphError as error:
+        raise _refusal(error) from None
+    return await _open(new, _accepted(new))
+
+
+def _decoded(task: RawValue) -> Any:
+    try:
+        return workflow.payload_converter().from_payload(task.payload)
+    except Exception as error:  # noqa: BLE001 - whatever a decoder raises, the task must fail and say why
+        problem = "the input of a task is one JSON object; this one cannot be read"
+        raise _refusal(GraphError([f"{problem}: {str(error)[:200]}"])) from None
+
+
+def _accepted(new: NewTask) -> Graph:
+    """The graph of a new task; refuses it by today's rules, unless the task was opened under earlier ones."""
+    try:
+        return parse_graph(new.graph, params=new.params, max_nodes=None)
+    except GraphError as error:
+        graph = _accepted_before(new)
+        if graph is None or workflow.patched(f"validation-{RULES}"):
+            raise _refusal(error) from None
+        return graph
+
+
+def _accepted_before(new: NewTask) -> Graph | None:
+    """The graph by the rules of the first release, None when these refuse it too."""
+    try:
+        return parse_graph(new.graph, params=new.params, max_nodes=None, rules=FIRST_RULES)
+    except GraphError:
+        return None
+
+
+def _refusal(error: GraphError) -> ApplicationError:
+    return ApplicationError(clean(str(error))[:_REFUSAL_CHARS], type=error.code, non_retryable=True)
+
+
+async def _open(new: NewTask, graph: Graph) -> tuple[TaskState, Graph]:
+    for warning in graph.warnings:
+        workflow.logger.warning("graph: %s", warning)
+    opened = await open_document(new)
+    if not opened.settings.empty_sources:
+        graph = normalised(new.graph, empty_sources=False)
+    nodes = [NodeState(epoch=opened.epochs.get(node.node_id, 0)) for node in graph.nodes]
+    history = [StatusChange(from_=None, to=TaskStatus.QUEUED.value, at=opened.created_at)]
+    state = TaskState(params=new.params, graph=new.graph, opened=opened, nodes=nodes, status_history=history)
+    return state, graph

@@ -1,0 +1,163 @@
+"""The form in which a task's state travels into the next run of its workflow. Pure.
+
+Temporal refuses payloads of 2 MB. Graph and params have 1 MB at most when a task begins, so what is carried besides
+them has 1 MB at most as well: nodes travel as columns, equal texts once, and texts that do not fit are cut, the
+longest first. Large parts are compressed on top of that.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from pydantic import TypeAdapter
+
+from flowkit.limits import CARRIED_STATE_BYTES
+from flowkit.models import NodeState, NodeStatus, Opened, SkipReason, StatusChange, TaskState
+from flowkit.workflows.budget import cut_fairly, json_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Packed = dict[str, Any]
+Columns = dict[str, Any]
+
+_STATUSES = {
+    NodeStatus.QUEUED: "q",
+    NodeStatus.RUNNING: "r",
+    NodeStatus.DEFERRED: "d",
+    NodeStatus.CANCELLING: "c",
+    NodeStatus.FINISHED: "f",
+    NodeStatus.FAILED: "x",
+    NodeStatus.CANCELLED: "k",
+    NodeStatus.SKIPPED: "s",
+}
+_REASONS: dict[SkipReason | None, str] = {
+    None: "-",
+    SkipReason.ROUTING: "r",
+    SkipReason.CONDITION: "c",
+    SkipReason.UPSTREAM_FAILED: "u",
+    SkipReason.TASK_FAILED: "f",
+    SkipReason.TASK_CANCELLED: "k",
+    SkipReason.USER: "m",
+}
+_STATUS_OF = {letter: status for status, letter in _STATUSES.items()}
+_REASON_OF = {letter: reason for reason, letter in _REASONS.items()}
+
+_COUNTS = ("epoch", "generation", "failures", "losses", "yields")
+_TEXTS = ("last_error", "reason_code")
+_PLAIN_BYTES = 1_000
+"""Up to this size nothing is compressed, so that people can read it in Temporal's Web UI."""
+
+_TEXT_OVERHEAD = len('"",')
+
+
+def is_state(given: object) -> TypeGuard[dict[str, Any]]:
+    """Whether `given` is what a previous run of the same task handed over."""
+    return isinstance(given, dict) and "opened" in given
+
+
+def encode_state(state: TaskState) -> dict[str, Any]:
+    """`state` as an input of the next run: at most CARRIED_STATE_BYTES, and graph and params besides."""
+    carried = {
+        "opened": _opened().dump_python(replace(state.opened, epochs={}), mode="json"),
+        "status_history": [[change.from_, change.to, change.at] for change in state.status_history],
+        "status_history_omitted": state.status_history_omitted,
+    }
+    room = CARRIED_STATE_BYTES - json_size(carried)
+    task = {"graph": state.graph, "params": state.params}
+    return {**carried, "task": pack(task), "nodes": pack(columns_of(state.nodes, room))}
+
+
+def parse_state(given: dict[str, Any]) -> TaskState:
+    """The state that the previous run of the same task handed over, also in the form of the first release."""
+    if "task" not in given:
+        return _first_form().validate_python(given)
+    return TaskState(
+        **unpack(given["task"]),
+        opened=_opened().validate_python(given["opened"]),
+        nodes=states_of(unpack(given["nodes"])),
+        status_history=[StatusChange(from_=from_, to=to, at=at) for from_, to, at in given["status_history"]],
+        status_history_omitted=given["status_history_omitted"],
+    )
+
+
+@cache
+def _first_form() -> TypeAdapter[TaskState]:
+    return TypeAdapter(TaskState)
+
+
+@cache
+def _opened() -> TypeAdapter[Opened]:
+    return TypeAdapter(Opened)
+
+
+def columns_of(states: Sequence[NodeState], room: int) -> Columns:
+    """The nodes' states, one column for each field that any of them has set; `room` bytes of JSON at most.
+
+    Texts stand in a table, each once, and the columns name their places in it from 1.
+    """
+    columns: Columns = {"status": "".join(_STATUSES[state.status] for state in states)}
+    for name in _COUNTS:
+        _add(columns, name, [getattr(state, name) for state in states])
+    _add(columns, "next_retry_at", [state.next_retry_at or 0 for state in states])
+    if any(state.free for state in states):
+        columns["free"] = "".join("01"[state.free] for state in states)
+    if any(state.skip_reason for state in states):
+        columns["skip_reason"] = "".join(_REASONS[state.skip_reason] for state in states)
+    table: dict[str, int] = {}
+    for name in _TEXTS:
+        _add(columns, name, [_place(table, getattr(state, name)) for state in states])
+    if table:
+        columns["texts"] = []
+        columns["texts"] = cut_fairly(list(table), room - json_size(columns) - _TEXT_OVERHEAD * len(table))
+    return columns
+
+
+def _add(columns: Columns, name: str, values: list[Any]) -> None:
+    if any(values):
+        columns[name] = values
+
+
+def _place(table: dict[str, int], text: str | None) -> int:
+    return table.setdefault(text, len(table) + 1) if text else 0
+
+
+def states_of(columns: Columns) -> list[NodeState]:
+    """The nodes' states behind `columns`."""
+    states = [NodeState(status=_STATUS_OF[letter]) for letter in columns["status"]]
+    for name in _COUNTS:
+        _set(states, name, columns.get(name, ()))
+    _set(states, "next_retry_at", [at or None for at in columns.get("next_retry_at", ())])
+    _set(states, "free", [mark == "1" for mark in columns.get("free", "")])
+    _set(states, "skip_reason", [_REASON_OF[letter] for letter in columns.get("skip_reason", "")])
+    texts = [None, *columns.get("texts", ())]
+    for name in _TEXTS:
+        _set(states, name, [texts[place] for place in columns.get(name, ())])
+    return states
+
+
+def _set(states: list[NodeState], name: str, values: Sequence[Any]) -> None:
+    for state, value in zip(states, values, strict=False):
+        setattr(state, name, value)
+
+
+def pack(value: Any) -> Packed:
+    """`value` compressed, or as it is where that is not smaller."""
+    plain = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    if len(plain) > _PLAIN_BYTES:
+        packed = base64.b64encode(zlib.compress(plain)).decode()
+        if len(packed) < len(plain):
+            return {"zlib": packed}
+    return {"json": value}
+
+
+def unpack(packed: Packed) -> Any:
+    """What `pack` was given."""
+    return (
+        packed["json"] if "json" in packed else json.loads(zlib.decompress(base64.b64decode(packed["zlib"])))
+    )
