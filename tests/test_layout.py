@@ -86,6 +86,7 @@ PURE_RULES = (
     "waiting",
     "budget",
     "reports",
+    "sending",
     "slots",
     "state_codec",
 )

@@ -11,8 +11,9 @@ from flowkit.models import StatusChange, TaskStatus
 from flowkit.workflows import details, endings
 
 if TYPE_CHECKING:
-    from flowkit.models import Graph, TaskState
+    from flowkit.models import Graph
     from flowkit.workflows.graph import Walk
+    from flowkit.workflows.state_codec import TaskState
 
 _DRAWN_EVERY_SEC = 1.0
 _REDRAW_SEC = 5.0

@@ -9,8 +9,9 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import FailureError
 
-from flowkit.models import Opened, OpenTask, slim
+from flowkit.models import Opened, OpenTask
 from flowkit.workflows.failures import application_error
+from flowkit.workflows.sending import slim
 
 if TYPE_CHECKING:
     from flowkit.models import CloseTask, RecordTask

@@ -8,11 +8,11 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from flowkit.errors import GraphError
-from flowkit.models import NodeState, StatusChange, TaskState, TaskStatus
+from flowkit.models import NodeState, StatusChange, TaskStatus
 from flowkit.text import clean
 from flowkit.workflows.document import open_document
 from flowkit.workflows.inputs import parse_input
-from flowkit.workflows.state_codec import is_state, parse_state
+from flowkit.workflows.state_codec import TaskState, is_state, parse_state
 from flowkit.workflows.validation import FIRST_RULES, RULES, normalised, parse_graph
 
 if TYPE_CHECKING:

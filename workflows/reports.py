@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flowkit.limits import PAYLOAD_BYTES, REPORT_BYTES
-from flowkit.models import NodeRecord, NodeStatus, slim
+from flowkit.models import NodeRecord, NodeStatus
 from flowkit.workflows.budget import cut_fairly, fitting, json_size, split_by_size
+from flowkit.workflows.sending import slim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,9 +15,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from pydantic import TypeAdapter
+from pydantic import dataclasses as wire
 
 from flowkit.limits import CARRIED_STATE_BYTES
-from flowkit.models import NodeState, NodeStatus, Opened, SkipReason, StatusChange, TaskState
+from flowkit.models import NodeState, NodeStatus, Opened, SkipReason, StatusChange
 from flowkit.workflows.budget import cut_fairly, json_size
 
 if TYPE_CHECKING:
@@ -54,6 +55,19 @@ _PLAIN_BYTES = 1_000
 """Up to this size nothing is compressed, so that people can read it in Temporal's Web UI."""
 
 _TEXT_OVERHEAD = len('"",')
+
+
+@wire.dataclass(kw_only=True, slots=True)
+class TaskState:
+    """Everything a task carries from one run of its workflow to the next."""
+
+    params: dict[str, Any]
+    graph: dict[str, Any]
+    opened: Opened
+    nodes: list[NodeState]
+    status_history: list[StatusChange]
+    status_history_omitted: int = 0
+    """Entries dropped from the middle of `status_history`."""
 
 
 def is_state(given: object) -> TypeGuard[dict[str, Any]]:

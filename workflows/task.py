@@ -25,7 +25,6 @@ with workflow.unsafe.imports_passed_through():
         RecordTask,
         SkipReason,
         TaskResult,
-        TaskState,
         TaskStatus,
     )
     from flowkit.workflows import endings
@@ -37,7 +36,7 @@ with workflow.unsafe.imports_passed_through():
     from flowkit.workflows.opening import enter
     from flowkit.workflows.recorder import Recorder
     from flowkit.workflows.reports import fitted, node_record, parts_of, pulled_nodes, status_view
-    from flowkit.workflows.state_codec import encode_state
+    from flowkit.workflows.state_codec import TaskState, encode_state
     from flowkit.workflows.walk import run_node
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ from temporalio.common import RawValue, RetryPolicy
 from temporalio.exceptions import FailureError, is_cancelled_exception
 
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
-from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeStatus, slim
+from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeStatus
 from flowkit.workflows.failures import NOT_REGISTERED, is_reported, read_failure
 from flowkit.workflows.policy import Again, decide
+from flowkit.workflows.sending import slim
 from flowkit.workflows.waiting import attempt_text, timer_text
 
 if TYPE_CHECKING:

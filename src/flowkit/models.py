@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
 from typing import Any
 
-from pydantic import TypeAdapter
 from pydantic import dataclasses as wire
 
 
@@ -257,19 +255,6 @@ class StatusChange:
     at: float
 
 
-@wire.dataclass(kw_only=True, slots=True)
-class TaskState:
-    """Everything a task carries from one run of its workflow to the next."""
-
-    params: dict[str, Any]
-    graph: dict[str, Any]
-    opened: Opened
-    nodes: list[NodeState]
-    status_history: list[StatusChange]
-    status_history_omitted: int = 0
-    """Entries dropped from the middle of `status_history`."""
-
-
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptInput:
     """What an executor gets for one attempt. Default values are not sent (`slim`), so they never change."""
@@ -382,17 +367,6 @@ class CloseTask:
     """Id of the database that holds the document; empty for tasks of an earlier release."""
     status_history_omitted: int = 0
     """Entries dropped from the middle of `status_history`."""
-
-
-@cache
-def _sent(kind: type[Any]) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
-def slim(record: AttemptInput | RecordTask | CloseTask | NodeRecord) -> dict[str, Any]:
-    """`record` as it travels, without default values: server, worker and every replay read each byte."""
-    sent: dict[str, Any] = _sent(type(record)).dump_python(record, exclude_defaults=True)
-    return sent
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

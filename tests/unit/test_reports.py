@@ -21,11 +21,11 @@ from flowkit.models import (
     StatusChange,
     TaskResult,
     TaskStatus,
-    slim,
 )
 from flowkit.workflows.budget import json_size
 from flowkit.workflows.graph import Walk
 from flowkit.workflows.reports import fitted, node_record, parts_of, status_view
+from flowkit.workflows.sending import slim
 from flowkit.workflows.validation import parse_graph
 
 HISTORY = [StatusChange(from_="running", to="deferred", at=1_763_788_905.123456)] * 100

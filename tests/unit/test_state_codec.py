@@ -18,10 +18,17 @@ from tests.unit.examples import examples
 from tests.unit.graphs import one
 
 from flowkit.limits import CARRIED_STATE_BYTES, PAYLOAD_BYTES, TASK_INPUT_BYTES
-from flowkit.models import NodeState, NodeStatus, Opened, Settings, SkipReason, StatusChange, TaskState
+from flowkit.models import NodeState, NodeStatus, Opened, Settings, SkipReason, StatusChange
 from flowkit.workflows import state_codec
 from flowkit.workflows.budget import json_size
-from flowkit.workflows.state_codec import columns_of, encode_state, is_state, parse_state, states_of
+from flowkit.workflows.state_codec import (
+    TaskState,
+    columns_of,
+    encode_state,
+    is_state,
+    parse_state,
+    states_of,
+)
 
 HISTORIES = Path(__file__).parents[1] / "replay" / "histories"
 NOW = 1_763_788_905.123456
@@ -193,7 +200,7 @@ def test_the_largest_state_fits_into_a_payload(alphabet: str, chars: int) -> Non
 def test_of_the_largest_state_nothing_but_long_texts_is_cut(alphabet: str, chars: int) -> None:
     given, sent = carried_at_the_edge(alphabet, chars)
     read = parse_state(json.loads(json.dumps(sent)))
-    bare = {"last_error": None, "reason_code": None}
+    bare: dict[str, Any] = {"last_error": None, "reason_code": None}
     assert [dataclasses.replace(node, **bare) for node in read.nodes] == [
         dataclasses.replace(node, **bare) for node in given.nodes
     ]

@@ -1,0 +1,19 @@
+"""Records as the workflow sends them to activities. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from flowkit.models import AttemptInput, CloseTask, NodeRecord, RecordTask
+
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {
+    kind: TypeAdapter(kind) for kind in (AttemptInput, RecordTask, CloseTask, NodeRecord)
+}
+
+
+def slim(record: AttemptInput | RecordTask | CloseTask | NodeRecord) -> dict[str, Any]:
+    """`record` as it travels, without default values: server, worker and every replay read each byte."""
+    sent: dict[str, Any] = _ADAPTERS[type(record)].dump_python(record, exclude_defaults=True)
+    return sent
