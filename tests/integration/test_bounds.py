@@ -1,0 +1,150 @@
+"""What keeps a task within Temporal's limits, on the real server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import Worker
+
+from flowkit.models import TaskStatus
+from flowkit.worker import BatchResult
+from flowkit.workflows import reports, state_codec
+from tests.integration.handlers import Crowd, Quick
+from tests.integration.test_large import run_ids, short_runs
+from tests.integration.test_new_runs import histories, replay
+from tests.integration.world import World, node
+
+if TYPE_CHECKING:
+    from temporalio.client import WorkflowHistory
+
+    from flowkit.worker import Batch, RoleHandler
+    from flowkit.worker.context import RunContext
+
+pytestmark = pytest.mark.server
+
+__all__ = ["short_runs"]
+
+OWN = {"open_task", "record", "close_task"}
+MOST = 8
+
+
+def most_in_flight(history: WorkflowHistory) -> int:
+    """The largest number of attempts that were scheduled and had not ended."""
+    open_attempts: set[int] = set()
+    most = 0
+    for event in history.events:
+        scheduled = event.activity_task_scheduled_event_attributes
+        if scheduled.activity_id and scheduled.activity_type.name not in OWN:
+            open_attempts.add(event.event_id)
+        open_attempts.discard(event.activity_task_completed_event_attributes.scheduled_event_id)
+        most = max(most, len(open_attempts))
+    return most
+
+
+def activities(history: WorkflowHistory, name: str) -> int:
+    """How many activities of this name a history has."""
+    scheduled = (event.activity_task_scheduled_event_attributes for event in history.events)
+    return sum(each.activity_type.name == name for each in scheduled)
+
+
+async def test_many_roles_together_have_no_more_attempts_in_flight_than_allowed(world: World) -> None:
+    world.settings["max_in_flight"] = MOST
+    await world.engine()
+    handlers: dict[str, RoleHandler] = {f"role{i}": Crowd(f"role{i}") for i in range(12)}
+    await world.worker(handlers, concurrency=10)
+    task_id = await world.create(*(node(f"n{i}", f"role{i % 12}") for i in range(120)))
+    assert (await world.result(task_id)).status is TaskStatus.FINISHED
+    (history,) = await histories(world, task_id)
+    assert most_in_flight(history) == MOST
+    await replay([history])
+
+
+class Verbose(Quick):
+    """Fails for good with a long error."""
+
+    role = "verbose"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Fail."""
+        return BatchResult(
+            success=False, reason_code="broken", permanent=True, error=f"{ctx.node_id} " + "é" * 900
+        )
+
+
+async def test_a_write_that_is_too_large_is_made_in_several_and_loses_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports, "REPORT_BYTES", 4_000)
+    await world.engine()
+    await world.worker({"verbose": Verbose(), "paced": Crowd("paced")})
+    task_id = await world.create(
+        node("a", "verbose", allow_failure=True),
+        *(node(f"below{i}", "paced", "a") for i in range(60)),
+        node("aside", "paced"),
+    )
+    assert (await world.result(task_id)).status is TaskStatus.FINISHED
+    statuses = await world.statuses(task_id)
+    assert [statuses[f"below{i}"] for i in range(60)] == ["skipped"] * 60
+    (history,) = await histories(world, task_id)
+    assert activities(history, "record") > 2
+    await replay([history])
+
+
+async def test_errors_that_are_cut_on_the_way_into_a_new_run_stay_whole_in_the_document(
+    short_runs: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_codec, "CARRIED_STATE_BYTES", 6_000)
+    await short_runs.engine()
+    await short_runs.worker({"verbose": Verbose(), "quick": Quick()})
+    failing = [f"a{i}" for i in range(20)]
+    chain = [node("n0", "quick"), *(node(f"n{i}", "quick", f"n{i - 1}") for i in range(1, 30))]
+    task_id = await short_runs.create(
+        *(node(name, "verbose", allow_failure=True) for name in failing), *chain
+    )
+    assert (await short_runs.result(task_id)).handled_failures == failing
+    runs = await run_ids(short_runs, task_id)
+    assert len(runs) > 1
+    for name in failing:
+        error = (await short_runs.node(task_id, name))["last_error"]
+        assert error == f"broken: {name} " + "é" * 900
+    client = await short_runs.client()
+    seen: dict[str, Any] = await client.get_workflow_handle(task_id).query("status")
+    told = [each["last_error"] for each in seen["nodes"][:20]]
+    assert all(text.endswith("…") and len(text.encode()) < 400 for text in told)
+    await replay(await histories(short_runs, task_id))
+
+
+async def test_an_explicit_empty_list_of_sources_ends_the_node_without_batches(world: World) -> None:
+    await world.engine()
+    await world.worker()
+    pull = {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": []}}
+    task_id = await world.create(
+        node("up", inline={"batches": 3}),
+        node("down", "quick", "up", inline=pull),
+        node("alone", inline=pull),
+    )
+    assert (await world.result(task_id)).status is TaskStatus.FINISHED
+    assert [len(await world.rows(task_id, name)) for name in ("up", "down", "alone")] == [3, 0, 0]
+
+
+async def test_a_worker_of_a_newer_release_cannot_stop_a_task_by_what_it_reports(world: World) -> None:
+    calls: list[int] = []
+
+    @activity.defn(name="newer")
+    async def newer(attempt: dict[str, Any]) -> Any:
+        calls.append(attempt["epoch"])
+        if len(calls) == 1:
+            raise ApplicationError("later", {"kind": "quota", "retry_after": 3}, type="q", non_retryable=True)
+        if len(calls) == 2:
+            raise ApplicationError("m" * 9_000, {"kind": ["loss"], "code": 7}, type="q", non_retryable=True)
+        return ["a result of another form"]
+
+    await world.engine()
+    client = await world.client()
+    async with Worker(client, task_queue=f"{world.queue}.newer", activities=[newer]):
+        task_id = await world.create(node("a", "newer", retry_policy={"max": 2, "backoff_sec": 0.1}))
+        assert (await world.result(task_id)).status is TaskStatus.FINISHED
+    assert calls == [1, 2, 3]
