@@ -235,6 +235,7 @@ SECONDS = [name for name in RULES if name.endswith("_sec")]
 MAY_BE_ZERO = ("discovery_window_sec", "cancel_grace_sec", "_tick_sec")
 WHOLE = [
     "window",
+    "max_in_flight",
     "max_nodes",
     "hold_starts_events",
     "hold_starts_bytes",
@@ -290,7 +291,14 @@ def test_a_count_is_a_whole_number(name: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "edge"), [("window", 2_000), ("hold_starts_events", 50_000), ("hold_starts_bytes", 50_000_000)]
+    ("name", "edge"),
+    [
+        ("window", 2_000),
+        ("max_in_flight", 1_500),
+        ("max_nodes", 10_000),
+        ("hold_starts_events", 50_000),
+        ("hold_starts_bytes", 50_000_000),
+    ],
 )
 def test_beyond_what_the_server_bears_a_count_is_refused(name: str, edge: int) -> None:
     assert made(name, edge)
