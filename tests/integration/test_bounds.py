@@ -29,6 +29,9 @@ __all__ = ["short_runs"]
 
 OWN = {"open_task", "record", "close_task"}
 MOST = 8
+LOUD = "\U0001f600"
+SHOUTING = 250
+"""So many errors of 8 kB are more than one payload holds."""
 
 
 def most_in_flight(history: WorkflowHistory) -> int:
@@ -115,6 +118,37 @@ async def test_errors_that_are_cut_on_the_way_into_a_new_run_stay_whole_in_the_d
     told = [each["last_error"] for each in seen["nodes"][:20]]
     assert all(text.endswith("…") and len(text.encode()) < 400 for text in told)
     await replay(await histories(short_runs, task_id))
+
+
+class Shouting(Quick):
+    """Fails for good with the longest error there is, of four-byte characters."""
+
+    role = "shouting"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Fail."""
+        error = ctx.node_id + LOUD * 5_000
+        return BatchResult(success=False, reason_code="broken", permanent=True, error=error)
+
+
+async def test_the_longest_errors_of_many_nodes_pass_through_new_runs_the_query_and_the_close(
+    short_runs: World,
+) -> None:
+    await short_runs.engine()
+    await short_runs.worker({"shouting": Shouting(), "quick": Quick()}, concurrency=30)
+    failing = [f"{i:03}" + LOUD * 197 for i in range(SHOUTING)]
+    chain = [node("n0", "quick"), *(node(f"n{i}", "quick", f"n{i - 1}") for i in range(1, 30))]
+    last = node("last", "quick", "n29", *failing, fan_in=f"count:{len(failing)}", allow_failure=True)
+    task_id = await short_runs.create(
+        *(node(name, "shouting", allow_failure=True) for name in failing), *chain, last
+    )
+    assert (await short_runs.result(task_id)).handled_failures == failing
+    assert len(await run_ids(short_runs, task_id)) > 1
+    nodes = (await short_runs.document(task_id))["graph"]["nodes"]
+    assert {(each["status"], len(each["last_error"])) for each in nodes[:SHOUTING]} == {("failed", 2_000)}
+    client = await short_runs.client()
+    seen: dict[str, Any] = await client.get_workflow_handle(task_id).query("status")
+    assert (seen["nodes_omitted"], seen["errors_cut"]) == (0, SHOUTING)
 
 
 async def test_an_explicit_empty_list_of_sources_ends_the_node_without_batches(world: World) -> None:
