@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from flowkit.cli import looking
 from flowkit.cli.asking import tasks_table
 from flowkit.cli.looking import NodeView, TaskView, with_waiting
 from flowkit.cli.screen import Lines, node_line, remark, screen, task_table
@@ -107,3 +109,37 @@ def test_the_list_says_of_which_zone_its_times_are() -> None:
     head, row = printed(tasks_table([summary], wide=False)).splitlines()
     assert "created (UTC)" in head
     assert "2026-01-31 12:00" in row
+
+
+class Answering:
+    """Temporal, an engine whose workflow leaves nodes out of its answer, and no MongoDB."""
+
+    def __init__(self, omitted: int) -> None:
+        self.omitted = omitted
+
+    def handle(self, task_id: str) -> Answering:
+        """The task's workflow."""
+        return self
+
+    async def query(self, name: str, **options: Any) -> dict[str, Any]:
+        """What the workflow says."""
+        nodes = [{"node_id": "a", "type": "r", "status": "failed", "attempt_epoch": 1}]
+        return {"status": "running", "nodes": nodes, "nodes_omitted": self.omitted}
+
+    async def batches(self, task_id: str) -> dict[str, int]:
+        """Nothing is stored."""
+        return {}
+
+
+@pytest.mark.parametrize("omitted", [0, 3])
+async def test_a_workflow_that_leaves_nodes_out_is_no_source_of_a_view(
+    omitted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def polled(*args: Any, **options: Any) -> bool:
+        return True
+
+    monkeypatch.setattr(looking, "polled", polled)
+    servers: Any = SimpleNamespace(temporal=None, tasks=Answering(omitted), catalog=Answering(omitted))
+    description: Any = SimpleNamespace(task_queue="flowkit")
+    seen = await looking.Looker(servers, "t", description)._asked()
+    assert (seen is None) == bool(omitted)
