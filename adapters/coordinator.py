@@ -91,7 +91,7 @@ class CoordinatorAdapters:
     ) -> dict[str, Any]:
         """Remove variables, present or not, then every object that is left without a leaf.
 
-        Answers `{"ok": True, "touched": paths}`.
+        Returns `{"ok": True, "touched": n}`, where n counts every path as often as it was named.
         """
         answer = await self._change(task_id, lambda: rules.unsetting(paths, keys))
         if answer["touched"] and (pruned := await self._variables.prune(task_id)):
@@ -138,7 +138,7 @@ class CoordinatorAdapters:
         first = await self._variables.write(task_id, change, self._node)
         if change.paths and first is not None:
             self._tell(task_id, change, hits, first=first)
-        return {"ok": True, "touched": len(change.paths)}
+        return {"ok": True, "touched": change.touched}
 
     def _hits(self, change: Change) -> int:
         hits = self._detector.hits(change.values)

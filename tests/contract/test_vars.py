@@ -140,6 +140,15 @@ async def test_unset_counts_what_was_asked_for_present_or_not(db: Any, adapters:
     assert await held(db) == {}
 
 
+async def test_unset_counts_a_path_as_often_as_it_was_named(db: Any, adapters: CoordinatorAdapters) -> None:
+    await hold(db, {"a": 1, "b": 2})
+    assert await adapters.vars_unset(TASK, "a", "a", "no", keys=["a", "b", "no"]) == {
+        "ok": True,
+        "touched": 6,
+    }
+    assert await held(db) == {}
+
+
 async def test_unset_without_variables_leaves_none(db: Any, adapters: CoordinatorAdapters) -> None:
     assert (await adapters.vars_unset(TASK, "a.b"))["touched"] == 1
     assert await held(db) is None

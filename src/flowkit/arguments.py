@@ -1,0 +1,138 @@
+"""Checks of the arguments of public calls, made before a server is asked. Pure.
+
+A value that becomes part of a filter must be what it claims to be: MongoDB takes a dict in the place of an id for a
+condition, which other tasks may meet. Each check returns a sentence that names the argument, the value and what is
+allowed, or None; `require` raises it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from typing import TYPE_CHECKING, Any
+
+from flowkit.errors import ConfigError
+from flowkit.limits import ID_CHARS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from flowkit.errors import FlowKitError
+
+_SHOWN_CHARS = 80
+_ELEMENT_SUFFIX = re.compile(r"\[\d+\]$")
+
+NODE_ID_RULE = f"1 to {ID_CHARS} printable characters, not '*', not ending in '[number]'"
+
+
+def require(problem: str | None, error: Callable[[str], FlowKitError] = ConfigError) -> None:
+    """Raise `error` with `problem`, if there is one."""
+    if problem is not None:
+        raise error(problem)
+
+
+def task_id_problem(value: object, name: str = "task_id") -> str | None:
+    """What keeps `value` from being the id of an existing task, which Temporal alone may have started."""
+    return _problem(name, value, is_task_id(value), f"the id of a task: {_CHARS}, not '*'")
+
+
+def new_task_id_problem(value: object, name: str = "task_id") -> str | None:
+    """What keeps `value` from being the id of a new task: it is shown in terminals, logs and URLs."""
+    good = isinstance(value, str) and is_task_id(value) and not any(map(_is_control, value))
+    wanted = f"{_CHARS}, not '*' and without control characters; leave it out for a new UUID"
+    return _problem(name, value, good, wanted)
+
+
+def node_id_problem(value: object, name: str = "node_id") -> str | None:
+    """What keeps `value` from being the id of a node."""
+    return _problem(name, value, is_node_id(value), f"the id of a node: {NODE_ID_RULE}")
+
+
+def text_problem(value: object, name: str, chars: int = ID_CHARS) -> str | None:
+    """What keeps `value` from being a text of 1 to `chars` characters."""
+    good = isinstance(value, str) and 1 <= len(value) <= chars and is_unicode(value)
+    return _problem(name, value, good, f"a text of 1 to {chars:,} characters")
+
+
+def whole_problem(value: object, name: str, least: int, most: int) -> str | None:
+    """What keeps `value` from being a whole number from `least` to `most`."""
+    good = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    return _problem(name, value, good, f"a whole number between {least:,} and {most:,}")
+
+
+def timeout_problem(value: object, name: str = "timeout") -> str | None:
+    """What keeps `value` from being a time to wait: seconds, or None for as long as it takes."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    good = value is None or (number and not math.isnan(_float(value)) and _float(value) >= 0)
+    return _problem(name, value, good, "a number of seconds, 0 or more, or None to wait as long as it takes")
+
+
+def choice_problem(value: object, name: str, known: Collection[str]) -> str | None:
+    """What keeps `value` from being one of these words."""
+    good = isinstance(value, str) and value in known
+    return None if good else f"{name} {shown(value)} is unknown; known: {', '.join(known)}"
+
+
+def is_task_id(value: object) -> bool:
+    """Whether `value` can be a task's id."""
+    return isinstance(value, str) and 1 <= len(value) <= ID_CHARS and value != "*" and is_unicode(value)
+
+
+def is_node_id(value: object) -> bool:
+    """Whether `value` can be a node's id."""
+    return (
+        isinstance(value, str)
+        and 1 <= len(value) <= ID_CHARS
+        and value.isprintable()
+        and value != "*"
+        and not _ELEMENT_SUFFIX.search(value)
+    )
+
+
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can encode `text`; it cannot encode half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shown(value: object) -> str:
+    """`value` as an error shows it, with its type unless that is plain to see."""
+    text = printed(value)
+    return text if value is None or isinstance(value, str) else f"{text} ({type(value).__name__})"
+
+
+def printed(value: object) -> str:
+    """`repr` of a value, cut to 80 characters."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # ValueError: an integer of more digits than Python prints
+        return f"{_kind(value)} too large or nested too deeply to show"
+    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…"
+
+
+_CHARS = f"a text of 1 to {ID_CHARS} characters"
+
+
+def _problem(name: str, value: object, good: bool, wanted: str) -> str | None:
+    return None if good else f"{name} is {shown(value)}; it must be {wanted}"
+
+
+def _is_control(char: str) -> bool:
+    return unicodedata.category(char) == "Cc"
+
+
+def _float(value: Any) -> float:
+    """`value` as a float; an integer beyond them is infinite enough."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _kind(value: object) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
