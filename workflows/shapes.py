@@ -9,7 +9,8 @@ import sys
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from flowkit import limits
-from flowkit.arguments import NODE_ID_RULE, is_node_id, printed
+from flowkit.arguments import NODE_ID_RULE, is_node_id
+from flowkit.arguments import printed as _show
 from flowkit.errors import GraphError
 from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, FanIn, OnNodeFailure
 from flowkit.workflows import input_args
@@ -47,15 +48,15 @@ _FAN_IN = re.compile(r"(all|any)|count:(\d{1,9})", re.IGNORECASE)
 def graph_problems(graph: object) -> Iterator[str]:
     """Everything wrong with the form of `graph`, before any relation between nodes is looked at."""
     if not isinstance(graph, dict):
-        yield f"graph must be an object with 'nodes', not {printed(graph)}"
+        yield f"graph must be an object with 'nodes', not {_show(graph)}"
         return
     nodes = graph.get("nodes")
     if not isinstance(nodes, list) or not nodes:
-        yield f"graph.nodes must be a list of at least one node, not {printed(nodes)}"
+        yield f"graph.nodes must be a list of at least one node, not {_show(nodes)}"
         return
     modes = [mode.value for mode in OnNodeFailure]
     if graph.get("on_node_failure", "fail") not in modes:
-        yield f"graph.on_node_failure is {printed(graph['on_node_failure'])}; allowed: {', '.join(modes)}"
+        yield f"graph.on_node_failure is {_show(graph['on_node_failure'])}; allowed: {', '.join(modes)}"
     yield from _edge_problems(graph)
     yield from _extended_edge_problems(graph)
     for index, node in enumerate(nodes):
@@ -83,7 +84,7 @@ def _place(value: Any, path: str, depth: int) -> str:
                 step = f".{key}" if isinstance(value, dict) else f"[{key}]"
                 owner = f" (node {part['node_id']!r})" if isinstance(part, dict) and "node_id" in part else ""
                 return _place(part, f"{path}{step}{owner}", depth + 1)
-    return f"{path} = {printed(value)}"
+    return f"{path} = {_show(value)}"
 
 
 def _is_json(value: object) -> bool:
@@ -129,11 +130,11 @@ def _edge_problems(graph: dict[str, Any]) -> Iterator[str]:
     if edges is None:
         return
     if not isinstance(edges, list):
-        yield f"graph.edges must be a list of [parent, child] pairs of node ids, not {printed(edges)}"
+        yield f"graph.edges must be a list of [parent, child] pairs of node ids, not {_show(edges)}"
         return
     for index, edge in enumerate(edges):
         if not _is_pair(edge):
-            yield f"graph.edges[{index}] is {printed(edge)}; edges are [parent, child] pairs of node ids"
+            yield f"graph.edges[{index}] is {_show(edge)}; edges are [parent, child] pairs of node ids"
 
 
 def _extended_edge_problems(graph: dict[str, Any]) -> Iterator[str]:
@@ -141,14 +142,14 @@ def _extended_edge_problems(graph: dict[str, Any]) -> Iterator[str]:
     if edges is None:
         return
     if not isinstance(edges, list):
-        yield f"graph.edges_ex must be a list of objects with 'from' and 'to', not {printed(edges)}"
+        yield f"graph.edges_ex must be a list of objects with 'from' and 'to', not {_show(edges)}"
         return
     for index, edge in enumerate(edges):
         if not _is_extended_edge(edge):
-            yield f"graph.edges_ex[{index}] must be an object with 'from' and 'to', not {printed(edge)}"
+            yield f"graph.edges_ex[{index}] must be an object with 'from' and 'to', not {_show(edge)}"
         elif edge.get("mode", "sync") != "sync":
             yield (
-                f"graph.edges_ex {printed(edge['from'])} -> {printed(edge['to'])}: mode {printed(edge['mode'])} is not available "
+                f"graph.edges_ex {_show(edge['from'])} -> {_show(edge['to'])}: mode {_show(edge['mode'])} is not available "
                 "yet; leave 'mode' out, the child then starts when the parent has finished"
             )
 
@@ -163,15 +164,15 @@ def _is_extended_edge(edge: object) -> bool:
 
 def _node_problems(index: int, node: object) -> Iterator[str]:
     if not isinstance(node, dict):
-        yield f"graph.nodes[{index}] must be an object, not {printed(node)}"
+        yield f"graph.nodes[{index}] must be an object, not {_show(node)}"
         return
     node_id = node.get("node_id")
-    where = f"node {printed(node_id)}" if isinstance(node_id, str) else f"graph.nodes[{index}]"
+    where = f"node {_show(node_id)}" if isinstance(node_id, str) else f"graph.nodes[{index}]"
     if not is_node_id(node_id):
-        yield f"{where}: node_id {printed(node_id)} must be {NODE_ID_RULE}"
+        yield f"{where}: node_id {_show(node_id)} must be {NODE_ID_RULE}"
     if not _is_role(node.get("type")):
         yield (
-            f"{where}: type {printed(node.get('type'))} must be {COORDINATOR_FN!r} or a role: 1 to 100 of "
+            f"{where}: type {_show(node.get('type'))} must be {COORDINATOR_FN!r} or a role: 1 to 100 of "
             "letters, digits, '.', '_', '-', beginning with a letter or digit"
         )
     yield from _unknown_keys(where, node, _NODE_KEYS | RUNTIME_KEYS)
@@ -189,50 +190,50 @@ def _unknown_keys(where: str, given: dict[str, Any], known: frozenset[str]) -> I
         if key not in known and not str(key).startswith("x-"):
             close = difflib.get_close_matches(str(key), known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else "keys of your own begin with 'x-'"
-            yield f"{where}: unknown key {printed(key)}; {hint}"
+            yield f"{where}: unknown key {_show(key)}; {hint}"
 
 
 def _depends_on(value: object) -> Iterator[str]:
     if not isinstance(value, list) or not all(isinstance(parent, str) for parent in value):
-        yield f"depends_on {printed(value)} must be a list of node ids"
+        yield f"depends_on {_show(value)} must be a list of node ids"
 
 
 def _fan_in(value: object) -> Iterator[str]:
     if parse_fan_in(value) is None:
-        yield f"fan_in {printed(value)} must be 'all', 'any' or 'count:n'"
+        yield f"fan_in {_show(value)} must be 'all', 'any' or 'count:n'"
 
 
 def _allow_failure(value: object) -> Iterator[str]:
     if not isinstance(value, bool):
-        yield f"allow_failure {printed(value)} must be true or false"
+        yield f"allow_failure {_show(value)} must be true or false"
 
 
 def _timeout_sec(value: object) -> Iterator[str]:
     if not _is_number(value) or not _SHORTEST_SEC <= value <= _YEAR_SEC:
         yield (
-            f"timeout_sec {printed(value)} must be a number of seconds above 0 "
+            f"timeout_sec {_show(value)} must be a number of seconds above 0 "
             f"({_SHORTEST_SEC} at least, {_YEAR_SEC:,} at most)"
         )
 
 
 def _routing(value: object) -> Iterator[str]:
     if not isinstance(value, dict):
-        yield f"routing {printed(value)} must be an object with 'on_success' and 'on_failure'"
+        yield f"routing {_show(value)} must be an object with 'on_success' and 'on_failure'"
     elif any(value.values()):
         yield "routing is not available yet; leave it out or its lists empty"
 
 
 def _io(value: object) -> Iterator[str]:
     if not isinstance(value, dict):
-        yield f"io {printed(value)} must be an object"
+        yield f"io {_show(value)} must be an object"
         return
     yield from _unknown_keys("io", value, _IO_KEYS)
     for key in ("input_ref", "input_inline", "batching", "fn_args"):
         if not isinstance(value.get(key), (dict, type(None))):
-            yield f"io.{key} {printed(value[key])} must be an object"
+            yield f"io.{key} {_show(value[key])} must be an object"
     yield from _start_when(value.get("start_when"))
     if not isinstance(value.get("fn"), (str, type(None))):
-        yield f"io.fn {printed(value['fn'])} must be the name of a coordinator function"
+        yield f"io.fn {_show(value['fn'])} must be the name of a coordinator function"
     if isinstance(value.get("input_inline"), dict):
         yield from input_args.inline_problems(value["input_inline"])
     if (size := json_bytes(value)) > limits.NODE_IO_BYTES:
@@ -245,17 +246,17 @@ def _start_when(value: object) -> Iterator[str]:
     if isinstance(value, str) and value.lower() == "first_batch":
         yield "io.start_when 'first_batch' is not available yet; use 'ready'"
     else:
-        yield f"io.start_when {printed(value)} must be 'ready' or 'first_batch'"
+        yield f"io.start_when {_show(value)} must be 'ready' or 'first_batch'"
 
 
 def _retry_policy(value: object) -> Iterator[str]:
     if not isinstance(value, dict):
-        yield f"retry_policy {printed(value)} must be an object"
+        yield f"retry_policy {_show(value)} must be an object"
         return
     yield from _unknown_keys("retry_policy", value, _RETRY_KEYS)
     for key, (allowed, fits) in _RETRY_CHECKS.items():
         if value.get(key) is not None and not fits(value[key]):
-            yield f"retry_policy.{key} {printed(value[key])} must be {allowed}"
+            yield f"retry_policy.{key} {_show(value[key])} must be {allowed}"
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import ConfigError
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from flowkit.errors import FlowKitError
 
 _SHOWN_CHARS = 80
-_ELEMENT_SUFFIX = re.compile(r"\[\d+\]$")
+ELEMENT_SUFFIX = re.compile(r"\[\d+\]$")
+"""End of a name that is not a node's id."""
 
 NODE_ID_RULE = f"1 to {ID_CHARS} printable characters, not '*', not ending in '[number]'"
 
@@ -68,10 +70,36 @@ def timeout_problem(value: object, name: str = "timeout") -> str | None:
     return _problem(name, value, good, "a number of seconds, 0 or more, or None to wait as long as it takes")
 
 
+def check_wait(task_id: object, timeout: object) -> None:
+    """ConfigError unless this is a task's id, and a time to wait for its end."""
+    require(task_id_problem(task_id))
+    require(timeout_problem(timeout))
+
+
 def choice_problem(value: object, name: str, known: Collection[str]) -> str | None:
     """What keeps `value` from being one of these words."""
     good = isinstance(value, str) and value in known
     return None if good else f"{name} {shown(value)} is unknown; known: {', '.join(known)}"
+
+
+def database_problem(value: object, name: str = "db") -> str | None:
+    """What keeps `value` from being a database of an asynchronous MongoDB client, as far as can be told offline."""
+    good = value is not None and not isinstance(value, (str, bytes, int, Mapping, type))
+    return _problem(name, value, good, "a database of Motor or PyMongo Async, for example client['flowkit']")
+
+
+def functions_problem(value: object, name: str) -> str | None:
+    """What keeps `value` from being coordinator functions by name."""
+    if not isinstance(value, Mapping):
+        return _problem(name, value, False, "a mapping of names to functions, {'my.fn': fn}")
+    for key, function in value.items():
+        if problem := text_problem(key, f"a name in {name}"):
+            return problem
+        if not callable(function):
+            return _problem(
+                f"{name}[{key!r}]", function, False, "a function: async def fn(task_id, **fn_args)"
+            )
+    return None
 
 
 def is_task_id(value: object) -> bool:
@@ -86,7 +114,7 @@ def is_node_id(value: object) -> bool:
         and 1 <= len(value) <= ID_CHARS
         and value.isprintable()
         and value != "*"
-        and not _ELEMENT_SUFFIX.search(value)
+        and not ELEMENT_SUFFIX.search(value)
     )
 
 
@@ -106,12 +134,13 @@ def shown(value: object) -> str:
 
 
 def printed(value: object) -> str:
-    """`repr` of a value, cut to 80 characters."""
+    """`repr` of a value on one line, cut to 80 characters."""
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # ValueError: an integer of more digits than Python prints
         return f"{_kind(value)} too large or nested too deeply to show"
-    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…"
+    text = text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…"
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 _CHARS = f"a text of 1 to {ID_CHARS} characters"
