@@ -65,7 +65,7 @@ def _read(path: str, what: str) -> str:
         return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise remedied(ConfigError(f"there is no {what} {path!r}"), "give the path of a JSON file") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         problem = ConfigError(f"{what} {path!r} cannot be read: {flat(error)}")
         raise remedied(problem, "give the path of a JSON file") from None
 

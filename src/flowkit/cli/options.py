@@ -21,7 +21,9 @@ def _checked_queue(given: str | None) -> str | None:
 
 
 def _checked_timeout(given: float | None) -> float | None:
-    arguments.require(arguments.timeout_problem(given, "--timeout"))
+    if arguments.timeout_problem(given):
+        how = "a number of seconds, 0 or more; leave it out to watch as long as it takes"
+        raise ConfigError(f"--timeout is {given}; it must be {how}")
     return given
 
 
