@@ -90,7 +90,7 @@ async def test_models_tuples_and_no_params_at_all_are_taken(world: World) -> Non
     for params in given:
         task_id = await world.coordinator.create_task(params=params, graph=graph)
         assert (await world.result(task_id)).status is TaskStatus.FINISHED
-    first = await world.db.tasks.find_one({"params.day": 7})
+    first: Any = await world.db.tasks.find_one({"params.day": 7})
     assert (first["params"], first["graph"]["nodes"][0]["meta"]) == (
         {"day": 7, "tags": ["x"]},
         {"pair": [1, 2]},

@@ -184,25 +184,26 @@ async def test_a_status_is_one_of_those_that_there_are(value: Any) -> None:
         await TaskCatalog(NONE).list_tasks(value)
 
 
+NO_ARGUMENTS: dict[str, list[Any]] = {
+    "db": [None, "mongodb://localhost", 7, {}, dict],
+    "cfg": [{"queue": "q"}, "coordinator.json", CoordinatorConfig],
+    "worker_types": ["abc", b"abc"],
+    "adapters": [["noop"], "noop", 7],
+    "adapters['f']": [{"f": None}, {"f": 7}, {"f": "module:function"}],
+    "a name in adapters": [{7: print}, {None: print}, {"": print}, {"x" * 201: print}, {"\ud800": print}],
+    "client": ["localhost:7233", 7],
+}
+
+
 @pytest.mark.parametrize(
-    ("argument", "given"),
-    [
-        *(("db", {"db": value}) for value in (None, "mongodb://localhost", 7, {}, dict)),
-        *(("cfg", {"cfg": value}) for value in ({"queue": "q"}, "coordinator.json", CoordinatorConfig)),
-        ("worker_types", {"worker_types": "abc"}),
-        *(("adapters", {"adapters": value}) for value in (["noop"], "noop", 7)),
-        *(("adapters['f']", {"adapters": {"f": value}}) for value in (None, 7, "module:function")),
-        *(
-            ("a name in adapters", {"adapters": {value: print}})
-            for value in (None, 7, "", "x" * 201, "\ud800")
-        ),
-        *(("client", {"client": value}) for value in ("localhost:7233", 7)),
-    ],
+    ("argument", "value"),
+    [(name, value) for name, values in NO_ARGUMENTS.items() for value in values],
     ids=repr,
 )
-def test_a_coordinator_is_made_of_what_it_needs(argument: str, given: dict[str, Any]) -> None:
+def test_a_coordinator_is_made_of_what_it_needs(argument: str, value: Any) -> None:
+    given = {"db": NONE, "adapters" if "adapters" in argument else argument: value}
     with pytest.raises(ConfigError) as caught:
-        Coordinator(**{"db": NONE, **given})
+        Coordinator(**given)
     refusal_of(caught.value, f"{argument} is ")
 
 
