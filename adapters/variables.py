@@ -74,7 +74,7 @@ class Variables:
 
     async def read(self, task_id: str) -> Tree:
         """All variables of a task. AdapterError for an unknown one, or for what is no task id."""
-        require(task_id_problem(task_id), AdapterError)
+        require(task_id_problem(task_id), error=AdapterError)
         return _variables(await self._document(task_id, _VARS))
 
     async def prune(self, task_id: str) -> list[str]:

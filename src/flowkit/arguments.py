@@ -28,10 +28,11 @@ ELEMENT_SUFFIX = re.compile(r"\[\d+\]$")
 NODE_ID_RULE = f"1 to {ID_CHARS} printable characters, not '*', not ending in '[number]'"
 
 
-def require(problem: str | None, error: Callable[[str], FlowKitError] = ConfigError) -> None:
-    """Raise `error` with `problem`, if there is one."""
-    if problem is not None:
-        raise error(problem)
+def require(*problems: str | None, error: Callable[[str], FlowKitError] = ConfigError) -> None:
+    """Raise `error` with the first problem, if there is one."""
+    for problem in problems:
+        if problem is not None:
+            raise error(problem)
 
 
 def task_id_problem(value: object, name: str = "task_id") -> str | None:
@@ -72,8 +73,7 @@ def timeout_problem(value: object, name: str = "timeout") -> str | None:
 
 def check_wait(task_id: object, timeout: object) -> None:
     """ConfigError unless this is a task's id, and a time to wait for its end."""
-    require(task_id_problem(task_id))
-    require(timeout_problem(timeout))
+    require(task_id_problem(task_id), timeout_problem(timeout))
 
 
 def choice_problem(value: object, name: str, known: Collection[str]) -> str | None:
@@ -86,6 +86,38 @@ def database_problem(value: object, name: str = "db") -> str | None:
     """What keeps `value` from being a database of an asynchronous MongoDB client, as far as can be told offline."""
     good = value is not None and not isinstance(value, (str, bytes, int, Mapping, type))
     return _problem(name, value, good, "a database of Motor or PyMongo Async, for example client['flowkit']")
+
+
+def client_problem(value: object, name: str = "client") -> str | None:
+    """What keeps `value` from being a Temporal client, or None for one that is connected by `TEMPORAL_*`."""
+    good = value is None or (hasattr(value, "start_workflow") and not isinstance(value, type))
+    return _problem(name, value, good, "a Temporal client; leave it out to connect as TEMPORAL_ADDRESS says")
+
+
+def clock_problem(value: object, name: str = "clock") -> str | None:
+    """What keeps `value` from being a clock, or None for the system's."""
+    good = value is None or (hasattr(value, "now_dt") and not isinstance(value, type))
+    return _problem(name, value, good, "a clock of flowkit.core.time, or an object with its methods")
+
+
+def settings_problem(value: object, name: str, kind: type) -> str | None:
+    """What keeps `value` from being settings of this kind, or None for the defaults."""
+    good = value is None or isinstance(value, kind)
+    return _problem(
+        name, value, good, f"a {kind.__name__}, for example {kind.__name__}.load(overrides={{…}})"
+    )
+
+
+def roles_problem(value: object, name: str) -> str | None:
+    """What keeps `value` from being a list of roles, or None; a text is a list of letters to Python."""
+    good = value is None or isinstance(value, (list, tuple, set, frozenset))
+    return _problem(name, value, good, "a list of roles, for example ['extract', 'count']")
+
+
+def handlers_problem(value: object, name: str = "handlers") -> str | None:
+    """What keeps `value` from being handlers by role, or None for no other than the built-in ones."""
+    good = value is None or isinstance(value, Mapping)
+    return _problem(name, value, good, "a mapping of roles to handlers, {'extract': Extractor()}")
 
 
 def functions_problem(value: object, name: str) -> str | None:

@@ -172,6 +172,12 @@ class TaskClient:
             )
         except WorkflowAlreadyStartedError:
             _logger.info("task %s has finished before; it is not run again", task_id)
+        except RPCError as error:
+            error.add_note(
+                f"task {task_id!r} may have started all the same: call again with task_id={task_id!r}, which starts it "
+                "only if it has not"
+            )
+            raise
 
     async def _show(self, task_id: str, given: dict[str, Any]) -> None:
         """Show the task in MongoDB at once. It has started, so whatever goes wrong here is only logged."""

@@ -16,7 +16,13 @@ from temporalio.plugin import SimplePlugin
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from flowkit.adapters.coordinator import default_adapters
-from flowkit.arguments import database_problem, functions_problem, require
+from flowkit.arguments import (
+    database_problem,
+    functions_problem,
+    handlers_problem,
+    require,
+    settings_problem,
+)
 from flowkit.config import DEFAULT_QUEUE, CoordinatorConfig, WorkerConfig
 from flowkit.engine import Duty, EngineDuty, activity_name, with_task
 from flowkit.errors import ConfigError
@@ -66,6 +72,8 @@ class FlowKitPlugin(SimplePlugin):
         )
         if db is not None:
             require(database_problem(db))
+        require(settings_problem(config, "config", CoordinatorConfig), handlers_problem(handlers))
+        require(settings_problem(worker_config, "worker_config", WorkerConfig))
         require(functions_problem(functions or {}, "functions"))
         self._db = db
         self._config, self._worker_config = _agreeing(config, worker_config)

@@ -197,3 +197,13 @@ async def test_cancel_of_a_task_that_only_mongodb_knows_says_so(world: World, pr
         "flowkit: there is no task 'left'; Temporal has no workflow of it, only MongoDB has its document; a running "
         "engine closes that soon\n"
     )
+
+
+@pytest.mark.server
+async def test_an_open_task_is_cancelled_while_mongodb_is_away(world: World, program: Program) -> None:
+    task_id = await world.create(node("a", "nobody"))
+    away = {**world.environment, "MONGO_URL": "mongodb://127.0.0.1:1"}
+    said = await program.call("cancel", task_id, env=away)
+    assert (said.code, said.out) == (0, f"task {task_id} was asked to stop\n")
+    unknown = await program.call("cancel", "nothing", env=away)
+    assert (unknown.code, "no MongoDB answers at mongodb://127.0.0.1:1" in unknown.err) == (3, True)

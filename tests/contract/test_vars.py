@@ -34,6 +34,16 @@ async def test_set_keeps_what_stands_beside_its_leaves(db: Any, adapters: Coordi
     assert await held(db) == {"a": {"b": {"x": 1, "y": 5}, "c": 2}, "d": 4, "f": {"g": 6}}
 
 
+@pytest.mark.parametrize("name", ["self", "keys", "operation", "change"])
+async def test_a_variable_may_have_the_name_of_anything_of_ours(
+    db: Any, adapters: CoordinatorAdapters, name: str
+) -> None:
+    await adapters.vars_set(TASK, **{name: {"a": 1}})
+    await adapters.vars_merge(TASK, **{name: {"b": 2}})
+    await adapters.noop(TASK, **{name: 3})
+    assert await held(db) == {name: {"a": 1, "b": 2}}
+
+
 async def test_a_dict_under_a_dotted_key_replaces_what_was_there(
     db: Any, adapters: CoordinatorAdapters
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,7 @@ from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.errors import AdapterError, ConfigError, FlowKitError, GraphError, Removed
 from flowkit.plugin import FlowKitPlugin
+from flowkit.worker import EchoHandler, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -192,6 +194,7 @@ NO_ARGUMENTS: dict[str, list[Any]] = {
     "adapters['f']": [{"f": None}, {"f": 7}, {"f": "module:function"}],
     "a name in adapters": [{7: print}, {None: print}, {"": print}, {"x" * 201: print}, {"\ud800": print}],
     "client": ["localhost:7233", 7],
+    "clock": [7, "utc", datetime],
 }
 
 
@@ -207,13 +210,39 @@ def test_a_coordinator_is_made_of_what_it_needs(argument: str, value: Any) -> No
     refusal_of(caught.value, f"{argument} is ")
 
 
-@pytest.mark.parametrize(
-    "given", [{"db": "mongodb://h"}, {"functions": {"f": 7}}, {"functions": ["f"]}], ids=repr
-)
+PLUGINS: list[dict[str, Any]] = [
+    {"db": "mongodb://h"},
+    {"functions": {"f": 7}},
+    {"functions": ["f"]},
+    {"config": {"queue": "q"}},
+    {"worker_config": "worker.json"},
+    {"handlers": [EchoHandler()]},
+]
+
+
+@pytest.mark.parametrize("given", PLUGINS, ids=repr)
 def test_a_plugin_is_made_of_what_it_needs(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         FlowKitPlugin(**given)
     refusal_of(caught.value, next(iter(given)))
+
+
+WORKERS: list[dict[str, Any]] = [
+    {"db": None},
+    {"cfg": CoordinatorConfig()},
+    {"cfg": {"roles": ["echo"]}},
+    {"roles": "echo"},
+    {"handlers": [EchoHandler()]},
+    {"client": "localhost:7233"},
+    {"clock": "utc"},
+]
+
+
+@pytest.mark.parametrize("given", WORKERS, ids=repr)
+def test_a_worker_is_made_of_what_it_needs(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Worker(**{"db": NONE, **given})
+    refusal_of(caught.value, f"{next(iter(given))} is ")
 
 
 @pytest.mark.parametrize("value", [None, "mongodb://h"])

@@ -16,13 +16,23 @@ from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.coordinator import default_adapters
 from flowkit.adapters.store import TaskStore
 from flowkit.adapters.variables import Variables
-from flowkit.arguments import check_wait, database_problem, functions_problem, require, shown, task_id_problem
+from flowkit.arguments import (
+    check_wait,
+    client_problem,
+    clock_problem,
+    database_problem,
+    functions_problem,
+    require,
+    roles_problem,
+    settings_problem,
+    task_id_problem,
+)
 from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.config import CoordinatorConfig
 from flowkit.connection import WorkerTask, WorkerThread, connect
 from flowkit.core.time import SystemClock
 from flowkit.engine import engine_worker, prepared_settings
-from flowkit.errors import ConfigError, Removed
+from flowkit.errors import Removed
 from flowkit.protocol.messages import (
     Envelope,
     EventKind,
@@ -84,7 +94,9 @@ class Coordinator:
         client: Client | None = None,
         own_thread: bool = True,
     ) -> None:
-        _check(db, cfg, worker_types, adapters, client)
+        require(database_problem(db), clock_problem(clock), client_problem(client))
+        require(settings_problem(cfg, "cfg", CoordinatorConfig), roles_problem(worker_types, "worker_types"))
+        require(functions_problem(adapters or {}, "adapters"))
         self.db = db
         self.cfg = copy.deepcopy(cfg) if cfg is not None else CoordinatorConfig.load()
         if worker_types is not None:
@@ -246,20 +258,3 @@ class Coordinator:
             await self._connect()
         assert self._client is not None
         return self._client
-
-
-def _check(db: Any, cfg: Any, worker_types: Any, adapters: Any, client: Any) -> None:
-    """ConfigError for an argument of `Coordinator` that cannot be what it is meant to be."""
-    require(database_problem(db))
-    if cfg is not None and not isinstance(cfg, CoordinatorConfig):
-        how = "for example CoordinatorConfig.load(overrides={'window': 50})"
-        raise ConfigError(f"cfg is {shown(cfg)}; it must be a CoordinatorConfig, {how}")
-    if isinstance(worker_types, (str, bytes)):
-        raise ConfigError(f"worker_types is {shown(worker_types)}; it must be a list of roles")
-    if adapters is not None:
-        require(functions_problem(adapters, "adapters"))
-    if client is not None and not hasattr(client, "start_workflow"):
-        raise ConfigError(
-            f"client is {shown(client)}; it must be a Temporal client, or left out: TEMPORAL_ADDRESS says then where "
-            "to connect"
-        )
