@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from flowkit import limits
-from flowkit.arguments import NODE_ID_RULE, is_node_id
+from flowkit.arguments import NODE_ID_RULE, is_node_id, shown_path
 from flowkit.arguments import printed as _show
 from flowkit.errors import GraphError
 from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, FanIn, OnNodeFailure
@@ -39,6 +39,7 @@ _RETRY_KEYS = frozenset(
 )
 
 _PATH_STEPS = 20
+_PATH_CHARS = 300
 _YEAR_SEC = 365 * 24 * 3600
 _SHORTEST_SEC = 0.001
 
@@ -84,7 +85,7 @@ def _place(value: Any, path: str, depth: int) -> str:
                 step = f".{key}" if isinstance(value, dict) else f"[{key}]"
                 owner = f" (node {part['node_id']!r})" if isinstance(part, dict) and "node_id" in part else ""
                 return _place(part, f"{path}{step}{owner}", depth + 1)
-    return f"{path} = {_show(value)}"
+    return f"{shown_path(path, _PATH_CHARS)} = {_show(value)}"
 
 
 def _is_json(value: object) -> bool:

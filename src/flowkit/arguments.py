@@ -171,7 +171,17 @@ def printed(value: object) -> str:
         text = repr(value)
     except (RecursionError, ValueError):  # ValueError: an integer of more digits than Python prints
         return f"{_kind(value)} too large or nested too deeply to show"
-    text = text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…"
+    return printable(text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…")
+
+
+def shown_path(path: str, chars: int = _SHOWN_CHARS) -> str:
+    """A path as an error shows it: on one line, the middle cut out when it is long."""
+    half = chars // 2 - 1
+    return printable(path if len(path) <= chars else f"{path[:half]}…{path[-half:]}")
+
+
+def printable(text: str) -> str:
+    """`text` with escapes for line breaks, control characters and halves of surrogate pairs."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from flowkit.arguments import shown_path
 from flowkit.limits import DOCUMENT_BYTES, DOCUMENT_LEVELS
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ SMALLEST_INT, LARGEST_INT = -(2**63), 2**63 - 1
 """Of MongoDB's integers."""
 
 _SMALLEST_INT32, _LARGEST_INT32 = -(2**31), 2**31 - 1
-_PATH_CHARS = 80
 _ENOUGH = 11
 """Problems after which no more are kept: an error shows ten."""
 
@@ -127,12 +127,7 @@ def _place(document: Any, steps: Steps) -> str:
         held = held[key]
         if isinstance(held, dict) and isinstance(held.get("node_id"), str):
             owner = f"node {held['node_id']!r:.80}: "
-    return owner + _printable(path.removeprefix("."))
-
-
-def _printable(path: str) -> str:
-    shown = path if len(path) <= _PATH_CHARS else f"{path[:38]}…{path[-38:]}"
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in shown)
+    return owner + shown_path(path.removeprefix("."))
 
 
 def _digits(value: int) -> str:
