@@ -40,7 +40,7 @@ async def ledger(db: Any, task_id: str = TASK) -> tuple[int, int]:
 
 
 async def until_refused(call: Callable[[int], Awaitable[Any]]) -> int:
-    """Call with 0, 1, 2… until that is refused; answers how often it was not."""
+    """Call with 0, 1, 2… until that is refused; returns how often it was not."""
     for n in range(10_000):
         try:
             await call(n)

@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import Coordinator, CoordinatorConfig, arguments
+from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.store import TaskStore
 from flowkit.adapters.variables import Variables
 from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.errors import AdapterError, ConfigError, FlowKitError, GraphError, Removed
+from flowkit.models import AttemptInput
 from flowkit.plugin import FlowKitPlugin
 from flowkit.worker import EchoHandler, Worker
+from flowkit.worker.artifacts import ArtifactsWriter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -131,6 +135,24 @@ async def test_a_new_task_needs_an_id_that_can_be_shown(value: Any) -> None:
             params={}, graph={"nodes": [{"node_id": "a", "type": "t"}]}, task_id=value
         )
     assert "leave it out for a new UUID" in refusal_of(caught.value, "task_id is ")
+
+
+class Silent:
+    """A Temporal that does not answer in time."""
+
+    async def start_workflow(self, *_: object, **__: object) -> None:
+        """Fail."""
+        raise RPCError("timeout", RPCStatusCode.DEADLINE_EXCEEDED, b"")
+
+
+async def test_a_start_whose_outcome_is_unknown_names_the_task() -> None:
+    client: Any = Silent()
+    with pytest.raises(RPCError) as caught:
+        await TaskClient(client, TaskStore(NONE), queue="q").create_task(
+            params={}, graph={"nodes": [{"node_id": "a", "type": "t"}]}, task_id="mine"
+        )
+    [note] = caught.value.__notes__
+    assert "task 'mine' may have started all the same: call again with task_id='mine'" in note
 
 
 NODES: dict[str, tuple[str, Call]] = {
@@ -281,6 +303,14 @@ def test_the_reason_of_a_cancel_is_short_text(reason: str | None, kept: str) -> 
 async def test_what_is_no_text_is_no_reason(reason: Any) -> None:
     with pytest.raises(ConfigError, match="reason is .*; it must be a text"):
         await Coordinator(db=NONE, client=NONE).cancel_task("t", reason=reason)
+
+
+@pytest.mark.parametrize("uid", [None, "", 7, {"$gt": ""}, b"uid", "\ud800"], ids=repr)
+async def test_a_handler_stores_no_batch_under_what_is_no_uid(uid: Any) -> None:
+    attempt = AttemptInput(task_id="t", node_id="a", index=0, role="r", epoch=1)
+    writer = ArtifactsWriter(ArtifactStore(NONE), attempt, "w")
+    with pytest.raises(ValueError, match="batch_uid must not be empty and must be a text, not "):
+        await writer.upsert_partial(uid, {})
 
 
 @given(text=st.text(max_size=210))

@@ -100,9 +100,11 @@ def graphs(draw: st.DrawFn) -> Any:
         for step in above:
             holder = holder[step]
         if isinstance(holder, dict) and draw(st.booleans()):
-            holder[draw(st.sampled_from(["x-own", "other", "a\0b", "\ud800", ""]))] = draw(VALUES)
+            holder[draw(st.sampled_from(["x-own", "other", "a\0b", "\ud800", ""]))] = copy.deepcopy(
+                draw(VALUES)
+            )
         else:
-            holder[last] = draw(VALUES)
+            holder[last] = copy.deepcopy(draw(VALUES))
     return root["graph"]
 
 
