@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit.activities.resources import Resources, Subprocess
+from flowkit.arguments import is_unicode, shown
 
 if TYPE_CHECKING:
     import os
@@ -28,9 +29,9 @@ class ArtifactsWriter:
         self._worker_id = worker_id
 
     async def upsert_partial(self, batch_uid: str, meta: dict[str, Any]) -> dict[str, Any]:
-        """Store `meta` as the artifact of a batch; answers a reference to it. ValueError on an empty uid."""
-        if not batch_uid:
-            raise ValueError("batch_uid must not be empty")
+        """Store `meta` as the artifact of a batch; returns a reference to it. ValueError for what is no uid."""
+        if not isinstance(batch_uid, str) or not batch_uid or not is_unicode(batch_uid):
+            raise ValueError(f"batch_uid must not be empty and must be a text, not {shown(batch_uid)}")
         await self._store.upsert_partial(self._attempt, batch_uid, meta, self._worker_id, time.time())
         return {**self._ref(), "batch_uid": batch_uid}
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from temporalio import activity
 
 from flowkit.activities.failures import refusal
-from flowkit.errors import FlowKitError, GraphError
+from flowkit.errors import FlowKitError, GraphError, StoreRefused
 from flowkit.models import CloseTask, NodeStatus, Opened, OpenTask, RecordTask
-from flowkit.workflows.validation import too_many_nodes, unknown_function
+from flowkit.storable import storage_problems
+from flowkit.workflows.validation import raise_if, too_many_nodes, unknown_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Mapping
@@ -70,7 +71,11 @@ class TaskActivities:
 
     async def _open(self, opening: OpenTask) -> Opened:
         self._check(opening)
-        run_seq, epochs = await self._tasks.open_task(opening)
+        try:
+            run_seq, epochs = await self._tasks.open_task(opening)
+        except StoreRefused:
+            raise_if(storage_problems({"params": opening.params, "graph": opening.graph}))
+            raise
         return Opened(run_seq=run_seq, settings=self._settings, created_at=opening.at, epochs=epochs)
 
     def _check(self, opening: OpenTask) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import DESCENDING
 
 from flowkit.adapters.mongo import Database, ensure_index, shortened
+from flowkit.arguments import require, task_id_problem
 from flowkit.models import TaskStatus
 
 if TYPE_CHECKING:
@@ -46,13 +47,15 @@ class Catalog:
 
     @shortened
     async def document(self, task_id: str) -> dict[str, Any] | None:
-        """A task's document; None when there is none."""
+        """A task's document; None when there is none. ConfigError for what is no task id."""
+        require(task_id_problem(task_id))
         found: dict[str, Any] | None = await self._db.tasks.find_one({"id": task_id}, {"_id": 0})
         return found
 
     @shortened
     async def batches(self, task_id: str) -> dict[str, int]:
-        """How many batches of each node are stored."""
+        """How many batches of each node are stored. ConfigError for what is no task id."""
+        require(task_id_problem(task_id))
         stored = {"$match": {"task_id": task_id, "status": "partial"}}
         return await self._counted(self._db.artifacts, stored, "$node_id")
 

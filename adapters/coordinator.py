@@ -16,6 +16,7 @@ from flowkit.adapters.bookkeeping import Bookkeeping
 from flowkit.adapters.sensitive import Detector
 from flowkit.adapters.store import TaskStore
 from flowkit.adapters.variables import Variables
+from flowkit.arguments import clock_problem, database_problem, node_id_problem, require, task_id_problem
 from flowkit.errors import AdapterError
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class CoordinatorAdapters:
     """
 
     def __init__(self, *, db: Database, clock: Any = None, detector: Any = None) -> None:
+        require(database_problem(db), clock_problem(clock))
         self._now = clock.now_dt if clock is not None else lambda: datetime.now(UTC)
         self._variables = Variables(TaskStore(db), self._now)
         self._books = Bookkeeping(db)
@@ -67,14 +69,14 @@ class CoordinatorAdapters:
         bound._node = write
         return bound
 
-    async def vars_set(self, task_id: str, **kv: Any) -> dict[str, Any]:
+    async def vars_set(self, /, task_id: str, **kv: Any) -> dict[str, Any]:
         """Set variables: `kv={...}` or keywords, dotted paths or nested objects, all in one atomic write.
 
         `block_sensitive=True` refuses values that look like secrets. Answers `{"ok": True, "touched": paths}`.
         """
         return await self._change(task_id, lambda: rules.setting(kv))
 
-    async def vars_merge(self, task_id: str, **kv: Any) -> dict[str, Any]:
+    async def vars_merge(self, /, task_id: str, **kv: Any) -> dict[str, Any]:
         """Merge a tree (`data={...}`, `kv={...}` or keywords) into the variables: its leaves overwrite.
 
         `block_sensitive=True` refuses values that look like secrets. Answers `{"ok": True, "touched": paths}`.
@@ -91,7 +93,7 @@ class CoordinatorAdapters:
     ) -> dict[str, Any]:
         """Remove variables, present or not, then every object that is left without a leaf.
 
-        Answers `{"ok": True, "touched": paths}`.
+        Returns `{"ok": True, "touched": n}`, where n counts every path as often as it was named.
         """
         answer = await self._change(task_id, lambda: rules.unsetting(paths, keys))
         if answer["touched"] and (pruned := await self._variables.prune(task_id)):
@@ -106,10 +108,12 @@ class CoordinatorAdapters:
         It merges bookkeeping, not data. A function node is its own target unless it names one; elsewhere that is
         `coordinator`. Answers `{"ok": True, "meta": summary}`.
         """
+        _require_task(task_id)
         names = _node_ids(from_nodes)
         if not isinstance(target, dict):
             raise AdapterError(f"merge.generic: 'target' must be a dict, not {rules.kind(target)}")
-        node_id = str(target.get("node_id") or "coordinator")
+        node_id = target.get("node_id") or "coordinator"
+        require(node_id_problem(node_id, "merge.generic: target['node_id']"), error=AdapterError)
         await self._books.place_of(task_id)
         at = self._now().timestamp()
         meta = await self._books.merged(task_id, names, at)
@@ -122,23 +126,27 @@ class CoordinatorAdapters:
         Final metrics count as well: a handler that returns totals under the keys of its batches counts twice.
         Answers `{"ok": True, "mode": mode, "stats": {...}}`.
         """
+        _require_task(task_id)
+        require(node_id_problem(node_id, "metrics.aggregate: 'node_id'"), error=AdapterError)
         stats = await self._books.aggregated(task_id, node_id, mode)
         await self._books.store_stats(task_id, node_id, stats, self._variables.moment(), self._node)
         return {"ok": True, "mode": mode, "stats": stats}
 
-    async def noop(self, task_id: str, **anything: Any) -> dict[str, Any]:
+    async def noop(self, /, task_id: str, **anything: Any) -> dict[str, Any]:
         """Do nothing, whatever the arguments."""
+        _require_task(task_id)
         if self._node is not None:
             await self._variables.write(task_id, rules.NOTHING, self._node)
         return {"ok": True}
 
     async def _change(self, task_id: str, rule: Callable[[], Change]) -> dict[str, Any]:
+        _require_task(task_id)
         change = rule()
         hits = self._hits(change)
         first = await self._variables.write(task_id, change, self._node)
         if change.paths and first is not None:
             self._tell(task_id, change, hits, first=first)
-        return {"ok": True, "touched": len(change.paths)}
+        return {"ok": True, "touched": change.touched}
 
     def _hits(self, change: Change) -> int:
         hits = self._detector.hits(change.values)
@@ -174,6 +182,11 @@ def _node_ids(given: Any) -> list[str]:
         raise AdapterError(
             f"merge.generic: 'from_nodes' must be a list of node ids, not {type(given).__name__}"
         )
-    if wrong := [type(name).__name__ for name in given if not isinstance(name, str)]:
-        raise AdapterError(f"merge.generic: 'from_nodes' must hold node ids, not {wrong[0]}")
+    for name in given:
+        require(node_id_problem(name, "merge.generic: an entry of 'from_nodes'"), error=AdapterError)
     return list(given)
+
+
+def _require_task(task_id: object) -> None:
+    """AdapterError for what is no task id: as part of a filter, it may be met by other tasks."""
+    require(task_id_problem(task_id), error=AdapterError)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
+from decimal import Decimal, localcontext
 from typing import TYPE_CHECKING, Any
 
-from bson.decimal128 import Decimal128
+from bson.decimal128 import Decimal128, create_decimal128_context
+from bson.int64 import Int64
 
-from flowkit.adapters.vars import LARGEST_INT, SMALLEST_INT, ancestors, kind, shown, size
-from flowkit.errors import AdapterError
-from flowkit.limits import VARS_BYTES
+from flowkit.adapters.vars import LARGEST_INT, SMALLEST_INT, ancestors, kind, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ def changed(variables: Tree, change: Change) -> Tree:
         _place(after, path, copy.deepcopy(value))
     for path, amount in change.adds.items():
         held = _at(after, path)
-        _place(after, path, amount if held is _NOTHING else held + amount)
+        _place(after, path, amount if held is _NOTHING else _sum(held, amount))
     for path in change.removes:
         above, _, leaf = path.rpartition(".")
         holder = _at(after, above) if above else after
@@ -53,16 +53,14 @@ def changed(variables: Tree, change: Change) -> Tree:
     return after
 
 
-def check_total(variables: Tree, change: Change) -> None:
-    """AdapterError when the variables would grow beyond their limit, or cannot be changed at all."""
-    if problem := conflict(variables, change):
-        raise AdapterError(f"vars.{change.operation}: {problem}")
-    total = size(changed(variables, change))
-    if total > VARS_BYTES and total > size(variables):
-        raise AdapterError(
-            f"vars.{change.operation}: the task's variables would have {total:,} bytes, more than {VARS_BYTES:,}: "
-            "unset what is not needed, or store references"
-        )
+def brought(change: Change) -> Tree:
+    """The variables that `change` makes of none, each number that it adds to as large as numbers get by that."""
+    tree: Tree = {}
+    for path, value in change.sets.items():
+        _place(tree, path, value)
+    for path in change.adds:
+        _place(tree, path, Int64(0))
+    return tree
 
 
 def empty_objects(variables: Tree) -> Tree:
@@ -113,6 +111,19 @@ def _place(tree: Tree, path: str, value: Any) -> None:
     for segment in above:
         tree = tree.setdefault(segment, {})
     tree[leaf] = value
+
+
+def _sum(held: Any, amount: float) -> Any:
+    """A sum of the type that MongoDB gives it: what has 64 bits keeps them."""
+    if isinstance(held, Decimal128):
+        with localcontext(create_decimal128_context()):
+            return Decimal128(held.to_decimal() + Decimal(amount))
+    long = isinstance(held, int) and (isinstance(held, Int64) or not _is_int32(held) or not _is_int32(amount))
+    return Int64(held + amount) if long and _is_int(amount) else held + amount
+
+
+def _is_int32(value: float) -> bool:
+    return -(2**31) <= value < 2**31
 
 
 def _is_number(value: Any) -> bool:

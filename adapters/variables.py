@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ReturnDocument
 from pymongo.errors import PyMongoError
 
-from flowkit.adapters import effects
+from flowkit.adapters import effects, vars_size
 from flowkit.adapters import vars as rules
 from flowkit.adapters.mongo import code_of, shortened, unavailable
+from flowkit.arguments import require, task_id_problem
 from flowkit.errors import AdapterError, StoreUnavailable
-from flowkit.limits import VARS_UNCHECKED_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from flowkit.adapters.node_writes import NodeWrite
     from flowkit.adapters.store import TaskStore
     from flowkit.adapters.vars import Change, Tree
+    from flowkit.adapters.vars_size import Room
 
-_TRIES = 5
+_TRIES = 20
 """Writes that may meet a document which was in order when it was looked into."""
 
 _PRUNES = 20
@@ -34,6 +35,7 @@ _UNSEEN: Tree = {}
 """Stands for a document that was changed without a look at what it held before."""
 
 _VARS = {"_id": 0, rules.ROOT: 1}
+_SIZES = {vars_size.BOUND: 1, vars_size.CORRECTED: 1}
 _ENTRIES = dict.fromkeys(
     (
         f"graph.nodes.{name}"
@@ -58,23 +60,21 @@ class Variables:
         Answers whether the task had no variables before, as far as somebody needs to know, and None when the effect is
         counted already. AdapterError names the path that stands in the way, or the unknown task.
         """
-        if change.sets and change.size > VARS_UNCHECKED_BYTES:
-            document = await self._uncounted(task_id, write)
-            if document is None:
-                return None
-            effects.check_total(_variables(document), change)
+        room = vars_size.room_within_bound(change)
         for _ in range(_TRIES):
-            before = await self._update(task_id, change, write)
+            before = await self._update(task_id, change, write, room) if room else None
             if before is not None:
                 return before is not _UNSEEN and not _variables(before)
             document = await self._uncounted(task_id, write)
             if document is None:
                 return None
             await self._explain(document, change, write)
+            room = vars_size.room(document.get("coordinator") or {}, change)
         raise StoreUnavailable(f"the variables of task {task_id!r} change too often for a write")
 
     async def read(self, task_id: str) -> Tree:
-        """All variables of a task. AdapterError for an unknown one."""
+        """All variables of a task. AdapterError for an unknown one, or for what is no task id."""
+        require(task_id_problem(task_id), error=AdapterError)
         return _variables(await self._document(task_id, _VARS))
 
     async def prune(self, task_id: str) -> list[str]:
@@ -94,11 +94,11 @@ class Variables:
         )
         return bool(done.matched_count)
 
-    async def _update(self, task_id: str, change: Change, write: NodeWrite | None) -> Any:
+    async def _update(self, task_id: str, change: Change, write: NodeWrite | None, room: Room) -> Any:
         """The document before the update, as far as somebody needs it; None when nothing matched."""
         if write is None and not change.paths:
             return await self._document(task_id, _VARS)
-        condition, update = _condition(task_id, change, write), self._fields(change, write)
+        condition, update = _condition(task_id, change, write, room), self._fields(change, write, room)
         if change.operation == "merge" and len(change.sets) > 1:
             return await self._guarded(change, lambda: self._update_seen(condition, update))
         done = await self._guarded(change, lambda: self._tasks.update_one(condition, update))
@@ -120,20 +120,20 @@ class Variables:
                 f"vars.{change.operation}: MongoDB refused to write {_some(change.paths)} (code {code_of(error)})"
             ) from None
 
-    def _fields(self, change: Change, write: NodeWrite | None) -> Tree:
+    def _fields(self, change: Change, write: NodeWrite | None, room: Room) -> Tree:
         sets = {rules.full(path): value for path, value in change.sets.items()}
         unsets = dict.fromkeys(map(rules.full, change.removes), "")
         node = write.done | {"updated_at": self.moment()} if write else {"updated_at": self.moment()}
         update: Tree = {"$set": node | sets}
-        if change.adds:
-            update["$inc"] = {rules.full(path): amount for path, amount in change.adds.items()}
+        if adds := {rules.full(path): amount for path, amount in change.adds.items()} | room.adds:
+            update["$inc"] = adds
         if unsets or write:
             update["$unset"] = unsets | (write.forgets if write else {})
         return update
 
     async def _uncounted(self, task_id: str, write: NodeWrite | None) -> Tree | None:
         """The task's document; None when the effect is counted already, and the attempt has nothing to do but to end."""
-        document = await self._document(task_id, {**_VARS, **_ENTRIES})
+        document = await self._document(task_id, {**_VARS, **_SIZES, **_ENTRIES})
         if write and write.applied(document):
             await self._finish_again(document, write)
             return None
@@ -168,7 +168,7 @@ class Variables:
         return self._last
 
 
-def _condition(task_id: str, change: Change, write: NodeWrite | None) -> Tree:
+def _condition(task_id: str, change: Change, write: NodeWrite | None, room: Room) -> Tree:
     above = _no_list_or_nothing if change.removes else _object_or_nothing
     filters = [_object_or_nothing(rules.ROOT)] if change.paths else []
     filters += [above(rules.full(path)) for path in change.ancestors]
@@ -176,6 +176,7 @@ def _condition(task_id: str, change: Change, write: NodeWrite | None) -> Tree:
     filters += [
         _with_room_for(rules.full(path), by) for path, by in change.adds.items() if isinstance(by, int)
     ]
+    filters += [room.condition] if room.condition else []
     condition: Tree = {"id": task_id} | (write.may_begin | write.not_applied if write else {})
     return condition | ({"$and": filters} if filters else {})
 

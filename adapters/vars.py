@@ -17,6 +17,7 @@ from bson.errors import BSONError
 
 from flowkit.errors import AdapterError
 from flowkit.limits import (
+    DOCUMENT_LEVELS,
     VARS_DEPTH,
     VARS_KEYS,
     VARS_PATH_CHARS,
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 ROOT = "coordinator.vars"
 """Where a task's variables stand in its document."""
+
+_LEVELS_ABOVE = 3
+"""The document, `coordinator` and `vars`."""
 
 _SHOWN_CHARS = 120
 SMALLEST_INT, LARGEST_INT = -(2**63), 2**63 - 1
@@ -46,12 +50,19 @@ class Change:
     sets: Mapping[str, Any] = field(default_factory=dict)
     adds: Mapping[str, int | float] = field(default_factory=dict)
     removes: tuple[str, ...] = ()
+    repeated: int = 0
+    """Removals that were asked for more than once."""
     block_sensitive: bool = False
 
     @property
     def paths(self) -> list[str]:
         """Full paths of everything it names, sorted."""
         return sorted(full(path) for path in (*self.sets, *self.adds, *self.removes))
+
+    @property
+    def touched(self) -> int:
+        """How many paths were asked for, a repeated one as often as it was."""
+        return len(self.sets) + len(self.adds) + len(self.removes) + self.repeated
 
     @property
     def ancestors(self) -> list[str]:
@@ -63,11 +74,6 @@ class Change:
     def values(self) -> list[tuple[str, Any]]:
         """What it brings, leaf by leaf, with full paths; also the leaves of an object that is stored whole."""
         return [leaf for path, value in self.sets.items() for leaf in _inner(full(path), value)]
-
-    @property
-    def size(self) -> int:
-        """BSON size of what it brings."""
-        return size(dict(self.sets))
 
 
 NOTHING = Change(operation="noop")
@@ -122,9 +128,10 @@ def unsetting(paths: Iterable[Any], keys: Any) -> Change:
     """`vars.unset`: remove paths, whether they are there or not."""
     if isinstance(keys, (str, bytes)) or not isinstance(keys, (Iterable, type(None))):
         raise AdapterError(f"vars.unset: 'keys' must be an iterable of strings, not {type(keys).__name__}")
-    named = dict.fromkeys(_checked_path("unset", path) for path in paths)
-    named |= dict.fromkeys(_checked_path("unset", str(key)) for key in keys or ())
-    return _checked(Change(operation="unset", removes=tuple(named)))
+    asked = [_checked_path("unset", path) for path in paths]
+    asked += [_checked_path("unset", str(key)) for key in keys or ()]
+    named = tuple(dict.fromkeys(asked))
+    return _checked(Change(operation="unset", removes=named, repeated=len(asked) - len(named)))
 
 
 def _unwrapped(given: Mapping[str, Any], operation: str, *wrappers: str) -> tuple[Tree, bool]:
@@ -214,12 +221,29 @@ def _check_value(operation: str, path: str, value: Any) -> None:
         bson.encode({"v": value})
     except (BSONError, OverflowError, TypeError, ValueError, RecursionError):
         raise AdapterError(f"{where}, {kind(value)}, cannot be stored in MongoDB") from None
+    if _levels(value) + path.count(".") + _LEVELS_ABOVE > DOCUMENT_LEVELS:
+        raise AdapterError(
+            f"{where} is nested deeper than the {DOCUMENT_LEVELS} levels that MongoDB stores: "
+            "make it flatter, or store it as a text"
+        )
     if isinstance(value, str):
         value = value.encode()
     if isinstance(value, bytes) and len(value) > VARS_VALUE_BYTES:
         raise AdapterError(
             f"{where} has {len(value):,} bytes, more than {VARS_VALUE_BYTES:,}: store a reference instead"
         )
+
+
+def _levels(value: Any) -> int:
+    """How deeply objects and lists are nested in a value; 0 when it is neither."""
+    deepest, waiting = 0, [(value, 1)]
+    while waiting:
+        held, level = waiting.pop()
+        if isinstance(held, (Mapping, list, tuple)):
+            deepest = max(deepest, level)
+            inner = held.values() if isinstance(held, Mapping) else held
+            waiting += [(each, level + 1) for each in inner]
+    return deepest
 
 
 def _checked(change: Change) -> Change:

@@ -12,7 +12,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LINKED = ("workflows", "activities", "adapters", "bridge")
 
-PURE = {"flowkit.models", "flowkit.errors", "flowkit.limits", "flowkit.text"}
+PURE = {
+    "flowkit.models",
+    "flowkit.errors",
+    "flowkit.limits",
+    "flowkit.arguments",
+    "flowkit.storable",
+    "flowkit.text",
+}
 ALLOWED: dict[str, set[str]] = {
     "workflows": PURE | {"flowkit.workflows"},
     "adapters": PURE | {"flowkit.adapters"},

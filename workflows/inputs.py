@@ -6,6 +6,7 @@ import difflib
 from dataclasses import dataclass, field
 from typing import Any
 
+from flowkit.arguments import is_task_id, printed
 from flowkit.errors import GraphError
 from flowkit.limits import ID_CHARS
 
@@ -29,25 +30,26 @@ def parse_input(task_id: str, given: object) -> NewTask:
 
 
 def _id_problems(task_id: str) -> list[str]:
-    if 1 <= len(task_id) <= ID_CHARS and task_id != "*":
+    if is_task_id(task_id):
         return []
     return [f"task id {task_id[:80]!r} must be 1 to {ID_CHARS} characters and not '*'"]
 
 
 def _outer_problems(given: object) -> list[str]:
     if not isinstance(given, dict):
-        return [f'the input of a task is {{"params": {{...}}, "graph": {{...}}}}, not {str(given)[:80]!r}']
+        shown = given if isinstance(given, str) else printed(given)
+        return [f'the input of a task is {{"params": {{...}}, "graph": {{...}}}}, not {shown[:80]!r}']
     problems = [_unknown(key) for key in given if key not in _KEYS]
     if "graph" not in given:
         problems.append("the input of a task has no 'graph'")
     elif not isinstance(given["graph"], dict):
-        problems.append(f"graph must be an object with 'nodes', not {given['graph']!r:.80}")
+        problems.append(f"graph must be an object with 'nodes', not {printed(given['graph'])}")
     if not isinstance(given.get("params"), (dict, type(None))):
-        problems.append(f"params must be an object, not {given['params']!r:.80}")
+        problems.append(f"params must be an object, not {printed(given['params'])}")
     return problems
 
 
 def _unknown(key: object) -> str:
     close = difflib.get_close_matches(str(key), _KEYS, n=1)
     hint = f"did you mean {close[0]!r}?" if close else "it takes 'params' and 'graph'"
-    return f"the input of a task has the unknown key {key!r}; {hint}"
+    return f"the input of a task has the unknown key {printed(key)}; {hint}"

@@ -9,6 +9,8 @@ import sys
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from flowkit import limits
+from flowkit.arguments import NODE_ID_RULE, is_node_id, shown_path
+from flowkit.arguments import printed as _show
 from flowkit.errors import GraphError
 from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, FanIn, OnNodeFailure
 from flowkit.workflows import input_args
@@ -37,11 +39,11 @@ _RETRY_KEYS = frozenset(
 )
 
 _PATH_STEPS = 20
+_PATH_CHARS = 300
 _YEAR_SEC = 365 * 24 * 3600
 _SHORTEST_SEC = 0.001
 
 _FAN_IN = re.compile(r"(all|any)|count:(\d{1,9})", re.IGNORECASE)
-_ELEMENT_SUFFIX = re.compile(r"\[\d+\]$")
 
 
 def graph_problems(graph: object) -> Iterator[str]:
@@ -83,7 +85,7 @@ def _place(value: Any, path: str, depth: int) -> str:
                 step = f".{key}" if isinstance(value, dict) else f"[{key}]"
                 owner = f" (node {part['node_id']!r})" if isinstance(part, dict) and "node_id" in part else ""
                 return _place(part, f"{path}{step}{owner}", depth + 1)
-    return f"{path} = {_show(value)}"
+    return f"{shown_path(path, _PATH_CHARS)} = {_show(value)}"
 
 
 def _is_json(value: object) -> bool:
@@ -166,7 +168,7 @@ def _extended_edge_problems(graph: dict[str, Any]) -> Iterator[str]:
             yield f"graph.edges_ex[{index}] must be an object with 'from' and 'to', not {_show(edge)}"
         elif edge.get("mode", "sync") != "sync":
             yield (
-                f"graph.edges_ex {edge['from']!r} -> {edge['to']!r}: mode {_show(edge['mode'])} is not available "
+                f"graph.edges_ex {_show(edge['from'])} -> {_show(edge['to'])}: mode {_show(edge['mode'])} is not available "
                 "yet; leave 'mode' out, the child then starts when the parent has finished"
             )
 
@@ -184,12 +186,9 @@ def _node_problems(index: int, node: object) -> Iterator[str]:
         yield f"graph.nodes[{index}] must be an object, not {_show(node)}"
         return
     node_id = node.get("node_id")
-    where = f"node {node_id!r}" if isinstance(node_id, str) else f"graph.nodes[{index}]"
-    if not _is_node_id(node_id):
-        yield (
-            f"{where}: node_id {_show(node_id)} must be 1 to {limits.ID_CHARS} printable characters, "
-            "not '*', not ending in '[number]'"
-        )
+    where = f"node {_show(node_id)}" if isinstance(node_id, str) else f"graph.nodes[{index}]"
+    if not is_node_id(node_id):
+        yield f"{where}: node_id {_show(node_id)} must be {NODE_ID_RULE}"
     if not _is_role(node.get("type")):
         yield (
             f"{where}: type {_show(node.get('type'))} must be {COORDINATOR_FN!r} or a role: 1 to 100 of "
@@ -201,16 +200,6 @@ def _node_problems(index: int, node: object) -> Iterator[str]:
             yield from (f"{where}: {problem}" for problem in check(node[key]))
 
 
-def _is_node_id(value: object) -> bool:
-    return (
-        isinstance(value, str)
-        and 1 <= len(value) <= limits.ID_CHARS
-        and value.isprintable()
-        and value != "*"
-        and not _ELEMENT_SUFFIX.search(value)
-    )
-
-
 def _is_role(value: object) -> bool:
     return isinstance(value, str) and limits.ROLE.fullmatch(value) is not None
 
@@ -220,7 +209,7 @@ def _unknown_keys(where: str, given: dict[str, Any], known: frozenset[str]) -> I
         if key not in known and not str(key).startswith("x-"):
             close = difflib.get_close_matches(str(key), known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else "keys of your own begin with 'x-'"
-            yield f"{where}: unknown key {key!r}; {hint}"
+            yield f"{where}: unknown key {_show(key)}; {hint}"
 
 
 def _depends_on(value: object) -> Iterator[str]:
@@ -297,14 +286,6 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def _is_text_list(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-def _show(value: object) -> str:
-    try:
-        text = repr(value)
-    except RecursionError:
-        text = f"{type(value).__name__} nested too deeply"
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 _SECONDS: tuple[str, Callable[[Any], bool]] = (

@@ -12,6 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from flowkit import limits
+from flowkit.arguments import printed
 from flowkit.errors import GraphError
 from flowkit.models import (
     COORDINATOR_FN,
@@ -123,7 +124,7 @@ def _relation_problems(graph: dict[str, Any], parents: Mapping[str, list[str]]) 
     for source, target in shapes.edge_pairs(graph):
         for end in (source, target):
             if end not in counts:
-                yield f"edge [{source!r}, {target!r}]: there is no node {end!r}{_nearest(end, counts)}"
+                yield f"edge [{printed(source)}, {printed(target)}]: there is no node {printed(end)}{_nearest(end, counts)}"
     for raw in graph["nodes"]:
         yield from _parent_problems(raw, parents[raw["node_id"]], counts)
     if not duplicates and (cycle := find_cycle(parents)):
@@ -146,7 +147,7 @@ def _parent_problems(raw: dict[str, Any], own: list[str], known: Mapping[str, in
     where = f"node {raw['node_id']!r}"
     for parent in own:
         if parent not in known:
-            yield f"{where}: depends_on names {parent!r}, which is no node{_nearest(parent, known)}"
+            yield f"{where}: depends_on names {printed(parent)}, which is no node{_nearest(parent, known)}"
     fan_in = shapes.parse_fan_in(raw.get("fan_in"))
     assert fan_in is not None
     if fan_in.mode == "count" and not 1 <= fan_in.count <= len(own):
@@ -156,7 +157,7 @@ def _parent_problems(raw: dict[str, Any], own: list[str], known: Mapping[str, in
         yield f"{where}: input_args.from_nodes is missing, and the node has no parents to pull from"
     for source in sources or ():
         if source not in known:
-            yield f"{where}: input_args.from_nodes names {source!r}, which is no node{_nearest(source, known)}"
+            yield f"{where}: input_args.from_nodes names {printed(source)}, which is no node{_nearest(source, known)}"
 
 
 def _nearest(word: str, known: Mapping[str, int]) -> str:
@@ -227,7 +228,7 @@ def unknown_function(raw: Mapping[str, Any], known: Collection[str]) -> str | No
         return None
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(sorted(known))}"
-    return f"node {raw['node_id']!r}: io.fn names the unknown function {name!r}; {hint}"
+    return f"node {raw['node_id']!r}: io.fn names the unknown function {printed(name)}; {hint}"
 
 
 def too_many_nodes(count: int, limit: int) -> str | None:

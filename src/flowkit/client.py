@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
-from pydantic_core import PydanticSerializationError, to_jsonable_python
 from temporalio import exceptions as temporal
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
@@ -20,10 +19,18 @@ from temporalio.service import RPCError, RPCStatusCode
 from flowkit import limits
 from flowkit.adapters import documents
 from flowkit.adapters.catalog import Catalog
+from flowkit.arguments import (
+    check_wait,
+    choice_problem,
+    new_task_id_problem,
+    require,
+    shown,
+    task_id_problem,
+    whole_problem,
+)
 from flowkit.errors import (
     ConfigError,
     FlowKitError,
-    GraphError,
     StoreUnavailable,
     TaskCancelled,
     TaskFailed,
@@ -31,10 +38,11 @@ from flowkit.errors import (
     UnknownTask,
 )
 from flowkit.models import TaskResult, TaskStatus
+from flowkit.task_input import checked, jsonable
+from flowkit.text import clean
 from flowkit.workflows.endings import DEFAULT_CANCEL_REASON, pipeline_name
-from flowkit.workflows.inputs import parse_input
 from flowkit.workflows.task import Task
-from flowkit.workflows.validation import parse_graph, raise_if, unknown_function
+from flowkit.workflows.validation import raise_if, unknown_function
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine
@@ -57,6 +65,8 @@ __all__ = [
 _logger = logging.getLogger("flowkit.client")
 
 _INSERT_TRIES = 3
+_WARNING_CHARS = 300
+_LONGEST_WAIT_SEC = 10 * 365 * 24 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,12 +88,13 @@ class TaskCatalog(Catalog):
     """Questions that people ask the `tasks` collection. StoreUnavailable when MongoDB does not answer."""
 
     async def list_tasks(self, status: str | None = None, limit: int = 50) -> list[TaskSummary]:
-        """The newest tasks first, of one status or of all. ConfigError for an unknown status, a limit below 1."""
-        known = [each.value for each in TaskStatus]
-        if status is not None and status not in known:
-            raise ConfigError(f"status {status!r} is unknown; known: {', '.join(known)}")
-        if limit < 1:
-            raise ConfigError(f"limit is {limit}; it must be 1 or more")
+        """The newest tasks first, of one status or of all.
+
+        ConfigError for an unknown status, or a limit that is not between 1 and 10,000 (`limits.LIST_TASKS`).
+        """
+        if status is not None:
+            require(choice_problem(status, "status", [each.value for each in TaskStatus]))
+        require(whole_problem(limit, "limit", 1, limits.LIST_TASKS))
         return [_summary(document) for document in await self.newest(status, limit)]
 
 
@@ -123,24 +134,27 @@ class TaskClient:
         task_id: str | None = None,
         functions: Collection[str] | None = None,
     ) -> str:
-        """Start a task and answer its id; a running task of the same id is left as it is.
+        """Start a task and return its id; a running task of the same id is left as it is.
 
-        GraphError names what is wrong with the graph. The caller's objects are not changed.
+        GraphError names what is wrong with the graph, the params or the id. The caller's objects are not changed.
+        Once the workflow has started, nothing that MongoDB does is an error of this call: the workflow writes the
+        document as well.
         """
-        task_id = task_id or str(uuid.uuid4())
-        given = {"params": jsonable("params", params), "graph": jsonable("graph", graph)}
+        task_id = str(uuid.uuid4()) if task_id is None else task_id
+        raise_if([problem] if (problem := new_task_id_problem(task_id)) else [])
+        own_params = {} if params is None else jsonable("params", params)
+        given = {"params": own_params, "graph": jsonable("graph", graph)}
         self._check(task_id, given, functions)
         await self._start(task_id, given)
-        await self._insert(task_id, given)
+        await self._show(task_id, given)
         return task_id
 
     def _check(self, task_id: str, given: dict[str, Any], functions: Collection[str] | None) -> None:
-        new = parse_input(task_id, given)
-        graph = parse_graph(new.graph, params=new.params, max_nodes=self._max_nodes)
+        graph = checked(task_id, given, max_nodes=self._max_nodes)
         for warning in graph.warnings:
             _logger.warning("task %s: %s", task_id, warning)
         if functions is not None:
-            problems = [unknown_function(node, functions) for node in new.graph["nodes"]]
+            problems = [unknown_function(node, functions) for node in given["graph"]["nodes"]]
             raise_if([problem for problem in problems if problem])
 
     async def _start(self, task_id: str, given: dict[str, Any]) -> None:
@@ -158,9 +172,21 @@ class TaskClient:
             )
         except WorkflowAlreadyStartedError:
             _logger.info("task %s has finished before; it is not run again", task_id)
+        except RPCError as error:
+            error.add_note(
+                f"task {task_id!r} may have started all the same: call again with task_id={task_id!r}, which starts it "
+                "only if it has not"
+            )
+            raise
+
+    async def _show(self, task_id: str, given: dict[str, Any]) -> None:
+        """Show the task in MongoDB at once. It has started, so whatever goes wrong here is only logged."""
+        [outcome] = await asyncio.gather(self._insert(task_id, given), return_exceptions=True)
+        if isinstance(outcome, BaseException):
+            _logger.warning("task %s runs, but its document is not there yet: %s", task_id, _cause(outcome))
 
     async def _insert(self, task_id: str, given: dict[str, Any]) -> None:
-        """Show the task in MongoDB at once; its workflow would insert it anyway."""
+        """Write the task's document; its workflow would do it anyway."""
         document = documents.new_task(task_id, given["params"], given["graph"], time.time())
         error: FlowKitError | None = None
         for _ in range(_INSERT_TRIES):
@@ -168,13 +194,20 @@ class TaskClient:
                 return await self._tasks.insert_task(document)
             except StoreUnavailable as unavailable:
                 error = unavailable
-        short = str(error).partition(" (")[0]
-        _logger.warning("task %s runs, but its document is not there yet: %s", task_id, short)
+        if error:
+            raise error
 
     async def cancel_task(self, task_id: str, *, reason: str = DEFAULT_CANCEL_REASON) -> bool:
-        """Ask a task to stop; False when there is no such task. A task that has ended stays as it is."""
+        """Ask a task to stop, without waiting for it. False when it has ended, or when there is no such task.
+
+        `reason` is kept in the task's document; longer ones are cut to 1,000 characters.
+        """
+        handle, why = self.handle(task_id), cancel_reason(reason)
         try:
-            await self._client.get_workflow_handle(task_id).cancel(reason=reason)
+            latest = await handle.describe()
+            if latest.close_time is not None or latest.workflow_type != "Task":
+                return False
+            await handle.cancel(reason=why)
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
@@ -182,19 +215,26 @@ class TaskClient:
         return True
 
     def result(self, task_id: str, timeout: float | None = None) -> Coroutine[Any, Any, TaskResult]:
-        """Wait for a task's end, `timeout` seconds at most, and answer its result.
+        """Wait for a task's end, `timeout` seconds at most, and return its result.
 
-        TaskFailed and TaskCancelled tell how else it ended, UnknownTask that there is none, TaskStillOpen (a
+        TaskFailed and TaskCancelled say how else it ended, UnknownTask that there is none, TaskStillOpen (a
         TimeoutError) that it goes on. It does not matter who started the task.
         """
-        return _within(timeout, task_id, self._result(task_id))
+        return self._result_within(task_id, timeout)
 
     def wait(self, task_id: str, timeout: float | None = None) -> Coroutine[Any, Any, TaskStatus]:
-        """Wait for a task's end, `timeout` seconds at most, and answer how it ended, be it well or not.
+        """Wait for a task's end, `timeout` seconds at most, and return how it ended, well or not.
 
         UnknownTask when there is none, TaskStillOpen (a TimeoutError) when it goes on.
         """
         return _status_of(self.result(task_id, timeout))
+
+    async def _result_within(self, task_id: str, seconds: float | None) -> TaskResult:
+        check_wait(task_id, seconds)
+        try:
+            return await asyncio.wait_for(self._result(task_id), _bounded(seconds))
+        except TimeoutError:
+            raise TaskStillOpen(task_id, seconds or 0.0) from None
 
     async def _result(self, task_id: str) -> TaskResult:
         """The result of the latest run: a reset ends the run that is waited for, and another goes on."""
@@ -218,15 +258,9 @@ class TaskClient:
         return await self._catalog.list_tasks(status, limit)
 
     def handle(self, task_id: str) -> WorkflowHandle[Task, TaskResult]:
-        """Temporal's handle of a task."""
+        """Temporal's handle of a task. ConfigError for what is no task id."""
+        require(task_id_problem(task_id))
         return self._client.get_workflow_handle_for(Task.run, task_id)
-
-
-async def _within(seconds: float | None, task_id: str, work: Coroutine[Any, Any, TaskResult]) -> TaskResult:
-    try:
-        return await asyncio.wait_for(work, seconds)
-    except TimeoutError:
-        raise TaskStillOpen(task_id, seconds or 0.0) from None
 
 
 async def _status_of(work: Coroutine[Any, Any, TaskResult]) -> TaskStatus:
@@ -265,9 +299,22 @@ def _told_by_document(task_id: str, document: dict[str, Any] | None) -> TaskResu
     return TaskResult(task_id=task_id, status=status, handled_failures=handled)
 
 
-def jsonable(name: str, value: Any) -> Any:
-    """A copy of `value` in JSON types: tuples as lists, datetimes as ISO text. GraphError when there is none."""
-    try:
-        return to_jsonable_python(value)
-    except (PydanticSerializationError, ValueError) as error:
-        raise GraphError([f"{name} cannot be written as JSON: {error}"]) from None
+def _bounded(seconds: float | None) -> float | None:
+    """A time that every event loop can wait for."""
+    return None if seconds is None else min(seconds, _LONGEST_WAIT_SEC)
+
+
+def _cause(error: BaseException) -> str:
+    """An error on one short line."""
+    text = " ".join(clean(str(error)).split())
+    if isinstance(error, StoreUnavailable):
+        text = text.partition(" (")[0]
+    return (text if isinstance(error, FlowKitError) else f"{type(error).__name__}: {text}")[:_WARNING_CHARS]
+
+
+def cancel_reason(given: str | None) -> str:
+    """The reason of a cancel as it is kept: text that UTF-8 can carry, at most 1,000 characters of it."""
+    if given is not None and not isinstance(given, str):
+        raise ConfigError(f"reason is {shown(given)}; it must be a text")
+    text = clean(given or DEFAULT_CANCEL_REASON)
+    return text if len(text) <= limits.CANCEL_REASON_CHARS else f"{text[: limits.CANCEL_REASON_CHARS - 1]}…"

@@ -3,6 +3,7 @@
 * FlowKitError
     + GraphError (also ValueError)
     + ConfigError (also ValueError)
+    + Removed (also AttributeError)
     + StoreUnavailable          retryable
     + StoreRefused
     + Fenced
@@ -49,9 +50,15 @@ class GraphError(FlowKitError, ValueError):
 
 
 class ConfigError(FlowKitError, ValueError):
-    """A setting is unknown or has a value that is not allowed."""
+    """A setting or an argument is unknown or has a value that is not allowed."""
 
     code = "invalid_config"
+
+
+class Removed(FlowKitError, AttributeError):
+    """An attribute of the earlier system that this one does not have; the message says what replaces it."""
+
+    code = "removed"
 
 
 class StoreUnavailable(FlowKitError):

@@ -11,6 +11,12 @@ import re
 TASK_INPUT_BYTES = 1_000_000
 """Graph and params of one task together."""
 
+DOCUMENT_LEVELS = 100
+"""Levels of nesting of a document in MongoDB: the document itself is the first, each object or list in it another."""
+
+DOCUMENT_BYTES = 16_777_216
+"""BSON size of a document in MongoDB."""
+
 NODE_IO_BYTES = 64_000
 """`io` of one node."""
 
@@ -57,10 +63,7 @@ VARS_VALUE_BYTES = 65_536
 """One value that is a text (as UTF-8) or bytes."""
 
 VARS_BYTES = 1_000_000
-"""BSON size of all variables of a task; looked at by operations that bring more than VARS_UNCHECKED_BYTES."""
-
-VARS_UNCHECKED_BYTES = 1_000
-"""BSON size of an operation that is too small to be worth a look at what is there already."""
+"""BSON size of all variables of a task."""
 
 ACTIVATION_INPUT_BYTES = 1_000_000
 """Inputs of attempts scheduled in one workflow task."""
@@ -70,3 +73,9 @@ ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 ID_CHARS = 200
 """Longest node id and task id."""
+
+CANCEL_REASON_CHARS = 1_000
+"""The reason of a cancel; longer ones are cut."""
+
+LIST_TASKS = 10_000
+"""Tasks that one call of `list_tasks` returns."""

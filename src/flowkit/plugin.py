@@ -16,6 +16,13 @@ from temporalio.plugin import SimplePlugin
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from flowkit.adapters.coordinator import default_adapters
+from flowkit.arguments import (
+    database_problem,
+    functions_problem,
+    handlers_problem,
+    require,
+    settings_problem,
+)
 from flowkit.config import DEFAULT_QUEUE, CoordinatorConfig, WorkerConfig
 from flowkit.engine import Duty, EngineDuty, activity_name, with_task
 from flowkit.errors import ConfigError
@@ -63,6 +70,11 @@ class FlowKitPlugin(SimplePlugin):
         super().__init__(
             "flowkit.FlowKitPlugin", data_converter=_with_pydantic, workflow_runner=_with_passed_records
         )
+        if db is not None:
+            require(database_problem(db))
+        require(settings_problem(config, "config", CoordinatorConfig), handlers_problem(handlers))
+        require(settings_problem(worker_config, "worker_config", WorkerConfig))
+        require(functions_problem(functions or {}, "functions"))
         self._db = db
         self._config, self._worker_config = _agreeing(config, worker_config)
         self._functions: dict[str, Function] = {

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from flowkit import limits
+from flowkit.arguments import ELEMENT_SUFFIX
 from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, OnNodeFailure
 from flowkit.workflows import input_args, shapes
 
@@ -101,7 +102,7 @@ _NOTHING: list[Any] = [None, False, 0, "", [], {}]
 def _node_id() -> Schema:
     refused = [
         {"const": "*"},
-        {"pattern": shapes._ELEMENT_SUFFIX.pattern},
+        {"pattern": ELEMENT_SUFFIX.pattern},
         {"pattern": r"[\u0000-\u001f\u007f-\u009f]"},
     ]
     return {"type": "string", "minLength": 1, "maxLength": limits.ID_CHARS, "not": {"anyOf": refused}}

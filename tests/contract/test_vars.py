@@ -34,6 +34,16 @@ async def test_set_keeps_what_stands_beside_its_leaves(db: Any, adapters: Coordi
     assert await held(db) == {"a": {"b": {"x": 1, "y": 5}, "c": 2}, "d": 4, "f": {"g": 6}}
 
 
+@pytest.mark.parametrize("name", ["self", "keys", "operation", "change"])
+async def test_a_variable_may_have_the_name_of_anything_of_ours(
+    db: Any, adapters: CoordinatorAdapters, name: str
+) -> None:
+    await adapters.vars_set(TASK, **{name: {"a": 1}})
+    await adapters.vars_merge(TASK, **{name: {"b": 2}})
+    await adapters.noop(TASK, **{name: 3})
+    assert await held(db) == {name: {"a": 1, "b": 2}}
+
+
 async def test_a_dict_under_a_dotted_key_replaces_what_was_there(
     db: Any, adapters: CoordinatorAdapters
 ) -> None:
@@ -137,6 +147,15 @@ async def test_unset_counts_what_was_asked_for_present_or_not(db: Any, adapters:
     assert await adapters.vars_unset(TASK, "a.b", "x.y", keys=["d", "nope"]) == {"ok": True, "touched": 4}
     assert await held(db) == {"a": {"c": 2}}
     assert await adapters.vars_unset(TASK, keys={"a.c"}) == {"ok": True, "touched": 1}
+    assert await held(db) == {}
+
+
+async def test_unset_counts_a_path_as_often_as_it_was_named(db: Any, adapters: CoordinatorAdapters) -> None:
+    await hold(db, {"a": 1, "b": 2})
+    assert await adapters.vars_unset(TASK, "a", "a", "no", keys=["a", "b", "no"]) == {
+        "ok": True,
+        "touched": 6,
+    }
     assert await held(db) == {}
 
 

@@ -92,7 +92,7 @@ class Model:
             remove(tree, path)
         if paths:
             prune(tree)
-        return len(paths)
+        return sum(map(len, given))
 
 
 def leaves(value: Any, path: Path) -> list[tuple[Path, Any]]:

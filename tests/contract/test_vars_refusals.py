@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 # --- what is there already --------------------------------------------------------------------------------------
 
 LARGE = SECRET * 100
-"""Larger than an operation whose effect on the size of all variables nobody looks at."""
 
 BELOW: dict[str, Call] = {
     "set": lambda a: a.vars_set(TASK, kv={"new": 1, "x.a.b": SECRET}),
@@ -136,35 +135,6 @@ async def test_what_breaks_a_rule_is_refused_before_anything_is_written(
     async with unchanged(db):
         text = await refused(call(adapters), *filter(None, [named]))
     assert text.startswith(("vars.set: ", "vars.merge: ", "vars.incr: ", "vars.unset: "))
-
-
-# --- all variables of a task ------------------------------------------------------------------------------------
-
-LIMIT = 1_000_000
-
-
-async def test_a_task_keeps_a_million_bytes_of_variables(db: Any, adapters: CoordinatorAdapters) -> None:
-    kept = {f"k{n:02}": "x" * 65_000 for n in range(15)}
-    await adapters.vars_set(TASK, kv=kept)
-    left = LIMIT - 5 - sum(len(key) + 7 + len(value) for key, value in kept.items())
-    async with unchanged(db):
-        text = await refused(adapters.vars_merge(TASK, last="x" * (left - 4 - 7 + 1)))
-        assert "would have 1,000,001 bytes, more than 1,000,000" in text
-    await adapters.vars_merge(TASK, last="x" * (left - 4 - 7))
-    assert len(await held(db)) == 16
-
-
-async def test_a_full_task_takes_small_operations_and_those_that_make_it_smaller(
-    db: Any, adapters: CoordinatorAdapters
-) -> None:
-    await hold(db, {f"k{n:02}": "x" * 65_000 for n in range(17)})
-    await adapters.vars_set(TASK, kv={"k00": "y" * 2_000})
-    await adapters.vars_incr(TASK, key="count")
-    await adapters.vars_set(TASK, small="y" * 900)
-    async with unchanged(db):
-        await refused(adapters.vars_set(TASK, large="y" * 2_000))
-    await adapters.vars_unset(TASK, "k01", "k02")
-    await adapters.vars_set(TASK, large="y" * 2_000)
 
 
 # --- sensitive values -------------------------------------------------------------------------------------------

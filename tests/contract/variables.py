@@ -11,6 +11,8 @@ import pytest
 from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, stored
 
 from flowkit.adapters.node_writes import NodeWrite
+from flowkit.adapters.vars import size
+from flowkit.adapters.vars_size import BOUND
 from flowkit.errors import AdapterError
 
 if TYPE_CHECKING:
@@ -28,9 +30,12 @@ async def held(db: Any, task_id: str = TASK) -> Any:
     return (await stored(db, task_id))["coordinator"].get("vars")
 
 
-async def hold(db: Any, variables: Any, task_id: str = TASK) -> None:
-    """Give the task these variables, past all rules."""
-    await db.tasks.update_one({"id": task_id}, {"$set": {"coordinator.vars": variables}})
+async def hold(db: Any, variables: Any, task_id: str = TASK, *, bound: bool = True) -> None:
+    """Give the task these variables, past all rules; with the bound of their size, unless an old release wrote them."""
+    held: dict[str, Any] = {"coordinator.vars": variables}
+    if bound and isinstance(variables, dict):
+        held[BOUND] = size(variables) - size({})
+    await db.tasks.update_one({"id": task_id}, {"$set": held})
 
 
 @asynccontextmanager

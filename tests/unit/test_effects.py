@@ -9,7 +9,7 @@ import pytest
 from bson import Decimal128, Int64
 from tests.unit.changes import SECRET, nested, refusal
 
-from flowkit.adapters import effects
+from flowkit.adapters import effects, vars_size
 from flowkit.adapters import vars as rules
 
 Tree = dict[str, Any]
@@ -108,6 +108,7 @@ def test_of_several_paths_the_one_in_conflict_is_named() -> None:
         (rules.incrementing("a.n", 2), {}, {"a": {"n": 2}}),
         (rules.incrementing("a.n", 0.5), {"a": {"n": 2}}, {"a": {"n": 2.5}}),
         (rules.incrementing("n", False), {"n": 2}, {"n": 2}),
+        (rules.incrementing("n", 1), {"n": Decimal128("1.5")}, {"n": Decimal128("2.5")}),
         (
             rules.unsetting(["a.b", "c", "d.e"], None),
             {"a": {"b": 1}, "c": {"x": 1}, "d": 5},
@@ -120,6 +121,23 @@ def test_the_variables_after_a_change(change: rules.Change, before: Tree, after:
     untouched = copy.deepcopy(before)
     assert effects.changed(before, change) == after
     assert before == untouched
+
+
+@pytest.mark.parametrize(
+    ("held", "by", "bits"),
+    [
+        (5, 1, 32),
+        (2**31 - 1, 1, 64),
+        (Int64(5), 1, 64),
+        (5, 2**31, 64),
+        (-(2**31), 2**31, 64),
+        (2**40, 1 - 2**40, 64),
+    ],
+)
+def test_a_sum_has_the_size_that_mongodb_gives_it(held: int, by: int, bits: int) -> None:
+    after = effects.changed({"n": held}, rules.incrementing("n", by))
+    assert after == {"n": held + by}
+    assert rules.size(after) == rules.size({}) + 3 + bits // 8
 
 
 def test_the_result_shares_nothing_with_what_was_given() -> None:
@@ -151,8 +169,8 @@ def setting_bytes(count: int) -> rules.Change:
 def test_all_variables_have_a_million_bytes_at_most() -> None:
     for brought in (2_000, 60_000):
         variables = of_bytes(LIMIT - brought)
-        effects.check_total(variables, setting_bytes(brought))
-        text = refusal(effects.check_total, variables, setting_bytes(brought + 1))
+        vars_size.size_after(variables, setting_bytes(brought))
+        text = refusal(vars_size.size_after, variables, setting_bytes(brought + 1))
         assert text.startswith(
             "vars.set: the task's variables would have 1,000,001 bytes, more than 1,000,000"
         )
@@ -160,9 +178,9 @@ def test_all_variables_have_a_million_bytes_at_most() -> None:
 
 def test_variables_that_are_too_large_already_may_shrink_but_not_grow() -> None:
     variables = {**of_bytes(LIMIT + 500_000), "b": "x" * 3_000}
-    effects.check_total(variables, rules.setting({"b": "x" * 2_000}))
-    effects.check_total(variables, rules.setting({"b": "y" * 3_000}))
-    assert "bytes" in refusal(effects.check_total, variables, rules.setting({"b": "x" * 3_001}))
+    vars_size.size_after(variables, rules.setting({"b": "x" * 2_000}))
+    vars_size.size_after(variables, rules.setting({"b": "y" * 3_000}))
+    assert "bytes" in refusal(vars_size.size_after, variables, rules.setting({"b": "x" * 3_001}))
 
 
 # --- empty objects ----------------------------------------------------------------------------------------------

@@ -195,3 +195,16 @@ def test_what_mongodb_cannot_hold_is_refused(value: Any) -> None:
 @pytest.mark.parametrize("inner", [{1: SECRET}, {"k\0": SECRET}, {"k": {None: SECRET}}, {"k": {SECRET}}])
 def test_a_dict_that_is_kept_whole_must_be_one_that_mongodb_can_hold(inner: Any) -> None:
     assert "coordinator.vars.a.b, a dict, cannot be stored" in refusal(rules.setting, {"a.b": inner})
+
+
+def lists(levels: int) -> Any:
+    """Lists within each other, so many of them."""
+    return [lists(levels - 1)] if levels else SECRET
+
+
+@pytest.mark.parametrize(("path", "levels"), [("a", 97), ("a.b.c", 95)])
+def test_a_value_is_nested_no_deeper_than_mongodb_stores(path: str, levels: int) -> None:
+    assert rules.setting({"kv": {path: lists(levels)}}).paths == [PREFIX + path]
+    for beyond in (levels + 1, 200):
+        text = refusal(rules.setting, {"kv": {path: lists(beyond)}})
+        assert f"the value of {PREFIX}{path} is nested deeper than the 100 levels" in text

@@ -13,7 +13,7 @@ from flowkit.cli.looking import Looker
 from flowkit.cli.screen import add_names, plain_table, task_table
 from flowkit.cli.servers import database, servers
 from flowkit.cli.watching import outcome
-from flowkit.client import TaskCatalog, UnknownTask
+from flowkit.client import TaskCatalog, UnknownTask, cancel_reason
 from flowkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,14 +51,22 @@ def _print_task(view: TaskView) -> None:
         console.print(task_table(view, wide=console.is_terminal))
 
 
-async def cancel(task_id: str, reason: str, where: Where) -> None:
-    """Ask a task to stop. UnknownTask when there is none, ConfigError when it has ended."""
+async def cancel(task_id: str, reason: str, where: Where) -> str:
+    """Ask a task to stop; returns the reason as it is kept. UnknownTask when there is none, ConfigError when it has ended."""
+    kept = cancel_reason(reason)
     async with servers(where) as both:
-        view = await (await Looker.at(both, task_id)).view()
-        if view.status.closed:
-            raise remedied(ConfigError(f"{outcome(view)} before"), "there is nothing to cancel")
-        if not await both.tasks.cancel_task(task_id, reason=reason):
-            raise UnknownTask(task_id)
+        looker = await Looker.at(both, task_id)
+        _refuse_ended(await looker.view())
+        if not await both.tasks.cancel_task(task_id, reason=kept):
+            _refuse_ended(await looker.view())
+            remedy = "Temporal has no workflow of it, only MongoDB has its document; a running engine closes that soon"
+            raise remedied(UnknownTask(task_id), remedy)
+    return kept
+
+
+def _refuse_ended(view: TaskView) -> None:
+    if view.status.closed:
+        raise remedied(ConfigError(f"{outcome(view)} before"), "there is nothing to cancel")
 
 
 async def newest(status: str | None, limit: int, where: Where) -> tuple[list[TaskSummary], bool]:

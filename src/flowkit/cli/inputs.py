@@ -10,8 +10,8 @@ from typing import Any
 
 from flowkit.cli.errors import flat, remedied
 from flowkit.errors import ConfigError
+from flowkit.task_input import checked
 from flowkit.workflows.inputs import parse_input
-from flowkit.workflows.validation import parse_graph
 
 _HERE = "this-file"
 """Stands for the task's id where only the rest is looked at."""
@@ -26,8 +26,7 @@ class GivenTask:
 
     def warnings(self) -> list[str]:
         """What is odd about it. GraphError when it cannot run, with the text that `create_task` gives."""
-        new = parse_input(_HERE, {"params": self.params, "graph": self.graph})
-        return list(parse_graph(new.graph, params=new.params).warnings)
+        return list(checked(_HERE, {"params": self.params, "graph": self.graph}).warnings)
 
 
 def read_task(path: str, params: str | None = None) -> GivenTask:
@@ -66,7 +65,7 @@ def _read(path: str, what: str) -> str:
         return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise remedied(ConfigError(f"there is no {what} {path!r}"), "give the path of a JSON file") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         problem = ConfigError(f"{what} {path!r} cannot be read: {flat(error)}")
         raise remedied(problem, "give the path of a JSON file") from None
 

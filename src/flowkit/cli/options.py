@@ -5,21 +5,58 @@ from typing import Annotated
 
 import typer
 
+from flowkit import arguments
 from flowkit.config import DEFAULT_QUEUE
+from flowkit.core import checks
+from flowkit.errors import ConfigError
 
 DEFAULT_MONGO_URL = "mongodb://localhost:27017"
 DEFAULT_DATABASE = "flowkit"
 
+
+def _checked_queue(given: str | None) -> str | None:
+    for _, found, wanted in checks.optional(checks.text())(given):
+        raise ConfigError(f"--queue (FLOWKIT_QUEUE) is {arguments.shown(found)}; it must be {wanted}")
+    return given
+
+
+def _checked_timeout(given: float | None) -> float | None:
+    if arguments.timeout_problem(given):
+        how = "a number of seconds, 0 or more; leave it out to watch as long as it takes"
+        raise ConfigError(f"--timeout is {given}; it must be {how}")
+    return given
+
+
+def _checked_id(given: str) -> str:
+    arguments.require(arguments.task_id_problem(given, "TASK"))
+    return given
+
+
+def _checked_new_id(given: str | None) -> str | None:
+    if given is not None:
+        arguments.require(arguments.new_task_id_problem(given, "--task-id"))
+    return given
+
+
 MongoUrl = Annotated[str, typer.Option(envvar="MONGO_URL", help="MongoDB's address.")]
 MongoDatabase = Annotated[str, typer.Option("--database", envvar="MONGO_DATABASE", help="Its database.")]
 Queue = Annotated[
-    str | None, typer.Option(envvar="FLOWKIT_QUEUE", help="Task queue of the engine; workers use it too.")
+    str | None,
+    typer.Option(
+        envvar="FLOWKIT_QUEUE",
+        callback=_checked_queue,
+        help="Task queue of the engine; workers use it too.",
+    ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more; show tracebacks.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Timeout = Annotated[
     float | None,
-    typer.Option(min=0, help="With --watch: seconds after which to stop watching (exit code 124)."),
+    typer.Option(
+        min=0,
+        callback=_checked_timeout,
+        help="With --watch: seconds after which to stop watching (exit code 124).",
+    ),
 ]
 PortBase = Annotated[
     int | None,
@@ -30,7 +67,11 @@ PortBase = Annotated[
         help="First of four ports: Temporal, Web UI, MongoDB, Temporal's HTTP API.  [default: 7233, 8233, 27017, any]",
     ),
 ]
-TaskId = Annotated[str, typer.Argument(help="Id of the task.")]
+TaskId = Annotated[str, typer.Argument(callback=_checked_id, help="Id of the task.")]
+NewTaskId = Annotated[
+    str | None,
+    typer.Option("--task-id", callback=_checked_new_id, help="Id of the task; without it a new UUID."),
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from motor.motor_asyncio import AsyncIOMotorClient
-from pymongo.errors import PyMongoError
+from pymongo.errors import InvalidName, PyMongoError
 from temporalio.envconfig import ClientConfig
 from temporalio.service import RPCError
 
 from flowkit.adapters.store import TaskStore
+from flowkit.arguments import printed
 from flowkit.cli.errors import flat, remedied
 from flowkit.client import TaskCatalog, TaskClient
 from flowkit.connection import DEFAULT_ADDRESS, TemporalUnavailable, connect
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from flowkit.cli.options import Where
 
 _ANSWER_MS = 5_000
+_DATABASE_BYTES = 63
+"""Longest name of a database, by MongoDB's rule."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,9 +76,11 @@ def _motor(url: str) -> Any:
 
 def _named(client: Any, name: str) -> Any:
     try:
+        if len(name.encode()) > _DATABASE_BYTES:
+            raise InvalidName(f"it is longer than {_DATABASE_BYTES} bytes")
         return client[name]
-    except PyMongoError as error:
-        problem = ConfigError(f"database name {name!r} cannot be used: {flat(error)}")
+    except (PyMongoError, UnicodeEncodeError) as error:
+        problem = ConfigError(f"database name {printed(name)} cannot be used: {flat(error)}")
         raise remedied(problem, "set MONGO_DATABASE to another one") from None
 
 

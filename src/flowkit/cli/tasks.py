@@ -18,6 +18,7 @@ from flowkit.cli.options import (
     AsJson,
     MongoDatabase,
     MongoUrl,
+    NewTaskId,
     Queue,
     TaskId,
     Timeout,
@@ -25,6 +26,10 @@ from flowkit.cli.options import (
     Where,
 )
 from flowkit.errors import ConfigError
+from flowkit.limits import LIST_TASKS
+
+_MOST = LIST_TASKS - 1
+"""One more is asked for, to see whether there are more."""
 
 WatchIt = Annotated[bool, typer.Option("--watch", "-w", help="Show the nodes until the task has ended.")]
 
@@ -34,7 +39,7 @@ def run(
     params: Annotated[
         str | None, typer.Option(help="Params as JSON, or @FILE; they override those of GRAPH key by key.")
     ] = None,
-    task_id: Annotated[str | None, typer.Option(help="Id of the task; without it a new UUID.")] = None,
+    task_id: NewTaskId = None,
     watch: WatchIt = False,
     timeout: Timeout = None,
     as_json: AsJson = False,
@@ -79,7 +84,9 @@ def status(
 
 def cancel(
     task: TaskId,
-    reason: Annotated[str, typer.Option(help="Why; it stands in the task's document.")] = "user_request",
+    reason: Annotated[
+        str, typer.Option(help="Why, in up to 1,000 characters; kept in the task's document.")
+    ] = "user_request",
     as_json: AsJson = False,
     mongo_url: MongoUrl = DEFAULT_MONGO_URL,
     database: MongoDatabase = DEFAULT_DATABASE,
@@ -89,9 +96,9 @@ def cancel(
     log_warnings(verbose)
     from flowkit.cli.asking import cancel as ask_to_stop
 
-    asyncio.run(ask_to_stop(task, reason, Where(mongo_url=mongo_url, database=database)))
+    kept = asyncio.run(ask_to_stop(task, reason, Where(mongo_url=mongo_url, database=database)))
     if as_json:
-        return output.document({"task_id": task, "cancel_requested": True, "reason": reason})
+        return output.document({"task_id": task, "cancel_requested": True, "reason": kept})
     output.say(f"task {task} was asked to stop")
     output.note(f"  see it end  flowkit status {shlex.quote(task)} --watch")
     return None
@@ -99,7 +106,7 @@ def cancel(
 
 def list_tasks(
     status: Annotated[str | None, typer.Option(help="Only tasks of this status.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=_MOST, help="How many at most.")] = 50,
     as_json: AsJson = False,
     mongo_url: MongoUrl = DEFAULT_MONGO_URL,
     database: MongoDatabase = DEFAULT_DATABASE,
@@ -117,7 +124,10 @@ def list_tasks(
     else:
         output.note("no tasks" if status is None else f"no tasks are {status}")
     if more:
-        output.note(f"there are more than {limit}; `--limit {limit * 2}` shows more")
+        more_of_them = (
+            f"`--limit {min(limit * 2, _MOST)}` shows more" if limit < _MOST else "ask MongoDB for all"
+        )
+        output.note(f"there are more than {limit}; {more_of_them}")
     return None
 
 

@@ -16,11 +16,23 @@ from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.coordinator import default_adapters
 from flowkit.adapters.store import TaskStore
 from flowkit.adapters.variables import Variables
-from flowkit.client import TaskCatalog, TaskClient
+from flowkit.arguments import (
+    check_wait,
+    client_problem,
+    clock_problem,
+    database_problem,
+    functions_problem,
+    require,
+    roles_problem,
+    settings_problem,
+    task_id_problem,
+)
+from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.config import CoordinatorConfig
 from flowkit.connection import WorkerTask, WorkerThread, connect
 from flowkit.core.time import SystemClock
 from flowkit.engine import engine_worker, prepared_settings
+from flowkit.errors import Removed
 from flowkit.protocol.messages import (
     Envelope,
     EventKind,
@@ -82,6 +94,9 @@ class Coordinator:
         client: Client | None = None,
         own_thread: bool = True,
     ) -> None:
+        require(database_problem(db), clock_problem(clock), client_problem(client))
+        require(settings_problem(cfg, "cfg", CoordinatorConfig), roles_problem(worker_types, "worker_types"))
+        require(functions_problem(adapters or {}, "adapters"))
         self.db = db
         self.cfg = copy.deepcopy(cfg) if cfg is not None else CoordinatorConfig.load()
         if worker_types is not None:
@@ -97,6 +112,22 @@ class Coordinator:
         self._own_thread = own_thread
         self._thread: WorkerThread | WorkerTask | None = None
         self._sweeping: asyncio.Task[None] | None = None
+
+    @property
+    def bus(self) -> Any:
+        """Not there any more: raises `Removed`, so `hasattr` is False."""
+        raise Removed(
+            "Coordinator.bus is gone: engine and workers communicate through Temporal. Leave it out; to exchange Kafka "
+            "messages with external workers, use the models in flowkit.protocol.messages and a Kafka client"
+        )
+
+    @property
+    def outbox(self) -> Any:
+        """Not there any more: raises `Removed`, so `hasattr` is False."""
+        raise Removed(
+            "Coordinator.outbox is gone: the dispatch of an attempt is a durable step of its Temporal workflow, which "
+            "repeats it until it is done. Leave it out; nothing replaces it"
+        )
 
     @property
     def _running(self) -> bool:
@@ -164,7 +195,7 @@ class Coordinator:
     async def create_task(
         self, *, params: dict[str, Any], graph: dict[str, Any], task_id: str | None = None
     ) -> str:
-        """Start a task and answer its id. GraphError (a ValueError) names what is wrong with the graph.
+        """Start a task and return its id. GraphError (a ValueError) names what is wrong with graph, params or id.
 
         Coordinator functions are looked up here only while this coordinator runs tasks itself; the engine that opens
         the task looks them up in any case.
@@ -174,32 +205,37 @@ class Coordinator:
         return await client.create_task(params=params, graph=graph, task_id=task_id, functions=functions)
 
     async def cancel_task(self, task_id: str, *, reason: str = DEFAULT_CANCEL_REASON) -> bool:
-        """Ask a task to stop, without waiting for it; False when there is no such task."""
-        return await (await self._task_client()).cancel_task(task_id, reason=reason)
+        """Ask a task to stop, without waiting for it. False when it has ended, or when there is no such task.
+
+        `reason` is kept in the task's document; longer ones are cut to 1,000 characters.
+        """
+        require(task_id_problem(task_id))
+        why = cancel_reason(reason)
+        return await (await self._task_client()).cancel_task(task_id, reason=why)
 
     async def cascade_cancel(self, task_id: str, reason: str = DEFAULT_CANCEL_REASON) -> bool:
         """`cancel_task` under its other documented name."""
         return await self.cancel_task(task_id, reason=reason)
 
     def result(self, task_id: str, timeout: float | None = None) -> Coroutine[Any, Any, TaskResult]:
-        """Wait for a task's end, `timeout` seconds at most, and answer its result.
+        """Wait for a task's end, `timeout` seconds at most, and return its result.
 
-        TaskFailed and TaskCancelled tell how else it ended, UnknownTask that there is none, TaskStillOpen (a
+        TaskFailed and TaskCancelled say how else it ended, UnknownTask that there is none, TaskStillOpen (a
         TimeoutError) that it goes on; all are of `flowkit.client`. It does not matter who started the task.
         """
-        return self._ask(lambda client: client.result(task_id, timeout))
+        return self._ask_about(task_id, timeout, lambda client: client.result(task_id, timeout))
 
     def wait(self, task_id: str, timeout: float | None = None) -> Coroutine[Any, Any, TaskStatus]:
-        """Wait for a task's end, `timeout` seconds at most, and answer how it ended, be it well or not.
+        """Wait for a task's end, `timeout` seconds at most, and return how it ended, well or not.
 
         UnknownTask when there is none, TaskStillOpen (a TimeoutError) when it goes on.
         """
-        return self._ask(lambda client: client.wait(task_id, timeout))
+        return self._ask_about(task_id, timeout, lambda client: client.wait(task_id, timeout))
 
     async def list_tasks(self, status: str | None = None, limit: int = 50) -> list[TaskSummary]:
         """The newest tasks first, of one status or of all, as their documents tell. Needs no Temporal.
 
-        ConfigError for an unknown status or a limit below 1, StoreUnavailable when MongoDB does not answer.
+        ConfigError for an unknown status or a limit that is not 1 to 10,000, StoreUnavailable when MongoDB does not answer.
         """
         return await TaskCatalog(self.db).list_tasks(status, limit)
 
@@ -210,7 +246,10 @@ class Coordinator:
         """
         return await Variables(self._tasks).read(task_id)
 
-    async def _ask(self, question: Callable[[TaskClient], Awaitable[T]]) -> T:
+    async def _ask_about(
+        self, task_id: str, seconds: float | None, question: Callable[[TaskClient], Awaitable[T]]
+    ) -> T:
+        check_wait(task_id, seconds)
         return await question(await self._task_client())
 
     async def _task_client(self) -> TaskClient:

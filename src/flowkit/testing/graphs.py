@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.coordinator import default_adapters
 from flowkit.adapters.store import TaskStore
-from flowkit.client import jsonable
 from flowkit.models import NodeStatus
+from flowkit.task_input import checked, jsonable
 from flowkit.testing.executors import executors
 from flowkit.testing.memory import memory_database
 from flowkit.testing.task import TimelessTask
 from flowkit.workflows.inputs import parse_input
-from flowkit.workflows.validation import parse_graph, raise_if, unknown_function
+from flowkit.workflows.validation import raise_if, unknown_function
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,10 +75,8 @@ async def run_graph(
     once), no `timeout_sec`, no cancel from outside, no death of a process. Needs `flowkit-temporal[testing]`.
     """
     task_id = str(uuid.uuid4())
-    new = parse_input(
-        task_id, {"params": jsonable("params", params or {}), "graph": jsonable("graph", graph)}
-    )
-    parsed = parse_graph(new.graph, params=new.params)
+    given = {"params": jsonable("params", params or {}), "graph": jsonable("graph", graph)}
+    parsed, new = checked(task_id, given), parse_input(task_id, given)
     database = memory_database() if db is None else db
     known = {**default_adapters(db=database), **(functions or {})}
     raise_if([problem for node in new.graph["nodes"] if (problem := unknown_function(node, known))])

@@ -26,6 +26,15 @@ from flowkit.activities.roles import RoleActivities, RoleHost
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.news import ByteBudget
 from flowkit.adapters.store import TaskStore
+from flowkit.arguments import (
+    client_problem,
+    clock_problem,
+    database_problem,
+    handlers_problem,
+    require,
+    roles_problem,
+    settings_problem,
+)
 from flowkit.config import WorkerConfig
 from flowkit.connection import WorkerThread, connect
 from flowkit.core.time import SystemClock
@@ -66,6 +75,9 @@ class Worker:
         handlers: dict[str, RoleHandler] | None = None,
         client: Client | None = None,
     ) -> None:
+        require(database_problem(db), clock_problem(clock), client_problem(client))
+        require(settings_problem(cfg, "cfg", WorkerConfig), roles_problem(roles, "roles"))
+        require(handlers_problem(handlers))
         self.db = db
         self.cfg = copy.deepcopy(cfg) if cfg is not None else WorkerConfig()
         self.clock = clock or SystemClock()

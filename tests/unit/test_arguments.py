@@ -1,0 +1,321 @@
+"""Every public call checks its arguments before a server is asked, and says which one is wrong, why, and what to give."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from temporalio.service import RPCError, RPCStatusCode
+
+from flowkit import Coordinator, CoordinatorConfig, arguments
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.store import TaskStore
+from flowkit.adapters.variables import Variables
+from flowkit.client import TaskCatalog, TaskClient, cancel_reason
+from flowkit.coordinator.adapters import CoordinatorAdapters
+from flowkit.errors import AdapterError, ConfigError, FlowKitError, GraphError, Removed
+from flowkit.models import AttemptInput
+from flowkit.plugin import FlowKitPlugin
+from flowkit.worker import EchoHandler, Worker
+from flowkit.worker.artifacts import ArtifactsWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Call = Callable[[Any], Awaitable[object]]
+
+
+class NoServer:
+    """Stands for a database and for a client; whoever calls anything of it has asked too early."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return NoServer()
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        raise AssertionError("a server was asked")
+
+
+NONE: Any = NoServer()
+
+
+class _Hostile:
+    def __repr__(self) -> str:
+        return "hostile\nobject"
+
+
+endless: dict[str, Any] = {}
+endless["self"] = endless
+
+NO_TEXTS = [
+    None,
+    7,
+    True,
+    1.5,
+    b"task",
+    {"$gt": ""},
+    {"$ne": None},
+    ["a"],
+    {"a"},
+    _Hostile(),
+    10**5_000,
+    endless,
+]
+NO_TASK_IDS = [*NO_TEXTS, "", "*", "a" * 201, "a\ud800"]
+NO_NODE_IDS = [*NO_TASK_IDS, "a\nb", "a\0", "a[0]"]
+
+
+def refusal_of(error: BaseException, argument: str) -> str:
+    """The text of an error: one short line that names the argument and what must be in its place."""
+    text = str(error)
+    assert argument in text
+    assert "must be" in text
+    assert "\n" not in text
+    assert len(text) < 400
+    return text
+
+
+ADAPTERS: dict[str, Call] = {
+    "set": lambda value: CoordinatorAdapters(db=NONE).vars_set(value, a=1),
+    "set nothing": lambda value: CoordinatorAdapters(db=NONE).vars_set(value),
+    "merge": lambda value: CoordinatorAdapters(db=NONE).vars_merge(value, a=1),
+    "incr": lambda value: CoordinatorAdapters(db=NONE).vars_incr(value, key="a"),
+    "unset": lambda value: CoordinatorAdapters(db=NONE).vars_unset(value, "a"),
+    "merge_generic": lambda value: CoordinatorAdapters(db=NONE).merge_generic(value, ["a"], {}),
+    "metrics_aggregate": lambda value: CoordinatorAdapters(db=NONE).metrics_aggregate(value, "a"),
+    "noop": lambda value: CoordinatorAdapters(db=NONE).noop(value),
+    "Variables.read": lambda value: Variables(TaskStore(NONE)).read(value),
+    "Coordinator.vars": lambda value: Coordinator(db=NONE, client=NONE).vars(value),
+}
+CLIENTS: dict[str, Call] = {
+    "TaskClient.cancel_task": lambda value: a_client().cancel_task(value),
+    "TaskClient.result": lambda value: a_client().result(value),
+    "TaskClient.wait": lambda value: a_client().wait(value, 1),
+    "Coordinator.cancel_task": lambda value: Coordinator(db=NONE, client=NONE).cancel_task(value),
+    "Coordinator.cascade_cancel": lambda value: Coordinator(db=NONE, client=NONE).cascade_cancel(value),
+    "Coordinator.result": lambda value: Coordinator(db=NONE, client=NONE).result(value),
+    "Coordinator.wait": lambda value: Coordinator(db=NONE, client=NONE).wait(value, 1),
+    "TaskCatalog.document": lambda value: TaskCatalog(NONE).document(value),
+    "TaskCatalog.batches": lambda value: TaskCatalog(NONE).batches(value),
+}
+
+
+def a_client() -> TaskClient:
+    """A client of servers that are not there."""
+    return TaskClient(NONE, TaskStore(NONE), queue="q")
+
+
+@pytest.mark.parametrize("call", ADAPTERS.values(), ids=ADAPTERS)
+@pytest.mark.parametrize("value", NO_TASK_IDS, ids=arguments.printed)
+async def test_a_function_refuses_what_is_no_task_id(call: Call, value: object) -> None:
+    with pytest.raises(AdapterError) as caught:
+        await call(value)
+    refusal_of(caught.value, "task_id is ")
+
+
+@pytest.mark.parametrize("call", CLIENTS.values(), ids=CLIENTS)
+@pytest.mark.parametrize("value", NO_TASK_IDS, ids=arguments.printed)
+async def test_a_client_refuses_what_is_no_task_id(call: Call, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        await call(value)
+    refusal_of(caught.value, "task_id is ")
+
+
+@pytest.mark.parametrize(
+    "value", [*NO_TASK_IDS[1:], "a\0b", "a\nb", "\x1b[2J", "\x7f"], ids=arguments.printed
+)
+async def test_a_new_task_needs_an_id_that_can_be_shown(value: Any) -> None:
+    with pytest.raises(GraphError) as caught:
+        await a_client().create_task(
+            params={}, graph={"nodes": [{"node_id": "a", "type": "t"}]}, task_id=value
+        )
+    assert "leave it out for a new UUID" in refusal_of(caught.value, "task_id is ")
+
+
+class Silent:
+    """A Temporal that does not answer in time."""
+
+    async def start_workflow(self, *_: object, **__: object) -> None:
+        """Fail."""
+        raise RPCError("timeout", RPCStatusCode.DEADLINE_EXCEEDED, b"")
+
+
+async def test_a_start_whose_outcome_is_unknown_names_the_task() -> None:
+    client: Any = Silent()
+    with pytest.raises(RPCError) as caught:
+        await TaskClient(client, TaskStore(NONE), queue="q").create_task(
+            params={}, graph={"nodes": [{"node_id": "a", "type": "t"}]}, task_id="mine"
+        )
+    [note] = caught.value.__notes__
+    assert "task 'mine' may have started all the same: call again with task_id='mine'" in note
+
+
+NODES: dict[str, tuple[str, Call]] = {
+    "aggregate": (
+        "metrics.aggregate: 'node_id'",
+        lambda value: CoordinatorAdapters(db=NONE).metrics_aggregate("t", value),
+    ),
+    "from_nodes": (
+        "merge.generic: an entry of 'from_nodes'",
+        lambda value: CoordinatorAdapters(db=NONE).merge_generic("t", ["a", value], {}),
+    ),
+    "target": (
+        "merge.generic: target['node_id']",
+        lambda value: CoordinatorAdapters(db=NONE).merge_generic("t", ["a"], {"node_id": value or 7}),
+    ),
+}
+
+
+@pytest.mark.parametrize(("argument", "call"), NODES.values(), ids=NODES)
+@pytest.mark.parametrize("value", NO_NODE_IDS, ids=arguments.printed)
+async def test_a_function_refuses_what_is_no_node_id(argument: str, call: Call, value: object) -> None:
+    with pytest.raises(AdapterError) as caught:
+        await call(value)
+    refusal_of(caught.value, argument)
+
+
+@pytest.mark.parametrize("value", [math.nan, -1, -0.5, -math.inf, -(10**400), "5", True, [1], 1j], ids=repr)
+async def test_a_timeout_is_seconds_or_none(value: Any) -> None:
+    for call in (a_client().result, a_client().wait, Coordinator(db=NONE, client=NONE).result):
+        with pytest.raises(ConfigError) as caught:
+            await call("t", value)
+        assert "0 or more, or None" in refusal_of(caught.value, "timeout is ")
+
+
+@pytest.mark.parametrize("value", [None, 0, 0.5, 10**400, math.inf, 1e308])
+def test_any_time_to_wait_is_one(value: object) -> None:
+    assert arguments.timeout_problem(value) is None
+
+
+@pytest.mark.parametrize(
+    "value", [0, -1, True, 1.0, "5", None, math.nan, 10_001, 10**12, {"$gt": 0}], ids=repr
+)
+async def test_a_list_has_a_sensible_length(value: Any) -> None:
+    for catalog in (TaskCatalog(NONE), a_client(), Coordinator(db=NONE)):
+        with pytest.raises(ConfigError) as caught:
+            await catalog.list_tasks(limit=value)
+        assert "between 1 and 10,000" in refusal_of(caught.value, "limit is ")
+
+
+@pytest.mark.parametrize("value", ["done", "", 7, True, {"$gt": ""}, ["failed"], b"failed"], ids=repr)
+async def test_a_status_is_one_of_those_that_there_are(value: Any) -> None:
+    with pytest.raises(ConfigError, match="status .* is unknown; known: queued, running"):
+        await TaskCatalog(NONE).list_tasks(value)
+
+
+NO_ARGUMENTS: dict[str, list[Any]] = {
+    "db": [None, "mongodb://localhost", 7, {}, dict],
+    "cfg": [{"queue": "q"}, "coordinator.json", CoordinatorConfig],
+    "worker_types": ["abc", b"abc"],
+    "adapters": [["noop"], "noop", 7],
+    "adapters['f']": [{"f": None}, {"f": 7}, {"f": "module:function"}],
+    "a name in adapters": [{7: print}, {None: print}, {"": print}, {"x" * 201: print}, {"\ud800": print}],
+    "client": ["localhost:7233", 7],
+    "clock": [7, "utc", datetime],
+}
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [(name, value) for name, values in NO_ARGUMENTS.items() for value in values],
+    ids=repr,
+)
+def test_a_coordinator_is_made_of_what_it_needs(argument: str, value: Any) -> None:
+    given = {"db": NONE, "adapters" if "adapters" in argument else argument: value}
+    with pytest.raises(ConfigError) as caught:
+        Coordinator(**given)
+    refusal_of(caught.value, f"{argument} is ")
+
+
+PLUGINS: list[dict[str, Any]] = [
+    {"db": "mongodb://h"},
+    {"functions": {"f": 7}},
+    {"functions": ["f"]},
+    {"config": {"queue": "q"}},
+    {"worker_config": "worker.json"},
+    {"handlers": [EchoHandler()]},
+]
+
+
+@pytest.mark.parametrize("given", PLUGINS, ids=repr)
+def test_a_plugin_is_made_of_what_it_needs(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        FlowKitPlugin(**given)
+    refusal_of(caught.value, next(iter(given)))
+
+
+WORKERS: list[dict[str, Any]] = [
+    {"db": None},
+    {"cfg": CoordinatorConfig()},
+    {"cfg": {"roles": ["echo"]}},
+    {"roles": "echo"},
+    {"handlers": [EchoHandler()]},
+    {"client": "localhost:7233"},
+    {"clock": "utc"},
+]
+
+
+@pytest.mark.parametrize("given", WORKERS, ids=repr)
+def test_a_worker_is_made_of_what_it_needs(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Worker(**{"db": NONE, **given})
+    refusal_of(caught.value, f"{next(iter(given))} is ")
+
+
+@pytest.mark.parametrize("value", [None, "mongodb://h"])
+def test_functions_need_a_database(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"db is .*; it must be a database of Motor or PyMongo Async"):
+        CoordinatorAdapters(db=value)
+
+
+@pytest.mark.parametrize("name", ["bus", "outbox"])
+def test_what_the_earlier_coordinator_had_is_not_there_and_says_so(name: str) -> None:
+    coordinator = Coordinator(db=NONE)
+    with pytest.raises(Removed, match=rf"Coordinator\.{name} is gone: .* Leave it out") as caught:
+        getattr(coordinator, name)
+    assert isinstance(caught.value, (FlowKitError, AttributeError))
+    assert caught.value.code == "removed"
+    assert not hasattr(coordinator, name)
+    assert getattr(coordinator, name, None) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "kept"),
+    [
+        ("wrong day", "wrong day"),
+        (None, "user_request"),
+        ("", "user_request"),
+        ("x" * 1_000, "x" * 1_000),
+        ("x" * 1_000_000, "x" * 999 + "…"),
+        ("half \ud800", "half \\ud800"),
+    ],
+)
+def test_the_reason_of_a_cancel_is_short_text(reason: str | None, kept: str) -> None:
+    assert cancel_reason(reason) == kept
+
+
+@pytest.mark.parametrize("reason", [7, True, b"text", {"$gt": ""}])
+async def test_what_is_no_text_is_no_reason(reason: Any) -> None:
+    with pytest.raises(ConfigError, match="reason is .*; it must be a text"):
+        await Coordinator(db=NONE, client=NONE).cancel_task("t", reason=reason)
+
+
+@pytest.mark.parametrize("uid", [None, "", 7, {"$gt": ""}, b"uid", "\ud800"], ids=repr)
+async def test_a_handler_stores_no_batch_under_what_is_no_uid(uid: Any) -> None:
+    attempt = AttemptInput(task_id="t", node_id="a", index=0, role="r", epoch=1)
+    writer = ArtifactsWriter(ArtifactStore(NONE), attempt, "w")
+    with pytest.raises(ValueError, match="batch_uid must not be empty and must be a text, not "):
+        await writer.upsert_partial(uid, {})
+
+
+@given(text=st.text(max_size=210))
+def test_what_can_be_a_new_id_can_be_an_id(text: str) -> None:
+    if arguments.new_task_id_problem(text) is None:
+        assert arguments.task_id_problem(text) is None
+        assert text.encode()
+        assert "\0" not in text

@@ -1,0 +1,128 @@
+"""Whatever is given to `create_task`: it is refused in one readable text before anything starts, or can be stored."""
+
+from __future__ import annotations
+
+import copy
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+import bson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.examples import THOROUGH, examples
+
+from flowkit.adapters import documents
+from flowkit.adapters.store import TaskStore
+from flowkit.client import TaskClient
+from flowkit.errors import GraphError
+from flowkit.testing import memory_database
+
+
+class Started(Exception):
+    """The workflow would have been started with this."""
+
+
+class Client:
+    """Stands for Temporal's client."""
+
+    async def start_workflow(self, name: str, given: dict[str, Any], **options: Any) -> None:
+        """Tell what was to be started."""
+        raise Started(given, options["id"])
+
+
+class Odd:
+    """No JSON, no text."""
+
+    def __repr__(self) -> str:
+        return "odd\nobject"
+
+
+GOOD: dict[str, Any] = {
+    "name": "good",
+    "on_node_failure": "fail",
+    "edges": [["a", "b"]],
+    "edges_ex": [{"from": "a", "to": "b"}],
+    "nodes": [
+        {"node_id": "a", "type": "t", "meta": {"k": [1]}, "timeout_sec": 1.5},
+        {
+            "node_id": "b",
+            "type": "coordinator_fn",
+            "depends_on": ["a"],
+            "fan_in": "count:1",
+            "io": {"fn": "vars.set", "fn_args": {"kv": {"x": 1}}, "input_inline": {"y": None}},
+            "retry_policy": {"max": 1, "backoff_sec": 0.1, "permanent_on": ["x"]},
+        },
+    ],
+}
+ODD = st.sampled_from(
+    [
+        *(
+            None,
+            True,
+            0,
+            -1,
+            2**63,
+            -(2**63) - 1,
+            10**400,
+            10**4_000,
+            float("nan"),
+            float("inf"),
+            1e308,
+            5e-324,
+        ),
+        *("", "*", "a[0]", "\0", "\ud800", "\n", "x" * 300, b"", b"\xff", "count:0", "all"),
+        *([], {}, (), set(), {1}, {1: 2}, {None: 1}, {"\0": 1}, {"\ud800": 1}, {"$gt": ""}, [[[]]]),
+        *(Odd(), Odd, object(), Decimal(1), datetime.now(), 1j, range(3), len, Exception("x\ny")),
+    ]
+)
+VALUES = st.one_of(ODD, st.recursive(ODD, lambda inner: st.lists(inner, max_size=2), max_leaves=3))
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths to everything in a graph."""
+    pairs: list[tuple[Any, Any]] = []
+    if isinstance(value, dict):
+        pairs = list(value.items())
+    elif isinstance(value, list):
+        pairs = list(enumerate(value))
+    return [path, *(place for key, inner in pairs for place in places(inner, (*path, key)))]
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Any:
+    """A good graph in which a part or two are replaced, or have a neighbour."""
+    root = {"graph": copy.deepcopy(GOOD)}
+    for _ in range(draw(st.integers(1, 2))):
+        *above, last = draw(st.sampled_from([place for place in places(root) if place]))
+        holder: Any = root
+        for step in above:
+            holder = holder[step]
+        if isinstance(holder, dict) and draw(st.booleans()):
+            holder[draw(st.sampled_from(["x-own", "other", "a\0b", "\ud800", ""]))] = copy.deepcopy(
+                draw(VALUES)
+            )
+        else:
+            holder[last] = copy.deepcopy(draw(VALUES))
+    return root["graph"]
+
+
+@settings(max_examples=examples(1_500), deadline=None, derandomize=not THOROUGH)
+@given(
+    graph=graphs(),
+    params=st.one_of(st.just({}), VALUES, st.dictionaries(st.text(max_size=3), VALUES, max_size=2)),
+)
+async def test_a_task_is_refused_readably_or_can_be_stored(graph: Any, params: Any) -> None:
+    client: Any = Client()
+    tasks = TaskClient(client, TaskStore(memory_database()), queue="q")
+    with pytest.raises((GraphError, Started)) as caught:
+        await tasks.create_task(params=params, graph=graph)
+    if isinstance(caught.value, GraphError):
+        assert caught.value.problems
+        for problem in caught.value.problems:
+            assert problem.isprintable(), problem
+            assert len(problem) < 700, problem
+        return
+    started, task_id = caught.value.args
+    assert bson.encode(documents.new_task(task_id, started["params"], started["graph"], 0.0))
