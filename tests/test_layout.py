@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LINKED = ("workflows", "activities", "adapters", "bridge")
 
-PURE = {"flowkit.models", "flowkit.errors", "flowkit.limits"}
+PURE = {"flowkit.models", "flowkit.errors", "flowkit.limits", "flowkit.text"}
 ALLOWED: dict[str, set[str]] = {
     "workflows": PURE | {"flowkit.workflows"},
     "adapters": PURE | {"flowkit.adapters"},
