@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from flowkit.activities.handlers import Batch, BatchResult
 from flowkit.activities.hooks import Hooks
 from flowkit.activities.inputs import as_batch
 from flowkit.activities.roles import as_result
+from flowkit.activities.threads import Threads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -24,8 +24,9 @@ PATIENCE = 20.0
 
 @pytest.fixture
 def hooks() -> Iterator[Hooks]:
-    with ThreadPoolExecutor(2, thread_name_prefix="hook") as threads:
-        yield Hooks(threads)
+    threads = Threads(2, "hook")
+    yield Hooks(threads)
+    threads.close()
 
 
 async def call(hooks: Hooks, hook: Callable[..., Any], *args: Any) -> Any:

@@ -35,7 +35,7 @@ class Deaf(RoleHandler):
 async def main():
     names = dict.fromkeys(("task_id", "node_id", "worker_id"), "x")
     ctx = SimpleNamespace(**names, attempt_epoch=1, kv={}, cancel_flag=asyncio.Event())
-    pool = ProcessPool({"deaf": Deaf()}, processes=1, slots=1)
+    pool = ProcessPool({"deaf": Deaf()}, processes=1)
     await pool.process("deaf", Batch(batch_uid="b", payload={"tell": sys.argv[1]}), ctx)
 
 
