@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.contract.builders import TASK, attempt, begun, opened, record, shown
 
-from flowkit.adapters.store import DB_FLAG
+from flowkit.adapters.cancel_flags import DB_FLAG
 from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
