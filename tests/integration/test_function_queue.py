@@ -59,14 +59,19 @@ async def test_a_worker_with_the_plugin_polls_the_queue_of_functions_until_it_st
 async def test_many_slow_functions_hold_up_no_other_task(world: World) -> None:
     gate = asyncio.Event()
 
+    begun = asyncio.Semaphore(0)
+
     async def hold(task_id: str) -> None:
+        begun.release()
         await gate.wait()
 
     world.settings["function_slots"] = 20
     await world.engine(hold=hold)
     await world.worker()
     slow = [await world.create(*(call(f"f{n}", "hold", **ONCE) for n in range(CALLS))) for _ in range(2)]
-    await world.until_node(slow[1], "f0", "running", epoch=0)
+    for _ in range(20):
+        await begun.acquire()
+    await world.until_status(slow[1], "running")
     other = await world.create(node("a", "failing", inline={"failures": 1}, **SOON), node("b", "quick", "a"))
     assert (await world.result(other)).status is TaskStatus.FINISHED
     gate.set()
