@@ -1,6 +1,6 @@
-"""One attempt as Temporal sees it: heartbeats, cancellation, hand-over. What it does is its body's matter.
+"""One attempt as Temporal sees it: heartbeats, cancellation, time limit, hand-over. What it does is its body's matter.
 
-Runs on the loop of Temporal's worker, so that a body that blocks its own loop keeps its lease.
+Runs on the loop of Temporal's worker, so that a body that blocks its own loop keeps its lease and still times out.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ import logging
 import time
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
-from temporalio.service import RPCError
 
-from flowkit.activities.attendance import FlagWatch, Pulse
-from flowkit.activities.failures import failed_attempt, from_error, handed_over, lost
-from flowkit.adapters.patience import durably
+from flowkit.activities.attendance import FlagWatch, Pulse, steadily
+from flowkit.activities.cancelling import pending, request_cancel
+from flowkit.activities.failures import failed_attempt, from_error, handed_over, lost, timed_out, unexpected
+from flowkit.adapters.cancel_flags import Flagged
+from flowkit.adapters.patience import AttemptClock, durably, measured_by
 from flowkit.errors import FlowKitError, WrongDeployment
 
 if TYPE_CHECKING:
     from flowkit.activities.home import HomeLoop
+    from flowkit.adapters.cancel_flags import CancelFlag
     from flowkit.adapters.store import TaskStore
     from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
 
@@ -33,6 +35,9 @@ _UNATTENDED_SEC = 1.5
 
 _ABORT_PATIENCE_SEC = 5.0
 """How long an aborted body may take before it is left behind."""
+
+_DELIVERY_SEC = 30.0
+"""How long an attempt that a flag has stopped waits for Temporal to cancel it."""
 
 
 class AttemptFailed(Exception):
@@ -82,13 +87,19 @@ class Attempt:
         self._attempt = attempt
         self._body = body
         self._info = activity.info()
-        self._asked_to_stop = False
+        self._clock = AttemptClock()
+        self._given_up: asyncio.Future[AttemptFailure] = asyncio.get_running_loop().create_future()
+        """Set when the attempt must end although Temporal does not cancel it."""
+        self._verdict: asyncio.Task[AttemptFailure] | None = None
+        """What becomes of the attempt that a flag stops, unless Temporal cancels it meanwhile."""
 
     async def run(self) -> AttemptResult:
         """Run the body to its end; raises ApplicationError or CancelledError as the workflow expects them."""
         if self._info.attempt > 1:
             raise failed_attempt(lost("lease_lost", "the worker that ran this attempt fell silent"))
-        work = asyncio.create_task(self._host.home.run_to_end(guarded(self._host, self._attempt, self._body)))
+        with measured_by(self._clock):
+            guard = guarded(self._host, self._attempt, self._body)
+            work = asyncio.create_task(self._host.home.run_to_end(guard))
         attendance = asyncio.create_task(self._attend())
         try:
             with self._host.pulse.attempt():
@@ -96,38 +107,80 @@ class Attempt:
         except AttemptFailed as error:
             raise failed_attempt(error.failure) from None
         finally:
-            attendance.cancel()
+            for each in (work, attendance, self._verdict):
+                if each is not None:
+                    each.cancel()
 
     async def _until_done(self, work: asyncio.Task[AttemptResult]) -> AttemptResult:
+        limit = self._attempt.timeout_sec
+        ends: list[asyncio.Future[Any]] = [work, self._given_up]
         while not work.done():
             try:
-                await asyncio.wait([work])
+                await asyncio.wait(
+                    ends, timeout=self._clock.next_look(limit), return_when=asyncio.FIRST_COMPLETED
+                )
             except asyncio.CancelledError:
                 await self._interrupted(work)
-        if work.cancelled():
-            return self._stopped_by_itself()
-        result = work.result()
-        if self._asked_to_stop:
-            raise asyncio.CancelledError
-        return result
+            if not work.done() and (failure := self._overdue()):
+                await self._abort(work)
+                raise AttemptFailed(failure)
+        return await self._outcome(work)
 
-    def _stopped_by_itself(self) -> AttemptResult:
-        if self._asked_to_stop:
-            raise asyncio.CancelledError
+    def _overdue(self) -> AttemptFailure | None:
+        """Return why the attempt has to end now, if it has to."""
+        if self._given_up.done():
+            return self._given_up.result()
+        limit = self._attempt.timeout_sec
+        return timed_out(limit) if limit is not None and self._clock.spent() >= limit else None
+
+    async def _outcome(self, work: asyncio.Task[AttemptResult]) -> AttemptResult:
+        if not work.cancelled():
+            try:
+                return work.result()
+            except Flagged as error:
+                return await self._stopped_for(error.flag)
+        if self._verdict is not None:
+            return await self._give_way(self._verdict)
         raise AttemptFailed(handed_over("the process that ran the attempt is ending"))
+
+    async def _stopped_for(self, flag: CancelFlag) -> AttemptResult:
+        self._verdict = self._verdict or asyncio.create_task(self._judged(flag))
+        return await self._give_way(self._verdict)
+
+    async def _give_way(self, verdict: asyncio.Task[AttemptFailure]) -> AttemptResult:
+        """Wait until Temporal cancels the attempt, or until it is clear that it does not."""
+        try:
+            failure = await asyncio.shield(verdict)
+        except asyncio.CancelledError:
+            raise self._why_interrupted() from None
+        raise AttemptFailed(failure)
+
+    async def _judged(self, flag: CancelFlag) -> AttemptFailure:
+        """Let Temporal know of the flag; return why the attempt ends when Temporal does not cancel it then."""
+        refused = await request_cancel(self._attempt, flag)
+        if refused is not None:
+            return refused
+        await asyncio.sleep(_DELIVERY_SEC)
+        return pending(flag)
 
     async def _interrupted(self, work: asyncio.Task[AttemptResult]) -> None:
         """Temporal wants the attempt to end; find out why and act on it."""
         details = activity.cancellation_details()
         if details is not None and details.cancel_requested:
             await self._stop_gently(work)
-            raise asyncio.CancelledError
-        await self._abort(work)
-        if details is not None and details.worker_shutdown:
-            raise AttemptFailed(handed_over("the worker was stopped"))
-        if details is not None and (details.paused or details.reset):
-            raise ApplicationError("the attempt was paused or reset", type="worker_shutdown")
-        raise asyncio.CancelledError
+        else:
+            await self._abort(work)
+        raise self._why_interrupted()
+
+    def _why_interrupted(self) -> BaseException:
+        details = activity.cancellation_details()
+        if details is None or details.cancel_requested:
+            return asyncio.CancelledError()
+        if details.worker_shutdown:
+            return AttemptFailed(handed_over("the worker was stopped"))
+        if details.paused or details.reset:
+            return ApplicationError("the attempt was paused or reset", type="worker_shutdown")
+        return asyncio.CancelledError()
 
     async def _stop_gently(self, work: asyncio.Task[AttemptResult]) -> None:
         self._ask_to_stop(await self._cancel_reason())
@@ -143,7 +196,6 @@ class Attempt:
             return "cancelled"
 
     def _ask_to_stop(self, reason: str) -> None:
-        self._asked_to_stop = True
         self._host.home.call(self._body.cancel, reason, self._attempt.cancel_grace_sec)
 
     async def _abort(self, work: asyncio.Task[AttemptResult]) -> None:
@@ -157,9 +209,8 @@ class Attempt:
     async def _attend(self) -> None:
         """Keep the attempt alive and look for flags; an attempt that is over at once costs neither."""
         await asyncio.sleep(min(_UNATTENDED_SEC, self._attempt.lease_ttl_sec / 4))
-        async with asyncio.TaskGroup() as group:
-            for duty in (self._beat(), self._renew(), self._watch_flag()):
-                group.create_task(duty)
+        duties = (self._beat, self._renew, self._watch_flag)
+        await asyncio.gather(*(steadily(duty, self._attempt.node_id) for duty in duties))
 
     async def _beat(self) -> None:
         pulse, lease_ttl_sec = self._host.pulse, self._attempt.lease_ttl_sec
@@ -184,42 +235,44 @@ class Attempt:
                 _logger.warning("could not renew the lease of node %s: %s", self._attempt.node_id, error)
 
     async def _watch_flag(self) -> None:
-        """Whoever stops on a flag that somebody raised by hand tells Temporal (spec: cancellation)."""
+        """Stop the body when a flag is up; end the attempt after the grace when Temporal does not cancel it."""
         with self._host.flags.watching(self._attempt.task_id):
-            reason = await self._flag()
-            while reason is None:
+            flag = await self._flag()
+            while flag is None:
                 await asyncio.sleep(self._host.cancel_poll_sec)
-                reason = await self._flag()
-        await self._tell_temporal(reason)
-        self._host.home.call(self._body.cancel, reason, self._attempt.cancel_grace_sec)
+                flag = await self._flag()
+        self._ask_to_stop(flag.reason)
+        self._verdict = self._verdict or asyncio.create_task(self._judged(flag))
+        failure = await asyncio.shield(self._verdict)
+        await asyncio.sleep(self._attempt.cancel_grace_sec)
+        if not self._given_up.done():
+            self._given_up.set_result(failure)
 
-    async def _flag(self) -> str | None:
+    async def _flag(self) -> CancelFlag | None:
+        """Return the flag that this attempt must obey; one of another run is left over."""
         try:
             if not await self._host.flags.any_up(self._attempt.task_id):
                 return None
-            return await self._host.home.run(self._host.tasks.cancel_flag(self._attempt))
+            flag = await self._host.home.run(self._host.tasks.raised_flag(self._attempt))
         except FlowKitError as error:
             _logger.warning("could not read the cancel flag of task %s: %s", self._attempt.task_id, error)
             return None
-
-    async def _tell_temporal(self, reason: str) -> None:
-        try:
-            if await self._host.home.run(self._host.tasks.flagged_by_hand(self._attempt)):
-                own_run = activity.client().get_workflow_handle(
-                    self._attempt.task_id, run_id=self._info.workflow_run_id
-                )
-                await own_run.cancel(reason=reason)
-        except (FlowKitError, RPCError) as error:
-            _logger.warning("could not cancel task %s in Temporal: %s", self._attempt.task_id, error)
+        own = flag is not None and flag.run_id in (None, self._info.workflow_run_id)
+        return flag if own else None
 
 
 async def guarded(host: Host, attempt: AttemptInput, body: Body) -> AttemptResult:
-    """Run the body on its own database only; our errors leave as AttemptFailed."""
+    """Run the body on its own database only; all errors but Flagged leave as AttemptFailed."""
     try:
         await _check_deployment(host, attempt)
         return await body.run()
+    except (AttemptFailed, Flagged):
+        raise
     except FlowKitError as error:
         raise AttemptFailed(from_error(error)) from None
+    except Exception as error:
+        _logger.exception("the attempt of node %s failed unexpectedly", attempt.node_id)
+        raise AttemptFailed(unexpected(error)) from None
 
 
 async def _check_deployment(host: Host, attempt: AttemptInput) -> None:

@@ -6,20 +6,40 @@ Used on the loop of Temporal's worker.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from flowkit.activities.home import HomeLoop
     from flowkit.adapters.store import TaskStore
 
+_logger = logging.getLogger("flowkit.worker")
+
 _BEAT_SEC = 1.0
 _BEATS_PER_SEC = 20
 """Of all attempts of a process: with more than this many, each beats less often. The flags still tell of cancels."""
+
+_AFTER_ERROR_SEC = 1.0
+
+
+async def steadily(duty: Callable[[], Awaitable[None]], node_id: str) -> None:
+    """Run one of the duties beside an attempt; after an unexpected error log it and run the duty again.
+
+    An error in one duty must end neither the attempt nor its other duties, such as its heartbeats.
+    """
+    while True:
+        try:
+            await duty()
+        except Exception:
+            _logger.exception("attending node %s failed; trying again", node_id)
+            await asyncio.sleep(_AFTER_ERROR_SEC)
+        else:
+            return
 
 
 class Pulse:

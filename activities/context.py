@@ -7,7 +7,9 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit.activities.resources import Resources, Subprocess
+from flowkit.adapters.patience import durably
 from flowkit.arguments import is_unicode, shown
+from flowkit.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     import os
@@ -21,7 +23,10 @@ T = TypeVar("T")
 
 
 class ArtifactsWriter:
-    """Artifacts of the node that is running, for handlers that write or read them themselves."""
+    """Artifacts of the node that is running, for handlers that write or read them themselves.
+
+    All methods wait while MongoDB does not answer.
+    """
 
     def __init__(self, store: ArtifactStore, attempt: AttemptInput, worker_id: str) -> None:
         self._store = store
@@ -32,27 +37,45 @@ class ArtifactsWriter:
         """Store `meta` as the artifact of a batch; returns a reference to it. ValueError for what is no uid."""
         if not isinstance(batch_uid, str) or not batch_uid or not is_unicode(batch_uid):
             raise ValueError(f"batch_uid must not be empty and must be a text, not {shown(batch_uid)}")
-        await self._store.upsert_partial(self._attempt, batch_uid, meta, self._worker_id, time.time())
+        now = time.time()
+        await durably(
+            lambda: self._store.upsert_partial(self._attempt, batch_uid, meta, self._worker_id, now)
+        )
         return {**self._ref(), "batch_uid": batch_uid}
 
     async def mark_complete(
         self, meta: dict[str, Any], artifacts_ref: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """Write the node's complete marker; answers a reference to it. The end of the run writes it anyway."""
-        await self._store.mark_complete(
-            self._attempt.task_id,
-            self._attempt.node_id,
-            self._attempt.epoch,
-            meta,
-            time.time(),
-            worker_id=self._worker_id,
-            artifacts_ref=artifacts_ref,
+        attempt, now = self._attempt, time.time()
+        await durably(
+            lambda: self._store.mark_complete(
+                attempt.task_id,
+                attempt.node_id,
+                attempt.epoch,
+                meta,
+                now,
+                worker_id=self._worker_id,
+                artifacts_ref=artifacts_ref,
+            )
         )
         return artifacts_ref or self._ref()
 
     async def partials(self) -> AsyncIterator[dict[str, Any]]:
         """`batch_uid` and `meta` of this node's own stored batches, those of earlier attempts included."""
-        async for page in self._store.pages(self._attempt.task_id, self._attempt.node_id):
+        task_id, node_id = self._attempt.task_id, self._attempt.node_id
+        pages, given = self._store.pages(task_id, node_id), set[str]()
+
+        async def next_page() -> list[dict[str, Any]] | None:
+            nonlocal pages
+            try:
+                return await anext(pages, None)
+            except StoreUnavailable:
+                pages = self._store.pages(task_id, node_id, skip=given)
+                raise
+
+        while (page := await durably(next_page)) is not None:
+            given.update(partial["batch_uid"] for partial in page)
             for partial in page:
                 yield partial
 
@@ -125,8 +148,11 @@ class RunContext:
             self.cancel_flag.set()
 
     async def vars(self) -> dict[str, Any]:
-        """The task's variables (`coordinator.vars`) as they are now; `{}` while there are none."""
-        return await self._tasks.variables(self.task_id)
+        """The task's variables (`coordinator.vars`) as they are now; `{}` while there are none.
+
+        Waits while MongoDB does not answer.
+        """
+        return await durably(lambda: self._tasks.variables(self.task_id))
 
     async def run_subprocess(self, *command: str, grace_ms: int = 5000) -> int:
         """Run a command in a process group of its own and answer its return code.

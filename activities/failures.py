@@ -10,9 +10,10 @@ from dataclasses import asdict, replace
 
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from flowkit.errors import EpochTaken, Fenced, FlowKitError
+from flowkit.errors import EpochTaken, Fenced, FlowKitError, StoreUnavailable
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind
+from flowkit.text import clean, error_text
 
 
 def refusal(error: FlowKitError) -> ApplicationError:
@@ -31,10 +32,11 @@ def failed_attempt(failure: AttemptFailure) -> ApplicationError:
 
     Benign: it is an expected outcome, which Temporal's log need not show with a traceback.
     """
+    code, message = cut_code(failure.code), cut(failure.message)
     return ApplicationError(
-        cut(failure.message) or failure.code[:REASON_CODE_CHARS],
-        asdict(replace(failure, code=failure.code[:REASON_CODE_CHARS], message=cut(failure.message))),
-        type=failure.code[:REASON_CODE_CHARS],
+        message or code,
+        asdict(replace(failure, code=code, message=message)),
+        type=code,
         non_retryable=True,
         category=ApplicationErrorCategory.BENIGN,
     )
@@ -50,6 +52,8 @@ def from_error(error: FlowKitError) -> AttemptFailure:
             )
         case Fenced():
             return AttemptFailure(kind=FailureKind.FENCED, code=error.code, message=message)
+        case StoreUnavailable():
+            return not_now(error.code, message)
         case _:
             return AttemptFailure(
                 kind=FailureKind.FAILURE, code=error.code, message=message, permanent=not error.retryable
@@ -58,7 +62,24 @@ def from_error(error: FlowKitError) -> AttemptFailure:
 
 def failure(code: str, message: str, *, permanent: bool) -> AttemptFailure:
     """An attempt that counts against the node's retries."""
-    return AttemptFailure(kind=FailureKind.FAILURE, code=code, message=cut(message), permanent=permanent)
+    return AttemptFailure(
+        kind=FailureKind.FAILURE, code=cut_code(code), message=cut(message), permanent=permanent
+    )
+
+
+def unexpected(error: BaseException) -> AttemptFailure:
+    """An attempt that ended with an exception which nobody has classified; counts against the node's retries."""
+    return failure("unexpected_error", error_text(error), permanent=False)
+
+
+def timed_out(limit_sec: float) -> AttemptFailure:
+    """An attempt that took too long."""
+    return failure("timeout", f"the attempt took longer than {limit_sec:g} s (timeout_sec)", permanent=False)
+
+
+def not_now(code: str, message: str) -> AttemptFailure:
+    """An attempt that cannot proceed for a reason outside of it: the workflow tries again later, at no charge."""
+    return AttemptFailure(kind=FailureKind.YIELDED, code=code, message=cut(message))
 
 
 def handed_over(message: str) -> AttemptFailure:
@@ -72,5 +93,11 @@ def lost(code: str, message: str) -> AttemptFailure:
 
 
 def cut(text: str) -> str:
-    """`text`, no longer than `last_error` may be."""
+    """`text` as UTF-8 can carry it, no longer than `last_error` may be."""
+    text = clean(text)
     return text if len(text) <= LAST_ERROR_CHARS else text[: LAST_ERROR_CHARS - 1] + "…"
+
+
+def cut_code(code: str) -> str:
+    """`code` as UTF-8 can carry it, no longer than a reason code may be."""
+    return clean(code)[:REASON_CODE_CHARS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import time
 from collections.abc import Sequence
@@ -13,8 +14,10 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 from flowkit.activities.attempts import Attempt, AttemptFailed, Host, guarded
-from flowkit.activities.failures import failed_attempt, failure, lost
+from flowkit.activities.cancelling import pending, request_cancel
+from flowkit.activities.failures import failed_attempt, failure, lost, unexpected
 from flowkit.activities.roles import begin, mark, new_lease
+from flowkit.adapters.cancel_flags import Flagged
 from flowkit.adapters.coordinator import IN_ONE_UPDATE, CoordinatorAdapters
 from flowkit.adapters.node_writes import NodeWrite
 from flowkit.adapters.patience import durably
@@ -24,6 +27,7 @@ from flowkit.models import AttemptInput, AttemptResult
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from flowkit.activities.threads import Threads
     from flowkit.adapters.artifacts import ArtifactStore
 
 Function = Any
@@ -41,12 +45,18 @@ def built_in(functions: Mapping[str, Function]) -> tuple[str, ...]:
 
 
 class FunctionActivities:
-    """The activities of an engine's coordinator functions. `functions` is read at every call: it may grow."""
+    """The activities of an engine's coordinator functions. `functions` is read at every call: it may grow.
 
-    def __init__(self, *, host: Host, artifacts: ArtifactStore, functions: Mapping[str, Function]) -> None:
+    Plain functions run on `threads`.
+    """
+
+    def __init__(
+        self, *, host: Host, artifacts: ArtifactStore, functions: Mapping[str, Function], threads: Threads
+    ) -> None:
+        self.functions = functions
         self._host = host
         self._artifacts = artifacts
-        self._functions = functions
+        self._threads = threads
 
     def of(self, name: str) -> Callable[..., Awaitable[AttemptResult]]:
         """The activity that runs nodes whose `io.fn` is `name`."""
@@ -69,25 +79,30 @@ class FunctionActivities:
         return run_any_function
 
     async def _run(self, name: str, attempt: AttemptInput) -> AttemptResult:
-        function = self._functions.get(name)
+        function = self.functions.get(name)
         if function is None:
             raise failed_attempt(lost("dispatch_lost", self._unknown(name)))
         run_id = activity.info().workflow_run_id or ""
-        if not is_built_in(function):
-            body = FunctionBody(self._host, self._artifacts, attempt, run_id, function)
-            return await self._attended(attempt, body)
-        built_in_body = BuiltInBody(self._host, self._artifacts, attempt, run_id, function)
+        body = self._body(attempt, run_id, function)
         if not activity.info().is_local:
-            return await Attempt(self._host, attempt, built_in_body).run()
+            return await Attempt(self._host, attempt, body).run()
+        if not isinstance(body, BuiltInBody):
+            raise ApplicationError("not a built-in function here", type="not_local", non_retryable=True)
+        return await self._run_quickly(attempt, body)
+
+    def _body(self, attempt: AttemptInput, run_id: str, function: Function) -> FunctionBody:
+        kind = BuiltInBody if is_built_in(function) else FunctionBody
+        return kind(self._host, self._artifacts, attempt, run_id, function, self._threads)
+
+    async def _run_quickly(self, attempt: AttemptInput, body: BuiltInBody) -> AttemptResult:
+        """Run a local activity, which has no heartbeats: a cancel cannot reach it."""
         try:
-            return await self._host.home.run(guarded(self._host, attempt, built_in_body))
+            return await self._host.home.run(guarded(self._host, attempt, body))
         except AttemptFailed as error:
             raise failed_attempt(error.failure) from None
-
-    async def _attended(self, attempt: AttemptInput, body: FunctionBody) -> AttemptResult:
-        if activity.info().is_local:
-            raise ApplicationError("not a built-in function here", type="not_local", non_retryable=True)
-        return await Attempt(self._host, attempt, body).run()
+        except Flagged as error:
+            refused = await request_cancel(attempt, error.flag)
+            raise failed_attempt(refused or pending(error.flag)) from None
 
     def _unknown(self, name: str) -> str:
         return (
@@ -100,13 +115,20 @@ class FunctionBody:
     """One call of a coordinator function; its return value is not kept."""
 
     def __init__(
-        self, host: Host, artifacts: ArtifactStore, attempt: AttemptInput, run_id: str, function: Function
+        self,
+        host: Host,
+        artifacts: ArtifactStore,
+        attempt: AttemptInput,
+        run_id: str,
+        function: Function,
+        threads: Threads,
     ) -> None:
         self._host = host
         self._artifacts = artifacts
         self._attempt = attempt
         self._run_id = run_id
         self._function = function
+        self._threads = threads
         self._call: asyncio.Task[Any] | None = None
 
     def cancel(self, reason: str, grace_sec: float) -> None:
@@ -135,13 +157,12 @@ class FunctionBody:
                 raise AttemptFailed(failure("cancelled_by_worker", text, permanent=False)) from None
             raise
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
-            raise AttemptFailed(failure("unexpected_error", text, permanent=False)) from error
+            raise AttemptFailed(unexpected(error)) from error
 
     async def _invoke(self) -> Any:
         arguments = self._arguments()
         check_arguments(self._attempt.io.fn, self._function, self._attempt.task_id, arguments)
-        return await called(self._function, self._attempt.task_id, arguments)
+        return await called(self._threads, self._function, self._attempt.task_id, arguments)
 
     def _arguments(self) -> dict[str, Any]:
         """`fn_args`; a `target` names this node unless it names another."""
@@ -202,9 +223,9 @@ def check_arguments(name: str, function: Function, task_id: str, arguments: Mapp
         return
 
 
-async def called(function: Function, task_id: str, arguments: Mapping[str, Any]) -> Any:
+async def called(threads: Threads, function: Function, task_id: str, arguments: Mapping[str, Any]) -> Any:
     """What the function answers; a plain one runs on a thread, so that it blocks nobody."""
     if any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
         return await function(task_id, **arguments)
-    answer = await asyncio.to_thread(function, task_id, **arguments)
+    answer = await threads.run(functools.partial(function, task_id, **arguments))
     return await answer if inspect.isawaitable(answer) else answer

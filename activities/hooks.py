@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
-import functools
 import inspect
 from collections.abc import AsyncIterable, Iterable
 from contextlib import aclosing, nullcontext
@@ -12,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
-    from concurrent.futures import Executor
     from contextlib import AbstractAsyncContextManager
+
+    from flowkit.activities.threads import Threads
 
 _END = object()
 
@@ -21,14 +19,14 @@ _END = object()
 class Hooks:
     """The two ways of calling a hook; a plain function never blocks the loop."""
 
-    def __init__(self, threads: Executor) -> None:
+    def __init__(self, threads: Threads) -> None:
         self._threads = threads
 
     async def call(self, hook: Callable[..., Any], *args: Any) -> Any:
         """The hook's answer; a coroutine function is awaited here, a plain one runs on a thread."""
         if inspect.iscoroutinefunction(hook):
             return await hook(*args)
-        answer = await self._on_thread(hook, *args)
+        answer = await self._threads.run(hook, *args)
         return await answer if inspect.isawaitable(answer) else answer
 
     async def iterate(self, hook: Callable[..., Any], *args: Any) -> AsyncGenerator[Any, None]:
@@ -50,17 +48,12 @@ class Hooks:
 
     async def _stepwise(self, items: Iterator[Any]) -> AsyncGenerator[Any, None]:
         """The items; each is made on a thread, on which a generator is closed as well."""
-        while (item := await self._on_thread(next, items, _END)) is not _END:
+        while (item := await self._threads.run(next, items, _END)) is not _END:
             try:
                 yield item
             except GeneratorExit:
-                await self._on_thread(getattr(items, "close", _nothing))
+                await self._threads.run(getattr(items, "close", _nothing))
                 raise
-
-    async def _on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        context = contextvars.copy_context()
-        call = functools.partial(context.run, _without_stop_iteration, function, *args)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
 
 def _closing(items: AsyncIterable[Any]) -> AbstractAsyncContextManager[Any]:
@@ -70,11 +63,3 @@ def _closing(items: AsyncIterable[Any]) -> AbstractAsyncContextManager[Any]:
 
 def _nothing() -> None:
     """How items are closed that have nothing to close."""
-
-
-def _without_stop_iteration(function: Callable[..., Any], *args: Any) -> Any:
-    """A future cannot hold a StopIteration; as in a coroutine, it becomes a RuntimeError."""
-    try:
-        return function(*args)
-    except StopIteration as error:
-        raise RuntimeError("the hook raised StopIteration") from error

@@ -182,7 +182,9 @@ class Presence:
         version: str,
         capacity: int,
         announce_interval_sec: float,
+        leaked_threads: Callable[[], int] = lambda: 0,
     ) -> None:
+        self._leaked_threads = leaked_threads
         self._registry = WorkerRegistry(db)
         self._worker_id = worker_id
         self._roles = tuple(roles)
@@ -250,11 +252,14 @@ class Presence:
                 self._capacity,
                 time.time(),
                 session=self._session,
+                leaked_threads=self._leaked_threads(),
             )
             self._shown = True
 
     async def _is_seen(self) -> bool:
-        return await self._registry.seen(self._worker_id, time.time(), session=self._session)
+        return await self._registry.seen(
+            self._worker_id, time.time(), session=self._session, leaked_threads=self._leaked_threads()
+        )
 
     async def _go_offline(self) -> None:
         self._shown = False

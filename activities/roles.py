@@ -15,7 +15,7 @@ from temporalio import activity
 
 from flowkit.activities.attempts import Attempt, AttemptFailed, Host
 from flowkit.activities.context import ArtifactsWriter, RunContext
-from flowkit.activities.failures import failure
+from flowkit.activities.failures import failure, unexpected
 from flowkit.activities.handlers import BatchResult, FinalizeResult
 from flowkit.activities.inputs import Input, InputSettings
 from flowkit.activities.processes import ProcessDied
@@ -24,6 +24,7 @@ from flowkit.adapters.patience import durably
 from flowkit.adapters.pull import stable_hash
 from flowkit.errors import FlowKitError
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
+from flowkit.text import clean, error_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -206,13 +207,12 @@ class RoleBody:
         _logger.warning(
             "node %s of task %s failed", self._attempt.node_id, self._attempt.task_id, exc_info=error
         )
-        text = f"{type(error).__name__}: {error}"
         try:
             code, permanent = self._handler.classify_error(error)
-            return failure(code, text, permanent=permanent)
+            return failure(code, error_text(error), permanent=permanent)
         except Exception:
             _logger.exception("classify_error of role %s failed itself", self._attempt.role)
-            return failure("unexpected_error", text, permanent=False)
+            return unexpected(error)
 
 
 async def begin(
@@ -229,7 +229,7 @@ async def begin(
 
 def new_lease(worker_id: str, until: float) -> dict[str, Any]:
     """A lease as documents show it."""
-    return {"worker_id": worker_id, "lease_id": str(uuid.uuid4()), "deadline_ts_ms": int(until * 1000)}
+    return {"worker_id": clean(worker_id), "lease_id": str(uuid.uuid4()), "deadline_ts_ms": int(until * 1000)}
 
 
 async def mark(

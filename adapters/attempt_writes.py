@@ -15,6 +15,7 @@ from flowkit.errors import EpochTaken, Fenced, StoreRefused
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+    from flowkit.adapters.cancel_flags import CancelFlags
     from flowkit.models import AttemptInput
 
 Fields = dict[str, Any]
@@ -33,14 +34,20 @@ class _Write:
 class AttemptWrites:
     """The first and the last write of attempts in the `tasks` collection, each with its fence in its own filter."""
 
-    def __init__(self, tasks: Any, *, reopen: Callable[[str, str], Awaitable[None]]) -> None:
+    def __init__(
+        self, tasks: Any, *, flags: CancelFlags, reopen: Callable[[str, str], Awaitable[None]]
+    ) -> None:
         self._tasks = tasks
+        self._flags = flags
         self._reopen = reopen
         """Called with a task's id and the run that goes on with it."""
         self._writes = GroupCommit[_Write](alone=lambda write: write.alone(), together=self._write_together)
 
     async def begin(self, attempt: AttemptInput, run_id: str, lease: Fields, at: float) -> None:
-        """Take the node's epoch. EpochTaken when another run has used it, Fenced when this run closed the task."""
+        """Take the node's epoch. EpochTaken when another run has used it, Fenced when this run closed the task.
+
+        Flagged when a cancel flag is up that is not a left-over of an earlier run.
+        """
         update = {
             "$set": documents.attempt_begun(attempt, run_id, lease, at),
             "$unset": documents.attempt_forgets(attempt),
@@ -64,11 +71,13 @@ class AttemptWrites:
     async def _begin(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
         begun = await self._tasks.update_one(documents.open_attempt_filter(attempt, run_id), update)
         if not begun.matched_count:
-            await self._begin_in_closed(attempt, run_id, update)
+            await self._flags.make_way(attempt, run_id)
+            await self._begin_again(attempt, run_id, update)
 
-    async def _begin_in_closed(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
-        """Begin in a document that was closed in between; if that is not why, raise what is."""
-        begun = await self._tasks.update_one(documents.attempt_filter(attempt, run_id), update)
+    async def _begin_again(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
+        """Begin in a document that was closed or flagged in between; if that is not why, raise what is."""
+        may_begin = documents.attempt_filter(attempt, run_id) | documents.NOT_FLAGGED
+        begun = await self._tasks.update_one(may_begin, update)
         if not begun.matched_count:
             await self._explain_refusal(attempt, run_id)
         await self._reopen(attempt.task_id, run_id)

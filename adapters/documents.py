@@ -113,17 +113,22 @@ def attempt_filter(attempt: AttemptInput, run_id: str) -> Fields:
     }
 
 
+NOT_FLAGGED: Fields = {"coordinator.cancelled": {"$ne": True}}
+"""Filter: no cancel flag is up for the whole task."""
+
+
 def open_attempt_filter(attempt: AttemptInput, run_id: str) -> Fields:
-    """The same, in documents that nobody has closed: nearly all, and the quickest to find and write."""
-    return attempt_filter(attempt, run_id) | {"closed_run_id": {"$exists": False}}
+    """The same, in documents that nobody has closed or flagged: nearly all, and the quickest to find and write."""
+    return attempt_filter(attempt, run_id) | {"closed_run_id": {"$exists": False}} | NOT_FLAGGED
 
 
 def fresh_attempt_filter(attempt: AttemptInput) -> Fields:
-    """Documents that nobody has closed and in which this epoch is new: the narrower, but nearly always true."""
+    """Documents that nobody has closed or flagged, with this epoch new: narrower, but nearly always true."""
     node = f"graph.nodes.{attempt.index}"
     return {
         "id": attempt.task_id,
         "closed_run_id": {"$exists": False},
+        **NOT_FLAGGED,
         f"{node}.node_id": attempt.node_id,
         f"{node}.attempt_epoch": {"$lt": attempt.epoch},
     }
@@ -146,9 +151,13 @@ def attempt_begun(attempt: AttemptInput, run_id: str, lease: Fields, at: float) 
     return fields
 
 
+NODE_FLAGS = ("coordinator", "cancel_requested_at")
+"""Fields of a node that ask it to stop."""
+
+
 def attempt_forgets(attempt: AttemptInput) -> Fields:
     """The `$unset` of an attempt's first write: what an earlier end of the node has left."""
-    left = ("finished_at", "skip_reason", "coordinator", "cancel_requested_at")
+    left = ("finished_at", "skip_reason", *NODE_FLAGS)
     return {f"graph.nodes.{attempt.index}.{name}": "" for name in left}
 
 
@@ -227,17 +236,31 @@ def task_fields(record: RecordTask) -> Fields:
         "updated_at": moment(record.at),
     }
     if record.cancel_reason is not None:
-        fields |= cancel_flags(record.cancel_reason, record.at)
+        fields |= cancel_flags(record.cancel_reason, record.at, record.run_id)
     return fields
 
 
-def cancel_flags(reason: str, at: float) -> Fields:
-    """The flags that external workers poll."""
+def cancel_flags(reason: str, at: float, run_id: str | None) -> Fields:
+    """The flags that external workers poll. The run that raises them tells them from a direct write."""
     return {
         "coordinator.cancelled": True,
         "coordinator.cancel_reason": reason,
         "coordinator.cancelled_at": moment(at),
+        "coordinator.cancel_run_id": run_id or "",
     }
+
+
+TASK_FLAGS: Fields = dict.fromkeys(
+    (f"coordinator.{name}" for name in ("cancelled", "cancel_reason", "cancelled_at", "cancel_run_id")), ""
+)
+"""`$unset`: the task's own cancel flags."""
+
+
+def flags_of(nodes: list[Fields]) -> Fields:
+    """The `$unset` of all cancel flags of a task with these nodes."""
+    flagged = (index for index, node in enumerate(nodes) if node)
+    paths = (f"graph.nodes.{index}.{name}" for index in flagged for name in NODE_FLAGS)
+    return {**TASK_FLAGS, **dict.fromkeys(paths, "")}
 
 
 def closed_fields(close: CloseTask, stored_nodes: list[Fields]) -> Fields:
@@ -254,7 +277,7 @@ def closed_fields(close: CloseTask, stored_nodes: list[Fields]) -> Fields:
     if close.status is TaskStatus.FINISHED:
         fields["result"] = result(close.handled_failures, stored_nodes)
     if close.status is TaskStatus.CANCELLED:
-        fields |= cancel_flags(close.reason or "", close.at)
+        fields |= cancel_flags(close.reason or "", close.at, close.run_id)
     if close.truncated:
         fields["coordinator.truncated"] = True
     for node in close.nodes:
@@ -294,7 +317,7 @@ def abandoned_fields(stored: Fields, reason: str, at: float) -> Fields:
         "finished_at": moment(at),
         "updated_at": moment(at),
         "next_retry_at_ms": None,
-        **cancel_flags(reason, at),
+        **cancel_flags(reason, at, stored.get("run_id")),
     }
     for index, node in enumerate(stored["graph"]["nodes"]):
         if node["status"] not in OPEN_NODE_STATUSES:

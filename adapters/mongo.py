@@ -11,6 +11,7 @@ from bson.errors import BSONError
 from pymongo import errors as pymongo_errors
 
 from flowkit.errors import StoreRefused, StoreUnavailable
+from flowkit.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -70,7 +71,7 @@ def _short(what: str, error: Exception) -> str:
 def words(error: Exception) -> str:
     """The telling part of a driver's error."""
     details = getattr(error, "details", None) or {}
-    return str(details.get("errmsg") or error).rpartition(":: caused by :: ")[2][:250]
+    return clean(str(details.get("errmsg") or error).rpartition(":: caused by :: ")[2][:250])
 
 
 async def ensure_index(collection: Any, keys: Any, name: str, **options: Any) -> None:

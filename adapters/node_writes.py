@@ -34,7 +34,7 @@ class NodeWrite:
 
     @property
     def may_begin(self) -> dict[str, Any]:
-        """Filter: the attempt may begin in a document that nobody has closed; else TaskStore.begin_attempt comes first."""
+        """Filter: the attempt may begin in a document that is neither closed nor flagged; else TaskStore.begin_attempt comes first."""
         return documents.open_attempt_filter(self.attempt, self.run_id)
 
     @property

@@ -1,8 +1,12 @@
-"""Waiting out a database that is away (tenacity does the waiting)."""
+"""Waiting out a database that is away (tenacity does the waiting), at no cost for the attempt that waits."""
 
 from __future__ import annotations
 
 import logging
+import threading
+import time
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential_jitter
@@ -10,24 +14,117 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential_ji
 from flowkit.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+    Span = tuple[float, float]
 
 T = TypeVar("T")
 
 _logger = logging.getLogger("flowkit.store")
 
+_QUICK_SEC = 0.1
+"""A shorter wait counts as time of the attempt."""
+
+_LOOK_AGAIN_SEC = 0.25
+
 
 async def durably(call: Callable[[], Awaitable[T]]) -> T:
-    """`await call()`, again and again while MongoDB does not answer; ends with the attempt that waits for it."""
-    try:
-        return await call()
-    except StoreUnavailable as error:
-        _logger.warning("%s; trying again until it does", error)
-    async for attempt in AsyncRetrying(
-        retry=retry_if_exception_type(StoreUnavailable),
-        wait=wait_exponential_jitter(multiplier=0.1, max=2.0),
-        reraise=True,
-    ):
-        with attempt:
+    """`await call()`, again and again while MongoDB does not answer; ends with the attempt that waits for it.
+
+    The clock of the attempt stops meanwhile.
+    """
+    with clock_stopped():
+        try:
             return await call()
+        except StoreUnavailable as error:
+            _logger.warning("%s; trying again until it does", error)
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type(StoreUnavailable),
+            wait=wait_exponential_jitter(multiplier=0.1, max=2.0),
+            reraise=True,
+        ):
+            with attempt:
+                return await call()
     raise AssertionError("tenacity gave up without a limit")
+
+
+class AttemptClock:
+    """Measures the time that an attempt itself has used: waits for MongoDB or for a free thread do not count.
+
+    The attempt waits on its own event loop while Temporal's worker reads the clock on another thread.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._begun = now()
+        self._lock = threading.Lock()
+        self._waiting: dict[object, float] = {}
+        self._waited: list[Span] = []
+        """Waits that have ended since the clock last ran."""
+        self._not_counted = 0.0
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stop the clock during the block, unless the block turns out to be short. Blocks may overlap."""
+        wait = object()
+        with self._lock:
+            self._waiting[wait] = self._now()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._resume(self._waiting.pop(wait), self._now())
+
+    def _resume(self, since: float, until: float) -> None:
+        if until - since > _QUICK_SEC:
+            self._waited.append((since, until))
+        if not self._waiting:
+            self._not_counted += covered(self._waited)
+            self._waited.clear()
+
+    def spent(self) -> float:
+        """Seconds that count."""
+        with self._lock:
+            now = self._now()
+            waits = [*self._waited, *((since, now) for since in self._waiting.values())]
+            return now - self._begun - self._not_counted - covered(waits)
+
+    def next_look(self, limit: float | None) -> float | None:
+        """Seconds until `limit` may be reached; None without a limit."""
+        if limit is None:
+            return None
+        left = max(0.0, limit - self.spent())
+        return max(left, _LOOK_AGAIN_SEC) if self._waiting else left
+
+
+def covered(spans: Iterable[Span]) -> float:
+    """Length of time that lies within at least one of the spans."""
+    total, end = 0.0, float("-inf")
+    for since, until in sorted(spans):
+        total += max(0.0, until - max(since, end))
+        end = max(end, until)
+    return total
+
+
+_clock: ContextVar[AttemptClock | None] = ContextVar("flowkit_attempt_clock", default=None)
+
+
+@contextmanager
+def measured_by(clock: AttemptClock) -> Iterator[None]:
+    """Let what is started in the block stop this clock while it waits."""
+    token = _clock.set(clock)
+    try:
+        yield
+    finally:
+        _clock.reset(token)
+
+
+@contextmanager
+def clock_stopped() -> Iterator[None]:
+    """Stop the clock of the current attempt, if there is one."""
+    clock = _clock.get()
+    if clock is None:
+        yield
+        return
+    with clock.stopped():
+        yield

@@ -16,6 +16,7 @@ from flowkit.adapters.artifacts import FINAL_UID
 from flowkit.adapters.mongo import Database, ensure_index, moment, shortened
 from flowkit.adapters.pull import stable_hash
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
+from flowkit.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,6 +60,7 @@ class WorkerRegistry:
         at: float,
         *,
         session: str = "",
+        leaked_threads: int | None = None,
     ) -> None:
         """Show a process that has started. Several roles are one `type`, joined by commas, as in announces."""
         shown = {
@@ -66,7 +68,7 @@ class WorkerRegistry:
             "capabilities": {"roles": list(roles)},
             "version": version,
             "capacity": {"tasks": capacity},
-            **_alive(at, session),
+            **_alive(at, session, leaked_threads),
         }
         try:
             await self._workers.update_one({"worker_id": worker_id}, {"$set": shown}, upsert=True)
@@ -74,13 +76,15 @@ class WorkerRegistry:
             await self._workers.update_one({"worker_id": worker_id}, {"$set": shown})
 
     @shortened
-    async def seen(self, worker_id: str, at: float, *, session: str = "") -> bool:
+    async def seen(
+        self, worker_id: str, at: float, *, session: str = "", leaked_threads: int | None = None
+    ) -> bool:
         """Show that a process is still there; False when there is no row, so that it must come online again.
 
         A newer process of the same id keeps the row as long as it is online.
         """
         own = {"worker_id": worker_id, "$or": [{"session": session}, {"status": WorkerStatus.OFFLINE.value}]}
-        done = await self._workers.update_one(own, {"$set": _alive(at, session)})
+        done = await self._workers.update_one(own, {"$set": _alive(at, session, leaked_threads)})
         if done.matched_count:
             return True
         return await self._workers.find_one({"worker_id": worker_id}, {"_id": 1}) is not None
@@ -100,8 +104,10 @@ class WorkerRegistry:
         return int(done.modified_count)
 
 
-def _alive(at: float, session: str) -> dict[str, Any]:
-    return {"status": WorkerStatus.ONLINE.value, "last_seen": moment(at), "session": session}
+def _alive(at: float, session: str, leaked_threads: int | None) -> dict[str, Any]:
+    """`leaked_threads` is None where the worker does not count them, as external workers do not."""
+    leaked = {} if leaked_threads is None else {"leaked_threads": leaked_threads}
+    return {"status": WorkerStatus.ONLINE.value, "last_seen": moment(at), "session": session, **leaked}
 
 
 class EventKind(StrEnum):
@@ -225,4 +231,4 @@ def _identity(what: str, attempt: AttemptInput) -> dict[str, Any]:
 
 def _told(text: str, length: int) -> str:
     """`text` as MongoDB can hold it: handlers may say anything."""
-    return text[:length].encode("utf-8", "replace").decode()
+    return clean(text[:length])[:length]

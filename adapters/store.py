@@ -14,6 +14,7 @@ from pymongo.errors import DuplicateKeyError
 
 from flowkit.adapters import documents
 from flowkit.adapters.attempt_writes import AttemptWrites
+from flowkit.adapters.cancel_flags import CancelFlags
 from flowkit.adapters.catalog import Catalog
 from flowkit.adapters.mongo import Database, ensure_index, iso, moment, shortened
 from flowkit.errors import TaskIdTaken
@@ -22,10 +23,8 @@ from flowkit.models import OPEN_TASK_STATUSES, NodeStatus, TaskStatus
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from flowkit.adapters.cancel_flags import CancelFlag
     from flowkit.models import AttemptInput, CloseTask, NodeRecord, OpenTask, RecordTask
-
-DB_FLAG = "db_flag"
-"""Cancel reason of a flag that was raised by a direct write to the document."""
 
 _NODES_OF_ONE_UPDATE = 100
 _EPOCHS = {"_id": 0, "run_seq": 1, "graph.nodes.node_id": 1, "graph.nodes.attempt_epoch": 1}
@@ -41,7 +40,8 @@ class TaskStore:
         self._db = db
         self._tasks = db.tasks
         self._deployment: str | None = None
-        self._attempts = AttemptWrites(self._tasks, reopen=self.reopen)
+        self._flags = CancelFlags(self._tasks)
+        self._attempts = AttemptWrites(self._tasks, flags=self._flags, reopen=self.reopen)
 
     @property
     def database(self) -> Database:
@@ -124,7 +124,8 @@ class TaskStore:
     ) -> None:
         """An attempt's first write: takes the node's epoch.
 
-        EpochTaken when another run has used it, Fenced when the task was closed by this very run.
+        EpochTaken when another run has used it, Fenced when the task was closed by this very run, Flagged when a
+        cancel flag is up. Flags that an earlier run has left are cleared.
         """
         await self._attempts.begin(attempt, run_id, lease, at)
 
@@ -139,7 +140,7 @@ class TaskStore:
                     "run_id": run_id,
                     **_NOT_ENDED,
                 },
-                "$unset": _REOPENED,
+                "$unset": {"closed_run_id": ""},
             },
         )
 
@@ -167,41 +168,19 @@ class TaskStore:
         await self._attempts.check_hold(attempt, run_id)
 
     @shortened
-    async def cancel_flag(self, attempt: AttemptInput) -> str | None:
-        """Why this node is to stop, as the documented flags say; None while none is up.
+    async def raised_flag(self, attempt: AttemptInput) -> CancelFlag | None:
+        """Return the cancel flag that tells this attempt's node to stop; None while none is up."""
+        return await self._flags.of(attempt)
 
-        DB_FLAG means that somebody raised a flag by hand, without telling Temporal.
-        """
-        node = f"graph.nodes.{attempt.index}"
-        flags = [
-            {"coordinator.cancelled": True},
-            {f"{node}.coordinator.cancelled": True},
-            {f"{node}.status": NodeStatus.CANCELLING.value},
-        ]
-        flagged = await self._tasks.find_one(
-            {"id": attempt.task_id, "$or": flags},
-            {"_id": 0, "coordinator.cancel_reason": 1},
-        )
-        if flagged is None:
-            return None
-        return flagged.get("coordinator", {}).get("cancel_reason") or DB_FLAG
+    async def cancel_flag(self, attempt: AttemptInput) -> str | None:
+        """Why this node is to stop, as the documented flags say; None while none is up."""
+        flag = await self.raised_flag(attempt)
+        return flag.reason if flag else None
 
     @shortened
     async def flagged(self, task_ids: Sequence[str]) -> set[str]:
         """Those of these tasks of which any cancel flag is up: their own, or one of a node."""
-        flags = [
-            {"coordinator.cancelled": True},
-            {"graph.nodes.coordinator.cancelled": True},
-            {"graph.nodes.status": NodeStatus.CANCELLING.value},
-        ]
-        found = self._tasks.find({"id": {"$in": list(task_ids)}, "$or": flags}, {"_id": 0, "id": 1})
-        return {task["id"] async for task in found}
-
-    @shortened
-    async def flagged_by_hand(self, attempt: AttemptInput) -> bool:
-        """Whether somebody raised a cancel flag without telling Temporal; our own writes always say when."""
-        by_hand = {"id": attempt.task_id, "coordinator.cancelled_at": {"$exists": False}}
-        return await self._tasks.find_one(by_hand, {"_id": 1}) is not None
+        return await self._flags.among(task_ids)
 
     @shortened
     async def variables(self, task_id: str) -> dict[str, Any]:
@@ -301,12 +280,7 @@ _NOT_CLOSED = {"status": {"$in": [*OPEN_TASK_STATUSES, TaskStatus.FAILED.value]}
 
 _NOT_ENDED = {"finished_at": None, "reason": None, "result": None}
 
-_REOPENED = {
-    "closed_run_id": "",
-    "coordinator.cancelled": "",
-    "coordinator.cancel_reason": "",
-    "coordinator.cancelled_at": "",
-}
+_REOPENED = {"closed_run_id": "", **documents.TASK_FLAGS}
 """What a task that goes on must not keep from an earlier end."""
 
 

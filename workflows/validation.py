@@ -224,6 +224,10 @@ def _retry_policy(raw: dict[str, Any]) -> RetryPolicy:
 def unknown_function(raw: Mapping[str, Any], known: Collection[str]) -> str | None:
     """The problem of a node that calls a coordinator function which is not among `known`, or None."""
     name = (raw.get("io") or {}).get("fn") or "noop"
+    if raw["type"] == COORDINATOR_FN and name in limits.RESERVED_FUNCTIONS:
+        return (
+            f"node {raw['node_id']!r}: io.fn is {name!r}, a name that the engine uses itself; choose another"
+        )
     if raw["type"] != COORDINATOR_FN or name in known:
         return None
     close = difflib.get_close_matches(name, known, n=1)

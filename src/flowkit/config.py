@@ -104,6 +104,8 @@ class CoordinatorConfig(_Topics):
     """Attempts of one task in flight at once, over all roles."""
     max_nodes: int = 5_000
     function_timeout_sec: float = 300
+    function_slots: int = 100
+    """Calls of functions of the user's that one engine process runs at once."""
     sweep_sec: float = 60
     """How often open documents are compared with their workflows."""
     hold_starts_events: int = 40_000
@@ -213,6 +215,7 @@ RULES = {
     "max_in_flight": checks.whole(1, 1_500),
     "max_nodes": checks.whole(1, 10_000),
     "function_timeout_sec": checks.seconds(),
+    "function_slots": checks.whole(1, checks.MOST_SLOTS),
     "sweep_sec": checks.seconds(),
     "hold_starts_events": checks.whole(1, 50_000),
     "hold_starts_bytes": checks.whole(1, 50_000_000),

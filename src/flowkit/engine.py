@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from temporalio import activity
@@ -13,22 +13,15 @@ from temporalio.service import RPCError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from flowkit.activities.attempts import Host
-from flowkit.activities.failures import failed_attempt, handed_over
 from flowkit.activities.functions import FunctionActivities, built_in
-from flowkit.activities.home import HomeLoop
 from flowkit.activities.tasks import TaskActivities
-from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.store import TaskStore
+from flowkit.activities.threads import Threads
+from flowkit.errors import ConfigError
+from flowkit.limits import RESERVED_FUNCTIONS
 from flowkit.models import (
-    AttemptInput,
-    AttemptResult,
-    CloseTask,
-    Opened,
-    OpenTask,
-    RecordTask,
+    COORDINATOR_FN,
     Settings,
 )
-from flowkit.sweep import Sweep
 from flowkit.workflows.endings import SEARCH_ATTRIBUTES
 from flowkit.workflows.entrance import OneInput
 from flowkit.workflows.task import Task
@@ -41,10 +34,24 @@ if TYPE_CHECKING:
     from temporalio.worker import WorkerConfig
 
     from flowkit.activities.functions import Function
-    from flowkit.adapters.mongo import Database
+    from flowkit.activities.home import HomeLoop
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.store import TaskStore
     from flowkit.config import CoordinatorConfig
 
 _logger = logging.getLogger("flowkit.engine")
+
+HEARTBEAT_THROTTLE = timedelta(seconds=1)
+"""An attempt learns of a cancel or Terminate within this time; Temporal's default is most of the lease."""
+
+
+def throttled(config: WorkerConfig) -> WorkerConfig:
+    """The settings of a Temporal worker whose heartbeats pass at least every HEARTBEAT_THROTTLE."""
+    longest = config.get("max_heartbeat_throttle_interval", HEARTBEAT_THROTTLE)
+    usual = config.get("default_heartbeat_throttle_interval", HEARTBEAT_THROTTLE)
+    config["max_heartbeat_throttle_interval"] = min(longest, HEARTBEAT_THROTTLE)
+    config["default_heartbeat_throttle_interval"] = min(usual, HEARTBEAT_THROTTLE)
+    return config
 
 
 def settings_of(
@@ -68,7 +75,19 @@ def settings_of(
         local_functions=built_in(functions),
         max_in_flight=config.max_in_flight,
         empty_sources=True,
+        function_queue=function_queue(config.queue),
     )
+
+
+def function_queue(queue: str) -> str:
+    """Task queue of the functions of the user's: they share no slots with the engine's own activities."""
+    return f"{queue}.{COORDINATOR_FN}"
+
+
+def check_functions(functions: Iterable[str]) -> None:
+    """ConfigError when a coordinator function has the name of one of the engine's own activities."""
+    if taken := sorted(RESERVED_FUNCTIONS.intersection(functions)):
+        raise ConfigError(f"a coordinator function is called {taken[0]!r}: the engine uses that name itself")
 
 
 async def prepared_settings(
@@ -90,6 +109,21 @@ async def prepared_settings(
     )
 
 
+def function_activities(
+    *,
+    config: CoordinatorConfig,
+    tasks: TaskStore,
+    artifacts: ArtifactStore,
+    home: HomeLoop,
+    functions: Mapping[str, Function],
+    identity: str,
+) -> FunctionActivities:
+    """What runs an engine's coordinator functions, for all its Temporal workers."""
+    host = Host(tasks=tasks, home=home, worker_id=identity)
+    threads = Threads(config.function_slots, "flowkit-function")
+    return FunctionActivities(host=host, artifacts=artifacts, functions=functions, threads=threads)
+
+
 def engine_activities(
     *,
     config: CoordinatorConfig,
@@ -97,8 +131,7 @@ def engine_activities(
     tasks: TaskStore,
     artifacts: ArtifactStore,
     home: HomeLoop,
-    functions: Mapping[str, Function],
-    identity: str,
+    calls: FunctionActivities,
     by_name: bool = False,
 ) -> list[Callable[..., Any]]:
     """Everything a worker of the engine's queue answers beside the Task workflow.
@@ -110,15 +143,13 @@ def engine_activities(
         artifacts=artifacts,
         home=home,
         settings=settings,
-        functions=functions,
+        functions=calls.functions,
         max_nodes=config.max_nodes,
     )
-    host = Host(tasks=tasks, home=home, worker_id=identity)
-    calls = FunctionActivities(host=host, artifacts=artifacts, functions=functions)
-    return [*own.all, *([calls.of(name) for name in functions] if by_name else [calls.any()])]
+    return [*own.all, *([calls.of(name) for name in calls.functions] if by_name else [calls.any()])]
 
 
-def engine_worker(
+def engine_workers(
     client: Client,
     *,
     config: CoordinatorConfig,
@@ -128,22 +159,19 @@ def engine_worker(
     home: HomeLoop,
     functions: Mapping[str, Function],
     identity: str,
-) -> Worker:
-    """A Temporal worker that runs tasks; it must be created on the loop that will run it.
+) -> list[Worker]:
+    """The Temporal workers of an engine; they must be created on the loop that will run them.
 
-    Its one workflow is ours: recorded histories replay it in Temporal's sandbox with every run of the tests. Here the
+    The one workflow is ours: recorded histories replay it in Temporal's sandbox with every run of the tests. Here the
     sandbox would cost a third of the engine's time.
     """
-    activities = engine_activities(
-        config=config,
-        settings=settings,
-        tasks=tasks,
-        artifacts=artifacts,
-        home=home,
-        functions=functions,
-        identity=identity,
+    calls = function_activities(
+        config=config, tasks=tasks, artifacts=artifacts, home=home, functions=functions, identity=identity
     )
-    return Worker(
+    activities = engine_activities(
+        config=config, settings=settings, tasks=tasks, artifacts=artifacts, home=home, calls=calls
+    )
+    runs_tasks = Worker(
         client,
         task_queue=config.queue,
         workflows=[Task],
@@ -151,114 +179,28 @@ def engine_worker(
         workflow_runner=UnsandboxedWorkflowRunner(),
         interceptors=[OneInput()],
         identity=identity,
+        max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
+        default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
     )
+    return [runs_tasks, function_worker(client, config=config, calls=calls, identity=identity)]
 
 
-class Duty:
-    """What a Temporal worker of somebody else's does for FlowKit.
+def function_worker(
+    client: Client, *, config: CoordinatorConfig, calls: FunctionActivities, identity: str
+) -> Worker:
+    """The Temporal worker that runs functions of the user's, however many and slow, beside the engine's own work.
 
-    Its activities are registered when the worker is made, and do their work once `made` has been called: the loop,
-    the deployment and the registered search attributes are not known before the worker runs.
+    Functions of tasks that an earlier release opened are still on the engine's queue.
     """
-
-    def __init__(self, activities: Sequence[Callable[..., Any]]) -> None:
-        self.activities = activities
-        self._made: dict[str | None, Callable[..., Any]] = {}
-
-    def configured(self, config: WorkerConfig) -> WorkerConfig:
-        """The worker's settings with ours beside."""
-        config["activities"] = [*(config.get("activities") or ()), *self.activities]
-        return config
-
-    async def start(self, worker: Worker) -> None:
-        """Make what the activities need, on the loop that runs the worker."""
-
-    async def stop(self) -> None:
-        """Give back what `start` has made."""
-
-    def made(self, activities: Iterable[Callable[..., Any]]) -> None:
-        """The activities that do the work, under the same names."""
-        self._made = {activity_name(each): each for each in activities}
-
-    def attempt(self, name: str) -> Callable[..., Any]:
-        """An activity to register that runs attempts."""
-
-        @activity.defn(name=name)
-        async def run_attempt(attempt: AttemptInput) -> AttemptResult:
-            if name not in self._made:
-                raise failed_attempt(handed_over("the worker could not start"))
-            result: AttemptResult = await self._made[name](attempt)
-            return result
-
-        return run_attempt
-
-
-class EngineDuty(Duty):
-    """Running tasks: their workflow, its activities, the coordinator functions and the sweep."""
-
-    MARK = "open_task"
-    """An activity by which a worker with this duty is known."""
-
-    def __init__(self, db: Database, config: CoordinatorConfig, functions: Mapping[str, Function]) -> None:
-        own: list[Callable[..., Any]] = [self.open_task, self.record, self.close_task]
-        super().__init__([*own, *map(self.attempt, functions)])
-        self._config = config
-        self._functions = functions
-        self._tasks = TaskStore(db)
-        self._artifacts = ArtifactStore(db)
-        self._sweeping: asyncio.Task[None] | None = None
-
-    def configured(self, config: WorkerConfig) -> WorkerConfig:
-        """With the Task workflow."""
-        config["workflows"] = with_task(config.get("workflows"))
-        config["interceptors"] = [*(config.get("interceptors") or ()), OneInput()]
-        return super().configured(config)
-
-    async def start(self, worker: Worker) -> None:
-        """As an engine starts, without its thread."""
-        settings = await prepared_settings(
-            worker.client,
-            config=self._config,
-            tasks=self._tasks,
-            artifacts=self._artifacts,
-            functions=self._functions,
-        )
-        self.made(
-            engine_activities(
-                config=self._config,
-                settings=settings,
-                tasks=self._tasks,
-                artifacts=self._artifacts,
-                home=HomeLoop(),
-                functions=self._functions,
-                identity=worker.config(active_config=True).get("identity") or worker.client.identity,
-                by_name=True,
-            )
-        )
-        sweep = Sweep(worker.client, self._tasks)
-        self._sweeping = asyncio.create_task(sweep.run(self._config.sweep_sec))
-
-    async def stop(self) -> None:
-        """No more sweep."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            await asyncio.gather(self._sweeping, return_exceptions=True)
-
-    @activity.defn(name=MARK)
-    async def open_task(self, opening: OpenTask) -> Opened:
-        """TaskActivities.open_task; before there is one a KeyError, which Temporal retries."""
-        opened: Opened = await self._made["open_task"](opening)
-        return opened
-
-    @activity.defn(name="record")
-    async def record(self, record: RecordTask) -> None:
-        """TaskActivities.record."""
-        await self._made["record"](record)
-
-    @activity.defn(name="close_task")
-    async def close_task(self, close: CloseTask) -> bool:
-        """TaskActivities.close_task."""
-        return bool(await self._made["close_task"](close))
+    return Worker(
+        client,
+        task_queue=function_queue(config.queue),
+        activities=[calls.any()],
+        identity=identity,
+        max_concurrent_activities=config.function_slots,
+        max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
+        default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
+    )
 
 
 def with_task(workflows: Sequence[type] | None) -> list[type]:

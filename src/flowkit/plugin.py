@@ -7,7 +7,6 @@ import copy
 import logging
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from temporalio.contrib.pydantic import PydanticJSONPlainPayloadConverter, PydanticPayloadConverter
@@ -24,8 +23,10 @@ from flowkit.arguments import (
     settings_problem,
 )
 from flowkit.config import DEFAULT_QUEUE, CoordinatorConfig, WorkerConfig
-from flowkit.engine import Duty, EngineDuty, activity_name, with_task
+from flowkit.duties import Duty, EngineDuty
+from flowkit.engine import activity_name, check_functions, throttled, with_task
 from flowkit.errors import ConfigError
+from flowkit.models import COORDINATOR_FN
 from flowkit.worker.runner import Worker
 
 if TYPE_CHECKING:
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["FlowKitPlugin"]
 
 _logger = logging.getLogger("flowkit.plugin")
-
-_HEARTBEAT_THROTTLE = timedelta(seconds=1)
-"""A cancel is seen within this time; Temporal's default is a good part of the lease."""
 
 _PASSED_THROUGH = ("flowkit.errors", "flowkit.limits", "flowkit.models")
 """What a workflow of the user's may import to run tasks; reloading it in the sandbox costs time for each workflow."""
@@ -81,6 +79,7 @@ class FlowKitPlugin(SimplePlugin):
             **(default_adapters(db=db) if db is not None else {}),
             **(functions or {}),
         }
+        check_functions(self._functions)
         self._handlers = dict(handlers or {})
         self._duties: list[Duty] = []
 
@@ -97,6 +96,8 @@ class FlowKitPlugin(SimplePlugin):
         if given and self not in given:
             return config  # the worker has a plugin of its own, which knows better than its client's
         role = self._role(config["task_queue"])
+        if role == COORDINATOR_FN:
+            return config  # an engine's own worker of functions
         if role is None:
             self._refuse_to_idle(config, asked_for=self in given)
             return config
@@ -183,16 +184,12 @@ class _RoleDuty(Duty):
 
     def configured(self, config: temporal.WorkerConfig) -> temporal.WorkerConfig:
         """As WorkerConfig says, where the worker itself says nothing."""
-        config = super().configured(config)
+        config = super().configured(throttled(config))
         config["identity"] = self._worker.worker_id = config.get("identity") or self._worker.worker_id
         if at_once := config.get("max_concurrent_activities"):
             self._worker.cfg.max_concurrent = at_once
         elif config.get("tuner") is None:
             config["max_concurrent_activities"] = self._worker.cfg.slots(self._role)
-        longest = config.get("max_heartbeat_throttle_interval", _HEARTBEAT_THROTTLE)
-        usual = config.get("default_heartbeat_throttle_interval", _HEARTBEAT_THROTTLE)
-        config["max_heartbeat_throttle_interval"] = min(longest, _HEARTBEAT_THROTTLE)
-        config["default_heartbeat_throttle_interval"] = min(usual, _HEARTBEAT_THROTTLE)
         return config
 
     async def start(self, worker: temporal.Worker) -> None:

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.contract.builders import TASK, attempt, begun, opened, record, shown
+from tests.contract.builders import (
+    AT,
+    RUN,
+    TASK,
+    attempt,
+    begun,
+    close,
+    opened,
+    record,
+    shown,
+    stored,
+    stored_statuses,
+)
+from tests.contract.recording import RecordingDatabase
 
-from flowkit.adapters.store import DB_FLAG
-from flowkit.models import NodeStatus
+from flowkit.adapters import variables
+from flowkit.adapters import vars as rules
+from flowkit.adapters.cancel_flags import DB_FLAG, CancelFlag, Flagged
+from flowkit.adapters.node_writes import NodeWrite
+from flowkit.adapters.store import TaskStore
+from flowkit.errors import EpochTaken, Fenced
+from flowkit.models import NodeStatus, TaskStatus
 
 if TYPE_CHECKING:
-    from flowkit.adapters.store import TaskStore
+    from collections.abc import Awaitable, Callable
+
+
+OTHER_RUN = "run-0"
 
 
 @pytest.fixture(autouse=True)
@@ -104,3 +126,136 @@ async def test_one_look_sees_which_tasks_have_a_flag_up(
     assert await tasks.flagged(["another", TASK]) == ({TASK} if up else set())
     assert await tasks.flagged(["another"]) == set()
     assert await tasks.flagged([]) == set()
+
+
+# --- who raised it ------------------------------------------------------------------------------------------------
+
+
+async def cancelled(tasks: TaskStore) -> None:
+    await tasks.record(record(cancel="user_request"))
+
+
+async def closed(tasks: TaskStore) -> None:
+    await tasks.close_task(close(status=TaskStatus.CANCELLED, reason="user_request"))
+
+
+async def abandoned(tasks: TaskStore) -> None:
+    await tasks.abandon(TASK, RUN, "user_request", AT)
+
+
+@pytest.mark.parametrize("end", [cancelled, closed, abandoned])
+async def test_the_workflows_flags_name_its_run(
+    tasks: TaskStore, end: Callable[[TaskStore], Awaitable[None]]
+) -> None:
+    await end(tasks)
+    assert await tasks.raised_flag(attempt()) == CancelFlag(reason="user_request", run_id=RUN)
+
+
+async def test_a_direct_write_stays_one_whatever_stands_beside_it(tasks: TaskStore, by_hand: Any) -> None:
+    await by_hand(
+        coordinator__cancelled=True, coordinator__cancelled_at="now", coordinator__cancel_reason="too dear"
+    )
+    assert await tasks.raised_flag(attempt()) == CancelFlag(reason="too dear", run_id=None)
+
+
+async def test_a_direct_write_to_a_node_is_not_taken_for_an_old_flag_of_the_task(
+    tasks: TaskStore, by_hand: Any
+) -> None:
+    await by_hand(coordinator__cancelled=False, coordinator__cancel_run_id=OTHER_RUN)
+    await by_hand(graph__nodes__0__coordinator__cancelled=True)
+    assert await tasks.raised_flag(attempt()) == CancelFlag(reason=DB_FLAG, run_id=None)
+
+
+# --- what an attempt finds when it begins -------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[RUN, None], ids=["of the workflow", "written directly"])
+async def flagged(request: pytest.FixtureRequest, by_hand: Any) -> CancelFlag:
+    """A flag that holds for this run."""
+    await by_hand(coordinator__cancelled=True, coordinator__cancel_reason="enough")
+    if request.param:
+        await by_hand(coordinator__cancel_run_id=request.param)
+    return CancelFlag(reason="enough", run_id=request.param)
+
+
+async def test_no_attempt_begins_under_a_flag(db: Any, tasks: TaskStore, flagged: CancelFlag) -> None:
+    before = await stored(db)
+    with pytest.raises(Flagged) as caught:
+        await begun(tasks, attempt("b", index=1))
+    assert caught.value.flag == flagged
+    assert await stored(db) == before
+
+
+async def test_none_of_many_attempts_at_once_begins_under_a_flag(
+    db: Any, tasks: TaskStore, flagged: CancelFlag
+) -> None:
+    before = await stored(db)
+    both = [attempt("a", epoch=2), attempt("b", index=1)]
+    ends = await asyncio.gather(*(begun(tasks, each) for each in both * 5), return_exceptions=True)
+    assert {type(end) for end in ends} == {Flagged}
+    assert await stored(db) == before
+
+
+async def test_no_function_has_an_effect_under_a_flag(db: Any, tasks: TaskStore, flagged: CancelFlag) -> None:
+    write = NodeWrite(attempt=attempt("b", index=1), run_id=RUN, at=AT)
+    before = await stored(db)
+    with pytest.raises(Flagged):
+        await variables.Variables(tasks).write(TASK, rules.setting({"kv": {"n": 1}}), write)
+    assert await stored(db) == before
+
+
+async def test_an_attempt_that_runs_under_a_flag_may_still_finish(
+    db: Any, tasks: TaskStore, by_hand: Any
+) -> None:
+    await by_hand(coordinator__cancelled=True)
+    await tasks.finish_attempt(attempt(), RUN, AT)
+    assert await stored_statuses(db) == ["finished", "queued"]
+
+
+async def test_without_a_flag_an_attempt_begins_with_one_write(db: Any) -> None:
+    recording = RecordingDatabase(db)
+    await begun(TaskStore(recording), attempt("b", index=1))
+    assert len(recording.updates) == 1
+
+
+# --- flags that an earlier run has left (Temporal's Reset) --------------------------------------------------------
+
+
+@pytest.fixture
+async def _left_over(tasks: TaskStore) -> None:
+    """The flags of a run that was cancelled, and then reset."""
+    await tasks.record(record(shown("a", NodeStatus.CANCELLING, epoch=1), cancel="user_request"))
+
+
+@pytest.mark.usefixtures("_left_over")
+@pytest.mark.parametrize(("node_id", "index"), [("a", 0), ("b", 1)])
+async def test_the_first_attempt_of_a_new_run_clears_all_flags_of_the_earlier_one(
+    db: Any, tasks: TaskStore, node_id: str, index: int
+) -> None:
+    await begun(tasks, attempt(node_id, index=index, epoch=2), run="run-2")
+    document = await stored(db)
+    assert document["coordinator"] == {"liveness": {"state": "ok"}}
+    assert [node.get("coordinator") or {} for node in document["graph"]["nodes"]] == [{}, {}]
+    assert [node.get("cancel_requested_at") for node in document["graph"]["nodes"]] == [None, None]
+    assert (document["status"], document["run_id"]) == ("running", "run-2")
+    assert document["graph"]["nodes"][index]["status"] == "running"
+    assert await tasks.raised_flag(attempt(node_id, index=index, epoch=2)) is None
+
+
+@pytest.mark.usefixtures("_left_over")
+async def test_an_attempt_that_could_not_begin_anyway_clears_nothing(db: Any, tasks: TaskStore) -> None:
+    before = await stored(db)
+    with pytest.raises(EpochTaken):
+        await begun(tasks, attempt("a", epoch=1), run="run-2")
+    assert await stored(db) == before
+
+
+async def test_a_direct_write_to_a_task_that_has_ended_does_not_stop_its_reset(
+    db: Any, tasks: TaskStore, by_hand: Any
+) -> None:
+    await tasks.close_task(close(shown("a", NodeStatus.FAILED, epoch=1), status=TaskStatus.FAILED))
+    await by_hand(coordinator__cancelled=True)
+    with pytest.raises(Fenced):
+        await begun(tasks, attempt(epoch=2))
+    await begun(tasks, attempt(epoch=2), run="run-2")
+    assert "cancelled" not in (await stored(db))["coordinator"]

@@ -43,7 +43,7 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "check_hold": lambda tasks: tasks.check_hold(attempt(), RUN),
     "cancel_flag": lambda tasks: tasks.cancel_flag(attempt()),
     "flagged": lambda tasks: tasks.flagged([TASK]),
-    "flagged_by_hand": lambda tasks: tasks.flagged_by_hand(attempt()),
+    "raised_flag": lambda tasks: tasks.raised_flag(attempt()),
     "variables": lambda tasks: tasks.variables(TASK),
     "parents": lambda tasks: tasks.parents(attempt()),
     "node_states": lambda tasks: tasks.node_states(TASK),

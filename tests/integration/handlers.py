@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from motor.motor_asyncio import AsyncIOMotorClient
@@ -143,6 +144,8 @@ class Cruncher(Quick):
         """Die, wait for a cancel, or count."""
         if batch.payload.get("die") and ctx.attempt_epoch == 1:
             os._exit(9)
+        if "tell" in batch.payload:
+            Path(batch.payload["tell"]).write_text(f"{os.getpid()}\n", encoding="utf-8")
         while batch.payload.get("until_cancelled"):
             ctx.raise_if_cancelled()
             time.sleep(0.02)

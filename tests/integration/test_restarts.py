@@ -105,6 +105,29 @@ async def test_a_task_waits_for_a_mongodb_that_is_away(
     assert (await world.node(task_id, "a"))["attempt_epoch"] == 1
 
 
+async def test_time_without_mongodb_does_not_count_towards_timeout_sec(
+    own: tuple[World, TemporalServer, MongoServer],
+) -> None:
+    world, _, mongo = own
+    world.settings["function_timeout_sec"] = 3
+
+    async def plain(task_id: str) -> None:
+        await let_pass(1.0)
+
+    await world.engine(plain=plain)
+    await world.worker()
+    task_id = await world.create(
+        node("role", "paced", inline={"batches": 4, "pause": 0.5}, timeout_sec=4, **NO_RETRIES),
+        node("function", "coordinator_fn", io={"fn": "plain"}, **NO_RETRIES),
+    )
+    await world.until_batches(task_id, "role", 1)
+    await asyncio.to_thread(mongo.stop)
+    await let_pass(AWAY_SEC)
+    await asyncio.to_thread(mongo.start)
+    assert (await world.result(task_id)).status is TaskStatus.FINISHED
+    assert {n["attempt_epoch"] for n in (await world.document(task_id))["graph"]["nodes"]} == {1}
+
+
 async def test_a_task_created_while_mongodb_is_away_runs_when_it_is_back(
     own: tuple[World, TemporalServer, MongoServer],
 ) -> None:

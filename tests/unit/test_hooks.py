@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.unit.turns import others_had_their_turn
 
 from flowkit.activities.handlers import Batch, BatchResult
 from flowkit.activities.hooks import Hooks
 from flowkit.activities.inputs import as_batch
 from flowkit.activities.roles import as_result
+from flowkit.activities.threads import Threads
+from flowkit.adapters.patience import AttemptClock, measured_by
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -23,9 +25,15 @@ PATIENCE = 20.0
 
 
 @pytest.fixture
-def hooks() -> Iterator[Hooks]:
-    with ThreadPoolExecutor(2, thread_name_prefix="hook") as threads:
-        yield Hooks(threads)
+def threads() -> Iterator[Threads]:
+    made = Threads(2, "hook")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def hooks(threads: Threads) -> Hooks:
+    return Hooks(threads)
 
 
 async def call(hooks: Hooks, hook: Callable[..., Any], *args: Any) -> Any:
@@ -114,6 +122,63 @@ async def test_a_stop_iteration_of_a_plain_hook_is_an_error_and_no_hang(hooks: H
     nothing: Iterator[int] = iter(())
     with pytest.raises(RuntimeError):
         await asyncio.wait_for(hooks.call(lambda: next(nothing)), 3)
+
+
+# --- calls that nobody waits for any more -----------------------------------------------------------------------
+
+
+async def test_a_call_that_is_given_up_keeps_its_thread_but_not_its_slot(
+    hooks: Hooks, threads: Threads, caplog: pytest.LogCaptureFixture
+) -> None:
+    released = threading.Event()
+    stuck = [asyncio.create_task(call(hooks, partial(released.wait, PATIENCE))) for _ in range(2)]
+    waiting = asyncio.create_task(call(hooks, here))
+    await others_had_their_turn()
+    for each in stuck:
+        each.cancel()
+    assert (await waiting).startswith("hook"), "as many calls as slots were given up"
+    assert threads.leaked == 2
+    assert "left behind now: 2" in caplog.messages[-1]
+    released.set()
+    while threads.leaked:
+        await others_had_their_turn()
+
+
+async def test_a_call_that_ends_by_its_cancel_leaves_no_thread_behind(hooks: Hooks, threads: Threads) -> None:
+    def stop() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await call(hooks, stop)
+    assert threads.leaked == 0
+
+
+async def test_no_more_calls_run_at_once_than_there_are_slots(hooks: Hooks) -> None:
+    now, most, lock = 0, 0, threading.Lock()
+
+    def count() -> None:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        threading.Event().wait(0.01)
+        with lock:
+            now -= 1
+
+    await asyncio.gather(*(call(hooks, count) for _ in range(20)))
+    assert most == 2
+
+
+async def test_the_wait_for_a_slot_is_no_time_of_the_attempt(hooks: Hooks) -> None:
+    clock, released = AttemptClock(), threading.Event()
+    stuck = [asyncio.create_task(call(hooks, partial(released.wait, PATIENCE))) for _ in range(2)]
+    await others_had_their_turn()
+    with measured_by(clock):
+        waiting = asyncio.create_task(call(hooks, here))
+    await asyncio.wait([waiting], timeout=0.5)
+    released.set()
+    await asyncio.gather(waiting, *stuck)
+    assert clock.spent() < 0.4
 
 
 # --- generators -------------------------------------------------------------------------------------------------

@@ -1,17 +1,26 @@
-"""The processes of a pool end with their worker, whatever ended it."""
+"""Each process of a pool runs one batch, dies alone, and ends with its worker, whatever ended that."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.integration.handlers import Cruncher
 from tests.unit.test_resources import pid_in, until_gone
 
+from flowkit.activities.processes import ProcessDied, ProcessPool
+from flowkit.worker import Batch
+
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import AsyncIterator
+
+PATIENCE = 60.0
 
 WORKER = '''
 import asyncio, os, sys
@@ -35,7 +44,7 @@ class Deaf(RoleHandler):
 async def main():
     names = dict.fromkeys(("task_id", "node_id", "worker_id"), "x")
     ctx = SimpleNamespace(**names, attempt_epoch=1, kv={}, cancel_flag=asyncio.Event())
-    pool = ProcessPool({"deaf": Deaf()}, processes=1, slots=1)
+    pool = ProcessPool({"deaf": Deaf()}, processes=1)
     await pool.process("deaf", Batch(batch_uid="b", payload={"tell": sys.argv[1]}), ctx)
 
 
@@ -53,3 +62,78 @@ async def test_a_process_that_computes_ends_with_its_worker(tmp_path: Path, how:
     worker.send_signal(how)
     await worker.wait()
     await until_gone(computing)
+
+
+# --- batches beside each other ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def pool(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ProcessPool]:
+    """Two processes that run Crunchers; other processes find the handler's module."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    made = ProcessPool({"cruncher": Cruncher()}, processes=2)
+    yield made
+    made.close()
+
+
+def context(epoch: int = 1) -> Any:
+    """As much of a RunContext as the pool needs."""
+    names = dict.fromkeys(("task_id", "node_id", "worker_id"), "x")
+    return SimpleNamespace(**names, attempt_epoch=epoch, kv={}, cancel_flag=asyncio.Event())
+
+
+async def crunch(pool: ProcessPool, ctx: Any = None, **payload: Any) -> Any:
+    """The result of one batch."""
+    batch = Batch(batch_uid="b", payload=payload)
+    return await asyncio.wait_for(pool.process("cruncher", batch, ctx or context()), PATIENCE)
+
+
+async def computing(pool: ProcessPool, tell: Path, ctx: Any) -> tuple[asyncio.Task[Any], int]:
+    """A batch that runs until it is cancelled, and the process that it runs in."""
+    batch = asyncio.create_task(crunch(pool, ctx, until_cancelled=True, tell=str(tell)))
+    return batch, await pid_in(tell)
+
+
+async def test_a_process_that_dies_takes_no_other_batch_with_it(pool: ProcessPool, tmp_path: Path) -> None:
+    ctx = context()
+    neighbour, _ = await computing(pool, tmp_path / "pid", ctx)
+    with pytest.raises(ProcessDied):
+        await crunch(pool, die=True)
+    assert (await crunch(pool)).success, "the process is replaced"
+    assert not neighbour.done()
+    ctx.cancel_flag.set()
+    with pytest.raises(asyncio.CancelledError):
+        await neighbour
+
+
+async def test_a_process_that_died_while_idle_is_replaced_at_no_charge(pool: ProcessPool) -> None:
+    pid = (await crunch(pool)).metrics["pid"]
+    os.kill(pid, signal.SIGKILL)
+    await until_gone(pid)
+    assert (await crunch(pool)).metrics["pid"] != pid
+
+
+async def test_a_batch_that_is_given_up_loses_its_process(pool: ProcessPool, tmp_path: Path) -> None:
+    given_up, pid = await computing(pool, tmp_path / "pid", context())
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    await until_gone(pid)
+    assert (await crunch(pool)).success
+
+
+async def test_a_batch_that_begins_leaves_the_cancel_of_another_one_alone(
+    pool: ProcessPool, tmp_path: Path
+) -> None:
+    contexts = [context(), context()]
+    first, _ = await computing(pool, tmp_path / "first", contexts[0])
+    first.cancel()
+    await asyncio.wait([first])
+    second, _ = await computing(pool, tmp_path / "second", contexts[1])
+    contexts[1].cancel_flag.set()
+    assert (await crunch(pool)).success
+    with pytest.raises(asyncio.CancelledError):
+        await second
+
+
+async def test_a_process_is_used_for_one_batch_after_the_other(pool: ProcessPool) -> None:
+    assert len({(await crunch(pool)).metrics["pid"] for _ in range(3)}) == 1

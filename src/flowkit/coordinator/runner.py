@@ -31,7 +31,7 @@ from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.config import CoordinatorConfig
 from flowkit.connection import WorkerTask, WorkerThread, connect
 from flowkit.core.time import SystemClock
-from flowkit.engine import engine_worker, prepared_settings
+from flowkit.engine import check_functions, engine_workers, prepared_settings
 from flowkit.errors import Removed
 from flowkit.protocol.messages import (
     Envelope,
@@ -43,6 +43,7 @@ from flowkit.protocol.messages import (
     RunState,
 )
 from flowkit.sweep import Sweep
+from flowkit.text import clean
 from flowkit.workflows.endings import DEFAULT_CANCEL_REASON
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class Coordinator:
             self.cfg = dataclasses.replace(self.cfg, worker_types=list(worker_types))
         self.clock = clock if clock is not None else SystemClock()
         own = default_adapters(db=db, clock=self.clock, detector=sensitive_detector)
+        check_functions(adapters or {})
         self.adapters: dict[str, Any] = {**own, **(adapters or {})}
         self.log = _logger
         self._given_client = client
@@ -154,18 +156,16 @@ class Coordinator:
         home = HomeLoop()
 
         def build() -> list[Worker]:
-            return [
-                engine_worker(
-                    client,
-                    config=self.cfg,
-                    settings=settings,
-                    tasks=self._tasks,
-                    artifacts=self._artifacts,
-                    home=home,
-                    functions=self.adapters,
-                    identity=f"engine-{os.getpid()}@{socket.gethostname()}",
-                )
-            ]
+            return engine_workers(
+                client,
+                config=self.cfg,
+                settings=settings,
+                tasks=self._tasks,
+                artifacts=self._artifacts,
+                home=home,
+                functions=self.adapters,
+                identity=clean(f"engine-{os.getpid()}@{socket.gethostname()}"),
+            )
 
         thread = WorkerThread("flowkit-engine", build) if self._own_thread else WorkerTask(build)
         await thread.start()

@@ -12,7 +12,7 @@ from flowkit.activities.home import HomeLoop
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.store import TaskStore
 from flowkit.config import CoordinatorConfig
-from flowkit.engine import activity_name, engine_activities, settings_of
+from flowkit.engine import activity_name, engine_activities, function_activities, settings_of
 from flowkit.errors import ConfigError
 from flowkit.worker.runner import Worker
 
@@ -61,16 +61,14 @@ async def executors(
     settings = settings_of(
         config, deployment=await tasks.deployment(), search_attributes=(), functions=functions
     )
-    engine = engine_activities(
-        config=config,
-        settings=settings,
-        tasks=tasks,
-        artifacts=ArtifactStore(db),
-        home=HomeLoop(),
-        functions=functions,
-        identity="test-engine",
-        by_name=True,
-    )
+    stores: dict[str, Any] = {
+        "config": config,
+        "tasks": tasks,
+        "artifacts": ArtifactStore(db),
+        "home": HomeLoop(),
+    }
+    calls = function_activities(**stores, functions=functions, identity="test-engine")
+    engine = engine_activities(**stores, settings=settings, calls=calls, by_name=True)
     by_name = {activity_name(each): each for each in engine}
     try:
         yield Executors(settings=settings, _engine=by_name, _role=(await worker.open()).of)

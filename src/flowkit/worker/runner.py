@@ -8,7 +8,6 @@ import inspect
 import logging
 import os
 import secrets
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from flowkit.activities.inputs import InputSettings
 from flowkit.activities.presence import Presence
 from flowkit.activities.processes import ProcessPool
 from flowkit.activities.roles import RoleActivities, RoleHost
+from flowkit.activities.threads import Threads
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.news import ByteBudget
 from flowkit.adapters.store import TaskStore
@@ -89,7 +89,7 @@ class Worker:
         self._artifacts = ArtifactStore(db)
         self._thread: WorkerThread | None = None
         self._presence: Presence | None = None
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: Threads | None = None
         self._processes: ProcessPool | None = None
         self._check_handlers()
 
@@ -147,13 +147,14 @@ class Worker:
             version=self.cfg.worker_version,
             capacity=sum(self.cfg.slots(role) for role in self.roles),
             announce_interval_sec=self.cfg.announce_interval_sec,
+            leaked_threads=lambda: self._threads.leaked if self._threads else 0,
         )
 
     def _activities(self, events: EventLog | None = None) -> RoleActivities:
         slots = sum(self.cfg.slots(role) for role in self.roles)
-        self._threads = ThreadPoolExecutor(slots, thread_name_prefix="flowkit-hook")
+        self._threads = Threads(slots, "flowkit-hook")
         if self.cfg.executor == "process":
-            self._processes = ProcessPool(self.handlers, processes=self.cfg.process_workers, slots=slots)
+            self._processes = ProcessPool(self.handlers, processes=self.cfg.process_workers)
         host = Host(
             tasks=self._tasks,
             home=HomeLoop(),
@@ -200,7 +201,7 @@ class Worker:
         if presence is not None:
             await presence.stop()
         if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.close()
         if self._processes is not None:
             self._processes.close()
 

@@ -1,0 +1,60 @@
+"""What an attempt does about a cancel flag in its task's document: Temporal must know of every cancel.
+
+A flag that the workflow has raised announces a cancel that Temporal is about to deliver. A flag that was written into
+the document by someone else becomes a cancel request to Temporal. An attempt that must stop although Temporal does not
+cancel it fails at no charge; the workflow tries again later and shows the reason in the document.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from temporalio import activity
+from temporalio.service import RPCError
+
+from flowkit.activities.failures import not_now
+from flowkit.text import clean, error_text
+
+if TYPE_CHECKING:
+    from flowkit.adapters.cancel_flags import CancelFlag
+    from flowkit.models import AttemptFailure, AttemptInput
+
+_logger = logging.getLogger("flowkit.worker")
+
+REFUSED = "cancel_refused"
+PENDING = "cancel_pending"
+
+_RPC_TIMEOUT = timedelta(seconds=10)
+
+
+async def request_cancel(attempt: AttemptInput, flag: CancelFlag) -> AttemptFailure | None:
+    """Ask Temporal to cancel the attempt's own run, unless the workflow itself raised the flag.
+
+    Returns the attempt's failure when Temporal refuses.
+    """
+    if flag.run_id is not None:
+        return None
+    try:
+        await _cancel_own_run(attempt.task_id, flag.reason)
+    except (RPCError, RuntimeError) as error:
+        why = error_text(error)
+        _logger.warning("task %s is flagged as cancelled, but Temporal refuses: %s", attempt.task_id, why)
+        text = (
+            f"the document of the task says coordinator.cancelled, but Temporal did not accept a cancel of the "
+            f"workflow ({why}): allow this worker to cancel workflows, or unset the flag"
+        )
+        return not_now(REFUSED, text)
+    return None
+
+
+async def _cancel_own_run(task_id: str, reason: str) -> None:
+    run = activity.client().get_workflow_handle(task_id, run_id=activity.info().workflow_run_id)
+    await run.cancel(reason=clean(reason), rpc_timeout=_RPC_TIMEOUT)
+
+
+def pending(flag: CancelFlag) -> AttemptFailure:
+    """Return the failure of an attempt that stopped for a flag before Temporal cancelled it."""
+    raised_by = "the document" if flag.run_id is None else f"run {flag.run_id} of the workflow"
+    return not_now(PENDING, f"cancelled ({flag.reason}) by {raised_by}; Temporal has not cancelled it yet")

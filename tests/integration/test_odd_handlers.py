@@ -1,0 +1,112 @@
+"""Handlers that say what no wire carries, and handlers that never come back from their thread."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit import WorkerConfig
+from flowkit.worker import Batch, BatchResult, RoleHandler, Worker
+from tests.integration.handlers import Quick
+from tests.integration.world import eventually, node
+
+if TYPE_CHECKING:
+    from tests.integration.world import World
+
+pytestmark = pytest.mark.server
+
+ONCE: dict[str, Any] = {"retry_policy": {"max": 0}}
+HALF = "half a character: \ud83d"
+
+
+class Odd(Quick):
+    """Fails with half a character, in one of the ways that a handler has."""
+
+    role = "odd"
+
+    async def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
+        match batch.payload["how"]:
+            case "value error":
+                raise ValueError(HALF)
+            case "result":
+                return BatchResult(success=False, reason_code=HALF, error=HALF, permanent=True)
+            case _:
+                raise ConnectionError(HALF)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("value error", "bad_input: ValueError: half a character: \\ud83d"),
+        ("result", "half a character: \\ud83d"),
+        ("other error", "unexpected_error: ConnectionError: half a character: \\ud83d"),
+    ],
+)
+async def test_a_failure_whose_text_no_wire_carries_is_the_failure_that_it_is(
+    world: World, how: str, told: str
+) -> None:
+    await world.engine()
+    await world.worker({"odd": Odd()})
+    task_id = await world.create(node("a", "odd", inline={"how": how}, **ONCE))
+    document = await world.until_status(task_id, "failed")
+    failed = document["graph"]["nodes"][0]
+    assert failed["last_error"].startswith(told)
+    assert failed["attempt_epoch"] == 1
+
+
+async def test_a_function_whose_error_no_wire_carries_fails_as_itself(world: World) -> None:
+    async def odd(task_id: str) -> None:
+        raise RuntimeError(HALF)
+
+    await world.engine(odd=odd)
+    task_id = await world.create(node("a", "coordinator_fn", io={"fn": "odd"}, **ONCE))
+    document = await world.until_status(task_id, "failed")
+    failed = document["graph"]["nodes"][0]
+    assert failed["last_error"].startswith("unexpected_error: RuntimeError: half a character: \\ud83d")
+
+
+class Stuck(RoleHandler):
+    """Blocks its thread until it is released; the next node is quick."""
+
+    role = "stuck"
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:  # type: ignore[override]
+        if batch.payload["input_inline"].get("stuck"):
+            self.released.wait(120)
+        return BatchResult(success=True)
+
+
+async def test_a_blocking_hook_that_was_given_up_costs_no_slot_and_is_shown(world: World) -> None:
+    world.settings["cancel_grace_sec"] = 0.2
+    await world.engine()
+    handler = Stuck()
+    cfg = WorkerConfig(roles=["stuck"], queue=world.queue, max_concurrent=1, announce_interval_sec=0.2)
+    worker = Worker(db=world.db, cfg=cfg, handlers={"stuck": handler})
+    await worker.start()
+
+    async def leaked() -> int:
+        row: Any = await world.db.worker_registry.find_one({"worker_id": worker.worker_id})
+        return int(row["leaked_threads"])
+
+    async def one_is_left_behind() -> bool:
+        return await leaked() == 1
+
+    async def none_is_left_behind() -> bool:
+        return await leaked() == 0
+
+    stuck = await world.create(node("a", "stuck", inline={"stuck": True}))
+    await world.until_node(stuck, "a", "running")
+    assert await leaked() == 0
+    await world.coordinator.cancel_task(stuck)
+    await world.until_status(stuck, "cancelled")
+    await eventually(one_is_left_behind)
+    later = await world.create(node("a", "stuck", inline={}))
+    await world.result(later)
+    handler.released.set()
+    await eventually(none_is_left_behind)
+    await worker.stop()

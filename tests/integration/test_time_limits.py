@@ -1,0 +1,181 @@
+"""`timeout_sec` while MongoDB is away: the attempts are real, the database is really stopped, Temporal is not needed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from motor.motor_asyncio import AsyncIOMotorClient
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+
+from flowkit import CoordinatorConfig
+from flowkit.activities.home import HomeLoop
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.coordinator import CoordinatorAdapters, default_adapters
+from flowkit.adapters.store import TaskStore
+from flowkit.engine import function_activities
+from flowkit.local import MongoServer
+from flowkit.models import AttemptResult, FailureKind, NodeIO, OpenTask
+from flowkit.worker import Batch, BatchResult, Worker
+from tests.contract.builders import RUN, TASK, attempt, graph
+from tests.integration.handlers import Quick
+from tests.integration.world import let_pass
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from flowkit.models import AttemptInput
+
+    Activity = Callable[[AttemptInput], Awaitable[AttemptResult]]
+
+pytestmark = pytest.mark.server
+
+LIMIT_SEC = 2.0
+AWAY_SEC = 5.0
+
+
+@dataclass
+class Place:
+    """A database that a test stops, with one open task."""
+
+    mongo: MongoServer
+    db: Any
+
+    async def stop(self) -> None:
+        """Stop the database."""
+        await asyncio.to_thread(self.mongo.stop)
+
+    async def start(self) -> None:
+        """Start it again."""
+        await asyncio.to_thread(self.mongo.start)
+
+    async def run(self, activity: Activity, given: AttemptInput) -> AttemptResult:
+        """Run an attempt as Temporal's worker would."""
+        environment = ActivityEnvironment()
+        environment.info = replace(environment.info, workflow_id=TASK, workflow_run_id=RUN)
+        result: AttemptResult = await environment.run(activity, given)
+        return result
+
+    async def run_without_mongodb(self, activity: Activity, given: AttemptInput) -> AttemptResult:
+        """Run an attempt that finds no database for longer than its time limit."""
+        await self.stop()
+        running = asyncio.create_task(self.run(activity, given))
+        await let_pass(AWAY_SEC)
+        assert not running.done()
+        await self.start()
+        return await running
+
+    def function(self, name: str, function: Any) -> Activity:
+        """The activity of a coordinator function."""
+        calls = function_activities(
+            config=CoordinatorConfig(),
+            tasks=TaskStore(self.db),
+            artifacts=ArtifactStore(self.db),
+            home=HomeLoop(),
+            functions={**default_adapters(db=self.db), name: function}
+            if function
+            else default_adapters(db=self.db),
+            identity="engine",
+        )
+        return calls.of(name)
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    with MongoServer(tmp_path) as mongo:
+        client: Any = AsyncIOMotorClient(mongo.url, tz_aware=True, serverSelectionTimeoutMS=1_000)
+        tasks = TaskStore(client.limits)
+        await tasks.prepare()
+        opening = OpenTask(task_id=TASK, first_run_id=RUN, run_id=RUN, at=1.0, graph=graph("a"), params={})
+        await tasks.open_task(opening)
+        yield Place(mongo, client.limits)
+        client.close()
+
+
+def given(**io: Any) -> AttemptInput:
+    """An attempt with a time limit."""
+    return replace(attempt(), timeout_sec=LIMIT_SEC, io=NodeIO(**io))
+
+
+async def status(place: Place) -> str:
+    """Status of the node."""
+    document: Any = await place.db.tasks.find_one({"id": TASK})
+    return str(document["graph"]["nodes"][0]["status"])
+
+
+async def test_a_role_attempt_may_wait_for_mongodb_longer_than_its_limit(place: Place) -> None:
+    working = asyncio.Event()
+
+    class Working(Quick):
+        async def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
+            working.set()
+            await let_pass(0.2)
+            assert await ctx.vars() == {}
+            await ctx.artifacts.upsert_partial("own", {"n": 1})
+            assert [partial["batch_uid"] async for partial in ctx.artifacts.partials()].count("own") == 1
+            return await super().process_batch(batch, ctx)
+
+    worker = Worker(db=place.db, handlers={"crawler": Working()})
+    activity = (await worker.open()).of("crawler")
+    running = asyncio.create_task(place.run(activity, given(input_inline={"batches": 3})))
+    await working.wait()
+    await place.stop()
+    await let_pass(AWAY_SEC)
+    await place.start()
+    assert (await running).batches == 3
+    assert await status(place) == "finished"
+    await worker.stop()
+
+
+async def test_a_function_may_wait_for_mongodb_longer_than_its_limit(place: Place) -> None:
+    calls: list[str] = []
+
+    def plain(task_id: str) -> None:
+        calls.append(task_id)
+
+    await place.run_without_mongodb(place.function("plain", plain), given(fn="plain"))
+    assert calls == [TASK]
+    assert await status(place) == "finished"
+
+
+async def test_a_built_in_function_may_wait_for_mongodb_longer_than_its_limit(place: Place) -> None:
+    io = {"fn": "vars.set", "fn_args": {"kv": {"n": 1}}}
+    await place.run_without_mongodb(place.function("vars.set", None), given(**io))
+    assert await TaskStore(place.db).variables(TASK) == {"n": 1}
+
+
+async def failed(place: Place, activity: Activity, given: AttemptInput) -> dict[str, Any]:
+    """The failure that the workflow is told."""
+    with pytest.raises(ApplicationError) as caught:
+        await place.run(activity, given)
+    found: dict[str, Any] = caught.value.details[0]
+    return found
+
+
+@pytest.mark.parametrize("plain", [True, False])
+async def test_a_function_that_takes_longer_than_its_limit_fails(place: Place, plain: bool) -> None:
+    released = asyncio.Event()
+
+    async def endless(task_id: str) -> None:
+        await released.wait()
+
+    def blocking(task_id: str) -> None:
+        asyncio.run(let_pass(2 * LIMIT_SEC))
+
+    function = blocking if plain else endless
+    told = await failed(place, place.function("slow", function), given(fn="slow"))
+    assert (told["kind"], told["code"]) == (FailureKind.FAILURE, "timeout")
+
+
+async def test_mongodbs_absence_in_a_function_of_the_users_costs_no_retry(place: Place) -> None:
+    async def report(task_id: str) -> None:
+        await place.stop()
+        await CoordinatorAdapters(db=place.db).vars_set(task_id, n=1)
+
+    told = await failed(place, place.function("report", report), given(fn="report"))
+    assert (told["kind"], told["code"]) == (FailureKind.YIELDED, "mongo_unavailable")
+    await place.start()

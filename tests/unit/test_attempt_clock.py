@@ -1,0 +1,122 @@
+"""The clock of an attempt: waits for MongoDB do not count, however they overlap."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowkit.adapters.patience import AttemptClock, clock_stopped, covered, durably, measured_by
+from flowkit.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SPANS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda two: (min(two), max(two))))
+
+
+class Time:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def clock(time: Time) -> AttemptClock:
+    return AttemptClock(time)
+
+
+def test_time_counts(clock: AttemptClock, time: Time) -> None:
+    time.now = 3.0
+    assert clock.spent() == 3.0
+
+
+def test_a_wait_does_not_count(clock: AttemptClock, time: Time) -> None:
+    time.now = 1.0
+    with clock.stopped():
+        time.now = 61.0
+        assert clock.spent() == 1.0
+    time.now = 62.0
+    assert clock.spent() == 2.0
+
+
+def test_a_short_wait_counts_so_that_a_busy_handler_does_time_out(clock: AttemptClock, time: Time) -> None:
+    for _ in range(1_000):
+        with clock.stopped():
+            time.now += 0.01
+    assert clock.spent() == pytest.approx(10.0)
+
+
+def test_waits_that_overlap_are_left_out_once(clock: AttemptClock, time: Time) -> None:
+    with clock.stopped(), ExitStack() as inner:
+        time.now = 5.0
+        inner.enter_context(clock.stopped())
+        time.now = 8.0
+        inner.close()
+        time.now = 10.0
+        assert clock.spent() == 0.0
+    time.now = 11.0
+    assert clock.spent() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("limit", "spent", "look"), [(None, 5.0, None), (4.0, 1.0, 3.0), (4.0, 4.0, 0.0), (4.0, 9.0, 0.0)]
+)
+def test_the_next_look_is_when_the_limit_may_be_reached(
+    clock: AttemptClock, time: Time, limit: float | None, spent: float, look: float | None
+) -> None:
+    time.now = spent
+    assert clock.next_look(limit) == look
+
+
+def test_a_stopped_clock_is_looked_at_now_and_then(clock: AttemptClock, time: Time) -> None:
+    with clock.stopped():
+        time.now = 100.0
+        assert clock.next_look(0.001) == 0.25
+
+
+@given(SPANS)
+def test_the_covered_time_is_what_lies_within_any_span(spans: list[tuple[int, int]]) -> None:
+    seconds = {second for since, until in spans for second in range(since, until)}
+    assert covered(spans) == len(seconds)
+
+
+async def test_an_outage_stops_the_clock_of_the_attempt_that_waits() -> None:
+    clock, failures = AttemptClock(), [StoreUnavailable("away")] * 3
+
+    async def call() -> str:
+        if failures:
+            raise failures.pop()
+        return "stored"
+
+    with measured_by(clock):
+        assert await durably(call) == "stored"
+    assert clock.spent() < 0.1, "three retries take 0.1 s and more"
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_without_an_attempt_there_is_no_clock_to_stop(measured: bool, time: Time) -> None:
+    def wait() -> None:
+        with clock_stopped():
+            time.now += 5.0
+
+    clock = AttemptClock(time)
+    call: Callable[[], None] = wait
+    if measured:
+        with measured_by(clock):
+            call()
+    else:
+        call()
+    assert clock.spent() == (0.0 if measured else 5.0)

@@ -1,0 +1,75 @@
+"""What the border with Temporal lets through: every text can be encoded, every error keeps its kind."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from temporalio.api.failure.v1 import Failure
+from temporalio.converter import FailureConverter, PayloadConverter
+
+from flowkit.activities.failures import failed_attempt, failure, from_error, refusal
+from flowkit.errors import AdapterError, EpochTaken, Fenced, FlowKitError, StoreRefused, StoreUnavailable
+from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
+from flowkit.models import AttemptFailure, FailureKind
+from flowkit.text import clean, error_text
+
+TEXTS = st.text(st.characters(exclude_categories=[]), max_size=300)
+"""Any text of Python's, lone surrogates too."""
+
+
+def sent(error: BaseException) -> bytes:
+    """An error as Temporal's library sends it."""
+    record = Failure()
+    FailureConverter.default.to_failure(error, PayloadConverter.default, record)
+    return record.SerializeToString()
+
+
+@given(TEXTS)
+def test_a_clean_text_can_be_encoded_and_cleaning_changes_nothing_else(text: str) -> None:
+    cleaned = clean(text)
+    cleaned.encode("utf-8")
+    assert clean(cleaned) == cleaned
+    if not any("\ud800" <= character <= "\udfff" for character in text):
+        assert cleaned == text
+
+
+def test_a_lone_surrogate_stays_legible() -> None:
+    assert clean("half \ud83d here") == "half \\ud83d here"
+
+
+@given(TEXTS, TEXTS, st.booleans())
+def test_every_failure_of_a_handler_can_be_sent(code: str, message: str, permanent: bool) -> None:
+    error = failed_attempt(failure(code, message, permanent=permanent))
+    assert sent(error)
+    assert len(error.type or "") <= REASON_CODE_CHARS
+    assert len(error.message) <= max(LAST_ERROR_CHARS, REASON_CODE_CHARS)
+    assert error.details[0]["permanent"] is permanent
+    json.dumps(error.details[0]).encode()
+
+
+@given(TEXTS)
+def test_every_refusal_of_the_engine_can_be_sent(text: str) -> None:
+    assert sent(refusal(StoreRefused(text)))
+    assert sent(failed_attempt(AttemptFailure(kind=FailureKind.LOSS, code=text, message=text)))
+    assert sent(failed_attempt(from_error(AdapterError(text))))
+    assert clean(error_text(ValueError(text))) == error_text(ValueError(text))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code"),
+    [
+        (StoreUnavailable(), FailureKind.YIELDED, "mongo_unavailable"),
+        (StoreRefused(), FailureKind.FAILURE, "mongo_refused"),
+        (EpochTaken(3), FailureKind.EPOCH_TAKEN, "epoch_taken"),
+        (Fenced(), FailureKind.FENCED, "fenced"),
+        (AdapterError("no"), FailureKind.FAILURE, "adapter_error"),
+    ],
+)
+def test_each_of_our_errors_has_its_meaning_for_the_attempt(
+    error: FlowKitError, kind: FailureKind, code: str
+) -> None:
+    told = from_error(error)
+    assert (told.kind, told.code) == (kind, code)
