@@ -4,6 +4,7 @@
     + GraphError (also ValueError)
     + ConfigError (also ValueError)
     + StoreUnavailable          retryable
+        + StoreDenied           retryable
     + StoreRefused
     + Fenced
     + EpochTaken
@@ -59,6 +60,12 @@ class StoreUnavailable(FlowKitError):
 
     retryable = True
     code = "mongo_unavailable"
+
+
+class StoreDenied(StoreUnavailable):
+    """MongoDB does not let this user in, or does not let it do this."""
+
+    code = "mongo_denied"
 
 
 class StoreRefused(FlowKitError):
