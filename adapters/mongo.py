@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from bson.errors import BSONError
 from pymongo import errors as pymongo_errors
 
-from flowkit.errors import StoreDenied, StoreRefused, StoreUnavailable
+from flowkit.errors import StoreDenied, StoreRefused, StoreTooLarge, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -74,18 +74,43 @@ def shortened(method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, A
         except pymongo_errors.PyMongoError as error:
             raise ours(error) from None
         except (OverflowError, BSONError) as error:
-            raise StoreRefused(_short("MongoDB cannot hold this", error)) from None
+            kind = StoreTooLarge if too_large(error) else StoreRefused
+            raise kind(_short("MongoDB cannot hold this", error)) from None
 
     return call
 
 
+async def denial(db: Database, error: pymongo_errors.PyMongoError) -> StoreDenied:
+    """An error of missing rights, with the user and the database that it is about."""
+    return StoreDenied(
+        f"MongoDB denies {await _user(db)} access to database {db.name!r} ({words(error)}): "
+        "give the user the role readWrite on it, or connect as another user"
+    )
+
+
+async def _user(db: Database) -> str:
+    try:
+        status = await db.command({"connectionStatus": 1})
+        users = [user["user"] for user in status["authInfo"]["authenticatedUsers"]]
+    except (pymongo_errors.PyMongoError, KeyError, TypeError):
+        users = []
+    return f"user {users[0]!r}" if users else "this client"
+
+
+def denied(error: pymongo_errors.PyMongoError) -> bool:
+    """Whether the user has no right to do that."""
+    return bool(codes_of(error) & _DENIED_CODES)
+
+
 def ours(error: pymongo_errors.PyMongoError) -> FlowKitError:
     """The driver's error as one of ours, with a short text."""
+    if too_large(error):
+        return StoreTooLarge(_short("MongoDB refused", error))
     if not unavailable(error):
         return StoreRefused(_short("MongoDB refused", error))
     if away(error):
         return StoreUnavailable(_short("MongoDB does not answer", error))
-    if codes_of(error) & _DENIED_CODES:
+    if denied(error):
         return StoreDenied(_short("MongoDB denies access", error))
     return StoreUnavailable(_short("MongoDB cannot do this now", error))
 
@@ -110,6 +135,17 @@ def too_large(error: Exception) -> bool:
     if isinstance(error, pymongo_errors.PyMongoError):
         return bool(codes_of(error) & _TOO_LARGE_CODES)
     return isinstance(error, pymongo_errors.DocumentTooLarge)
+
+
+async def fits(write: Awaitable[Any]) -> bool:
+    """Wait for a write; False when the document would be larger than MongoDB allows."""
+    try:
+        await write
+    except (pymongo_errors.PyMongoError, pymongo_errors.DocumentTooLarge) as error:
+        if too_large(error):
+            return False
+        raise
+    return True
 
 
 def _of_no_server(error: pymongo_errors.OperationFailure) -> bool:

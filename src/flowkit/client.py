@@ -20,6 +20,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from flowkit import limits
 from flowkit.adapters import documents
 from flowkit.adapters.catalog import Catalog
+from flowkit.connection import Namespace
 from flowkit.errors import (
     ConfigError,
     FlowKitError,
@@ -114,6 +115,7 @@ class TaskClient:
         self._queue = queue
         self._max_nodes = max_nodes
         self._catalog = TaskCatalog(tasks.database)
+        self._namespace = Namespace(client)
 
     async def create_task(
         self,
@@ -161,10 +163,13 @@ class TaskClient:
 
     async def _insert(self, task_id: str, given: dict[str, Any]) -> None:
         """Show the task in MongoDB at once; its workflow would insert it anyway."""
-        document = documents.new_task(task_id, given["params"], given["graph"], time.time())
+        namespace_id, at = await self._namespace.id(), time.time()
         error: FlowKitError | None = None
         for _ in range(_INSERT_TRIES):
             try:
+                database_id = await self._tasks.deployment()
+                ids = documents.owner(namespace_id, database_id)
+                document = documents.new_task(task_id, given["params"], given["graph"], at, **ids)
                 return await self._tasks.insert_task(document)
             except StoreUnavailable as unavailable:
                 error = unavailable

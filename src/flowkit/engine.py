@@ -16,9 +16,10 @@ from flowkit.activities.attempts import Host
 from flowkit.activities.failures import failed_attempt, handed_over
 from flowkit.activities.functions import FunctionActivities, built_in
 from flowkit.activities.home import HomeLoop
-from flowkit.activities.tasks import TaskActivities
+from flowkit.activities.tasks import TaskActivities, unknown_namespace
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.store import TaskStore
+from flowkit.connection import Namespace
 from flowkit.models import (
     AttemptInput,
     AttemptResult,
@@ -34,7 +35,7 @@ from flowkit.workflows.entrance import OneInput
 from flowkit.workflows.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from typing import Any
 
     from temporalio.client import Client
@@ -98,6 +99,7 @@ def engine_activities(
     functions: Mapping[str, Function],
     identity: str,
     by_name: bool = False,
+    namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
 ) -> list[Callable[..., Any]]:
     """Everything a worker of the engine's queue answers beside the Task workflow.
 
@@ -110,6 +112,7 @@ def engine_activities(
         settings=settings,
         functions=functions,
         max_nodes=config.max_nodes,
+        namespace_id=namespace_id,
     )
     host = Host(tasks=tasks, home=home, worker_id=identity)
     calls = FunctionActivities(host=host, artifacts=artifacts, functions=functions)
@@ -126,6 +129,7 @@ def engine_worker(
     home: HomeLoop,
     functions: Mapping[str, Function],
     identity: str,
+    namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
 ) -> Worker:
     """A Temporal worker that runs tasks; it must be created on the loop that will run it.
 
@@ -140,6 +144,7 @@ def engine_worker(
         home=home,
         functions=functions,
         identity=identity,
+        namespace_id=namespace_id,
     )
     return Worker(
         client,
@@ -221,6 +226,8 @@ class EngineDuty(Duty):
             artifacts=self._artifacts,
             functions=self._functions,
         )
+        namespace = Namespace(worker.client)
+        await namespace.id()
         self.made(
             engine_activities(
                 config=self._config,
@@ -231,10 +238,11 @@ class EngineDuty(Duty):
                 functions=self._functions,
                 identity=worker.config(active_config=True).get("identity") or worker.client.identity,
                 by_name=True,
+                namespace_id=namespace.id,
             )
         )
-        sweep = Sweep(worker.client, self._tasks)
-        self._sweeping = asyncio.create_task(sweep.run(self._config.sweep_sec))
+        sweep = Sweep(worker.client, self._tasks, namespace, every_sec=self._config.sweep_sec)
+        self._sweeping = asyncio.create_task(sweep.run())
 
     async def stop(self) -> None:
         """No more sweep."""

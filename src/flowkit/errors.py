@@ -6,6 +6,7 @@
     + StoreUnavailable          retryable
         + StoreDenied           retryable
     + StoreRefused
+        + StoreTooLarge
     + Fenced
     + EpochTaken
     + TaskIdTaken
@@ -72,6 +73,12 @@ class StoreRefused(FlowKitError):
     """MongoDB refused a write for good."""
 
     code = "mongo_refused"
+
+
+class StoreTooLarge(StoreRefused):
+    """A document would be larger than MongoDB allows (16 MB)."""
+
+    code = "document_too_large"
 
 
 class Fenced(FlowKitError):
