@@ -62,10 +62,11 @@ class BackgroundLoop:
         self._pause_sec = pause_sec
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Run until cancelled, even when the step swallows the cancel (PyMongo's asynchronous client may)."""
         self.health.running = True
+        task = asyncio.current_task()
         try:
-            while True:
+            while task is None or not task.cancelling():
                 await self._once()
                 await asyncio.sleep(self._pause_sec)
         finally:
