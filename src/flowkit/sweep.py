@@ -220,8 +220,10 @@ class Sweep:
         """Whether the document is old enough to have a workflow, and this is not the first look that finds none."""
         now, key = time.monotonic(), f"{document['id']}\0{document.get('run_id')}"
         first = seen[key] = self._missing.get(key, now)
-        age = time.time() - _seconds(document.get("updated_at"), default=time.time() - (now - first))
-        return age > _NEW_TASK_SEC and now - first >= self._second_look_sec
+        if key not in self._missing or now - first < self._second_look_sec:
+            return False
+        updated = _seconds(document.get("updated_at"), default=time.time() - (now - first))
+        return time.time() - updated > _NEW_TASK_SEC
 
 
 def _is_about_one_document(error: BaseException) -> TypeGuard[Exception]:
