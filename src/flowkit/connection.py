@@ -7,6 +7,7 @@ import ipaddress
 import logging
 import shlex
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -151,7 +152,8 @@ class WorkerThread:
 
     async def stop(self) -> None:
         """Stop the workers; returns when their thread has ended."""
-        self._loop.call_soon_threadsafe(self._stop.set)
+        with suppress(RuntimeError):  # the loop is closed: they have ended already
+            self._loop.call_soon_threadsafe(self._stop.set)
         await asyncio.to_thread(self._thread.join)
 
     def _serve(self) -> None:

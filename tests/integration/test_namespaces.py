@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from flowkit import Coordinator
+from flowkit.cli.looking import describe
 from flowkit.connection import Namespace
 from flowkit.local import TemporalServer
 from flowkit.models import TaskStatus
@@ -103,22 +106,25 @@ async def test_documents_that_name_no_namespace_are_left_alone_until_temporal_sa
 
 
 async def test_a_workflow_that_was_deleted_is_lost(world: World) -> None:
-    await world.engine()
+    engine = await world.engine()
     task_id = await world.create(node("a"))
     await world.until_status(task_id, "running")
+    await engine.stop()
     client = await world.client()
-    await (await world.handle(task_id)).terminate()
     await client.workflow_service.delete_workflow_execution(deletion(client, task_id))
+
+    async def forgotten() -> bool:
+        return await describe(client, task_id) is None
+
+    await eventually(forgotten)
     await grow_old(world)
+    await world.engine()
     document = await world.until_status(task_id, "failed")
-    assert document["reason"] in {"lost", "terminated"}
+    assert (document["reason"], document["coordinator"]["cancelled"]) == ("lost", True)
 
 
-def deletion(client: Client, task_id: str) -> Any:
+def deletion(client: Client, task_id: str) -> DeleteWorkflowExecutionRequest:
     """A request to forget a workflow."""
-    from temporalio.api.common.v1 import WorkflowExecution
-    from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
-
     execution = WorkflowExecution(workflow_id=task_id)
     return DeleteWorkflowExecutionRequest(namespace=client.namespace, workflow_execution=execution)
 
