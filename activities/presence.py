@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flowkit.activities.attempts import AttemptFailed
+from flowkit.activities.background import BackgroundLoop
 from flowkit.activities.failures import from_error, handed_over
 from flowkit.adapters.presence import WorkerEvents, WorkerRegistry, accepted, cancelled, done, failed
-from flowkit.errors import FlowKitError, StoreRefused, StoreUnavailable
+from flowkit.errors import FlowKitError, StoreDenied, StoreRefused, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -65,6 +66,7 @@ class EventLog:
         self._news = asyncio.Event()
         self._prepared = False
         self._trouble = _Trouble("events of attempts cannot be written")
+        self.loop = BackgroundLoop("events of attempts", self._write_news)
         self.lost = 0
         """Events that were given up."""
 
@@ -107,12 +109,18 @@ class EventLog:
 
     async def run(self) -> None:
         """Write events until cancelled."""
-        while True:
-            await self._news.wait()
-            await asyncio.sleep(self._pause_sec)
-            self._news.clear()
-            self._take_starts(before=time.time() - _YOUNG_SEC)
-            if not await self.flush() or self._begun:
+        await self.loop.run()
+
+    async def _write_news(self) -> None:
+        await self._news.wait()
+        await asyncio.sleep(self._pause_sec)
+        self._news.clear()
+        self._take_starts(before=time.time() - _YOUNG_SEC)
+        written = False
+        try:
+            written = await self.flush()
+        finally:
+            if not written or self._begun:
                 self._news.set()
 
     def _take_starts(self, before: float) -> None:
@@ -129,8 +137,10 @@ class EventLog:
                 await self._write([self._waiting.popleft() for _ in range(min(_CHUNK, len(self._waiting)))])
         except FlowKitError as error:
             self._trouble.begins(error)
+            self.loop.failed(error)
             return False
         self._trouble.ends()
+        self.loop.worked()
         return True
 
     async def _write(self, events: Sequence[WorkerEvent]) -> None:
@@ -138,7 +148,7 @@ class EventLog:
             await self._events.append(events, time.time())
         except StoreRefused as error:
             _logger.warning("some of %d events were given up: %s", len(events), error)
-        except BaseException:
+        except (FlowKitError, asyncio.CancelledError):
             self._waiting.extendleft(reversed(events))
             self._keep_bounded()
             raise
@@ -196,13 +206,19 @@ class Presence:
         self._shown = False
         self._trouble = _Trouble(f"worker {worker_id} cannot be shown in worker_registry")
         self._duties: list[asyncio.Task[None]] = []
+        self.loop = BackgroundLoop("announcing the worker", self._attend)
         self.events = EventLog(WorkerEvents(db))
 
     async def prepare(self) -> None:
-        """Create the indexes. StoreRefused when duplicates prevent one; a MongoDB that is away is met again later."""
+        """Create the indexes. A MongoDB that is away is met again later.
+
+        StoreRefused when duplicates prevent one, StoreDenied when the user has no right to make it.
+        """
         try:
             await self._prepare_registry()
             await self.events.prepare()
+        except StoreDenied:
+            raise
         except StoreUnavailable as error:
             self._trouble.begins(error)
 
@@ -214,7 +230,7 @@ class Presence:
     async def start(self) -> None:
         """Come online; from now on the row is kept fresh and events are written."""
         await self._announce()
-        self._duties = [asyncio.create_task(self._attend()), asyncio.create_task(self.events.run())]
+        self._duties = [asyncio.create_task(self.loop.run()), asyncio.create_task(self.events.run())]
 
     async def stop(self) -> None:
         """Write the last events and go offline, in five seconds or not at all. Attempts must have ended before."""
@@ -226,9 +242,8 @@ class Presence:
             await asyncio.gather(self.events.close(), self._quietly(self._go_offline))
 
     async def _attend(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_sec if self._shown else min(self._interval_sec, _PATIENCE_SEC))
-            await self._announce()
+        await asyncio.sleep(self._interval_sec if self._shown else min(self._interval_sec, _PATIENCE_SEC))
+        await self._announce()
 
     async def _announce(self) -> None:
         await self._quietly(self._show)
@@ -239,8 +254,10 @@ class Presence:
                 await call()
         except (FlowKitError, TimeoutError) as error:
             self._trouble.begins(error)
+            self.loop.failed(error)
         else:
             self._trouble.ends()
+            self.loop.worked()
 
     async def _show(self) -> None:
         await self._prepare_registry()
@@ -253,6 +270,7 @@ class Presence:
                 time.time(),
                 session=self._session,
                 leaked_threads=self._leaked_threads(),
+                announce_interval_sec=self._interval_sec,
             )
             self._shown = True
 

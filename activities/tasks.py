@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from temporalio import activity
+from temporalio.exceptions import ApplicationError
 
 from flowkit.activities.failures import refusal
-from flowkit.errors import FlowKitError, GraphError, StoreRefused
-from flowkit.models import CloseTask, NodeStatus, Opened, OpenTask, RecordTask
+from flowkit.adapters.markers import Markers
+from flowkit.errors import (
+    FlowKitError,
+    GraphError,
+    StoreRefused,
+    StoreTooLarge,
+    StoreUnavailable,
+    WrongDeployment,
+)
+from flowkit.models import CloseTask, Opened, OpenTask, RecordTask
 from flowkit.storable import storage_problems
 from flowkit.workflows.validation import raise_if, too_many_nodes, unknown_function
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 
     from flowkit.activities.home import HomeLoop
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.store import TaskStore
-    from flowkit.models import NodeRecord, Settings
+    from flowkit.models import Settings
 
 T = TypeVar("T")
+
+_BEAT_SEC = 0.5
+"""A call that is under way tells Temporal so; a dead engine's is tried elsewhere soon."""
+
+
+async def unknown_namespace() -> str:
+    """For engines without a Temporal server, and those that it does not tell its namespace's id."""
+    return ""
 
 
 class TaskActivities:
@@ -35,13 +54,15 @@ class TaskActivities:
         settings: Settings,
         functions: Mapping[str, Any],
         max_nodes: int,
+        namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
     ) -> None:
         self._tasks = tasks
-        self._artifacts = artifacts
+        self._markers = Markers(tasks.database, artifacts.news)
         self._home = home
         self._settings = settings
         self._functions = functions
         self._max_nodes = max_nodes
+        self._namespace_id = namespace_id
 
     @property
     def all(self) -> list[Callable[..., Any]]:
@@ -51,17 +72,19 @@ class TaskActivities:
     @activity.defn(name="open_task")
     async def open_task(self, opening: OpenTask) -> Opened:
         """Take the task's document over, or insert it; answer the settings the task keeps."""
-        return await self._guarded(self._open(opening))
+        return await self._guarded(self._open(opening, await self._namespace_id()))
 
     @activity.defn(name="record")
     async def record(self, record: RecordTask) -> None:
         """Write transitions and flags of a running task."""
-        await self._guarded(self._record(record))
+        async with _beating():
+            await self._guarded(self._record(record))
 
     @activity.defn(name="close_task")
     async def close_task(self, close: CloseTask) -> bool:
         """Write the end of a task; False when there is no document to write to."""
-        return await self._guarded(self._close(close))
+        async with _beating():
+            return await self._guarded(self._close(close))
 
     async def _guarded(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -69,10 +92,13 @@ class TaskActivities:
         except FlowKitError as error:
             raise refusal(error) from None
 
-    async def _open(self, opening: OpenTask) -> Opened:
+    async def _open(self, opening: OpenTask, namespace_id: str) -> Opened:
         self._check(opening)
+        database_id = await self._tasks.deployment()
         try:
-            run_seq, epochs = await self._tasks.open_task(opening)
+            run_seq, epochs = await self._tasks.open_task(
+                opening, namespace_id=namespace_id, database_id=database_id
+            )
         except StoreRefused:
             raise_if(storage_problems({"params": opening.params, "graph": opening.graph}))
             raise
@@ -87,18 +113,47 @@ class TaskActivities:
             raise GraphError(found)
 
     async def _record(self, record: RecordTask) -> None:
+        await self._check_database(record.task_id, record.deployment)
         await self._tasks.record(record)
-        await self._mark_ended(record.task_id, record.nodes, record.at)
+        await self._markers.write(record.task_id, record.nodes, record.at)
 
     async def _close(self, close: CloseTask) -> bool:
-        found = await self._tasks.close_task(close)
-        await self._mark_ended(close.task_id, close.nodes, close.at)
+        await self._check_database(close.task_id, close.deployment)
+        found = await self._end(close)
+        await self._markers.write(close.task_id, close.nodes, close.at)
         return found
 
-    async def _mark_ended(self, task_id: str, nodes: Collection[NodeRecord], at: float) -> None:
-        """Markers for nodes that ended without one although somebody pulls from them."""
-        for node in nodes:
-            if node.marker and node.status.ended and node.status is not NodeStatus.FINISHED:
-                await self._artifacts.mark_complete(
-                    task_id, node.node_id, node.epoch, {"ended": node.status.value}, at
-                )
+    async def _end(self, close: CloseTask) -> bool:
+        """A task ends some day, whatever MongoDB says today; only a document that is too large is given up."""
+        try:
+            return await self._tasks.close_task(close)
+        except StoreTooLarge:
+            raise
+        except StoreRefused as error:
+            raise StoreUnavailable(str(error)) from None
+
+    async def _check_database(self, task_id: str, wanted: str) -> None:
+        """Another engine of the queue may have the right database, so Temporal tries again."""
+        ours = await self._tasks.deployment()
+        if wanted and wanted != ours:
+            raise ApplicationError(
+                f"the document of task {task_id!r} is in database {wanted}, this engine's is {ours}: "
+                "give all engines of the queue the same MONGO_URL and MONGO_DATABASE",
+                type=WrongDeployment.code,
+            )
+
+
+@asynccontextmanager
+async def _beating() -> AsyncIterator[None]:
+    """Heartbeats of the activity that runs, from its own loop, whatever the home loop is busy with."""
+    beats = asyncio.create_task(_beat())
+    try:
+        yield
+    finally:
+        beats.cancel()
+
+
+async def _beat() -> None:
+    while True:
+        await asyncio.sleep(_BEAT_SEC)
+        activity.heartbeat()

@@ -65,12 +65,13 @@ class Catalog:
         return await self._counted(self._db.tasks, {"$match": {"status": {"$in": _OPEN}}}, "$status")
 
     async def _counted(self, collection: Any, match: dict[str, Any], by: str) -> dict[str, int]:
-        rows = await self._aggregated(collection, [match, {"$group": {"_id": by, "count": {"$sum": 1}}}])
+        rows = await aggregated(collection, [match, {"$group": {"_id": by, "count": {"$sum": 1}}}])
         return {row["_id"]: row["count"] for row in rows}
 
-    async def _aggregated(self, collection: Any, pipeline: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Motor answers a cursor, PyMongo's own asynchronous client something to await for one."""
-        cursor = collection.aggregate(pipeline)
-        if inspect.isawaitable(cursor):
-            cursor = await cursor
-        return [row async for row in cursor]
+
+async def aggregated(collection: Any, pipeline: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Motor answers a cursor, PyMongo's own asynchronous client something to await for one."""
+    cursor = collection.aggregate(pipeline)
+    if inspect.isawaitable(cursor):
+        cursor = await cursor
+    return [row async for row in cursor]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.mongo import iso, moment
 from flowkit.models import OPEN_NODE_STATUSES, RUNTIME_KEYS, NodeStatus, StatusChange, TaskStatus
+from flowkit.workflows.shapes import edge_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,9 +34,18 @@ NODE_STATES: Fields = {
 """Projection: what tells how far each node is."""
 
 
-def new_task(task_id: str, params: Fields, graph: Fields, at: float) -> Fields:
+def new_task(
+    task_id: str,
+    params: Fields,
+    graph: Fields,
+    at: float,
+    *,
+    namespace_id: str = "",
+    database_id: str = "",
+) -> Fields:
     """A task document as it is first written."""
     kept = {key: value for key, value in graph.items() if key not in {"nodes", "edges", "edges_ex"}}
+    parents = parents_by_node(graph)
     return {
         "id": task_id,
         "pipeline_id": task_id,
@@ -43,7 +53,7 @@ def new_task(task_id: str, params: Fields, graph: Fields, at: float) -> Fields:
         "params": params,
         "graph": {
             **kept,
-            "nodes": [_fresh(node) for node in graph["nodes"]],
+            "nodes": [_fresh(node, parents[node["node_id"]]) for node in graph["nodes"]],
             "edges": graph.get("edges") or [],
             "edges_ex": graph.get("edges_ex") or [],
         },
@@ -57,29 +67,71 @@ def new_task(task_id: str, params: Fields, graph: Fields, at: float) -> Fields:
         "last_event_recv_ms": int(at * 1000),
         "updated_at": moment(at),
         "run_seq": 0,
+        **owner(namespace_id, database_id),
     }
 
 
-def _fresh(node: Fields) -> Fields:
+def owner(namespace_id: str, database_id: str) -> Fields:
+    """Which Temporal namespace and which database a task belongs to, as far as that is known."""
+    ids = {"namespace_id": namespace_id, "database_id": database_id}
+    return {name: value for name, value in ids.items() if value}
+
+
+def _fresh(node: Fields, parents: list[str]) -> Fields:
     own = {key: value for key, value in node.items() if key not in RUNTIME_KEYS}
-    given = {"depends_on": node.get("depends_on") or [], "fan_in": node.get("fan_in") or "all"}
+    given = {"depends_on": parents, "fan_in": node.get("fan_in") or "all"}
     return {**own, **given, **NEW_NODE}
+
+
+def parents_by_node(graph: Fields) -> dict[str, list[str]]:
+    """The parents of each node, by the rule of validation: its own `depends_on`, else the edges that lead to it."""
+    wired: dict[str, list[str]] = {}
+    for source, target in edge_pairs(graph):
+        wired.setdefault(target, []).append(source)
+    return {
+        node["node_id"]: [*dict.fromkeys(node.get("depends_on") or wired.get(node["node_id"], []))]
+        for node in graph["nodes"]
+    }
+
+
+def graph_difference(stored: Fields, given: Fields) -> str | None:
+    """What tells the graph of a document from a given one, node by node; None when they are alike."""
+    try:
+        ours, theirs = _outline(given), _outline(stored)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return "its document holds no graph"
+    if len(ours) != len(theirs):
+        return f"its document has {len(theirs)} nodes, not {len(ours)}"
+    pairs = zip(ours, theirs, strict=True)
+    return next((_told(*pair, place) for place, pair in enumerate(pairs) if pair[0] != pair[1]), None)
+
+
+_Outline = tuple[str, str | None, frozenset[str]]
+
+
+def _outline(graph: Fields) -> list[_Outline]:
+    parents = parents_by_node(graph)
+    return [(n["node_id"], n.get("type"), frozenset(parents[n["node_id"]])) for n in graph["nodes"]]
+
+
+def _told(ours: _Outline, theirs: _Outline, place: int) -> str:
+    for name, own, other in zip(("node_id", "type", "depends_on"), ours, theirs, strict=True):
+        if own != other:
+            shown = [sorted(each) if isinstance(each, frozenset) else each for each in (other, own)]
+            return f"its document has {name} {shown[0]!r} at graph.nodes[{place}], not {shown[1]!r}"
+    return ""
+
+
+def nodes_of(stored: Fields) -> list[Fields]:
+    """The nodes of a document, whatever somebody has made of it."""
+    graph = stored.get("graph")
+    nodes = graph.get("nodes") if isinstance(graph, dict) else None
+    return [node if isinstance(node, dict) else {} for node in nodes] if isinstance(nodes, list) else []
 
 
 def parents_of(node_id: str, stored: Fields) -> list[str]:
     """The parents of a node: its `depends_on`, else the edges that lead to it."""
-    graph = stored["graph"]
-    own: list[str] = next((n.get("depends_on") or [] for n in graph["nodes"] if n["node_id"] == node_id), [])
-    return own or [source for source, target in graph.get("edges") or [] if target == node_id]
-
-
-def unchanged_nodes(stored: Fields) -> Fields:
-    """Filter: every open node still has the status in which it was read."""
-    return {
-        f"graph.nodes.{index}.status": node["status"]
-        for index, node in enumerate(stored["graph"]["nodes"])
-        if node["status"] in OPEN_NODE_STATUSES
-    }
+    return parents_by_node(stored["graph"]).get(node_id, [])
 
 
 def history(changes: Iterable[StatusChange]) -> list[Fields]:
@@ -198,6 +250,15 @@ def node_filter(node: NodeRecord) -> Fields:
     }
 
 
+def may_follow(node: NodeRecord, stored_nodes: list[Fields]) -> bool:
+    """The same condition for a document that was read."""
+    if node.index >= len(stored_nodes):
+        return False
+    stored = stored_nodes[node.index]
+    known = stored.get("node_id") == node.node_id and stored.get("status") in OPEN_NODE_STATUSES
+    return known and stored.get("attempt_epoch", 0) <= node.epoch
+
+
 def node_fields(node: NodeRecord, at: float) -> Fields:
     """The `$set` of a transition that only the workflow knows."""
     path = f"graph.nodes.{node.index}"
@@ -234,10 +295,17 @@ def task_fields(record: RecordTask) -> Fields:
         "status": record.status.value,
         "status_history": history(record.status_history),
         "updated_at": moment(record.at),
+        **omitted(record),
     }
     if record.cancel_reason is not None:
         fields |= cancel_flags(record.cancel_reason, record.at, record.run_id)
     return fields
+
+
+def omitted(record: RecordTask | CloseTask) -> Fields:
+    """How many entries `status_history` lacks, when it does."""
+    count = record.status_history_omitted
+    return {"status_history_omitted": count} if count else {}
 
 
 def cancel_flags(reason: str, at: float, run_id: str | None) -> Fields:
@@ -261,71 +329,3 @@ def flags_of(nodes: list[Fields]) -> Fields:
     flagged = (index for index, node in enumerate(nodes) if node)
     paths = (f"graph.nodes.{index}.{name}" for index in flagged for name in NODE_FLAGS)
     return {**TASK_FLAGS, **dict.fromkeys(paths, "")}
-
-
-def closed_fields(close: CloseTask, stored_nodes: list[Fields]) -> Fields:
-    """The `$set` of a task's end: its own fields, and the nodes whose documents missed something."""
-    fields: Fields = {
-        "status": close.status.value,
-        "status_history": history(close.status_history),
-        "closed_run_id": close.run_id,
-        "reason": close.reason,
-        "finished_at": moment(close.at),
-        "next_retry_at_ms": None,
-        "updated_at": moment(close.at),
-    }
-    if close.status is TaskStatus.FINISHED:
-        fields["result"] = result(close.handled_failures, stored_nodes)
-    if close.status is TaskStatus.CANCELLED:
-        fields |= cancel_flags(close.reason or "", close.at, close.run_id)
-    if close.truncated:
-        fields["coordinator.truncated"] = True
-    for node in close.nodes:
-        if _differs(node, stored_nodes[node.index]):
-            fields |= node_fields(node, close.at)
-    return fields | _missed_finishes(close, stored_nodes)
-
-
-def _missed_finishes(close: CloseTask, stored_nodes: list[Fields]) -> Fields:
-    """Nodes that finished although their documents do not say so."""
-    otherwise = {node.index for node in close.nodes}
-    finished = NodeStatus.FINISHED.value
-    fields: Fields = {}
-    for index, node in enumerate(stored_nodes):
-        if index not in otherwise and node.get("status") != finished:
-            fields[f"graph.nodes.{index}.status"] = finished
-            fields[f"graph.nodes.{index}.finished_at"] = moment(close.at)
-    return fields
-
-
-def result(handled_failures: list[str], stored_nodes: list[Fields]) -> Fields:
-    """`result` of a finished task: each node's stats in graph order, and the failures that were tolerated."""
-    nodes = [{"node_id": node["node_id"], "stats": node.get("stats") or {}} for node in stored_nodes]
-    return {"nodes": nodes, **({"handled_failures": handled_failures} if handled_failures else {})}
-
-
-def _differs(node: NodeRecord, stored: Fields) -> bool:
-    return (stored.get("status"), stored.get("attempt_epoch")) != (node.status.value, node.epoch)
-
-
-def abandoned_fields(stored: Fields, reason: str, at: float) -> Fields:
-    """The `$set` for a task whose workflow is gone: flags up, open nodes ended (spec: sweep)."""
-    fields: Fields = {
-        "status": TaskStatus.FAILED.value,
-        "reason": reason,
-        "closed_run_id": stored.get("run_id"),
-        "finished_at": moment(at),
-        "updated_at": moment(at),
-        "next_retry_at_ms": None,
-        **cancel_flags(reason, at, stored.get("run_id")),
-    }
-    for index, node in enumerate(stored["graph"]["nodes"]):
-        if node["status"] not in OPEN_NODE_STATUSES:
-            continue
-        begun = node.get("attempt_epoch", 0) > 0
-        ended = NodeStatus.CANCELLED if begun else NodeStatus.SKIPPED
-        fields[f"graph.nodes.{index}.status"] = ended.value
-        fields[f"graph.nodes.{index}.finished_at"] = moment(at)
-        if not begun:
-            fields[f"graph.nodes.{index}.skip_reason"] = "task_failed"
-    return fields

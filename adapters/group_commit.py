@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pymongo.errors import PyMongoError
 
-from flowkit.adapters.mongo import unavailable
+from flowkit.adapters.mongo import away
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -105,6 +105,6 @@ class GroupCommit(Generic[T]):
         try:
             return await self._together(items)
         except Exception as error:
-            if isinstance(error, PyMongoError) and unavailable(error):
+            if isinstance(error, PyMongoError) and away(error):
                 raise
             return range(len(items))

@@ -10,25 +10,54 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from bson.errors import BSONError
 from pymongo import errors as pymongo_errors
 
-from flowkit.errors import StoreRefused, StoreUnavailable
+from flowkit.errors import StoreDenied, StoreRefused, StoreTooLarge, StoreUnavailable
 from flowkit.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
+    from flowkit.errors import FlowKitError
+
 Database = Any
 """A Motor database, or any object with its interface (PyMongo Async, the in-memory one of `flowkit.testing`)."""
 
-_UNAVAILABLE = (
+_AWAY = (
     pymongo_errors.ConnectionFailure,
     pymongo_errors.ExecutionTimeout,
     pymongo_errors.WriteConcernError,
     pymongo_errors.WTimeoutError,
 )
-_TRANSIENT_CODES = frozenset({6, 7, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436})
+_AWAY_CODES = frozenset({6, 7, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436})
 """Server codes of an election, a shutdown or a lost network (MongoDB's own list of retryable errors)."""
 
-_INDEX_OPTIONS_CONFLICT = 85
+_DENIED_CODES = frozenset({11, 13, 18})
+"""UserNotFound, Unauthorized, AuthenticationFailed: they end when somebody gives the user its rights."""
+
+_TOO_LARGE_CODES = frozenset({10334, 17280, 17419, 17420})
+"""A document over 16 MB, a key of an index that is too long."""
+
+_NEVER_CODES = _TOO_LARGE_CODES | frozenset(
+    {
+        *(2, 9, 14, 15),  # BadValue, FailedToParse, TypeMismatch, Overflow
+        *(22, 28, 40),  # InvalidBSON, PathNotViable, ConflictingUpdateOperators
+        *(52, 53, 54, 55, 56, 57),  # field names: with a dollar, an _id, a DBRef, empty, with a dot
+        *(59, 66, 67, 72, 73, 85, 86),  # no such command, immutable field, index, options, namespace
+        *(121, 166, 197),  # a validator of the collection, a view, an index specification
+        *(11000, 11001, 12582),  # duplicate keys; where they are expected they are handled
+        *(16755, 31249, 40414, 40415, 51270),  # what cannot be parsed
+    }
+)
+"""Server codes of what can never succeed. Every other code, known or not, is tried again."""
+
+_INDEX_CONFLICTS = frozenset({85, 86})
+"""An index of these keys, or of this name, is there already and is another one."""
+
+_MISUSED = (
+    pymongo_errors.CollectionInvalid,
+    pymongo_errors.InvalidName,
+    pymongo_errors.InvalidOperation,
+)
+"""Calls that no server has seen."""
 
 _logger = logging.getLogger("flowkit.store")
 
@@ -44,18 +73,95 @@ def shortened(method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, A
         try:
             return await method(*args, **kwargs)
         except pymongo_errors.PyMongoError as error:
-            if unavailable(error):
-                raise StoreUnavailable(_short("MongoDB does not answer", error)) from None
-            raise StoreRefused(_short("MongoDB refused", error)) from None
+            raise ours(error) from None
         except (OverflowError, BSONError) as error:
-            raise StoreRefused(_short("MongoDB cannot hold this", error)) from None
+            kind = StoreTooLarge if too_large(error) else StoreRefused
+            raise kind(_short("MongoDB cannot hold this", error)) from None
 
     return call
 
 
+async def denial(db: Database, error: pymongo_errors.PyMongoError) -> StoreDenied:
+    """An error of missing rights, with the user and the database that it is about."""
+    return StoreDenied(
+        f"MongoDB denies {await _user(db)} access to database {db.name!r} ({words(error)}): "
+        "give the user the role readWrite on it, or connect as another user"
+    )
+
+
+async def _user(db: Database) -> str:
+    try:
+        status = await db.command({"connectionStatus": 1})
+        users = [user["user"] for user in status["authInfo"]["authenticatedUsers"]]
+    except (pymongo_errors.PyMongoError, KeyError, TypeError):
+        users = []
+    return f"user {users[0]!r}" if users else "this client"
+
+
+def denied(error: pymongo_errors.PyMongoError) -> bool:
+    """Whether the user has no right to do that."""
+    return bool(codes_of(error) & _DENIED_CODES)
+
+
+def ours(error: pymongo_errors.PyMongoError) -> FlowKitError:
+    """The driver's error as one of ours, with a short text."""
+    if too_large(error):
+        return StoreTooLarge(_short("MongoDB refused", error))
+    if not unavailable(error):
+        return StoreRefused(_short("MongoDB refused", error))
+    if away(error):
+        return StoreUnavailable(_short("MongoDB does not answer", error))
+    if denied(error):
+        return StoreDenied(_short("MongoDB denies access", error))
+    return StoreUnavailable(_short("MongoDB cannot do this now", error))
+
+
 def unavailable(error: pymongo_errors.PyMongoError) -> bool:
-    """Whether the same call may succeed later: the server is away, or changes its state."""
-    return isinstance(error, _UNAVAILABLE) or code_of(error) in _TRANSIENT_CODES
+    """Whether the same call may succeed later: whatever is not known to be hopeless."""
+    if isinstance(error, pymongo_errors.OperationFailure):
+        return away(error) or not (codes_of(error) & _NEVER_CODES or _of_no_server(error))
+    if isinstance(error, pymongo_errors.ConfigurationError):
+        return error.__cause__ is not None  # names that the network could not resolve
+    return away(error) or not isinstance(error, _MISUSED)
+
+
+def away(error: pymongo_errors.PyMongoError) -> bool:
+    """Whether no call at all can succeed now: the server is away, or changes its state, or the client is closed."""
+    closed = isinstance(error, pymongo_errors.InvalidOperation) and "after close" in str(error)
+    return isinstance(error, _AWAY) or closed or bool(codes_of(error) & _AWAY_CODES)
+
+
+def too_large(error: Exception) -> bool:
+    """Whether the document would be larger than MongoDB allows."""
+    if isinstance(error, pymongo_errors.PyMongoError):
+        return bool(codes_of(error) & _TOO_LARGE_CODES)
+    return isinstance(error, pymongo_errors.DocumentTooLarge)
+
+
+async def fits(write: Awaitable[Any]) -> bool:
+    """Wait for a write; False when the document would be larger than MongoDB allows."""
+    try:
+        await write
+    except (pymongo_errors.PyMongoError, pymongo_errors.DocumentTooLarge) as error:
+        if too_large(error):
+            return False
+        raise
+    return True
+
+
+def _of_no_server(error: pymongo_errors.OperationFailure) -> bool:
+    """Servers give a code, or say that the write was not acknowledged as asked."""
+    details = error.details or {}
+    return not (codes_of(error) - {0} or details.get("writeConcernErrors"))
+
+
+def codes_of(error: pymongo_errors.PyMongoError) -> set[int]:
+    """The server's codes of an error: of a bulk write, those of the writes that failed."""
+    if isinstance(error, pymongo_errors.BulkWriteError):
+        problems = error.details.get("writeErrors") or []
+        return {problem["code"] for problem in problems if problem.get("code")}
+    code = code_of(error)
+    return set() if code is None else {code}
 
 
 def code_of(error: pymongo_errors.PyMongoError) -> int | None:
@@ -77,7 +183,8 @@ def words(error: Exception) -> str:
 async def ensure_index(collection: Any, keys: Any, name: str, **options: Any) -> None:
     """Create an index; one of the same keys under another name serves as well (protocol: engine duties).
 
-    StoreRefused names the index when duplicate documents prevent a unique one.
+    StoreRefused names the index and the remedy when duplicate documents prevent a unique one, or an index of the same
+    keys that is not unique, or an index of the same name that has other keys.
     """
     try:
         await collection.create_index(keys, name=name, **options)
@@ -86,9 +193,40 @@ async def ensure_index(collection: Any, keys: Any, name: str, **options: Any) ->
             f"unique index {name} needs its duplicates removed first: {words(error)}"
         ) from None
     except pymongo_errors.OperationFailure as error:
-        if error.code != _INDEX_OPTIONS_CONFLICT:
+        if error.code not in _INDEX_CONFLICTS:
             raise
-        _logger.info("index %s exists under another name: %s", name, words(error))
+        await _check_other_index(collection, keys, name, unique=bool(options.get("unique")))
+
+
+async def _check_other_index(collection: Any, keys: Any, name: str, *, unique: bool) -> None:
+    """Whether the index that is there serves in place of ours."""
+    wanted = [(keys, 1)] if isinstance(keys, str) else [tuple(key) for key in keys]
+    indexes = await collection.index_information()
+    same = {other: index for other, index in indexes.items() if _keys(index) == wanted}
+    serving = [other for other, index in same.items() if not unique or _is_unique(index)]
+    if serving:
+        return _logger.info("index %s exists under the name %s", name, serving[0])
+    other = next(iter(same), name)
+    is_not = (
+        f"over {_shown(wanted)} is not unique" if same else f"has the keys {_shown(_keys(indexes[name]))}"
+    )
+    raise StoreRefused(
+        f"collection {collection.name!r} needs the index {name} over {_shown(wanted)}{', unique' * unique}, "
+        f"but its index {other!r} {is_not}: remove it with db.{collection.name}.dropIndex({other!r}), then start again"
+    )
+
+
+def _keys(index: dict[str, Any]) -> list[tuple[Any, ...]]:
+    return [tuple(key) for key in index["key"]]
+
+
+def _is_unique(index: dict[str, Any]) -> bool:
+    """For all documents, not only for those that a filter selects."""
+    return bool(index.get("unique")) and "partialFilterExpression" not in index
+
+
+def _shown(keys: list[tuple[Any, ...]]) -> str:
+    return f"({', '.join(str(key[0]) for key in keys)})"
 
 
 def moment(at: float) -> datetime:

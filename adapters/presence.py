@@ -27,6 +27,9 @@ _EVENT = [(name, ASCENDING) for name in ("task_id", "node_id", "event_hash")]
 
 _DUPLICATE = 11000
 
+_SILENT_SEC = 180.0
+"""Three times the usual interval, for workers that do not say theirs."""
+
 
 class WorkerStatus(StrEnum):
     """Whether a worker runs, as far as the registry knows."""
@@ -61,6 +64,7 @@ class WorkerRegistry:
         *,
         session: str = "",
         leaked_threads: int | None = None,
+        announce_interval_sec: float | None = None,
     ) -> None:
         """Show a process that has started. Several roles are one `type`, joined by commas, as in announces."""
         shown = {
@@ -68,6 +72,7 @@ class WorkerRegistry:
             "capabilities": {"roles": list(roles)},
             "version": version,
             "capacity": {"tasks": capacity},
+            "announce_interval_sec": announce_interval_sec,
             **_alive(at, session, leaked_threads),
         }
         try:
@@ -97,11 +102,18 @@ class WorkerRegistry:
         return bool(done.matched_count)
 
     @shortened
-    async def expire(self, silent_since: float) -> int:
-        """Show as offline who was not seen after `silent_since`; answers how many. Being seen brings them back."""
-        silent = {"status": WorkerStatus.ONLINE.value, "last_seen": {"$lt": moment(silent_since)}}
-        done = await self._workers.update_many(silent, {"$set": {"status": WorkerStatus.OFFLINE.value}})
-        return int(done.modified_count)
+    async def expire(self, at: float) -> int:
+        """Show as offline who missed three announces; answers how many. Being seen brings them back."""
+        online = {"status": WorkerStatus.ONLINE.value}
+        expired = 0
+        for interval in {*await self._workers.distinct("announce_interval_sec", online), None}:
+            silent_sec = 3 * interval if isinstance(interval, (int, float)) else _SILENT_SEC
+            silent = {"announce_interval_sec": interval, "last_seen": {"$lt": moment(at - silent_sec)}}
+            done = await self._workers.update_many(
+                {**online, **silent}, {"$set": {"status": WorkerStatus.OFFLINE.value}}
+            )
+            expired += int(done.modified_count)
+        return expired
 
 
 def _alive(at: float, session: str, leaked_threads: int | None) -> dict[str, Any]:

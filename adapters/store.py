@@ -7,26 +7,39 @@ of a task. What matched nothing is looked into afterwards.
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pymongo import ASCENDING, ReturnDocument
-from pymongo.errors import DuplicateKeyError
+from pymongo.errors import DuplicateKeyError, OperationFailure
 
 from flowkit.adapters import documents
 from flowkit.adapters.attempt_writes import AttemptWrites
 from flowkit.adapters.cancel_flags import CancelFlags
 from flowkit.adapters.catalog import Catalog
-from flowkit.adapters.mongo import Database, ensure_index, iso, moment, shortened
+from flowkit.adapters.closing import Closing
+from flowkit.adapters.mongo import Database, denial, denied, ensure_index, moment, shortened
+from flowkit.adapters.open_tasks import abandon
+from flowkit.adapters.recording import Recording
 from flowkit.errors import TaskIdTaken
-from flowkit.models import OPEN_TASK_STATUSES, NodeStatus, TaskStatus
+from flowkit.models import NodeStatus, TaskStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowkit.adapters.cancel_flags import CancelFlag
-    from flowkit.models import AttemptInput, CloseTask, NodeRecord, OpenTask, RecordTask
+    from flowkit.models import AttemptInput, CloseTask, OpenTask, RecordTask
 
-_NODES_OF_ONE_UPDATE = 100
+_GRAPH = {
+    "_id": 0,
+    "first_run_id": 1,
+    "status": 1,
+    "graph.nodes.node_id": 1,
+    "graph.nodes.type": 1,
+    "graph.nodes.depends_on": 1,
+    "graph.edges": 1,
+    "graph.edges_ex": 1,
+}
 _EPOCHS = {"_id": 0, "run_seq": 1, "graph.nodes.node_id": 1, "graph.nodes.attempt_epoch": 1}
 
 
@@ -50,19 +63,28 @@ class TaskStore:
 
     @shortened
     async def prepare(self) -> None:
-        """Create the indexes. StoreRefused names the index that duplicate ids prevent."""
-        await ensure_index(self._tasks, "id", "uniq_task_id", unique=True)
-        by_status = [("status", ASCENDING), ("updated_at", ASCENDING)]
-        await ensure_index(self._tasks, by_status, "ix_task_status_updated")
+        """Create the indexes.
+
+        StoreRefused names the index that duplicate ids prevent, StoreDenied the user who has no right to make it.
+        """
+        try:
+            await ensure_index(self._tasks, "id", "uniq_task_id", unique=True)
+            by_status = [("status", ASCENDING), ("updated_at", ASCENDING)]
+            await ensure_index(self._tasks, by_status, "ix_task_status_updated")
+        except OperationFailure as error:
+            if not denied(error):
+                raise
+            raise await denial(self._db, error) from None
         await Catalog(self._db).prepare()
 
     @shortened
     async def deployment(self) -> str:
         """Id of this database, made by whoever asks first; tells engines and workers of two databases apart."""
         if self._deployment is None:
-            await self._meta().update_one(
-                {"_id": "deployment"}, {"$setOnInsert": {"value": str(uuid.uuid4())}}, upsert=True
-            )
+            with suppress(DuplicateKeyError):
+                await self._meta().update_one(
+                    {"_id": "deployment"}, {"$setOnInsert": {"value": str(uuid.uuid4())}}, upsert=True
+                )
             stored = await self._meta().find_one({"_id": "deployment"})
             self._deployment = str(stored["value"])
         return self._deployment
@@ -73,32 +95,41 @@ class TaskStore:
     @shortened
     async def insert_task(self, document: dict[str, Any]) -> None:
         """Write a new task document unless its id is there already."""
-        try:
+        await self._insert(document)
+
+    async def _insert(self, document: dict[str, Any]) -> None:
+        with suppress(DuplicateKeyError):
             await self._tasks.update_one({"id": document["id"]}, {"$setOnInsert": document}, upsert=True)
-        except DuplicateKeyError:
-            return
 
     @shortened
-    async def open_task(self, opening: OpenTask) -> tuple[int, dict[str, int]]:
+    async def open_task(
+        self, opening: OpenTask, *, namespace_id: str = "", database_id: str = ""
+    ) -> tuple[int, dict[str, int]]:
         """Take the document over for a run of its workflow; answers `run_seq` and the epochs used before.
 
         Inserts it when there is none. TaskIdTaken when it belongs to another task.
         """
-        stored = await self._adopt(opening)
+        ids = documents.owner(namespace_id, database_id)
+        stored = await self._tasks.find_one({"id": opening.task_id}, _GRAPH)
         if stored is None:
-            await self.insert_task(
-                documents.new_task(opening.task_id, opening.params, opening.graph, opening.at)
+            await self._insert(
+                documents.new_task(opening.task_id, opening.params, opening.graph, opening.at, **ids)
             )
-            stored = await self._adopt(opening)
-        if stored is None:
+            stored = await self._tasks.find_one({"id": opening.task_id}, _GRAPH)
+        if stored is not None:
+            _check_graph(stored, opening)
+        adopted = await self._adopt(opening, ids)
+        if adopted is None:
             raise TaskIdTaken(f"task id {opening.task_id!r} belongs to an earlier task; choose another id")
-        nodes = stored["graph"]["nodes"]
-        return stored["run_seq"], {
+        nodes = adopted["graph"]["nodes"]
+        return adopted["run_seq"], {
             node["node_id"]: node["attempt_epoch"] for node in nodes if node.get("attempt_epoch")
         }
 
-    async def _adopt(self, opening: OpenTask) -> dict[str, Any] | None:
-        unclaimed = {"first_run_id": None, "status": TaskStatus.QUEUED.value}
+    async def _adopt(self, opening: OpenTask, ids: dict[str, str]) -> dict[str, Any] | None:
+        unclaimed: dict[str, Any] = {"first_run_id": None, "status": TaskStatus.QUEUED.value}
+        if "namespace_id" in ids:
+            unclaimed["namespace_id"] = {"$in": [ids["namespace_id"], None]}
         taken: dict[str, Any] | None = await self._tasks.find_one_and_update(
             {"id": opening.task_id, "$or": [{"first_run_id": opening.first_run_id}, unclaimed]},
             {
@@ -108,6 +139,7 @@ class TaskStore:
                     "run_id": opening.run_id,
                     "status_history": documents.opened_history(opening.at),
                     "updated_at": moment(opening.at),
+                    **ids,
                     **_NOT_ENDED,
                 },
                 "$unset": _REOPENED,
@@ -195,7 +227,7 @@ class TaskStore:
         path = f"graph.nodes.{attempt.index}"
         stored = await self._tasks.find_one(
             {"id": attempt.task_id, f"{path}.node_id": attempt.node_id},
-            {"_id": 0, "graph.nodes.node_id": 1, "graph.nodes.depends_on": 1, "graph.edges": 1},
+            _GRAPH,
         )
         return documents.parents_of(attempt.node_id, stored) if stored else []
 
@@ -209,80 +241,32 @@ class TaskStore:
     @shortened
     async def record(self, record: RecordTask) -> None:
         """Write transitions that only the workflow knows; those behind the document change nothing."""
-        failed_first = sorted(record.nodes, key=lambda node: node.status is not NodeStatus.FAILED)
-        chunks = _chunks(failed_first, _NODES_OF_ONE_UPDATE) or [[]]
-        for number, nodes in enumerate(chunks):
-            task_fields = documents.task_fields(record) if number == 0 else {}
-            if not await self._record_together(record, nodes, task_fields):
-                await self._record_one_by_one(record, nodes, task_fields)
-
-    async def _record_together(
-        self, record: RecordTask, nodes: Sequence[NodeRecord], fields: dict[str, Any]
-    ) -> bool:
-        condition = documents.task_filter(record)
-        for node in nodes:
-            condition |= documents.node_filter(node)
-            fields = fields | documents.node_fields(node, record.at)
-        done = await self._tasks.update_one(condition, {"$set": fields})
-        return bool(done.matched_count)
-
-    async def _record_one_by_one(
-        self, record: RecordTask, nodes: Sequence[NodeRecord], fields: dict[str, Any]
-    ) -> None:
-        if fields:
-            await self._tasks.update_one(documents.task_filter(record), {"$set": fields})
-        for node in nodes:
-            await self._record_together(record, [node], {})
+        await Recording(self._tasks).write(record)
 
     @shortened
     async def close_task(self, close: CloseTask) -> bool:
         """Write the end of a task and whatever its document missed; False when there is no document.
 
-        A document that a newer run has opened is left alone.
+        A document that a newer run has opened is left alone. StoreTooLarge when it is too large for any end.
         """
-        stored = await self._tasks.find_one(
-            {"id": close.task_id}, {**documents.NODE_STATES, "graph.nodes.stats": 1, "run_seq": 1}
-        )
-        if stored is None:
-            return False
-        await self._tasks.update_one(
-            {"id": close.task_id, "run_seq": {"$lte": close.run_seq}},
-            {"$set": documents.closed_fields(close, stored["graph"]["nodes"])},
-        )
-        return True
-
-    @shortened
-    async def open_documents(self) -> list[dict[str, Any]]:
-        """`id`, `run_id` and `updated_at` of every task that has not ended, as far as its document knows."""
-        cursor = self._tasks.find(_NOT_CLOSED, {"_id": 0, "id": 1, "run_id": 1, "updated_at": 1})
-        return [document async for document in cursor]
+        return await Closing(self._tasks).write(close)
 
     @shortened
     async def abandon(self, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
         """End a task whose workflow is gone; False when the document has moved on meanwhile."""
-        unchanged = {"id": task_id, "run_id": run_id, **_NOT_CLOSED}
-        stored = await self._tasks.find_one(unchanged, {**documents.NODE_STATES, "run_id": 1, "status": 1})
-        if stored is None:
-            return False
-        change = {"from": stored["status"], "to": TaskStatus.FAILED.value, "at": iso(at)}
-        done = await self._tasks.update_one(
-            unchanged | documents.unchanged_nodes(stored),
-            {
-                "$set": documents.abandoned_fields(stored, reason, at),
-                "$push": {"status_history": change},
-            },
+        return await abandon(self._tasks, task_id, run_id, reason, at)
+
+
+def _check_graph(stored: dict[str, Any], opening: OpenTask) -> None:
+    """TaskIdTaken when a document that no run has claimed was made for another graph."""
+    unclaimed = stored.get("first_run_id") is None and stored.get("status") == TaskStatus.QUEUED.value
+    if unclaimed and (difference := documents.graph_difference(stored.get("graph", {}), opening.graph)):
+        raise TaskIdTaken(
+            f"task id {opening.task_id!r} was used for another graph: {difference}; choose another id"
         )
-        return bool(done.matched_count)
 
-
-_NOT_CLOSED = {"status": {"$in": [*OPEN_TASK_STATUSES, TaskStatus.FAILED.value]}, "finished_at": None}
-"""Tasks that may still change; one that has just failed shows it before its last attempts have ended."""
 
 _NOT_ENDED = {"finished_at": None, "reason": None, "result": None}
 
-_REOPENED = {"closed_run_id": "", **documents.TASK_FLAGS}
+_REOPENED = {"closed_run_id": "", "status_history_omitted": "", **documents.TASK_FLAGS}
 """What a task that goes on must not keep from an earlier end."""
-
-
-def _chunks(nodes: Sequence[NodeRecord], size: int) -> list[Sequence[NodeRecord]]:
-    return [nodes[start : start + size] for start in range(0, len(nodes), size)]

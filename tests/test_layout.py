@@ -31,6 +31,10 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
         "adapters/pull.py",
         "flowkit.workflows.input_args",
     ): "the arguments that validation has parsed, for types",
+    (
+        "adapters/documents.py",
+        "flowkit.workflows.shapes",
+    ): "edges lead from where to where, by the rule of validation",
     ("activities/tasks.py", "flowkit.workflows.validation"): "the engine judges its own limit and functions",
     ("activities/inputs.py", "flowkit.workflows.input_args"): "a worker parses the same arguments again",
 }

@@ -28,6 +28,7 @@ from flowkit.arguments import (
     task_id_problem,
     whole_problem,
 )
+from flowkit.connection import Namespace
 from flowkit.errors import (
     ConfigError,
     FlowKitError,
@@ -125,6 +126,7 @@ class TaskClient:
         self._queue = queue
         self._max_nodes = max_nodes
         self._catalog = TaskCatalog(tasks.database)
+        self._namespace = Namespace(client)
 
     async def create_task(
         self,
@@ -187,10 +189,13 @@ class TaskClient:
 
     async def _insert(self, task_id: str, given: dict[str, Any]) -> None:
         """Write the task's document; its workflow would do it anyway."""
-        document = documents.new_task(task_id, given["params"], given["graph"], time.time())
+        namespace_id, at = await self._namespace.id(), time.time()
         error: FlowKitError | None = None
         for _ in range(_INSERT_TRIES):
             try:
+                database_id = await self._tasks.deployment()
+                ids = documents.owner(namespace_id, database_id)
+                document = documents.new_task(task_id, given["params"], given["graph"], at, **ids)
                 return await self._tasks.insert_task(document)
             except StoreUnavailable as unavailable:
                 error = unavailable

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import shlex
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from temporalio.worker import Worker
+
+_logger = logging.getLogger("flowkit.client")
 
 DEFAULT_ADDRESS = "localhost:7233"
 _DETAIL_CHARS = 200
@@ -59,6 +63,32 @@ async def connect() -> Client:
         return client
     except (RPCError, RuntimeError) as error:
         raise unavailable(error, settings["target_host"], settings["namespace"]) from None
+
+
+class Namespace:
+    """The namespace of a client; its *id* tells apart what has the same name on two servers."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._id = ""
+        self._told = False
+
+    async def id(self) -> str:
+        """The id, asked for until it is known; empty while Temporal does not tell it."""
+        if not self._id:
+            request = DescribeNamespaceRequest(namespace=self._client.namespace)
+            try:
+                answer = await self._client.workflow_service.describe_namespace(request)
+                self._id = answer.namespace_info.id
+            except RPCError as error:
+                self._tell(error)
+        return self._id
+
+    def _tell(self, error: RPCError) -> None:
+        if not self._told:
+            name = self._client.namespace
+            _logger.warning("Temporal does not tell the id of namespace %r: %s", name, error.message)
+        self._told = True
 
 
 def is_loopback(address: str) -> bool:
@@ -101,6 +131,7 @@ class WorkerThread:
         self._started = asyncio.get_running_loop().create_future()
         self._caller = asyncio.get_running_loop()
         self._stop = asyncio.Event()
+        self._error: BaseException | None = None
         self.failed: asyncio.Future[BaseException | None] = self._caller.create_future()
         """Done when the workers have ended; holds the error that ended them, if one did."""
 
@@ -109,20 +140,31 @@ class WorkerThread:
         self._thread.start()
         await self._started
 
+    @property
+    def alive(self) -> bool:
+        """Whether the workers run: they were started and have not ended."""
+        return self._thread.is_alive()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What has ended them, if an error did."""
+        return self._error
+
     async def stop(self) -> None:
         """Stop the workers; returns when their thread has ended."""
-        self._loop.call_soon_threadsafe(self._stop.set)
+        with suppress(RuntimeError):  # the loop is closed: they have ended already
+            self._loop.call_soon_threadsafe(self._stop.set)
         await asyncio.to_thread(self._thread.join)
 
     def _serve(self) -> None:
-        error: BaseException | None = None
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._run())
         except BaseException as caught:  # noqa: BLE001 - handed to whoever waits for the thread
-            error = caught
-        self._tell(self._started, error)
-        self._tell(self.failed, error)
+            self._error = caught
+            _logger.error("%s has ended: %s", self._thread.name, caught or type(caught).__name__)
+        self._tell(self._started, self._error)
+        self._tell(self.failed, self._error)
 
     async def _run(self) -> None:
         workers = self._build()
@@ -146,6 +188,16 @@ class WorkerTask:
         """Start the workers; raises what keeps them from being made. `failed` tells what ends them later."""
         self._ends = asyncio.create_task(_run_until(self._stop, self._build()))
         self._ends.add_done_callback(lambda ends: _settle(self.failed, ends.exception()))
+
+    @property
+    def alive(self) -> bool:
+        """Whether the workers run: they were started and have not ended."""
+        return not self._ends.done()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What has ended them, if an error did."""
+        return self._ends.exception() if self._ends.done() and not self._ends.cancelled() else None
 
     async def stop(self) -> None:
         """Stop the workers; returns when they have ended."""

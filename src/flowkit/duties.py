@@ -12,6 +12,7 @@ from flowkit.activities.failures import failed_attempt, handed_over
 from flowkit.activities.home import HomeLoop
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.store import TaskStore
+from flowkit.connection import Namespace
 from flowkit.engine import (
     activity_name,
     check_functions,
@@ -110,6 +111,8 @@ class EngineDuty(Duty):
             artifacts=self._artifacts,
             functions=self._functions,
         )
+        namespace = Namespace(worker.client)
+        await namespace.id()
         home = HomeLoop()
         identity = worker.config(active_config=True).get("identity") or worker.client.identity
         calls = function_activities(
@@ -129,12 +132,13 @@ class EngineDuty(Duty):
                 home=home,
                 calls=calls,
                 by_name=True,
+                namespace_id=namespace.id,
             )
         )
         beside = function_worker(worker.client, config=self._config, calls=calls, identity=identity)
         self._function_worker = SideWorker(beside, main=worker)
-        sweep = Sweep(worker.client, self._tasks)
-        self._sweeping = asyncio.create_task(sweep.run(self._config.sweep_sec))
+        sweep = Sweep(worker.client, self._tasks, namespace, every_sec=self._config.sweep_sec)
+        self._sweeping = asyncio.create_task(sweep.run())
 
     async def stop(self) -> None:
         """No more sweep, no more functions; raises what ended the worker of functions."""

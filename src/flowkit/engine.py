@@ -14,7 +14,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from flowkit.activities.attempts import Host
 from flowkit.activities.functions import FunctionActivities, built_in
-from flowkit.activities.tasks import TaskActivities
+from flowkit.activities.tasks import TaskActivities, unknown_namespace
 from flowkit.activities.threads import Threads
 from flowkit.errors import ConfigError
 from flowkit.limits import RESERVED_FUNCTIONS
@@ -27,7 +27,7 @@ from flowkit.workflows.entrance import OneInput
 from flowkit.workflows.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from typing import Any
 
     from temporalio.client import Client
@@ -133,6 +133,7 @@ def engine_activities(
     home: HomeLoop,
     calls: FunctionActivities,
     by_name: bool = False,
+    namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
 ) -> list[Callable[..., Any]]:
     """Everything a worker of the engine's queue answers beside the Task workflow.
 
@@ -145,6 +146,7 @@ def engine_activities(
         settings=settings,
         functions=calls.functions,
         max_nodes=config.max_nodes,
+        namespace_id=namespace_id,
     )
     return [*own.all, *([calls.of(name) for name in calls.functions] if by_name else [calls.any()])]
 
@@ -159,6 +161,7 @@ def engine_workers(
     home: HomeLoop,
     functions: Mapping[str, Function],
     identity: str,
+    namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
 ) -> list[Worker]:
     """The Temporal workers of an engine; they must be created on the loop that will run them.
 
@@ -169,7 +172,13 @@ def engine_workers(
         config=config, tasks=tasks, artifacts=artifacts, home=home, functions=functions, identity=identity
     )
     activities = engine_activities(
-        config=config, settings=settings, tasks=tasks, artifacts=artifacts, home=home, calls=calls
+        config=config,
+        settings=settings,
+        tasks=tasks,
+        artifacts=artifacts,
+        home=home,
+        calls=calls,
+        namespace_id=namespace_id,
     )
     runs_tasks = Worker(
         client,

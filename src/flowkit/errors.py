@@ -5,7 +5,9 @@
     + ConfigError (also ValueError)
     + Removed (also AttributeError)
     + StoreUnavailable          retryable
+        + StoreDenied           retryable
     + StoreRefused
+        + StoreTooLarge
     + Fenced
     + EpochTaken
     + TaskIdTaken
@@ -68,10 +70,22 @@ class StoreUnavailable(FlowKitError):
     code = "mongo_unavailable"
 
 
+class StoreDenied(StoreUnavailable):
+    """MongoDB does not let this user in, or does not let it do this."""
+
+    code = "mongo_denied"
+
+
 class StoreRefused(FlowKitError):
     """MongoDB refused a write for good."""
 
     code = "mongo_refused"
+
+
+class StoreTooLarge(StoreRefused):
+    """A document would be larger than MongoDB allows (16 MB)."""
+
+    code = "document_too_large"
 
 
 class Fenced(FlowKitError):

@@ -237,14 +237,3 @@ async def test_a_node_that_finishes_while_its_task_is_abandoned_stays_finished(
     recording.before["tasks"].append(partial(tasks.finish_attempt, attempt(), RUN, AT))
     await TaskStore(recording).abandon(TASK, RUN, "lost", AT)
     assert await stored_statuses(db) == ["finished"]
-
-
-async def test_open_documents_are_those_that_have_not_ended(tasks: TaskStore) -> None:
-    for task_id in ("ended", "running"):
-        await tasks.open_task(opening("a", task_id=task_id))
-    await tasks.insert_task(new_task("a", task_id="queued"))
-    await tasks.abandon("ended", RUN, "lost", AT)
-    found = {document.pop("id"): document for document in await tasks.open_documents()}
-    assert set(found) == {"running", "queued"}
-    assert (found["running"]["run_id"], found["queued"].get("run_id")) == (RUN, None)
-    assert all(seconds(document["updated_at"]) == AT for document in found.values())

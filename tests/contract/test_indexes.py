@@ -117,10 +117,48 @@ async def test_the_refusal_is_short_and_names_index_and_key_whatever_mongodb_say
 
 async def test_an_index_that_exists_under_another_name_does_not_stop_the_start() -> None:
     """The documented coordinator named the workers' index `uniq_artifact_batch` (protocol: engine duties)."""
-    text = "Index already exists with a different name: uniq_artifact_batch"
     db = memory_database()
-    await prepare(Failing(db, "uniq_artifact_batch_uid", OperationFailure(text, 85)))
+    await db.artifacts.create_index(NODE_BATCH, name="uniq_artifact_batch", unique=True)
+    await prepare(Failing(db, "uniq_artifact_batch_uid", conflict("uniq_artifact_batch")))
     assert "uniq_metrics_batch" in await db.metrics_raw.index_information()
+
+
+def conflict(name: str) -> OperationFailure:
+    """What MongoDB says when an index of the same keys exists under another name."""
+    return OperationFailure(f"Index already exists with a different name: {name}", 85)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"unique": True, "partialFilterExpression": {"status": "partial"}}],
+    ids=["plain", "partial"],
+)
+async def test_an_index_of_the_same_keys_that_is_not_unique_stops_the_start(options: dict[str, Any]) -> None:
+    db = memory_database()
+    await db.artifacts.create_index(NODE_BATCH, name="by_batch", **options)
+    with pytest.raises(StoreRefused) as caught:
+        await prepare(Failing(db, "uniq_artifact_batch_uid", conflict("by_batch")))
+    assert str(caught.value) == (
+        "collection 'artifacts' needs the index uniq_artifact_batch_uid over (task_id, node_id, batch_uid), unique, "
+        "but its index 'by_batch' over (task_id, node_id, batch_uid) is not unique: remove it with "
+        "db.artifacts.dropIndex('by_batch'), then start again"
+    )
+
+
+@pytest.mark.parametrize("keys", ["id", "other"])
+async def test_an_index_that_has_taken_the_name_of_a_unique_one_stops_the_start(
+    server_db: Any, keys: str
+) -> None:
+    await server_db.tasks.create_index(keys, name="uniq_task_id")
+    with pytest.raises(StoreRefused, match=r"needs the index uniq_task_id over \(id\), unique.*dropIndex"):
+        await prepare(server_db)
+
+
+async def test_an_index_of_ours_that_need_not_be_unique_may_have_any_name() -> None:
+    db = memory_database()
+    await db.tasks.create_index("started_at", name="mine")
+    await db.tasks.create_index([("started_at", -1)], name="also_mine")
+    await prepare(Failing(db, "ix_task_started", conflict("also_mine")))
 
 
 class Failing:
@@ -136,6 +174,9 @@ class Failing:
 class _FailingCollection:
     def __init__(self, collection: Any, index: str, error: Exception) -> None:
         self._collection, self._index, self._error = collection, index, error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._collection, name)
 
     async def create_index(self, keys: Any, *, name: str, **options: Any) -> Any:
         if name == self._index:

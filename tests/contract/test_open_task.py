@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.contract.builders import (
     attempt,
     begun,
     close,
+    graph,
     new_task,
     opened,
     opening,
@@ -21,6 +23,7 @@ from tests.contract.builders import (
     stored,
 )
 
+from flowkit.adapters import documents
 from flowkit.errors import TaskIdTaken
 from flowkit.models import TaskStatus
 
@@ -115,3 +118,84 @@ async def test_opening_forgets_how_the_task_ended_before(db: Any, tasks: TaskSto
     document = await stored(db)
     assert document["status"] == "running"
     assert [document[field] for field in ("finished_at", "reason", "result")] == [None, None, None]
+
+
+# --- whose document ---------------------------------------------------------------------------------------------
+
+
+async def test_a_document_keeps_the_namespace_and_the_database_that_opened_it(
+    db: Any, tasks: TaskStore
+) -> None:
+    await tasks.open_task(opening("a"), namespace_id="ns-1", database_id="db-1")
+    document = await stored(db)
+    assert (document["namespace_id"], document["database_id"]) == ("ns-1", "db-1")
+
+
+async def test_a_document_without_a_namespace_gets_that_of_its_first_run(db: Any, tasks: TaskStore) -> None:
+    await tasks.insert_task(new_task("a"))
+    await tasks.open_task(opening("a"), namespace_id="ns-1")
+    assert (await stored(db))["namespace_id"] == "ns-1"
+
+
+async def test_an_engine_that_does_not_know_its_namespace_leaves_what_the_client_wrote(
+    db: Any, tasks: TaskStore
+) -> None:
+    await tasks.insert_task(new_task("a") | {"namespace_id": "ns-1"})
+    await tasks.open_task(opening("a"))
+    document = await stored(db)
+    assert (document["namespace_id"], "database_id" in document) == ("ns-1", False)
+
+
+async def test_a_queued_document_of_another_namespace_is_left_alone(db: Any, tasks: TaskStore) -> None:
+    await tasks.insert_task(new_task("a") | {"namespace_id": "ns-2"})
+    before = await stored(db)
+    with pytest.raises(TaskIdTaken):
+        await tasks.open_task(opening("a"), namespace_id="ns-1")
+    assert await stored(db) == before
+
+
+GRAPHS: dict[str, tuple[dict[str, Any], str]] = {
+    "fewer nodes": (
+        {"nodes": [{"node_id": "a", "type": "crawler"}]},
+        "its document has 1 nodes, not 2",
+    ),
+    "another id": (
+        {"nodes": [{"node_id": "a", "type": "crawler"}, {"node_id": "x", "type": "crawler"}]},
+        "its document has node_id 'x' at graph.nodes[1], not 'b'",
+    ),
+    "another type": (
+        {"nodes": [{"node_id": "a", "type": "crawler"}, {"node_id": "b", "type": "indexer"}]},
+        "its document has type 'indexer' at graph.nodes[1], not 'crawler'",
+    ),
+    "another parent": (
+        {**graph("a", "b"), "edges": [["a", "b"]]},
+        "its document has depends_on ['a'] at graph.nodes[1], not []",
+    ),
+}
+
+
+@pytest.mark.parametrize(("other", "told"), GRAPHS.values(), ids=list(GRAPHS))
+async def test_a_queued_document_with_another_graph_is_left_alone(
+    db: Any, tasks: TaskStore, other: dict[str, Any], told: str
+) -> None:
+    await tasks.insert_task(documents.new_task(TASK, {}, other, AT))
+    before = await stored(db)
+    with pytest.raises(TaskIdTaken) as caught:
+        await tasks.open_task(opening("a", "b"))
+    assert str(caught.value) == f"task id {TASK!r} was used for another graph: {told}; choose another id"
+    assert await stored(db) == before
+
+
+async def test_a_queued_document_without_a_graph_is_left_alone(db: Any, tasks: TaskStore) -> None:
+    await db.tasks.insert_one({"id": TASK, "status": "queued"})
+    with pytest.raises(TaskIdTaken, match="holds no graph"):
+        await tasks.open_task(opening("a"))
+
+
+async def test_parents_may_be_given_by_edges_or_by_the_nodes(db: Any, tasks: TaskStore) -> None:
+    nodes = graph("a", "b", "c")["nodes"]
+    by_edges = {"nodes": nodes, "edges": [["a", "c"]], "edges_ex": [{"from": "b", "to": "c"}]}
+    by_nodes = {"nodes": [*nodes[:2], {**nodes[2], "depends_on": ["b", "a"]}]}
+    await tasks.insert_task(documents.new_task(TASK, {}, by_edges, AT))
+    await tasks.open_task(replace(opening(), graph=by_nodes))
+    assert (await stored(db))["graph"]["nodes"][2]["depends_on"] == ["a", "b"]

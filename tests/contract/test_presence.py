@@ -14,6 +14,7 @@ from tests.contract.recording import RecordingDatabase, conflicts
 from tests.integration.world import eventually
 
 from flowkit.activities.presence import Presence
+from flowkit.adapters.mongo import moment
 from flowkit.adapters.presence import WorkerEvents, WorkerRegistry, done
 from flowkit.errors import StoreRefused, StoreUnavailable
 from flowkit.local.ports import HOST, free_port
@@ -67,7 +68,7 @@ async def test_duplicates_stop_the_start(db: Any, store: Callable[[Any], Any]) -
 async def test_a_worker_that_comes_online_is_shown_as_announces_show_it(
     db: Any, registry: WorkerRegistry
 ) -> None:
-    await registry.online(WORKER, ["crawler", "indexer"], "2.0.0", 8, AT)
+    await registry.online(WORKER, ["crawler", "indexer"], "2.0.0", 8, AT, announce_interval_sec=30)
     [row] = await documents_of(db.worker_registry)
     assert seconds(row.pop("last_seen")) == AT
     del row["_id"], row["session"]
@@ -77,6 +78,7 @@ async def test_a_worker_that_comes_online_is_shown_as_announces_show_it(
         "capabilities": {"roles": ["crawler", "indexer"]},
         "version": "2.0.0",
         "capacity": {"tasks": 8},
+        "announce_interval_sec": 30,
         "status": "online",
     }
 
@@ -127,12 +129,38 @@ async def test_who_is_not_shown_at_all_must_come_online_again(db: Any, registry:
 async def test_the_silent_expire_and_come_back_when_they_are_seen(db: Any, registry: WorkerRegistry) -> None:
     await registry.online("dead", ["crawler"], "2.0.0", 1, AT, session="a")
     await registry.online("alive", ["crawler"], "2.0.0", 1, AT + 60, session="b")
-    assert await registry.expire(AT + 30) == 1
-    assert await registry.expire(AT + 30) == 0
-    statuses = {row["worker_id"]: row["status"] for row in await documents_of(db.worker_registry)}
-    assert statuses == {"dead": "offline", "alive": "online"}
+    assert await registry.expire(AT + 200) == 1
+    assert await registry.expire(AT + 200) == 0
+    assert await statuses(db) == {"dead": "offline", "alive": "online"}
     assert await registry.seen("dead", AT + 61, session="a")
-    assert await registry.expire(AT + 30) == 0
+    assert await registry.expire(AT + 200) == 0
+
+
+async def test_a_worker_expires_after_three_intervals_of_its_own(db: Any, registry: WorkerRegistry) -> None:
+    for interval in (1, 600):
+        await registry.online(
+            f"every {interval} s", ["crawler"], "2.0.0", 1, AT, announce_interval_sec=interval
+        )
+    assert await registry.expire(AT + 2.9) == 0
+    assert await registry.expire(AT + 3.1) == 1
+    assert await registry.expire(AT + 1_799) == 0
+    assert await statuses(db) == {"every 1 s": "offline", "every 600 s": "online"}
+    assert await registry.expire(AT + 1_801) == 1
+
+
+async def test_a_row_of_an_external_worker_expires_after_three_minutes(
+    db: Any, registry: WorkerRegistry
+) -> None:
+    for interval in ({}, {"announce_interval_sec": "often"}):
+        row = {"worker_id": str(interval), "status": "online", "last_seen": moment(AT), **interval}
+        await db.worker_registry.insert_one(row)
+    assert await registry.expire(AT + 179) == 0
+    assert await registry.expire(AT + 181) == 2
+
+
+async def statuses(db: Any) -> dict[str, str]:
+    """Status of each worker."""
+    return {row["worker_id"]: row["status"] for row in await documents_of(db.worker_registry)}
 
 
 async def test_no_update_of_the_registry_names_a_path_twice() -> None:
@@ -237,8 +265,9 @@ async def test_a_process_that_starts_without_mongodb_is_shown_once_it_is_there(
 class Door:
     """A database that is away until it opens."""
 
-    def __init__(self, db: Any) -> None:
+    def __init__(self, db: Any, error: Exception | None = None) -> None:
         self._db = db
+        self._error = error or AutoReconnect("closed")
         self._open = False
         self._tries = 0
         self.knocked = asyncio.Event()
@@ -250,6 +279,10 @@ class Door:
         """From now on it answers."""
         self._open = True
 
+    def closes(self) -> None:
+        """From now on it does not."""
+        self._open = False
+
     def __getattr__(self, name: str) -> _DoorCollection:
         return _DoorCollection(self._db[name], self)
 
@@ -257,11 +290,11 @@ class Door:
         """Do the work, or fail while closed."""
         if not self._open:
             self._tries += 1
-            if self._tries > 3:
+            if self._tries > 3 or not isinstance(self._error, AutoReconnect):
                 self.knocked.set()
             if inspect.iscoroutine(work):
                 work.close()
-            raise AutoReconnect("closed")
+            raise self._error
         return await work
 
 
@@ -280,6 +313,22 @@ class _DoorCollection:
         answer = await self._door.through(self._collection.update_one(*args, **options))
         self._door.passed.set()
         return answer
+
+
+async def test_an_unexpected_error_does_not_keep_a_process_from_being_shown_later(db: Any) -> None:
+    door = Door(db, error=RuntimeError("odd"))
+    shows = presence(door, every_sec=0.001)
+    door.opens()
+    await shows.start()
+    door.closes()
+    await asyncio.wait_for(door.knocked.wait(), 30)
+    assert shows.loop.health.last_error == "odd"
+    door.opens()
+    await db.worker_registry.delete_many({})
+    await eventually(lambda: documents_of(db.worker_registry))
+    assert shows.loop.health.running
+    await shows.stop()
+    assert not shows.loop.health.running
 
 
 async def test_a_row_that_was_removed_comes_back(db: Any) -> None:

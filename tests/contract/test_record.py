@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +22,7 @@ from tests.contract.builders import (
     stored_node,
     stored_statuses,
 )
+from tests.contract.narrow import Narrow
 from tests.contract.recording import RecordingDatabase
 
 from flowkit.adapters.store import TaskStore
@@ -192,7 +194,7 @@ async def test_many_nodes_are_written_in_few_updates(
     assert len(recording.updates) == 3
 
 
-async def test_one_node_that_has_moved_on_costs_only_its_own_chunk(
+async def test_one_node_that_has_moved_on_costs_one_more_update_for_its_own_chunk(
     db: Any, large: TaskStore, recording: RecordingDatabase
 ) -> None:
     await begun(large, attempt("n120", index=120, epoch=4))
@@ -201,7 +203,7 @@ async def test_one_node_that_has_moved_on_costs_only_its_own_chunk(
     statuses = await stored_statuses(db)
     assert statuses.pop(120) == "running"
     assert set(statuses) == {"deferred"}
-    assert len(recording.updates) == 3 + 100
+    assert len(recording.updates) == 3 + 1
 
 
 async def test_when_a_task_of_many_nodes_fails_all_of_them_are_written(db: Any, large: TaskStore) -> None:
@@ -219,3 +221,38 @@ async def test_the_flags_of_a_task_of_many_nodes_go_up_with_the_failed_node(
     await large.record(record(*nodes, cancel="hard_fail:x"))
     [flags] = [update["$set"] for update in recording.updates if "coordinator.cancelled" in update["$set"]]
     assert flags.get(f"graph.nodes.{MANY - 1}.status") == "failed"
+
+
+async def test_how_many_changes_of_the_status_were_left_out_is_told_when_some_were(
+    db: Any, tasks: TaskStore
+) -> None:
+    await tasks.record(record())
+    assert "status_history_omitted" not in await stored(db)
+    await tasks.record(replace(record(), status_history_omitted=3))
+    assert (await stored(db))["status_history_omitted"] == 3
+    await opened(tasks, "a", "b", "c", run="run-2")
+    assert "status_history_omitted" not in await stored(db)
+
+
+async def test_a_repetition_writes_only_what_is_missing(
+    db: Any, large: TaskStore, recording: RecordingDatabase
+) -> None:
+    await large.record(record(*many(NodeStatus.SKIPPED)[:100]))
+    recording.updates.clear()
+    await large.record(record(*many(NodeStatus.SKIPPED)))
+    assert set(await stored_statuses(db)) == {"skipped"}
+    paths = [{path for path in update["$set"] if path.endswith(".status")} for update in recording.updates]
+    assert [len(each) for each in paths[1:]] == [0, 100, 50], (
+        "the first fails as a whole, the second tells the task"
+    )
+
+
+async def test_errors_are_left_out_of_a_document_that_they_would_make_too_large(
+    db: Any, recording: RecordingDatabase
+) -> None:
+    tasks = TaskStore(Narrow(recording, bytes_at_most=4_000))
+    await opened(tasks, "a", "b")
+    failed = shown("a", NodeStatus.FAILED, epoch=1, last_error="x" * 5_000)
+    await tasks.record(record(failed))
+    node = await stored_node(db)
+    assert (node["status"], node.get("last_error")) == ("failed", None)

@@ -7,14 +7,16 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from bson.errors import InvalidDocument
 from pymongo import errors
 from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, close, new_task, opening, record
 from tests.contract.drivers import DRIVERS, connected
 
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.mongo import shortened
+from flowkit.adapters.mongo import away, shortened
+from flowkit.adapters.open_tasks import OpenTasks
 from flowkit.adapters.store import TaskStore
-from flowkit.errors import FlowKitError, StoreRefused, StoreUnavailable
+from flowkit.errors import FlowKitError, StoreDenied, StoreRefused, StoreTooLarge, StoreUnavailable
 from flowkit.local.ports import HOST, free_port
 
 if TYPE_CHECKING:
@@ -49,7 +51,6 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "node_states": lambda tasks: tasks.node_states(TASK),
     "record": lambda tasks: tasks.record(record()),
     "close_task": lambda tasks: tasks.close_task(close()),
-    "open_documents": lambda tasks: tasks.open_documents(),
     "abandon": lambda tasks: tasks.abandon(TASK, RUN, "lost", AT),
 }
 
@@ -74,9 +75,26 @@ ARTIFACT_CALLS: dict[str, Callable[[ArtifactStore], Awaitable[object]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("store", "calls"), [(TaskStore, TASK_CALLS), (ArtifactStore, ARTIFACT_CALLS)], ids=["tasks", "artifacts"]
+async def first_open(tasks: OpenTasks, of: str | None = None) -> object:
+    return await anext(tasks.pages(namespace_id="ns") if of is None else tasks.pages_of(of))
+
+
+OPEN_CALLS: dict[str, Callable[[OpenTasks], Awaitable[object]]] = {
+    "pages": first_open,
+    "pages_of": lambda tasks: first_open(tasks, "ns"),
+    "counts": lambda tasks: tasks.counts(),
+    "abandon": lambda tasks: tasks.abandon(TASK, RUN, "lost", AT),
+    "take_turn": lambda tasks: tasks.take_turn("ns", "me", AT, 1),
+    "end_turn": lambda tasks: tasks.end_turn("ns", "me"),
+}
+STORES = pytest.mark.parametrize(
+    ("store", "calls"),
+    [(TaskStore, TASK_CALLS), (ArtifactStore, ARTIFACT_CALLS), (OpenTasks, OPEN_CALLS)],
+    ids=["tasks", "artifacts", "open tasks"],
 )
+
+
+@STORES
 def test_these_calls_are_all_there_are(store: type, calls: dict[str, object]) -> None:
     public = {name for name, member in vars(store).items() if inspect.isfunction(member) and name[0] != "_"}
     assert set(calls) == public
@@ -88,9 +106,7 @@ async def outcomes(store: Any, calls: dict[str, Callable[[Any], Awaitable[object
     return dict(zip(calls, results, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("store", "calls"), [(TaskStore, TASK_CALLS), (ArtifactStore, ARTIFACT_CALLS)], ids=["tasks", "artifacts"]
-)
+@STORES
 async def test_every_call_says_in_short_that_no_server_answers(
     nowhere: Any, store: Any, calls: dict[str, Callable[[Any], Awaitable[object]]]
 ) -> None:
@@ -101,35 +117,122 @@ async def test_every_call_says_in_short_that_no_server_answers(
 
 
 LONG = "topology " * 1000
+CLOSED = "Cannot use MongoClient after close"
 
 
-@pytest.mark.parametrize(
-    ("error", "ours"),
-    [
-        (errors.ServerSelectionTimeoutError(LONG), StoreUnavailable),
-        (errors.AutoReconnect(LONG), StoreUnavailable),
-        (errors.NetworkTimeout(LONG), StoreUnavailable),
-        (errors.NotPrimaryError(LONG), StoreUnavailable),
-        (errors.WaitQueueTimeoutError(LONG), StoreUnavailable),
-        (errors.ExecutionTimeout(LONG, 50), StoreUnavailable),
-        (errors.WTimeoutError(LONG, 64), StoreUnavailable),
-        (errors.OperationFailure(LONG, 189), StoreUnavailable),
-        (errors.OperationFailure(LONG, 11600), StoreUnavailable),
-        (errors.WriteError(LONG, 17419), StoreRefused),
-        (errors.OperationFailure(LONG, 13), StoreRefused),
-        (errors.ConfigurationError(LONG), StoreRefused),
-    ],
-)
-async def test_an_error_of_the_driver_becomes_a_short_one_of_ours(
-    error: errors.PyMongoError, ours: type[FlowKitError]
-) -> None:
+def bulk(*codes: int, concern: bool = False) -> errors.BulkWriteError:
+    """An error of a bulk write, some writes of which failed with these codes."""
+    problems = [{"index": place, "code": code, "errmsg": LONG} for place, code in enumerate(codes)]
+    return errors.BulkWriteError({"writeErrors": problems, "writeConcernErrors": [{"code": 64}] * concern})
+
+
+AWAY = [
+    errors.ServerSelectionTimeoutError(LONG),
+    errors.AutoReconnect(LONG),
+    errors.NetworkTimeout(LONG),
+    errors.NotPrimaryError(LONG),
+    errors.WaitQueueTimeoutError(LONG),
+    errors.ExecutionTimeout(LONG, 50),
+    errors.WTimeoutError(LONG, 64),
+    errors.OperationFailure(LONG, 189),
+    errors.OperationFailure(LONG, 11600),
+    errors.InvalidOperation(CLOSED),
+]
+"""No call at all can succeed now."""
+
+HEALS = [
+    errors.OperationFailure(LONG, 24),
+    errors.CursorNotFound(LONG, 43),
+    errors.OperationFailure(LONG, 112),
+    errors.OperationFailure(LONG, 987_654),
+    errors.ProtocolError(LONG),
+    bulk(24, 987_654),
+    bulk(concern=True),
+]
+"""This call cannot succeed now."""
+
+DENIED = [errors.OperationFailure(LONG, code) for code in (11, 13, 18)]
+TOO_LARGE = [errors.WriteError(LONG, 17419), errors.OperationFailure(LONG, 10334), bulk(17420)]
+NEVER = [
+    *(errors.OperationFailure(LONG, code) for code in (2, 28, 40, 52, 57)),
+    errors.DuplicateKeyError(LONG, 11000),
+    errors.ConfigurationError(LONG),
+    errors.InvalidName(LONG),
+    errors.InvalidOperation("No operations to execute" + LONG),
+    bulk(987_654, 2),
+]
+
+
+async def ours(error: Exception) -> FlowKitError:
+    """The error of ours that a call raises when the driver raises `error`."""
+
     @shortened
     async def fail() -> None:
         raise error
 
-    with pytest.raises(ours) as caught:
+    with pytest.raises(FlowKitError) as caught:
         await fail()
-    assert type(caught.value) is ours
-    assert len(str(caught.value)) < SHORT
-    assert type(error).__name__ in str(caught.value)
-    assert caught.value.__suppress_context__
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        *((error, StoreUnavailable) for error in AWAY + HEALS),
+        *((error, StoreDenied) for error in DENIED),
+        *((error, StoreTooLarge) for error in TOO_LARGE),
+        *((error, StoreRefused) for error in NEVER),
+    ],
+)
+async def test_an_error_of_the_driver_becomes_a_short_one_of_ours(
+    error: errors.PyMongoError, expected: type[FlowKitError]
+) -> None:
+    caught = await ours(error)
+    assert type(caught) is expected
+    assert caught.retryable is issubclass(expected, StoreUnavailable)
+    assert len(str(caught)) < SHORT
+    assert type(error).__name__ in str(caught)
+    assert caught.__suppress_context__
+
+
+async def test_a_document_that_the_driver_finds_too_large_is_told_from_one_that_it_cannot_encode() -> None:
+    assert type(await ours(errors.DocumentTooLarge(LONG))) is StoreTooLarge
+    assert type(await ours(InvalidDocument(LONG))) is StoreRefused
+
+
+def test_only_an_absent_server_fails_a_whole_group_of_writes() -> None:
+    assert [error for error in AWAY if not away(error)] == []
+    assert [error for error in [*HEALS, *DENIED, *TOO_LARGE, *NEVER] if away(error)] == []
+
+
+@pytest.mark.server
+async def test_a_client_that_was_closed_is_an_absent_server(contract_mongo_url: str) -> None:
+    for driver in DRIVERS:
+        async with connected(driver, contract_mongo_url) as client:
+            tasks = TaskStore(client.flowkit)
+            await tasks.node_states(TASK)
+        with pytest.raises(StoreUnavailable):
+            await tasks.node_states(TASK)
+
+
+async def test_missing_rights_stop_the_start_and_name_user_and_database() -> None:
+    with pytest.raises(StoreDenied, match="denies user 'reader' access to database 'shop'"):
+        await TaskStore(Denying("shop", "reader")).prepare()
+
+
+class Denying:
+    """A database in which a user may do nothing."""
+
+    def __init__(self, name: str, user: str) -> None:
+        self.name = name
+        self._user = user
+
+    def __getattr__(self, name: str) -> Denying:
+        return self
+
+    async def create_index(self, *args: Any, **options: Any) -> None:
+        raise errors.OperationFailure("not authorized on shop to execute command { createIndexes }", 13)
+
+    async def command(self, command: dict[str, Any]) -> dict[str, Any]:
+        assert command == {"connectionStatus": 1}
+        return {"authInfo": {"authenticatedUsers": [{"user": self._user, "db": "admin"}]}}

@@ -218,3 +218,27 @@ async def test_a_reset_after_terminate_opens_the_document_again(world: World) ->
     assert (document["status"], document["reason"]) == ("finished", None)
     assert "cancelled" not in document["coordinator"]
     assert (await world.node(task_id, "b"))["attempt_epoch"] == 2
+
+
+async def test_a_task_that_is_terminated_after_a_reset_is_closed_again(world: World) -> None:
+    await world.engine()
+    await world.worker()
+    task_id = await world.create(node("a"), node("b", "paced", "a", inline=LONG))
+    for _ in range(2):
+        await world.until_node(task_id, "b", "running")
+        await (await world.handle(task_id)).terminate()
+        document = await world.until_status(task_id, "failed")
+        assert document["reason"] == "terminated"
+        await reset(world, task_id, "b")
+    await world.until_status(task_id, "running")
+    await world.coordinator.cancel_task(task_id)
+    assert (await cancelled(world, task_id))["status"] == "cancelled"
+
+
+async def test_a_task_that_its_workflow_refuses_says_so_in_its_document(world: World) -> None:
+    task_id = await world.create(node("a", "coordinator_fn", io={"fn": "nobody.knows"}))
+    await world.engine()
+    document = await world.until_status(task_id, "failed")
+    assert document["reason"].startswith(
+        "invalid_graph: node 'a': io.fn names the unknown function 'nobody.knows'"
+    )

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from flowkit import version
-from flowkit.cli import checking, doctor, init, output, serving, tasks, up, variables
+from flowkit.cli import checking, doctor, init, output, retention, serving, tasks, up, variables
 from flowkit.cli.errors import EPILOG, Exit, report
 
 app = typer.Typer(
@@ -32,6 +32,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "schema": checking.schema,
     "doctor": doctor.doctor,
     "init": init.init,
+    "purge": retention.purge,
+    "close-orphaned": retention.close_orphaned,
 }
 for name, command in _COMMANDS.items():
     app.command(name, epilog=EPILOG)(command)

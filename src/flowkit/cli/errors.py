@@ -51,6 +51,8 @@ _ENDS: dict[str, tuple[Exit, str]] = {
     "task_id_taken": (Exit.USAGE, "choose another id"),
     "adapter_error": (Exit.USAGE, "docs/variables.md has the rules of variables"),
     "mongo_unavailable": (Exit.UNREACHABLE, "start MongoDB, or set MONGO_URL"),
+    "mongo_denied": (Exit.UNREACHABLE, "check the user and its roles in MONGO_URL"),
+    "document_too_large": (Exit.UNREACHABLE, "remove what the document does not need"),
     "mongo_refused": (Exit.UNREACHABLE, "correct what the message names and run it again"),
     "temporal_unavailable": (Exit.UNREACHABLE, "check TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE"),
     "unknown_task": (Exit.UNKNOWN_TASK, "`flowkit list` shows the tasks that there are"),

@@ -17,7 +17,7 @@ from flowkit.arguments import printed
 from flowkit.cli.errors import flat, remedied
 from flowkit.client import TaskCatalog, TaskClient
 from flowkit.connection import DEFAULT_ADDRESS, TemporalUnavailable, connect
-from flowkit.errors import ConfigError, StoreUnavailable
+from flowkit.errors import ConfigError, StoreDenied, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -38,6 +38,8 @@ class Servers:
     temporal: Client
     tasks: TaskClient
     catalog: TaskCatalog
+    db: Any
+    """The database itself, for commands that keep it in order."""
 
 
 @asynccontextmanager
@@ -47,7 +49,7 @@ async def servers(where: Where) -> AsyncIterator[Servers]:
         temporal = await temporal_client()
         tasks = TaskClient(temporal, TaskStore(db), queue=where.engine_queue)
         try:
-            yield Servers(temporal=temporal, tasks=tasks, catalog=TaskCatalog(db))
+            yield Servers(temporal=temporal, tasks=tasks, catalog=TaskCatalog(db), db=db)
         except RPCError as error:
             problem = TemporalUnavailable(f"Temporal cannot do this ({error.status.name}: {flat(error)})")
             raise remedied(problem, "check that the server runs, and try again") from error
@@ -59,6 +61,9 @@ async def database(where: Where) -> AsyncIterator[Any]:
     client = _motor(where.mongo_url)
     try:
         yield _named(client, where.database)
+    except StoreDenied as error:
+        denied = StoreDenied(f"{flat(error)} (at {without_password(where.mongo_url)})")
+        raise remedied(denied, "check the user, its password and its roles in MONGO_URL") from error
     except StoreUnavailable as error:
         problem = StoreUnavailable(f"no MongoDB answers at {without_password(where.mongo_url)}")
         raise remedied(problem, "start one, or set MONGO_URL") from error

@@ -11,6 +11,7 @@ import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit import version
+from flowkit.activities.background import Health
 from flowkit.activities.home import HomeLoop
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.coordinator import default_adapters
@@ -29,7 +30,7 @@ from flowkit.arguments import (
 )
 from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.config import CoordinatorConfig
-from flowkit.connection import WorkerTask, WorkerThread, connect
+from flowkit.connection import Namespace, WorkerTask, WorkerThread, connect
 from flowkit.core.time import SystemClock
 from flowkit.engine import check_functions, engine_workers, prepared_settings
 from flowkit.errors import Removed
@@ -113,6 +114,7 @@ class Coordinator:
         self._client: TaskClient | None = None
         self._own_thread = own_thread
         self._thread: WorkerThread | WorkerTask | None = None
+        self._sweep: Sweep | None = None
         self._sweeping: asyncio.Task[None] | None = None
 
     @property
@@ -133,18 +135,29 @@ class Coordinator:
 
     @property
     def _running(self) -> bool:
-        """Read by the documented health check."""
-        return self._thread is not None
+        """Read by the documented health check: whether tasks are run here now."""
+        return self._thread is not None and self._thread.alive
+
+    def health(self) -> Health:
+        """Whether tasks are run here now, what has ended that, and how the sweep does. Asks no server."""
+        error = self._thread.error if self._thread is not None else None
+        return Health(
+            running=self._running,
+            error=None if error is None else str(error) or type(error).__name__,
+            loops=() if self._sweep is None else (self._sweep.health,),
+        )
 
     async def start(self) -> None:
         """Connect, create the indexes, and run tasks. Raises what keeps it from that; then nothing runs."""
-        if self._thread is not None:
+        if self._running:
             return
+        if self._thread is not None:
+            await self.stop()
         client = await self._connect()
         settings = await prepared_settings(
             client, config=self.cfg, tasks=self._tasks, artifacts=self._artifacts, functions=self.adapters
         )
-        await self._run(client, settings)
+        await self._run(client, settings, Namespace(client))
         self.log.info("engine %s runs tasks of queue %r", version.__version__, self.cfg.queue)
 
     async def _connect(self) -> Client:
@@ -152,8 +165,9 @@ class Coordinator:
         self._client = TaskClient(client, self._tasks, queue=self.cfg.queue, max_nodes=self.cfg.max_nodes)
         return client
 
-    async def _run(self, client: Client, settings: Settings) -> None:
+    async def _run(self, client: Client, settings: Settings, namespace: Namespace) -> None:
         home = HomeLoop()
+        await namespace.id()
 
         def build() -> list[Worker]:
             return engine_workers(
@@ -165,12 +179,14 @@ class Coordinator:
                 home=home,
                 functions=self.adapters,
                 identity=clean(f"engine-{os.getpid()}@{socket.gethostname()}"),
+                namespace_id=namespace.id,
             )
 
         thread = WorkerThread("flowkit-engine", build) if self._own_thread else WorkerTask(build)
         await thread.start()
         self._thread = thread
-        self._sweeping = asyncio.create_task(Sweep(client, self._tasks).run(self.cfg.sweep_sec))
+        self._sweep = Sweep(client, self._tasks, namespace, every_sec=self.cfg.sweep_sec)
+        self._sweeping = asyncio.create_task(self._sweep.run())
 
     async def stop(self) -> None:
         """Stop running tasks; they go on where they are when an engine starts again."""
@@ -178,7 +194,7 @@ class Coordinator:
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
-            self._sweeping = None
+            self._sweep = self._sweeping = None
         if thread is not None:
             await thread.stop()
 

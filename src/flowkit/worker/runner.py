@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from temporalio import worker as temporal
 
 from flowkit.activities.attempts import Host
+from flowkit.activities.background import Health
 from flowkit.activities.echo import EchoHandler
 from flowkit.activities.handlers import RoleHandler
 from flowkit.activities.home import HomeLoop
@@ -114,8 +115,10 @@ class Worker:
 
     async def start(self) -> None:
         """Connect and poll the roles' queues. Raises what keeps it from that; then nothing runs."""
-        if self._thread is not None:
+        if self._thread is not None and self._thread.alive:
             return
+        if self._thread is not None:
+            await self.stop()
         client = self._given_client or await connect()
         activities = await self.open()
         thread = WorkerThread(
@@ -204,6 +207,18 @@ class Worker:
             self._threads.close()
         if self._processes is not None:
             self._processes.close()
+
+    def health(self) -> Health:
+        """Whether attempts are run here now, what has ended that, and how the background loops do. Asks no server."""
+        thread, presence = self._thread, self._presence
+        error = thread.error if thread is not None else None
+        loops = () if presence is None else (presence.loop.health, presence.events.loop.health)
+        return Health(
+            running=thread is not None and thread.alive,
+            error=None if error is None else str(error) or type(error).__name__,
+            loops=loops,
+            lost_events=0 if presence is None else presence.events.lost,
+        )
 
     async def wait_stopped(self) -> None:
         """Wait until the worker ends by itself; raises what ended it."""

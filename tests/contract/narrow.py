@@ -1,0 +1,54 @@
+"""A database whose documents may not become larger than a test says: MongoDB's own limit is 16 MB."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import bson
+from pymongo.errors import WriteError
+
+TOO_LARGE = 17419
+"""What MongoDB answers to an update after which the document would be too large."""
+
+
+class Narrow:
+    """Passes everything on to `db`, and takes back updates that make a task's document too large.
+
+    One that is too large already, as none is in MongoDB, may shrink.
+    """
+
+    def __init__(self, db: Any, bytes_at_most: int) -> None:
+        self._db = db
+        self._most = bytes_at_most
+        self.refused = 0
+
+    def __getattr__(self, name: str) -> Any:
+        collection = getattr(self._db, name)
+        return _NarrowTasks(collection, self) if name == "tasks" else collection
+
+    def allows(self, before: dict[str, Any] | None, after: dict[str, Any] | None) -> bool:
+        """Whether the document is small enough, or at least smaller than before."""
+        fits = _size(after) <= max(self._most, _size(before) - 1)
+        self.refused += not fits
+        return fits
+
+
+def _size(document: dict[str, Any] | None) -> int:
+    return len(bson.encode(document or {}))
+
+
+class _NarrowTasks:
+    def __init__(self, tasks: Any, database: Narrow) -> None:
+        self._tasks = tasks
+        self._database = database
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tasks, name)
+
+    async def update_one(self, condition: Any, update: Any, **options: Any) -> Any:
+        before = await self._tasks.find_one({"id": condition["id"]})
+        done = await self._tasks.update_one(condition, update, **options)
+        if self._database.allows(before, await self._tasks.find_one({"id": condition["id"]})):
+            return done
+        await self._tasks.replace_one({"id": condition["id"]}, before)
+        raise WriteError("Resulting document after update is larger than 16777216", TOO_LARGE)

@@ -1,0 +1,139 @@
+"""The engine's own activities: whose database they write, what they repeat, and that they say they are alive."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+from tests.contract.builders import RUN, TASK, close, documents_of, opening, record, shown, stored
+
+from flowkit.activities import tasks as activities
+from flowkit.activities.home import HomeLoop
+from flowkit.activities.tasks import TaskActivities
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.store import TaskStore
+from flowkit.errors import StoreRefused, StoreTooLarge
+from flowkit.models import NodeStatus, Settings, TaskStatus
+from flowkit.testing import memory_database
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flowkit.models import CloseTask
+
+
+def engine(tasks: TaskStore, namespace_id: str = "ns-1") -> TaskActivities:
+    """The activities over one database."""
+
+    async def namespace() -> str:
+        return namespace_id
+
+    return TaskActivities(
+        tasks=tasks,
+        artifacts=ArtifactStore(tasks.database),
+        home=HomeLoop(),
+        settings=Settings(),
+        functions={},
+        max_nodes=10,
+        namespace_id=namespace,
+    )
+
+
+async def call(activity: Callable[..., Any], given: object) -> Any:
+    """What an activity answers."""
+    return await ActivityEnvironment().run(activity, given)
+
+
+async def refused(activity: Callable[..., Any], given: object) -> ApplicationError:
+    """The error that Temporal gets."""
+    with pytest.raises(ApplicationError) as caught:
+        await call(activity, given)
+    return caught.value
+
+
+async def test_a_task_that_is_opened_names_its_namespace_and_its_database(db: Any, tasks: TaskStore) -> None:
+    await call(engine(tasks).open_task, opening("a"))
+    document = await stored(db)
+    assert document["namespace_id"] == "ns-1"
+    assert document["database_id"] == await tasks.deployment()
+
+
+@pytest.mark.parametrize("name", ["record", "close_task"])
+async def test_nothing_is_written_to_another_database_and_another_engine_may_try(
+    db: Any, tasks: TaskStore, name: str
+) -> None:
+    own = engine(tasks)
+    await call(own.open_task, opening("a"))
+    before = await stored(db)
+    ended = shown("a", NodeStatus.SKIPPED, marker=True)
+    given = {
+        "record": replace(record(ended), deployment="elsewhere"),
+        "close_task": close(ended, status=TaskStatus.FAILED, deployment="elsewhere"),
+    }
+    error = await refused(getattr(own, name), given[name])
+    assert (error.type, error.non_retryable) == ("wrong_database", False)
+    assert f"of task {TASK!r} is in database elsewhere, this engine's is {await tasks.deployment()}" in str(
+        error
+    )
+    assert await stored(db) == before
+    assert await documents_of(db.artifacts) == []
+
+
+async def test_a_task_of_the_own_database_or_of_an_earlier_release_is_written(
+    db: Any, tasks: TaskStore
+) -> None:
+    own = engine(tasks)
+    await call(own.open_task, opening("a"))
+    await call(own.record, replace(record(), deployment=await tasks.deployment()))
+    assert await call(own.close_task, close(deployment=""))
+    assert (await stored(db))["status"] == "finished"
+
+
+class Failing(TaskStore):
+    """A store whose close fails as a test says."""
+
+    error: Exception
+
+    async def close_task(self, close: CloseTask) -> bool:
+        """Fail."""
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "given_up"), [(StoreRefused("BadValue"), False), (StoreTooLarge("16 MB"), True)], ids=str
+)
+async def test_a_close_is_given_up_only_when_no_end_fits(error: Exception, *, given_up: bool) -> None:
+    tasks = Failing(memory_database())
+    tasks.error = error
+    assert (await refused(engine(tasks).close_task, close())).non_retryable is given_up
+
+
+class Slow(TaskStore):
+    """A store that writes until it is told to end."""
+
+    def __init__(self, db: Any) -> None:
+        super().__init__(db)
+        self.ends = asyncio.Event()
+
+    async def close_task(self, close: CloseTask) -> bool:
+        """Wait, then close."""
+        await self.ends.wait()
+        return await super().close_task(close)
+
+
+async def test_a_write_that_takes_long_says_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activities, "_BEAT_SEC", 0.001)
+    tasks = Slow(memory_database())
+    await tasks.open_task(opening("a"))
+    environment, beats = ActivityEnvironment(), asyncio.Event()
+    environment.on_heartbeat = lambda *_: beats.set()
+    closing = asyncio.create_task(environment.run(engine(tasks).close_task, close()))
+    await asyncio.wait_for(beats.wait(), 10)
+    assert not closing.done()
+    tasks.ends.set()
+    assert await closing
+    assert (await stored(tasks.database))["closed_run_id"] == RUN

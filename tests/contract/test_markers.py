@@ -1,0 +1,133 @@
+"""Complete markers of nodes that ended without one: in bulk, each by its epoch, and only what is missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.contract.builders import AT, TASK, WORKER, attempt, documents_of, shown
+from tests.contract.recording import RecordingDatabase
+
+from flowkit.adapters.markers import Markers
+from flowkit.adapters.news import Newsroom
+from flowkit.models import NodeStatus
+
+if TYPE_CHECKING:
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.models import NodeRecord
+
+MANY = 1_200
+
+
+class Told(Newsroom):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes: list[str] = []
+
+    def tell(self, task_id: str, node_id: str) -> None:
+        """Note it."""
+        self.nodes.append(node_id)
+        super().tell(task_id, node_id)
+
+
+@pytest.fixture
+def recording(db: Any, artifacts: ArtifactStore) -> RecordingDatabase:
+    """`db`, with its indexes and its updates noted."""
+    assert artifacts is not None
+    return RecordingDatabase(db)
+
+
+def skipped(node_id: str, epoch: int = 1, status: NodeStatus = NodeStatus.SKIPPED) -> NodeRecord:
+    """A node that somebody pulls from."""
+    return shown(node_id, status, epoch=epoch, marker=True)
+
+
+async def markers(db: Any) -> dict[str, tuple[int, Any]]:
+    """Epoch and meta of each marker."""
+    rows = [row for row in await documents_of(db.artifacts) if "batch_uid" not in row]
+    assert len({row["node_id"] for row in rows}) == len(rows), "one each"
+    return {row["node_id"]: (row["attempt_epoch"], row["meta"]) for row in rows}
+
+
+async def test_thousands_of_markers_take_a_few_calls(db: Any, recording: RecordingDatabase) -> None:
+    news, calls = Told(), []
+
+    async def count() -> None:
+        calls.append(1)
+
+    recording.before["artifacts"] += [count] * MANY
+    await Markers(recording, news).write(TASK, [skipped(f"n{i}") for i in range(MANY)], AT)
+    assert await markers(db) == {f"n{i}": (1, {"ended": "skipped"}) for i in range(MANY)}
+    assert len(calls) == 3
+    assert set(news.nodes) == set(await markers(db))
+
+
+async def test_a_marker_is_what_pulling_nodes_and_external_workers_expect(
+    db: Any, recording: RecordingDatabase
+) -> None:
+    await Markers(recording, Newsroom()).write(TASK, [skipped("a", epoch=3)], AT)
+    [row] = await documents_of(db.artifacts)
+    del row["_id"], row["created_at"], row["updated_at"]
+    assert row == {
+        "task_id": TASK,
+        "node_id": "a",
+        "status": "complete",
+        "meta": {"ended": "skipped"},
+        "attempt_epoch": 3,
+        "worker_id": "",
+    }
+
+
+async def test_a_repetition_writes_only_what_is_missing(db: Any, recording: RecordingDatabase) -> None:
+    news = Told()
+    await Markers(recording, Newsroom()).write(TASK, [skipped("a"), skipped("b")], AT)
+    await Markers(recording, news).write(TASK, [skipped("a"), skipped("b"), skipped("c")], AT)
+    assert set(await markers(db)) == {"a", "b", "c"}
+    assert news.nodes == ["c"]
+    assert recording.updates == []
+
+
+async def test_a_higher_epoch_replaces_and_a_lower_one_changes_nothing(
+    db: Any, artifacts: ArtifactStore, recording: RecordingDatabase
+) -> None:
+    await artifacts.mark_complete(TASK, "old", 1, {"n": 1}, AT, worker_id=WORKER)
+    await artifacts.mark_complete(TASK, "same", 2, {"n": 1}, AT, worker_id=WORKER)
+    await artifacts.mark_complete(TASK, "new", 3, {"n": 1}, AT, worker_id=WORKER)
+    failed = [skipped(name, 2, NodeStatus.FAILED) for name in ("old", "same", "new")]
+    await Markers(recording, Newsroom()).write(TASK, failed, AT)
+    ended = (2, {"ended": "failed"})
+    assert await markers(db) == {"old": ended, "same": ended, "new": (3, {"n": 1})}
+
+
+async def test_a_marker_of_a_newer_attempt_that_comes_in_between_stays(
+    db: Any, artifacts: ArtifactStore, recording: RecordingDatabase
+) -> None:
+    async def newer() -> None:
+        await artifacts.mark_complete(TASK, "a", 5, {}, AT)
+
+    recording.before["artifacts"].append(newer)
+    await Markers(recording, Newsroom()).write(TASK, [skipped("a"), skipped("b")], AT)
+    assert await markers(db) == {"a": (5, {}), "b": (1, {"ended": "skipped"})}
+
+
+async def test_batches_are_no_markers(
+    db: Any, artifacts: ArtifactStore, recording: RecordingDatabase
+) -> None:
+    await artifacts.store_batch(attempt("a", epoch=4), "b1", {"n": 1}, WORKER, AT)
+    await Markers(recording, Newsroom()).write(TASK, [skipped("a")], AT)
+    assert await markers(db) == {"a": (1, {"ended": "skipped"})}
+
+
+async def test_only_nodes_that_ended_badly_and_are_pulled_from_get_one(
+    db: Any, recording: RecordingDatabase
+) -> None:
+    nodes = [
+        shown("nobody pulls", NodeStatus.SKIPPED),
+        skipped("finished", status=NodeStatus.FINISHED),
+        skipped("goes on", status=NodeStatus.DEFERRED),
+        skipped("cancelled", status=NodeStatus.CANCELLED),
+    ]
+    await Markers(recording, Newsroom()).write(TASK, nodes, AT)
+    assert set(await markers(db)) == {"cancelled"}

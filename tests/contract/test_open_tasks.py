@@ -1,0 +1,109 @@
+"""Which tasks are open, who looks after them, and how one is given up whatever its document holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.contract.builders import AT, RUN, documents_of, new_task, opening, seconds, stored
+
+from flowkit.adapters import open_tasks
+from flowkit.adapters.open_tasks import OpenTasks
+
+if TYPE_CHECKING:
+    from flowkit.adapters.store import TaskStore
+
+
+@pytest.fixture
+def found(db: Any) -> OpenTasks:
+    """The open tasks of `db`."""
+    return OpenTasks(db)
+
+
+async def ids(found: OpenTasks, namespace_id: str = "", database_id: str = "") -> set[str]:
+    """Ids of open tasks."""
+    pages = found.pages(namespace_id=namespace_id, database_id=database_id)
+    return {document["id"] async for page in pages for document in page}
+
+
+async def test_open_documents_are_those_that_have_not_ended(tasks: TaskStore, found: OpenTasks) -> None:
+    for task_id in ("ended", "running"):
+        await tasks.open_task(opening("a", task_id=task_id))
+    await tasks.insert_task(new_task("a", task_id="queued"))
+    await found.abandon("ended", RUN, "lost", AT)
+    [page] = [page async for page in found.pages(namespace_id="")]
+    shown = {document["id"]: document for document in page}
+    assert set(shown) == {"running", "queued"}
+    assert (shown["running"]["run_id"], shown["queued"].get("run_id")) == (RUN, None)
+    assert all(seconds(document["updated_at"]) == AT for document in page)
+
+
+async def test_a_namespace_sees_its_own_documents_and_those_that_name_none(
+    tasks: TaskStore, found: OpenTasks
+) -> None:
+    for task_id, more in {
+        "none": {},
+        "own": {"namespace_id": "ns-1", "database_id": "db-1"},
+        "other": {"namespace_id": "ns-2", "database_id": "db-1"},
+        "copied": {"namespace_id": "ns-1", "database_id": "db-2"},
+    }.items():
+        await tasks.insert_task(new_task("a", task_id=task_id) | more)
+    assert await ids(found, "ns-1", "db-1") == {"none", "own"}
+    assert await ids(found, "ns-1") == {"none", "own", "copied"}
+    assert await ids(found) == {"none"}
+    assert await found.counts() == {None: 1, "ns-1": 2, "ns-2": 1}
+    assert [[each["id"] for each in page] async for page in found.pages_of("ns-2")] == [["other"]]
+
+
+async def test_documents_come_in_pages_of_which_one_at_a_time_is_held(
+    tasks: TaskStore, found: OpenTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_tasks, "_OF_ONE_PAGE", 2)
+    for number in range(5):
+        await tasks.insert_task(new_task("a", task_id=f"t{number}"))
+    pages = found.pages(namespace_id="ns-1")
+    first = [each["id"] for each in await anext(pages)]
+    left = sorted({f"t{number}" for number in range(5)}.difference(first))
+    for ended in (first[0], left.pop()):
+        await found.abandon(ended, None, "lost", AT)
+    assert len(first) == 2
+    [second] = [page async for page in pages]
+    assert sorted(each["id"] for each in second) == left
+
+
+@pytest.mark.parametrize(
+    "graph", [{}, {"graph": None}, {"graph": {"nodes": None}}, {"graph": {"nodes": [{"node_id": "a"}]}}]
+)
+async def test_a_task_without_sound_nodes_can_be_abandoned(
+    db: Any, found: OpenTasks, graph: dict[str, Any]
+) -> None:
+    await db.tasks.insert_one({"id": "odd", "status": "running", "run_id": RUN, **graph})
+    assert await found.abandon("odd", RUN, "lost", AT)
+    document = await stored(db, "odd")
+    assert (document["status"], document["reason"]) == ("failed", "lost")
+
+
+# --- one sweep at a time ----------------------------------------------------------------------------------------
+
+
+async def test_one_engine_sweeps_until_its_turn_is_over(found: OpenTasks) -> None:
+    assert await found.take_turn("ns", "one", AT, 10)
+    assert not await found.take_turn("ns", "two", AT + 9, 10)
+    assert await found.take_turn("ns", "one", AT + 9, 10)
+    assert not await found.take_turn("ns", "two", AT + 18, 10)
+    assert await found.take_turn("ns", "two", AT + 20, 10)
+    assert not await found.take_turn("ns", "one", AT + 21, 10)
+
+
+async def test_namespaces_have_turns_of_their_own(found: OpenTasks) -> None:
+    for namespace_id in ("ns-1", "ns-2", ""):
+        assert await found.take_turn(namespace_id, "one", AT, 10)
+
+
+async def test_a_turn_that_is_given_back_is_free_at_once(db: Any, found: OpenTasks) -> None:
+    await found.take_turn("ns", "one", AT, 10)
+    await found.end_turn("ns", "two")
+    assert not await found.take_turn("ns", "two", AT + 1, 10)
+    await found.end_turn("ns", "one")
+    assert await found.take_turn("ns", "two", AT + 1, 10)
+    assert len(await documents_of(db.flowkit_meta)) == 1

@@ -1,0 +1,95 @@
+"""A background loop outlives every error, ends when it is asked to, and shows how it does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flowkit.activities import background
+from flowkit.activities.background import BackgroundLoop, Health
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "_AFTER_ERROR_SEC", 0.0)
+
+
+class Steps:
+    """Does what a test says, a step at a time; waits when nothing is left."""
+
+    def __init__(self, *each: Callable[[], object]) -> None:
+        self._left = list(each)
+        self.done = asyncio.Event()
+
+    async def step(self) -> None:
+        """The next one."""
+        if self._left:
+            self._left.pop(0)()
+            return
+        self.done.set()
+        await asyncio.Event().wait()
+
+
+def fail() -> None:
+    raise KeyError("id")
+
+
+async def run(steps: Steps) -> tuple[BackgroundLoop, asyncio.Task[None]]:
+    """A loop that has done all steps, and its task."""
+    loop = BackgroundLoop("the test", steps.step)
+    task = asyncio.create_task(loop.run())
+    await asyncio.wait_for(steps.done.wait(), 10)
+    return loop, task
+
+
+async def test_an_error_is_logged_and_noted_and_the_loop_continues(caplog: pytest.LogCaptureFixture) -> None:
+    before = time.time()
+    loop, task = await run(Steps(fail, fail))
+    assert loop.health.running
+    assert loop.health.last_error == "'id'"
+    assert (loop.health.last_error_at or 0) >= before
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert ["the test" in record.getMessage() for record in errors] == [True, True]
+    task.cancel()
+    await asyncio.wait([task])
+    assert not loop.health.running
+
+
+async def test_a_loop_ends_although_its_step_swallows_the_cancel() -> None:
+    begun = asyncio.Event()
+
+    async def deaf() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return
+
+    task = asyncio.create_task(BackgroundLoop("deaf", deaf).run())
+    await begun.wait()
+    task.cancel()
+    await asyncio.wait_for(asyncio.wait([task]), 10)
+    assert task.done()
+
+
+async def test_health_is_bad_without_a_loop_that_should_run() -> None:
+    loop, task = await run(Steps())
+    assert Health(running=True, loops=(loop.health,)).ok
+    assert not Health(running=False, loops=(loop.health,)).ok
+    task.cancel()
+    await asyncio.wait([task])
+    assert not Health(running=True, loops=(loop.health,)).ok
+
+
+async def test_a_step_that_ends_well_is_noted() -> None:
+    loop = BackgroundLoop("the test", asyncio.Event().wait)
+    assert loop.health.last_ok_at is None
+    loop.worked()
+    assert loop.health.last_ok_at is not None
