@@ -112,14 +112,16 @@ def parse_pull(
     defaults: Mapping[str, int] | None = None,
     strict: bool = False,
 ) -> PullArgs:
-    """Arguments of the pulling adapter that `inline` names; BadInput tells every problem.
+    """Arguments of the pulling adapter that `inline` names; BadInput names every problem.
 
-    `parents` stand in for absent `from_nodes`, `defaults` for an absent `poll_ms` and `backoff_max_ms`.
+    `parents` replace `from_nodes` when it is left out, `defaults` an absent `poll_ms` and `backoff_max_ms`. An explicit
+    `from_nodes: []` means no sources.
     """
     problems = list(inline_problems(inline, strict=strict))
     args = {} if problems else with_alias(inline.get("input_args"))
-    sources = tuple(args.get("from_nodes") or parents)
-    if not problems and not sources:
+    given = "from_nodes" in args
+    sources = tuple(args["from_nodes"] if given else parents)
+    if not problems and not sources and not given:
         problems = ["input_args.from_nodes is missing, and the node has no parents to pull from"]
     if problems:
         known = inline.get("input_adapter") in ADAPTERS

@@ -66,6 +66,7 @@ def settings_of(
         deployment=deployment,
         search_attributes=search_attributes,
         local_functions=built_in(functions),
+        qualify_uids=True,
     )
 
 

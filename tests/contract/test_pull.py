@@ -15,7 +15,7 @@ from flowkit.workflows.input_args import PullArgs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowkit.adapters.artifacts import Scan
+    from flowkit.adapters.entries import Scan
     from flowkit.adapters.pull import Delivery
     from flowkit.adapters.store import TaskStore
 
@@ -294,12 +294,21 @@ async def test_a_puller_that_shall_not_end_goes_on_after_the_marker(
     running.cancel()
 
 
-async def test_batches_that_vanish_while_they_are_read_are_passed_over(
-    artifacts: WatchedArtifacts, pull: Pull, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("comes_back", [False, True])
+async def test_a_batch_that_vanishes_while_it_is_read_is_delivered_if_it_comes_back(
+    db: Any, artifacts: WatchedArtifacts, pull: Pull, monkeypatch: pytest.MonkeyPatch, comes_back: bool
 ) -> None:
-    async def gone(task_id: str, node_id: str, uids: list[str]) -> list[dict[str, Any]]:
-        return []
+    """A rerun of a source deletes its batches and makes them again."""
+    read = artifacts.metas
 
-    await ended_source(artifacts, "b1")
-    monkeypatch.setattr(artifacts, "metas", gone)
-    assert await pull.all("u") == []
+    async def vanishing(*args: Any) -> list[dict[str, Any]]:
+        monkeypatch.setattr(artifacts, "metas", read)
+        await db.artifacts.delete_one({"batch_uid": "b1"})
+        found = await read(*args)
+        if comes_back:
+            await batches(artifacts, "u", "b1")
+        return found
+
+    await ended_source(artifacts, "b1", "b2")
+    monkeypatch.setattr(artifacts, "metas", vanishing)
+    assert sorted(await pull.uids("u")) == (["b1", "b2"] if comes_back else ["b2"])

@@ -16,7 +16,7 @@ from flowkit.activities.hooks import Hooks
 from flowkit.activities.inputs import Input, InputSettings
 from flowkit.adapters.store import TaskStore
 from flowkit.errors import BadInput, GraphError
-from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeIO, NodeStatus
+from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeIO
 from flowkit.workflows.input_args import (
     NOOP,
     PULL,
@@ -158,7 +158,7 @@ def test_all_problems_are_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("adapter", PULLING)
-@pytest.mark.parametrize("args", [None, {}, {"from_nodes": []}, {"from_nodes": ()}])
+@pytest.mark.parametrize("args", [None, {}])
 def test_without_sources_and_parents_there_is_nothing_to_pull(
     adapter: str, args: dict[str, Any] | None
 ) -> None:
@@ -166,6 +166,15 @@ def test_without_sources_and_parents_there_is_nothing_to_pull(
     error = refusal({"input_adapter": adapter, "input_args": given_args})
     assert error.reason_code == "bad_input_args"
     assert "from_nodes is missing, and the node has no parents" in str(error)
+
+
+@pytest.mark.parametrize("adapter", PULLING)
+@pytest.mark.parametrize("parents", [(), ("u",)])
+@pytest.mark.parametrize("empty", [[], ()])
+def test_an_explicit_empty_list_of_sources_means_no_sources(
+    adapter: str, parents: tuple[str, ...], empty: object
+) -> None:
+    assert parse_pull(route(adapter, from_nodes=empty), parents=parents).from_nodes == ()
 
 
 anything = st.recursive(
@@ -256,11 +265,8 @@ class Nobody(TaskStore):
     def __init__(self) -> None:
         """No database."""
 
-    async def parents(self, attempt: AttemptInput) -> list[str]:
-        return []
-
-    async def node_states(self, task_id: str) -> dict[str, tuple[NodeStatus, int]]:
-        return {"a": (NodeStatus.RUNNING, 1)}
+    async def wiring(self, task_id: str) -> dict[str, Any]:
+        return {"nodes": [{"node_id": "a"}]}
 
 
 async def refused(
@@ -287,7 +293,6 @@ async def refused(
 WRONG: list[tuple[dict[str, Any], str]] = [
     (route(RECHUNK, size=0), "bad_input_args"),
     (route(PULL, poll_ms="fast"), "bad_input_args"),
-    (route(PULL, from_nodes=[]), "bad_input_args"),
     ({"input_adapter": PULL}, "bad_input_args"),
     ({"input_adapter": PULL, "input_args": [["from_nodes", "u"]]}, "bad_input_args"),
     ({"input_adapter": PULL, "input_args": {1: 2}}, "bad_input_args"),
