@@ -29,6 +29,7 @@ from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
+    from flowkit.activities.attempt_log import AttemptLog
     from flowkit.activities.handlers import Batch, RoleHandler
     from flowkit.activities.hooks import Hooks
     from flowkit.activities.presence import EventLog
@@ -92,6 +93,7 @@ class RoleBody:
         )
         self._batches = 0
         self._wait = Wait()
+        self._log: AttemptLog | None = None
 
     def cancel(self, reason: str, grace_sec: float) -> None:
         """Raise the handler's cancel flag; an attempt that waits for its next batch ends at once."""
@@ -102,7 +104,9 @@ class RoleBody:
         """The whole attempt, from its first write to its last."""
         lease = await begin(self._tasks, self._artifacts, self._attempt, self._run_id, self._worker_id)
         events = self._roles.events
-        with events.attempt(self._attempt, lease, self._ctx.cancelled) if events else nullcontext():
+        with (
+            events.attempt(self._attempt, lease, self._ctx.cancelled) if events else nullcontext()
+        ) as self._log:
             await self._run()
         return AttemptResult(worker_id=self._worker_id, batches=self._batches)
 
@@ -190,6 +194,8 @@ class RoleBody:
             raise await self._failed_batch(uid, _unsuccessful(result))
         await self._store(uid, result)
         self._batches += 1
+        if self._log is not None:
+            self._log.batch_ok(uid)
 
     async def _answer(self, batch: Batch) -> Any:
         hook = self._handler.process_batch
@@ -215,6 +221,8 @@ class RoleBody:
                 self._attempt, uid, code, now, worker_id=self._worker_id
             )
         )
+        if self._log is not None:
+            self._log.batch_failed(uid, failure)
         return AttemptFailed(failure)
 
     def _classified(self, error: Exception) -> AttemptFailure:

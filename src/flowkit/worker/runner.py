@@ -135,6 +135,7 @@ class Worker:
             version=self.cfg.worker_version,
             capacity=sum(self.cfg.slots(role) for role in self.roles),
             announce_interval_sec=self.cfg.announce_interval_sec,
+            hb_interval_sec=self.cfg.hb_interval_sec,
         )
 
     def _activities(self, events: EventLog | None = None) -> RoleActivities:
