@@ -211,6 +211,7 @@ def attempt_input(flight: Flight, node: Node, state: NodeState) -> AttemptInput:
         lease_ttl_sec=flight.settings.lease_ttl_sec,
         cancel_grace_sec=flight.settings.cancel_grace_sec,
         deployment=flight.settings.deployment,
+        qualify_uids=flight.settings.qualify_uids,
     )
 
 
