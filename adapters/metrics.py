@@ -73,7 +73,9 @@ def _problems(value: Any, path: str, above: tuple[int, ...]) -> Iterator[str]:
         yield f"{path[:80]}… is nested more than {_DEEPEST} levels deep; flatten it"
     elif isinstance(value, dict):
         yield from _bad_keys(value, path)
-        yield from _inner(((f"{path}.{key}".lstrip("."), item) for key, item in value.items()), value, above)
+        yield from _inner(
+            ((f"{path}.{_text(key)}".lstrip("."), each) for key, each in value.items()), value, above
+        )
     elif isinstance(value, (list, tuple, set, frozenset)):
         yield from _inner(((f"{path}[{place}]", item) for place, item in enumerate(value)), value, above)
     elif problem := _of_leaf(value):
@@ -88,9 +90,9 @@ def _inner(items: Iterable[tuple[str, Any]], owner: Any, above: tuple[int, ...])
 def _bad_keys(value: dict[Any, Any], path: str) -> Iterator[str]:
     for key in value:
         if isinstance(key, str) and "\0" in key:
-            yield f"{path or 'the top level'} has the key {key!r:.80}, and keys cannot hold a NUL character; rename it"
+            yield f"{path or 'the top level'} has the key {_text(key)!r:.80}, and keys cannot hold a NUL character; rename it"
         elif problem := _of_key(key):
-            yield f"{path or 'the top level'} has the key {key!r:.80}, which {problem}"
+            yield f"{path or 'the top level'} has the key {_text(key)!r:.80}, which {problem}"
 
 
 def _of_key(key: Any) -> str:
@@ -115,6 +117,14 @@ def _of_leaf(value: Any) -> str:
             f"is of type {_type_name(value)}, which has no JSON form; return text, numbers, lists or objects"
         )
     return ""
+
+
+def _text(key: object) -> str:
+    """A key for an error's text; Python refuses to print integers of thousands of digits."""
+    try:
+        return str(key)
+    except ValueError:
+        return f"<{_type_name(key)}>"
 
 
 def _type_name(value: object) -> str:

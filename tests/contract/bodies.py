@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tests.contract.builders import RUN, WORKER
 
 from flowkit.activities.attempts import AttemptFailed, Host
+from flowkit.activities.failures import from_error
 from flowkit.activities.functions import BuiltInBody, FunctionBody
 from flowkit.activities.handlers import Batch, BatchResult, FinalizeResult, RoleHandler
 from flowkit.activities.home import HomeLoop
@@ -17,6 +18,7 @@ from flowkit.activities.roles import RoleBody, RoleHost
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.store import TaskStore
 from flowkit.coordinator.adapters import CoordinatorAdapters
+from flowkit.errors import FlowKitError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -96,4 +98,6 @@ async def failure_of(body: RoleBody) -> AttemptFailure:
         await asyncio.wait_for(body.run(), 30)
     except AttemptFailed as error:
         return error.failure
+    except FlowKitError as error:
+        return from_error(error)
     raise AssertionError("the attempt did not fail")
