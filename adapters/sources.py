@@ -43,6 +43,8 @@ class Sources:
         self._names = names
         self._states: dict[str, tuple[NodeStatus, int]] = {}
         self._looked_at: float | None = None
+        self._moved = False
+        """Whether a source has begun anew since its state was read."""
         self._idle_since: float | None = None
 
     async def ended(self, markers: Mapping[str, int]) -> Ended | None:
@@ -50,6 +52,8 @@ class Sources:
 
         States may be two seconds old: confirm with `have_stayed`, at or after the scan that finds nothing more.
         """
+        if self._moved:
+            await self._look()
         if (ended := self._all_ended(markers)) is None:
             await self._look()
             ended = self._all_ended(markers)
@@ -62,8 +66,7 @@ class Sources:
         moved = await durably(
             lambda: self._tasks.moved_on(self._attempt.task_id, ended.epochs, ended.unfinished)
         )
-        if moved:
-            self._looked_at = None
+        self._moved |= moved
         return not moved
 
     def _all_ended(self, markers: Mapping[str, int]) -> Ended | None:
@@ -92,9 +95,9 @@ class Sources:
 
     async def _look(self) -> None:
         now = time.monotonic()
-        if self._looked_at is not None and now - self._looked_at < _STATES_PAUSE_SEC:
+        if not self._moved and self._looked_at is not None and now - self._looked_at < _STATES_PAUSE_SEC:
             return
-        self._looked_at = now
+        self._looked_at, self._moved = now, False
         self._states = await durably(lambda: self._tasks.node_states(self._attempt.task_id))
         going = {self._status(name) for name in self._names if not self._status(name).ended}
         idle = going and not going & {NodeStatus.RUNNING, NodeStatus.CANCELLING}
