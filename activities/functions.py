@@ -21,6 +21,7 @@ from flowkit.adapters.cancel_flags import Flagged
 from flowkit.adapters.coordinator import IN_ONE_UPDATE, CoordinatorAdapters
 from flowkit.adapters.node_writes import NodeWrite
 from flowkit.adapters.patience import durably
+from flowkit.adapters.together import together
 from flowkit.errors import AdapterError, FlowKitError
 from flowkit.models import AttemptInput, AttemptResult
 
@@ -141,8 +142,8 @@ class FunctionBody:
         host, attempt = self._host, self._attempt
         await begin(host.tasks, self._artifacts, attempt, self._run_id, host.worker_id)
         answer = await self._answer()
-        await mark(self._artifacts, attempt, self._meta(answer), host.worker_id)
-        await durably(lambda: host.tasks.finish_attempt(attempt, self._run_id, time.time()))
+        marked, now = mark(self._artifacts, attempt, self._meta(answer), host.worker_id), time.time()
+        await together(marked, durably(lambda: host.tasks.finish_attempt(attempt, self._run_id, now)))
         return AttemptResult(worker_id=host.worker_id)
 
     async def _answer(self) -> Any:

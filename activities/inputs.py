@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit.activities.attempts import AttemptFailed
 from flowkit.activities.failures import cut
@@ -15,9 +17,10 @@ from flowkit.adapters.pull import Puller, SourcesIdle
 from flowkit.errors import BadInput
 from flowkit.models import AttemptFailure, FailureKind
 from flowkit.workflows.input_args import ADAPTERS, NOOP, PullArgs, parse_pull, with_alias
+from flowkit.workflows.validation import dependency_path, parents_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 
     from flowkit.activities.handlers import RoleHandler
     from flowkit.activities.hooks import Hooks
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from flowkit.adapters.news import ByteBudget
     from flowkit.adapters.store import TaskStore
     from flowkit.models import AttemptInput
+
+T = TypeVar("T")
 
 _logger = logging.getLogger("flowkit.worker")
 
@@ -39,6 +44,38 @@ class InputSettings:
     budget: ByteBudget | None = None
 
 
+class Wait:
+    """An attempt's wait for its next batch, which a cancel ends at once."""
+
+    def __init__(self) -> None:
+        self._waiting: asyncio.Task[Any] | None = None
+
+    def end(self) -> None:
+        """Raise CancelledError where the attempt waits; nothing when it works."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    @contextmanager
+    def _here(self) -> Iterator[None]:
+        self._waiting = asyncio.current_task()
+        try:
+            yield
+        finally:
+            self._waiting = None
+
+    async def each(self, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+        """The items; each wait for one of them can be ended."""
+        async with aclosing(items):
+            while True:
+                try:
+                    with self._here():
+                        item = await anext(items)
+                except StopAsyncIteration:
+                    return
+                yield item
+                del item
+
+
 @dataclass(frozen=True, kw_only=True)
 class Input:
     """The input of one attempt."""
@@ -49,15 +86,29 @@ class Input:
     artifacts: ArtifactStore
     tasks: TaskStore
     settings: InputSettings
+    wait: Wait = field(default_factory=Wait)
 
     async def batches(self, loaded: Any) -> AsyncGenerator[Batch, None]:
-        """The batches, after `load_input` has answered `loaded`. AttemptFailed on a route that cannot be."""
+        """The batches, after `load_input` has answered `loaded`. AttemptFailed on a route that cannot be.
+
+        A cancel ends the wait for the next one at once, except while a plain generator makes it on a thread.
+        """
         args = await self._route(loaded)
-        if args is None:
-            async with aclosing(self.hooks.iterate(self.handler.iter_batches, loaded)) as given:
-                async for batch in given:
-                    yield as_batch(batch)
-            return
+        batches = self._own(loaded) if args is None else self._pulled(args)
+        if args is not None or _is_coroutine(self.handler.iter_batches):
+            batches = self.wait.each(batches)
+        async with aclosing(batches):
+            async for batch in batches:
+                yield batch
+                del batch
+
+    async def _own(self, loaded: Any) -> AsyncGenerator[Batch, None]:
+        async with aclosing(self.hooks.iterate(self.handler.iter_batches, loaded)) as given:
+            async for batch in given:
+                yield as_batch(batch)
+                del batch
+
+    async def _pulled(self, args: PullArgs) -> AsyncGenerator[Batch, None]:
         puller = Puller(
             artifacts=self.artifacts,
             tasks=self.tasks,
@@ -69,6 +120,7 @@ class Input:
             async with aclosing(puller.batches()) as deliveries:
                 async for uid, payload in deliveries:
                     yield Batch(batch_uid=uid, payload=payload)
+                    del payload
         except SourcesIdle:
             text = "none of the nodes it pulls from runs; it goes on when one does"
             raise AttemptFailed(
@@ -88,7 +140,8 @@ class Input:
     async def _selected(self, route: dict[str, Any], source: str) -> PullArgs | None:
         pulls = route["input_adapter"] != NOOP
         by_handler = pulls and source == "handler"
-        parents = await durably(lambda: self.tasks.parents(self.attempt)) if by_handler else ()
+        graph = await durably(lambda: self.tasks.wiring(self.attempt.task_id)) if by_handler else {}
+        parents = parents_of(graph, self.attempt.node_id)
         _tell("selected", route, source, parents)
         if not pulls:
             return None
@@ -96,7 +149,7 @@ class Input:
         try:
             args = parse_pull(route, parents=parents, defaults=settings.defaults, strict=settings.strict)
             if by_handler:
-                await self._check_sources(args.from_nodes)
+                _check_sources(graph, self.attempt.node_id, args.from_nodes)
             return args
         except BadInput as error:
             raise AttemptFailed(
@@ -105,20 +158,30 @@ class Input:
                 )
             ) from None
 
-    async def _check_sources(self, names: Sequence[str]) -> None:
-        """BadInput when a handler wants to wait for what can never end; the command's sources the door has checked."""
-        known = await durably(lambda: self.tasks.node_states(self.attempt.task_id))
-        for name in names:
-            if name not in known:
-                raise BadInput(f"input_args.from_nodes names {name!r}, which is no node")
-            if name == self.attempt.node_id:
-                raise BadInput(f"input_args.from_nodes names {name!r}, the node itself")
+
+def _is_coroutine(hook: Any) -> bool:
+    return inspect.isasyncgenfunction(hook) or inspect.iscoroutinefunction(hook)
+
+
+def _check_sources(graph: dict[str, Any], node_id: str, names: Sequence[str]) -> None:
+    """BadInput when a handler wants to wait for what can never end; validation has checked the sources in the graph."""
+    known = {node["node_id"] for node in graph.get("nodes") or []}
+    for name in names:
+        if name not in known:
+            raise BadInput(f"input_args.from_nodes names {name!r}, which is no node")
+        if name == node_id:
+            raise BadInput(f"input_args.from_nodes names {name!r}, the node itself")
+    if path := dependency_path(graph, node_id, names):
+        raise BadInput(
+            f"input_args.from_nodes names {path[-2]!r}, which cannot end before this node: {' -> '.join(path)}; "
+            "pull from nodes that do not depend on it"
+        )
 
 
 def _tell(what: str, route: dict[str, Any], source: str, parents: Sequence[str] = ()) -> None:
     args = route.get("input_args")
     given = with_alias(args if isinstance(args, dict) else None)
-    from_nodes = given.pop("from_nodes", None) or list(parents)
+    from_nodes = given.pop("from_nodes", list(parents))
     _logger.debug(
         "input adapter %s: %s (%s)",
         what,

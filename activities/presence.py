@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import secrets
 import time
 from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from flowkit.activities.attempt_log import AttemptLog
 from flowkit.activities.attempts import AttemptFailed
 from flowkit.activities.background import BackgroundLoop
 from flowkit.activities.failures import from_error, handed_over
-from flowkit.adapters.presence import WorkerEvents, WorkerRegistry, accepted, cancelled, done, failed
+from flowkit.adapters.presence import WorkerEvents, WorkerRegistry, cancelled, done, failed
 from flowkit.errors import FlowKitError, StoreDenied, StoreRefused, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ _WAITING = 10_000
 
 _PAUSE_SEC = 1.0
 
-_YOUNG_SEC = 5.0
-"""An attempt that succeeds sooner is told by its end alone."""
+_HEARTBEAT_SEC = 20.0
 
 _CHUNK = 500
 _PATIENCE_SEC = 5.0
@@ -46,23 +45,29 @@ _PATIENCE_SEC = 5.0
 class EventLog:
     """Events of attempts on their way into `worker_events`.
 
-    One event for an attempt's start and one for its end: what lies between stands in `metrics_raw`, `artifacts` and
-    the node's lease, and one row for each batch and heartbeat would make this the largest collection of all. An attempt
-    that succeeds within five seconds leaves its end alone.
+    An attempt that succeeds within five seconds leaves one event, its end. A longer one also leaves its start, a row
+    for its batches about once a second at first and ever more rarely later, and heartbeats: `artifacts` and
+    `metrics_raw` have a row for every batch, so this never becomes the largest collection.
 
     Events are collected and written together, about once a second. They are a log and not truth: when MongoDB is away
-    for long, the oldest are given up.
+    for long, the oldest are dropped.
     """
 
     def __init__(
-        self, events: WorkerEvents, *, waiting: int = _WAITING, pause_sec: float = _PAUSE_SEC
+        self,
+        events: WorkerEvents,
+        *,
+        waiting: int = _WAITING,
+        pause_sec: float = _PAUSE_SEC,
+        heartbeat_sec: float = _HEARTBEAT_SEC,
     ) -> None:
         self._events = events
         self._most = waiting
         self._pause_sec = pause_sec
+        self._heartbeat_sec = heartbeat_sec
         self._waiting: deque[WorkerEvent] = deque()
-        self._begun: dict[str, WorkerEvent] = {}
-        """Starts of attempts that go on, not written yet, by the attempt's lease."""
+        self._running: dict[str, AttemptLog] = {}
+        """Attempts that run, by their lease."""
         self._news = asyncio.Event()
         self._prepared = False
         self._trouble = _Trouble("events of attempts cannot be written")
@@ -73,20 +78,23 @@ class EventLog:
     @contextmanager
     def attempt(
         self, attempt: AttemptInput, lease: dict[str, Any], was_cancelled: Callable[[], bool]
-    ) -> Iterator[None]:
-        """Tell that an attempt has begun and, on leaving, how it has ended."""
+    ) -> Iterator[AttemptLog]:
+        """Log an attempt that has begun and, on leaving, how it has ended."""
         worker_id, own = lease["worker_id"], lease["lease_id"]
-        self._begun[own] = accepted(attempt, lease, time.time())
+        log = AttemptLog(
+            attempt, lease, self.add, batch_gap_sec=self._pause_sec, heartbeat_sec=self._heartbeat_sec
+        )
+        self._running[own] = log
         self._news.set()
         try:
-            yield
+            yield log
         except BaseException as error:
-            if start := self._begun.pop(own, None):
-                self.add(start)
-            self.add(_ended(attempt, worker_id, error, asked=was_cancelled()))
+            log.end(_ended(attempt, worker_id, error, asked=was_cancelled()), failed=True)
             raise
-        self._begun.pop(own, None)
-        self.add(done(attempt, worker_id, time.time()))
+        else:
+            log.end(done(attempt, worker_id, time.time()), failed=False)
+        finally:
+            del self._running[own]
 
     def add(self, event: WorkerEvent) -> None:
         """Take an event, on the loop that runs `run`; never waits."""
@@ -115,19 +123,14 @@ class EventLog:
         await self._news.wait()
         await asyncio.sleep(self._pause_sec)
         self._news.clear()
-        self._take_starts(before=time.time() - _YOUNG_SEC)
+        for log in [*self._running.values()]:
+            log.tick(time.time())
         written = False
         try:
             written = await self.flush()
         finally:
-            if not written or self._begun:
+            if not written or self._running:
                 self._news.set()
-
-    def _take_starts(self, before: float) -> None:
-        """Let starts of attempts that have gone on for a while be written."""
-        for own, start in [*self._begun.items()]:
-            if start.at <= before:
-                self.add(self._begun.pop(own))
 
     async def flush(self) -> bool:
         """Write what waits; False when it waits on because MongoDB does not answer."""
@@ -155,7 +158,8 @@ class EventLog:
 
     async def close(self) -> None:
         """Write what waits, if MongoDB takes it soon."""
-        self._take_starts(before=math.inf)
+        for log in self._running.values():
+            log.begin()
         try:
             async with asyncio.timeout(_PATIENCE_SEC):
                 await self.flush()
@@ -193,6 +197,7 @@ class Presence:
         capacity: int,
         announce_interval_sec: float,
         leaked_threads: Callable[[], int] = lambda: 0,
+        hb_interval_sec: float = _HEARTBEAT_SEC,
     ) -> None:
         self._leaked_threads = leaked_threads
         self._registry = WorkerRegistry(db)
@@ -207,7 +212,7 @@ class Presence:
         self._trouble = _Trouble(f"worker {worker_id} cannot be shown in worker_registry")
         self._duties: list[asyncio.Task[None]] = []
         self.loop = BackgroundLoop("announcing the worker", self._attend)
-        self.events = EventLog(WorkerEvents(db))
+        self.events = EventLog(WorkerEvents(db), heartbeat_sec=hb_interval_sec)
 
     async def prepare(self) -> None:
         """Create the indexes. A MongoDB that is away is met again later.

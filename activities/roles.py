@@ -15,20 +15,22 @@ from temporalio import activity
 
 from flowkit.activities.attempts import Attempt, AttemptFailed, Host
 from flowkit.activities.context import ArtifactsWriter, RunContext
-from flowkit.activities.failures import failure, unexpected
+from flowkit.activities.failures import failure, from_error, unexpected
 from flowkit.activities.handlers import BatchResult, FinalizeResult
-from flowkit.activities.inputs import Input, InputSettings
+from flowkit.activities.inputs import Input, InputSettings, Wait
 from flowkit.activities.processes import ProcessDied
-from flowkit.adapters.artifacts import BatchTooLarge
+from flowkit.adapters.metrics import UNSTORABLE, storable
 from flowkit.adapters.patience import durably
-from flowkit.adapters.pull import stable_hash
+from flowkit.adapters.together import together
+from flowkit.adapters.uids import stable_hash
 from flowkit.errors import FlowKitError
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
 from flowkit.text import clean, error_text
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
+    from flowkit.activities.attempt_log import AttemptLog
     from flowkit.activities.handlers import Batch, RoleHandler
     from flowkit.activities.hooks import Hooks
     from flowkit.activities.presence import EventLog
@@ -91,16 +93,21 @@ class RoleBody:
             clock=roles.clock,
         )
         self._batches = 0
+        self._wait = Wait()
+        self._log: AttemptLog | None = None
 
     def cancel(self, reason: str, grace_sec: float) -> None:
-        """Raise the handler's cancel flag."""
+        """Raise the handler's cancel flag; an attempt that waits for its next batch ends at once."""
         self._ctx.cancel(reason, grace_sec)
+        self._wait.end()
 
     async def run(self) -> AttemptResult:
         """The whole attempt, from its first write to its last."""
         lease = await begin(self._tasks, self._artifacts, self._attempt, self._run_id, self._worker_id)
         events = self._roles.events
-        with events.attempt(self._attempt, lease, self._ctx.cancelled) if events else nullcontext():
+        with (
+            events.attempt(self._attempt, lease, self._ctx.cancelled) if events else nullcontext()
+        ) as self._log:
             await self._run()
         return AttemptResult(worker_id=self._worker_id, batches=self._batches)
 
@@ -119,10 +126,17 @@ class RoleBody:
         await self._end(final)
 
     async def _end(self, final: FinalizeResult) -> None:
-        """The marker for pullers and the node's own end; neither needs the other."""
-        marked = mark(self._artifacts, self._attempt, final.metrics, self._worker_id, final.artifacts_ref)
-        finished = durably(lambda: self._tasks.finish_attempt(self._attempt, self._run_id, time.time()))
-        await asyncio.gather(marked, finished)
+        """The final metrics, the marker for pullers and the node's own end; none needs the others."""
+        attempt, artifacts, now = self._attempt, self._artifacts, time.time()
+        metrics, _ = storable("metrics of finalize", final.metrics)
+        ref, _ = storable("artifacts_ref of finalize", final.artifacts_ref or {})
+        writes = [
+            mark(artifacts, attempt, metrics, self._worker_id, ref or final.artifacts_ref),
+            durably(lambda: self._tasks.finish_attempt(attempt, self._run_id, now)),
+        ]
+        if metrics:
+            writes.append(durably(lambda: artifacts.store_final(attempt, metrics, now)))
+        await together(*writes)
 
     def _refuse_stray_cancel(self) -> None:
         """A handler that raises CancelledError of its own accord has failed, and may be retried."""
@@ -142,13 +156,21 @@ class RoleBody:
             artifacts=self._artifacts,
             tasks=self._tasks,
             settings=self._roles.inputs,
+            wait=self._wait,
         )
         async with aclosing(source.batches(loaded)) as batches:
-            async for batch in batches:
-                await self._ctx.raise_if_cancelled()
-                await self._process(batch)
+            while await self._process_next(batches):
+                pass
+        return as_final(await hooks.call(handler.finalize, self._ctx))
+
+    async def _process_next(self, batches: AsyncGenerator[Batch, None]) -> bool:
+        """False after the last batch. Keeps no batch, so that the input need not count one that is done."""
         await self._ctx.raise_if_cancelled()
-        return await self._finalize()
+        batch = await anext(batches, None)
+        await self._ctx.raise_if_cancelled()
+        if batch is not None:
+            await self._process(batch)
+        return batch is not None
 
     def _info(self) -> dict[str, Any]:
         return {
@@ -163,14 +185,18 @@ class RoleBody:
         uid = batch.batch_uid or payload_uid(batch)
         try:
             result = as_result(await self._answer(batch))
+        except UNSTORABLE as error:
+            raise await self._failed_batch(uid, from_error(error)) from None
         except (FlowKitError, asyncio.CancelledError):
             raise
         except Exception as error:
             raise await self._failed_batch(uid, self._classified(error)) from error
         if not result.success:
             raise await self._failed_batch(uid, _unsuccessful(result))
-        await self._store(uid, result.metrics)
+        await self._store(uid, result)
         self._batches += 1
+        if self._log is not None:
+            self._log.batch_ok(uid)
 
     async def _answer(self, batch: Batch) -> Any:
         hook = self._handler.process_batch
@@ -178,28 +204,27 @@ class RoleBody:
             return await self._hooks.call(hook, batch, self._ctx)
         return await self._roles.processes.process(self._attempt.role, batch, self._ctx)
 
-    async def _store(self, uid: str, metrics: dict[str, Any]) -> None:
-        now = time.time()
+    async def _store(self, uid: str, result: BatchResult) -> None:
+        now, ref = time.time(), result.artifacts_ref
         try:
             await durably(
-                lambda: self._artifacts.store_batch(self._attempt, uid, metrics, self._worker_id, now)
+                lambda: self._artifacts.store_batch(
+                    self._attempt, uid, result.metrics, self._worker_id, now, artifacts_ref=ref
+                )
             )
-        except BatchTooLarge as error:
-            too_large = failure("batch_too_large", str(error), permanent=True)
-            raise await self._failed_batch(uid, too_large) from None
+        except UNSTORABLE as error:
+            raise await self._failed_batch(uid, from_error(error)) from None
 
     async def _failed_batch(self, uid: str, failure: AttemptFailure) -> AttemptFailed:
+        now, code = time.time(), failure.code
         await durably(
-            lambda: self._artifacts.store_failed_batch(self._attempt, uid, failure.code, time.time())
+            lambda: self._artifacts.store_failed_batch(
+                self._attempt, uid, code, now, worker_id=self._worker_id
+            )
         )
+        if self._log is not None:
+            self._log.batch_failed(uid, failure)
         return AttemptFailed(failure)
-
-    async def _finalize(self) -> FinalizeResult:
-        final = as_final(await self._hooks.call(self._handler.finalize, self._ctx))
-        now = time.time()
-        if final.metrics:
-            await durably(lambda: self._artifacts.store_final(self._attempt, final.metrics, now))
-        return final
 
     def _classified(self, error: Exception) -> AttemptFailure:
         if isinstance(error, ProcessDied):

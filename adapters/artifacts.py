@@ -5,18 +5,29 @@ One rule for all: a higher epoch replaces, a lower one is refused. A refused wri
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
 from typing import TYPE_CHECKING, Any
 
-import bson
 from pymongo import ASCENDING
 from pymongo.errors import BulkWriteError
 
+from flowkit.adapters.entries import (
+    PAGE_BYTES,
+    PROJECTION,
+    Entry,
+    Scan,
+    entries,
+    epoch_of,
+    fitting,
+    is_whole,
+)
 from flowkit.adapters.fenced_rows import FencedRows
+from flowkit.adapters.metrics import EMPTY_BYTES, storable
 from flowkit.adapters.mongo import Database, ensure_index, moment, shortened
 from flowkit.adapters.news import Newsroom
-from flowkit.errors import Fenced, FlowKitError
-from flowkit.limits import BATCH_META_BYTES
+from flowkit.adapters.together import together
+from flowkit.adapters.uids import uid_text
+from flowkit.errors import Fenced
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence
@@ -26,27 +37,13 @@ if TYPE_CHECKING:
 FINAL_UID = "__final__"
 """`batch_uid` under which a node's final metrics are stored."""
 
-_METAS_OF_ONE_PAGE = 20
-
 _NODE_BATCH = [("task_id", ASCENDING), ("node_id", ASCENDING), ("batch_uid", ASCENDING)]
 
 _CLAIM = [(name, ASCENDING) for name in ("task_id", "consumer_node", "from_node", "batch_uid")]
 
 
-class BatchTooLarge(FlowKitError, ValueError):
-    """A batch's metrics are too large to be stored as an artifact's meta."""
-
-    code = "batch_too_large"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scan:
-    """What the sources of a pulling node have left behind so far."""
-
-    uids: dict[str, list[str]]
-    """Batches by source, oldest first."""
-    markers: dict[str, int]
-    """Epoch of the complete marker of each source that has one."""
+_REPLACED_FIELDS = ("artifacts_ref", "error")
+"""What an earlier write of a batch may have left in its artifact."""
 
 
 class ArtifactStore:
@@ -70,40 +67,62 @@ class ArtifactStore:
         await ensure_index(self._claims, _CLAIM, "uniq_stream_claim_batch", unique=True)
 
     async def store_batch(
-        self, attempt: AttemptInput, batch_uid: str, metrics: dict[str, Any], worker_id: str, at: float
+        self,
+        attempt: AttemptInput,
+        batch_uid: str,
+        metrics: dict[str, Any],
+        worker_id: str,
+        at: float,
+        *,
+        artifacts_ref: dict[str, Any] | None = None,
     ) -> None:
-        """Store a batch's result: its metrics first, then the artifact, which says that the batch is done."""
-        size = check_size(batch_uid, metrics)
-        if metrics:
-            await self._store_metrics(attempt, batch_uid, at, {"metrics": metrics}, size)
-        else:
-            await self._forget_failure(attempt, batch_uid)
-        await self._store_partial(attempt, batch_uid, metrics, worker_id, at, size)
+        """Store a batch's result: its row of metrics and its artifact, at the same time.
+
+        Raises BadMetrics or BatchTooLarge before anything is written.
+        """
+        meta, size = storable(f"metrics of batch {batch_uid!r}", metrics)
+        more = _reference(f"artifacts_ref of batch {batch_uid!r}", artifacts_ref)
+        await together(
+            self._store_metrics(attempt, batch_uid, at, {"metrics": meta}, size)
+            if meta
+            else self._forget_failure(attempt, batch_uid),
+            self._store_partial(attempt, batch_uid, meta, worker_id, at, size, more),
+        )
 
     @shortened
     async def _forget_failure(self, attempt: AttemptInput, batch_uid: str) -> None:
         row = {**_key(attempt, batch_uid), "failed": True, "attempt_epoch": {"$lte": attempt.epoch}}
         await self._metrics.delete_one(row)
 
-    async def store_failed_batch(self, attempt: AttemptInput, batch_uid: str, reason: str, at: float) -> None:
-        """Store that a batch failed; its later success replaces the row."""
-        await self._store_metrics(
-            attempt, batch_uid, at, {"metrics": {}, "failed": True, "reason": reason}, size=0
+    async def store_failed_batch(
+        self, attempt: AttemptInput, batch_uid: str, reason: str, at: float, *, worker_id: str = ""
+    ) -> None:
+        """Store that a batch failed, as row and as artifact; its later success replaces both."""
+        row = {"metrics": {}, "failed": True, "reason": reason}
+        fields = {
+            "status": "failed",
+            "error": reason,
+            "meta": {},
+            "size": EMPTY_BYTES,
+            "worker_id": worker_id,
+        }
+        await together(
+            self._store_metrics(attempt, batch_uid, at, row, size=0),
+            self._store_artifact(attempt, batch_uid, fields, at, size=0),
         )
 
     async def store_final(self, attempt: AttemptInput, metrics: dict[str, Any], at: float) -> None:
         """Store a node's final metrics."""
-        size = check_size(FINAL_UID, metrics)
-        await self._store_metrics(attempt, FINAL_UID, at, {"metrics": metrics, "final": True}, size)
+        meta, size = storable("metrics of finalize", metrics)
+        await self._store_metrics(attempt, FINAL_UID, at, {"metrics": meta, "final": True}, size)
 
-    @shortened
     async def upsert_partial(
         self, attempt: AttemptInput, batch_uid: str, meta: dict[str, Any], worker_id: str, at: float
     ) -> None:
         """Write the artifact of one batch."""
-        await self._store_partial(attempt, batch_uid, meta, worker_id, at, len(bson.encode(meta)))
+        stored, size = storable(f"meta of batch {batch_uid!r}", meta)
+        await self._store_partial(attempt, batch_uid, stored, worker_id, at, size, {})
 
-    @shortened
     async def _store_partial(
         self,
         attempt: AttemptInput,
@@ -112,15 +131,24 @@ class ArtifactStore:
         worker_id: str,
         at: float,
         size: int,
+        more: dict[str, Any],
+    ) -> None:
+        fields = {"status": "partial", "meta": meta, "size": size, "worker_id": worker_id, **more}
+        await self._store_artifact(attempt, batch_uid, fields, at, size)
+        self.news.tell(attempt.task_id, attempt.node_id)
+
+    @shortened
+    async def _store_artifact(
+        self, attempt: AttemptInput, batch_uid: str, fields: dict[str, Any], at: float, size: int
     ) -> None:
         await self._artifact_rows.put(
             _key(attempt, batch_uid),
             attempt.epoch,
-            {"status": "partial", "meta": meta, "worker_id": worker_id, "updated_at": moment(at)},
+            {**fields, "updated_at": moment(at)},
             {"payload": None, "created_at": moment(at)},
             size=size,
+            forgotten=_REPLACED_FIELDS,
         )
-        self.news.tell(attempt.task_id, attempt.node_id)
 
     @shortened
     async def _store_metrics(
@@ -143,12 +171,12 @@ class ArtifactStore:
         artifacts_ref: dict[str, Any] | None = None,
     ) -> None:
         """Write a node's complete marker: its pullers may end. It holds no `batch_uid`, as workers expect."""
-        fields: dict[str, Any] = {"status": "complete", "meta": meta, "updated_at": moment(at)}
-        if artifacts_ref is not None:
-            fields["artifacts_ref"] = artifacts_ref
+        stored, size = storable("meta of the complete marker", meta)
+        more = _reference("artifacts_ref of the complete marker", artifacts_ref)
+        fields = {"status": "complete", "meta": stored, "updated_at": moment(at), **more}
         key = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$exists": False}}
         first = {"worker_id": worker_id, "created_at": moment(at)}
-        await self._artifact_rows.put(key, epoch, fields, first, size=len(bson.encode(meta)))
+        await self._artifact_rows.put(key, epoch, fields, first, size=size)
         self.news.tell(task_id, node_id)
 
     @shortened
@@ -159,7 +187,7 @@ class ArtifactStore:
                 "task_id": attempt.task_id,
                 "node_id": attempt.node_id,
                 "batch_uid": {"$exists": False},
-                "attempt_epoch": {"$lt": attempt.epoch},
+                "attempt_epoch": {"$not": {"$gte": attempt.epoch}},
             }
         )
 
@@ -168,27 +196,38 @@ class ArtifactStore:
         """Batches and markers of several nodes, in one read and without their metas."""
         cursor = self._artifacts.find(
             {"task_id": task_id, "node_id": {"$in": list(sources)}},
-            {"node_id": 1, "batch_uid": 1, "status": 1, "attempt_epoch": 1, "created_at": 1},
+            {**PROJECTION, "node_id": 1, "status": 1, "attempt_epoch": 1},
         )
-        partials: dict[str, list[tuple[Any, str]]] = {source: [] for source in sources}
+        found: dict[str, list[dict[str, Any]]] = {source: [] for source in sources}
         markers: dict[str, int] = {}
-        async for found in cursor:
-            if found["status"] == "complete":
-                markers[found["node_id"]] = found.get("attempt_epoch", 0)
-            elif "batch_uid" in found:
-                partials[found["node_id"]].append((_age(found), found["batch_uid"]))
-        return Scan(
-            uids={source: [uid for _, uid in sorted(found)] for source, found in partials.items()},
-            markers=markers,
-        )
+        async for artifact in cursor:
+            source = artifact["node_id"]
+            if artifact.get("status") == "complete":
+                markers[source] = max(markers.get(source, 0), epoch_of(artifact))
+            elif artifact.get("status") == "partial":
+                found[source].append(artifact)
+        return Scan(batches={source: entries(batches) for source, batches in found.items()}, markers=markers)
 
     @shortened
     async def batch_uids(self, task_id: str, node_id: str) -> set[str]:
-        """Batches of a node that have a stored result."""
+        """Batches of a node whose result is stored whole: the artifact, and the row of its metrics if it has any."""
+        partials, rows = await asyncio.gather(self._partials(task_id, node_id), self._rows(task_id, node_id))
+        return {uid for uid, entry in partials.items() if is_whole(entry, rows.get(uid))}
+
+    @shortened
+    async def _partials(self, task_id: str, node_id: str) -> dict[str, Entry]:
+        """A node's stored batches, oldest first."""
         cursor = self._artifacts.find(
-            {"task_id": task_id, "node_id": node_id, "status": "partial"}, {"_id": 0, "batch_uid": 1}
+            {"task_id": task_id, "node_id": node_id, "status": "partial"}, PROJECTION
         )
-        return {partial["batch_uid"] async for partial in cursor}
+        return entries([partial async for partial in cursor])
+
+    async def _rows(self, task_id: str, node_id: str) -> dict[str, bool]:
+        """Whether a batch failed, for each batch that has a row of metrics."""
+        cursor = self._metrics.find(
+            {"task_id": task_id, "node_id": node_id}, {"_id": 0, "batch_uid": 1, "failed": 1}
+        )
+        return {uid_text(row.get("batch_uid")): bool(row.get("failed")) async for row in cursor}
 
     async def pages(
         self, task_id: str, node_id: str, skip: Collection[str] = ()
@@ -197,31 +236,33 @@ class ArtifactStore:
 
         Metas are read a page at a time, so that memory and the server's sorting stay bounded.
         """
-        uids = [uid for uid in await self._uids_by_age(task_id, node_id) if uid not in skip]
-        for start in range(0, len(uids), _METAS_OF_ONE_PAGE):
-            yield await self.metas(task_id, node_id, uids[start : start + _METAS_OF_ONE_PAGE])
+        stored = await self._partials(task_id, node_id)
+        left = [entry for uid, entry in stored.items() if uid not in skip]
+        while left:
+            page = left[: fitting(left, PAGE_BYTES)]
+            yield await self.metas(task_id, node_id, page)
+            left = left[len(page) :]
 
     @shortened
-    async def _uids_by_age(self, task_id: str, node_id: str) -> list[str]:
-        cursor = self._artifacts.find(
-            {"task_id": task_id, "node_id": node_id, "status": "partial"},
-            {"_id": 1, "batch_uid": 1, "created_at": 1},
-        )
-        found = [(partial["created_at"], partial["_id"], partial["batch_uid"]) async for partial in cursor]
-        return [uid for _, _, uid in sorted(found)]
+    async def metas(self, task_id: str, node_id: str, page: Sequence[Entry]) -> list[dict[str, Any]]:
+        """`batch_uid` and `meta` of these batches, in this order.
 
-    @shortened
-    async def metas(self, task_id: str, node_id: str, uids: list[str]) -> list[dict[str, Any]]:
-        """`batch_uid` and `meta` of these batches, in this order; those that are gone are left out."""
+        Those that are gone, or have grown since, are left out.
+        """
+        batches = {"batch_uid": {"$in": [entry.uid for entry in page]}, "status": "partial"}
+        known = [entry.size for entry in page if entry.size is not None]
+        grown = {"size": {"$not": {"$gt": max(known)}}} if known else {}
         cursor = self._artifacts.find(
-            {"task_id": task_id, "node_id": node_id, "batch_uid": {"$in": uids}, "status": "partial"},
+            {"task_id": task_id, "node_id": node_id, **batches, **grown},
             {"_id": 0, "batch_uid": 1, "meta": 1},
         )
-        found = {partial["batch_uid"]: partial async for partial in cursor}
-        return [found[uid] for uid in uids if uid in found]
+        found = {uid_text(partial.get("batch_uid")): partial async for partial in cursor}
+        return [found[uid] for uid in map(uid_text, (entry.uid for entry in page)) if uid in found]
 
     @shortened
-    async def claim(self, attempt: AttemptInput, from_node: str, batch_uids: list[str], at: float) -> None:
+    async def claim(
+        self, attempt: AttemptInput, from_node: str, batch_uids: Sequence[Any], at: float
+    ) -> None:
         """Note that batches of `from_node` were delivered to this node; a repeated claim is taken over."""
         if not batch_uids:
             return
@@ -241,16 +282,15 @@ class ArtifactStore:
         except BulkWriteError as error:
             await self._claim_again(attempt, from_node, _refused_uids(error, claims), at)
 
-    async def _claim_again(self, attempt: AttemptInput, from_node: str, uids: list[str], at: float) -> None:
+    async def _claim_again(self, attempt: AttemptInput, from_node: str, uids: list[Any], at: float) -> None:
         """Take over claims of earlier attempts; those of external workers hold no epoch."""
-        not_newer = [{"attempt_epoch": {"$lte": attempt.epoch}}, {"attempt_epoch": {"$exists": False}}]
         taken = await self._claims.update_many(
             {
                 "task_id": attempt.task_id,
                 "consumer_node": attempt.node_id,
                 "from_node": from_node,
                 "batch_uid": {"$in": uids},
-                "$or": not_newer,
+                "attempt_epoch": {"$not": {"$gt": attempt.epoch}},
             },
             {"$set": {"attempt_epoch": attempt.epoch, "claimed_at": moment(at)}},
         )
@@ -258,31 +298,20 @@ class ArtifactStore:
             raise Fenced(f"a newer attempt of node {attempt.node_id!r} has claimed batches of {from_node!r}")
 
 
-def _age(partial: dict[str, Any]) -> tuple[Any, ...]:
-    """What sorts batches by age; those of a foreign worker that does not tell theirs come first."""
-    made = partial.get("created_at")
-    return (made is not None, made or 0, str(partial["_id"]))
+def _reference(what: str, given: dict[str, Any] | None) -> dict[str, Any]:
+    """The field that holds a handler's reference; nothing without one."""
+    return {} if given is None else {"artifacts_ref": storable(what, given)[0]}
 
 
 _DUPLICATE = 11000
 
 
-def _refused_uids(error: BulkWriteError, claims: list[dict[str, Any]]) -> list[str]:
+def _refused_uids(error: BulkWriteError, claims: list[dict[str, Any]]) -> list[Any]:
     problems = error.details.get("writeErrors", [])
-    if any(problem.get("code") != _DUPLICATE for problem in problems):
+    unconfirmed = error.details.get("writeConcernErrors")
+    if unconfirmed or any(problem.get("code") != _DUPLICATE for problem in problems):
         raise error
     return [claims[problem["index"]]["batch_uid"] for problem in problems]
-
-
-def check_size(batch_uid: str, meta: dict[str, Any]) -> int:
-    """Bytes of a batch's metrics. BatchTooLarge when they would not fit an artifact."""
-    size = len(bson.encode(meta))
-    if size > BATCH_META_BYTES:
-        raise BatchTooLarge(
-            f"metrics of batch {batch_uid!r} are {size:,} bytes, more than {BATCH_META_BYTES:,}: "
-            "make smaller batches, or store the data and return a reference"
-        )
-    return size
 
 
 def _key(attempt: AttemptInput, batch_uid: str) -> dict[str, Any]:

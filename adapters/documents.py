@@ -13,7 +13,7 @@ from flowkit.models import OPEN_NODE_STATUSES, RUNTIME_KEYS, NodeStatus, StatusC
 from flowkit.workflows.shapes import edge_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from flowkit.models import AttemptInput, CloseTask, NodeRecord, RecordTask
 
@@ -32,6 +32,18 @@ NODE_STATES: Fields = {
     "graph.nodes.attempt_epoch": 1,
 }
 """Projection: what tells how far each node is."""
+
+WIRING: Fields = {
+    "_id": 0,
+    "graph.nodes.node_id": 1,
+    "graph.nodes.depends_on": 1,
+    "graph.nodes.fan_in": 1,
+    "graph.nodes.io.input_inline.input_adapter": 1,
+    "graph.nodes.io.input_inline.input_args": 1,
+    "graph.edges": 1,
+    "graph.edges_ex": 1,
+}
+"""Projection: what says which node depends on which."""
 
 
 def new_task(
@@ -129,9 +141,15 @@ def nodes_of(stored: Fields) -> list[Fields]:
     return [node if isinstance(node, dict) else {} for node in nodes] if isinstance(nodes, list) else []
 
 
-def parents_of(node_id: str, stored: Fields) -> list[str]:
-    """The parents of a node: its `depends_on`, else the edges that lead to it."""
-    return parents_by_node(stored["graph"]).get(node_id, [])
+def beyond(epochs: Mapping[str, int], unfinished: Collection[str]) -> Fields:
+    """Filter: one of these nodes is past its epoch, or one of `unfinished` is not failed, skipped or cancelled."""
+    later: list[Fields] = [
+        {"node_id": node_id, "attempt_epoch": {"$gt": epoch}} for node_id, epoch in epochs.items()
+    ]
+    if unfinished:
+        ended = [status.value for status in NodeStatus if status.ended and status is not NodeStatus.FINISHED]
+        later.append({"node_id": {"$in": list(unfinished)}, "status": {"$nin": ended}})
+    return {"graph.nodes": {"$elemMatch": {"$or": later}}}
 
 
 def history(changes: Iterable[StatusChange]) -> list[Fields]:

@@ -24,6 +24,8 @@ class _Row:
     fields: dict[str, Any]
     first: dict[str, Any]
     """Fields that are written once."""
+    forgotten: tuple[str, ...]
+    """Fields that an earlier write may have left and this one removes."""
 
     @property
     def values(self) -> dict[str, Any]:
@@ -32,6 +34,12 @@ class _Row:
     @property
     def document(self) -> dict[str, Any]:
         return {**self.values, **self.first, **self.fields, "attempt_epoch": self.epoch}
+
+    @property
+    def update(self) -> dict[str, Any]:
+        gone = {name: "" for name in self.forgotten if name not in self.fields}
+        written = {"$set": {**self.fields, "attempt_epoch": self.epoch}}
+        return {**written, "$unset": gone} if gone else written
 
 
 class FencedRows:
@@ -42,13 +50,21 @@ class FencedRows:
         self._rows = GroupCommit[_Row](alone=self._replace, together=self._insert)
 
     async def put(
-        self, key: dict[str, Any], epoch: int, fields: dict[str, Any], first: dict[str, Any], *, size: int
+        self,
+        key: dict[str, Any],
+        epoch: int,
+        fields: dict[str, Any],
+        first: dict[str, Any],
+        *,
+        size: int,
+        forgotten: tuple[str, ...] = (),
     ) -> None:
-        """Write under `key`; a row that is there keeps its `first`. Fenced when a higher epoch has written it.
+        """Write under `key`; a row that exists keeps its `first`. Fenced when a higher epoch has written it.
 
-        `size` is that of the user's part of the row, in bytes.
+        `size` is that of the user's part of the row, in bytes. Fields in `forgotten` are removed from a row that
+        exists, unless `fields` has them.
         """
-        row = _Row(key=key, epoch=epoch, fields=fields, first=first)
+        row = _Row(key=key, epoch=epoch, fields=fields, first=first, forgotten=forgotten)
         if size > _LARGE_BYTES:
             await self._replace(row)
         else:
@@ -70,8 +86,7 @@ class FencedRows:
             await self._collection.insert_one(row.document)
         except DuplicateKeyError:
             replaced = await self._collection.update_one(
-                {**row.key, "attempt_epoch": {"$lte": row.epoch}},
-                {"$set": {**row.fields, "attempt_epoch": row.epoch}},
+                {**row.key, "attempt_epoch": {"$not": {"$gt": row.epoch}}}, row.update
             )
             if not replaced.matched_count:
                 node = row.key["node_id"]

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 
 class News:
@@ -55,26 +55,44 @@ class Newsroom:
             news.tell()
 
 
+class Held:
+    """Bytes that one reader of a budget holds."""
+
+    def __init__(self, size: int, release: Callable[[int], None]) -> None:
+        self._size = size
+        self._release = release
+
+    def keep(self, size: int) -> None:
+        """Give back all but `size` bytes; it never grows."""
+        if size < self._size:
+            self._release(self._size - size)
+            self._size = size
+
+
 class ByteBudget:
     """How many bytes of batches a process holds in memory at once; a single larger one passes alone."""
 
     def __init__(self, limit: int, readers: int) -> None:
         self._limit = limit
         self._used = 0
-        self._freed = asyncio.Condition()
+        self._freed = asyncio.Event()
         self.share = max(1, limit // max(1, readers))
         """What one reader may take at once, so that all get on."""
 
     @asynccontextmanager
-    async def hold(self, size: int) -> AsyncIterator[None]:
-        """Wait until `size` more bytes may be held, and hold them during the block."""
+    async def hold(self, size: int) -> AsyncIterator[Held]:
+        """Wait until `size` more bytes may be held, and hold them until the end of the block or until given back."""
         size = min(size, self._limit)
-        async with self._freed:
-            await self._freed.wait_for(lambda: self._used + size <= self._limit)
-            self._used += size
+        while self._used + size > self._limit:
+            self._freed.clear()
+            await self._freed.wait()
+        self._used += size
+        held = Held(size, self._release)
         try:
-            yield
+            yield held
         finally:
-            self._used -= size
-            async with self._freed:
-                self._freed.notify_all()
+            held.keep(0)
+
+    def _release(self, size: int) -> None:
+        self._used -= size
+        self._freed.set()

@@ -29,6 +29,8 @@ _DUPLICATE = 11000
 
 _SILENT_SEC = 180.0
 """Three times the usual interval, for workers that do not say theirs."""
+_UID_CHARS = 500
+"""Of a batch's uid, in an event's payload; its hash is that of the whole uid."""
 
 
 class WorkerStatus(StrEnum):
@@ -126,6 +128,9 @@ class EventKind(StrEnum):
     """What an attempt has to tell, under the names that external workers use."""
 
     TASK_ACCEPTED = "TASK_ACCEPTED"
+    TASK_HEARTBEAT = "TASK_HEARTBEAT"
+    BATCH_OK = "BATCH_OK"
+    BATCH_FAILED = "BATCH_FAILED"
     TASK_DONE = "TASK_DONE"
     TASK_FAILED = "TASK_FAILED"
     CANCELLED = "CANCELLED"
@@ -197,6 +202,31 @@ def accepted(attempt: AttemptInput, lease: dict[str, Any], at: float) -> WorkerE
     return _event(EventKind.TASK_ACCEPTED, attempt, lease["worker_id"], at, payload, identity)
 
 
+def heartbeat(attempt: AttemptInput, lease: dict[str, Any], interval_sec: float, at: float) -> WorkerEvent:
+    """An attempt is alive. There is one for each interval."""
+    deadline_ms = int((at + attempt.lease_ttl_sec) * 1000)
+    payload = {"lease_id": lease["lease_id"], "lease_deadline_ts_ms": deadline_ms}
+    bucket = int(at * 1000) // max(1, int(interval_sec * 1000))
+    identity = {**_identity("hb", attempt), "t": bucket}
+    return _event(EventKind.TASK_HEARTBEAT, attempt, lease["worker_id"], at, payload, identity)
+
+
+def batch_ok(attempt: AttemptInput, worker_id: str, batch_uid: str, batches: int, at: float) -> WorkerEvent:
+    """An attempt has stored a batch, its `batches`-th. The metrics, which may be large, are in `metrics_raw` only."""
+    payload = {**_batch(attempt, batch_uid), "batches": batches}
+    identity = {**_identity("bok", attempt), "uid": batch_uid}
+    return _event(EventKind.BATCH_OK, attempt, worker_id, at, payload, identity)
+
+
+def batch_failed(
+    attempt: AttemptInput, worker_id: str, batch_uid: str, failure: AttemptFailure, at: float
+) -> WorkerEvent:
+    """A batch has failed, which ends its attempt."""
+    payload = {**_batch(attempt, batch_uid), **_reason(failure)}
+    identity = {**_identity("bf", attempt), "uid": batch_uid}
+    return _event(EventKind.BATCH_FAILED, attempt, worker_id, at, payload, identity)
+
+
 def done(attempt: AttemptInput, worker_id: str, at: float) -> WorkerEvent:
     """An attempt has finished its node. Its metrics, which may be large, stand in `metrics_raw` only."""
     ref = {"task_id": attempt.task_id, "node_id": attempt.node_id}
@@ -206,9 +236,8 @@ def done(attempt: AttemptInput, worker_id: str, at: float) -> WorkerEvent:
 
 def failed(attempt: AttemptInput, worker_id: str, failure: AttemptFailure, at: float) -> WorkerEvent:
     """An attempt has ended without success."""
-    code, message = _told(failure.code, REASON_CODE_CHARS), _told(failure.message, LAST_ERROR_CHARS)
-    payload = {"reason_code": code, "permanent": failure.permanent, "error": message or None}
-    identity = {**_identity("tf", attempt), "r": code, "p": failure.permanent}
+    payload = _reason(failure)
+    identity = {**_identity("tf", attempt), "r": payload["reason_code"], "p": failure.permanent}
     return _event(EventKind.TASK_FAILED, attempt, worker_id, at, payload, identity)
 
 
@@ -239,6 +268,17 @@ def _event(
 
 def _identity(what: str, attempt: AttemptInput) -> dict[str, Any]:
     return {what: attempt.task_id, "n": attempt.node_id, "e": attempt.epoch}
+
+
+def _reason(failure: AttemptFailure) -> dict[str, Any]:
+    code, message = _told(failure.code, REASON_CODE_CHARS), _told(failure.message, LAST_ERROR_CHARS)
+    return {"reason_code": code, "permanent": failure.permanent, "error": message or None}
+
+
+def _batch(attempt: AttemptInput, batch_uid: str) -> dict[str, Any]:
+    uid = _told(batch_uid, _UID_CHARS)
+    ref = {"task_id": attempt.task_id, "node_id": attempt.node_id, "batch_uid": uid}
+    return {"batch_uid": uid, "artifacts_ref": ref}
 
 
 def _told(text: str, length: int) -> str:

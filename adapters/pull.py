@@ -6,51 +6,47 @@ The end: every source has ended, and a scan that began after that finds nothing 
 
 from __future__ import annotations
 
-import hashlib
-import json
+import asyncio
 import logging
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import bson
 
+from flowkit.adapters.entries import MAX_META_BYTES, PAGE_BYTES, fitting
+from flowkit.adapters.news import ByteBudget
 from flowkit.adapters.patience import durably
+from flowkit.adapters.sources import Sources, SourcesIdle
+from flowkit.adapters.uids import qualified, stable_hash, uid_text
 from flowkit.errors import StoreUnavailable
-from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 
-    from flowkit.adapters.artifacts import ArtifactStore, Scan
-    from flowkit.adapters.news import ByteBudget, News
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.entries import Entry, Scan
+    from flowkit.adapters.news import News
+    from flowkit.adapters.sources import Ended
     from flowkit.adapters.store import TaskStore
     from flowkit.models import AttemptInput
     from flowkit.workflows.input_args import PullArgs
+
+__all__ = ["Delivery", "Puller", "SourcesIdle", "slices", "stable_hash"]
 
 _logger = logging.getLogger("flowkit.worker")
 
 Delivery = tuple[str, dict[str, Any]]
 """Batch uid and payload."""
 
-_METAS_OF_ONE_PAGE = 20
+_Partial = dict[str, Any]
+"""`batch_uid` and `meta` of a stored batch."""
+
 _SCAN_PAUSE_SEC = 0.5
 """Least time between two scans. With the other looks of a waiting attempt (states of the sources, cancel flag) MongoDB
 is read less than 5 times a second."""
-_STATES_PAUSE_SEC = 2.0
-_IDLE_SEC = 5.0
-"""How long no source may run before a pulling attempt gives its slot away."""
 _SCAN_SHARE = 4.0
 """A long scan is followed by a pause of this many times its length."""
-
-
-class SourcesIdle(Exception):
-    """Nothing is left to deliver and no source runs; the attempt had better begin again later."""
-
-
-def stable_hash(value: Any) -> str:
-    """BLAKE2b-160 of canonical JSON, as hex (protocol: stable_hash)."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
 
 class Puller:
@@ -68,32 +64,40 @@ class Puller:
         self._artifacts = artifacts
         self._attempt = attempt
         self._args = args
-        self._budget = budget
-        self._sources = _Sources(tasks, attempt, args.from_nodes)
-        self._taken: dict[str, set[str]] = {source: set() for source in args.from_nodes}
+        self._budget = budget or ByteBudget(PAGE_BYTES, 1)
+        self._names = tuple(dict.fromkeys(args.from_nodes))
+        self._qualifies = attempt.qualify_uids and len(self._names) > 1
+        self._sources = Sources(tasks, attempt, self._names)
+        self._taken: dict[str, set[str]] = {source: set() for source in self._names}
         self._done: set[str] = set()
-        self._largest = 0
         self._warned = False
 
     async def batches(self) -> AsyncGenerator[Delivery, None]:
         """All batches, waiting for sources that still run. SourcesIdle when none has run for a while."""
+        if not self._names:
+            return
         attempt, artifacts, args = self._attempt, self._artifacts, self._args
         self._done = await durably(lambda: artifacts.batch_uids(attempt.task_id, attempt.node_id))
-        wait_ms, complete = args.poll_ms, False
-        with artifacts.news.listener(attempt.task_id, args.from_nodes) as news:
+        wait_ms = args.poll_ms
+        ended: Ended | None = None
+        with artifacts.news.listener(attempt.task_id, self._names) as news:
             while True:
-                ended_before, began = complete, time.monotonic()
-                scan = await durably(lambda: artifacts.scan(attempt.task_id, args.from_nodes))
+                began = time.monotonic()
+                scan, still_ended = await asyncio.gather(self._scan(), self._sources.have_stayed(ended))
                 took, found = time.monotonic() - began, False
-                complete = await self._sources.complete(scan) and args.eof_on_task_done
                 async for delivery in self._deliver(scan):
                     found = True
                     yield delivery
-                if ended_before and self._all_taken(scan):
+                    del delivery
+                if still_ended and self._all_taken(scan):
                     return
+                ended = await self._sources.ended(scan.markers) if args.eof_on_task_done else None
                 wait_ms = args.poll_ms if found else min(wait_ms * 2, args.backoff_max_ms)
-                if not complete:
+                if ended is None or (still_ended and not found):
                     await self._pause(news, wait_ms / 1000, took)
+
+    async def _scan(self) -> Scan:
+        return await durably(lambda: self._artifacts.scan(self._attempt.task_id, self._names))
 
     async def _pause(self, news: News, wait_sec: float, scan_took: float) -> None:
         """Wait for news of a source in this process, or until it is time to look again."""
@@ -102,40 +106,67 @@ class Puller:
         self._sources.check_idle()
 
     def _all_taken(self, scan: Scan) -> bool:
-        return all(self._taken[source].issuperset(uids) for source, uids in scan.uids.items())
+        return all(self._taken[source].issuperset(stored) for source, stored in scan.batches.items())
 
     async def _deliver(self, scan: Scan) -> AsyncGenerator[Delivery, None]:
         try:
-            for source, uids in scan.uids.items():
-                fresh = [uid for uid in uids if uid not in self._taken[source]]
-                async for page in self._pages(source, fresh):
-                    for partial in page:
-                        for delivery in self._deliveries(
-                            source, partial["batch_uid"], partial.get("meta") or {}
-                        ):
-                            if delivery[0] not in self._done:
-                                yield delivery
+            for source, stored in scan.batches.items():
+                async for partial in self._partials(source, self._fresh(source, stored)):
+                    deliveries = self._deliveries(source, partial)
+                    del partial
+                    for delivery in deliveries:
+                        if delivery[0] not in self._done:
+                            yield delivery
+                        del delivery
         except StoreUnavailable as error:
             _logger.warning("%s; node %s scans again", error, self._attempt.node_id)
 
-    async def _pages(self, source: str, uids: list[str]) -> AsyncGenerator[list[dict[str, Any]], None]:
-        """Claimed batches, as many at once as memory allows."""
-        while uids:
-            page, uids = self._cut(uids)
-            held = len(page) * self._largest
-            async with self._room(held):
-                found = await self._artifacts.metas(self._attempt.task_id, source, page)
-                self._largest = max([self._largest, *(len(bson.encode(partial)) for partial in found)])
-                await self._claim(source, page)
-                self._warn_of_clashes(source, page)
-                self._taken[source].update(page)
-                yield found
+    def _fresh(self, source: str, stored: Mapping[str, Entry]) -> list[Entry]:
+        """What is neither taken nor done. Whether a batch that is cut into chunks is done, only its chunks say."""
+        taken = self._taken[source]
+        fresh = {uid: entry for uid, entry in stored.items() if uid not in taken}
+        if self._args.size is None and self._done:
+            done = {uid for uid in fresh if self._own_uid(source, uid) in self._done}
+            taken |= done
+            fresh = {uid: entry for uid, entry in fresh.items() if uid not in done}
+        return [*fresh.values()]
+
+    def _own_uid(self, source: str, uid: str) -> str:
+        """The uid under which this node gets a batch, and stores its result."""
+        return qualified(uid, source, first=self._names[0]) if self._qualifies else uid
+
+    async def _partials(self, source: str, fresh: Sequence[Entry]) -> AsyncGenerator[_Partial, None]:
+        """Claimed batches. Each counts towards the budget until the next one is asked for.
+
+        No variable of this class keeps a batch beyond that, or more would be in memory than is counted.
+        """
+        while fresh:
+            page, fresh = self._cut(fresh)
+            async with self._budget.hold(sum(_room(entry) for entry in page)) as held:
+                found = deque(await self._artifacts.metas(self._attempt.task_id, source, page))
+                sizes = _sizes(page, found)
+                held.keep(sum(sizes))
+                await self._take(source, [partial["batch_uid"] for partial in found])
+                while found:
+                    yield found.popleft()
+                    sizes.popleft()
+                    held.keep(sum(sizes))
+
+    def _cut(self, fresh: Sequence[Entry]) -> tuple[Sequence[Entry], Sequence[Entry]]:
+        count = fitting(fresh, self._budget.share)
+        return fresh[:count], fresh[count:]
+
+    async def _take(self, source: str, stored: Sequence[Any]) -> None:
+        await durably(lambda: self._artifacts.claim(self._attempt, source, stored, time.time()))
+        uids = [uid_text(uid) for uid in stored]
+        self._warn_of_clashes(source, uids)
+        self._taken[source].update(uids)
 
     def _warn_of_clashes(self, source: str, uids: list[str]) -> None:
         """Results are kept by the batch's uid alone (spec: uids of pulled batches), so a second one replaces the first."""
-        if self._args.size is not None or self._warned:
+        if self._args.size is not None or self._qualifies or self._warned:
             return
-        for other in self._args.from_nodes:
+        for other in self._names:
             if other != source and (shared := self._taken[other].intersection(uids)):
                 self._warned = True
                 _logger.warning(
@@ -145,82 +176,35 @@ class Puller:
                 )
                 return
 
-    def _cut(self, uids: list[str]) -> tuple[list[str], list[str]]:
-        """The next page: one batch while nothing is known of their size, then as many as fit."""
-        fit = 1 if self._largest == 0 else _METAS_OF_ONE_PAGE
-        if self._budget is not None and self._largest:
-            fit = max(1, min(fit, self._budget.share // self._largest))
-        return uids[:fit], uids[fit:]
-
-    def _room(self, size: int) -> Any:
-        return _Anything() if self._budget is None else self._budget.hold(size)
-
-    async def _claim(self, source: str, uids: list[str]) -> None:
-        await durably(lambda: self._artifacts.claim(self._attempt, source, uids, time.time()))
-
-    def _deliveries(self, source: str, uid: str, meta: dict[str, Any]) -> Iterator[Delivery]:
+    def _deliveries(self, source: str, partial: _Partial) -> Iterator[Delivery]:
+        stored, meta = partial["batch_uid"], partial.get("meta") or {}
         if self._args.size is None:
-            ref = {"task_id": self._attempt.task_id, "node_id": source, "batch_uid": uid}
-            yield uid, {"from_node": source, "ref": ref, "meta": meta}
+            ref = {"task_id": self._attempt.task_id, "node_id": source, "batch_uid": stored}
+            own_uid = self._own_uid(source, uid_text(stored))
+            yield own_uid, {"from_node": source, "ref": ref, "meta": meta}
             return
         key = self._args.meta_list_key
-        listed = meta.get(key) if key else None
+        listed = meta.get(key) if key and isinstance(meta, dict) else None
         items = listed if isinstance(listed, list) else [meta]
-        parent = {"ref": {"batch_uid": uid}, "meta_list_key": key if isinstance(listed, list) else None}
+        parent = {"ref": {"batch_uid": stored}, "meta_list_key": key if isinstance(listed, list) else None}
         for number, chunk in enumerate(slices(items, self._args.size)):
-            chunk_uid = stable_hash({"src": source, "parent": uid, "idx": number})
+            chunk_uid = stable_hash({"src": source, "parent": uid_text(stored), "idx": number})
             yield chunk_uid, {"from_node": source, "items": chunk, "parent": parent}
 
 
-class _Anything:
-    async def __aenter__(self) -> None: ...
+def _room(entry: Entry) -> int:
+    """Bytes to hold before a batch is read."""
+    return MAX_META_BYTES if entry.size is None else entry.size
 
-    async def __aexit__(self, *_: object) -> None: ...
+
+def _sizes(page: Sequence[Entry], found: Sequence[_Partial]) -> deque[int]:
+    """Sizes of the batches that were read; those of unknown size are measured."""
+    known = {uid_text(entry.uid): entry.size for entry in page}
+    return deque(_size(partial, known[uid_text(partial["batch_uid"])]) for partial in found)
 
 
-class _Sources:
-    """Whether the sources of an attempt have ended, and whether one of them runs."""
-
-    def __init__(self, tasks: TaskStore, attempt: AttemptInput, names: tuple[str, ...]) -> None:
-        self._tasks = tasks
-        self._attempt = attempt
-        self._names = names
-        self._states: dict[str, tuple[NodeStatus, int]] = {}
-        self._looked_at = 0.0
-        self._idle_since: float | None = None
-
-    async def complete(self, scan: Scan) -> bool:
-        """Whether every source has ended; its batches in `scan` are then all there are."""
-        if all(self._ended(name, scan.markers) for name in self._names):
-            return True
-        await self._look()
-        return all(self._ended(name, scan.markers) for name in self._names)
-
-    def _ended(self, name: str, markers: dict[str, int]) -> bool:
-        status, epoch = self._states.get(name, (None, self._attempt.sources.get(name)))
-        if epoch is None and self._looked_at > 0:
-            epoch = 0
-        if status is not None and status.ended and status is not NodeStatus.FINISHED:
-            return True
-        return name in markers and epoch is not None and markers[name] >= epoch
-
-    async def _look(self) -> None:
-        now = time.monotonic()
-        if self._looked_at and now - self._looked_at < _STATES_PAUSE_SEC:
-            return
-        self._looked_at = now
-        self._states = await durably(lambda: self._tasks.node_states(self._attempt.task_id))
-        going = {self._status(name) for name in self._names if not self._status(name).ended}
-        idle = going and not going & {NodeStatus.RUNNING, NodeStatus.CANCELLING}
-        self._idle_since = (self._idle_since or now) if idle else None
-
-    def _status(self, name: str) -> NodeStatus:
-        return self._states.get(name, (NodeStatus.QUEUED, 0))[0]
-
-    def check_idle(self) -> None:
-        """SourcesIdle when no source has run for a while."""
-        if self._idle_since is not None and time.monotonic() - self._idle_since > _IDLE_SEC:
-            raise SourcesIdle
+def _size(partial: _Partial, known: int | None) -> int:
+    return len(bson.encode({"": partial.get("meta")})) if known is None else known
 
 
 def slices(items: list[Any], size: int) -> Iterator[list[Any]]:

@@ -25,7 +25,7 @@ from flowkit.errors import TaskIdTaken
 from flowkit.models import NodeStatus, TaskStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from flowkit.adapters.cancel_flags import CancelFlag
     from flowkit.models import AttemptInput, CloseTask, OpenTask, RecordTask
@@ -222,14 +222,19 @@ class TaskStore:
         return found
 
     @shortened
-    async def parents(self, attempt: AttemptInput) -> list[str]:
-        """`depends_on` of an attempt's node."""
-        path = f"graph.nodes.{attempt.index}"
-        stored = await self._tasks.find_one(
-            {"id": attempt.task_id, f"{path}.node_id": attempt.node_id},
-            _GRAPH,
-        )
-        return documents.parents_of(attempt.node_id, stored) if stored else []
+    async def wiring(self, task_id: str) -> dict[str, Any]:
+        """A task's graph, with what says which node depends on which; `{}` for an unknown task."""
+        stored = await self._tasks.find_one({"id": task_id}, documents.WIRING) or {}
+        found: dict[str, Any] = stored.get("graph") or {}
+        return found
+
+    @shortened
+    async def moved_on(
+        self, task_id: str, epochs: Mapping[str, int], unfinished: Collection[str] = ()
+    ) -> bool:
+        """Whether one of these nodes has begun a later attempt than this one, or one in `unfinished` is open again."""
+        beyond = documents.beyond(epochs, unfinished)
+        return await self._tasks.find_one({"id": task_id, **beyond}, {"_id": 1}) is not None
 
     @shortened
     async def node_states(self, task_id: str) -> dict[str, tuple[NodeStatus, int]]:

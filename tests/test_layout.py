@@ -37,6 +37,10 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ): "edges lead from where to where, by the rule of validation",
     ("activities/tasks.py", "flowkit.workflows.validation"): "the engine judges its own limit and functions",
     ("activities/inputs.py", "flowkit.workflows.input_args"): "a worker parses the same arguments again",
+    (
+        "activities/inputs.py",
+        "flowkit.workflows.validation",
+    ): "a handler's sources obey the rules of a graph's",
 }
 """Imports that point the other way, each with its reason; all of pure modules."""
 

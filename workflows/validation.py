@@ -30,7 +30,7 @@ from flowkit.workflows.input_args import with_alias
 from flowkit.workflows.shapes import json_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 _ENOUGH = 11
 
@@ -114,6 +114,24 @@ def _parents_by_node(graph: dict[str, Any]) -> tuple[dict[str, list[str]], list[
                 f"node {node_id!r}: depends_on {own} and edges {by_edges} differ; depends_on wins"
             )
     return parents, warnings
+
+
+def parents_of(graph: dict[str, Any], node_id: str) -> list[str]:
+    """The parents of a node of a valid graph; none for an unknown node."""
+    return _parents_by_node(graph)[0].get(node_id, []) if graph else []
+
+
+def dependency_path(graph: dict[str, Any], node_id: str, sources: Sequence[str]) -> list[str]:
+    """From a node of a valid graph over those that depend on it back to itself, if it also waits for `sources`.
+
+    Empty when no source depends on it.
+    """
+    waits = {**_waits(graph, _parents_by_node(graph)[0]), node_id: list(sources)}
+    cycle = find_cycle(waits)[1:]
+    if node_id not in cycle:
+        return []
+    place = cycle.index(node_id)
+    return [node_id, *cycle[place + 1 :], *cycle[: place + 1]]
 
 
 def _relation_problems(graph: dict[str, Any], parents: Mapping[str, list[str]]) -> Iterator[str]:

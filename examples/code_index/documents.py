@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 ACCEPTED = "TASK_ACCEPTED"
-"""The kind of event that tells of an attempt's start; all others tell of its end."""
+"""The kind of event that says that an attempt has started."""
+
+ENDS = ("TASK_DONE", "TASK_FAILED", "CANCELLED")
+"""The kinds of event that say how an attempt has ended; others are about its batches and heartbeats."""
 
 EVENTS_WITHIN_SEC = 2.5
 """Workers write events about once a second; a killed one takes those of its last second along."""
@@ -143,5 +146,5 @@ def untold_ends(task: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) ->
     """
     nodes = task["graph"]["nodes"]
     earlier = {(node["node_id"], epoch) for node in nodes for epoch in range(1, node["attempt_epoch"])}
-    ends = (event for event in events if event["payload"]["kind"] != ACCEPTED)
+    ends = (event for event in events if event["payload"]["kind"] in ENDS)
     return earlier - {(event["node_id"], event["attempt_epoch"]) for event in ends}

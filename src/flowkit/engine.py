@@ -76,6 +76,7 @@ def settings_of(
         max_in_flight=config.max_in_flight,
         empty_sources=True,
         function_queue=function_queue(config.queue),
+        qualify_uids=True,
     )
 
 

@@ -52,11 +52,22 @@ async def opened(tasks: TaskStore, *node_ids: str, run: str = RUN) -> int:
 
 
 def attempt(
-    node_id: str = "a", *, epoch: int = 1, index: int = 0, sources: dict[str, int] | None = None
+    node_id: str = "a",
+    *,
+    epoch: int = 1,
+    index: int = 0,
+    sources: dict[str, int] | None = None,
+    qualify_uids: bool = False,
 ) -> AttemptInput:
     """An attempt of one node."""
     return AttemptInput(
-        task_id=TASK, node_id=node_id, index=index, role="crawler", epoch=epoch, sources=sources or {}
+        task_id=TASK,
+        node_id=node_id,
+        index=index,
+        role="crawler",
+        epoch=epoch,
+        sources=sources or {},
+        qualify_uids=qualify_uids,
     )
 
 

@@ -55,6 +55,10 @@ class _RecordingCollection:
         await self._database.note(self._name, update)
         return await self._collection.update_one(condition, update, **options)
 
+    async def delete_one(self, condition: Any, **options: Any) -> Any:
+        await self._database.reach(self._name)
+        return await self._collection.delete_one(condition, **options)
+
     async def insert_many(self, documents: Any, **options: Any) -> Any:
         await self._database.reach(self._name)
         return await self._collection.insert_many(documents, **options)

@@ -11,7 +11,9 @@ import pytest
 from tests.contract.builders import AT, TASK, WORKER, attempt, batches, documents_of, seconds
 from tests.contract.recording import RecordingDatabase
 
-from flowkit.adapters.artifacts import FINAL_UID, ArtifactStore, BatchTooLarge
+from flowkit.adapters.artifacts import FINAL_UID, ArtifactStore
+from flowkit.adapters.entries import Entry
+from flowkit.adapters.metrics import BatchTooLarge
 from flowkit.errors import Fenced
 from flowkit.limits import BATCH_META_BYTES
 
@@ -102,7 +104,15 @@ async def test_a_batch_leaves_a_partial_and_a_metrics_row(db: Any, artifacts: Ar
     dates = [seconds(partial.pop(field)) for field in ("created_at", "updated_at")]
     del partial["_id"]
     assert dates == [AT, AT]
-    assert partial == {**key, "status": "partial", "meta": {"n": 1}, "worker_id": WORKER, "payload": None}
+    size = len(bson.encode({"n": 1}))
+    assert partial == {
+        **key,
+        "status": "partial",
+        "meta": {"n": 1},
+        "size": size,
+        "worker_id": WORKER,
+        "payload": None,
+    }
     [row] = await documents_of(db.metrics_raw)
     assert {field: row[field] for field in key} == key
     assert (row["metrics"], row["ts_ms"], seconds(row["created_at"])) == ({"n": 1}, int(AT * 1000), AT)
@@ -115,11 +125,54 @@ async def test_a_batch_without_metrics_leaves_no_metrics_row(db: Any, artifacts:
     assert len(await documents_of(db.artifacts)) == 1
 
 
-async def test_a_failed_batch_leaves_a_row_and_no_artifact(db: Any, artifacts: ArtifactStore) -> None:
-    await artifacts.store_failed_batch(attempt(), "b1", "bad_input", AT)
+async def test_a_failed_batch_leaves_a_row_and_a_failed_artifact(db: Any, artifacts: ArtifactStore) -> None:
+    await artifacts.store_failed_batch(attempt(epoch=2), "b1", "bad_input", AT, worker_id=WORKER)
     [row] = await documents_of(db.metrics_raw)
     assert (row["failed"], row["reason"], row["metrics"]) == (True, "bad_input", {})
-    assert await documents_of(db.artifacts) == []
+    [artifact] = await documents_of(db.artifacts)
+    assert seconds(artifact["created_at"]) == seconds(artifact["updated_at"]) == AT
+    assert {
+        "task_id": TASK,
+        "node_id": "a",
+        "batch_uid": "b1",
+        "attempt_epoch": 2,
+        "status": "failed",
+        "error": "bad_input",
+        "meta": {},
+        "worker_id": WORKER,
+    }.items() <= artifact.items()
+
+
+async def test_a_failed_batch_is_no_result_for_anyone(artifacts: ArtifactStore) -> None:
+    await batches(artifacts, "a", "b1")
+    await artifacts.store_failed_batch(attempt("a"), "b2", "boom", AT)
+    await artifacts.store_failed_batch(attempt("a", epoch=2), "b1", "boom", AT)
+    assert await artifacts.batch_uids(TASK, "a") == set()
+    assert (await artifacts.scan(TASK, ["a"])).batches == {"a": {}}
+    assert [page async for page in artifacts.pages(TASK, "a")] == []
+    assert await artifacts.metas(TASK, "a", [Entry("b1", None)]) == []
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+async def test_a_later_success_replaces_a_failed_artifact(
+    db: Any, artifacts: ArtifactStore, epoch: int
+) -> None:
+    await artifacts.store_failed_batch(attempt(), "b1", "boom", AT)
+    ref = {"url": "x"}
+    await artifacts.store_batch(attempt(epoch=epoch), "b1", {"n": 1}, WORKER, AT, artifacts_ref=ref)
+    [artifact] = await documents_of(db.artifacts)
+    assert (artifact["status"], artifact["meta"], artifact["artifacts_ref"]) == ("partial", {"n": 1}, ref)
+    assert "error" not in artifact
+    assert await artifacts.batch_uids(TASK, "a") == {"b1"}
+
+
+async def test_a_result_without_a_reference_removes_that_of_an_earlier_attempt(
+    db: Any, artifacts: ArtifactStore
+) -> None:
+    await artifacts.store_batch(attempt(), "b1", {"n": 1}, WORKER, AT, artifacts_ref={"url": "x"})
+    await artifacts.store_batch(attempt(epoch=2), "b1", {"n": 2}, WORKER, AT)
+    [artifact] = await documents_of(db.artifacts)
+    assert "artifacts_ref" not in artifact
 
 
 @pytest.mark.parametrize("metrics", [{"n": 1}, {}])

@@ -7,41 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.contract.builders import AT, TASK, WORKER, attempt, batches, begun, documents_of, opened
+from tests.contract.pulling import PATIENCE, Pull, WatchedArtifacts, end, ended_source
 
-from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.pull import Puller, slices, stable_hash
-from flowkit.workflows.input_args import PullArgs
+from flowkit.adapters.pull import slices, stable_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from flowkit.adapters.artifacts import Scan
-    from flowkit.adapters.pull import Delivery
     from flowkit.adapters.store import TaskStore
-
-PATIENCE = 20.0
-
-
-class WatchedArtifacts(ArtifactStore):
-    """Tells how often somebody has scanned the sources."""
-
-    def __init__(self, db: Any) -> None:
-        super().__init__(db)
-        self._looks = 0
-        self._looked = asyncio.Condition()
-
-    async def scan(self, task_id: str, sources: Sequence[str]) -> Scan:
-        found = await super().scan(task_id, sources)
-        async with self._looked:
-            self._looks += 1
-            self._looked.notify_all()
-        return found
-
-    async def looked_again(self) -> None:
-        """Wait until the puller has gone round at least once from now on."""
-        seen = self._looks
-        async with asyncio.timeout(PATIENCE), self._looked:
-            await self._looked.wait_for(lambda: self._looks >= seen + 2)
 
 
 @pytest.fixture
@@ -51,52 +22,9 @@ async def artifacts(db: Any) -> WatchedArtifacts:
     return store
 
 
-class Pull:
-    """What one attempt of the node `sink` pulls."""
-
-    def __init__(self, artifacts: ArtifactStore, tasks: TaskStore) -> None:
-        self._artifacts, self._tasks = artifacts, tasks
-
-    def start(
-        self, *from_nodes: str, epoch: int = 1, sources: dict[str, int] | None = None, **args: Any
-    ) -> asyncio.Task[list[Delivery]]:
-        """Pull until the end, in the background."""
-        puller = Puller(
-            artifacts=self._artifacts,
-            tasks=self._tasks,
-            attempt=attempt("sink", epoch=epoch, sources=sources),
-            args=PullArgs(from_nodes=from_nodes, poll_ms=1, backoff_max_ms=2, **args),
-        )
-
-        async def collect() -> list[Delivery]:
-            return [delivery async for delivery in puller.batches()]
-
-        return asyncio.create_task(collect())
-
-    async def all(self, *from_nodes: str, **options: Any) -> list[Delivery]:
-        """Everything until the end."""
-        return await asyncio.wait_for(self.start(*from_nodes, **options), PATIENCE)
-
-    async def uids(self, *from_nodes: str, **options: Any) -> list[str]:
-        """The batch uids of everything until the end."""
-        return [uid for uid, _ in await self.all(*from_nodes, **options)]
-
-
 @pytest.fixture
 def pull(artifacts: WatchedArtifacts, tasks: TaskStore) -> Pull:
     return Pull(artifacts, tasks)
-
-
-async def end(artifacts: ArtifactStore, *nodes: str, epoch: int = 1) -> None:
-    for node in nodes:
-        await artifacts.mark_complete(TASK, node, epoch, {}, AT)
-
-
-async def ended_source(artifacts: ArtifactStore, *uids: str, node: str = "u", **meta: Any) -> None:
-    """A source that has ended; its batches have this meta."""
-    for age, uid in enumerate(uids):
-        await artifacts.upsert_partial(attempt(node), uid, meta or {"uid": uid}, WORKER, AT + age)
-    await end(artifacts, node)
 
 
 # --- what is delivered ------------------------------------------------------------------------------------------
@@ -294,12 +222,21 @@ async def test_a_puller_that_shall_not_end_goes_on_after_the_marker(
     running.cancel()
 
 
-async def test_batches_that_vanish_while_they_are_read_are_passed_over(
-    artifacts: WatchedArtifacts, pull: Pull, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("comes_back", [False, True])
+async def test_a_batch_that_vanishes_while_it_is_read_is_delivered_if_it_comes_back(
+    db: Any, artifacts: WatchedArtifacts, pull: Pull, monkeypatch: pytest.MonkeyPatch, comes_back: bool
 ) -> None:
-    async def gone(task_id: str, node_id: str, uids: list[str]) -> list[dict[str, Any]]:
-        return []
+    """A rerun of a source deletes its batches and makes them again."""
+    read = artifacts.metas
 
-    await ended_source(artifacts, "b1")
-    monkeypatch.setattr(artifacts, "metas", gone)
-    assert await pull.all("u") == []
+    async def vanishing(*args: Any) -> list[dict[str, Any]]:
+        monkeypatch.setattr(artifacts, "metas", read)
+        await db.artifacts.delete_one({"batch_uid": "b1"})
+        found = await read(*args)
+        if comes_back:
+            await batches(artifacts, "u", "b1")
+        return found
+
+    await ended_source(artifacts, "b1", "b2")
+    monkeypatch.setattr(artifacts, "metas", vanishing)
+    assert sorted(await pull.uids("u")) == (["b1", "b2"] if comes_back else ["b2"])

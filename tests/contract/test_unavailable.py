@@ -13,6 +13,7 @@ from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, close, new_t
 from tests.contract.drivers import DRIVERS, connected
 
 from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.entries import Entry
 from flowkit.adapters.mongo import away, shortened
 from flowkit.adapters.open_tasks import OpenTasks
 from flowkit.adapters.store import TaskStore
@@ -47,7 +48,8 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "flagged": lambda tasks: tasks.flagged([TASK]),
     "raised_flag": lambda tasks: tasks.raised_flag(attempt()),
     "variables": lambda tasks: tasks.variables(TASK),
-    "parents": lambda tasks: tasks.parents(attempt()),
+    "wiring": lambda tasks: tasks.wiring(TASK),
+    "moved_on": lambda tasks: tasks.moved_on(TASK, {"a": 1}),
     "node_states": lambda tasks: tasks.node_states(TASK),
     "record": lambda tasks: tasks.record(record()),
     "close_task": lambda tasks: tasks.close_task(close()),
@@ -68,7 +70,7 @@ ARTIFACT_CALLS: dict[str, Callable[[ArtifactStore], Awaitable[object]]] = {
     "mark_complete": lambda artifacts: artifacts.mark_complete(TASK, "a", 1, {}, AT),
     "drop_marker": lambda artifacts: artifacts.drop_marker(attempt()),
     "scan": lambda artifacts: artifacts.scan(TASK, ["a"]),
-    "metas": lambda artifacts: artifacts.metas(TASK, "a", ["b1"]),
+    "metas": lambda artifacts: artifacts.metas(TASK, "a", [Entry("b1", None)]),
     "batch_uids": lambda artifacts: artifacts.batch_uids(TASK, "a"),
     "pages": first_page,
     "claim": lambda artifacts: artifacts.claim(attempt(), "a", ["b1"], AT),

@@ -89,4 +89,7 @@ def test_a_long_complaint_names_some_and_counts_the_others() -> None:
 def test_the_end_of_an_earlier_attempt_is_untold_until_its_event_is_there() -> None:
     left = documents()
     assert untold_ends(left.task, left.events) == {(ENRICH, 1)}
+    assert untold_ends(left.task, [*left.events, event(ENRICH, 1, "BATCH_OK", 2, "worker-1")]) == {
+        (ENRICH, 1)
+    }
     assert untold_ends(left.task, [*left.events, event(ENRICH, 1, "TASK_FAILED", 2, "worker-1")]) == set()

@@ -89,6 +89,16 @@ def test_events_tell_how_an_attempt_ended(kind: str, reason: str, end: End) -> N
     assert (ended.end, ended.reason, ended.ended) == (end, reason, 1.5)
 
 
+@pytest.mark.parametrize("kind", ["TASK_HEARTBEAT", "BATCH_OK", "BATCH_FAILED"])
+def test_events_of_batches_and_heartbeats_end_no_attempt(kind: str) -> None:
+    told = with_events(
+        event(ENRICH, 1, "TASK_ACCEPTED", 0.5, "worker-1"), event(ENRICH, 1, kind, 1.1, "worker-1", "flaky")
+    )
+    lost = attempt(told, ENRICH, 1)
+    assert (lost.end, lost.reason) == (End.LOST, "")
+    assert (lost.began, lost.ended) == pytest.approx((0.5, 1.2))
+
+
 def test_the_table_of_nodes_adds_its_attempts_up() -> None:
     (row,) = [row for row in node_rows(run(), attempts_of(run())) if row.node == ENRICH]
     assert (row.attempts, row.batches, row.files, row.workers) == (2, 4, 4, "worker-1, worker-2")

@@ -116,9 +116,10 @@ async def test_every_attempt_leaves_its_end_and_unless_all_was_over_at_once_its_
         ),
     )
     await world.result(task_id)
-    assert await until_told(world, task_id, 4) == [
+    assert await until_told(world, task_id, 5) == [
         ("first", "TASK_DONE", 1),
         ("second", "TASK_ACCEPTED", 1),
+        ("second", "BATCH_FAILED", 1),
         ("second", "TASK_FAILED", 1),
         ("second", "TASK_DONE", 2),
     ]

@@ -16,7 +16,7 @@ from flowkit.activities.hooks import Hooks
 from flowkit.activities.inputs import Input, InputSettings
 from flowkit.adapters.store import TaskStore
 from flowkit.errors import BadInput, GraphError
-from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeIO, NodeStatus
+from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeIO
 from flowkit.workflows.input_args import (
     NOOP,
     PULL,
@@ -265,11 +265,8 @@ class Nobody(TaskStore):
     def __init__(self) -> None:
         """No database."""
 
-    async def parents(self, attempt: AttemptInput) -> list[str]:
-        return []
-
-    async def node_states(self, task_id: str) -> dict[str, tuple[NodeStatus, int]]:
-        return {"a": (NodeStatus.RUNNING, 1)}
+    async def wiring(self, task_id: str) -> dict[str, Any]:
+        return {"nodes": [{"node_id": "a"}]}
 
 
 async def refused(

@@ -145,6 +145,23 @@ async def test_what_is_larger_than_the_budget_passes_alone() -> None:
     await in_time(entered)
 
 
+async def test_what_is_given_back_early_lets_others_in() -> None:
+    budget, release = ByteBudget(100, 1), asyncio.Event()
+    async with budget.hold(100) as held:
+        waiting = asyncio.create_task(hold(budget, 60, release))
+        held.keep(50)
+        await settle()
+        assert not waiting.done()
+        assert budget._used == 50
+        held.keep(40)
+        held.keep(70)
+        await settle()
+        assert budget._used == 40 + 60, "a hold never grows"
+    release.set()
+    await in_time(waiting)
+    assert budget._used == 0
+
+
 async def test_a_failed_reader_gives_back_what_it_held() -> None:
     budget = ByteBudget(100, 1)
     with pytest.raises(ValueError, match="broken"):

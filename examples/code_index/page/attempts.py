@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from code_index.documents import ACCEPTED
+from code_index.documents import ACCEPTED, ENDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ class End(StrEnum):
     CANCELLED = "cancelled"
 
 
-_ENDS = {"TASK_DONE": End.DONE, "TASK_FAILED": End.FAILED, "CANCELLED": End.CANCELLED}
+_ENDS = dict(zip(ENDS, (End.DONE, End.FAILED, End.CANCELLED), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +94,11 @@ def _trace_events(run: Run, traces: dict[tuple[str, int], _Traces]) -> None:
         known.worker = payload["worker_id"]
         if payload["kind"] == ACCEPTED:
             known.began = at
+        if payload["kind"] not in _ENDS:
             continue
         known.ended = at
         known.reason = payload.get("reason_code") or ""
-        known.end = _ENDS.get(payload["kind"])
+        known.end = _ENDS[payload["kind"]]
         if known.reason == "worker_shutdown":
             known.end = End.HANDED_OVER
 

@@ -151,6 +151,7 @@ class Worker:
             capacity=sum(self.cfg.slots(role) for role in self.roles),
             announce_interval_sec=self.cfg.announce_interval_sec,
             leaked_threads=lambda: self._threads.leaked if self._threads else 0,
+            hb_interval_sec=self.cfg.hb_interval_sec,
         )
 
     def _activities(self, events: EventLog | None = None) -> RoleActivities:

@@ -34,12 +34,23 @@ class PullAdapters:
     Each yields the batches of `from_nodes` that `consumer_node` has no stored result of, claims them for it, and ends
     when all sources have ended or `cancel_flag` is set. Further keywords are the adapter's `input_args`; BadInput tells
     what is wrong with them. `cfg` gives the defaults of waiting and strictness; `clock` is accepted and not asked.
+
+    With several sources the batches of the first one keep their uid and those of the others become `<uid>@<source>`, as
+    for a worker. Pass `qualify_uids=False` for tasks that an earlier release opened: their results have plain uids.
     """
 
-    def __init__(self, *, db: Database, clock: Clock | None = None, cfg: WorkerConfig | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        db: Database,
+        clock: Clock | None = None,
+        cfg: WorkerConfig | None = None,
+        qualify_uids: bool = True,
+    ) -> None:
         self._artifacts = ArtifactStore(db)
         self._tasks = TaskStore(db)
         self._cfg = cfg or WorkerConfig()
+        self._qualify_uids = qualify_uids
 
     async def from_artifacts(
         self,
@@ -90,6 +101,7 @@ class PullAdapters:
                         if (payload["from_node"], uid) not in seen:
                             seen.add((payload["from_node"], uid))
                             yield Batch(batch_uid=uid, payload=payload)
+                        del payload
                     return
                 except SourcesIdle:
                     continue
@@ -105,6 +117,7 @@ class PullAdapters:
             role="",
             epoch=max(1, epochs.get(consumer_node, 1)),
             sources={name: epochs.get(name, 0) for name in args.from_nodes},
+            qualify_uids=self._qualify_uids,
         )
 
 

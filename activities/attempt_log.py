@@ -1,0 +1,99 @@
+"""What one attempt adds to `worker_events` while it runs: little, whatever it does."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from flowkit.adapters.presence import accepted, batch_failed, batch_ok, heartbeat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flowkit.adapters.presence import WorkerEvent
+    from flowkit.models import AttemptFailure, AttemptInput
+
+YOUNG_SEC = 5.0
+"""An attempt that succeeds sooner leaves its end alone."""
+
+_SPARSER = 20
+"""Rows of one kind follow each other at the earliest after this part of the attempt's age, which bounds their number."""
+
+
+class AttemptLog:
+    """The events of one attempt between its start and its end, coalesced.
+
+    Nothing here waits or writes: batches are counted, and `tick`, which the log calls about once a second, makes events
+    of what was counted.
+    """
+
+    def __init__(
+        self,
+        attempt: AttemptInput,
+        lease: dict[str, Any],
+        add: Callable[[WorkerEvent], None],
+        *,
+        batch_gap_sec: float,
+        heartbeat_sec: float,
+    ) -> None:
+        self._attempt = attempt
+        self._lease = lease
+        self._add = add
+        self._begun_at = time.time()
+        self._start: WorkerEvent | None = accepted(attempt, lease, self._begun_at)
+        self._batch_gap_sec = batch_gap_sec
+        self._heartbeat_sec = heartbeat_sec
+        self._batches = 0
+        self._news: tuple[str, float] | None = None
+        self._failed: WorkerEvent | None = None
+        self._batch_row_at = self._heartbeat_at = self._begun_at
+
+    def batch_ok(self, batch_uid: str) -> None:
+        """Count a batch whose result is stored."""
+        self._batches += 1
+        self._news = batch_uid, time.time()
+
+    def batch_failed(self, batch_uid: str, failure: AttemptFailure) -> None:
+        """Note the batch that ends the attempt."""
+        self._failed = batch_failed(self._attempt, self._worker_id, batch_uid, failure, time.time())
+
+    def tick(self, now: float) -> None:
+        """Add what is due, once the attempt is no longer young."""
+        if now - self._begun_at >= YOUNG_SEC:
+            self.begin()
+            if self._is_due(self._batch_row_at, self._batch_gap_sec, now):
+                self._add_batches(now)
+            if self._is_due(self._heartbeat_at, self._heartbeat_sec, now):
+                self._heartbeat_at = now
+                self._add(heartbeat(self._attempt, self._lease, self._heartbeat_sec, now))
+
+    def begin(self) -> None:
+        """Add the start, unless it was added before."""
+        start, self._start = self._start, None
+        if start is not None:
+            self._add(start)
+
+    def end(self, event: WorkerEvent, *, failed: bool) -> None:
+        """Add the end, and before it what it needs to be understood; a quick success is its end alone."""
+        now = time.time()
+        old = now - self._begun_at >= YOUNG_SEC
+        if failed or old:
+            self.begin()
+        if old:
+            self._add_batches(now)
+        if failed and self._failed is not None:
+            self._add(self._failed)
+        self._add(event)
+
+    @property
+    def _worker_id(self) -> str:
+        return str(self._lease["worker_id"])
+
+    def _is_due(self, last: float, gap_sec: float, now: float) -> bool:
+        return now - last >= max(gap_sec, (now - self._begun_at) / _SPARSER)
+
+    def _add_batches(self, now: float) -> None:
+        if self._news is not None:
+            (uid, at), self._news = self._news, None
+            self._batch_row_at = now
+            self._add(batch_ok(self._attempt, self._worker_id, uid, self._batches, at))

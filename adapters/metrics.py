@@ -1,0 +1,132 @@
+"""The form in which metrics are stored: JSON types, as the protocol has them, and within the size limit.
+
+MongoDB could hold more (dates, ids), but external workers send metrics as JSON, and a node that pulls must not have to
+know which kind of worker ran its source.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import bson
+from bson.errors import BSONError
+from pydantic_core import to_jsonable_python
+
+from flowkit.errors import FlowKitError
+from flowkit.limits import BATCH_META_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+EMPTY_BYTES = len(bson.encode({}))
+"""Size of metrics that hold nothing."""
+
+_INT64 = range(-(2**63), 2**63)
+_DEEPEST = 200
+_REFUSALS = (ValueError, TypeError, OverflowError, RecursionError, BSONError)
+"""What pydantic and bson raise for values that they cannot convert."""
+
+
+class BadMetrics(FlowKitError, ValueError):
+    """Metrics, or a reference, hold a value that cannot be stored."""
+
+    code = "bad_metrics"
+
+
+class BatchTooLarge(FlowKitError, ValueError):
+    """A batch's metrics are too large to be stored as an artifact's meta."""
+
+    code = "batch_too_large"
+
+
+UNSTORABLE = (BadMetrics, BatchTooLarge)
+"""Errors that a handler's result causes, whatever MongoDB does."""
+
+
+def storable(what: str, given: Any) -> tuple[dict[str, Any], int]:
+    """`given` in JSON types, and its size in bytes of BSON; `what` names it in errors.
+
+    Raises BadMetrics, which names the first value that has no JSON form or that MongoDB cannot hold, and BatchTooLarge
+    when the size is over the limit.
+    """
+    if not isinstance(given, dict):
+        raise BadMetrics(f"{what} must be an object, not {_type_name(given)}")
+    try:
+        converted = to_jsonable_python(given, inf_nan_mode="null")
+        size = len(bson.encode(converted))
+    except _REFUSALS as error:
+        problem = next(_problems(given, "", ()), f"cannot be converted: {error}")
+        raise BadMetrics(f"{what}: {problem}") from None
+    if size > BATCH_META_BYTES:
+        raise BatchTooLarge(
+            f"{what} are {size:,} bytes, more than {BATCH_META_BYTES:,}: "
+            "make smaller batches, or store the data and return a reference"
+        )
+    return converted, size
+
+
+def _problems(value: Any, path: str, above: tuple[int, ...]) -> Iterator[str]:
+    """What cannot be stored, each with its path."""
+    if id(value) in above:
+        yield f"{path or 'the top level'} contains itself"
+    elif len(above) > _DEEPEST:
+        yield f"{path[:80]}… is nested more than {_DEEPEST} levels deep; flatten it"
+    elif isinstance(value, dict):
+        yield from _bad_keys(value, path)
+        yield from _inner(
+            ((f"{path}.{_text(key)}".lstrip("."), each) for key, each in value.items()), value, above
+        )
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from _inner(((f"{path}[{place}]", item) for place, item in enumerate(value)), value, above)
+    elif problem := _of_leaf(value):
+        yield f"{path or 'the top level'} {problem}"
+
+
+def _inner(items: Iterable[tuple[str, Any]], owner: Any, above: tuple[int, ...]) -> Iterator[str]:
+    for path, item in items:
+        yield from _problems(item, path, (*above, id(owner)))
+
+
+def _bad_keys(value: dict[Any, Any], path: str) -> Iterator[str]:
+    for key in value:
+        if isinstance(key, str) and "\0" in key:
+            yield f"{path or 'the top level'} has the key {_text(key)!r:.80}, and keys cannot hold a NUL character; rename it"
+        elif problem := _of_key(key):
+            yield f"{path or 'the top level'} has the key {_text(key)!r:.80}, which {problem}"
+
+
+def _of_key(key: Any) -> str:
+    """Why a key cannot become the text that JSON wants; empty when it can."""
+    try:
+        bson.encode(to_jsonable_python({key: 0}))
+    except _REFUSALS:
+        return f"is of type {_type_name(key)} and has no text form; use text"
+    return ""
+
+
+def _of_leaf(value: Any) -> str:
+    """Why a value that is no container cannot be stored; empty when it can."""
+    if isinstance(value, int) and value not in _INT64:
+        return "is an integer outside the 64-bit range that MongoDB holds; return it as text"
+    try:
+        bson.encode({"": to_jsonable_python(value, inf_nan_mode="null")})
+    except UnicodeError:
+        return "is not valid UTF-8; encode it, for example as base64"
+    except _REFUSALS:
+        return (
+            f"is of type {_type_name(value)}, which has no JSON form; return text, numbers, lists or objects"
+        )
+    return ""
+
+
+def _text(key: object) -> str:
+    """A key for an error's text; Python refuses to print integers of thousands of digits."""
+    try:
+        return str(key)
+    except ValueError:
+        return f"<{_type_name(key)}>"
+
+
+def _type_name(value: object) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,103 @@
+"""Attempts without Temporal: the bodies of activities, run on a database of the test's choice."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from tests.contract.builders import RUN, WORKER
+
+from flowkit.activities.attempts import AttemptFailed, Host
+from flowkit.activities.failures import from_error
+from flowkit.activities.functions import BuiltInBody, FunctionBody
+from flowkit.activities.handlers import Batch, BatchResult, FinalizeResult, RoleHandler
+from flowkit.activities.home import HomeLoop
+from flowkit.activities.hooks import Hooks
+from flowkit.activities.roles import RoleBody, RoleHost
+from flowkit.activities.threads import Threads
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.store import TaskStore
+from flowkit.coordinator.adapters import CoordinatorAdapters
+from flowkit.errors import FlowKitError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from flowkit.activities.inputs import InputSettings
+    from flowkit.activities.presence import EventLog
+    from flowkit.models import AttemptFailure, AttemptInput
+
+
+class Returning(RoleHandler):
+    """Returns the same for each of its batches."""
+
+    def __init__(
+        self, result: BatchResult, *uids: str, final: FinalizeResult | None = None, propose: Any = None
+    ) -> None:
+        self._result = result
+        self._uids = uids
+        self._final = final
+        self._propose = propose
+        self.got: list[Batch] = []
+
+    async def load_input(self, input_ref: Any, input_inline: Any) -> Any:
+        """The route to propose."""
+        return self._propose
+
+    async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
+        """One batch for each uid."""
+        for uid in self._uids:
+            yield Batch(batch_uid=uid)
+
+    async def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
+        """The result."""
+        self.got.append(batch)
+        return self._result
+
+    async def finalize(self, ctx: Any) -> FinalizeResult | None:
+        """The final result."""
+        return self._final
+
+
+def host_of(db: Any) -> Host:
+    """A process that runs attempts on the current loop."""
+    return Host(tasks=TaskStore(db), home=HomeLoop(), worker_id=WORKER)
+
+
+def role_body(
+    db: Any,
+    attempt: AttemptInput,
+    handler: RoleHandler,
+    *,
+    inputs: InputSettings | None = None,
+    events: EventLog | None = None,
+) -> RoleBody:
+    """An attempt of a role."""
+    shared: dict[str, Any] = {"inputs": inputs} if inputs is not None else {}
+    roles = RoleHost(
+        artifacts=ArtifactStore(db),
+        handlers={attempt.role: handler},
+        hooks=Hooks(Threads(1, "test-hook")),
+        events=events,
+        **shared,
+    )
+    return RoleBody(attempt=attempt, run_id=RUN, host=host_of(db), roles=roles)
+
+
+def function_body(db: Any, attempt: AttemptInput, function: Any) -> FunctionBody:
+    """An attempt of a coordinator function."""
+    kind = (
+        BuiltInBody if isinstance(getattr(function, "__self__", None), CoordinatorAdapters) else FunctionBody
+    )
+    return kind(host_of(db), ArtifactStore(db), attempt, RUN, function, Threads(1, "test-function"))
+
+
+async def failure_of(body: RoleBody) -> AttemptFailure:
+    """Why an attempt fails."""
+    try:
+        await asyncio.wait_for(body.run(), 30)
+    except AttemptFailed as error:
+        return error.failure
+    except FlowKitError as error:
+        return from_error(error)
+    raise AssertionError("the attempt did not fail")

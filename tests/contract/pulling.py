@@ -1,0 +1,99 @@
+"""A node that pulls, for the contract tests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from tests.contract.builders import AT, TASK, WORKER, attempt
+
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.pull import Puller
+from flowkit.workflows.input_args import PullArgs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowkit.adapters.entries import Scan
+    from flowkit.adapters.news import ByteBudget
+    from flowkit.adapters.pull import Delivery
+    from flowkit.adapters.store import TaskStore
+
+PATIENCE = 20.0
+
+
+class WatchedArtifacts(ArtifactStore):
+    """Says how often a puller has scanned the sources."""
+
+    def __init__(self, db: Any) -> None:
+        super().__init__(db)
+        self._looks = 0
+        self._looked = asyncio.Condition()
+
+    async def scan(self, task_id: str, sources: Sequence[str]) -> Scan:
+        """The scan, counted."""
+        found = await super().scan(task_id, sources)
+        async with self._looked:
+            self._looks += 1
+            self._looked.notify_all()
+        return found
+
+    async def looked_again(self) -> None:
+        """Wait until the puller has gone round at least once from now on."""
+        seen = self._looks
+        async with asyncio.timeout(PATIENCE), self._looked:
+            await self._looked.wait_for(lambda: self._looks >= seen + 2)
+
+
+class Pull:
+    """What one attempt of the node `sink` pulls."""
+
+    def __init__(self, artifacts: ArtifactStore, tasks: TaskStore, *, qualify_uids: bool = False) -> None:
+        self._artifacts, self._tasks, self._qualify_uids = artifacts, tasks, qualify_uids
+
+    def puller(
+        self,
+        *from_nodes: str,
+        epoch: int = 1,
+        sources: dict[str, int] | None = None,
+        budget: ByteBudget | None = None,
+        **args: Any,
+    ) -> Puller:
+        """What pulls."""
+        return Puller(
+            artifacts=self._artifacts,
+            tasks=self._tasks,
+            attempt=attempt("sink", epoch=epoch, sources=sources, qualify_uids=self._qualify_uids),
+            args=PullArgs(from_nodes=from_nodes, poll_ms=1, backoff_max_ms=2, **args),
+            budget=budget,
+        )
+
+    def start(self, *from_nodes: str, **options: Any) -> asyncio.Task[list[Delivery]]:
+        """Pull until the end, in the background."""
+        puller = self.puller(*from_nodes, **options)
+
+        async def collect() -> list[Delivery]:
+            return [delivery async for delivery in puller.batches()]
+
+        return asyncio.create_task(collect())
+
+    async def all(self, *from_nodes: str, **options: Any) -> list[Delivery]:
+        """Everything until the end."""
+        return await asyncio.wait_for(self.start(*from_nodes, **options), PATIENCE)
+
+    async def uids(self, *from_nodes: str, **options: Any) -> list[str]:
+        """The batch uids of everything until the end."""
+        return [uid for uid, _ in await self.all(*from_nodes, **options)]
+
+
+async def end(artifacts: ArtifactStore, *nodes: str, epoch: int = 1) -> None:
+    """Write the complete markers of these nodes."""
+    for node in nodes:
+        await artifacts.mark_complete(TASK, node, epoch, {}, AT)
+
+
+async def ended_source(artifacts: ArtifactStore, *uids: str, node: str = "u", **meta: Any) -> None:
+    """A source that has ended; its batches have this meta."""
+    for age, uid in enumerate(uids):
+        await artifacts.upsert_partial(attempt(node), uid, meta or {"uid": uid}, WORKER, AT + age)
+    await end(artifacts, node)

@@ -1,0 +1,164 @@
+"""A cancel ends an attempt's wait for its next batch at once; what it has in hand it may finish."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.contract.bodies import Returning, role_body
+from tests.contract.builders import attempt, documents_of, opened
+from tests.unit.turns import others_had_their_turn
+
+from flowkit.activities.handlers import Batch, BatchResult, RoleHandler
+from flowkit.errors import StoreUnavailable
+from flowkit.models import NodeIO
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from flowkit.activities.roles import RoleBody
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.store import TaskStore
+
+SOON = 5.0
+"""Far below the grace, and below the longest pause between two looks."""
+
+OK = BatchResult(success=True)
+PULL = {
+    "input_adapter": "pull.from_artifacts",
+    "input_args": {"from_nodes": ["u"], "eof_on_task_done": False, "backoff_max_ms": 60_000},
+}
+
+
+@pytest.fixture
+async def prepared(db: Any, tasks: TaskStore, artifacts: ArtifactStore) -> Any:
+    """`db` with its indexes and an open task."""
+    await opened(tasks, "a", "u")
+    return db
+
+
+async def cancelled_soon(body: RoleBody, running: asyncio.Task[Any]) -> None:
+    """Cancel an attempt as its host does; it ends soon."""
+    body.cancel("budget is spent", 600)
+    ended, _ = await asyncio.wait([running], timeout=SOON)
+    assert ended, "the attempt still waits"
+    assert running.cancelled()
+
+
+class Watched(Returning):
+    """Says when it has begun."""
+
+    def __init__(self) -> None:
+        super().__init__(OK)
+        self.begun = asyncio.Event()
+
+    async def load_input(self, input_ref: Any, input_inline: Any) -> Any:
+        self.begun.set()
+        return {}
+
+
+async def test_a_puller_that_waits_ends_at_once(prepared: Any) -> None:
+    handler = Watched()
+    body = role_body(prepared, replace(attempt(), io=NodeIO(input_inline=PULL)), handler)
+    running = asyncio.create_task(body.run())
+    await asyncio.wait_for(handler.begun.wait(), SOON)
+    await asyncio.wait([running], timeout=0.2)
+    await cancelled_soon(body, running)
+    assert handler.got == []
+
+
+async def test_a_puller_that_finds_no_server_ends_at_once(
+    prepared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flowkit.adapters.artifacts import ArtifactStore
+
+    asked = asyncio.Event()
+
+    async def away(*_: object) -> None:
+        asked.set()
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(ArtifactStore, "scan", away)
+    body = role_body(prepared, replace(attempt(), io=NodeIO(input_inline=PULL)), Returning(OK))
+    running = asyncio.create_task(body.run())
+    await asyncio.wait_for(asked.wait(), SOON)
+    await cancelled_soon(body, running)
+
+
+async def test_iter_batches_that_waits_ends_at_once_and_is_closed(prepared: Any) -> None:
+    waits, closed = asyncio.Event(), asyncio.Event()
+
+    class Endless(Returning):
+        async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
+            yield Batch(batch_uid="b1")
+            try:
+                waits.set()
+                await asyncio.Event().wait()
+            finally:
+                closed.set()
+
+    handler = Endless(OK)
+    body = role_body(prepared, attempt(), handler)
+    running = asyncio.create_task(body.run())
+    await asyncio.wait_for(waits.wait(), SOON)
+    await cancelled_soon(body, running)
+    assert closed.is_set()
+    assert [batch.batch_uid for batch in handler.got] == ["b1"]
+
+
+async def test_a_plain_generator_may_finish_its_step(prepared: Any) -> None:
+    """It runs on a thread, which cannot be interrupted: what it uses must not be cleaned up under its feet."""
+    waits, go_on = threading.Event(), threading.Event()
+
+    def blocking(loaded: Any) -> Iterator[Batch]:
+        waits.set()
+        go_on.wait(SOON)
+        yield Batch(batch_uid="b1")
+
+    handler: Any = RoleHandler()
+    handler.iter_batches = blocking
+    body = role_body(prepared, attempt(), handler)
+    running = asyncio.create_task(body.run())
+    assert await asyncio.to_thread(waits.wait, SOON)
+    body.cancel("budget is spent", 600)
+    await asyncio.wait([running], timeout=0.2)
+    assert not running.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(running, SOON)
+    assert [row async for row in prepared.artifacts.find({})] == []
+
+
+async def test_a_batch_in_hand_is_finished_and_no_other_begun(prepared: Any) -> None:
+    in_hand, go_on = asyncio.Event(), asyncio.Event()
+
+    class Careful(Returning):
+        async def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
+            in_hand.set()
+            await go_on.wait()
+            return await super().process_batch(batch, ctx)
+
+    handler = Careful(OK, "b1", "b2")
+    body = role_body(prepared, attempt(), handler)
+    running = asyncio.create_task(body.run())
+    await asyncio.wait_for(in_hand.wait(), SOON)
+    body.cancel("budget is spent", 600)
+    for _ in range(50):
+        await others_had_their_turn()
+    assert not running.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(running, SOON)
+    assert [row["batch_uid"] for row in await documents_of(prepared.artifacts)] == ["b1"]
+
+
+async def test_a_cancel_before_the_first_batch_takes_none(prepared: Any) -> None:
+    handler = Returning(OK, "b1")
+    body = role_body(prepared, attempt(), handler)
+    body.cancel("budget is spent", 600)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(body.run(), SOON)
+    assert handler.got == []

@@ -1,0 +1,142 @@
+"""When a puller may end: every source has ended, and none has begun anew since."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.contract.builders import AT, RUN, TASK, attempt, batches, begun, opened, record, shown
+from tests.contract.pulling import PATIENCE, Pull, WatchedArtifacts, end, ended_source
+
+from flowkit.adapters.store import TaskStore
+from flowkit.models import NodeStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+@pytest.fixture
+async def artifacts(db: Any) -> WatchedArtifacts:
+    store = WatchedArtifacts(db)
+    await store.prepare()
+    return store
+
+
+class ActingTasks(TaskStore):
+    """Lets something happen between the moment when all sources seem to have ended and the last look at them."""
+
+    def __init__(self, db: Any) -> None:
+        super().__init__(db)
+        self.before_the_last_look: list[Callable[[], Awaitable[None]]] = []
+
+    async def moved_on(self, *args: Any) -> bool:
+        if self.before_the_last_look:
+            await self.before_the_last_look.pop()()
+        return await super().moved_on(*args)
+
+
+@pytest.fixture
+async def tasks(db: Any) -> ActingTasks:
+    store = ActingTasks(db)
+    await store.prepare()
+    return store
+
+
+@pytest.fixture
+def pull(artifacts: WatchedArtifacts, tasks: ActingTasks) -> Pull:
+    return Pull(artifacts, tasks)
+
+
+async def rerun(artifacts: WatchedArtifacts, running: asyncio.Task[Any], *uids: str) -> list[str]:
+    """Let the second attempt of `u` end after the puller has looked; what the puller got in all."""
+    await artifacts.looked_again()
+    assert not running.done()
+    await batches(artifacts, "u", *uids, epoch=2)
+    await end(artifacts, "u", epoch=2)
+    return sorted(uid for uid, _ in await asyncio.wait_for(running, PATIENCE))
+
+
+@pytest.mark.parametrize("told", [{}, {"u": 1}])
+async def test_a_source_that_begins_anew_before_the_last_look_is_waited_for(
+    artifacts: WatchedArtifacts, tasks: ActingTasks, pull: Pull, told: dict[str, int]
+) -> None:
+    """Its old marker is still there: the new attempt takes its epoch before it removes that."""
+    await opened(tasks, "u", "sink")
+    await begun(tasks, attempt("u"))
+    await ended_source(artifacts, "b1")
+    await tasks.finish_attempt(attempt("u"), RUN, AT)
+    tasks.before_the_last_look = [lambda: begun(tasks, attempt("u", epoch=2))]
+    assert await rerun(artifacts, pull.start("u", sources=told), "b1", "b2") == ["b1", "b2"]
+
+
+async def test_a_failed_source_that_is_tried_again_is_waited_for(
+    artifacts: WatchedArtifacts, tasks: ActingTasks, pull: Pull
+) -> None:
+    await opened(tasks, "u", "sink")
+    await begun(tasks, attempt("u"))
+    await tasks.record(record(shown("u", NodeStatus.FAILED, epoch=1)))
+    tasks.before_the_last_look = [lambda: begun(tasks, attempt("u", epoch=2))]
+    assert await rerun(artifacts, pull.start("u"), "b1") == ["b1"]
+
+
+async def test_a_failed_source_that_is_open_again_with_the_same_epoch_is_waited_for(
+    db: Any, artifacts: WatchedArtifacts, tasks: ActingTasks, pull: Pull
+) -> None:
+    async def reopened() -> None:
+        await db.tasks.update_one({"id": TASK}, {"$set": {"graph.nodes.0.status": "deferred"}})
+
+    await opened(tasks, "u", "sink")
+    await begun(tasks, attempt("u"))
+    await tasks.record(record(shown("u", NodeStatus.FAILED, epoch=1)))
+    tasks.before_the_last_look = [reopened]
+    running = pull.start("u")
+    await artifacts.looked_again()
+    await begun(tasks, attempt("u", epoch=2))
+    assert await rerun(artifacts, running, "b1") == ["b1"]
+
+
+@pytest.mark.parametrize("status", [NodeStatus.FAILED, NodeStatus.SKIPPED, NodeStatus.CANCELLED])
+async def test_a_source_that_ended_without_finishing_is_the_end(
+    artifacts: WatchedArtifacts, tasks: ActingTasks, pull: Pull, status: NodeStatus
+) -> None:
+    await opened(tasks, "u", "sink")
+    await tasks.record(record(shown("u", status)))
+    assert await pull.all("u") == []
+
+
+async def test_a_summary_that_a_function_wrote_for_a_queued_node_is_not_its_end(
+    artifacts: WatchedArtifacts, tasks: ActingTasks, pull: Pull
+) -> None:
+    """`merge.generic` writes the complete artifact of its target, which may not have begun."""
+    await opened(tasks, "u", "sink")
+    await artifacts.mark_complete(TASK, "u", 0, {"merged_from": []}, AT)
+    running = pull.start("u")
+    await artifacts.looked_again()
+    assert not running.done()
+    await begun(tasks, attempt("u"))
+    await ended_source(artifacts, "b1")
+    assert [uid for uid, _ in await asyncio.wait_for(running, PATIENCE)] == ["b1"]
+
+
+async def test_batches_that_come_with_the_marker_are_not_missed(
+    artifacts: WatchedArtifacts, pull: Pull, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read of many documents is no snapshot: it may see the marker and miss what was written before it."""
+    scan = artifacts.scan
+
+    async def blind(task_id: str, sources: Any) -> Any:
+        monkeypatch.setattr(artifacts, "scan", scan)
+        found = await scan(task_id, sources)
+        found.batches["u"].pop("b2")
+        return found
+
+    await ended_source(artifacts, "b1", "b2")
+    monkeypatch.setattr(artifacts, "scan", blind)
+    assert await pull.uids("u") == ["b1", "b2"]
+
+
+@pytest.mark.parametrize("args", [{}, {"eof_on_task_done": False}, {"size": 3}])
+async def test_no_source_is_the_end_at_once(pull: Pull, artifacts: WatchedArtifacts, args: Any) -> None:
+    assert await pull.all(**args) == []
+    assert artifacts._looks == 0

@@ -1,0 +1,157 @@
+"""The pulling attempts of a process hold no more bytes of batches than they may, whatever the sizes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import bson
+import pytest
+from tests.contract.builders import AT, TASK, WORKER, attempt
+from tests.contract.pulling import PATIENCE, Pull, end
+from tests.unit.turns import others_had_their_turn
+
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.entries import Entry, fitting
+from flowkit.adapters.news import ByteBudget
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from flowkit.adapters.pull import Puller
+    from flowkit.adapters.store import TaskStore
+
+LIMIT = 100_000
+READERS = 4
+GROWING = [500, 2_000, 8_000, 24_000, 24_000, 60_000, 1_000, 90_000, *([4_000] * 30)]
+
+
+def size_of(meta: Any) -> int:
+    return len(bson.encode(meta))
+
+
+class Measured(ArtifactStore):
+    """Knows how many bytes of metas were read and not yet done."""
+
+    def __init__(self, db: Any) -> None:
+        super().__init__(db)
+        self.held = self.most = self.reads = 0
+        self.before_read: list[Callable[[], Awaitable[None]]] = []
+
+    async def metas(self, task_id: str, node_id: str, page: Sequence[Entry]) -> list[dict[str, Any]]:
+        if self.before_read:
+            await self.before_read.pop()()
+        found = await super().metas(task_id, node_id, page)
+        self.reads += 1
+        self.held += sum(size_of(partial["meta"]) for partial in found)
+        self.most = max(self.most, self.held)
+        return found
+
+
+@pytest.fixture
+async def artifacts(db: Any) -> Measured:
+    store = Measured(db)
+    await store.prepare()
+    return store
+
+
+@pytest.fixture
+def pull(artifacts: Measured, tasks: TaskStore) -> Pull:
+    return Pull(artifacts, tasks)
+
+
+async def source(artifacts: Measured, *sizes: int) -> None:
+    """`u` has ended with a batch of each of these sizes."""
+    for number, size in enumerate(sizes):
+        meta = {"text": "x" * (size - size_of({"text": ""}))}
+        await artifacts.upsert_partial(attempt("u"), f"b{number:02}", meta, WORKER, AT + number)
+    await end(artifacts, "u")
+
+
+async def consume(artifacts: Measured, puller: Puller) -> list[str]:
+    """Take each batch for a while; the uids."""
+    uids = []
+    async for uid, payload in puller.batches():
+        uids.append(uid)
+        for _ in range(3):
+            await others_had_their_turn()
+        artifacts.held -= size_of(payload["meta"])
+    return uids
+
+
+async def all_readers(artifacts: Measured, pull: Pull) -> list[list[str]]:
+    budget = ByteBudget(LIMIT, READERS)
+    readers = [consume(artifacts, pull.puller("u", budget=budget)) for _ in range(READERS)]
+    return await asyncio.wait_for(asyncio.gather(*readers), PATIENCE)
+
+
+async def test_batches_that_grow_never_exceed_the_budget(artifacts: Measured, pull: Pull) -> None:
+    await source(artifacts, *GROWING)
+    uids = [f"b{number:02}" for number in range(len(GROWING))]
+    assert await all_readers(artifacts, pull) == [uids] * READERS
+    assert artifacts.most <= LIMIT
+    assert artifacts.reads < READERS * len(GROWING), "small ones are read together"
+
+
+async def test_batches_of_unknown_size_never_exceed_the_budget(
+    db: Any, artifacts: Measured, pull: Pull
+) -> None:
+    """Those of foreign programs and of an earlier release."""
+    await source(artifacts, *GROWING[:12])
+    await db.artifacts.update_many({}, {"$unset": {"size": ""}})
+    assert [len(uids) for uids in await all_readers(artifacts, pull)] == [12] * READERS
+    assert artifacts.most <= LIMIT
+
+
+async def test_a_batch_that_grows_before_it_is_read_is_read_by_its_new_size(
+    artifacts: Measured, pull: Pull
+) -> None:
+    async def grow() -> None:
+        again = {"text": "x" * 30_000}
+        for uid in ("b00", "b02"):
+            await artifacts.upsert_partial(attempt("u", epoch=2), uid, again, WORKER, AT)
+
+    await source(artifacts, 10, 20, 30)
+    artifacts.before_read.append(grow)
+    budget = ByteBudget(40_000, 1)
+    got = await asyncio.wait_for(consume(artifacts, pull.puller("u", budget=budget)), PATIENCE)
+    assert sorted(got) == ["b00", "b01", "b02"]
+    assert artifacts.most <= 40_000
+
+
+async def test_a_batch_larger_than_the_budget_is_delivered_alone(artifacts: Measured, pull: Pull) -> None:
+    await source(artifacts, 1_000, 3 * LIMIT, 1_000)
+    assert [len(uids) for uids in await all_readers(artifacts, pull)] == [3] * READERS
+    assert artifacts.most <= 3 * LIMIT
+
+
+async def test_what_is_done_already_is_not_read_again(artifacts: Measured, pull: Pull) -> None:
+    await source(artifacts, *([1_000] * 50))
+    for number in range(49):
+        await artifacts.store_batch(attempt("sink"), f"b{number:02}", {"n": 1}, WORKER, AT)
+    got = await asyncio.wait_for(consume(artifacts, pull.puller("u", epoch=2)), PATIENCE)
+    assert (got, artifacts.most) == (["b49"], 1_000)
+
+
+async def test_pages_of_a_nodes_own_batches_are_bounded_too(artifacts: Measured) -> None:
+    await source(artifacts, *([7_000_000] * 3))
+    pages = [[partial["batch_uid"] for partial in page] async for page in artifacts.pages(TASK, "u")]
+    assert pages == [["b00", "b01"], ["b02"]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count"),
+    [
+        ([10], 1),
+        ([200], 1),
+        ([None], 1),
+        ([None, 10], 1),
+        ([10, None], 1),
+        ([50, 50, 1], 2),
+        ([50, 51], 1),
+        ([0] * 50, 20),
+        ([10] * 9, 9),
+    ],
+)
+def test_as_many_are_read_together_as_fit(sizes: list[int | None], count: int) -> None:
+    assert fitting([Entry("b", size) for size in sizes], 100) == count

@@ -1,0 +1,172 @@
+"""A worker may be killed between any two writes: what it left is either a whole result or none."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pymongo.errors import AutoReconnect
+from tests.contract.builders import AT, TASK, WORKER, attempt, batches, documents_of
+from tests.contract.pulling import PATIENCE, Pull, ended_source
+from tests.contract.recording import RecordingDatabase
+
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.patience import durably
+from flowkit.errors import Fenced
+
+if TYPE_CHECKING:
+    from flowkit.adapters.store import TaskStore
+
+HALVES = pytest.mark.parametrize("missing", ["metrics_raw", "artifacts"])
+
+
+@pytest.fixture
+def pull(artifacts: ArtifactStore, tasks: TaskStore) -> Pull:
+    return Pull(artifacts, tasks)
+
+
+async def killed_before(db: Any, missing: str, metrics: dict[str, Any], uid: str = "b1") -> None:
+    """A worker whose write to one collection never reaches the server, and which is then killed."""
+    reached, recording = asyncio.Event(), RecordingDatabase(db)
+    present = "artifacts" if missing == "metrics_raw" else "metrics_raw"
+
+    async def hang() -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    recording.before[missing].append(hang)
+    store = ArtifactStore(recording)
+    writing = asyncio.create_task(store.store_batch(attempt("sink"), uid, metrics, WORKER, AT))
+    async with asyncio.timeout(PATIENCE):
+        await reached.wait()
+        wanted = {"node_id": "sink", "batch_uid": uid, "failed": {"$ne": True}, "status": {"$ne": "failed"}}
+        while metrics and not await db[present].count_documents(wanted):
+            await recording.reach("nothing")
+    writing.cancel()
+    with suppress(asyncio.CancelledError):
+        await writing
+
+
+async def redo(artifacts: ArtifactStore, pull: Pull, metrics: dict[str, Any]) -> list[str]:
+    """Let the next attempt store what it gets; the uids of that."""
+    uids = await pull.uids("u", epoch=2)
+    for uid in uids:
+        await artifacts.store_batch(attempt("sink", epoch=2), uid, metrics, WORKER, AT + 1)
+    return uids
+
+
+@HALVES
+async def test_a_batch_of_which_one_half_was_written_is_done_again(
+    db: Any, artifacts: ArtifactStore, pull: Pull, missing: str
+) -> None:
+    await ended_source(artifacts, "b1", "b2")
+    await batches(artifacts, "sink", "b2")
+    await killed_before(db, missing, {"n": 1})
+    assert await db[missing].count_documents({"node_id": "sink", "batch_uid": "b1"}) == 0
+    assert await redo(artifacts, pull, {"n": 1}) == ["b1"]
+    rows = [row for row in await documents_of(db.metrics_raw) if row["batch_uid"] == "b1"]
+    assert [(row["metrics"], row["attempt_epoch"]) for row in rows] == [({"n": 1}, 2)]
+    assert await pull.uids("u", epoch=3) == []
+
+
+@HALVES
+async def test_a_failure_of_which_one_half_was_replaced_is_done_again(
+    db: Any, artifacts: ArtifactStore, pull: Pull, missing: str
+) -> None:
+    await ended_source(artifacts, "b1")
+    await artifacts.store_failed_batch(attempt("sink"), "b1", "boom", AT)
+    await killed_before(db, missing, {"n": 1})
+    assert await redo(artifacts, pull, {"n": 1}) == ["b1"]
+    [row] = await documents_of(db.metrics_raw)
+    assert (row["failed"], row["metrics"]) == (False, {"n": 1})
+    assert await pull.uids("u", epoch=3) == []
+
+
+@HALVES
+async def test_an_empty_result_whose_failure_is_still_there_is_done_again(
+    db: Any, artifacts: ArtifactStore, pull: Pull, missing: str
+) -> None:
+    await ended_source(artifacts, "b1")
+    await artifacts.store_failed_batch(attempt("sink"), "b1", "boom", AT)
+    await killed_before(db, missing, {})
+    assert await redo(artifacts, pull, {}) == ["b1"]
+    assert await documents_of(db.metrics_raw) == []
+    assert await pull.uids("u", epoch=3) == []
+
+
+@pytest.mark.parametrize("metrics", [{"n": 1}, {}])
+async def test_a_whole_result_is_not_done_again(
+    artifacts: ArtifactStore, pull: Pull, metrics: dict[str, Any]
+) -> None:
+    await ended_source(artifacts, "b1")
+    await artifacts.store_batch(attempt("sink"), "b1", metrics, WORKER, AT)
+    assert await pull.uids("u", epoch=2) == []
+
+
+async def test_an_artifact_that_a_handler_wrote_itself_is_no_result_of_its_batch(
+    artifacts: ArtifactStore, pull: Pull
+) -> None:
+    await ended_source(artifacts, "b1")
+    await artifacts.upsert_partial(attempt("sink"), "b1", {"half": True}, WORKER, AT)
+    assert await pull.uids("u", epoch=2) == ["b1"]
+
+
+async def test_an_artifact_of_an_earlier_release_is_a_whole_result(
+    db: Any, artifacts: ArtifactStore, pull: Pull
+) -> None:
+    """It wrote the row first, and the row may be gone by now."""
+    await ended_source(artifacts, "b1")
+    own = {"task_id": TASK, "node_id": "sink", "batch_uid": "b1", "attempt_epoch": 1}
+    await db.artifacts.insert_one({**own, "status": "partial", "meta": {"n": 1}})
+    assert await pull.uids("u", epoch=2) == []
+
+
+async def test_a_failed_batch_is_delivered_again_and_nobody_pulls_it(
+    artifacts: ArtifactStore, pull: Pull
+) -> None:
+    await ended_source(artifacts, "b1", "b2")
+    await artifacts.store_failed_batch(attempt("sink"), "b1", "boom", AT)
+    await artifacts.store_failed_batch(attempt("u", epoch=2), "b2", "boom", AT)
+    assert await pull.uids("u", epoch=2) == ["b1"]
+
+
+async def test_a_source_that_fails_and_then_succeeds_is_pulled_to_its_end(
+    artifacts: ArtifactStore, pull: Pull
+) -> None:
+    """The puller saw the failed batch before; its later success is a batch like any other."""
+    await artifacts.store_failed_batch(attempt("u"), "b1", "boom", AT)
+    running = pull.start("u")
+    await batches(artifacts, "u", "b0")
+    await artifacts.store_batch(attempt("u", epoch=2), "b1", {"n": 1}, WORKER, AT + 9)
+    await artifacts.mark_complete(TASK, "u", 2, {}, AT)
+    assert sorted(uid for uid, _ in await asyncio.wait_for(running, PATIENCE)) == ["b0", "b1"]
+
+
+# --- both halves at once --------------------------------------------------------------------------------------------
+
+
+@HALVES
+async def test_one_half_that_finds_no_server_is_written_later(
+    db: Any, artifacts: ArtifactStore, missing: str
+) -> None:
+    recording = RecordingDatabase(db)
+
+    async def away() -> None:
+        raise AutoReconnect("away")
+
+    recording.before[missing].append(away)
+    store = ArtifactStore(recording)
+    await durably(lambda: store.store_batch(attempt(), "b1", {"n": 1}, WORKER, AT))
+    assert [len(await documents_of(db[name])) for name in ("artifacts", "metrics_raw")] == [1, 1]
+
+
+@HALVES
+async def test_a_newer_attempt_wins_whichever_half_finds_it(
+    db: Any, artifacts: ArtifactStore, missing: str
+) -> None:
+    await artifacts.store_batch(attempt(epoch=2), "b1", {"n": 2}, WORKER, AT)
+    await db[missing].delete_many({})
+    with pytest.raises(Fenced):
+        await artifacts.store_batch(attempt(epoch=1), "b1", {"n": 1}, WORKER, AT)

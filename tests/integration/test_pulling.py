@@ -1,0 +1,173 @@
+"""Pulling on real servers: several sources, what a handler may propose, cancels while it waits, events of batches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit.worker import Batch, BatchResult
+from tests.integration.handlers import Failing, Paced, Quick
+from tests.integration.test_sdk_hooks import SOON, outcomes
+from tests.integration.test_sdk_routes import PULL, RECHUNK, Lists, Proposing, proposing, route, source
+from tests.integration.test_stopping import cancelled
+from tests.integration.world import eventually, node
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from flowkit.worker.context import RunContext
+    from tests.integration.world import World
+
+pytestmark = pytest.mark.server
+
+
+async def run(world: World, *nodes: dict[str, Any], **graph: Any) -> tuple[str, Proposing]:
+    """Run these nodes to the task's successful end; its id, and what their handler has got."""
+    handler = Proposing()
+    await world.engine()
+    await world.worker({"lists": Lists(), "proposing": handler, "quick": Quick(), "paced": Paced()})
+    task_id = await world.create(*nodes, **graph)
+    await world.result(task_id)
+    return task_id, handler
+
+
+# --- several sources ------------------------------------------------------------------------------------------------
+
+
+async def test_batches_of_equal_uids_from_several_sources_are_all_processed_and_stored(world: World) -> None:
+    sources = [node(name, inline={"batches": 3}) for name in ("u", "v", "w")]
+    task_id, handler = await run(
+        world,
+        *sources,
+        proposing("ordered", "u", "v", "w", **route(PULL)),
+        proposing("proposed", "u", "v", "w", propose=route(PULL, from_nodes=["v", "u"])),
+        proposing("single", "u", **route(PULL)),
+        node("after", "proposing", "ordered", inline=route(PULL, from_nodes=["ordered", "single"])),
+    )
+    uids = [f"b{number}" for number in range(3)]
+    assert handler.uids("ordered") == [*uids, *(f"{uid}@v" for uid in uids), *(f"{uid}@w" for uid in uids)]
+    assert handler.uids("proposed") == [*uids, *(f"{uid}@u" for uid in uids)]
+    assert handler.uids("single") == uids
+    for name, count in (("ordered", 9), ("proposed", 6), ("single", 3)):
+        rows = await world.rows(task_id, name)
+        assert sorted(row["batch_uid"] for row in rows) == sorted(map(str, handler.uids(name)))
+        assert len(rows) == count
+    nested = handler.uids("after")
+    assert len(set(nested)) == 12
+    assert "b0%40v@ordered" in nested
+    assert "b0@single" in nested
+
+
+async def test_an_attempt_that_broke_off_resumes_every_source(world: World) -> None:
+    class Breaking(Proposing):
+        """Breaks in the middle of its first attempt."""
+
+        async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+            if ctx.attempt_epoch == 1 and len(self.got.get("z", [])) == 4:
+                raise ConnectionError("the source broke")
+            return await super().process_batch(batch, ctx)
+
+    handler = Breaking()
+    await world.engine()
+    await world.worker({"quick": Quick(), "proposing": handler})
+    sources = [node(name, inline={"batches": 3}) for name in ("u", "v")]
+    task_id = await world.create(*sources, proposing("z", "u", "v", **route(PULL)))
+    await world.result(task_id)
+    assert handler.uids("z") == ["b0", "b1", "b2", "b0@v", "b1@v", "b2@v"]
+    assert (await world.node(task_id, "z"))["attempt_epoch"] == 2
+
+
+# --- what a handler proposes ----------------------------------------------------------------------------------------
+
+
+async def test_parents_that_only_extended_edges_name_stand_in_for_absent_sources(world: World) -> None:
+    nodes = [source([1], node_id="u"), source([2], node_id="v"), proposing("z", propose=route(PULL))]
+    edges = [{"from": "v", "to": "z"}, {"from": "u", "to": "z"}]
+    _, handler = await run(world, *nodes, edges_ex=edges)
+    assert [payload["from_node"] for _, payload in handler.got["z"]] == ["v", "u"]
+
+
+@pytest.mark.parametrize("adapter", [route(PULL), route(RECHUNK, size=2)])
+async def test_an_empty_list_of_sources_that_a_handler_proposes_is_an_input_without_batches(
+    world: World, adapter: dict[str, Any]
+) -> None:
+    adapter["input_args"]["from_nodes"] = []
+    task_id, handler = await run(world, source([1]), proposing("z", "u", propose=adapter))
+    assert handler.got == {}
+    assert await world.statuses(task_id) == {"u": "finished", "z": "finished"}
+
+
+async def test_a_handler_that_pulls_from_a_node_that_waits_for_it_fails_for_good(world: World) -> None:
+    found = await outcomes(
+        world,
+        [Lists(), Proposing()],
+        source([1]),
+        proposing("z", "u", propose=route(PULL, from_nodes=["u", "after"])),
+        proposing("middle", "z"),
+        proposing("after", "middle"),
+    )
+    status, epoch, error = found["z"]
+    assert (status, epoch) == ("failed", 1)
+    assert error.startswith("bad_input_args: input_args.from_nodes names 'after'")
+    assert "z -> middle -> after -> z" in error
+
+
+# --- cancels --------------------------------------------------------------------------------------------------------
+
+
+class Silent(Quick):
+    """Waits for a batch that never comes."""
+
+    role = "silent"
+
+    async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
+        await asyncio.Event().wait()
+        yield Batch(batch_uid="never")
+
+
+@pytest.mark.parametrize("waiting", ["puller", "generator"])
+async def test_a_cancel_ends_an_attempt_that_waits_for_input_long_before_its_grace(
+    world: World, waiting: str
+) -> None:
+    world.settings |= {"cancel_grace_sec": 60}
+    await world.engine()
+    await world.worker({"quick": Quick(), "silent": Silent()})
+    endless = {"input_args": {"eof_on_task_done": False, "backoff_max_ms": 60_000}, "input_adapter": PULL}
+    if waiting == "puller":
+        last = node("z", "quick", "u", inline=endless)
+    else:
+        last = node("z", "silent", "u")
+    task_id = await world.create(node("u"), last)
+    await world.until_node(task_id, "z", "running")
+    pressed = time.monotonic()
+    await world.coordinator.cancel_task(task_id)
+    await cancelled(world, task_id)
+    assert time.monotonic() - pressed < 30, "two seconds are usual, a minute is the grace"
+    assert await world.statuses(task_id) == {"u": "finished", "z": "cancelled"}
+
+
+# --- events ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_longer_attempt_logs_its_batches_and_a_failed_one_the_batch_that_failed(world: World) -> None:
+    task_id, _ = await run(world, node("slow", "paced", inline={"batches": 8, "pause": 1}))
+    found = await outcomes(world, [Failing()], node("bad", "failing", inline={"failures": 9}, **SOON))
+    assert found["bad"][0] == "failed"
+
+    async def rows(kind: str) -> list[dict[str, Any]]:
+        return [row async for row in world.db.worker_events.find({"payload.kind": kind})]
+
+    async def told() -> bool:
+        return bool(await rows("TASK_DONE")) and bool(await rows("BATCH_FAILED"))
+
+    await eventually(told)
+    stored = [row["payload"] for row in await rows("BATCH_OK")]
+    assert 1 <= len(stored) <= 6
+    assert (stored[-1]["batches"], stored[-1]["batch_uid"]) == (8, "b7")
+    assert {row["task_id"] for row in await rows("BATCH_OK")} == {task_id}
+    assert {row["payload"]["batch_uid"] for row in await rows("BATCH_FAILED")} == {"b0"}
+    artifact: Any = await world.db.artifacts.find_one({"node_id": "bad"})
+    assert (artifact["status"], artifact["error"]) == ("failed", "flaky")

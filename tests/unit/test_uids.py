@@ -1,0 +1,63 @@
+"""Uids of pulled batches: no two batches of one node share one, whatever their sources call them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from bson import Int64, ObjectId
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowkit.adapters.uids import qualified, uid_text
+
+uids = st.text(alphabet=st.sampled_from("ab@%/ 4ü0") | st.characters(), max_size=8)
+sources = st.text(alphabet=st.sampled_from("uv@%/.") | st.characters(), min_size=1, max_size=5)
+
+
+@pytest.mark.parametrize(
+    ("uid", "source", "expected"),
+    [
+        ("b1", "u", "b1"),
+        ("b1", "v", "b1@v"),
+        ("b1@v", "u", "b1%40v@u"),
+        ("b1@v", "v", "b1%40v@v"),
+        ("a/b c", "u", "a/b c"),
+        ("a/b c", "x.y-z_~", "a%2Fb%20c@x.y-z_~"),
+        ("é", "ü", "%C3%A9@%C3%BC"),
+        ("100%", "u", "100%"),
+        ("100%", "v", "100%25@v"),
+    ],
+)
+def test_uids_of_the_first_source_stay_and_those_of_others_name_it(
+    uid: str, source: str, expected: str
+) -> None:
+    assert qualified(uid, source, first="u") == expected
+
+
+@given(st.lists(st.tuples(uids, sources), max_size=12, unique=True), sources)
+def test_no_two_batches_get_the_same_uid(pairs: list[tuple[str, str]], first: str) -> None:
+    assert len({qualified(uid, source, first=first) for uid, source in pairs}) == len(pairs)
+
+
+@given(uids, sources, sources)
+def test_a_batch_gets_the_same_uid_every_time(uid: str, source: str, first: str) -> None:
+    assert qualified(uid, source, first=first) == qualified(uid, source, first=first)
+
+
+FOREIGN: list[Any] = [
+    *(5, Int64(5), 5.0, True, None, "", b"5", ObjectId("5" * 24), datetime(2024, 1, 1, tzinfo=UTC)),
+    *([5], {"a": 5}, {"a": {"b": [5]}}),
+]
+
+
+def test_text_stays_as_it_is() -> None:
+    assert uid_text("b1") == "b1"
+
+
+def test_uids_of_foreign_types_become_texts_of_their_own() -> None:
+    texts = [uid_text(uid) for uid in [*FOREIGN, "5"]]
+    assert len(set(texts)) == len(texts)
+    assert all(texts)
+    assert texts == [uid_text(uid) for uid in [*FOREIGN, "5"]]
