@@ -217,6 +217,4 @@ class Comparison:
 
     def _counts(self, entry: Fields) -> bool:
         """Whether a function has had its effect; one that was cancelled may have."""
-        return entry["status"] == FINISHED or (
-            entry["status"] == CANCELLED and "applied_generation" in entry
-        )
+        return entry["status"] == FINISHED or (entry["status"] == CANCELLED and "applied_generation" in entry)

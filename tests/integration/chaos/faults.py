@@ -1,0 +1,69 @@
+"""What is to die when: drawn from the seed, apart from the tasks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ENGINES, WORKERS = 2, 3
+LEASE_SEC = 4.0
+"""Short, so that a loss is noticed soon."""
+
+KILL_WORKER = "worker killed"
+KILL_ENGINE = "engine killed"
+KILL_TEMPORAL = "Temporal killed"
+STOP_WORKER = "worker stopped"
+STOP_ENGINE = "engine stopped"
+FREEZE_WORKER = "worker frozen"
+RESTART_MONGO = "MongoDB restarted"
+WEIGHTS = {
+    KILL_WORKER: 6,
+    KILL_ENGINE: 4,
+    KILL_TEMPORAL: 3,
+    STOP_WORKER: 2,
+    STOP_ENGINE: 1,
+    FREEZE_WORKER: 1,
+    RESTART_MONGO: 2,
+}
+_ROUND = 6
+"""Each of so many faults is of another kind, so that a minute has nearly all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One blow."""
+
+    pause: float
+    """Seconds before it."""
+    kind: str
+    place: int
+    """Which of the engines or workers."""
+    away: float
+    """Seconds until it is started again."""
+
+
+def faults(seed: int) -> Iterator[Fault]:
+    """All blows, without an end.
+
+    A node may lose five executors before it is given up (`worker_lost`); with three seconds between two blows, each
+    at one of several processes, and nodes of some seconds that is out of reach.
+    """
+    chance = random.Random(f"{seed}-faults")
+    while True:
+        kinds: list[str] = []
+        while len(kinds) < _ROUND:
+            [kind] = chance.choices([*WEIGHTS], [*WEIGHTS.values()])
+            if kind not in kinds:
+                kinds.append(kind)
+        for kind in kinds:
+            frozen = kind == FREEZE_WORKER
+            yield Fault(
+                pause=chance.uniform(2.0, 4.0),
+                kind=kind,
+                place=chance.randrange(ENGINES if "engine" in kind else WORKERS),
+                away=chance.uniform(LEASE_SEC + 1, LEASE_SEC + 3) if frozen else chance.uniform(0.0, 2.0),
+            )

@@ -1,0 +1,182 @@
+"""Processes and servers that die, and those who wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pymongo.errors import PyMongoError
+from temporalio.service import RPCError, RPCStatusCode
+
+from flowkit.errors import FlowKitError
+from tests.integration.chaos.faults import (
+    ENGINES,
+    FREEZE_WORKER,
+    KILL_TEMPORAL,
+    LEASE_SEC,
+    RESTART_MONGO,
+    STOP_ENGINE,
+    STOP_WORKER,
+    WORKERS,
+)
+from tests.integration.chaos.plans import TOUCH
+from tests.integration.world import FLOWKIT, ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from flowkit.local import MongoServer, TemporalServer
+    from tests.integration.chaos.faults import Fault
+    from tests.integration.world import World
+
+T = TypeVar("T")
+
+AWAY_CEILING = 120.0
+"""Seconds that a server may be away; far above what a restart takes."""
+GENTLE_SEC = 20.0
+HANDLERS = "tests.integration.chaos.handlers"
+SETTINGS: dict[str, Any] = {"lease_ttl_sec": LEASE_SEC, "cancel_grace_sec": 3, "sweep_sec": 1}
+
+
+class Part:
+    """A `flowkit` process that is started again and again under one name."""
+
+    def __init__(self, world: World, folder: Path, name: str, *arguments: str) -> None:
+        self.name = name
+        self._command = [str(FLOWKIT), *arguments]
+        self._environment = world.environment
+        self._log = folder / f"{name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._back_at = 0.0
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is a process."""
+        return self._process is not None and self._process.poll() is None
+
+    def keep(self) -> None:
+        """Start it, unless it runs or is to stay away for a while.
+
+        It may have ended by itself: who starts while a server is away gives up.
+        """
+        if self.runs or time.monotonic() < self._back_at:
+            return
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, cwd=ROOT, env=self._environment, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def end(self, number: signal.Signals, away: float) -> None:
+        """Send a signal; whatever comes of it, the next process starts `away` seconds later."""
+        self._back_at = time.monotonic() + away
+        if self._process is not None and self.runs:
+            self._process.send_signal(number)
+
+    def close(self) -> None:
+        """End it for good."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(GENTLE_SEC)
+
+
+class Ground:
+    """The engines, workers and servers of one test."""
+
+    def __init__(self, world: World, temporal: TemporalServer, mongo: MongoServer, folder: Path) -> None:
+        self.world = world
+        self.blows: Counter[str] = Counter()
+        """How often what has died."""
+        self._temporal = temporal
+        self._mongo = mongo
+        world.settings |= SETTINGS
+        config = folder / "engine.json"
+        config.write_text(world.config_json(), encoding="utf-8")
+        touch = f"{TOUCH}={HANDLERS}:touch"
+        engine = ("engine", "--config", str(config), "--function", touch)
+        handlers = [f"{HANDLERS}:{name}" for name in ("READER", "BUILDER", "WRITER")]
+        worker = ("worker", "--concurrency", "6", *handlers)
+        self.engines = [Part(world, folder, f"engine-{n}", *engine) for n in range(ENGINES)]
+        self.workers = [Part(world, folder, f"worker-{n}", *worker) for n in range(WORKERS)]
+
+    @property
+    def parts(self) -> list[Part]:
+        """All processes."""
+        return [*self.engines, *self.workers]
+
+    async def keep(self) -> None:
+        """Keep all processes running, until it is cancelled."""
+        while True:
+            for part in self.parts:
+                part.keep()
+            await asyncio.sleep(0.1)
+
+    async def strike(self, fault: Fault) -> None:
+        """Let it happen; returns when servers are back, while processes come back by themselves."""
+        await asyncio.sleep(fault.pause)
+        self.blows[fault.kind] += 1
+        if fault.kind == KILL_TEMPORAL:
+            await asyncio.to_thread(self._temporal.kill)
+            await asyncio.sleep(fault.away)
+            await asyncio.to_thread(self._temporal.start)
+        elif fault.kind == RESTART_MONGO:
+            await asyncio.to_thread(self._mongo.stop)
+            await asyncio.sleep(fault.away)
+            await asyncio.to_thread(self._mongo.start)
+        elif fault.kind == FREEZE_WORKER:
+            await self._freeze(self.workers[fault.place], fault.away)
+        else:
+            parts = self.engines if fault.place < ENGINES and "engine" in fault.kind else self.workers
+            gentle = fault.kind in {STOP_ENGINE, STOP_WORKER}
+            parts[fault.place].end(signal.SIGTERM if gentle else signal.SIGKILL, fault.away)
+
+    async def _freeze(self, part: Part, seconds: float) -> None:
+        part.end(signal.SIGSTOP, 0.0)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            part.end(signal.SIGCONT, 0.0)
+
+    def close(self) -> None:
+        """End all processes."""
+        for part in self.parts:
+            part.close()
+
+
+async def patiently(call: Callable[[], Awaitable[T]]) -> T:
+    """The answer of `call`, which asks servers that may be away."""
+    end = time.monotonic() + AWAY_CEILING
+    while True:
+        try:
+            return await call()
+        except (RPCError, PyMongoError, FlowKitError, OSError) as error:
+            known = isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND
+            if known or time.monotonic() > end:
+                raise
+        await asyncio.sleep(0.2)
+
+
+async def until(moment: float, look: Callable[[], bool]) -> bool:
+    """Wait until something is so; False when the moment comes first."""
+    while time.monotonic() < moment:
+        if look():
+            return True
+        await asyncio.sleep(0.05)
+    return False
+
+
+async def in_a_while(seconds: float, call: Callable[[], Awaitable[object]]) -> None:
+    """Do it later."""
+    await asyncio.sleep(seconds)
+    await call()
+
+
+async def every(seconds: float, call: Callable[[], Awaitable[object]]) -> None:
+    """Do it again and again, until it is cancelled."""
+    while True:
+        await call()
+        await asyncio.sleep(seconds)
