@@ -19,17 +19,35 @@ KILL_TEMPORAL = "Temporal killed"
 STOP_WORKER = "worker stopped"
 STOP_ENGINE = "engine stopped"
 FREEZE_WORKER = "worker frozen"
+FREEZE_ENGINE = "engine frozen"
+FREEZE_TEMPORAL = "Temporal frozen"
+FREEZE_MONGO = "MongoDB frozen"
 RESTART_MONGO = "MongoDB restarted"
+ENGINE_FAULTS = {KILL_ENGINE, STOP_ENGINE, FREEZE_ENGINE}
 WEIGHTS = {
     KILL_WORKER: 6,
     KILL_ENGINE: 4,
     KILL_TEMPORAL: 3,
     STOP_WORKER: 2,
     STOP_ENGINE: 1,
-    FREEZE_WORKER: 1,
+    FREEZE_WORKER: 2,
+    FREEZE_ENGINE: 2,
+    FREEZE_TEMPORAL: 1,
+    FREEZE_MONGO: 2,
     RESTART_MONGO: 2,
 }
-_ROUND = 6
+AWAY = {
+    KILL_TEMPORAL: (0.0, LEASE_SEC),
+    FREEZE_WORKER: (LEASE_SEC + 1, LEASE_SEC + 3),
+    FREEZE_ENGINE: (LEASE_SEC + 1, 13.0),
+    FREEZE_TEMPORAL: (0.5, LEASE_SEC),
+    FREEZE_MONGO: (0.5, LEASE_SEC + 1),
+}
+"""Seconds until it is back, from and to: often so long that somebody else takes over what it holds.
+
+A step of the workflow and a write of the engine are given to another engine after ten seconds.
+"""
+_ROUND = 7
 """Each of so many faults is of another kind, so that a minute has nearly all of them."""
 
 
@@ -60,10 +78,9 @@ def faults(seed: int) -> Iterator[Fault]:
             if kind not in kinds:
                 kinds.append(kind)
         for kind in kinds:
-            frozen = kind == FREEZE_WORKER
             yield Fault(
-                pause=chance.uniform(2.0, 4.0),
+                pause=chance.uniform(1.5, 3.5),
                 kind=kind,
-                place=chance.randrange(ENGINES if "engine" in kind else WORKERS),
-                away=chance.uniform(LEASE_SEC + 1, LEASE_SEC + 3) if frozen else chance.uniform(0.0, 2.0),
+                place=chance.randrange(ENGINES if kind in ENGINE_FAULTS else WORKERS),
+                away=chance.uniform(*AWAY.get(kind, (0.0, 2.0))),
             )

@@ -184,7 +184,7 @@ class _Drawing:
         sizes: dict[str, int],
     ) -> None:
         self._chance = chance
-        self._own = {"node_id": node_id, "key": key}
+        self._own: dict[str, Any] = {"node_id": node_id, "key": key}
         self._above = above
         self._sizes = sizes
         """Batches of each node that has some, at most."""
@@ -273,7 +273,7 @@ class _Drawing:
     def _function(self) -> NodePlan:
         parents, key = self._parents(least=1), self._own["key"]
         summed = [name for name in parents if not self._is_summed(name)]
-        drawn = self._chance.choice(["incr", "incr", "incr", "set", "merge", "sum", "books", "touch", "bad"])
+        drawn = self._chance.choice([*["incr"] * 6, "set", "merge", "sum", "books", "touch", "bad"])
         fan_in, call, trouble = self._fan_in(parents), Call(fn="noop"), None
         if drawn == "incr":
             name = self._chance.choice(["count.n", "count.n", f"own.{key}"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tests.integration.chaos.verify import Left
     from tests.integration.chaos.world import Ground
 
-MOST_OPEN = 10
+MOST_OPEN = 14
 """Tasks at once."""
 CALM_SEC = 240.0
 """How long the last tasks may take once nothing dies any more."""
@@ -46,8 +47,23 @@ class Figures:
     histories: int = 0
     worn_out: int = 0
     """Tasks of which nothing can be told, because a node has lost more executors than it may."""
-    statuses: dict[str, int] = field(default_factory=dict)
+    statuses: Counter[str] = field(default_factory=Counter)
+    blows: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        given_up = f", {self.worn_out} of which lost too many executors" if self.worn_out else ""
+        seconds = ", ".join(f"{seconds:.0f} s {what}" for what, seconds in self.seconds.items())
+        return (
+            f"seed {self.seed}: {self.tasks} tasks{given_up} ({listed(self.statuses)}), {self.nodes} nodes, "
+            f"{self.attempts} attempts, {self.batches} batches, {self.increments} increments; "
+            f"{self.blows.total()} faults ({listed(self.blows)}); {self.histories} histories replayed; {seconds}"
+        )
+
+
+def listed(counts: Counter[str]) -> str:
+    """Counts for people, the largest first."""
+    return ", ".join(f"{count} {name}" for name, count in counts.most_common())
 
 
 class Run:
@@ -56,7 +72,7 @@ class Run:
     def __init__(self, ground: Ground, seed: int) -> None:
         self.ground = ground
         self.world = ground.world
-        self.figures = Figures(seed=seed)
+        self.figures = Figures(seed=seed, blows=ground.blows)
         self.plans: dict[str, TaskPlan] = {}
         self.problems: list[str] = []
         self._client: Client | None = None
@@ -73,6 +89,7 @@ class Run:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._strike(begun + seconds))
                 both.create_task(self._start_tasks(begun + seconds))
+            await self.ground.calm()
             self.figures.seconds["under faults"] = time.monotonic() - begun
             await self._until_ended()
         finally:
@@ -119,7 +136,8 @@ class Run:
         return True
 
     async def _handle(self, task_id: str) -> WorkflowHandle[Any, Any]:
-        self._client = self._client or await patiently(self.world.client)
+        if self._client is None:
+            self._client = await patiently(self.world.client)
         return self._client.get_workflow_handle(task_id)
 
     async def _cancel(self, task_id: str) -> None:
@@ -171,7 +189,7 @@ class Run:
         comparison, figures = Comparison(plan, found), self.figures
         figures.tasks += 1
         figures.nodes += len(plan.nodes)
-        figures.statuses[comparison.status] = figures.statuses.get(comparison.status, 0) + 1
+        figures.statuses[comparison.status] += 1
         figures.batches += sum(row["status"] == "partial" for row in found.artifacts)
         figures.attempts += sum(entry["attempt_epoch"] for entry in comparison.entries.values())
         calls = [node for node in plan.nodes if node.call and node.call.fn == "vars.incr"]

@@ -92,8 +92,6 @@ class Comparison:
             yield f"its status history is {changes}"
         if document["finished_at"] is None or not document.get("closed_run_id"):
             yield "its document was left open"
-        if document["run_seq"] != 1:
-            yield f"it was opened {document['run_seq']} times"
         if document["next_retry_at_ms"] is not None:
             yield "it still waits for a retry"
         handled = tuple((document.get("result") or {}).get("handled_failures") or ())

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import signal
 import subprocess
 import time
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo.errors import PyMongoError
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.errors import FlowKitError
+from flowkit.local.listeners import listener
 from tests.integration.chaos.faults import (
+    ENGINE_FAULTS,
     ENGINES,
+    FREEZE_ENGINE,
+    FREEZE_MONGO,
+    FREEZE_TEMPORAL,
     FREEZE_WORKER,
     KILL_TEMPORAL,
     LEASE_SEC,
@@ -72,8 +80,12 @@ class Part:
             )
 
     def end(self, number: signal.Signals, away: float) -> None:
-        """Send a signal; whatever comes of it, the next process starts `away` seconds later."""
+        """Send a signal that ends it; the next process starts `away` seconds later."""
         self._back_at = time.monotonic() + away
+        self.signal(number)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if there is a process."""
         if self._process is not None and self.runs:
             self._process.send_signal(number)
 
@@ -93,6 +105,11 @@ class Ground:
         """How often what has died."""
         self._temporal = temporal
         self._mongo = mongo
+        self._restarts = {
+            KILL_TEMPORAL: (temporal.kill, temporal.start),
+            RESTART_MONGO: (mongo.stop, mongo.start),
+        }
+        self._thaws: list[asyncio.Task[None]] = []
         world.settings |= SETTINGS
         config = folder / "engine.json"
         config.write_text(world.config_json(), encoding="utf-8")
@@ -119,32 +136,50 @@ class Ground:
         """Let it happen; returns when servers are back, while processes come back by themselves."""
         await asyncio.sleep(fault.pause)
         self.blows[fault.kind] += 1
-        if fault.kind == KILL_TEMPORAL:
-            await asyncio.to_thread(self._temporal.kill)
+        if fault.kind in {KILL_TEMPORAL, RESTART_MONGO}:
+            end, start = self._restarts[fault.kind]
+            await asyncio.to_thread(end)
             await asyncio.sleep(fault.away)
-            await asyncio.to_thread(self._temporal.start)
-        elif fault.kind == RESTART_MONGO:
-            await asyncio.to_thread(self._mongo.stop)
-            await asyncio.sleep(fault.away)
-            await asyncio.to_thread(self._mongo.start)
-        elif fault.kind == FREEZE_WORKER:
-            await self._freeze(self.workers[fault.place], fault.away)
+            await asyncio.to_thread(start)
+        elif fault.kind in {FREEZE_TEMPORAL, FREEZE_MONGO}:
+            server = self._temporal if fault.kind == FREEZE_TEMPORAL else self._mongo
+            await frozen(fault.away, partial(os.kill, pid_of(server.port)))
         else:
-            parts = self.engines if fault.place < ENGINES and "engine" in fault.kind else self.workers
-            gentle = fault.kind in {STOP_ENGINE, STOP_WORKER}
-            parts[fault.place].end(signal.SIGTERM if gentle else signal.SIGKILL, fault.away)
+            self._strike_part(fault)
 
-    async def _freeze(self, part: Part, seconds: float) -> None:
-        part.end(signal.SIGSTOP, 0.0)
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            part.end(signal.SIGCONT, 0.0)
+    def _strike_part(self, fault: Fault) -> None:
+        part = (self.engines if fault.kind in ENGINE_FAULTS else self.workers)[fault.place]
+        if fault.kind in {FREEZE_ENGINE, FREEZE_WORKER}:
+            self._thaws.append(asyncio.create_task(frozen(fault.away, part.signal)))
+        elif fault.kind in {STOP_ENGINE, STOP_WORKER}:
+            part.end(signal.SIGTERM, fault.away)
+        else:
+            part.end(signal.SIGKILL, fault.away)
+
+    async def calm(self) -> None:
+        """Wait until nothing is frozen any more."""
+        await asyncio.gather(*self._thaws)
 
     def close(self) -> None:
         """End all processes."""
         for part in self.parts:
             part.close()
+
+
+async def frozen(seconds: float, send: Callable[[signal.Signals], object]) -> None:
+    """Freeze a process for so long."""
+    send(signal.SIGSTOP)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        send(signal.SIGCONT)
+
+
+def pid_of(port: int) -> int:
+    """The process that listens on a port."""
+    found = re.search(r"process (\d+)", listener(port))
+    assert found is not None, f"nothing listens on {port}"
+    return int(found[1])
 
 
 async def patiently(call: Callable[[], Awaitable[T]]) -> T:
