@@ -44,6 +44,8 @@ class Figures:
     batches: int = 0
     increments: int = 0
     attempts: int = 0
+    interrupted: int = 0
+    """Attempts beyond those that were planned."""
     histories: int = 0
     worn_out: int = 0
     """Tasks of which nothing can be told, because a node has lost more executors than it may."""
@@ -56,7 +58,7 @@ class Figures:
         seconds = ", ".join(f"{seconds:.0f} s {what}" for what, seconds in self.seconds.items())
         return (
             f"seed {self.seed}: {self.tasks} tasks{given_up} ({listed(self.statuses)}), {self.nodes} nodes, "
-            f"{self.attempts} attempts, {self.batches} batches, {self.increments} increments; "
+            f"{self.attempts} attempts ({self.interrupted} again after a fault), {self.batches} batches, {self.increments} increments; "
             f"{self.blows.total()} faults ({listed(self.blows)}); {self.histories} histories replayed; {seconds}"
         )
 
@@ -192,6 +194,7 @@ class Run:
         figures.statuses[comparison.status] += 1
         figures.batches += sum(row["status"] == "partial" for row in found.artifacts)
         figures.attempts += sum(entry["attempt_epoch"] for entry in comparison.entries.values())
+        figures.interrupted += comparison.interrupted
         calls = [node for node in plan.nodes if node.call and node.call.fn == "vars.incr"]
         counted = [node for node in calls if "applied_generation" in comparison.entries.get(node.node_id, {})]
         figures.increments += len(counted)

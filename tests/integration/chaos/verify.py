@@ -69,6 +69,12 @@ class Comparison:
             for entry in self.entries.values()
         )
 
+    @property
+    def interrupted(self) -> int:
+        """Attempts beyond those that the plan asks for."""
+        epochs = {node_id: entry["attempt_epoch"] for node_id, entry in self.entries.items()}
+        return sum(max(0, epochs.get(node.node_id, 0) - planned_attempts(node)) for node in self.plan.nodes)
+
     def problems(self) -> list[str]:
         """Everything that is not as it should be."""
         if not self.found.document:
@@ -216,3 +222,10 @@ class Comparison:
     def _counts(self, entry: Fields) -> bool:
         """Whether a function has had its effect; one that was cancelled may have."""
         return entry["status"] == FINISHED or (entry["status"] == CANCELLED and "applied_generation" in entry)
+
+
+def planned_attempts(node: NodePlan) -> int:
+    """How many attempts a node takes when nothing dies."""
+    if node.trouble is None or node.trouble.permanent:
+        return 1
+    return 2 if node.trouble.times is None else 1 + node.trouble.times
