@@ -31,7 +31,7 @@ WEIGHTS = {
     STOP_WORKER: 2,
     STOP_ENGINE: 1,
     FREEZE_WORKER: 2,
-    FREEZE_ENGINE: 2,
+    FREEZE_ENGINE: 1,
     FREEZE_TEMPORAL: 1,
     FREEZE_MONGO: 2,
     RESTART_MONGO: 2,
@@ -79,7 +79,7 @@ def faults(seed: int) -> Iterator[Fault]:
                 kinds.append(kind)
         for kind in kinds:
             yield Fault(
-                pause=chance.uniform(1.5, 3.5),
+                pause=chance.uniform(2.0, 4.0),
                 kind=kind,
                 place=chance.randrange(ENGINES if kind in ENGINE_FAULTS else WORKERS),
                 away=chance.uniform(*AWAY.get(kind, (0.0, 2.0))),
