@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from tests.integration.chaos.plans import DISTINCT, FINAL, TOUCH
+from tests.integration.chaos.plans import FINAL, TOUCH
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -146,7 +146,7 @@ def pulled(sources: Sequence[str], chunk: int, above: Mapping[str, NodeEnd]) -> 
 
 def qualified(uid: str, source: str, sources: Sequence[str]) -> str:
     """The uid under which a batch of one of several sources is delivered."""
-    if DISTINCT or len(sources) < 2 or (source == sources[0] and "@" not in uid):
+    if len(sources) < 2 or (source == sources[0] and "@" not in uid):
         return uid
     return f"{quote(uid, safe='')}@{quote(source, safe='')}"
 

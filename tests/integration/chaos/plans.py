@@ -5,7 +5,6 @@ A node's id says where it comes from, so that a handler in any process finds its
 
 from __future__ import annotations
 
-import os
 import random
 import re
 from dataclasses import dataclass, field
@@ -25,15 +24,13 @@ FINAL = -1
 MOST_NODES = 9
 MOST_BATCHES = 6
 MOST_PULLED = 24
-LONGEST_NODE_SEC = 1.5
+LONGEST_NODE_SEC = 2.0
 PULL = "pull.from_artifacts"
 RECHUNK = "pull.from_artifacts.rechunk:size"
 _TAILS = ("", "", "", " é/%", "@1")
 """Ends of node ids: what has to be quoted in the uids of batches that are pulled."""
 _UIDS = ("b{}", "b{}", "b{}", "b{} %", "b{}@x")
 """Uids of batches, alike in many nodes."""
-DISTINCT = bool(os.environ.get("FLOWKIT_CHAOS_DISTINCT"))
-"""Uids of one node are those of no other."""
 _ID = re.compile(r"s(\d+)t(\d+)n(\d+)")
 
 
@@ -203,8 +200,6 @@ class _Drawing:
         for name in self._chance.sample(sorted(self._sizes), min(3, len(self._sizes))):
             if sum(self._sizes[each] for each in (*sources, name)) <= MOST_PULLED:
                 sources.append(name)
-        if DISTINCT and any(node.sources for node in self._above if node.node_id in sources):
-            return sources[:1]
         return sources
 
     def _parents(self, least: int = 0) -> list[str]:
@@ -221,8 +216,6 @@ class _Drawing:
         parents, uid = self._parents() if self._above else [], self._chance.choice(_UIDS)
         place = int(self._own["key"][1:])
         count = self._chance.randint(0, MOST_BATCHES)
-        if DISTINCT:
-            uid = f"{self._own['key']}-" + uid.replace("@", "-")
         batches = tuple(
             BatchPlan(
                 uid=uid.format(number),
