@@ -1,4 +1,4 @@
-"""The model of the random tasks: by examples, and against the very code of workers and engines without servers."""
+"""The model of the random tasks, checked by examples and against the code of workers and engines without servers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tests.integration.chaos.plans import (
     BatchPlan,
     Call,
     NodePlan,
+    PlannedFailure,
     TaskPlan,
-    Trouble,
     node_plan,
     task_plan,
 )
-from tests.integration.chaos.verify import Comparison, Left, left
+from tests.integration.chaos.verify import Comparison, Stored, read_stored
 from tests.unit.examples import examples
 
 from flowkit.adapters.pull import stable_hash
@@ -50,25 +50,27 @@ TWO = (BatchPlan(uid="b0", items=(1, 2)), BatchPlan(uid="b1", items=(3,)))
 
 
 def node(key: str, **fields: Any) -> NodePlan:
-    """A node whose id is its key; it makes two batches unless it does something else."""
+    """A node whose id is its key. Without sources and call it makes two batches."""
     made = {} if fields.keys() & {"sources", "call"} else {"batches": TWO}
     return NodePlan(node_id=key, key=key, **{"role": "reader", **made, **fields})
 
 
-def task(*nodes: NodePlan, keeps_going: bool = True) -> TaskPlan:
+def task(*nodes: NodePlan, continues: bool = True) -> TaskPlan:
     """A task of these nodes."""
     return TaskPlan(
         task_id="t",
         nodes=nodes,
         order=tuple(range(len(nodes))),
-        keeps_going=keeps_going,
+        continues=continues,
         cancel_after=None,
     )
 
 
-def breaking(at: int, *, times: int | None = None, raises: bool = False, permanent: bool = False) -> Trouble:
-    """A trouble in all attempts, unless it is one of the first `times`."""
-    return Trouble(times=times, at=at, raises=raises, permanent=permanent)
+def failing(
+    at: int, *, times: int | None = None, raises: bool = False, permanent: bool = False
+) -> PlannedFailure:
+    """A failure of all attempts, or of the first `times`."""
+    return PlannedFailure(times=times, at=at, raises=raises, permanent=permanent)
 
 
 def test_a_seed_gives_the_same_tasks_again_and_every_graph_is_valid() -> None:
@@ -79,7 +81,7 @@ def test_a_seed_gives_the_same_tasks_again_and_every_graph_is_valid() -> None:
         assert [node_plan(each.node_id) for each in plan.nodes] == list(plan.nodes)
 
 
-def test_random_tasks_have_everything_that_the_test_is_about() -> None:
+def test_random_tasks_cover_every_feature() -> None:
     plans = [task_plan(SEED, number) for number in range(60)]
     nodes = [each for plan in plans for each in plan.nodes]
     assert {"all", "any", "count:2"} <= {each.fan_in for each in nodes}
@@ -88,8 +90,8 @@ def test_random_tasks_have_everything_that_the_test_is_about() -> None:
     assert {each.role for each in nodes} == {"", *ROLES}
     assert {1, 2, 3} <= {len(each.sources) for each in nodes}
     assert {0, 2} <= {each.chunk for each in nodes if each.sources}
-    troubles = [each.trouble for each in nodes if each.trouble]
-    assert {None, 1, 2} <= {each.times for each in troubles}
+    failures = [each.failure for each in nodes if each.failure]
+    assert {None, 1, 2} <= {each.times for each in failures}
     ends = [task_end(plan) for plan in plans]
     assert {(end.status, end.stops) for end in ends} == {(FINISHED, False), (FAILED, False), (FAILED, True)}
     shared = [set(above[a].rows) & set(above[b].rows) for above, a, b in _pairs_of_sources(plans)]
@@ -117,21 +119,21 @@ def _pairs_of_sources(plans: list[TaskPlan]) -> list[tuple[Any, str, str]]:
         ("count:2", [FINISHED, FAILED, SKIPPED], False),
     ],
 )
-def test_gates_open_for_as_many_finished_parents_as_they_ask_for(
+def test_gates_open_for_the_required_number_of_finished_parents(
     fan_in: str, parents: list[str], expected: bool
 ) -> None:
     assert opens(fan_in, parents) is expected
 
 
-def test_a_node_that_fails_for_good_keeps_the_batches_before_that_one() -> None:
-    end = node_end(node("a", trouble=breaking(1)), {})
+def test_a_permanently_failed_node_keeps_the_batches_before_the_failed_one() -> None:
+    end = node_end(node("a", failure=failing(1)), {})
     assert (end.status, end.code, list(end.rows), end.failed_uid) == (FAILED, "flaky", ["b0"], "b1")
-    end = node_end(node("a", trouble=breaking(FINAL, raises=True, permanent=True)), {})
+    end = node_end(node("a", failure=failing(FINAL, raises=True, permanent=True)), {})
     assert (end.status, end.code, list(end.rows), end.failed_uid) == (FAILED, "bad_input", ["b0", "b1"], None)
-    assert node_end(node("a", trouble=breaking(1, times=2)), {}).status == FINISHED
+    assert node_end(node("a", failure=failing(1, times=2)), {}).status == FINISHED
 
 
-def test_batches_of_several_sources_keep_apart_whatever_their_uids() -> None:
+def test_batches_of_several_sources_have_distinct_uids() -> None:
     sources = ("a", "b/@")
     assert qualified("b0", "a", sources) == "b0"
     assert qualified("b0", "b/@", sources) == "b0@b%2F%40"
@@ -139,14 +141,14 @@ def test_batches_of_several_sources_keep_apart_whatever_their_uids() -> None:
     assert qualified("b0@x", "b/@", ["b/@"]) == "b0@x"
 
 
-def test_chunks_never_span_two_batches_and_have_uids_of_the_protocol() -> None:
+def test_chunks_never_span_two_batches_and_use_the_uids_of_the_protocol() -> None:
     above = {"a": NodeEnd(status=FINISHED, rows={"b0": Row(items=(1, 2, 3), origin="a")})}
     chunks = dict(pulled(("a",), 2, above))
     assert [chunks[chunk_uid("a", "b0", number)].items for number in (0, 1)] == [(1, 2), (3,)]
     assert chunk_uid("a", "b0", 0) == stable_hash({"src": "a", "parent": "b0", "idx": 0})
 
 
-def test_functions_have_their_effect_once_each_in_any_order() -> None:
+def test_functions_take_effect_once_each_in_any_order() -> None:
     calls = [
         node("i", call=Call(fn="vars.incr", args={"key": "count.n", "by": 2})),
         node("j", call=Call(fn="vars.incr", args={"key": "count.n", "by": 3})),
@@ -157,73 +159,73 @@ def test_functions_have_their_effect_once_each_in_any_order() -> None:
     assert variables(calls) == variables(calls[::-1]) == wanted
 
 
-def test_a_failure_that_somebody_minds_fails_the_task_and_stops_it_unless_it_keeps_going() -> None:
-    bad = node("a", trouble=breaking(0))
+def test_a_failure_that_is_not_allowed_fails_the_task_and_stops_it_unless_it_continues() -> None:
+    bad = node("a", failure=failing(0))
     below = node("b", parents=("a",))
     end = task_end(task(bad, below))
     assert (end.status, end.stops, end.nodes["b"].skip_reason) == (FAILED, False, "upstream_failed")
-    assert task_end(task(bad, below, keeps_going=False)).stops
-    tolerated = node("a", trouble=breaking(0), allow_failure=True)
+    assert task_end(task(bad, below, continues=False)).stops
+    tolerated = node("a", failure=failing(0), allow_failure=True)
     end = task_end(task(tolerated, below))
     assert (end.status, end.handled_failures) == (FINISHED, ("a",))
 
 
-async def ran(number: int, *, seed: int = SEED) -> tuple[TaskPlan, Left]:
-    """A random task, run without servers, and what it has left behind."""
+async def ran(number: int, *, seed: int = SEED) -> tuple[TaskPlan, Stored]:
+    """Run a random task without servers and read what it stored."""
     plan, db = task_plan(seed, number), memory_database()
     handlers = [Planned(role, pace=0) for role in ROLES]
     functions = {TOUCH: touching(partial(count, db.touches), pace=0)}
     run = await run_graph(plan.as_graph(), *handlers, functions=functions, db=db)
-    return plan, await left(db, run.task_id)
+    return plan, await read_stored(db, run.task_id)
 
 
 @pytest.mark.parametrize("number", range(TASKS))
-async def test_what_workers_and_engines_do_without_servers_is_what_the_model_tells(number: int) -> None:
+async def test_what_workers_and_engines_do_without_servers_is_what_the_model_predicts(number: int) -> None:
     assert Comparison(*await ran(number)).problems() == []
 
 
-def metric(found: Left) -> dict[str, Any]:
+def metric(found: Stored) -> dict[str, Any]:
     """A row of a batch."""
     return next(row for row in found.metrics if not row["failed"] and row["batch_uid"] != "__final__")
 
 
-def forget_a_batch(found: Left) -> None:
+def forget_a_batch(found: Stored) -> None:
     """A batch is missing."""
     found.metrics.remove(metric(found))
 
 
-def double_a_batch(found: Left) -> None:
+def double_a_batch(found: Stored) -> None:
     """A batch counts twice."""
     found.metrics.append(metric(found))
 
 
-def mix_epochs(found: Left) -> None:
-    """A row holds what an earlier epoch has written."""
+def mix_epochs(found: Stored) -> None:
+    """A row holds the values of an earlier epoch."""
     metric(found)["metrics"]["written_by"]["epoch"] -= 1
 
 
-def count_again(found: Left) -> None:
+def count_again(found: Stored) -> None:
     """An increment counts twice."""
     found.document["coordinator"]["vars"]["count"]["n"] += 1
 
 
-def leave_open(found: Left) -> None:
-    """The document was not closed."""
+def leave_open(found: Stored) -> None:
+    """The document is open."""
     found.document["finished_at"] = None
 
 
-def skip_a_node(found: Left) -> None:
-    """A node that finished is shown as skipped."""
+def skip_a_node(found: Stored) -> None:
+    """A finished node is shown as skipped."""
     entry = next(node for node in found.document["graph"]["nodes"] if node["status"] == FINISHED)
     entry |= {"status": SKIPPED, "skip_reason": "upstream_failed"}
 
 
-def keep_a_marker(found: Left) -> None:
-    """A marker of an earlier epoch is still there."""
+def keep_a_marker(found: Stored) -> None:
+    """A second complete marker exists."""
     found.artifacts.append(next(row for row in found.artifacts if row["status"] == "complete"))
 
 
-SPOILS = [
+CORRUPTIONS = [
     forget_a_batch,
     double_a_batch,
     mix_epochs,
@@ -234,17 +236,17 @@ SPOILS = [
 ]
 
 
-@pytest.mark.parametrize("spoil", SPOILS)
-async def test_a_difference_is_noticed(spoil: Callable[[Left], None]) -> None:
+@pytest.mark.parametrize("corrupt", CORRUPTIONS)
+async def test_the_comparison_reports_corrupted_data(corrupt: Callable[[Stored], None]) -> None:
     plan, found = await _with_increment()
-    spoiled = copy.deepcopy(found)
-    spoil(spoiled)
+    corrupted = copy.deepcopy(found)
+    corrupt(corrupted)
     assert Comparison(plan, found).problems() == []
-    assert Comparison(plan, spoiled).problems() != []
+    assert Comparison(plan, corrupted).problems() != []
 
 
-async def _with_increment() -> tuple[TaskPlan, Left]:
-    """A task that is not stopped and has an increment and batches."""
+async def _with_increment() -> tuple[TaskPlan, Stored]:
+    """Run a task that is not stopped and has an increment and batches."""
     for number in range(TASKS * 10):
         plan = task_plan(SEED, number)
         end = task_end(plan)

@@ -1,4 +1,4 @@
-"""What is to die when: drawn from the seed, apart from the tasks."""
+"""Which faults are injected when, drawn from the seed and independent of the tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 ENGINES, WORKERS = 2, 3
 LEASE_SEC = 4.0
-"""Short, so that a loss is noticed soon."""
+"""Short, so that Temporal notices a loss soon."""
 
 KILL_WORKER = "worker killed"
 KILL_ENGINE = "engine killed"
@@ -43,32 +43,32 @@ AWAY = {
     FREEZE_TEMPORAL: (0.5, LEASE_SEC),
     FREEZE_MONGO: (0.5, LEASE_SEC + 1),
 }
-"""Seconds until it is back, from and to: often so long that somebody else takes over what it holds.
+"""Shortest and longest outage in seconds. Many outlast a lease, so that another process takes the work over.
 
-A step of the workflow and a write of the engine are given to another engine after ten seconds.
+Temporal hands a workflow task or an activity of a frozen engine to another engine after ten seconds.
 """
 _ROUND = 7
-"""Each of so many faults is of another kind, so that a minute has nearly all of them."""
+"""Faults in a row of which no two have the same kind, so that one minute covers most kinds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One blow."""
+    """One fault."""
 
     pause: float
-    """Seconds before it."""
+    """Seconds to wait before it."""
     kind: str
     place: int
-    """Which of the engines or workers."""
+    """Index of the engine or worker."""
     away: float
-    """Seconds until it is started again."""
+    """Seconds until the process or server starts again, or resumes."""
 
 
 def faults(seed: int) -> Iterator[Fault]:
-    """All blows, without an end.
+    """Yield faults without end.
 
-    A node may lose five executors before it is given up (`worker_lost`); with three seconds between two blows, each
-    at one of several processes, and nodes of some seconds that is out of reach.
+    A node fails as `worker_lost` at its sixth loss. With seconds between two faults, several processes, and nodes that
+    run for seconds, no node should get there.
     """
     chance = random.Random(f"{seed}-faults")
     while True:

@@ -1,4 +1,4 @@
-"""Handlers and the user function of the random tasks; each node's plan says what it does."""
+"""Handlers and the user function of the random tasks. They do what the plan of their node says."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ if TYPE_CHECKING:
 
 
 class Planned(RoleHandler):
-    """Does what the plan of its node says."""
+    """A handler that follows the plan of its node."""
 
     def __init__(self, role: str, pace: float = 1.0) -> None:
         self.role = role
         self._pace = pace
-        """0: it takes no time."""
+        """Factor for all pauses; 0 disables them."""
 
     async def load_input(self, input_ref: Any, input_inline: Any) -> Any:
-        """The node's inline input, which names the node."""
+        """Return the inline input, which names the node."""
         return input_inline
 
     async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
-        """The batches of the plan."""
+        """Yield the batches of the plan."""
         for batch in node_plan(loaded["node"]).batches:
             yield Batch(batch_uid=batch.uid, payload={"items": list(batch.items)})
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """Pass the items on, or fail as planned."""
+        """Copy the items of the batch, or fail as planned."""
         plan, seen = node_plan(ctx.node_id), ctx.kv.get("seen", 0)
         ctx.kv["seen"] = seen + 1
         await asyncio.sleep(plan.pause * self._pace)
-        trouble = plan.trouble
-        if trouble and trouble.at == seen and trouble.strikes(ctx.attempt_epoch):
-            if trouble.raises:
-                raise _error(permanent=trouble.permanent)
+        failure = plan.failure
+        if failure and failure.at == seen and failure.applies_to(ctx.attempt_epoch):
+            if failure.raises:
+                raise _error(permanent=failure.permanent)
             return BatchResult(
-                success=False, reason_code=trouble.code, permanent=trouble.permanent, error="planned"
+                success=False, reason_code=failure.code, permanent=failure.permanent, error="planned"
             )
         items = batch.payload["meta" if "meta" in batch.payload else "items"]
         items = items["items"] if isinstance(items, dict) else items
         return BatchResult(success=True, metrics=_metrics(items, batch.payload.get("from_node"), ctx))
 
     async def finalize(self, ctx: RunContext) -> FinalizeResult | None:
-        """Sums over all batches that the node has stored, or a failure as planned."""
+        """Sum over all stored batches of the node, or fail as planned."""
         plan = node_plan(ctx.node_id)
         await asyncio.sleep(plan.pause * self._pace)
-        trouble = plan.trouble
-        if trouble and trouble.at == FINAL and trouble.strikes(ctx.attempt_epoch):
-            raise _error(permanent=trouble.permanent)
+        failure = plan.failure
+        if failure and failure.at == FINAL and failure.applies_to(ctx.attempt_epoch):
+            raise _error(permanent=failure.permanent)
         metas = await _stored(ctx)
         total = sum(sum(meta["items"]) for meta in metas)
         return FinalizeResult(metrics={"all_batches": len(metas), "all_items": total})
@@ -81,7 +81,7 @@ def _error(*, permanent: bool) -> Exception:
 
 
 async def _stored(ctx: RunContext) -> list[dict[str, Any]]:
-    """Metas of the node's batches; a database that is away must not cost the node a retry here."""
+    """Read the metas of the node's batches. Wait for MongoDB, because an outage here would cost the node a retry."""
     while True:
         try:
             return [partial["meta"] async for partial in ctx.artifacts.partials()]
@@ -93,7 +93,7 @@ READER, BUILDER, WRITER = (Planned(role) for role in ROLES)
 
 
 def touching(counted: Callable[[str], Awaitable[int]], pace: float = 1.0) -> Callable[..., Awaitable[None]]:
-    """A function of the user's own, done at least once: it counts the call, then fails as planned."""
+    """Return a user function that counts its calls (at least once each) and then fails as planned."""
 
     async def touch(
         task_id: str, *, mark: str, times: int | None, permanent: bool = False, pause: float = 0.0
@@ -109,7 +109,7 @@ def touching(counted: Callable[[str], Awaitable[int]], pace: float = 1.0) -> Cal
 
 
 async def count(touches: Any, key: str) -> int:
-    """Count a call; answers how many there were, a moment later when the database is away."""
+    """Count a call and return the number of calls so far. Waits while MongoDB is unavailable."""
     while True:
         try:
             counted = await touches.find_one_and_update(

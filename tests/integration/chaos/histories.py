@@ -1,4 +1,4 @@
-"""The histories of tasks: each must replay with the code as it is, and hold no failed step of the workflow."""
+"""Histories of tasks: each must replay with the current workflow code and contain no failed workflow task."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _HARMLESS = {
     WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_FORCE_CLOSE_COMMAND,
     WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_RESET_STICKY_TASK_QUEUE,
 }
-"""Causes that are the server's: something came in while the step ran, which is then done again."""
+"""Causes on the server's side. The workflow task runs again and loses nothing."""
 
 
 async def replay_problems(client: Client, task_ids: Sequence[str]) -> tuple[int, list[str]]:
-    """How many histories there are, and what is wrong with them."""
-    # As the engine runs it; tests/replay uses the sandbox, which takes several times as long.
+    """Replay the histories of these tasks. Returns their number and the problems found."""
+    # Without the sandbox, as in the engine. tests/replay uses the sandbox, which takes several times as long.
     replayer = Replayer(
         workflows=[Task],
         data_converter=pydantic_data_converter,
@@ -44,7 +44,7 @@ async def replay_problems(client: Client, task_ids: Sequence[str]) -> tuple[int,
 
 
 async def histories(client: Client, task_id: str) -> AsyncIterator[WorkflowHistory]:
-    """All runs of a task, the last one first."""
+    """Yield the history of every run of a task, latest first."""
     run_id: str | None = None
     while run_id != "":
         handle = client.get_workflow_handle(task_id, run_id=run_id)
@@ -54,14 +54,14 @@ async def histories(client: Client, task_id: str) -> AsyncIterator[WorkflowHisto
 
 
 def failed_steps(history: WorkflowHistory) -> list[str]:
-    """Workflow tasks that failed for another reason than one of the server's."""
+    """Describe the workflow tasks that failed for a reason on FlowKit's side."""
     failed = [
         event.workflow_task_failed_event_attributes
         for event in history.events
         if event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED
     ]
     return [
-        f"{history.workflow_id}: a step failed: {WorkflowTaskFailedCause.Name(each.cause)}: {each.failure.message}"
+        f"{history.workflow_id}: a workflow task failed: {WorkflowTaskFailedCause.Name(each.cause)}: {each.failure.message}"
         for each in failed
         if each.cause not in _HARMLESS
     ]

@@ -1,7 +1,7 @@
-"""What must become of a random task, from its plan alone: no code of FlowKit, no time, no order of events.
+"""Predict from its plan alone how a random task ends: independent of FlowKit's code, of time, and of order.
 
-It tells the end of a task in which every branch runs to its end. Of a task that is stopped (cancelled, or failed
-without `on_node_failure: continue`) only those nodes end so that were quick enough; `verify` knows what else may be.
+The prediction holds for a task in which every branch runs to its end. When a cancel or a failure stops the task, fewer
+nodes end like this; `verify` knows which differences are allowed then.
 """
 
 from __future__ import annotations
@@ -28,52 +28,52 @@ class Row:
 
     items: tuple[int, ...]
     origin: str
-    """The node that it was pulled from, or the node itself."""
+    """The source of the batch, or the node itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEnd:
-    """What is left of one node."""
+    """The predicted end of one node."""
 
     status: str
     code: str | None = None
-    """Why it failed."""
+    """Reason code of a failed node."""
     rows: Mapping[str, Row] = field(default_factory=dict)
     """Stored batches by uid."""
     failed_uid: str | None = None
     """The batch that failed in the last attempt."""
     claims: frozenset[tuple[str, str]] = frozenset()
-    """Source and uid of every batch that it has pulled."""
+    """Source and uid of every pulled batch."""
 
     @property
     def skip_reason(self) -> str | None:
-        """Why it never ran."""
+        """The skip reason of a skipped node."""
         return "upstream_failed" if self.status == SKIPPED else None
 
     @property
     def final(self) -> dict[str, Any]:
-        """What `finalize` returns."""
+        """The metrics that `finalize` returns."""
         return {"all_batches": len(self.rows), "all_items": sum(sum(row.items) for row in self.rows.values())}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEnd:
-    """What is left of a task."""
+    """The predicted end of a task."""
 
     status: str
     nodes: Mapping[str, NodeEnd]
     handled_failures: tuple[str, ...]
-    """In the order of the graph."""
+    """Ids of tolerated failures, in graph order."""
     stats: Mapping[str, dict[str, float]]
-    """Of the nodes whose metrics are summed up."""
+    """Stats of the nodes that a `metrics.aggregate` names."""
     books: Mapping[str, dict[str, Any]]
-    """Metas of the merges, without their times."""
+    """Metas of `merge.generic` nodes, without `merged_at`."""
     stops: bool
-    """Whether the first failure ends the task, so that the other nodes may end otherwise than here."""
+    """Whether the first failure stops the task, so that other nodes may end differently."""
 
 
 def task_end(plan: TaskPlan) -> TaskEnd:
-    """How a task ends."""
+    """Predict the end of a task."""
     ends: dict[str, NodeEnd] = {}
     for node in plan.nodes:
         ends[node.node_id] = node_end(node, ends)
@@ -85,30 +85,30 @@ def task_end(plan: TaskPlan) -> TaskEnd:
         handled_failures=tuple(node.node_id for node in failed if node.allow_failure),
         stats=dict(_stats(plan.nodes, ends)),
         books=dict(_books(plan.nodes, ends)),
-        stops=bool(minded) and not plan.keeps_going,
+        stops=bool(minded) and not plan.continues,
     )
 
 
 def node_end(node: NodePlan, above: Mapping[str, NodeEnd]) -> NodeEnd:
-    """How a node ends after those above it."""
+    """Predict the end of a node from the ends of its parents and sources."""
     if not opens(node.fan_in, [above[parent].status for parent in node.parents]):
         return NodeEnd(status=SKIPPED)
-    code = failure_code(node)
+    code = final_code(node)
     if node.call:
         return NodeEnd(status=FAILED if code else FINISHED, code=code)
     rows = dict(pulled(node.sources, node.chunk, above)) if node.sources else made(node)
     claims = frozenset((source, uid) for source in node.sources for uid in above[source].rows)
     if code is None:
         return NodeEnd(status=FINISHED, rows=rows, claims=claims)
-    assert node.trouble is not None
-    if node.trouble.at == FINAL:
+    assert node.failure is not None
+    if node.failure.at == FINAL:
         return NodeEnd(status=FAILED, code=code, rows=rows, claims=claims)
-    stored = dict(list(rows.items())[: node.trouble.at])
-    return NodeEnd(status=FAILED, code=code, rows=stored, failed_uid=list(rows)[node.trouble.at])
+    stored = dict(list(rows.items())[: node.failure.at])
+    return NodeEnd(status=FAILED, code=code, rows=stored, failed_uid=list(rows)[node.failure.at])
 
 
 def opens(fan_in: str, parents: Sequence[str]) -> bool:
-    """Whether a gate is open once all parents have ended."""
+    """Whether a gate opens, given the statuses of all parents."""
     finished = sum(status == FINISHED for status in parents)
     if not parents:
         return True
@@ -116,24 +116,24 @@ def opens(fan_in: str, parents: Sequence[str]) -> bool:
     return finished >= (int(fan_in.partition(":")[2]) if least is None else least)
 
 
-def failure_code(node: NodePlan) -> str | None:
-    """Why the node fails for good; None when it does not."""
+def final_code(node: NodePlan) -> str | None:
+    """Return the reason code of a permanent failure, or None."""
     if node.call and any("$" in str(value) for value in node.call.args.values()):
         return "adapter_error"
-    if node.trouble is None or node.trouble.times is not None:
+    if node.failure is None or node.failure.times is not None:
         return None
     if node.call and node.call.fn == TOUCH:
-        return "adapter_error" if node.trouble.permanent else "unexpected_error"
-    return node.trouble.code
+        return "adapter_error" if node.failure.permanent else "unexpected_error"
+    return node.failure.code
 
 
 def made(node: NodePlan) -> dict[str, Row]:
-    """The batches of a node that makes its own."""
+    """Return the batches of a node without sources."""
     return {batch.uid: Row(items=batch.items, origin=node.node_id) for batch in node.batches}
 
 
 def pulled(sources: Sequence[str], chunk: int, above: Mapping[str, NodeEnd]) -> Iterator[tuple[str, Row]]:
-    """The batches that a node gets from its sources, each under the uid of its own."""
+    """Yield the batches of a pulling node with their uids."""
     for source in sources:
         for uid, row in above[source].rows.items():
             if not chunk:
@@ -145,21 +145,21 @@ def pulled(sources: Sequence[str], chunk: int, above: Mapping[str, NodeEnd]) -> 
 
 
 def qualified(uid: str, source: str, sources: Sequence[str]) -> str:
-    """The uid under which a batch of one of several sources is delivered."""
+    """Return the uid under which a node stores a batch of one of its sources."""
     if len(sources) < 2 or (source == sources[0] and "@" not in uid):
         return uid
     return f"{quote(uid, safe='')}@{quote(source, safe='')}"
 
 
 def chunk_uid(source: str, uid: str, number: int) -> str:
-    """The uid of a chunk, as the protocol says: BLAKE2b-160 of canonical JSON."""
+    """Return the uid of a chunk: BLAKE2b-160 of canonical JSON, as in the protocol."""
     key = {"src": source, "parent": uid, "idx": number}
     text = json.dumps(key, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
 
 def variables(calls: Iterable[NodePlan]) -> dict[str, Any]:
-    """The variables after these functions have had their effect once each, in whatever order."""
+    """Return the variables after each of these functions took effect exactly once, in any order."""
     tree: dict[str, Any] = {}
     for node in calls:
         assert node.call is not None

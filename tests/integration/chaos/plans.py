@@ -1,6 +1,6 @@
-"""Random tasks, drawn from a seed: the same seed and number give the same task in every process.
+"""Random tasks, drawn from a seed. The same seed and number give the same task in every process.
 
-A node's id says where it comes from, so that a handler in any process finds its plan again (`node_plan`).
+A node's id contains seed, number and place, so that a handler in any process finds the plan of its node (`node_plan`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TOUCH = "touch"
 """Name of the user function."""
 
 FINAL = -1
-"""Place of a trouble in `finalize`, after all batches."""
+"""Place of a failure in `finalize`, after all batches."""
 
 MOST_NODES = 9
 MOST_BATCHES = 6
@@ -28,9 +28,9 @@ LONGEST_NODE_SEC = 2.0
 PULL = "pull.from_artifacts"
 RECHUNK = "pull.from_artifacts.rechunk:size"
 _TAILS = ("", "", "", " é/%", "@1")
-"""Ends of node ids: what has to be quoted in the uids of batches that are pulled."""
+"""Endings of node ids, some of which need quoting in the uids of pulled batches."""
 _UIDS = ("b{}", "b{}", "b{}", "b{} %", "b{}@x")
-"""Uids of batches, alike in many nodes."""
+"""Formats of batch uids, equal in many nodes."""
 _ID = re.compile(r"s(\d+)t(\d+)n(\d+)")
 
 
@@ -43,15 +43,15 @@ class BatchPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """How a node fails."""
+class PlannedFailure:
+    """A failure of a node."""
 
     times: int | None
-    """In how many of its first attempts; None: in all."""
+    """Number of first attempts that fail; None for all."""
     at: int
-    """Before the result of which batch of the attempt, or FINAL."""
+    """Index of the failing batch within the attempt, or FINAL."""
     raises: bool
-    """An exception, else a result that says so."""
+    """Whether the handler raises, instead of returning an unsuccessful result."""
     permanent: bool = False
 
     @property
@@ -61,7 +61,7 @@ class Trouble:
             return "bad_input" if self.permanent else "unexpected_error"
         return "broken" if self.permanent else "flaky"
 
-    def strikes(self, attempt: int) -> bool:
+    def applies_to(self, attempt: int) -> bool:
         """Whether this attempt, counted from 1, fails."""
         return self.times is None or attempt <= self.times
 
@@ -76,7 +76,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """One node: what it is given and how it behaves."""
+    """One node: its place in the graph and its behaviour."""
 
     node_id: str
     key: str
@@ -87,18 +87,18 @@ class NodePlan:
     batches: tuple[BatchPlan, ...] = ()
     sources: tuple[str, ...] = ()
     names_sources: bool = True
-    """Whether the graph names them; else they are the parents."""
+    """Whether `from_nodes` names the sources; otherwise they are the parents."""
     chunk: int = 0
-    """Items to a chunk; 0: batches are pulled as they are."""
+    """Items per chunk; 0 pulls batches unchanged."""
     call: Call | None = None
-    trouble: Trouble | None = None
+    failure: PlannedFailure | None = None
     allow_failure: bool = False
     pause: float = 0.0
-    """Seconds that a batch, or the end of a node, takes."""
+    """Seconds that each batch and `finalize` take."""
 
     def as_graph(self) -> dict[str, Any]:
-        """The node as a user writes it."""
-        forever = self.trouble is not None and self.trouble.times is None
+        """Return the node as a user writes it."""
+        forever = self.failure is not None and self.failure.times is None
         node: dict[str, Any] = {
             "node_id": self.node_id,
             "type": "coordinator_fn" if self.call else self.role,
@@ -128,23 +128,23 @@ class TaskPlan:
 
     task_id: str
     nodes: tuple[NodePlan, ...]
-    """Parents and sources before those that need them."""
+    """In topological order."""
     order: tuple[int, ...]
-    """Places of the nodes in the graph."""
-    keeps_going: bool
-    """Whether the other branches go on when a node fails."""
+    """Order of the nodes in the graph, as places in `nodes`."""
+    continues: bool
+    """Whether `on_node_failure` is `continue`."""
     cancel_after: float | None
-    """Seconds after which the task is cancelled."""
+    """Seconds after which the test cancels the task."""
 
     def as_graph(self) -> dict[str, Any]:
-        """The graph as a user writes it."""
+        """Return the graph as a user writes it."""
         nodes = [self.nodes[place].as_graph() for place in self.order]
-        return {"nodes": nodes, **({"on_node_failure": "continue"} if self.keeps_going else {})}
+        return {"nodes": nodes, **({"on_node_failure": "continue"} if self.continues else {})}
 
 
 @lru_cache(maxsize=4096)
 def task_plan(seed: int, number: int) -> TaskPlan:
-    """The task of this number."""
+    """Return the task with this number."""
     chance = random.Random(f"{seed}-{number}")
     nodes: list[NodePlan] = []
     sizes: dict[str, int] = {}
@@ -156,13 +156,13 @@ def task_plan(seed: int, number: int) -> TaskPlan:
         task_id=f"chaos-{seed}-{number}",
         nodes=tuple(nodes),
         order=tuple(chance.sample(range(len(nodes)), len(nodes))),
-        keeps_going=chance.random() < 0.75,
+        continues=chance.random() < 0.75,
         cancel_after=chance.uniform(0.1, 6.0) if chance.random() < 0.08 else None,
     )
 
 
 def node_plan(node_id: str) -> NodePlan:
-    """The plan behind a node's id."""
+    """Return the plan of a node."""
     found = _ID.match(node_id)
     assert found is not None, f"{node_id!r} is no node of a random task"
     seed, number, place = map(int, found.groups())
@@ -170,7 +170,7 @@ def node_plan(node_id: str) -> NodePlan:
 
 
 class _Drawing:
-    """Draws one node below those that are there already."""
+    """Draws one node below the existing ones."""
 
     def __init__(
         self,
@@ -184,10 +184,10 @@ class _Drawing:
         self._own: dict[str, Any] = {"node_id": node_id, "key": key}
         self._above = above
         self._sizes = sizes
-        """Batches of each node that has some, at most."""
+        """Upper bound of the batches of each node that stores some."""
 
     def node(self) -> NodePlan:
-        """A node that makes batches, pulls some, or calls a function."""
+        """Return a node that makes batches, pulls batches, or calls a function."""
         drawn = self._chance.random()
         if self._above and drawn < 0.45 and (sources := self._sources()):
             return self._puller(sources)
@@ -241,22 +241,22 @@ class _Drawing:
             role=self._chance.choice(ROLES),
             parents=tuple(parents),
             fan_in=self._fan_in(parents),
-            trouble=self._trouble(count, pulls="sources" in fields),
+            failure=self._failure(count, pulls="sources" in fields),
             allow_failure=self._chance.random() < 0.5,
             pause=self._chance.uniform(0.0, LONGEST_NODE_SEC) / (count + 1),
             **fields,
         )
 
-    def _trouble(self, count: int, *, pulls: bool) -> Trouble | None:
+    def _failure(self, count: int, *, pulls: bool) -> PlannedFailure | None:
         drawn, chance = self._chance.random(), self._chance
         if drawn < 0.6:
             return None
         forever = drawn > 0.85
         somewhere = 0 if pulls else chance.randrange(count) if count else FINAL
-        # Which batches a pulling node has stored before a certain one is a matter of time, so it fails for good
-        # behind all of them.
+        # The order in which a pulling node gets its batches depends on timing. To leave a predictable set of stored
+        # batches, it fails permanently only after all of them.
         at = FINAL if pulls and forever else chance.choice([somewhere, FINAL])
-        return Trouble(
+        return PlannedFailure(
             times=None if forever else chance.randint(1, 2),
             at=at,
             raises=at == FINAL or chance.random() < 0.5,
@@ -267,7 +267,7 @@ class _Drawing:
         parents, key = self._parents(least=1), self._own["key"]
         summed = [name for name in parents if not self._is_summed(name)]
         drawn = self._chance.choice([*["incr"] * 6, "set", "merge", "sum", "books", "touch", "bad"])
-        fan_in, call, trouble = self._fan_in(parents), Call(fn="noop"), None
+        fan_in, call, failure = self._fan_in(parents), Call(fn="noop"), None
         if drawn == "incr":
             name = self._chance.choice(["count.n", "count.n", f"own.{key}"])
             call = Call(fn="vars.incr", args={"key": name, "by": self._chance.randint(1, 5)})
@@ -281,7 +281,7 @@ class _Drawing:
         elif drawn == "books":
             fan_in, call = "all", Call(fn="merge.generic", args={"from_nodes": parents, "target": {}})
         elif drawn == "touch":
-            call, trouble = self._touch(key)
+            call, failure = self._touch(key)
         elif drawn == "bad":
             call = Call(fn="vars.incr", args={"key": "count.$n"})
         return NodePlan(
@@ -289,7 +289,7 @@ class _Drawing:
             parents=tuple(parents),
             fan_in=fan_in,
             call=call,
-            trouble=trouble,
+            failure=failure,
             allow_failure=self._chance.random() < 0.5,
         )
 
@@ -297,9 +297,9 @@ class _Drawing:
         calls = [node.call for node in self._above if node.call and node.call.fn == "metrics.aggregate"]
         return any(call.args["node_id"] == name for call in calls)
 
-    def _touch(self, key: str) -> tuple[Call, Trouble | None]:
+    def _touch(self, key: str) -> tuple[Call, PlannedFailure | None]:
         times = self._chance.choice([0, 0, 1, 2, None])
         permanent = times is None and self._chance.random() < 0.5
         args = {"mark": key, "times": times, "permanent": permanent, "pause": self._chance.uniform(0.0, 0.5)}
-        trouble = Trouble(times=times, at=FINAL, raises=True, permanent=permanent)
-        return Call(fn=TOUCH, args=args), None if times == 0 else trouble
+        failure = PlannedFailure(times=times, at=FINAL, raises=True, permanent=permanent)
+        return Call(fn=TOUCH, args=args), None if times == 0 else failure

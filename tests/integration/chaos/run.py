@@ -1,4 +1,4 @@
-"""One run: tasks are started as long as it takes, things die meanwhile, and in the end everything is compared."""
+"""One run: start tasks while faults are injected, wait until all tasks end, then compare them with the model."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from temporalio.service import RPCError, RPCStatusCode
 from tests.integration.chaos.faults import faults
 from tests.integration.chaos.histories import replay_problems
 from tests.integration.chaos.plans import task_plan
-from tests.integration.chaos.verify import Comparison, left
-from tests.integration.chaos.world import every, in_a_while, patiently, until
+from tests.integration.chaos.verify import Comparison, read_stored
+from tests.integration.chaos.world import after_delay, patiently, periodically, until
 from tests.integration.world import eventually
 
 if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowHandle
 
     from tests.integration.chaos.plans import TaskPlan
-    from tests.integration.chaos.verify import Left
-    from tests.integration.chaos.world import Ground
+    from tests.integration.chaos.verify import Stored
+    from tests.integration.chaos.world import Cluster
 
 MOST_OPEN = 14
-"""Tasks at once."""
-CALM_SEC = 240.0
-"""How long the last tasks may take once nothing dies any more."""
+"""Tasks that are open at the same time."""
+DRAIN_SEC = 240.0
+"""Longest time in seconds that tasks may take to end after the last fault."""
 _ROWS = ("metrics_raw", "artifacts")
+_SHOWN = {"attempt_epoch": 1, "node_id": 1, "batch_uid": 1}
 
 
 @dataclass(kw_only=True)
 class Figures:
-    """What a run was about."""
+    """Figures of one run."""
 
     seed: int
     tasks: int = 0
@@ -45,36 +46,36 @@ class Figures:
     increments: int = 0
     attempts: int = 0
     interrupted: int = 0
-    """Attempts beyond those that were planned."""
+    """Attempts beyond those that the plans ask for."""
     histories: int = 0
-    worn_out: int = 0
-    """Tasks of which nothing can be told, because a node has lost more executors than it may."""
+    worker_lost: int = 0
+    """Tasks that are not compared, because a node failed as `worker_lost`."""
     statuses: Counter[str] = field(default_factory=Counter)
-    blows: Counter[str] = field(default_factory=Counter)
+    injected: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        given_up = f", {self.worn_out} of which lost too many executors" if self.worn_out else ""
+        given_up = f", {self.worker_lost} with worker_lost" if self.worker_lost else ""
         seconds = ", ".join(f"{seconds:.0f} s {what}" for what, seconds in self.seconds.items())
         return (
             f"seed {self.seed}: {self.tasks} tasks{given_up} ({listed(self.statuses)}), {self.nodes} nodes, "
             f"{self.attempts} attempts ({self.interrupted} again after a fault), {self.batches} batches, {self.increments} increments; "
-            f"{self.blows.total()} faults ({listed(self.blows)}); {self.histories} histories replayed; {seconds}"
+            f"{self.injected.total()} faults ({listed(self.injected)}); {self.histories} histories replayed; {seconds}"
         )
 
 
 def listed(counts: Counter[str]) -> str:
-    """Counts for people, the largest first."""
+    """Format counts, largest first."""
     return ", ".join(f"{count} {name}" for name, count in counts.most_common())
 
 
 class Run:
-    """One run on a ground of its own."""
+    """One run of the test on its own cluster."""
 
-    def __init__(self, ground: Ground, seed: int) -> None:
-        self.ground = ground
-        self.world = ground.world
-        self.figures = Figures(seed=seed, blows=ground.blows)
+    def __init__(self, cluster: Cluster, seed: int) -> None:
+        self.cluster = cluster
+        self.world = cluster.world
+        self.figures = Figures(seed=seed, injected=cluster.injected)
         self.plans: dict[str, TaskPlan] = {}
         self.problems: list[str] = []
         self._client: Client | None = None
@@ -82,30 +83,33 @@ class Run:
         self._epochs: dict[tuple[str, Any], int] = {}
         self._cancels: list[asyncio.Task[None]] = []
 
-    async def rage(self, seconds: float) -> None:
-        """Start tasks and let things die for so long, then wait until all tasks have ended."""
+    async def run_under_faults(self, seconds: float) -> None:
+        """Start tasks and inject faults for this time, then wait until all tasks end."""
         begun = time.monotonic()
-        keeping = asyncio.create_task(self.ground.keep())
-        watching = [asyncio.create_task(every(1.0, self._watch)), asyncio.create_task(every(0.3, self._look))]
+        supervising = asyncio.create_task(self.cluster.supervise())
+        watching = [
+            asyncio.create_task(periodically(1.0, self._watch)),
+            asyncio.create_task(periodically(0.3, self._look)),
+        ]
         try:
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._strike(begun + seconds))
+                both.create_task(self._inject_faults(begun + seconds))
                 both.create_task(self._start_tasks(begun + seconds))
-            await self.ground.calm()
+            await self.cluster.resumed()
             self.figures.seconds["under faults"] = time.monotonic() - begun
             await self._until_ended()
         finally:
-            for each in (keeping, *watching, *self._cancels):
+            for each in (supervising, *watching, *self._cancels):
                 each.cancel()
-            ends = await asyncio.gather(keeping, *watching, *self._cancels, return_exceptions=True)
-        self.figures.seconds["until all had ended"] = time.monotonic() - begun
-        self.problems += [f"a watcher broke: {end!r}" for end in ends if isinstance(end, Exception)]
+            ends = await asyncio.gather(supervising, *watching, *self._cancels, return_exceptions=True)
+        self.figures.seconds["until all tasks ended"] = time.monotonic() - begun
+        self.problems += [f"a background check failed: {end!r}" for end in ends if isinstance(end, Exception)]
 
-    async def _strike(self, end: float) -> None:
+    async def _inject_faults(self, end: float) -> None:
         for fault in faults(self.figures.seed):
             if time.monotonic() + fault.pause > end:
                 return
-            await self.ground.strike(fault)
+            await self.cluster.inject(fault)
 
     async def _start_tasks(self, end: float) -> None:
         number = 0
@@ -115,7 +119,7 @@ class Run:
 
     async def _start(self, plan: TaskPlan) -> None:
         async def create() -> None:
-            """A failed task would run again under its id: look whether a call whose answer was lost has started it."""
+            """Create the task unless an earlier call did and only its response was lost: a failed task would run again."""
             if not await self._is_there(plan.task_id):
                 await self.world.coordinator.create_task(
                     params={}, graph=plan.as_graph(), task_id=plan.task_id
@@ -125,7 +129,7 @@ class Run:
         await patiently(create)
         self._open.add(plan.task_id)
         if plan.cancel_after is not None:
-            cancel = in_a_while(plan.cancel_after, lambda: self._cancel(plan.task_id))
+            cancel = after_delay(plan.cancel_after, lambda: self._cancel(plan.task_id))
             self._cancels.append(asyncio.create_task(cancel))
 
     async def _is_there(self, task_id: str) -> bool:
@@ -146,7 +150,7 @@ class Run:
         await patiently(lambda: self.world.coordinator.cancel_task(task_id, reason="enough"))
 
     async def _look(self) -> None:
-        """Which tasks have ended."""
+        """Remove the tasks that ended from the open ones."""
         with suppress(RPCError):
             for task_id in sorted(self._open):
                 if (
@@ -155,10 +159,10 @@ class Run:
                     self._open.discard(task_id)
 
     async def _watch(self) -> None:
-        """No row ever goes back to an older epoch."""
+        """Check that no row of an open task returns to an older epoch."""
         with suppress(PyMongoError):
             for name in _ROWS:
-                rows = self.world.db[name].find({}, {"attempt_epoch": 1, "node_id": 1, "batch_uid": 1})
+                rows = self.world.db[name].find({"task_id": {"$in": sorted(self._open)}}, _SHOWN)
                 async for row in rows:
                     key, epoch = (name, row["_id"]), row["attempt_epoch"]
                     if epoch < self._epochs.get(key, 0):
@@ -170,24 +174,24 @@ class Run:
             return not self._open
 
         try:
-            await eventually(ended, ceiling=CALM_SEC)
+            await eventually(ended, ceiling=DRAIN_SEC)
         except AssertionError:
-            self.problems.append(f"these tasks do not end: {sorted(self._open)}")
+            self.problems.append(f"tasks that do not end: {sorted(self._open)}")
 
     async def compare(self) -> None:
-        """Compare what is left of all tasks with the model, and replay their histories."""
+        """Compare everything stored of all tasks with the model, and replay their histories."""
         begun = time.monotonic()
         for task_id, plan in self.plans.items():
-            self._compare(plan, await left(self.world.db, task_id))
+            self._compare(plan, await read_stored(self.world.db, task_id))
         ids = await self.world.db.tasks.distinct("id")
         if unknown := set(ids) - self.plans.keys():
-            self.problems.append(f"documents of no task: {unknown}")
+            self.problems.append(f"documents that belong to no task of this run: {unknown}")
         client = await self.world.client()
         self.figures.histories, found = await replay_problems(client, sorted(self.plans))
         self.problems += found
         self.figures.seconds["to compare"] = time.monotonic() - begun
 
-    def _compare(self, plan: TaskPlan, found: Left) -> None:
+    def _compare(self, plan: TaskPlan, found: Stored) -> None:
         comparison, figures = Comparison(plan, found), self.figures
         figures.tasks += 1
         figures.nodes += len(plan.nodes)
@@ -198,7 +202,7 @@ class Run:
         calls = [node for node in plan.nodes if node.call and node.call.fn == "vars.incr"]
         counted = [node for node in calls if "applied_generation" in comparison.entries.get(node.node_id, {})]
         figures.increments += len(counted)
-        if comparison.worn_out:
-            figures.worn_out += 1
+        if comparison.worker_lost:
+            figures.worker_lost += 1
         else:
             self.problems += comparison.problems()

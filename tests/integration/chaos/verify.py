@@ -1,4 +1,4 @@
-"""Compares what a task has left behind with what the model tells: every difference is one sentence."""
+"""Compare what MongoDB holds of a task with what the model predicts. Every difference is one sentence."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ Fields = dict[str, Any]
 
 
 @dataclass(kw_only=True)
-class Left:
-    """All that the database holds of one task."""
+class Stored:
+    """Everything that the database holds of one task."""
 
     document: Fields
     metrics: list[Fields]
     artifacts: list[Fields]
     claims: list[Fields]
     touches: dict[str, int] = field(default_factory=dict)
-    """Calls of the user function by mark."""
+    """Number of calls of the user function, by mark."""
 
 
-async def left(db: Any, task_id: str) -> Left:
-    """Read what a task has left behind."""
+async def read_stored(db: Any, task_id: str) -> Stored:
+    """Read everything that the database holds of a task."""
     rows: dict[str, list[Fields]] = {}
     for name in ("metrics_raw", "artifacts", "stream_progress"):
         rows[name] = [row async for row in db[name].find({"task_id": task_id})]
     touched = {"_id": {"$regex": f"^{task_id}/"}}
-    return Left(
+    return Stored(
         document=await db.tasks.find_one({"id": task_id}) or {},
         metrics=rows["metrics_raw"],
         artifacts=rows["artifacts"],
@@ -48,9 +48,9 @@ async def left(db: Any, task_id: str) -> Left:
 
 
 class Comparison:
-    """One task, compared."""
+    """The comparison of one task with the model."""
 
-    def __init__(self, plan: TaskPlan, found: Left) -> None:
+    def __init__(self, plan: TaskPlan, found: Stored) -> None:
         self.plan = plan
         self.end: TaskEnd = task_end(plan)
         self.found = found
@@ -58,11 +58,11 @@ class Comparison:
         nodes = found.document.get("graph", {}).get("nodes", [])
         self.entries: dict[str, Fields] = {entry["node_id"]: entry for entry in nodes}
         self.stopped = self.end.stops or self.status == CANCELLED
-        """Whether nodes may have ended otherwise than the model tells."""
+        """Whether nodes may end differently from the model, because a cancel or a failure stopped the task."""
 
     @property
-    def worn_out(self) -> bool:
-        """Whether a node has lost so many executors that it was given up: nothing can be told of its task then."""
+    def worker_lost(self) -> bool:
+        """Whether a node failed after more losses than its budget allows. The model does not cover its task then."""
         return any(
             str(entry.get("last_error", "")).startswith("worker_lost")
             and entry["attempt_epoch"] > MOST_LOSSES
@@ -71,12 +71,12 @@ class Comparison:
 
     @property
     def interrupted(self) -> int:
-        """Attempts beyond those that the plan asks for."""
+        """Number of attempts beyond those that the plan asks for."""
         epochs = {node_id: entry["attempt_epoch"] for node_id, entry in self.entries.items()}
         return sum(max(0, epochs.get(node.node_id, 0) - planned_attempts(node)) for node in self.plan.nodes)
 
     def problems(self) -> list[str]:
-        """Everything that is not as it should be."""
+        """Return every difference."""
         if not self.found.document:
             return [f"{self.plan.task_id}: it has no document"]
         return [f"{self.plan.task_id}: {problem}" for problem in self._problems()]
@@ -97,9 +97,9 @@ class Comparison:
         if changes[0] != "queued" or changes[-1] != self.status:
             yield f"its status history is {changes}"
         if document["finished_at"] is None or not document.get("closed_run_id"):
-            yield "its document was left open"
+            yield "its document is open"
         if document["next_retry_at_ms"] is not None:
-            yield "it still waits for a retry"
+            yield "its document still shows a retry time"
         handled = tuple((document.get("result") or {}).get("handled_failures") or ())
         if self.status == FINISHED and handled != self.end.handled_failures:
             yield f"handled failures {handled} should be {self.end.handled_failures}"
@@ -130,7 +130,7 @@ class Comparison:
         elif status == FAILED and str(error).partition(":")[0] != end.code:
             yield f"it failed with {error!r} and not with {end.code}"
         elif status == FINISHED and error is not None:
-            yield f"it finished and still shows {error!r}"
+            yield f"it finished but shows {error!r}"
 
     def _artifacts(self, node: NodePlan) -> list[Fields]:
         return [row for row in self.found.artifacts if row["node_id"] == node.node_id]
@@ -188,7 +188,7 @@ class Comparison:
             yield f"its stats are {entry.get('stats')} and should be {self.end.stats[node.node_id]}"
 
     def _finished_sum(self, node: NodePlan) -> bool:
-        """Whether a function has summed up the node's metrics."""
+        """Whether a `metrics.aggregate` of this node finished."""
         calls = [each for each in self.plan.nodes if each.call and each.call.fn == "metrics.aggregate"]
         sums = [each for each in calls if each.call and each.call.args["node_id"] == node.node_id]
         return any(self.entries[each.node_id]["status"] == FINISHED for each in sums)
@@ -209,7 +209,7 @@ class Comparison:
             if metas != [self.end.books[node.node_id]]:
                 yield f"its merge holds {metas} and should hold {self.end.books[node.node_id]}"
         if node.call.fn == TOUCH and status in {FINISHED, FAILED}:
-            least = 1 + ((node.trouble.times or 0) if node.trouble else 0)
+            least = 1 + ((node.failure.times or 0) if node.failure else 0)
             if self.found.touches.get(node.key, 0) < least:
                 yield f"it was called {self.found.touches.get(node.key, 0)} times, {least} at least are right"
 
@@ -220,12 +220,12 @@ class Comparison:
             yield f"its variables are {found} and should be {wanted}"
 
     def _counts(self, entry: Fields) -> bool:
-        """Whether a function has had its effect; one that was cancelled may have."""
+        """Whether the effect of a function counts. A cancelled one may have had its effect before."""
         return entry["status"] == FINISHED or (entry["status"] == CANCELLED and "applied_generation" in entry)
 
 
 def planned_attempts(node: NodePlan) -> int:
-    """How many attempts a node takes when nothing dies."""
-    if node.trouble is None or node.trouble.permanent:
+    """Return the number of attempts that a node takes without faults."""
+    if node.failure is None or node.failure.permanent:
         return 1
-    return 2 if node.trouble.times is None else 1 + node.trouble.times
+    return 2 if node.failure.times is None else 1 + node.failure.times

@@ -1,4 +1,4 @@
-"""Processes and servers that die, and those who wait for them."""
+"""Processes and servers of the test, the faults injected into them, and helpers that wait."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 AWAY_CEILING = 120.0
-"""Seconds that a server may be away; far above what a restart takes."""
+"""Longest outage of a server in seconds; far above what a restart takes."""
 GENTLE_SEC = 20.0
 HANDLERS = "tests.integration.chaos.handlers"
 SETTINGS: dict[str, Any] = {"lease_ttl_sec": LEASE_SEC, "cancel_grace_sec": 3, "sweep_sec": 1}
 
 
-class Part:
-    """A `flowkit` process that is started again and again under one name."""
+class ManagedProcess:
+    """A `flowkit` process that starts again whenever it ends."""
 
     def __init__(self, world: World, folder: Path, name: str, *arguments: str) -> None:
         self.name = name
@@ -64,13 +64,13 @@ class Part:
 
     @property
     def runs(self) -> bool:
-        """Whether there is a process."""
+        """Whether the process is alive."""
         return self._process is not None and self._process.poll() is None
 
-    def keep(self) -> None:
-        """Start it, unless it runs or is to stay away for a while.
+    def ensure_started(self) -> None:
+        """Start the process unless it runs or its outage lasts.
 
-        It may have ended by itself: who starts while a server is away gives up.
+        A process that starts while a server is down exits by itself.
         """
         if self.runs or time.monotonic() < self._back_at:
             return
@@ -80,36 +80,36 @@ class Part:
             )
 
     def end(self, number: signal.Signals, away: float) -> None:
-        """Send a signal that ends it; the next process starts `away` seconds later."""
+        """End the process with a signal. It starts again `away` seconds later."""
         self._back_at = time.monotonic() + away
         self.signal(number)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, if there is a process."""
+        """Send a signal, if the process is alive."""
         if self._process is not None and self.runs:
             self._process.send_signal(number)
 
     def close(self) -> None:
-        """End it for good."""
+        """Kill the process and do not start it again."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(GENTLE_SEC)
 
 
-class Ground:
-    """The engines, workers and servers of one test."""
+class Cluster:
+    """The servers, engines and workers of one test."""
 
     def __init__(self, world: World, temporal: TemporalServer, mongo: MongoServer, folder: Path) -> None:
         self.world = world
-        self.blows: Counter[str] = Counter()
-        """How often what has died."""
+        self.injected: Counter[str] = Counter()
+        """Number of injected faults, by kind."""
         self._temporal = temporal
         self._mongo = mongo
         self._restarts = {
             KILL_TEMPORAL: (temporal.kill, temporal.start),
             RESTART_MONGO: (mongo.stop, mongo.start),
         }
-        self._thaws: list[asyncio.Task[None]] = []
+        self._suspensions: list[asyncio.Task[None]] = []
         world.settings |= SETTINGS
         config = folder / "engine.json"
         config.write_text(world.config_json(), encoding="utf-8")
@@ -117,25 +117,25 @@ class Ground:
         engine = ("engine", "--config", str(config), "--function", touch)
         handlers = [f"{HANDLERS}:{name}" for name in ("READER", "BUILDER", "WRITER")]
         worker = ("worker", "--concurrency", "6", *handlers)
-        self.engines = [Part(world, folder, f"engine-{n}", *engine) for n in range(ENGINES)]
-        self.workers = [Part(world, folder, f"worker-{n}", *worker) for n in range(WORKERS)]
+        self.engines = [ManagedProcess(world, folder, f"engine-{n}", *engine) for n in range(ENGINES)]
+        self.workers = [ManagedProcess(world, folder, f"worker-{n}", *worker) for n in range(WORKERS)]
 
     @property
-    def parts(self) -> list[Part]:
-        """All processes."""
+    def processes(self) -> list[ManagedProcess]:
+        """All engines and workers."""
         return [*self.engines, *self.workers]
 
-    async def keep(self) -> None:
-        """Keep all processes running, until it is cancelled."""
+    async def supervise(self) -> None:
+        """Start processes that ended, until cancelled."""
         while True:
-            for part in self.parts:
-                part.keep()
+            for process in self.processes:
+                process.ensure_started()
             await asyncio.sleep(0.1)
 
-    async def strike(self, fault: Fault) -> None:
-        """Let it happen; returns when servers are back, while processes come back by themselves."""
+    async def inject(self, fault: Fault) -> None:
+        """Inject a fault. Returns when servers are up again; processes restart in the background."""
         await asyncio.sleep(fault.pause)
-        self.blows[fault.kind] += 1
+        self.injected[fault.kind] += 1
         if fault.kind in {KILL_TEMPORAL, RESTART_MONGO}:
             end, start = self._restarts[fault.kind]
             await asyncio.to_thread(end)
@@ -145,29 +145,29 @@ class Ground:
             server = self._temporal if fault.kind == FREEZE_TEMPORAL else self._mongo
             await frozen(fault.away, partial(os.kill, pid_of(server.port)))
         else:
-            self._strike_part(fault)
+            self._inject_into_process(fault)
 
-    def _strike_part(self, fault: Fault) -> None:
+    def _inject_into_process(self, fault: Fault) -> None:
         part = (self.engines if fault.kind in ENGINE_FAULTS else self.workers)[fault.place]
         if fault.kind in {FREEZE_ENGINE, FREEZE_WORKER}:
-            self._thaws.append(asyncio.create_task(frozen(fault.away, part.signal)))
+            self._suspensions.append(asyncio.create_task(frozen(fault.away, part.signal)))
         elif fault.kind in {STOP_ENGINE, STOP_WORKER}:
             part.end(signal.SIGTERM, fault.away)
         else:
             part.end(signal.SIGKILL, fault.away)
 
-    async def calm(self) -> None:
-        """Wait until nothing is frozen any more."""
-        await asyncio.gather(*self._thaws)
+    async def resumed(self) -> None:
+        """Wait until every frozen process has resumed."""
+        await asyncio.gather(*self._suspensions)
 
     def close(self) -> None:
-        """End all processes."""
-        for part in self.parts:
-            part.close()
+        """Kill all processes."""
+        for process in self.processes:
+            process.close()
 
 
 async def frozen(seconds: float, send: Callable[[signal.Signals], object]) -> None:
-    """Freeze a process for so long."""
+    """Freeze a process for this time."""
     send(signal.SIGSTOP)
     try:
         await asyncio.sleep(seconds)
@@ -176,14 +176,14 @@ async def frozen(seconds: float, send: Callable[[signal.Signals], object]) -> No
 
 
 def pid_of(port: int) -> int:
-    """The process that listens on a port."""
+    """Return the id of the process that listens on a port."""
     found = re.search(r"process (\d+)", listener(port))
     assert found is not None, f"nothing listens on {port}"
     return int(found[1])
 
 
 async def patiently(call: Callable[[], Awaitable[T]]) -> T:
-    """The answer of `call`, which asks servers that may be away."""
+    """Return the result of `call`; repeat the call while a server is down."""
     end = time.monotonic() + AWAY_CEILING
     while True:
         try:
@@ -196,7 +196,7 @@ async def patiently(call: Callable[[], Awaitable[T]]) -> T:
 
 
 async def until(moment: float, look: Callable[[], bool]) -> bool:
-    """Wait until something is so; False when the moment comes first."""
+    """Wait until `look` returns True. Returns False at `moment`."""
     while time.monotonic() < moment:
         if look():
             return True
@@ -204,14 +204,14 @@ async def until(moment: float, look: Callable[[], bool]) -> bool:
     return False
 
 
-async def in_a_while(seconds: float, call: Callable[[], Awaitable[object]]) -> None:
-    """Do it later."""
+async def after_delay(seconds: float, call: Callable[[], Awaitable[object]]) -> None:
+    """Await `call` after a delay."""
     await asyncio.sleep(seconds)
     await call()
 
 
-async def every(seconds: float, call: Callable[[], Awaitable[object]]) -> None:
-    """Do it again and again, until it is cancelled."""
+async def periodically(seconds: float, call: Callable[[], Awaitable[object]]) -> None:
+    """Await `call` repeatedly, until cancelled."""
     while True:
         await call()
         await asyncio.sleep(seconds)
