@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SEED = 1
-TASKS = examples(60)
+TASKS = examples(40)
 TWO = (BatchPlan(uid="b0", items=(1, 2)), BatchPlan(uid="b1", items=(3,)))
 
 
@@ -247,7 +247,7 @@ async def test_the_comparison_reports_corrupted_data(corrupt: Callable[[Stored],
 
 async def _with_increment() -> tuple[TaskPlan, Stored]:
     """Run a task that is not stopped and has an increment and batches."""
-    for number in range(TASKS * 10):
+    for number in range(TASKS * 15):
         plan = task_plan(SEED, number)
         end = task_end(plan)
         calls = [each for each in plan.nodes if each.call and end.nodes[each.node_id].status == FINISHED]
