@@ -7,13 +7,15 @@ INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 TEST_JOBS ?= 3
 SOURCE ?=
+MINUTES ?= 1
+SEED ?=
 SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctrees docs build/docs
 
 # Programs started by the tests, the demo and the benchmark keep compiled modules, as installed ones do.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers check types site quick docs test large fuzz demo bench histories screenshots wheel clean
+.PHONY: help setup servers check types site quick docs test large chaos fuzz demo bench histories screenshots wheel clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +55,9 @@ test: setup ## All tests, on real servers started for them (or those of TEMPORAL
 
 large: setup ## The large cases: 5,000 batches a stage and 1,000 increments under kills.
 	@FLOWKIT_LARGE=1 $(BIN)/pytest -q -s tests/integration/test_endurance.py tests/integration/test_exactly_once.py
+
+chaos: setup ## Random tasks while processes and servers are killed: make chaos [MINUTES=10] [SEED=n].
+	@FLOWKIT_CHAOS_MINUTES="$(MINUTES)" FLOWKIT_SEED="$(SEED)" $(BIN)/pytest -q -s tests/integration/test_chaos.py
 
 fuzz: setup ## Property tests with twenty times the examples, and new ones each time (up to half an hour).
 	FLOWKIT_THOROUGH=1 $(BIN)/pytest -q -n $(JOBS) --dist worksteal -o timeout=3600 \

@@ -131,7 +131,11 @@ class TaskStore:
         if "namespace_id" in ids:
             unclaimed["namespace_id"] = {"$in": [ids["namespace_id"], None]}
         taken: dict[str, Any] | None = await self._tasks.find_one_and_update(
-            {"id": opening.task_id, "$or": [{"first_run_id": opening.first_run_id}, unclaimed]},
+            {
+                "id": opening.task_id,
+                "run_id": {"$ne": opening.run_id},
+                "$or": [{"first_run_id": opening.first_run_id}, unclaimed],
+            },
             {
                 "$set": {
                     "status": TaskStatus.RUNNING.value,
@@ -148,7 +152,16 @@ class TaskStore:
             projection=_EPOCHS,
             return_document=ReturnDocument.AFTER,
         )
-        return taken
+        return taken or await self._opened_before(opening)
+
+    async def _opened_before(self, opening: OpenTask) -> dict[str, Any] | None:
+        """The document as this very run has opened it: a repeated opening must neither fence nor reopen its own run.
+
+        A try that the workflow has given up may reach the database after another one, even after the close.
+        """
+        own = {"first_run_id": opening.first_run_id, "run_id": opening.run_id}
+        found: dict[str, Any] | None = await self._tasks.find_one({"id": opening.task_id, **own}, _EPOCHS)
+        return found
 
     @shortened
     async def begin_attempt(

@@ -84,6 +84,26 @@ async def test_run_seq_grows_with_every_opening(tasks: TaskStore) -> None:
     assert [await opened(tasks, "a", run=f"run-{n}") for n in range(4)] == [1, 2, 3, 4]
 
 
+async def test_a_late_repetition_of_an_opening_does_not_fence_its_own_run(
+    db: Any, tasks: TaskStore
+) -> None:
+    await tasks.insert_task(new_task("a"))
+    first, _ = await tasks.open_task(opening("a"))
+    assert await tasks.open_task(opening("a")) == (first, {})
+    await tasks.close_task(close(run_seq=first))
+    assert (await stored(db))["status"] == "finished"
+
+
+async def test_a_repetition_of_an_opening_after_the_close_does_not_reopen_the_document(
+    db: Any, tasks: TaskStore
+) -> None:
+    await tasks.open_task(opening("a"))
+    await tasks.close_task(close())
+    before = await stored(db)
+    await tasks.open_task(opening("a"))
+    assert await stored(db) == before
+
+
 async def test_opening_answers_the_highest_epochs_used_before(tasks: TaskStore) -> None:
     await tasks.open_task(opening("a", "b", "c"))
     for epoch in (1, 2, 5):

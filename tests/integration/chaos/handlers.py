@@ -1,0 +1,131 @@
+"""Handlers and the user function of the random tasks. They do what the plan of their node says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import ReturnDocument
+from pymongo.errors import PyMongoError
+
+from flowkit.coordinator.adapters import AdapterError
+from flowkit.errors import StoreUnavailable
+from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
+from tests.integration.chaos.plans import FINAL, ROLES, node_plan
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from flowkit.worker.context import RunContext
+
+
+class Planned(RoleHandler):
+    """A handler that follows the plan of its node."""
+
+    def __init__(self, role: str, pace: float = 1.0) -> None:
+        self.role = role
+        self._pace = pace
+        """Factor for all pauses; 0 disables them."""
+
+    async def load_input(self, input_ref: Any, input_inline: Any) -> Any:
+        """Return the inline input, which names the node."""
+        return input_inline
+
+    async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
+        """Yield the batches of the plan."""
+        for batch in node_plan(loaded["node"]).batches:
+            yield Batch(batch_uid=batch.uid, payload={"items": list(batch.items)})
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Copy the items of the batch, or fail as planned."""
+        plan, seen = node_plan(ctx.node_id), ctx.kv.get("seen", 0)
+        ctx.kv["seen"] = seen + 1
+        await asyncio.sleep(plan.pause * self._pace)
+        failure = plan.failure
+        if failure and failure.at == seen and failure.applies_to(ctx.attempt_epoch):
+            if failure.raises:
+                raise _error(permanent=failure.permanent)
+            return BatchResult(
+                success=False, reason_code=failure.code, permanent=failure.permanent, error="planned"
+            )
+        items = batch.payload["meta" if "meta" in batch.payload else "items"]
+        items = items["items"] if isinstance(items, dict) else items
+        return BatchResult(success=True, metrics=_metrics(items, batch.payload.get("from_node"), ctx))
+
+    async def finalize(self, ctx: RunContext) -> FinalizeResult | None:
+        """Sum over all stored batches of the node, or fail as planned."""
+        plan = node_plan(ctx.node_id)
+        await asyncio.sleep(plan.pause * self._pace)
+        failure = plan.failure
+        if failure and failure.at == FINAL and failure.applies_to(ctx.attempt_epoch):
+            raise _error(permanent=failure.permanent)
+        metas = await _stored(ctx)
+        total = sum(sum(meta["items"]) for meta in metas)
+        return FinalizeResult(metrics={"all_batches": len(metas), "all_items": total})
+
+
+def _metrics(items: list[int], source: str | None, ctx: RunContext) -> dict[str, Any]:
+    return {
+        "n": 1,
+        "total": sum(items),
+        "items": items,
+        "origin": source or ctx.node_id,
+        "written_by": {"task": ctx.task_id, "node": ctx.node_id, "epoch": ctx.attempt_epoch},
+    }
+
+
+def _error(*, permanent: bool) -> Exception:
+    return ValueError("planned") if permanent else ConnectionError("planned")
+
+
+async def _stored(ctx: RunContext) -> list[dict[str, Any]]:
+    """Read the metas of the node's batches. Wait for MongoDB, because an outage here would cost the node a retry."""
+    while True:
+        try:
+            return [partial["meta"] async for partial in ctx.artifacts.partials()]
+        except StoreUnavailable:
+            await asyncio.sleep(0.2)
+
+
+READER, BUILDER, WRITER = (Planned(role) for role in ROLES)
+
+
+def touching(counted: Callable[[str], Awaitable[int]], pace: float = 1.0) -> Callable[..., Awaitable[None]]:
+    """Return a user function that counts its calls (at least once each) and then fails as planned."""
+
+    async def touch(
+        task_id: str, *, mark: str, times: int | None, permanent: bool = False, pause: float = 0.0
+    ) -> None:
+        calls = await counted(f"{task_id}/{mark}")
+        await asyncio.sleep(pause * pace)
+        if times is None and permanent:
+            raise AdapterError("planned")
+        if times is None or calls <= times:
+            raise RuntimeError("planned")
+
+    return touch
+
+
+async def count(touches: Any, key: str) -> int:
+    """Count a call and return the number of calls so far. Waits while MongoDB is unavailable."""
+    while True:
+        try:
+            counted = await touches.find_one_and_update(
+                {"_id": key}, {"$inc": {"calls": 1}}, upsert=True, return_document=ReturnDocument.AFTER
+            )
+            return int(counted["calls"])
+        except PyMongoError:
+            await asyncio.sleep(0.2)
+
+
+async def _count_in_own_database(key: str) -> int:
+    client: Any = AsyncIOMotorClient(os.environ["MONGO_URL"], serverSelectionTimeoutMS=1_000)
+    try:
+        return await count(client[os.environ["MONGO_DATABASE"]].touches, key)
+    finally:
+        client.close()
+
+
+touch = touching(_count_in_own_database)

@@ -1,0 +1,67 @@
+"""Histories of tasks: each must replay with the current workflow code and contain no failed workflow task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.worker import Replayer, UnsandboxedWorkflowRunner
+
+from flowkit.workflows.task import Task
+from tests.integration.chaos.world import patiently
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from temporalio.client import Client, WorkflowHistory
+
+_HARMLESS = {
+    WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND,
+    WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_FORCE_CLOSE_COMMAND,
+    WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_RESET_STICKY_TASK_QUEUE,
+}
+"""Causes on the server's side. The workflow task runs again and loses nothing."""
+
+
+async def replay_problems(client: Client, task_ids: Sequence[str]) -> tuple[int, list[str]]:
+    """Replay the histories of these tasks. Returns their number and the problems found."""
+    # Without the sandbox, as in the engine. tests/replay uses the sandbox, which takes several times as long.
+    replayer = Replayer(
+        workflows=[Task],
+        data_converter=pydantic_data_converter,
+        workflow_runner=UnsandboxedWorkflowRunner(),
+    )
+    count, problems = 0, []
+    for task_id in task_ids:
+        async for history in histories(client, task_id):
+            count += 1
+            problems += failed_steps(history)
+            result = await replayer.replay_workflow(history, raise_on_replay_failure=False)
+            if result.replay_failure is not None:
+                problems.append(f"{task_id}: its history does not replay: {result.replay_failure!r}")
+    return count, problems
+
+
+async def histories(client: Client, task_id: str) -> AsyncIterator[WorkflowHistory]:
+    """Yield the history of every run of a task, latest first."""
+    run_id: str | None = None
+    while run_id != "":
+        handle = client.get_workflow_handle(task_id, run_id=run_id)
+        history = await patiently(handle.fetch_history)
+        yield history
+        run_id = history.events[0].workflow_execution_started_event_attributes.continued_execution_run_id
+
+
+def failed_steps(history: WorkflowHistory) -> list[str]:
+    """Describe the workflow tasks that failed for a reason on FlowKit's side."""
+    failed = [
+        event.workflow_task_failed_event_attributes
+        for event in history.events
+        if event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED
+    ]
+    return [
+        f"{history.workflow_id}: a workflow task failed: {WorkflowTaskFailedCause.Name(each.cause)}: {each.failure.message}"
+        for each in failed
+        if each.cause not in _HARMLESS
+    ]

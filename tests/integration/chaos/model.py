@@ -1,0 +1,225 @@
+"""Predict from its plan alone how a random task ends: independent of FlowKit's code, of time, and of order.
+
+The prediction holds for a task in which every branch runs to its end. When a cancel or a failure stops the task, fewer
+nodes end like this; `verify` knows which differences are allowed then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from tests.integration.chaos.plans import FINAL, TOUCH
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from tests.integration.chaos.plans import NodePlan, TaskPlan
+
+FINISHED, FAILED, SKIPPED = "finished", "failed", "skipped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The result of one batch."""
+
+    items: tuple[int, ...]
+    origin: str
+    """The source of the batch, or the node itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEnd:
+    """The predicted end of one node."""
+
+    status: str
+    code: str | None = None
+    """Reason code of a failed node."""
+    rows: Mapping[str, Row] = field(default_factory=dict)
+    """Stored batches by uid."""
+    failed_uid: str | None = None
+    """The batch that failed in the last attempt."""
+    claims: frozenset[tuple[str, str]] = frozenset()
+    """Source and uid of every pulled batch."""
+
+    @property
+    def skip_reason(self) -> str | None:
+        """The skip reason of a skipped node."""
+        return "upstream_failed" if self.status == SKIPPED else None
+
+    @property
+    def final(self) -> dict[str, Any]:
+        """The metrics that `finalize` returns."""
+        return {"all_batches": len(self.rows), "all_items": sum(sum(row.items) for row in self.rows.values())}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskEnd:
+    """The predicted end of a task."""
+
+    status: str
+    nodes: Mapping[str, NodeEnd]
+    handled_failures: tuple[str, ...]
+    """Ids of tolerated failures, in graph order."""
+    stats: Mapping[str, dict[str, float]]
+    """Stats of the nodes that a `metrics.aggregate` names."""
+    books: Mapping[str, dict[str, Any]]
+    """Metas of `merge.generic` nodes, without `merged_at`."""
+    stops: bool
+    """Whether the first failure stops the task, so that other nodes may end differently."""
+
+
+def task_end(plan: TaskPlan) -> TaskEnd:
+    """Predict the end of a task."""
+    ends: dict[str, NodeEnd] = {}
+    for node in plan.nodes:
+        ends[node.node_id] = node_end(node, ends)
+    failed = [plan.nodes[place] for place in plan.order if ends[plan.nodes[place].node_id].status == FAILED]
+    minded = [node for node in failed if not node.allow_failure]
+    return TaskEnd(
+        status=FAILED if minded else FINISHED,
+        nodes=ends,
+        handled_failures=tuple(node.node_id for node in failed if node.allow_failure),
+        stats=dict(_stats(plan.nodes, ends)),
+        books=dict(_books(plan.nodes, ends)),
+        stops=bool(minded) and not plan.continues,
+    )
+
+
+def node_end(node: NodePlan, above: Mapping[str, NodeEnd]) -> NodeEnd:
+    """Predict the end of a node from the ends of its parents and sources."""
+    if not opens(node.fan_in, [above[parent].status for parent in node.parents]):
+        return NodeEnd(status=SKIPPED)
+    code = final_code(node)
+    if node.call:
+        return NodeEnd(status=FAILED if code else FINISHED, code=code)
+    rows = dict(pulled(node.sources, node.chunk, above)) if node.sources else made(node)
+    claims = frozenset((source, uid) for source in node.sources for uid in above[source].rows)
+    if code is None:
+        return NodeEnd(status=FINISHED, rows=rows, claims=claims)
+    assert node.failure is not None
+    if node.failure.at == FINAL:
+        return NodeEnd(status=FAILED, code=code, rows=rows, claims=claims)
+    stored = dict(list(rows.items())[: node.failure.at])
+    return NodeEnd(status=FAILED, code=code, rows=stored, failed_uid=list(rows)[node.failure.at])
+
+
+def opens(fan_in: str, parents: Sequence[str]) -> bool:
+    """Whether a gate opens, given the statuses of all parents."""
+    finished = sum(status == FINISHED for status in parents)
+    if not parents:
+        return True
+    least = {"all": len(parents), "any": 1}.get(fan_in)
+    return finished >= (int(fan_in.partition(":")[2]) if least is None else least)
+
+
+def final_code(node: NodePlan) -> str | None:
+    """Return the reason code of a permanent failure, or None."""
+    if node.call and any("$" in str(value) for value in node.call.args.values()):
+        return "adapter_error"
+    if node.failure is None or node.failure.times is not None:
+        return None
+    if node.call and node.call.fn == TOUCH:
+        return "adapter_error" if node.failure.permanent else "unexpected_error"
+    return node.failure.code
+
+
+def made(node: NodePlan) -> dict[str, Row]:
+    """Return the batches of a node without sources."""
+    return {batch.uid: Row(items=batch.items, origin=node.node_id) for batch in node.batches}
+
+
+def pulled(sources: Sequence[str], chunk: int, above: Mapping[str, NodeEnd]) -> Iterator[tuple[str, Row]]:
+    """Yield the batches of a pulling node with their uids."""
+    for source in sources:
+        for uid, row in above[source].rows.items():
+            if not chunk:
+                yield qualified(uid, source, sources), Row(items=row.items, origin=source)
+                continue
+            for number, start in enumerate(range(0, len(row.items), chunk)):
+                items = row.items[start : start + chunk]
+                yield chunk_uid(source, uid, number), Row(items=items, origin=source)
+
+
+def qualified(uid: str, source: str, sources: Sequence[str]) -> str:
+    """Return the uid under which a node stores a batch of one of its sources."""
+    if len(sources) < 2 or (source == sources[0] and "@" not in uid):
+        return uid
+    return f"{quote(uid, safe='')}@{quote(source, safe='')}"
+
+
+def chunk_uid(source: str, uid: str, number: int) -> str:
+    """Return the uid of a chunk: BLAKE2b-160 of canonical JSON, as in the protocol."""
+    key = {"src": source, "parent": uid, "idx": number}
+    text = json.dumps(key, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
+
+
+def variables(calls: Iterable[NodePlan]) -> dict[str, Any]:
+    """Return the variables after each of these functions took effect exactly once, in any order."""
+    tree: dict[str, Any] = {}
+    for node in calls:
+        assert node.call is not None
+        args = node.call.args
+        if node.call.fn == "vars.incr":
+            _place(tree, args["key"], args["by"], adds=True)
+        elif node.call.fn == "vars.set":
+            for path, value in args["kv"].items():
+                _place(tree, path, value)
+        elif node.call.fn == "vars.merge":
+            for path, value in _leaves(args["data"]):
+                _place(tree, path, value)
+    return tree
+
+
+def _place(tree: dict[str, Any], path: str, value: Any, *, adds: bool = False) -> None:
+    *above, leaf = path.split(".")
+    for name in above:
+        tree = tree.setdefault(name, {})
+    tree[leaf] = tree.get(leaf, 0) + value if adds else value
+
+
+def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def _stats(
+    nodes: Collection[NodePlan], ends: Mapping[str, NodeEnd]
+) -> Iterator[tuple[str, dict[str, float]]]:
+    makers = {node.node_id for node in nodes if not node.call}
+    for node in nodes:
+        if node.call and node.call.fn == "metrics.aggregate" and ends[node.node_id].status == FINISHED:
+            summed = node.call.args["node_id"]
+            mean = node.call.args["mode"] == "mean"
+            yield summed, _sums(ends[summed], mean=mean) if summed in makers else {}
+
+
+def _sums(end: NodeEnd, *, mean: bool) -> dict[str, float]:
+    totals = [float(sum(row.items)) for row in end.rows.values()]
+    if not totals:
+        return {name: float(value) for name, value in end.final.items()}
+    each = {"n": float(len(totals)), "total": sum(totals)}
+    shares = {name: value / len(totals) for name, value in each.items()} if mean else each
+    return {**shares, **{name: float(value) for name, value in end.final.items()}}
+
+
+def _books(nodes: Collection[NodePlan], ends: Mapping[str, NodeEnd]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for node in nodes:
+        if node.call and node.call.fn == "merge.generic" and ends[node.node_id].status == FINISHED:
+            uids = [uid for name in node.parents for uid in ends[name].rows]
+            yield (
+                node.node_id,
+                {
+                    "merged_from": list(node.parents),
+                    "complete_nodes": sorted(node.parents),
+                    "partial_batches": len(uids),
+                    "distinct_batch_uids": len(set(uids)),
+                },
+            )

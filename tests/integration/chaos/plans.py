@@ -1,0 +1,305 @@
+"""Random tasks, drawn from a seed. The same seed and number give the same task in every process.
+
+A node's id contains seed, number and place, so that a handler in any process finds the plan of its node (`node_plan`).
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROLES = ("reader", "builder", "writer")
+TOUCH = "touch"
+"""Name of the user function."""
+
+FINAL = -1
+"""Place of a failure in `finalize`, after all batches."""
+
+MOST_NODES = 9
+MOST_BATCHES = 6
+MOST_PULLED = 24
+LONGEST_NODE_SEC = 2.0
+PULL = "pull.from_artifacts"
+RECHUNK = "pull.from_artifacts.rechunk:size"
+_TAILS = ("", "", "", " é/%", "@1")
+"""Endings of node ids, some of which need quoting in the uids of pulled batches."""
+_UIDS = ("b{}", "b{}", "b{}", "b{} %", "b{}@x")
+"""Formats of batch uids, equal in many nodes."""
+_ID = re.compile(r"s(\d+)t(\d+)n(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """One batch that a node makes."""
+
+    uid: str
+    items: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFailure:
+    """A failure of a node."""
+
+    times: int | None
+    """Number of first attempts that fail; None for all."""
+    at: int
+    """Index of the failing batch within the attempt, or FINAL."""
+    raises: bool
+    """Whether the handler raises, instead of returning an unsuccessful result."""
+    permanent: bool = False
+
+    @property
+    def code(self) -> str:
+        """The reason code that the node shows."""
+        if self.raises:
+            return "bad_input" if self.permanent else "unexpected_error"
+        return "broken" if self.permanent else "flaky"
+
+    def applies_to(self, attempt: int) -> bool:
+        """Whether this attempt, counted from 1, fails."""
+        return self.times is None or attempt <= self.times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A coordinator function and its arguments."""
+
+    fn: str
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """One node: its place in the graph and its behaviour."""
+
+    node_id: str
+    key: str
+    """A short name without special characters."""
+    role: str = ""
+    parents: tuple[str, ...] = ()
+    fan_in: str = "all"
+    batches: tuple[BatchPlan, ...] = ()
+    sources: tuple[str, ...] = ()
+    names_sources: bool = True
+    """Whether `from_nodes` names the sources; otherwise they are the parents."""
+    chunk: int = 0
+    """Items per chunk; 0 pulls batches unchanged."""
+    call: Call | None = None
+    failure: PlannedFailure | None = None
+    allow_failure: bool = False
+    pause: float = 0.0
+    """Seconds that each batch and `finalize` take."""
+
+    def as_graph(self) -> dict[str, Any]:
+        """Return the node as a user writes it."""
+        forever = self.failure is not None and self.failure.times is None
+        node: dict[str, Any] = {
+            "node_id": self.node_id,
+            "type": "coordinator_fn" if self.call else self.role,
+            "depends_on": list(self.parents),
+            "fan_in": self.fan_in,
+            "allow_failure": self.allow_failure,
+            "retry_policy": {"max": 1 if forever else 3, "backoff_sec": 0.2},
+        }
+        if self.call:
+            return {**node, "io": {"fn": self.call.fn, "fn_args": self.call.args}}
+        return {**node, "io": {"input_inline": self._inline()}}
+
+    def _inline(self) -> dict[str, Any]:
+        if not self.sources:
+            return {"node": self.node_id}
+        args: dict[str, Any] = {"poll_ms": 200, "backoff_max_ms": 1000}
+        if self.names_sources:
+            args["from_nodes"] = list(self.sources)
+        if self.chunk:
+            args |= {"size": self.chunk, "meta_list_key": "items"}
+        return {"input_adapter": RECHUNK if self.chunk else PULL, "input_args": args}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPlan:
+    """One task."""
+
+    task_id: str
+    nodes: tuple[NodePlan, ...]
+    """In topological order."""
+    order: tuple[int, ...]
+    """Order of the nodes in the graph, as places in `nodes`."""
+    continues: bool
+    """Whether `on_node_failure` is `continue`."""
+    cancel_after: float | None
+    """Seconds after which the test cancels the task."""
+
+    def as_graph(self) -> dict[str, Any]:
+        """Return the graph as a user writes it."""
+        nodes = [self.nodes[place].as_graph() for place in self.order]
+        return {"nodes": nodes, **({"on_node_failure": "continue"} if self.continues else {})}
+
+
+@lru_cache(maxsize=4096)
+def task_plan(seed: int, number: int) -> TaskPlan:
+    """Return the task with this number."""
+    chance = random.Random(f"{seed}-{number}")
+    nodes: list[NodePlan] = []
+    sizes: dict[str, int] = {}
+    for place in range(chance.randint(3, MOST_NODES)):
+        key = f"n{place}"
+        node_id = f"s{seed}t{number}{key}{chance.choice(_TAILS)}"
+        nodes.append(_Drawing(chance, node_id, key, nodes, sizes).node())
+    return TaskPlan(
+        task_id=f"chaos-{seed}-{number}",
+        nodes=tuple(nodes),
+        order=tuple(chance.sample(range(len(nodes)), len(nodes))),
+        continues=chance.random() < 0.75,
+        cancel_after=chance.uniform(0.1, 6.0) if chance.random() < 0.08 else None,
+    )
+
+
+def node_plan(node_id: str) -> NodePlan:
+    """Return the plan of a node."""
+    found = _ID.match(node_id)
+    assert found is not None, f"{node_id!r} is no node of a random task"
+    seed, number, place = map(int, found.groups())
+    return task_plan(seed, number).nodes[place]
+
+
+class _Drawing:
+    """Draws one node below the existing ones."""
+
+    def __init__(
+        self,
+        chance: random.Random,
+        node_id: str,
+        key: str,
+        above: Sequence[NodePlan],
+        sizes: dict[str, int],
+    ) -> None:
+        self._chance = chance
+        self._own: dict[str, Any] = {"node_id": node_id, "key": key}
+        self._above = above
+        self._sizes = sizes
+        """Upper bound of the batches of each node that stores some."""
+
+    def node(self) -> NodePlan:
+        """Return a node that makes batches, pulls batches, or calls a function."""
+        drawn = self._chance.random()
+        if self._above and drawn < 0.45 and (sources := self._sources()):
+            return self._puller(sources)
+        if self._above and drawn < 0.75:
+            return self._function()
+        return self._maker()
+
+    def _sources(self) -> list[str]:
+        sources: list[str] = []
+        for name in self._chance.sample(sorted(self._sizes), min(3, len(self._sizes))):
+            if sum(self._sizes[each] for each in (*sources, name)) <= MOST_PULLED:
+                sources.append(name)
+        return sources
+
+    def _parents(self, least: int = 0) -> list[str]:
+        names = [node.node_id for node in self._above]
+        return self._chance.sample(names, min(len(names), self._chance.randint(least, 3)))
+
+    def _fan_in(self, parents: Sequence[str]) -> str:
+        if len(parents) < 2:
+            return "all"
+        count = f"count:{self._chance.randint(1, len(parents))}"
+        return self._chance.choice(["all", "any", count])
+
+    def _maker(self) -> NodePlan:
+        parents, uid = self._parents() if self._above else [], self._chance.choice(_UIDS)
+        place = int(self._own["key"][1:])
+        count = self._chance.randint(0, MOST_BATCHES)
+        batches = tuple(
+            BatchPlan(
+                uid=uid.format(number),
+                items=tuple(1000 * place + 10 * number + i for i in range(self._chance.randint(0, 3))),
+            )
+            for number in range(count)
+        )
+        self._sizes[self._own["node_id"]] = count
+        return self._worker(parents, count, batches=batches)
+
+    def _puller(self, sources: list[str]) -> NodePlan:
+        chunk = self._chance.choice([0, 0, 2])
+        same = self._chance.random() < 0.6
+        parents = sources if same else self._parents()
+        count = sum(self._sizes[name] for name in sources) * (2 if chunk else 1)
+        self._sizes[self._own["node_id"]] = count
+        named = not same or self._chance.random() < 0.5
+        return self._worker(parents, count, sources=tuple(sources), names_sources=named, chunk=chunk)
+
+    def _worker(self, parents: list[str], count: int, **fields: Any) -> NodePlan:
+        return NodePlan(
+            **self._own,
+            role=self._chance.choice(ROLES),
+            parents=tuple(parents),
+            fan_in=self._fan_in(parents),
+            failure=self._failure(count, pulls="sources" in fields),
+            allow_failure=self._chance.random() < 0.5,
+            pause=self._chance.uniform(0.0, LONGEST_NODE_SEC) / (count + 1),
+            **fields,
+        )
+
+    def _failure(self, count: int, *, pulls: bool) -> PlannedFailure | None:
+        drawn, chance = self._chance.random(), self._chance
+        if drawn < 0.6:
+            return None
+        forever = drawn > 0.85
+        somewhere = 0 if pulls else chance.randrange(count) if count else FINAL
+        # The order in which a pulling node gets its batches depends on timing. To leave a predictable set of stored
+        # batches, it fails permanently only after all of them.
+        at = FINAL if pulls and forever else chance.choice([somewhere, FINAL])
+        return PlannedFailure(
+            times=None if forever else chance.randint(1, 2),
+            at=at,
+            raises=at == FINAL or chance.random() < 0.5,
+            permanent=forever and chance.random() < 0.5,
+        )
+
+    def _function(self) -> NodePlan:
+        parents, key = self._parents(least=1), self._own["key"]
+        summed = [name for name in parents if not self._is_summed(name)]
+        drawn = self._chance.choice([*["incr"] * 6, "set", "merge", "sum", "books", "touch", "bad"])
+        fan_in, call, failure = self._fan_in(parents), Call(fn="noop"), None
+        if drawn == "incr":
+            name = self._chance.choice(["count.n", "count.n", f"own.{key}"])
+            call = Call(fn="vars.incr", args={"key": name, "by": self._chance.randint(1, 5)})
+        elif drawn == "set":
+            call = Call(fn="vars.set", args={"kv": {f"marks.{key}": key, f"flags.{key}": {"on": True}}})
+        elif drawn == "merge":
+            call = Call(fn="vars.merge", args={"data": {"marks": {key: key}, "tree": {key: {"deep": 1}}}})
+        elif drawn == "sum" and summed:
+            fan_in, mode = "all", self._chance.choice(["sum", "mean"])
+            call = Call(fn="metrics.aggregate", args={"node_id": summed[0], "mode": mode})
+        elif drawn == "books":
+            fan_in, call = "all", Call(fn="merge.generic", args={"from_nodes": parents, "target": {}})
+        elif drawn == "touch":
+            call, failure = self._touch(key)
+        elif drawn == "bad":
+            call = Call(fn="vars.incr", args={"key": "count.$n"})
+        return NodePlan(
+            **self._own,
+            parents=tuple(parents),
+            fan_in=fan_in,
+            call=call,
+            failure=failure,
+            allow_failure=self._chance.random() < 0.5,
+        )
+
+    def _is_summed(self, name: str) -> bool:
+        calls = [node.call for node in self._above if node.call and node.call.fn == "metrics.aggregate"]
+        return any(call.args["node_id"] == name for call in calls)
+
+    def _touch(self, key: str) -> tuple[Call, PlannedFailure | None]:
+        times = self._chance.choice([0, 0, 1, 2, None])
+        permanent = times is None and self._chance.random() < 0.5
+        args = {"mark": key, "times": times, "permanent": permanent, "pause": self._chance.uniform(0.0, 0.5)}
+        failure = PlannedFailure(times=times, at=FINAL, raises=True, permanent=permanent)
+        return Call(fn=TOUCH, args=args), None if times == 0 else failure

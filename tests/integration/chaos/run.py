@@ -1,0 +1,208 @@
+"""One run: start tasks while faults are injected, wait until all tasks end, then compare them with the model."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import PyMongoError
+from temporalio.client import WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+from tests.integration.chaos.faults import faults
+from tests.integration.chaos.histories import replay_problems
+from tests.integration.chaos.plans import task_plan
+from tests.integration.chaos.verify import Comparison, read_stored
+from tests.integration.chaos.world import after_delay, patiently, periodically, until
+from tests.integration.world import eventually
+
+if TYPE_CHECKING:
+    from temporalio.client import Client, WorkflowHandle
+
+    from tests.integration.chaos.plans import TaskPlan
+    from tests.integration.chaos.verify import Stored
+    from tests.integration.chaos.world import Cluster
+
+MOST_OPEN = 14
+"""Tasks that are open at the same time."""
+DRAIN_SEC = 240.0
+"""Longest time in seconds that tasks may take to end after the last fault."""
+_ROWS = ("metrics_raw", "artifacts")
+_SHOWN = {"attempt_epoch": 1, "node_id": 1, "batch_uid": 1}
+
+
+@dataclass(kw_only=True)
+class Figures:
+    """Figures of one run."""
+
+    seed: int
+    tasks: int = 0
+    nodes: int = 0
+    batches: int = 0
+    increments: int = 0
+    attempts: int = 0
+    interrupted: int = 0
+    """Attempts beyond those that the plans ask for."""
+    histories: int = 0
+    worker_lost: int = 0
+    """Tasks that are not compared, because a node failed as `worker_lost`."""
+    statuses: Counter[str] = field(default_factory=Counter)
+    injected: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        given_up = f", {self.worker_lost} with worker_lost" if self.worker_lost else ""
+        seconds = ", ".join(f"{seconds:.0f} s {what}" for what, seconds in self.seconds.items())
+        return (
+            f"seed {self.seed}: {self.tasks} tasks{given_up} ({listed(self.statuses)}), {self.nodes} nodes, "
+            f"{self.attempts} attempts ({self.interrupted} again after a fault), {self.batches} batches, {self.increments} increments; "
+            f"{self.injected.total()} faults ({listed(self.injected)}); {self.histories} histories replayed; {seconds}"
+        )
+
+
+def listed(counts: Counter[str]) -> str:
+    """Format counts, largest first."""
+    return ", ".join(f"{count} {name}" for name, count in counts.most_common())
+
+
+class Run:
+    """One run of the test on its own cluster."""
+
+    def __init__(self, cluster: Cluster, seed: int) -> None:
+        self.cluster = cluster
+        self.world = cluster.world
+        self.figures = Figures(seed=seed, injected=cluster.injected)
+        self.plans: dict[str, TaskPlan] = {}
+        self.problems: list[str] = []
+        self._client: Client | None = None
+        self._open: set[str] = set()
+        self._epochs: dict[tuple[str, Any], int] = {}
+        self._cancels: list[asyncio.Task[None]] = []
+
+    async def run_under_faults(self, seconds: float) -> None:
+        """Start tasks and inject faults for this time, then wait until all tasks end."""
+        begun = time.monotonic()
+        supervising = asyncio.create_task(self.cluster.supervise())
+        watching = [
+            asyncio.create_task(periodically(1.0, self._watch)),
+            asyncio.create_task(periodically(0.3, self._look)),
+        ]
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._inject_faults(begun + seconds))
+                both.create_task(self._start_tasks(begun + seconds))
+            await self.cluster.resumed()
+            self.figures.seconds["under faults"] = time.monotonic() - begun
+            await self._until_ended()
+        finally:
+            for each in (supervising, *watching, *self._cancels):
+                each.cancel()
+            ends = await asyncio.gather(supervising, *watching, *self._cancels, return_exceptions=True)
+        self.figures.seconds["until all tasks ended"] = time.monotonic() - begun
+        self.problems += [f"a background check failed: {end!r}" for end in ends if isinstance(end, Exception)]
+
+    async def _inject_faults(self, end: float) -> None:
+        for fault in faults(self.figures.seed):
+            if time.monotonic() + fault.pause > end:
+                return
+            await self.cluster.inject(fault)
+
+    async def _start_tasks(self, end: float) -> None:
+        number = 0
+        while await until(end, lambda: len(self._open) < MOST_OPEN):
+            await self._start(task_plan(self.figures.seed, number))
+            number += 1
+
+    async def _start(self, plan: TaskPlan) -> None:
+        async def create() -> None:
+            """Create the task unless an earlier call did and only its response was lost: a failed task would run again."""
+            if not await self._is_there(plan.task_id):
+                await self.world.coordinator.create_task(
+                    params={}, graph=plan.as_graph(), task_id=plan.task_id
+                )
+
+        self.plans[plan.task_id] = plan
+        await patiently(create)
+        self._open.add(plan.task_id)
+        if plan.cancel_after is not None:
+            cancel = after_delay(plan.cancel_after, lambda: self._cancel(plan.task_id))
+            self._cancels.append(asyncio.create_task(cancel))
+
+    async def _is_there(self, task_id: str) -> bool:
+        try:
+            await (await self._handle(task_id)).describe()
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+            return False
+        return True
+
+    async def _handle(self, task_id: str) -> WorkflowHandle[Any, Any]:
+        if self._client is None:
+            self._client = await patiently(self.world.client)
+        return self._client.get_workflow_handle(task_id)
+
+    async def _cancel(self, task_id: str) -> None:
+        await patiently(lambda: self.world.coordinator.cancel_task(task_id, reason="enough"))
+
+    async def _look(self) -> None:
+        """Remove the tasks that ended from the open ones."""
+        with suppress(RPCError):
+            for task_id in sorted(self._open):
+                if (
+                    await (await self._handle(task_id)).describe()
+                ).status is not WorkflowExecutionStatus.RUNNING:
+                    self._open.discard(task_id)
+
+    async def _watch(self) -> None:
+        """Check that no row of an open task returns to an older epoch."""
+        with suppress(PyMongoError):
+            for name in _ROWS:
+                rows = self.world.db[name].find({"task_id": {"$in": sorted(self._open)}}, _SHOWN)
+                async for row in rows:
+                    key, epoch = (name, row["_id"]), row["attempt_epoch"]
+                    if epoch < self._epochs.get(key, 0):
+                        self.problems.append(f"{name} of {row}: was at epoch {self._epochs[key]} before")
+                    self._epochs[key] = epoch
+
+    async def _until_ended(self) -> None:
+        async def ended() -> bool:
+            return not self._open
+
+        try:
+            await eventually(ended, ceiling=DRAIN_SEC)
+        except AssertionError:
+            self.problems.append(f"tasks that do not end: {sorted(self._open)}")
+
+    async def compare(self) -> None:
+        """Compare everything stored of all tasks with the model, and replay their histories."""
+        begun = time.monotonic()
+        for task_id, plan in self.plans.items():
+            self._compare(plan, await read_stored(self.world.db, task_id))
+        ids = await self.world.db.tasks.distinct("id")
+        if unknown := set(ids) - self.plans.keys():
+            self.problems.append(f"documents that belong to no task of this run: {unknown}")
+        client = await self.world.client()
+        self.figures.histories, found = await replay_problems(client, sorted(self.plans))
+        self.problems += found
+        self.figures.seconds["to compare"] = time.monotonic() - begun
+
+    def _compare(self, plan: TaskPlan, found: Stored) -> None:
+        comparison, figures = Comparison(plan, found), self.figures
+        figures.tasks += 1
+        figures.nodes += len(plan.nodes)
+        figures.statuses[comparison.status] += 1
+        figures.batches += sum(row["status"] == "partial" for row in found.artifacts)
+        figures.attempts += sum(entry["attempt_epoch"] for entry in comparison.entries.values())
+        figures.interrupted += comparison.interrupted
+        calls = [node for node in plan.nodes if node.call and node.call.fn == "vars.incr"]
+        counted = [node for node in calls if "applied_generation" in comparison.entries.get(node.node_id, {})]
+        figures.increments += len(counted)
+        if comparison.worker_lost:
+            figures.worker_lost += 1
+        else:
+            self.problems += comparison.problems()

@@ -1,0 +1,231 @@
+"""Compare what MongoDB holds of a task with what the model predicts. Every difference is one sentence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tests.integration.chaos.model import FAILED, FINISHED, SKIPPED, NodeEnd, TaskEnd, task_end, variables
+from tests.integration.chaos.plans import TOUCH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.integration.chaos.plans import NodePlan, TaskPlan
+
+CANCELLED = "cancelled"
+FINAL_UID = "__final__"
+MOST_LOSSES = 5
+Fields = dict[str, Any]
+
+
+@dataclass(kw_only=True)
+class Stored:
+    """Everything that the database holds of one task."""
+
+    document: Fields
+    metrics: list[Fields]
+    artifacts: list[Fields]
+    claims: list[Fields]
+    touches: dict[str, int] = field(default_factory=dict)
+    """Number of calls of the user function, by mark."""
+
+
+async def read_stored(db: Any, task_id: str) -> Stored:
+    """Read everything that the database holds of a task."""
+    rows: dict[str, list[Fields]] = {}
+    for name in ("metrics_raw", "artifacts", "stream_progress"):
+        rows[name] = [row async for row in db[name].find({"task_id": task_id})]
+    touched = {"_id": {"$regex": f"^{task_id}/"}}
+    return Stored(
+        document=await db.tasks.find_one({"id": task_id}) or {},
+        metrics=rows["metrics_raw"],
+        artifacts=rows["artifacts"],
+        claims=rows["stream_progress"],
+        touches={row["_id"].rpartition("/")[2]: row["calls"] async for row in db.touches.find(touched)},
+    )
+
+
+class Comparison:
+    """The comparison of one task with the model."""
+
+    def __init__(self, plan: TaskPlan, found: Stored) -> None:
+        self.plan = plan
+        self.end: TaskEnd = task_end(plan)
+        self.found = found
+        self.status: str = found.document.get("status", "missing")
+        nodes = found.document.get("graph", {}).get("nodes", [])
+        self.entries: dict[str, Fields] = {entry["node_id"]: entry for entry in nodes}
+        self.stopped = self.end.stops or self.status == CANCELLED
+        """Whether nodes may end differently from the model, because a cancel or a failure stopped the task."""
+
+    @property
+    def worker_lost(self) -> bool:
+        """Whether a node failed after more losses than its budget allows. The model does not cover its task then."""
+        return any(
+            str(entry.get("last_error", "")).startswith("worker_lost")
+            and entry["attempt_epoch"] > MOST_LOSSES
+            for entry in self.entries.values()
+        )
+
+    @property
+    def interrupted(self) -> int:
+        """Number of attempts beyond those that the plan asks for."""
+        epochs = {node_id: entry["attempt_epoch"] for node_id, entry in self.entries.items()}
+        return sum(max(0, epochs.get(node.node_id, 0) - planned_attempts(node)) for node in self.plan.nodes)
+
+    def problems(self) -> list[str]:
+        """Return every difference."""
+        if not self.found.document:
+            return [f"{self.plan.task_id}: it has no document"]
+        return [f"{self.plan.task_id}: {problem}" for problem in self._problems()]
+
+    def _problems(self) -> Iterator[str]:
+        yield from self._task()
+        for node in self.plan.nodes:
+            for problem in self._node(node, self.end.nodes[node.node_id], self.entries[node.node_id]):
+                yield f"node {node.node_id!r}: {problem}"
+        yield from self._variables()
+
+    def _task(self) -> Iterator[str]:
+        document = self.found.document
+        allowed = {self.end.status} | ({CANCELLED} if self.plan.cancel_after is not None else set())
+        if self.status not in allowed:
+            yield f"it is {self.status} and should be {self.end.status}: {document.get('reason')}"
+        changes = [change["to"] for change in document["status_history"]]
+        if changes[0] != "queued" or changes[-1] != self.status:
+            yield f"its status history is {changes}"
+        if document["finished_at"] is None or not document.get("closed_run_id"):
+            yield "its document is open"
+        if document["next_retry_at_ms"] is not None:
+            yield "its document still shows a retry time"
+        handled = tuple((document.get("result") or {}).get("handled_failures") or ())
+        if self.status == FINISHED and handled != self.end.handled_failures:
+            yield f"handled failures {handled} should be {self.end.handled_failures}"
+
+    def _node(self, node: NodePlan, end: NodeEnd, entry: Fields) -> Iterator[str]:
+        yield from self._status(end, entry)
+        status = entry["status"]
+        if node.call:
+            yield from self._function(node, status)
+        else:
+            yield from self._batches(node, end, entry)
+        markers = [row for row in self._artifacts(node) if row["status"] == "complete"]
+        if status == FINISHED and [row["attempt_epoch"] for row in markers] != [entry["attempt_epoch"]]:
+            yield f"its complete markers are {markers}"
+        if len(markers) > 1:
+            yield f"it has {len(markers)} complete markers"
+
+    def _status(self, end: NodeEnd, entry: Fields) -> Iterator[str]:
+        status, reason, error = entry["status"], entry.get("skip_reason"), entry.get("last_error")
+        told = f"{status} ({reason or error})"
+        if self.stopped and status in {CANCELLED, SKIPPED} and reason != "upstream_failed":
+            stop = "task_cancelled" if self.status == CANCELLED else "task_failed"
+            if reason not in {None, stop} or (status == SKIPPED) != (reason == stop):
+                yield f"it is {told} in a task that is {self.status}"
+            return
+        if status != end.status or reason != end.skip_reason:
+            yield f"it is {told} and should be {end.status} ({end.skip_reason or end.code})"
+        elif status == FAILED and str(error).partition(":")[0] != end.code:
+            yield f"it failed with {error!r} and not with {end.code}"
+        elif status == FINISHED and error is not None:
+            yield f"it finished but shows {error!r}"
+
+    def _artifacts(self, node: NodePlan) -> list[Fields]:
+        return [row for row in self.found.artifacts if row["node_id"] == node.node_id]
+
+    def _batches(self, node: NodePlan, end: NodeEnd, entry: Fields) -> Iterator[str]:
+        metrics = [row for row in self.found.metrics if row["node_id"] == node.node_id]
+        partials = [row for row in self._artifacts(node) if row["status"] == "partial"]
+        good = [row for row in metrics if not row["failed"] and row["batch_uid"] != FINAL_UID]
+        bad = [row["batch_uid"] for row in metrics if row["failed"]]
+        whole = entry["status"] == end.status
+        for name, rows in (("metrics", good), ("artifacts", partials)):
+            uids = Counter(row["batch_uid"] for row in rows)
+            wanted = Counter(dict.fromkeys(end.rows, 1))
+            if uids - wanted or (whole and wanted - uids):
+                yield f"{name}: too many {dict(uids - wanted)}, missing {dict(wanted - uids)}"
+        if whole and bad != [uid for uid in [end.failed_uid] if uid is not None]:
+            yield f"failed batches are {bad} and should be {end.failed_uid}"
+        for row in good:
+            yield from self._values(node, end, row, row["metrics"])
+        for row in partials:
+            yield from self._values(node, end, row, row["meta"])
+        newest = max((row["attempt_epoch"] for row in [*metrics, *partials]), default=0)
+        if newest > entry["attempt_epoch"]:
+            yield f"a row of epoch {newest} is newer than the node's {entry['attempt_epoch']}"
+        yield from self._final(node, end, entry, metrics)
+        yield from self._claims(node, end, entry)
+
+    def _values(self, node: NodePlan, end: NodeEnd, row: Fields, held: Fields) -> Iterator[str]:
+        uid, writer = row["batch_uid"], held.get("written_by", {})
+        if (expected := end.rows.get(uid)) is None:
+            return
+        if (held["items"], held["origin"]) != (list(expected.items), expected.origin):
+            yield f"batch {uid!r} holds {held['items']} of {held['origin']}, not {expected}"
+        if held["total"] != sum(expected.items) or held["n"] != 1:
+            yield f"batch {uid!r} counts {held['total']} and {held['n']}"
+        if writer != {
+            "task": self.found.document["id"],
+            "node": node.node_id,
+            "epoch": row["attempt_epoch"],
+        }:
+            yield f"batch {uid!r} of epoch {row['attempt_epoch']} holds what was written by {writer}"
+
+    def _final(self, node: NodePlan, end: NodeEnd, entry: Fields, metrics: list[Fields]) -> Iterator[str]:
+        finals = [row["metrics"] for row in metrics if row["batch_uid"] == FINAL_UID]
+        if entry["status"] == FINISHED:
+            if finals != [end.final]:
+                yield f"its final metrics are {finals} and should be {end.final}"
+            markers = [row["meta"] for row in self._artifacts(node) if row["status"] == "complete"]
+            if markers != [end.final]:
+                yield f"its complete marker holds {markers} and should hold {end.final}"
+        elif entry["status"] != CANCELLED and finals:
+            yield f"it has final metrics {finals}"
+        summed = self._finished_sum(node)
+        if summed and entry.get("stats") != self.end.stats[node.node_id]:
+            yield f"its stats are {entry.get('stats')} and should be {self.end.stats[node.node_id]}"
+
+    def _finished_sum(self, node: NodePlan) -> bool:
+        """Whether a `metrics.aggregate` of this node finished."""
+        calls = [each for each in self.plan.nodes if each.call and each.call.fn == "metrics.aggregate"]
+        sums = [each for each in calls if each.call and each.call.args["node_id"] == node.node_id]
+        return any(self.entries[each.node_id]["status"] == FINISHED for each in sums)
+
+    def _claims(self, node: NodePlan, end: NodeEnd, entry: Fields) -> Iterator[str]:
+        own = [row for row in self.found.claims if row["consumer_node"] == node.node_id]
+        claims = Counter((row["from_node"], row["batch_uid"]) for row in own)
+        wanted = Counter(dict.fromkeys(end.claims, 1))
+        if claims - wanted or (entry["status"] == end.status and wanted - claims):
+            yield f"claims: too many {dict(claims - wanted)}, missing {dict(wanted - claims)}"
+
+    def _function(self, node: NodePlan, status: str) -> Iterator[str]:
+        assert node.call is not None
+        if node.call.fn == "merge.generic" and status == FINISHED:
+            metas = [dict(row["meta"]) for row in self._artifacts(node)]
+            for meta in metas:
+                meta.pop("merged_at", None)
+            if metas != [self.end.books[node.node_id]]:
+                yield f"its merge holds {metas} and should hold {self.end.books[node.node_id]}"
+        if node.call.fn == TOUCH and status in {FINISHED, FAILED}:
+            least = 1 + ((node.failure.times or 0) if node.failure else 0)
+            if self.found.touches.get(node.key, 0) < least:
+                yield f"it was called {self.found.touches.get(node.key, 0)} times, {least} at least are right"
+
+    def _variables(self) -> Iterator[str]:
+        counted = [node for node in self.plan.nodes if node.call and self._counts(self.entries[node.node_id])]
+        found, wanted = self.found.document["coordinator"].get("vars", {}), variables(counted)
+        if found != wanted:
+            yield f"its variables are {found} and should be {wanted}"
+
+    def _counts(self, entry: Fields) -> bool:
+        """Whether the effect of a function counts. A cancelled one may have had its effect before."""
+        return entry["status"] == FINISHED or (entry["status"] == CANCELLED and "applied_generation" in entry)
+
+
+def planned_attempts(node: NodePlan) -> int:
+    """Return the number of attempts that a node takes without faults."""
+    if node.failure is None or node.failure.permanent:
+        return 1
+    return 2 if node.failure.times is None else 1 + node.failure.times

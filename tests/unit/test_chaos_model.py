@@ -1,0 +1,257 @@
+"""The model of the random tasks, checked by examples and against the code of workers and engines without servers."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.integration.chaos.handlers import Planned, count, touching
+from tests.integration.chaos.model import (
+    FAILED,
+    FINISHED,
+    SKIPPED,
+    NodeEnd,
+    Row,
+    chunk_uid,
+    node_end,
+    opens,
+    pulled,
+    qualified,
+    task_end,
+    variables,
+)
+from tests.integration.chaos.plans import (
+    FINAL,
+    ROLES,
+    TOUCH,
+    BatchPlan,
+    Call,
+    NodePlan,
+    PlannedFailure,
+    TaskPlan,
+    node_plan,
+    task_plan,
+)
+from tests.integration.chaos.verify import Comparison, Stored, read_stored
+from tests.unit.examples import examples
+
+from flowkit.adapters.pull import stable_hash
+from flowkit.testing import memory_database, run_graph
+from flowkit.workflows.validation import parse_graph
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SEED = 1
+TASKS = examples(40)
+TWO = (BatchPlan(uid="b0", items=(1, 2)), BatchPlan(uid="b1", items=(3,)))
+
+
+def node(key: str, **fields: Any) -> NodePlan:
+    """A node whose id is its key. Without sources and call it makes two batches."""
+    made = {} if fields.keys() & {"sources", "call"} else {"batches": TWO}
+    return NodePlan(node_id=key, key=key, **{"role": "reader", **made, **fields})
+
+
+def task(*nodes: NodePlan, continues: bool = True) -> TaskPlan:
+    """A task of these nodes."""
+    return TaskPlan(
+        task_id="t",
+        nodes=nodes,
+        order=tuple(range(len(nodes))),
+        continues=continues,
+        cancel_after=None,
+    )
+
+
+def failing(
+    at: int, *, times: int | None = None, raises: bool = False, permanent: bool = False
+) -> PlannedFailure:
+    """A failure of all attempts, or of the first `times`."""
+    return PlannedFailure(times=times, at=at, raises=raises, permanent=permanent)
+
+
+def test_a_seed_gives_the_same_tasks_again_and_every_graph_is_valid() -> None:
+    for number in range(200):
+        plan = task_plan(SEED, number)
+        assert task_plan.__wrapped__(SEED, number) == plan
+        parse_graph(plan.as_graph())
+        assert [node_plan(each.node_id) for each in plan.nodes] == list(plan.nodes)
+
+
+def test_random_tasks_cover_every_feature() -> None:
+    plans = [task_plan(SEED, number) for number in range(60)]
+    nodes = [each for plan in plans for each in plan.nodes]
+    assert {"all", "any", "count:2"} <= {each.fan_in for each in nodes}
+    called = {each.call.fn for each in nodes if each.call}
+    assert {"vars.incr", "vars.set", "vars.merge", "metrics.aggregate", "merge.generic", TOUCH} <= called
+    assert {each.role for each in nodes} == {"", *ROLES}
+    assert {1, 2, 3} <= {len(each.sources) for each in nodes}
+    assert {0, 2} <= {each.chunk for each in nodes if each.sources}
+    failures = [each.failure for each in nodes if each.failure]
+    assert {None, 1, 2} <= {each.times for each in failures}
+    ends = [task_end(plan) for plan in plans]
+    assert {(end.status, end.stops) for end in ends} == {(FINISHED, False), (FAILED, False), (FAILED, True)}
+    shared = [set(above[a].rows) & set(above[b].rows) for above, a, b in _pairs_of_sources(plans)]
+    assert any(shared), "no node pulls equal uids from two sources"
+
+
+def _pairs_of_sources(plans: list[TaskPlan]) -> list[tuple[Any, str, str]]:
+    return [
+        (task_end(plan).nodes, each.sources[0], each.sources[1])
+        for plan in plans
+        for each in plan.nodes
+        if len(each.sources) > 1
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fan_in", "parents", "expected"),
+    [
+        ("all", [], True),
+        ("all", [FINISHED, FINISHED], True),
+        ("all", [FINISHED, SKIPPED], False),
+        ("any", [FAILED, FINISHED], True),
+        ("any", [FAILED, SKIPPED], False),
+        ("count:2", [FINISHED, FAILED, FINISHED], True),
+        ("count:2", [FINISHED, FAILED, SKIPPED], False),
+    ],
+)
+def test_gates_open_for_the_required_number_of_finished_parents(
+    fan_in: str, parents: list[str], expected: bool
+) -> None:
+    assert opens(fan_in, parents) is expected
+
+
+def test_a_permanently_failed_node_keeps_the_batches_before_the_failed_one() -> None:
+    end = node_end(node("a", failure=failing(1)), {})
+    assert (end.status, end.code, list(end.rows), end.failed_uid) == (FAILED, "flaky", ["b0"], "b1")
+    end = node_end(node("a", failure=failing(FINAL, raises=True, permanent=True)), {})
+    assert (end.status, end.code, list(end.rows), end.failed_uid) == (FAILED, "bad_input", ["b0", "b1"], None)
+    assert node_end(node("a", failure=failing(1, times=2)), {}).status == FINISHED
+
+
+def test_batches_of_several_sources_have_distinct_uids() -> None:
+    sources = ("a", "b/@")
+    assert qualified("b0", "a", sources) == "b0"
+    assert qualified("b0", "b/@", sources) == "b0@b%2F%40"
+    assert qualified("b0@x", "a", sources) == "b0%40x@a"
+    assert qualified("b0@x", "b/@", ["b/@"]) == "b0@x"
+
+
+def test_chunks_never_span_two_batches_and_use_the_uids_of_the_protocol() -> None:
+    above = {"a": NodeEnd(status=FINISHED, rows={"b0": Row(items=(1, 2, 3), origin="a")})}
+    chunks = dict(pulled(("a",), 2, above))
+    assert [chunks[chunk_uid("a", "b0", number)].items for number in (0, 1)] == [(1, 2), (3,)]
+    assert chunk_uid("a", "b0", 0) == stable_hash({"src": "a", "parent": "b0", "idx": 0})
+
+
+def test_functions_take_effect_once_each_in_any_order() -> None:
+    calls = [
+        node("i", call=Call(fn="vars.incr", args={"key": "count.n", "by": 2})),
+        node("j", call=Call(fn="vars.incr", args={"key": "count.n", "by": 3})),
+        node("s", call=Call(fn="vars.set", args={"kv": {"marks.s": 1, "flags.s": {"on": True}}})),
+        node("m", call=Call(fn="vars.merge", args={"data": {"marks": {"m": 2}}})),
+    ]
+    wanted = {"count": {"n": 5}, "marks": {"s": 1, "m": 2}, "flags": {"s": {"on": True}}}
+    assert variables(calls) == variables(calls[::-1]) == wanted
+
+
+def test_a_failure_that_is_not_allowed_fails_the_task_and_stops_it_unless_it_continues() -> None:
+    bad = node("a", failure=failing(0))
+    below = node("b", parents=("a",))
+    end = task_end(task(bad, below))
+    assert (end.status, end.stops, end.nodes["b"].skip_reason) == (FAILED, False, "upstream_failed")
+    assert task_end(task(bad, below, continues=False)).stops
+    tolerated = node("a", failure=failing(0), allow_failure=True)
+    end = task_end(task(tolerated, below))
+    assert (end.status, end.handled_failures) == (FINISHED, ("a",))
+
+
+async def ran(number: int, *, seed: int = SEED) -> tuple[TaskPlan, Stored]:
+    """Run a random task without servers and read what it stored."""
+    plan, db = task_plan(seed, number), memory_database()
+    handlers = [Planned(role, pace=0) for role in ROLES]
+    functions = {TOUCH: touching(partial(count, db.touches), pace=0)}
+    run = await run_graph(plan.as_graph(), *handlers, functions=functions, db=db)
+    return plan, await read_stored(db, run.task_id)
+
+
+@pytest.mark.parametrize("number", range(TASKS))
+async def test_what_workers_and_engines_do_without_servers_is_what_the_model_predicts(number: int) -> None:
+    assert Comparison(*await ran(number)).problems() == []
+
+
+def metric(found: Stored) -> dict[str, Any]:
+    """A row of a batch."""
+    return next(row for row in found.metrics if not row["failed"] and row["batch_uid"] != "__final__")
+
+
+def forget_a_batch(found: Stored) -> None:
+    """A batch is missing."""
+    found.metrics.remove(metric(found))
+
+
+def double_a_batch(found: Stored) -> None:
+    """A batch counts twice."""
+    found.metrics.append(metric(found))
+
+
+def mix_epochs(found: Stored) -> None:
+    """A row holds the values of an earlier epoch."""
+    metric(found)["metrics"]["written_by"]["epoch"] -= 1
+
+
+def count_again(found: Stored) -> None:
+    """An increment counts twice."""
+    found.document["coordinator"]["vars"]["count"]["n"] += 1
+
+
+def leave_open(found: Stored) -> None:
+    """The document is open."""
+    found.document["finished_at"] = None
+
+
+def skip_a_node(found: Stored) -> None:
+    """A finished node is shown as skipped."""
+    entry = next(node for node in found.document["graph"]["nodes"] if node["status"] == FINISHED)
+    entry |= {"status": SKIPPED, "skip_reason": "upstream_failed"}
+
+
+def keep_a_marker(found: Stored) -> None:
+    """A second complete marker exists."""
+    found.artifacts.append(next(row for row in found.artifacts if row["status"] == "complete"))
+
+
+CORRUPTIONS = [
+    forget_a_batch,
+    double_a_batch,
+    mix_epochs,
+    count_again,
+    leave_open,
+    skip_a_node,
+    keep_a_marker,
+]
+
+
+@pytest.mark.parametrize("corrupt", CORRUPTIONS)
+async def test_the_comparison_reports_corrupted_data(corrupt: Callable[[Stored], None]) -> None:
+    plan, found = await _with_increment()
+    corrupted = copy.deepcopy(found)
+    corrupt(corrupted)
+    assert Comparison(plan, found).problems() == []
+    assert Comparison(plan, corrupted).problems() != []
+
+
+async def _with_increment() -> tuple[TaskPlan, Stored]:
+    """Run a task that is not stopped and has an increment and batches."""
+    for number in range(TASKS * 15):
+        plan = task_plan(SEED, number)
+        end = task_end(plan)
+        calls = [each for each in plan.nodes if each.call and end.nodes[each.node_id].status == FINISHED]
+        single = all(len(each.sources) < 2 for each in plan.nodes)
+        if single and not end.stops and "count" in variables(calls) and end.nodes[plan.nodes[0].node_id].rows:
+            return await ran(number)
+    raise AssertionError("no such task")
