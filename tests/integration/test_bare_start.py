@@ -239,6 +239,9 @@ UNHOLDABLE: dict[str, list[Any]] = {
     "long_integer": [meta("123456789012345678901234567890")],
     "zero_byte_in_a_key": [meta(r'{"a\u0000b": 1}')],
     "timeout_of_no_time": [{"graph": {"nodes": [{**function("noop")["nodes"][0], "timeout_sec": 1e-9}]}}],
+    "endless_retries": [
+        {"graph": {"nodes": [{**function("noop")["nodes"][0], "retry_policy": {"max": 1_000_000}}]}}
+    ],
 }
 TOLD = {
     "long_integer": ["node 'call': graph.nodes[0].meta is 1234567890", "beyond MongoDB's 64-bit integers"],
