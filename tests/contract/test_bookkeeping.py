@@ -132,7 +132,10 @@ async def test_a_merge_needs_a_target_that_is_a_dict(
 
 @pytest.mark.parametrize("sources", [None, SECRET, b"a", 5, ["a", 5], ["a", None]])
 async def test_a_merge_needs_a_list_of_node_ids(db: Any, adapters: CoordinatorAdapters, sources: Any) -> None:
-    assert "'from_nodes' must" in await refused(adapters.merge_generic(TASK, sources, {}))
+    text = await refused(adapters.merge_generic(TASK, sources, {}))
+    assert text.startswith(
+        ("merge.generic: 'from_nodes' must", "merge.generic: an entry of 'from_nodes' is ")
+    )
     assert await documents_of(db.artifacts) == []
 
 
