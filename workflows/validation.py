@@ -32,6 +32,9 @@ from flowkit.workflows.shapes import json_bytes
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
+RESERVED_FUNCTIONS = frozenset({"open_task", "record", "close_task"})
+"""Names that no coordinator function may have: an engine's own activities have them."""
+
 _ENOUGH = 11
 
 FIRST_RULES = 0
@@ -242,7 +245,7 @@ def _retry_policy(raw: dict[str, Any]) -> RetryPolicy:
 def unknown_function(raw: Mapping[str, Any], known: Collection[str]) -> str | None:
     """The problem of a node that calls a coordinator function which is not among `known`, or None."""
     name = (raw.get("io") or {}).get("fn") or "noop"
-    if raw["type"] == COORDINATOR_FN and name in limits.RESERVED_FUNCTIONS:
+    if raw["type"] == COORDINATOR_FN and name in RESERVED_FUNCTIONS:
         return (
             f"node {raw['node_id']!r}: io.fn is {name!r}, a name that the engine uses itself; choose another"
         )

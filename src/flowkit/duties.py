@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from temporalio import activity
@@ -183,6 +184,9 @@ class SideWorker:
 
     async def stop(self) -> None:
         """Stop it; raises what ended it before."""
-        if not self._running.done():
+        if self._worker.is_running:
             await self._worker.shutdown()
-        await self._running
+        elif not self._running.done():
+            self._running.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._running

@@ -17,7 +17,6 @@ from flowkit.activities.functions import FunctionActivities, built_in
 from flowkit.activities.tasks import TaskActivities, unknown_namespace
 from flowkit.activities.threads import Threads
 from flowkit.errors import ConfigError
-from flowkit.limits import RESERVED_FUNCTIONS
 from flowkit.models import (
     COORDINATOR_FN,
     Settings,
@@ -25,6 +24,7 @@ from flowkit.models import (
 from flowkit.workflows.endings import SEARCH_ATTRIBUTES
 from flowkit.workflows.entrance import OneInput
 from flowkit.workflows.task import Task
+from flowkit.workflows.validation import RESERVED_FUNCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

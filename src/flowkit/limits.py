@@ -71,9 +71,6 @@ ACTIVATION_INPUT_BYTES = 1_000_000
 ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """A role; it becomes part of a task queue's name and of a Kafka topic's."""
 
-RESERVED_FUNCTIONS = frozenset({"open_task", "record", "close_task"})
-"""Names that no coordinator function may have: an engine's own activities have them."""
-
 ID_CHARS = 200
 """Longest node id and task id."""
 

@@ -84,9 +84,7 @@ async def test_run_seq_grows_with_every_opening(tasks: TaskStore) -> None:
     assert [await opened(tasks, "a", run=f"run-{n}") for n in range(4)] == [1, 2, 3, 4]
 
 
-async def test_a_late_repetition_of_an_opening_does_not_fence_its_own_run(
-    db: Any, tasks: TaskStore
-) -> None:
+async def test_a_late_repetition_of_an_opening_does_not_fence_its_own_run(db: Any, tasks: TaskStore) -> None:
     await tasks.insert_task(new_task("a"))
     first, _ = await tasks.open_task(opening("a"))
     assert await tasks.open_task(opening("a")) == (first, {})

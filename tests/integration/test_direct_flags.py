@@ -175,7 +175,7 @@ async def test_a_function_notices_terminate_at_once(world: World) -> None:
         finally:
             stopped.set()
 
-    world.settings["lease_ttl_sec"] = 600
+    world.settings |= {"lease_ttl_sec": 600, "sweep_sec": 600}
     await world.engine(endless=endless)
     task_id = await world.create(function("f", "endless"))
     await world.until_node(task_id, "f", "running")

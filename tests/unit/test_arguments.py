@@ -242,7 +242,7 @@ PLUGINS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("given", PLUGINS, ids=repr)
+@pytest.mark.parametrize("given", PLUGINS, ids=",".join)
 def test_a_plugin_is_made_of_what_it_needs(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         FlowKitPlugin(**given)
@@ -260,7 +260,7 @@ WORKERS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("given", WORKERS, ids=repr)
+@pytest.mark.parametrize("given", WORKERS, ids=",".join)
 def test_a_worker_is_made_of_what_it_needs(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         Worker(**{"db": NONE, **given})

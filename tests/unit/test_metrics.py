@@ -79,7 +79,7 @@ CONVERTED: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("given_value", "stored"), CONVERTED, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize(("given_value", "stored"), CONVERTED)
 def test_values_become_json(given_value: Any, stored: Any) -> None:
     converted, size = storable("metrics", {"value": {"nested": [given_value]}})
     assert converted == {"value": {"nested": [stored]}}
@@ -117,7 +117,7 @@ REFUSED: list[tuple[Any, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("metrics", "told"), REFUSED, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize(("metrics", "told"), REFUSED)
 def test_what_cannot_be_stored_is_refused_with_its_place(metrics: Any, told: list[str]) -> None:
     text = refusal(metrics)
     assert [part for part in told if part not in text] == []
