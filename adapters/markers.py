@@ -37,33 +37,31 @@ class Markers:
     async def write(self, task_id: str, nodes: Sequence[NodeRecord], at: float) -> None:
         """Mark those of `nodes` that ended without finishing although somebody pulls from them."""
         for some in chunks([node for node in nodes if _needs_marker(node)], _AT_ONCE):
-            missing = await self._missing(task_id, some)
-            await self._put(task_id, missing, at)
-            for node in missing:
+            for node in await self._put(task_id, some, at):
                 self._news.tell(task_id, node.node_id)
 
     @shortened
-    async def _missing(self, task_id: str, nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
-        """Those of which the marker is absent, or says something older."""
+    async def _put(self, task_id: str, nodes: Sequence[NodeRecord], at: float) -> Sequence[NodeRecord]:
+        """Insert markers, the quickest there is; replace those that are older. Answers what was written."""
+        try:
+            await self._artifacts.insert_many([_row(task_id, node, at) for node in nodes], ordered=False)
+        except BulkWriteError as error:
+            taken = _taken_places(error)
+            older = await self._older(task_id, [nodes[place] for place in sorted(taken)])
+            if older:
+                replacements = [_replacement(task_id, node, at) for node in older]
+                await self._artifacts.bulk_write(replacements, ordered=False)
+            return [node for place, node in enumerate(nodes) if place not in taken] + older
+        return nodes
+
+    async def _older(self, task_id: str, nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
+        """Those of which the marker that is there says something older."""
         cursor = self._artifacts.find(
             {**_marker(task_id), "node_id": {"$in": [node.node_id for node in nodes]}},
             {"_id": 0, "node_id": 1, "attempt_epoch": 1, "meta.ended": 1},
         )
         stored = {row["node_id"]: row async for row in cursor}
         return [node for node in nodes if _is_newer(node, stored.get(node.node_id))]
-
-    @shortened
-    async def _put(self, task_id: str, nodes: Sequence[NodeRecord], at: float) -> None:
-        """Insert them, the quickest there is; where a marker is already, replace it unless it is newer."""
-        if not nodes:
-            return
-        try:
-            await self._artifacts.insert_many([_row(task_id, node, at) for node in nodes], ordered=False)
-        except BulkWriteError as error:
-            places = _taken_places(error)
-            await self._artifacts.bulk_write(
-                [_replacement(task_id, nodes[place], at) for place in places], ordered=False
-            )
 
 
 def _needs_marker(node: NodeRecord) -> bool:
@@ -97,10 +95,10 @@ def _replacement(task_id: str, node: NodeRecord, at: float) -> UpdateOne:
     return UpdateOne(older, {"$set": _fields(node, at)})
 
 
-def _taken_places(error: BulkWriteError) -> list[int]:
+def _taken_places(error: BulkWriteError) -> set[int]:
     """Places of the rows whose key is taken; any other problem is raised."""
     problems = error.details.get("writeErrors", [])
     other = [problem for problem in problems if problem.get("code") != _DUPLICATE]
     if other or not problems or error.details.get("writeConcernErrors"):
         raise error
-    return [problem["index"] for problem in problems]
+    return {problem["index"] for problem in problems}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo import UpdateOne
 
@@ -17,11 +17,12 @@ from flowkit.adapters.mongo import fits
 from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from flowkit.models import NodeRecord, RecordTask
 
 Fields = dict[str, Any]
+T = TypeVar("T")
 
 NODES_OF_ONE_UPDATE = 100
 
@@ -43,32 +44,36 @@ class Recording:
             _logger.warning("task %s: its document is too large for changes of its nodes", record.task_id)
 
     async def _write(self, record: RecordTask) -> None:
-        failed_first = sorted(record.nodes, key=lambda node: node.status is not NodeStatus.FAILED)
+        waiting = sorted(record.nodes, key=lambda node: node.status is not NodeStatus.FAILED)
         fields = documents.task_fields(record)
-        for nodes in chunks(failed_first, NODES_OF_ONE_UPDATE) or [()]:
-            if not (
-                await self._together(record, nodes, fields) or await self._missing(record, nodes, fields)
-            ):
-                return
-            fields = {}
+        while waiting or fields:
+            some = waiting[:NODES_OF_ONE_UPDATE]
+            if not await self._together(record, some, fields):
+                missing = await self._missing(record, waiting)
+                if missing is None:
+                    return
+                if len(missing) < len(waiting):
+                    waiting = missing
+                    continue
+                await self._one_by_one(record, some, fields)
+            waiting, fields = waiting[NODES_OF_ONE_UPDATE:], {}
 
     async def _together(self, record: RecordTask, nodes: Sequence[NodeRecord], fields: Fields) -> bool:
-        if not (nodes or fields):
-            return True
         done = await self._tasks.update_one(*_update(record, nodes, fields))
         return bool(done.matched_count)
 
-    async def _missing(self, record: RecordTask, nodes: Sequence[NodeRecord], fields: Fields) -> bool:
-        """Write what the document does not know yet; False when the task has ended, or belongs to a newer run."""
+    async def _missing(self, record: RecordTask, nodes: Sequence[NodeRecord]) -> list[NodeRecord] | None:
+        """What the document does not know yet; None when the task has ended, or belongs to a newer run."""
         stored = await self._tasks.find_one(documents.task_filter(record), documents.NODE_STATES)
         if stored is None:
-            return False
-        behind = [node for node in nodes if documents.may_follow(node, documents.nodes_of(stored))]
-        if not await self._together(record, behind, fields):
-            single = [UpdateOne(*_update(record, [], fields))] if fields else []
-            single += [UpdateOne(*_update(record, [node], {})) for node in behind]
-            await self._tasks.bulk_write(single, ordered=True)
-        return True
+            return None
+        return [node for node in nodes if documents.may_follow(node, documents.nodes_of(stored))]
+
+    async def _one_by_one(self, record: RecordTask, nodes: Sequence[NodeRecord], fields: Fields) -> None:
+        """Nodes that move on between a look and a write: each is tested by itself."""
+        single = [UpdateOne(*_update(record, [], fields))] if fields else []
+        single += [UpdateOne(*_update(record, [node], {})) for node in nodes]
+        await self._tasks.bulk_write(single, ordered=True)
 
 
 def _update(record: RecordTask, nodes: Sequence[NodeRecord], fields: Fields) -> tuple[Fields, Fields]:
@@ -79,11 +84,6 @@ def _update(record: RecordTask, nodes: Sequence[NodeRecord], fields: Fields) -> 
     return condition, {"$set": fields}
 
 
-def chunks(nodes: Sequence[Any], size: int) -> list[Sequence[Any]]:
+def chunks(nodes: Sequence[T], size: int) -> list[Sequence[T]]:
     """`nodes` in pieces of `size` at most."""
-    return [*_chunks(nodes, size)]
-
-
-def _chunks(nodes: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(nodes), size):
-        yield nodes[start : start + size]
+    return [nodes[start : start + size] for start in range(0, len(nodes), size)]

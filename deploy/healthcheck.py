@@ -2,12 +2,14 @@
 
 `healthcheck.py engine flowkit` asks for a poller of this very host, as engines name theirs. `healthcheck.py worker
 flowkit.indexer flowkit.enricher` waits until somebody has polled each queue, and then only asks whether Temporal
-answers: a worker whose slots are all taken does not poll, and is healthy. Exit code 1 and one line say what is wrong.
+answers: a worker whose slots are all taken does not poll, and is healthy. With FLOWKIT_HEALTH_FILE in the environment,
+as the process itself has it, it reads first what the process says of itself. Exit code 1 and one line say what is wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import sys
@@ -33,6 +35,25 @@ RECENT_SECONDS = 90.0
 
 POLLED = Path("/tmp/flowkit-polled")
 """Exists from the first success of a worker's check on; the folder is emptied when the container starts."""
+
+
+FRESH_SECONDS = 30.0
+"""A process writes its health file every five seconds."""
+
+
+def own_problem(file: Path) -> str:
+    """What the process says of itself in its health file that is wrong, or nothing."""
+    try:
+        health = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"the health file {file} cannot be read: {error}"
+    age = time.time() - health["at"]
+    if age > FRESH_SECONDS:
+        return f"the health file {file} was written {age:.0f} seconds ago: the process hangs or has ended"
+    if health["ok"]:
+        return ""
+    ended = [loop["name"] for loop in health["loops"] if not loop["running"]]
+    return f"not running: {', '.join(ended)}" if health["running"] else f"not running: {health['error']}"
 
 
 async def silent_queues(process: str, queues: Sequence[str]) -> list[str]:
@@ -61,6 +82,9 @@ def _is_own_engine(poller: PollerInfo) -> bool:
 
 def problem(process: str, queues: Sequence[str]) -> str:
     """What is wrong, or nothing."""
+    file = os.environ.get("FLOWKIT_HEALTH_FILE")
+    if file and (found := own_problem(Path(file))):
+        return found
     wanted = [] if process == "worker" and POLLED.exists() else queues
     try:
         silent = asyncio.run(silent_queues(process, wanted))

@@ -8,6 +8,7 @@ import pytest
 from tests.contract.builders import AT, TASK, WORKER, attempt, documents_of, shown
 from tests.contract.recording import RecordingDatabase
 
+from flowkit.adapters import markers as markers_of
 from flowkit.adapters.markers import Markers
 from flowkit.adapters.news import Newsroom
 from flowkit.models import NodeStatus
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.models import NodeRecord
 
-MANY = 1_200
+MANY = 120
 
 
 class Told(Newsroom):
@@ -51,7 +52,10 @@ async def markers(db: Any) -> dict[str, tuple[int, Any]]:
     return {row["node_id"]: (row["attempt_epoch"], row["meta"]) for row in rows}
 
 
-async def test_thousands_of_markers_take_a_few_calls(db: Any, recording: RecordingDatabase) -> None:
+async def test_many_markers_take_a_few_calls(
+    db: Any, recording: RecordingDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(markers_of, "_AT_ONCE", 50)
     news, calls = Told(), []
 
     async def count() -> None:

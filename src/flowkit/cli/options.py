@@ -67,6 +67,14 @@ PortBase = Annotated[
         help="First of four ports: Temporal, Web UI, MongoDB, Temporal's HTTP API.  [default: 7233, 8233, 27017, any]",
     ),
 ]
+HealthPath = Annotated[
+    str | None,
+    typer.Option(
+        "--health-file",
+        envvar="FLOWKIT_HEALTH_FILE",
+        help="Write this file every five seconds: whether the process runs, and how its background loops do.",
+    ),
+]
 TaskId = Annotated[str, typer.Argument(callback=_checked_id, help="Id of the task.")]
 NewTaskId = Annotated[
     str | None,

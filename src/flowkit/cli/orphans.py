@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,8 @@ async def close_orphans(where: Where, namespace_id: str, *, dry_run: bool) -> in
 
 async def _name(client: Client, namespace_id: str) -> str | None:
     """Name of a namespace of the connected server; None when it has none of this id."""
+    if not _is_uuid(namespace_id):
+        return None
     try:
         answer = await client.workflow_service.describe_namespace(DescribeNamespaceRequest(id=namespace_id))
     except RPCError as error:
@@ -90,3 +93,12 @@ async def _name(client: Client, namespace_id: str) -> str | None:
             raise
         return None
     return answer.namespace_info.name
+
+
+def _is_uuid(text: str) -> bool:
+    """Ids of namespaces are UUIDs; of another text the server says only that it is odd."""
+    try:
+        uuid.UUID(text)
+    except ValueError:
+        return False
+    return True

@@ -7,7 +7,9 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
+from flowkit.activities.background import Health
 from flowkit.cli import output
+from flowkit.cli.health_file import health_file
 from flowkit.cli.loading import (
     chosen_roles,
     load_config,
@@ -19,6 +21,7 @@ from flowkit.cli.logs import log_processes
 from flowkit.cli.options import (
     DEFAULT_DATABASE,
     DEFAULT_MONGO_URL,
+    HealthPath,
     MongoDatabase,
     MongoUrl,
     Queue,
@@ -40,6 +43,9 @@ class Process(Protocol):
     async def wait_stopped(self) -> None:
         """Wait until it ends by itself."""
 
+    def health(self) -> Health:
+        """How it does."""
+
 
 def engine(
     mongo_url: MongoUrl = DEFAULT_MONGO_URL,
@@ -49,6 +55,7 @@ def engine(
     functions: Annotated[
         list[str] | None, typer.Option("--function", help="Coordinator function, as NAME=module:function.")
     ] = None,
+    health: HealthPath = None,
     verbose: Verbose = False,
 ) -> None:
     """Run an engine: it walks the graphs of tasks. Any number may run side by side."""
@@ -66,7 +73,7 @@ def engine(
             process = Coordinator(
                 db=db, cfg=settings, adapters=adapters, client=client, own_thread=bool(adapters)
             )
-            await _until_stopped(process, f"engine runs the tasks of queue {settings.queue}")
+            await _until_stopped(process, f"engine runs the tasks of queue {settings.queue}", health)
 
     run(serve())
 
@@ -84,6 +91,7 @@ def worker(
     mongo_url: MongoUrl = DEFAULT_MONGO_URL,
     database: MongoDatabase = DEFAULT_DATABASE,
     queue: Queue = None,
+    health: HealthPath = None,
     verbose: Verbose = False,
 ) -> None:
     """Run a worker for the roles of the given handlers."""
@@ -101,12 +109,13 @@ def worker(
         async with servers.database(where) as db:
             client = await servers.temporal_client()
             process = Worker(db=db, cfg=settings, handlers=loaded, client=client)
-            await _until_stopped(process, f"worker serves {', '.join(served)} of queue {settings.queue}")
+            told = f"worker serves {', '.join(served)} of queue {settings.queue}"
+            await _until_stopped(process, told, health)
 
     run(serve())
 
 
-async def _until_stopped(process: Process, told: str) -> None:
+async def _until_stopped(process: Process, told: str, health: str | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -115,8 +124,9 @@ async def _until_stopped(process: Process, told: str) -> None:
     _settle_memory()
     output.note(f"running: {told}; Ctrl-C stops gently")
     waits = [asyncio.create_task(stop.wait()), asyncio.create_task(process.wait_stopped())]
-    done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    await process.stop()
+    with health_file(health, process.health):
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        await process.stop()
     waits[0].cancel()
     if waits[1] in done:
         waits[1].result()

@@ -1,0 +1,60 @@
+"""A file in which an engine or a worker shows how it does, for the health check of its container."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from flowkit.activities.background import Health
+
+_logger = logging.getLogger("flowkit.loops")
+
+_EVERY_SEC = 5.0
+
+
+@contextmanager
+def health_file(path: str | None, health: Callable[[], Health]) -> Iterator[None]:
+    """Write the file every five seconds, and remove it at the end; without a path nothing.
+
+    A thread of its own writes it: code of yours may block the loop, which is no reason to call a process ill.
+    """
+    if path is None:
+        yield
+        return
+    end = threading.Event()
+    writer = threading.Thread(target=_write_until, args=(end, Path(path), health), daemon=True)
+    writer.start()
+    try:
+        yield
+    finally:
+        end.set()
+        writer.join()
+        Path(path).unlink(missing_ok=True)
+
+
+def _write_until(end: threading.Event, path: Path, health: Callable[[], Health]) -> None:
+    while True:
+        try:
+            _write(path, health())
+        except OSError as error:
+            _logger.warning("the health file %s cannot be written: %s", path, error)
+        if end.wait(_EVERY_SEC):
+            return
+
+
+def _write(path: Path, health: Health) -> None:
+    """Whole or not at all."""
+    beside = path.with_name(f"{path.name}.new")
+    shown = {"at": time.time(), "ok": health.ok, **asdict(health)}
+    beside.write_text(json.dumps(shown), encoding="utf-8")
+    os.replace(beside, path)

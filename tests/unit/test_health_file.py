@@ -1,0 +1,91 @@
+"""The health file of a process, and what a container's health check makes of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.integration.world import ROOT
+
+from flowkit.activities.background import Health, LoopHealth
+from flowkit.cli import health_file as module
+from flowkit.cli.health_file import health_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GOOD = Health(running=True, loops=(LoopHealth(name="the sweep", running=True),))
+
+
+@pytest.fixture
+def check() -> Any:
+    """deploy/healthcheck.py, as a module."""
+    spec = importlib.util.spec_from_file_location("healthcheck", ROOT / "deploy/healthcheck.py")
+    assert spec is not None and spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def written(path: Path, health: Health) -> None:
+    """Let a process write its file once."""
+    module._write(path, health)
+
+
+def test_a_process_writes_its_file_again_and_again_and_removes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_EVERY_SEC", 0.001)
+    path, looked = tmp_path / "health", threading.Semaphore(0)
+
+    def health() -> Health:
+        looked.release()
+        return GOOD
+
+    with health_file(str(path), health):
+        for _ in range(3):
+            assert looked.acquire(timeout=10)
+        assert json.loads(path.read_text())["ok"] is True
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with health_file(str(tmp_path / "absent" / "health"), lambda: GOOD):
+        pass
+    assert "cannot be written" in caplog.text
+
+
+def test_without_a_path_nothing_is_written() -> None:
+    with health_file(None, lambda: GOOD):
+        pass
+
+
+def test_a_good_process_is_healthy(tmp_path: Path, check: Any) -> None:
+    written(tmp_path / "health", GOOD)
+    assert check.own_problem(tmp_path / "health") == ""
+
+
+@pytest.mark.parametrize(
+    ("health", "told"),
+    [
+        (Health(running=False, error="the connection broke"), "not running: the connection broke"),
+        (Health(running=True, loops=(LoopHealth(name="the sweep"),)), "not running: the sweep"),
+    ],
+)
+def test_a_process_that_has_ended_inside_is_not_healthy(
+    tmp_path: Path, check: Any, health: Health, told: str
+) -> None:
+    written(tmp_path / "health", health)
+    assert check.own_problem(tmp_path / "health") == told
+
+
+def test_a_file_that_is_old_or_absent_tells_of_a_process_that_hangs_or_has_ended(
+    tmp_path: Path, check: Any
+) -> None:
+    assert "cannot be read" in check.own_problem(tmp_path / "health")
+    (tmp_path / "health").write_text(json.dumps({"at": time.time() - 60, "ok": True}))
+    assert "60 seconds ago: the process hangs or has ended" in check.own_problem(tmp_path / "health")
