@@ -60,6 +60,7 @@ async def test_a_worker_is_online_while_it_runs(world: World) -> None:
         "type": "quick,paced",
         "capabilities": {"roles": ["quick", "paced"]},
         "version": "2.0.0",
+        "leaked_threads": 0,
         "status": "online",
         "capacity": {"tasks": 6},
     }
