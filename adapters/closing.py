@@ -113,7 +113,7 @@ def end_fields(close: CloseTask, stored_nodes: list[Fields], room: Room) -> Fiel
     if close.status is TaskStatus.FINISHED:
         fields["result"] = result(close.handled_failures, stored_nodes if room.nodes else [])
     if close.status is TaskStatus.CANCELLED:
-        fields |= documents.cancel_flags(close.reason or "", close.at)
+        fields |= documents.cancel_flags(close.reason or "", close.at, close.run_id)
     if room.error_chars is not None and close.reason:
         fields["reason"] = close.reason[:_REASON_CHARS]
     if close.truncated or room != Room():

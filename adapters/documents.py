@@ -289,7 +289,7 @@ def task_fields(record: RecordTask) -> Fields:
         **omitted(record),
     }
     if record.cancel_reason is not None:
-        fields |= cancel_flags(record.cancel_reason, record.at)
+        fields |= cancel_flags(record.cancel_reason, record.at, record.run_id)
     return fields
 
 
@@ -299,10 +299,11 @@ def omitted(record: RecordTask | CloseTask) -> Fields:
     return {"status_history_omitted": count} if count else {}
 
 
-def cancel_flags(reason: str, at: float) -> Fields:
-    """The flags that external workers poll."""
+def cancel_flags(reason: str, at: float, run_id: str | None) -> Fields:
+    """The flags that external workers poll. The run that raises them tells them from a direct write."""
     return {
         "coordinator.cancelled": True,
         "coordinator.cancel_reason": reason,
         "coordinator.cancelled_at": moment(at),
+        "coordinator.cancel_run_id": run_id or "",
     }

@@ -131,7 +131,7 @@ def _abandoned(stored: Fields, reason: str, at: float) -> Fields:
         "finished_at": moment(at),
         "updated_at": moment(at),
         "next_retry_at_ms": None,
-        **documents.cancel_flags(reason, at),
+        **documents.cancel_flags(reason, at, stored.get("run_id")),
     }
     for index, node in enumerate(documents.nodes_of(stored)):
         if node.get("status") in OPEN_NODE_STATUSES:

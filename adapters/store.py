@@ -295,5 +295,6 @@ _REOPENED = {
     "coordinator.cancelled": "",
     "coordinator.cancel_reason": "",
     "coordinator.cancelled_at": "",
+    "coordinator.cancel_run_id": "",
 }
 """What a task that goes on must not keep from an earlier end."""
