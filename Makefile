@@ -51,8 +51,9 @@ docs: $(INSTALLED) ## Build the documentation as a site: build/docs/index.html.
 test: setup ## All tests, on real servers started for them (or those of TEMPORAL_ADDRESS, MONGO_URL).
 	$(BIN)/pytest -q -n $(TEST_JOBS) --dist worksteal
 
-large: setup ## The large cases: 5,000 batches a stage and 1,000 increments under kills.
-	@FLOWKIT_LARGE=1 $(BIN)/pytest -q -s tests/integration/test_endurance.py tests/integration/test_exactly_once.py
+large: setup ## The large cases: 5,000 batches a stage, 1,000 increments under kills, the end of 5,000 pulling nodes.
+	@FLOWKIT_LARGE=1 $(BIN)/pytest -q -s tests/integration/test_endurance.py tests/integration/test_exactly_once.py \
+		tests/integration/test_many_ends.py
 
 fuzz: setup ## Property tests with twenty times the examples, and new ones each time (up to half an hour).
 	FLOWKIT_THOROUGH=1 $(BIN)/pytest -q -n $(JOBS) --dist worksteal -o timeout=3600 \
