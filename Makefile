@@ -53,8 +53,9 @@ docs: $(INSTALLED) ## Build the documentation as a site: build/docs/index.html.
 test: setup ## All tests, on real servers started for them (or those of TEMPORAL_ADDRESS, MONGO_URL).
 	$(BIN)/pytest -q -n $(TEST_JOBS) --dist worksteal
 
-large: setup ## The large cases: 5,000 batches a stage and 1,000 increments under kills.
-	@FLOWKIT_LARGE=1 $(BIN)/pytest -q -s tests/integration/test_endurance.py tests/integration/test_exactly_once.py
+large: setup ## The large cases: 5,000 batches a stage, 1,000 increments under kills, the end of 5,000 pulling nodes.
+	@FLOWKIT_LARGE=1 $(BIN)/pytest -q -s tests/integration/test_endurance.py tests/integration/test_exactly_once.py \
+		tests/integration/test_many_ends.py
 
 chaos: setup ## Random tasks while processes and servers are killed: make chaos [MINUTES=10] [SEED=n].
 	@FLOWKIT_CHAOS_MINUTES="$(MINUTES)" FLOWKIT_SEED="$(SEED)" $(BIN)/pytest -q -s tests/integration/test_chaos.py

@@ -17,7 +17,7 @@ from tests.contract.builders import AT, TASK, WORKER, attempt, documents_of, sec
 from flowkit.activities.attempts import AttemptFailed
 from flowkit.activities.presence import EventLog
 from flowkit.adapters.presence import WorkerEvents, accepted, cancelled, done, failed
-from flowkit.errors import Fenced, FlowKitError, StoreRefused, StoreUnavailable
+from flowkit.errors import Fenced, FlowKitError, StoreRefused, StoreTooLarge, StoreUnavailable
 from flowkit.models import AttemptFailure, FailureKind
 
 if TYPE_CHECKING:
@@ -126,9 +126,9 @@ async def test_whatever_a_handler_says_can_be_stored(db: Any, events: WorkerEven
 async def test_only_duplicates_are_taken_for_success() -> None:
     unconfirmed = BulkWriteError({"writeErrors": [], "writeConcernErrors": [{"code": 64}]})
     too_large = BulkWriteError({"writeErrors": [{"index": 0, "code": 11000}, {"index": 1, "code": 17419}]})
-    for error, expected in ((unconfirmed, StoreUnavailable), (too_large, StoreRefused)):
+    for error, ours in ((unconfirmed, StoreUnavailable), (too_large, StoreTooLarge)):
         collection = SimpleNamespace(insert_many=AsyncMock(side_effect=error))
-        with pytest.raises(expected):
+        with pytest.raises(ours):
             await WorkerEvents(SimpleNamespace(worker_events=collection)).append(
                 [done(attempt(), WORKER, AT)], AT
             )

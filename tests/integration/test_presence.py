@@ -63,6 +63,7 @@ async def test_a_worker_is_online_while_it_runs(world: World) -> None:
         "leaked_threads": 0,
         "status": "online",
         "capacity": {"tasks": 6},
+        "announce_interval_sec": 60,
     }
     await worker.stop()
     [row] = await workers(world)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
-from flowkit.connection import TemporalUnavailable, is_loopback, unavailable
+from flowkit.connection import Namespace, TemporalUnavailable, is_loopback, unavailable
 
 ADDRESS = "temporal.example:7233"
 
@@ -59,3 +62,31 @@ def test_this_machine_is_known_by_its_addresses(address: str) -> None:
 )
 def test_other_machines_are_not_taken_for_this_one(address: str) -> None:
     assert not is_loopback(address)
+
+
+class Describes:
+    """A client that is not let in the first times."""
+
+    namespace = "default"
+
+    def __init__(self, refusals: int) -> None:
+        self.workflow_service = self
+        self.refusals = refusals
+        self.asked = 0
+
+    async def describe_namespace(self, request: Any) -> Any:
+        """The id, once there are no refusals left."""
+        self.asked += 1
+        if self.asked <= self.refusals:
+            raise RPCError("not allowed", RPCStatusCode.PERMISSION_DENIED, b"")
+        return SimpleNamespace(namespace_info=SimpleNamespace(id=f"id of {request.namespace}"))
+
+
+async def test_the_id_of_a_namespace_is_asked_for_until_it_is_known(caplog: pytest.LogCaptureFixture) -> None:
+    client: Any = Describes(refusals=2)
+    namespace = Namespace(client)
+    assert [await namespace.id() for _ in range(5)] == ["", "", *["id of default"] * 3]
+    assert client.asked == 3
+    assert [record.getMessage() for record in caplog.records if record.name == "flowkit.client"] == [
+        "Temporal does not tell the id of namespace 'default': not allowed"
+    ]

@@ -1,0 +1,54 @@
+"""Documents show parents by the rule of validation, and graphs are told apart by what runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowkit.adapters import documents
+from flowkit.workflows.validation import parse_graph
+
+IDS = ["a", "b", "c", "d", "e"]
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> dict[str, Any]:
+    """Graphs whose parents stand in the nodes, in the edges, or in both."""
+    pairs = [(one, other) for place, other in enumerate(IDS) for one in IDS[:place]]
+    some = st.lists(st.sampled_from(pairs), max_size=6)
+    own, empty = draw(some), draw(st.sets(st.sampled_from(IDS)))
+    nodes: list[dict[str, Any]] = []
+    for node_id in IDS:
+        parents = [source for source, target in own if target == node_id]
+        given_parents = {"depends_on": parents} if parents or node_id in empty else {}
+        nodes.append({"node_id": node_id, "type": "crawler", **given_parents})
+    edges = [list(pair) for pair in draw(some)]
+    extended = [{"from": source, "to": target} for source, target in draw(some)]
+    return {"nodes": nodes, "edges": edges, "edges_ex": extended}
+
+
+@given(graphs())
+def test_a_document_lists_the_parents_that_validation_finds(graph: dict[str, Any]) -> None:
+    shown = documents.new_task("t", {}, graph, 0.0)["graph"]
+    expected = {node.node_id: list(node.depends_on) for node in parse_graph(graph).nodes}
+    assert {node["node_id"]: node["depends_on"] for node in shown["nodes"]} == expected
+    assert {node_id: documents.parents_of(node_id, {"graph": shown}) for node_id in IDS} == expected
+    assert documents.graph_difference(shown, graph) is None
+
+
+@pytest.mark.parametrize(
+    "stored", [{}, {"nodes": 3}, {"nodes": [{}]}, {"nodes": [{"node_id": "a"}], "edges": [1]}]
+)
+def test_a_document_without_a_sound_graph_is_another_one(stored: dict[str, Any]) -> None:
+    given_graph = {"nodes": [{"node_id": "a", "type": "crawler"}]}
+    assert documents.graph_difference(stored, given_graph) == "its document holds no graph"
+
+
+def test_a_task_names_its_namespace_and_database_only_when_they_are_known() -> None:
+    graph = {"nodes": [{"node_id": "a", "type": "crawler"}]}
+    assert not {"namespace_id", "database_id"} & documents.new_task("t", {}, graph, 0.0).keys()
+    known = documents.new_task("t", {}, graph, 0.0, namespace_id="ns", database_id="db")
+    assert (known["namespace_id"], known["database_id"]) == ("ns", "db")
