@@ -56,7 +56,8 @@ class Wait:
             self._waiting.cancel()
 
     @contextmanager
-    def _here(self) -> Iterator[None]:
+    def here(self) -> Iterator[None]:
+        """A wait that can be ended, on the attempt's own task."""
         self._waiting = asyncio.current_task()
         try:
             yield
@@ -68,7 +69,7 @@ class Wait:
         async with aclosing(items):
             while True:
                 try:
-                    with self._here():
+                    with self.here():
                         item = await anext(items)
                 except StopAsyncIteration:
                     return
@@ -93,7 +94,8 @@ class Input:
 
         A cancel ends the wait for the next one at once, except while a plain generator makes it on a thread.
         """
-        args = await self._route(loaded)
+        with self.wait.here():
+            args = await self._route(loaded)
         batches = self._own(loaded) if args is None else self._pulled(args)
         if args is not None or _is_coroutine(self.handler.iter_batches):
             batches = self.wait.each(batches)
