@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -103,7 +103,7 @@ class ProcessPool:
             process.end()
 
 
-_STATE, _PID = 0, 1
+_STATE, _PID, _BEGUN = 0, 1, 2
 """Places in the memory that a process shares with its worker."""
 
 _RUNS, _CANCELLED, _GIVEN_UP = 0, 1, 2
@@ -119,24 +119,27 @@ class _Process:
         self._executor: ProcessPoolExecutor | None = None
 
     async def run(self, role: str, batch: Batch, view: ProcessContext) -> tuple[Any, dict[str, Any]]:
-        """What the hook answers, and the scratch space after it. Kills the process when nobody waits for it."""
-        running = self._submitted(role, batch, view)
+        """What the hook answers, and the scratch space after it. A process that died while idle costs nothing."""
+        try:
+            return await self._run(role, batch, view)
+        except BrokenProcessPool:
+            died_idle = not self._shared[_BEGUN]
+            self.end()
+        if died_idle:
+            with suppress(BrokenProcessPool):
+                return await self._run(role, batch, view)
+            self.end()
+        raise ProcessDied(f"the process that worked on batch {batch.batch_uid!r} has ended")
+
+    async def _run(self, role: str, batch: Batch, view: ProcessContext) -> tuple[Any, dict[str, Any]]:
+        """Kills the process when the batch is given up."""
+        running = self._started().submit(_process, role, batch, view)
         try:
             return await asyncio.wrap_future(running)
-        except BrokenProcessPool:
-            self.end()
-            raise ProcessDied(f"the process that worked on batch {batch.batch_uid!r} has ended") from None
         except asyncio.CancelledError:
             if not running.done():
                 self._kill()
             raise
-
-    def _submitted(self, role: str, batch: Batch, view: ProcessContext) -> Future[Any]:
-        try:
-            return self._started().submit(_process, role, batch, view)
-        except BrokenProcessPool:  # it died while it had nothing to do
-            self.end()
-            return self._started().submit(_process, role, batch, view)
 
     async def ask_to_stop_with(self, flag: asyncio.Event) -> None:
         """Show the hook that its run is cancelled as soon as `flag` is set."""
@@ -145,11 +148,11 @@ class _Process:
 
     def _started(self) -> ProcessPoolExecutor:
         if self._executor is None:
-            self._shared = _spawning.RawArray("q", 2)
+            self._shared = _spawning.RawArray("q", 3)
             self._executor = ProcessPoolExecutor(
                 1, mp_context=_spawning, initializer=_begin, initargs=(self._handlers, self._shared)
             )
-        self._shared[_STATE] = _RUNS
+        self._shared[_STATE], self._shared[_BEGUN] = _RUNS, 0
         return self._executor
 
     def _kill(self) -> None:
@@ -194,5 +197,6 @@ def _end_with_the_worker() -> None:
 def _process(role: str, batch: Batch, view: ProcessContext) -> tuple[Any, dict[str, Any]]:
     if _shared[_STATE] == _GIVEN_UP:  # before the process had started
         os._exit(1)
+    _shared[_BEGUN] = 1
     hook: Any = _handlers[role].process_batch
     return hook(batch, view), view.kv
