@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flowkit.local import Stack
+from flowkit.text import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 LOGS = Path(__file__).parents[1] / ".logs"
 
@@ -31,6 +32,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
         yield running
     if request.session.testsfailed:
         keep_logs(folder)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Some tests log lone surrogates, which reports cannot carry from one test process to another."""
+    report = yield
+    report.sections = [(name, clean(text)) for name, text in report.sections]
+    return report
 
 
 def keep_logs(folder: Path) -> None:

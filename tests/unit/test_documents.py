@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowkit.adapters import documents
-from flowkit.workflows.validation import parse_graph
+from flowkit.workflows.validation import parents_of, parse_graph
 
 IDS = ["a", "b", "c", "d", "e"]
 
@@ -35,7 +35,7 @@ def test_a_document_lists_the_parents_that_validation_finds(graph: dict[str, Any
     shown = documents.new_task("t", {}, graph, 0.0)["graph"]
     expected = {node.node_id: list(node.depends_on) for node in parse_graph(graph).nodes}
     assert {node["node_id"]: node["depends_on"] for node in shown["nodes"]} == expected
-    assert {node_id: documents.parents_of(node_id, {"graph": shown}) for node_id in IDS} == expected
+    assert {node_id: parents_of(shown, node_id) for node_id in IDS} == expected
     assert documents.graph_difference(shown, graph) is None
 
 
