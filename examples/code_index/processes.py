@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any, Self
 
 from code_index.errors import DemoError
-from flowkit.local.crew import start_together, stop_together
 from flowkit.local.flowkit_process import FlowkitProcess
+from flowkit.local.lifecycle import start_together, stop_together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

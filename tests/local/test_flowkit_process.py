@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.integration.conftest import world
 from tests.integration.world import ROOT, eventually, node
-from tests.local.world import descendants, lines_of, running, wait_until
+from tests.local.processes import descendants, lines_of, running, wait_until
 
-from flowkit.local.crew import start_together, stop_together
 from flowkit.local.errors import ProcessMisused
 from flowkit.local.flowkit_process import engine, workers
+from flowkit.local.lifecycle import start_together, stop_together
 
 if TYPE_CHECKING:
     import subprocess

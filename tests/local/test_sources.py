@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pymongo
 import pytest
-from tests.local.world import descendants, running, wait_until
+from tests.local.processes import descendants, running, wait_until
 
 from flowkit.errors import ConfigError
 from flowkit.local import MongoServer, Stack, TemporalServer

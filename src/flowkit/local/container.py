@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowkit.local.cache import fingerprint
-from flowkit.local.commands import run
+from flowkit.local.install.cache import fingerprint
+from flowkit.local.install.commands import run
+from flowkit.local.install.progress import progress
 from flowkit.local.ports import HOST
-from flowkit.local.progress import progress
 
 ANSWER_WITHIN_SECONDS = 3.0
 DATA = "/flowkit"

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from flowkit.local.cache import fingerprint, install_once, installed
-from flowkit.local.commands import program, run
-from flowkit.local.maven import Jars
+from flowkit.local.install.cache import fingerprint, install_once, installed
+from flowkit.local.install.commands import program, run
+from flowkit.local.install.maven import Jars
 from flowkit.local.ports import HOST
 
 NAME, VERSION = "mongo-java-server", "1.47.0"

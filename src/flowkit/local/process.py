@@ -11,8 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Self
 
-from flowkit.local.causes import tells_full_disk
-from flowkit.local.claims import claimed
 from flowkit.local.errors import (
     DevServerError,
     DiskFull,
@@ -23,8 +21,10 @@ from flowkit.local.errors import (
     last_lines,
     writing_to,
 )
-from flowkit.local.guard import guarded
+from flowkit.local.folder_lock import claimed
+from flowkit.local.install.diagnosis import tells_full_disk
 from flowkit.local.ports import is_free
+from flowkit.local.supervisor import guarded
 
 READY_WITHIN_SECONDS = 60.0
 PROBE_EVERY_SECONDS = 0.02

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from flowkit.local.crew import start_together, stop_together
+from flowkit.local.lifecycle import start_together, stop_together
 from flowkit.local.mongo import MongoServer
 from flowkit.local.process import ServerProcess
 from flowkit.local.temporal import TemporalServer

@@ -7,10 +7,10 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowkit.local.cache import install_once, installed
-from flowkit.local.commands import program, run
-from flowkit.local.download import fetch
 from flowkit.local.errors import InstallFailed, NoNetwork, ProgramMissing, WrongHash
+from flowkit.local.install.cache import install_once, installed
+from flowkit.local.install.commands import program, run
+from flowkit.local.install.download import fetch
 
 NAME, VERSION = "temporal-cli", "v1.5.1"
 MODULE = "github.com/temporalio/cli/cmd/temporal"

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.cli.up.up_process import Up, alone, four_ports, graph_file, listed
+from tests.integration.world import CEILING, FLOWKIT
+from tests.local.processes import running, wait_until
 
 from flowkit.local.ports import is_free
-from tests.cli.ups import Up, alone, four_ports, graph_file, listed
-from tests.integration.world import CEILING, FLOWKIT
-from tests.local.world import running, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -169,7 +169,7 @@ def process_named(up: Up, name: str) -> int:
     """The id of a flowkit process, as `up` itself does not tell it."""
     wanted = f"flowkit\0{name}"
     found = [pid for pid in up.family() if wanted in Path(f"/proc/{pid}/cmdline").read_text()]
-    return next(pid for pid in found if "guard.py" not in Path(f"/proc/{pid}/cmdline").read_text())
+    return next(pid for pid in found if "supervisor.py" not in Path(f"/proc/{pid}/cmdline").read_text())
 
 
 def named_log(headline: str) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.local.world import SLEEP, Scripted, descendants, lines_of, running, wait_until
+from tests.local.processes import SLEEP, Scripted, descendants, lines_of, running, wait_until
 
-from flowkit.local.crew import start_together, stop_together
 from flowkit.local.errors import FolderInUse, FolderNotWritable, PortInUse, ServerEnded, ServerNotReady
+from flowkit.local.lifecycle import start_together, stop_together
 
 
 def test_a_server_that_ends_at_its_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_server_that_stays_silent_is_ended(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_folder_serves_one_server_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowkit.local.claims.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("flowkit.local.folder_lock.WAIT_SECONDS", 0.1)
     second = Scripted(tmp_path, SLEEP, ready=True)
     with (
         Scripted(tmp_path, SLEEP, ready=True),
@@ -151,7 +151,7 @@ threading.Event().wait()
 OWNER = """
 import sys
 from pathlib import Path
-from tests.local.world import Scripted
+from tests.local.processes import Scripted
 
 folder = Path(sys.argv[1])
 Scripted(folder, Path(sys.argv[2]).read_text(), ready=folder / "ready").start()

@@ -13,9 +13,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowkit.cli.doctor_findings import Finding, bad, note, ok
-from flowkit.local.cache import cache_bytes, cache_folder
+from flowkit.cli.doctor.findings import Finding, bad, note, ok
 from flowkit.local.container import running_engine
+from flowkit.local.install.cache import cache_bytes, cache_folder
 from flowkit.local.listeners import listener
 from flowkit.local.ports import is_free
 

@@ -1,6 +1,6 @@
 """Run one server and never outlive the process that asked for it.
 
-Runs as a script: `python guard.py '{"command": [...], "after": [...]}'`, with a pipe from its owner as standard
+Runs as a script: `python supervisor.py '{"command": [...], "after": [...]}'`, with a pipe from its owner as standard
 input. The pipe closes when the owner stops the server and also when the owner dies, whatever killed it, because the
 kernel closes it; so this needs no cooperation from a dying owner, and unlike a parent-death signal it does not depend
 on the owner's threads.

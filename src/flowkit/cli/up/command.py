@@ -45,7 +45,7 @@ def up(
     """Run Temporal with its Web UI, MongoDB, an engine and workers here, until Ctrl-C. For development."""
     log_warnings(verbose)
     from flowkit.cli.loading import check_names
-    from flowkit.cli.up_plan import Part, Wanted, parts_named, planned
+    from flowkit.cli.up.plan import Part, Wanted, parts_named, planned
 
     if install:
         return _install(parts_named(only or []) or frozenset(Part))
@@ -63,7 +63,7 @@ def up(
     )
     plan = planned(wanted, os.environ)
     check_names([*wanted.handlers, *_targets(functions or [])])
-    from flowkit.cli.up_run import up as run_until_stopped
+    from flowkit.cli.up.run import up as run_until_stopped
 
     return run_until_stopped(plan)
 

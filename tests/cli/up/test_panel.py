@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console, Group
+from tests.integration.world import CEILING, FLOWKIT, World
 
-from flowkit.cli.up_panel import About, Lines, panel
-from flowkit.cli.up_plan import Plan, Ports, Wanted, exported, planned, told_to_people, told_to_programs
-from flowkit.cli.up_watch import ENDED, SILENT, Row, Tasks, View
+from flowkit.cli.up.panel import About, Lines, panel
+from flowkit.cli.up.plan import Plan, Ports, Wanted, exported, planned, told_to_people, told_to_programs
+from flowkit.cli.up.status import ENDED, SILENT, Row, Tasks, View
 from flowkit.client import TaskSummary
 from flowkit.models import TaskStatus
-from tests.integration.world import CEILING, FLOWKIT, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

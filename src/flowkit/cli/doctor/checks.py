@@ -8,12 +8,12 @@ import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flowkit.cli import doctor_machine as machine
-from flowkit.cli.doctor_findings import Finding, State, bad, note, ok
-from flowkit.cli.doctor_servers import mongo_findings, temporal_findings
+from flowkit.cli.doctor import machine
+from flowkit.cli.doctor.findings import Finding, State, bad, note, ok
+from flowkit.cli.doctor.servers import mongo_findings, temporal_findings
 from flowkit.cli.errors import flat
 from flowkit.cli.options import DEFAULT_MONGO_URL
-from flowkit.cli.up_plan import Ports
+from flowkit.cli.up.plan import Ports
 from flowkit.errors import FlowKitError
 from flowkit.local.mongo import mongo_program
 from flowkit.local.sources import Program, Source, allowed

@@ -10,7 +10,7 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 
 from flowkit.local.errors import DiskFull, writing_to
-from flowkit.local.progress import progress
+from flowkit.local.install.progress import progress
 
 
 def cache_folder() -> Path:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from flowkit.local.cache import fingerprint, install_once, installed
-from flowkit.local.commands import program, run
-from flowkit.local.download import check_files
+from flowkit.local.install.cache import fingerprint, install_once, installed
+from flowkit.local.install.commands import program, run
+from flowkit.local.install.download import check_files
 
 REMEDY = "install a JDK 17 or newer and Maven"
 WRONG_HASH_REMEDY = (

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flowkit.cli import output
-from flowkit.cli.scaffold import make_project, new_project
+from flowkit.cli.project.scaffold import make_project, new_project
 
 if TYPE_CHECKING:
-    from flowkit.cli.scaffold import Project
+    from flowkit.cli.project.scaffold import Project
 
 
 def init(

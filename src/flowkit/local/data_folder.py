@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowkit.local.claims import try_claim
 from flowkit.local.errors import DevServerError, FolderInUse, writing_to
+from flowkit.local.folder_lock import try_claim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ import pymongo
 import pytest
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
-from tests.local.world import SLEEP, Scripted, lines_of, wait_until
+from tests.local.processes import SLEEP, Scripted, lines_of, wait_until
 
 from flowkit.local.errors import ServerNotReady
 from flowkit.local.mongo import MongoServer

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from ruamel.yaml import YAML
-
-from flowkit.cli.scaffold import new_project
 from tests.integration.world import CEILING, FLOWKIT, ROOT
+
+from flowkit.cli.project.scaffold import new_project
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -185,7 +185,7 @@ def test_a_folder_without_the_right_to_write_is_named(program: Program) -> None:
 
 
 def test_what_breaks_off_in_the_middle_leaves_nothing(program: Program, tmp_path: Path) -> None:
-    full = "import sys; from flowkit.cli import app, scaffold; own = scaffold.Project.files\n"
+    full = "import sys; from flowkit.cli import app; from flowkit.cli.project import scaffold; own = scaffold.Project.files\n"
     full += (
         "scaffold.Project.files = lambda self: {**own(self), scaffold.PurePosixPath('graph.json/x'): ''}\n"
     )
@@ -261,9 +261,9 @@ def test_the_wheel_gets_every_template() -> None:
     data = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"][
         "package-data"
     ]
-    package = ROOT / "src/flowkit"
+    package, folder = ROOT / "src/flowkit", "cli/project/templates"
     packed = {path for pattern in data["flowkit"] for path in glob(pattern, root_dir=package, recursive=True)}
-    assert {f"cli/templates/{path}" for path in files(package / "cli/templates")} <= packed
+    assert {f"{folder}/{path}" for path in files(package / folder)} <= packed
 
 
 # --- on real servers ------------------------------------------------------------------------------------------------

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.local.world import lines_of
+from tests.local.processes import lines_of
 
 from flowkit.local import mongo_stand_in as stand_in
 from flowkit.local import temporal_cli as cli
-from flowkit.local.cache import cache_bytes, install_once, installed
-from flowkit.local.commands import run
-from flowkit.local.download import fetch
 from flowkit.local.errors import DiskFull, InstallFailed, NoNetwork, ProgramMissing, WrongHash
-from flowkit.local.maven import Jars
+from flowkit.local.install.cache import cache_bytes, install_once, installed
+from flowkit.local.install.commands import run
+from flowkit.local.install.download import fetch
+from flowkit.local.install.maven import Jars
 
 NOBODY = "http://127.0.0.1:1"
 """A proxy that refuses every connection."""
@@ -65,7 +65,7 @@ def path_with(folder: Path, *names: str) -> str:
 INSTALLER = """
 import sys, threading
 from pathlib import Path
-from flowkit.local.cache import install_once
+from flowkit.local.install.cache import install_once
 
 who, journal, gate = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 

@@ -35,8 +35,8 @@ def doctor(
 ) -> None:
     """Check what FlowKit needs here. Exit code 0 when the servers answer, or `flowkit up` could start them."""
     log_warnings(verbose)
-    from flowkit.cli.doctor_checks import examine
-    from flowkit.cli.doctor_findings import findings_table
+    from flowkit.cli.doctor.checks import examine
+    from flowkit.cli.doctor.findings import findings_table
 
     where = Where(mongo_url=mongo_url, database=database, queue=queue)
     findings, works = asyncio.run(examine(where, port_base))

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, NoReturn
 from flowkit.cli import output
 from flowkit.cli.errors import Exit
 from flowkit.cli.options import DEFAULT_MONGO_URL
-from flowkit.cli.up_plan import Part, exported, told_to_programs
+from flowkit.cli.up.plan import Part, exported, told_to_programs
 from flowkit.local import flowkit_process
-from flowkit.local.crew import start_together, stop_together
+from flowkit.local.data_folder import state_folder
 from flowkit.local.errors import ServerEnded
+from flowkit.local.lifecycle import start_together, stop_together
 from flowkit.local.mongo import MongoServer
-from flowkit.local.state import state_folder
 from flowkit.local.temporal import TemporalServer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from flowkit.cli.up_plan import Plan
+    from flowkit.cli.up.plan import Plan
     from flowkit.local.flowkit_process import FlowkitProcess
     from flowkit.local.process import ServerProcess
     from flowkit.local.server import LocalServer
@@ -138,7 +138,7 @@ def _announce(started: Processes) -> None:
 
 
 def _follow(plan: Plan, started: Processes, folder: Path) -> None:
-    from flowkit.cli.up_follow import follow
+    from flowkit.cli.up.monitor import follow
 
     follow(plan, started, folder)
 

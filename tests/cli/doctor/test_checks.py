@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.cli.up.up_process import four_ports
+from tests.local.processes import own_environment
 
-from flowkit.cli.doctor_checks import Examined, examine
-from flowkit.cli.doctor_findings import Finding, State, bad, note, ok
-from flowkit.cli.doctor_machine import GB, _space, program_finding
-from flowkit.cli.doctor_servers import INDEXES
+from flowkit.cli.doctor.checks import Examined, examine
+from flowkit.cli.doctor.findings import Finding, State, bad, note, ok
+from flowkit.cli.doctor.machine import GB, _space, program_finding
+from flowkit.cli.doctor.servers import INDEXES
 from flowkit.cli.options import DEFAULT_MONGO_URL, Where
 from flowkit.local.listeners import listener
-from tests.cli.ups import four_ports
-from tests.local.world import own_environment
 
 if TYPE_CHECKING:
     from pathlib import Path

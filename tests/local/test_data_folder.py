@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flowkit.local.claims import claimed
+from flowkit.local.data_folder import LOCK, PREFIX, state_folder
 from flowkit.local.errors import FolderInUse, FolderNotWritable, ServerEnded
-from flowkit.local.state import LOCK, PREFIX, state_folder
+from flowkit.local.folder_lock import claimed
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.service import RPCError
 
 from flowkit.adapters.mongo import words
-from flowkit.cli.doctor_findings import Finding, bad, note, ok
+from flowkit.cli.doctor.findings import Finding, bad, note, ok
 from flowkit.cli.errors import flat
 from flowkit.cli.looking import missing, polled
 from flowkit.cli.servers import database, temporal_client, temporal_place, without_password

@@ -13,14 +13,14 @@ from rich.text import Text
 
 from flowkit.cli.asking import tasks_table
 from flowkit.cli.screen import plain_table
-from flowkit.cli.up_watch import RUNS
+from flowkit.cli.up.status import RUNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rich.console import Console, RenderableType
 
-    from flowkit.cli.up_watch import Row, Tasks, View
+    from flowkit.cli.up.status import Row, Tasks, View
 
 _FEWEST_TASKS, _MOST_TASKS = 3, 10
 

@@ -10,9 +10,10 @@ import subprocess
 import threading
 from typing import TYPE_CHECKING, Any
 
-from flowkit.local.ports import CANDIDATES, is_free
 from tests.integration.world import CEILING, FLOWKIT
-from tests.local.world import descendants, own_environment
+from tests.local.processes import descendants, own_environment
+
+from flowkit.local.ports import CANDIDATES, is_free
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

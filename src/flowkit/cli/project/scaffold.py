@@ -56,7 +56,7 @@ class Project:
             "image": self.image,
             "version": __version__,
         }
-        root = resources.files("flowkit.cli") / "templates" / "project"
+        root = resources.files("flowkit.cli.project") / "templates"
         return {
             self._place(path): _Rendered(template.read_text(encoding="utf-8")).substitute(values)
             for path, template in _templates(root, PurePosixPath())

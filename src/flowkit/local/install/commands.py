@@ -5,7 +5,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from flowkit.local.causes import telling_line, tells_full_disk, tells_no_network
 from flowkit.local.errors import (
     DevServerError,
     DiskFull,
@@ -14,7 +13,8 @@ from flowkit.local.errors import (
     ProgramMissing,
     last_lines,
 )
-from flowkit.local.guard import guarded
+from flowkit.local.install.diagnosis import telling_line, tells_full_disk, tells_no_network
+from flowkit.local.supervisor import guarded
 
 
 def program(name: str, *, remedy: str) -> str:
