@@ -26,6 +26,7 @@ from flowkit.cli.options import (
     Where,
 )
 from flowkit.loops import run
+from flowkit.ready_line import ready_line
 
 
 class Process(Protocol):
@@ -113,7 +114,7 @@ async def _until_stopped(process: Process, told: str) -> None:
         loop.add_signal_handler(number, stop.set)
     await process.start()
     _settle_memory()
-    output.note(f"running: {told}; Ctrl-C stops gently")
+    output.note(ready_line(told))
     waits = [asyncio.create_task(stop.wait()), asyncio.create_task(process.wait_stopped())]
     done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     await process.stop()

@@ -1,14 +1,11 @@
 """FlowKit's own processes, engines and workers, as child processes like the servers."""
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flowkit.local.process import ServerProcess
-
-_RUNNING = re.compile(r"^running: (.*); Ctrl-C stops gently$", re.MULTILINE)
-"""What `flowkit engine` and `flowkit worker` write when they poll."""
+from flowkit.ready_line import find_summary
 
 
 class FlowkitProcess(ServerProcess):
@@ -45,8 +42,7 @@ class FlowkitProcess(ServerProcess):
 
     def is_ready(self) -> bool:
         """Whether this start has reported that it polls."""
-        if not self.doing and (found := _RUNNING.search(self.logged())):
-            self.doing = found[1]
+        self.doing = self.doing or find_summary(self.logged())
         return bool(self.doing)
 
 

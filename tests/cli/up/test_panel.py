@@ -14,8 +14,9 @@ import pytest
 from rich.console import Console, Group
 from tests.integration.world import CEILING, FLOWKIT, World
 
+from flowkit.cli.up.exports import exported, told_to_people, told_to_programs
 from flowkit.cli.up.panel import About, Lines, panel
-from flowkit.cli.up.plan import Plan, Ports, Wanted, exported, planned, told_to_people, told_to_programs
+from flowkit.cli.up.plan import Plan, Ports, Wanted, planned
 from flowkit.cli.up.status import ENDED, SILENT, Row, Tasks, View
 from flowkit.client import TaskSummary
 from flowkit.models import TaskStatus

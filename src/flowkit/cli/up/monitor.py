@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from flowkit.cli import output
 from flowkit.cli.options import DEFAULT_MONGO_URL, Where
 from flowkit.cli.servers import database, temporal_place
+from flowkit.cli.up.exports import told_to_people
 from flowkit.cli.up.panel import About, screen
-from flowkit.cli.up.plan import told_to_people
 from flowkit.cli.up.status import Row, Watcher
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from flowkit.cli.up.panel import Screen
     from flowkit.cli.up.plan import Plan
-    from flowkit.cli.up.run import Processes
+    from flowkit.cli.up.processes import Processes
     from flowkit.local.flowkit_process import FlowkitProcess
     from flowkit.local.process import ServerProcess
     from flowkit.local.server import LocalServer

@@ -6,85 +6,22 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from flowkit.cli import output
 from flowkit.cli.errors import Exit
-from flowkit.cli.options import DEFAULT_MONGO_URL
-from flowkit.cli.up.plan import Part, exported, told_to_programs
-from flowkit.local import flowkit_process
+from flowkit.cli.up.exports import told_to_programs
+from flowkit.cli.up.processes import processes
 from flowkit.local.data_folder import state_folder
 from flowkit.local.errors import ServerEnded
 from flowkit.local.lifecycle import start_together, stop_together
-from flowkit.local.mongo import MongoServer
-from flowkit.local.temporal import TemporalServer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from flowkit.cli.up.plan import Plan
-    from flowkit.local.flowkit_process import FlowkitProcess
+    from flowkit.cli.up.processes import Processes
     from flowkit.local.process import ServerProcess
-    from flowkit.local.server import LocalServer
-
-
-@dataclass(kw_only=True)
-class Processes:
-    """What one `flowkit up` starts."""
-
-    temporal: TemporalServer | None
-    mongo: MongoServer | None
-    exports: Mapping[str, str]
-    """The environment in which other programs find them."""
-    engine: FlowkitProcess | None = None
-    workers: list[FlowkitProcess] = field(default_factory=list)
-
-    @property
-    def servers(self) -> list[LocalServer]:
-        """Those that all else needs."""
-        return [server for server in (self.temporal, self.mongo) if server is not None]
-
-    @property
-    def flowkit(self) -> list[FlowkitProcess]:
-        """FlowKit's own."""
-        return [*([self.engine] if self.engine else []), *self.workers]
-
-    @property
-    def all(self) -> list[ServerProcess]:
-        """All, in the order of their start."""
-        return [*self.servers, *self.flowkit]
-
-
-def processes(plan: Plan, folder: Path) -> Processes:
-    """What is to be started, with data and logs in a folder; nothing is started yet."""
-    ports, wanted = plan.ports, plan.wanted
-    temporal = mongo = None
-    if plan.starts_temporal:
-        temporal = TemporalServer(
-            folder, port=ports.temporal, ui_port=ports.ui, http_port=ports.temporal_http
-        )
-    if plan.starts_mongo:
-        mongo = MongoServer(folder, port=ports.mongo)
-    address = temporal.address if temporal else os.environ.get("TEMPORAL_ADDRESS")
-    url = mongo.url if mongo else os.environ.get("MONGO_URL") or DEFAULT_MONGO_URL
-    made = Processes(temporal=temporal, mongo=mongo, exports=exported(plan, address, url))
-    options = ["--verbose"] if wanted.verbose else []
-    if Part.ENGINE in plan.parts:
-        made.engine = flowkit_process.engine(
-            folder, functions=wanted.functions, options=options, environment=made.exports
-        )
-    if Part.WORKER in plan.parts:
-        slots = ["--concurrency", str(wanted.concurrency)] if wanted.concurrency else []
-        made.workers = flowkit_process.workers(
-            folder,
-            wanted.handlers,
-            count=wanted.workers or 1,
-            options=[*options, *slots],
-            environment=made.exports,
-        )
-    return made
 
 
 def up(plan: Plan) -> None:
