@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
 
-CEILING = 40.0
+TIMEOUT_SEC = 40.0
 """Seconds after which something that should have happened has not; far above what it takes."""
 
-SLEEP = "import threading; threading.Event().wait()"
+WAIT_FOREVER = "import threading; threading.Event().wait()"
 
 
-class Scripted(ServerProcess):
+class ScriptedProcess(ServerProcess):
     """A server that is a line of Python."""
 
     name = "scripted"
@@ -47,13 +47,13 @@ class Scripted(ServerProcess):
         return self._ready.exists() if isinstance(self._ready, Path) else self._ready
 
 
-def lines_of(process: subprocess.Popen[str]) -> IO[str]:
+def stdout_of(process: subprocess.Popen[str]) -> IO[str]:
     """A process's output."""
     assert process.stdout is not None
     return process.stdout
 
 
-def wait_until(condition: Callable[[], bool], *, within: float = CEILING) -> None:
+def wait_until(condition: Callable[[], bool], *, within: float = TIMEOUT_SEC) -> None:
     """Return as soon as the condition holds; fail if it does not in time."""
     deadline, never = time.monotonic() + within, threading.Event()
     while not condition():
@@ -68,15 +68,15 @@ def descendants(pid: int) -> set[int]:
         with suppress(OSError):
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, set()).add(int(stat.parent.name))
-    found: set[int] = set()
-    new = {pid}
-    while new:
-        new = {child for one in new for child in children.get(one, set())} - found
-        found |= new
-    return found
+    all_found: set[int] = set()
+    unvisited = {pid}
+    while unvisited:
+        unvisited = {child for one in unvisited for child in children.get(one, set())} - all_found
+        all_found |= unvisited
+    return all_found
 
 
-def running(pids: set[int]) -> set[int]:
+def still_running(pids: set[int]) -> set[int]:
     """Those of the processes that have not ended; a zombie has."""
     return {pid for pid in pids if _state(pid) not in ("", "Z")}
 
@@ -87,7 +87,7 @@ def _state(pid: int) -> str:
     return ""
 
 
-def own_environment(folder: Path) -> dict[str, str]:
+def isolated_environment(folder: Path) -> dict[str, str]:
     """The environment without servers of others, and with temporary files of its own."""
     named = {"TEMPORAL_ADDRESS", "MONGO_URL", "TEMPORAL_NAMESPACE", "MONGO_DATABASE", "FLOWKIT_QUEUE"}
     folder.mkdir(exist_ok=True)

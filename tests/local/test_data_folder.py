@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flowkit.local.data_folder import LOCK, PREFIX, state_folder
+from flowkit.local.data_folder import LOCK_NAME, PREFIX, data_folder
 from flowkit.local.errors import FolderInUse, FolderNotWritable, ServerEnded
-from flowkit.local.folder_lock import claimed
+from flowkit.local.folder_lock import folder_lock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,21 +26,21 @@ def left_behind(temporary: Path, *, seconds_ago: float) -> Path:
     """The folder of one that was killed."""
     folder = temporary / f"{PREFIX}killed"
     folder.mkdir()
-    for name in (LOCK, "temporal.lock", "temporal.db"):
+    for name in (LOCK_NAME, "temporal.lock", "temporal.db"):
         (folder / name).touch()
-    then = (folder / LOCK).stat().st_mtime - seconds_ago
-    os.utime(folder / LOCK, (then, then))
+    then = (folder / LOCK_NAME).stat().st_mtime - seconds_ago
+    os.utime(folder / LOCK_NAME, (then, then))
     return folder
 
 
 def test_a_folder_of_the_users_stays(tmp_path: Path) -> None:
-    with state_folder(tmp_path / "a" / "b") as folder:
+    with data_folder(tmp_path / "a" / "b") as folder:
         (folder / "temporal.db").touch()
     assert (tmp_path / "a" / "b" / "temporal.db").exists()
 
 
 def test_a_temporary_folder_is_removed(temporary: Path) -> None:
-    with state_folder(None) as folder:
+    with data_folder(None) as folder:
         assert folder.parent == temporary
         (folder / "temporal.db").touch()
     assert list(temporary.iterdir()) == []
@@ -48,7 +48,7 @@ def test_a_temporary_folder_is_removed(temporary: Path) -> None:
 
 def test_the_logs_that_an_error_names_stay(temporary: Path) -> None:
     def end() -> None:
-        with state_folder(None) as folder:
+        with data_folder(None) as folder:
             (folder / "mongo").mkdir()
             (folder / "temporal.db").touch()
             (folder / "engine.log").write_text("why")
@@ -61,9 +61,9 @@ def test_the_logs_that_an_error_names_stay(temporary: Path) -> None:
 
 def test_a_folder_belongs_to_one_at_a_time(tmp_path: Path) -> None:
     with (
-        state_folder(tmp_path / "data"),
+        data_folder(tmp_path / "data"),
         pytest.raises(FolderInUse, match="data is used by a running flowkit up; stop that or choose another"),
-        state_folder(tmp_path / "data"),
+        data_folder(tmp_path / "data"),
     ):
         pass
 
@@ -72,24 +72,24 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(FolderNotWritable, match="file cannot be written .a file is in its place"),
-        state_folder(tmp_path / "file"),
+        data_folder(tmp_path / "file"),
     ):
         pass
 
 
 def test_what_a_killed_one_left_behind_is_removed(temporary: Path) -> None:
     folder = left_behind(temporary, seconds_ago=100)
-    with state_folder(None):
+    with data_folder(None):
         assert not folder.exists()
 
 
 def test_what_still_saves_its_data_is_left_alone(temporary: Path) -> None:
     folder = left_behind(temporary, seconds_ago=100)
-    with claimed(folder / "temporal.lock"), state_folder(None):
+    with folder_lock(folder / "temporal.lock"), data_folder(None):
         assert folder.exists()
 
 
 def test_what_is_just_being_made_is_left_alone(temporary: Path) -> None:
     folder = left_behind(temporary, seconds_ago=0)
-    with state_folder(None):
+    with data_folder(None):
         assert folder.exists()

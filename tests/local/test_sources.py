@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import pymongo
 import pytest
-from tests.local.processes import descendants, running, wait_until
+from tests.local.processes import descendants, still_running, wait_until
 
 from flowkit.errors import ConfigError
 from flowkit.local import MongoServer, Stack, TemporalServer
-from flowkit.local.container import Container, Engine, container_name, running_engine
+from flowkit.local.container import ContainerEngine, ContainerImage, container_name, find_engine
 from flowkit.local.errors import InstallFailed
-from flowkit.local.mongo import mongo_program, sources_for
+from flowkit.local.mongo import compatible_sources, mongo_program
 from flowkit.local.ports import is_free
-from flowkit.local.sources import Program, Source, allowed, choose
+from flowkit.local.sources import Program, Source, allowed_sources, select_program
 from flowkit.local.temporal import temporal_program
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def found(source: Source) -> Program:
     """A program that comes from there."""
-    return Program(source=source, where="there", get=lambda: "it")
+    return Program(source=source, description="there", install=lambda: "it")
 
 
 # --- the order --------------------------------------------------------------------------------------------------
@@ -67,42 +67,42 @@ def test_the_variable_limits_and_orders_the_sources(
     text: str, order: tuple[Source, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLOWKIT_SERVERS", text)
-    assert allowed() == order
+    assert allowed_sources() == order
 
 
 def test_an_unknown_source_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLOWKIT_SERVERS", "path,brew")
     with pytest.raises(ConfigError, match="'brew'; its names are path, container, cache, download"):
-        allowed()
+        allowed_sources()
 
 
 @pytest.mark.parametrize("there", [Source.CONTAINER, Source.DOWNLOAD])
 def test_the_first_source_that_has_it_is_taken(there: Source) -> None:
-    looks = {source: lambda: None for source in Source} | {there: lambda: found(there)}
-    assert choose("server", looks, ALL).source is there
+    finders = {source: lambda: None for source in Source} | {there: lambda: found(there)}
+    assert select_program("server", finders, ALL).source is there
 
 
 def test_sources_that_have_nothing_are_named() -> None:
     with pytest.raises(
         InstallFailed, match="no server is to be had by path, cache alone; unset FLOWKIT_SERVERS"
     ):
-        choose("server", dict.fromkeys(Source, lambda: None), [Source.PATH, Source.CACHE])
+        select_program("server", dict.fromkeys(Source, lambda: None), [Source.PATH, Source.CACHE])
 
 
 def test_programs_on_path_come_first_and_what_is_not_there_would_be_fetched(bare: Path) -> None:
     assert temporal_program(ALL).source is Source.DOWNLOAD
     assert mongo_program(ALL).source is Source.DOWNLOAD
-    assert mongo_program(ALL).needs == ("java", "javac", "mvn")
+    assert mongo_program(ALL).requires == ("java", "javac", "mvn")
     temporal, mongod = program(bare / "temporal"), program(bare / "mongod")
-    assert (temporal_program(ALL).source, temporal_program(ALL).get()) == (Source.PATH, temporal)
-    assert (mongo_program(ALL).source, mongo_program(ALL).where) == (Source.PATH, mongod)
+    assert (temporal_program(ALL).source, temporal_program(ALL).install()) == (Source.PATH, temporal)
+    assert (mongo_program(ALL).source, mongo_program(ALL).description) == (Source.PATH, mongod)
 
 
 def test_a_named_temporal_cli_wins(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(bare / "temporal")
     named = program(tmp_path / "mine" / "my-temporal")
     monkeypatch.setenv("FLOWKIT_TEMPORAL_BIN", named)
-    assert temporal_program(ALL).get() == named
+    assert temporal_program(ALL).install() == named
 
 
 # --- data -------------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_a_folder_keeps_to_its_kind_of_data(
 ) -> None:
     for name in data:
         (tmp_path / name).touch()
-    assert tuple(sources_for(tmp_path, ALL)) == fitting
+    assert tuple(compatible_sources(tmp_path, ALL)) == fitting
 
 
 def test_data_that_no_allowed_source_can_read_are_not_left_out(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_data_that_no_allowed_source_can_read_are_not_left_out(tmp_path: Path) -
     with pytest.raises(
         ConfigError, match="holds data of the stand-in .*FLOWKIT_SERVERS, or choose another folder"
     ):
-        sources_for(tmp_path, [Source.PATH])
+        compatible_sources(tmp_path, [Source.PATH])
 
 
 # --- containers -------------------------------------------------------------------------------------------------
@@ -155,10 +155,10 @@ def calls(journal: Path, verb: str) -> list[list[str]]:
     return [call for call in every if call[0] == verb]
 
 
-def guarded(server: ServerProcess) -> set[int]:
+def process_tree(server: ServerProcess) -> set[int]:
     """All processes of a server."""
-    assert server._guard is not None
-    return {server._guard.pid, *descendants(server._guard.pid)}
+    assert server._supervisor is not None
+    return {server._supervisor.pid, *descendants(server._supervisor.pid)}
 
 
 @pytest.mark.server
@@ -170,12 +170,12 @@ def test_servers_run_in_containers_and_keep_their_data(tmp_path: Path, docker: P
         assert not stack.mongo.stand_in
         with pymongo.MongoClient[dict[str, object]](stack.mongo_url) as client:
             client.flowkit.tasks.insert_one({"_id": "t"})
-        family = guarded(stack.mongo) | guarded(stack.temporal)
+        family = process_tree(stack.mongo) | process_tree(stack.temporal)
         ports = [stack.mongo.port, stack.temporal.port, stack.temporal.ui_port]
         stack.mongo.restart()
         with pymongo.MongoClient[dict[str, object]](stack.mongo_url) as client:
             assert client.flowkit.tasks.find_one() == {"_id": "t"}
-    wait_until(lambda: not running(family))
+    wait_until(lambda: not still_running(family))
     assert all(is_free(port) for port in ports)
     images = {"docker.io/temporalio/temporal:1.5.1", "docker.io/library/mongo:7.0.28"}
     assert len(calls(docker, "pull")) == 2
@@ -209,8 +209,8 @@ def test_the_command_of_a_container_says_what_it_may(tmp_path: Path, docker: Pat
 
 
 def test_root_inside_is_the_user_outside_where_an_engine_has_no_root(tmp_path: Path) -> None:
-    container = Container(Engine("podman", rootless=True), "image")
-    command = container.run("name", program="p", ports={}, data=tmp_path, arguments=[])
+    container = ContainerImage(ContainerEngine("podman", rootless=True), "image")
+    command = container.run_arguments("name", program="p", ports={}, data=tmp_path, arguments=[])
     assert command[command.index("--user") + 1] == "0:0"
 
 
@@ -228,12 +228,12 @@ def test_an_engine_must_answer_and_tells_whether_it_has_root(
 ) -> None:
     program(bare / "docker")
     (bare / "docker").write_text(f"#!/bin/sh\n{script}\n")
-    engine = running_engine()
+    engine = find_engine()
     assert (engine.rootless if engine else None) is rootless
 
 
 def test_a_client_that_hangs_is_no_engine(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowkit.local.container.ANSWER_WITHIN_SECONDS", 0.2)
+    monkeypatch.setattr("flowkit.local.container.COMMAND_TIMEOUT_SECONDS", 0.2)
     program(bare / "docker")
     (bare / "docker").write_text(f"#!{sys.executable}\nimport threading\nthreading.Event().wait()\n")
-    assert running_engine() is None
+    assert find_engine() is None

@@ -8,7 +8,7 @@ import pymongo
 import pytest
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
-from tests.local.processes import SLEEP, Scripted, lines_of, wait_until
+from tests.local.processes import WAIT_FOREVER, ScriptedProcess, stdout_of, wait_until
 
 from flowkit.local.errors import ServerNotReady
 from flowkit.local.mongo import MongoServer
@@ -112,7 +112,7 @@ def test_servers_end_in_order_when_their_owner_is_killed(
     tmp_path: Path, python: Callable[..., subprocess.Popen[str]]
 ) -> None:
     owner = python("-c", OWNER, str(tmp_path))
-    ports = [int(port) for port in lines_of(owner).readline().split()]
+    ports = [int(port) for port in stdout_of(owner).readline().split()]
     assert all(is_listening(port) for port in ports)
 
     owner.kill()
@@ -149,8 +149,8 @@ def test_only_the_server_that_is_missing_in_the_environment_is_ours(
 def test_if_one_server_fails_those_before_it_are_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = Scripted(tmp_path / "good", SLEEP, ready=True)
-    bad = Scripted(tmp_path / "bad", "raise SystemExit(3)", ready=False)
+    good = ScriptedProcess(tmp_path / "good", WAIT_FOREVER, ready=True)
+    bad = ScriptedProcess(tmp_path / "bad", "raise SystemExit(3)", ready=False)
     monkeypatch.setattr(Stack, "servers", [good, bad])
     with pytest.raises(ServerNotReady):
         Stack(tmp_path).start()

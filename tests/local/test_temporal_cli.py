@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.local.processes import lines_of
+from tests.local.processes import stdout_of
 
 from flowkit.local import mongo_stand_in as stand_in
 from flowkit.local import temporal_cli as cli
 from flowkit.local.errors import DiskFull, InstallFailed, NoNetwork, ProgramMissing, WrongHash
-from flowkit.local.install.cache import cache_bytes, install_once, installed
-from flowkit.local.install.commands import run
+from flowkit.local.install.cache import cache_size, find_installed, install_once
+from flowkit.local.install.commands import run_command
 from flowkit.local.install.download import fetch
 from flowkit.local.install.maven import Jars
 
@@ -95,15 +95,15 @@ def test_of_two_callers_one_installs_and_the_other_waits(
     tmp_path: Path, installer: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     first = installer("a")
-    assert [lines_of(first).readline() for _ in range(2)] == ["calling\n", "building\n"]
+    assert [stdout_of(first).readline() for _ in range(2)] == ["calling\n", "building\n"]
     second = installer("b")
-    assert lines_of(second).readline() == "calling\n"
+    assert stdout_of(second).readline() == "calling\n"
     assert not (tmp_path / "cache/thing/1").exists()
 
     (tmp_path / "gate").touch()
 
-    assert lines_of(second).read() == "done\n"
-    assert lines_of(first).read() == "done\n"
+    assert stdout_of(second).read() == "done\n"
+    assert stdout_of(first).read() == "done\n"
     assert (tmp_path / "journal").read_text() == "a"
 
 
@@ -111,7 +111,7 @@ def test_a_killed_install_is_done_again_from_the_start(
     tmp_path: Path, installer: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     first = installer("a")
-    assert [lines_of(first).readline() for _ in range(2)] == ["calling\n", "building\n"]
+    assert [stdout_of(first).readline() for _ in range(2)] == ["calling\n", "building\n"]
     first.kill()
     first.wait()
     (tmp_path / "gate").touch()
@@ -129,8 +129,8 @@ def test_a_failed_install_leaves_nothing_to_be_found(cache: Path) -> None:
 
     with pytest.raises(InstallFailed):
         install_once("thing", "1", fail)
-    assert installed("thing", "1") is None
-    assert cache_bytes() == 0
+    assert find_installed("thing", "1") is None
+    assert cache_size() == 0
     assert list(install_once("thing", "1", lambda folder: None).iterdir()) == []
 
 
@@ -150,13 +150,13 @@ CONTENT = b"#!/bin/sh\necho temporal version 1.5.1\n"
 
 def packed(content: bytes) -> bytes:
     """A release archive with that program."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w:gz") as archive:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for name, data in (("LICENSE", b"free"), ("temporal", content)):
             info = tarfile.TarInfo(name)
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 class Releases(http.server.BaseHTTPRequestHandler):
@@ -209,29 +209,29 @@ def test_a_host_that_does_not_answer_is_named(tmp_path: Path, no_network: None) 
     assert list(tmp_path.iterdir()) == []
 
 
-def released(url: str, sha256: str) -> Callable[[], cli.Archive]:
+def released(url: str, sha256: str) -> Callable[[], cli.ReleaseArchive]:
     """A release for this machine."""
-    return lambda: cli.Archive(url, sha256)
+    return lambda: cli.ReleaseArchive(url, sha256)
 
 
 def test_the_temporal_cli_comes_from_its_release(
     cache: Path, releases: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sha256 = hashlib.sha256(Releases.archive).hexdigest()
-    monkeypatch.setattr(cli, "archive", released(releases, sha256))
+    monkeypatch.setattr(cli, "release_archive", released(releases, sha256))
     program = cli.install_temporal()
     assert subprocess.run([program], capture_output=True, check=True).stdout == b"temporal version 1.5.1\n"
     assert [path.name for path in Path(program).parent.iterdir()] == ["temporal"]
-    assert cli.installed_temporal() == program
+    assert cli.cached_temporal() == program
 
 
 def test_a_release_with_another_hash_is_not_built_around(
     cache: Path, releases: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "archive", released(releases, "0" * 64))
+    monkeypatch.setattr(cli, "release_archive", released(releases, "0" * 64))
     with pytest.raises(WrongHash):
         cli.install_temporal()
-    assert cli.installed_temporal() is None
+    assert cli.cached_temporal() is None
 
 
 @pytest.mark.parametrize("kind", ["linux_amd64", "linux_arm64", "darwin_amd64", "darwin_arm64"])
@@ -239,7 +239,7 @@ def test_every_kind_of_machine_has_a_release_with_a_hash(kind: str, monkeypatch:
     system, machine = kind.split("_")
     monkeypatch.setattr("platform.system", lambda: system.capitalize())
     monkeypatch.setattr("platform.machine", lambda: {"amd64": "x86_64", "arm64": "aarch64"}[machine])
-    release = cli.archive()
+    release = cli.release_archive()
     assert release is not None
     assert release.url.endswith(f"/v1.5.1/temporal_cli_1.5.1_{kind}.tar.gz")
     assert len(bytes.fromhex(release.sha256)) == 32
@@ -267,7 +267,7 @@ def test_without_a_network_go_is_tried_and_both_are_told(cache: Path, no_network
         cli.install_temporal()
     for part in ("github.com cannot be reached", "`go` cannot reach what it needs", "refused"):
         assert part in str(caught.value)
-    assert installed(cli.NAME, cli.VERSION) is None
+    assert find_installed(cli.NAME, cli.VERSION) is None
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,9 @@ def test_a_jar_with_another_hash_is_refused_with_both_hashes(
 
 def test_another_failure_of_a_program_shows_the_end_of_what_it_printed(tmp_path: Path) -> None:
     with pytest.raises(InstallFailed) as caught:
-        run([sys.executable, "-c", "print('what', 'went wrong'); raise SystemExit(4)"], folder=tmp_path)
+        run_command(
+            [sys.executable, "-c", "print('what', 'went wrong'); raise SystemExit(4)"], folder=tmp_path
+        )
     assert caught.value.headline.endswith("failed with code 4:")
     assert caught.value.log_lines == ["what went wrong"]
 

@@ -29,7 +29,7 @@ from flowkit.loops import run
 from flowkit.ready_line import ready_line
 
 
-class Process(Protocol):
+class LongRunning(Protocol):
     """What both kinds of process offer."""
 
     async def start(self) -> None:
@@ -58,7 +58,7 @@ def engine(
     adapters = load_functions(functions or [])
     where = Where(mongo_url=mongo_url, database=database)
 
-    async def serve() -> None:
+    async def run_engine() -> None:
         from flowkit.cli import servers
         from flowkit.coordinator import Coordinator
 
@@ -67,9 +67,9 @@ def engine(
             process = Coordinator(
                 db=db, cfg=settings, adapters=adapters, client=client, own_thread=bool(adapters)
             )
-            await _until_stopped(process, f"engine runs the tasks of queue {settings.queue}")
+            await _run_until_stopped(process, f"engine runs the tasks of queue {settings.queue}")
 
-    run(serve())
+    run(run_engine())
 
 
 def worker(
@@ -95,26 +95,26 @@ def worker(
     settings = load_worker_config(config, {name: value for name, value in given.items() if value is not None})
     where = Where(mongo_url=mongo_url, database=database)
 
-    async def serve() -> None:
+    async def run_worker() -> None:
         from flowkit.cli import servers
         from flowkit.worker import Worker
 
         async with servers.database(where) as db:
             client = await servers.temporal_client()
             process = Worker(db=db, cfg=settings, handlers=loaded, client=client)
-            await _until_stopped(process, f"worker serves {', '.join(served)} of queue {settings.queue}")
+            await _run_until_stopped(process, f"worker serves {', '.join(served)} of queue {settings.queue}")
 
-    run(serve())
+    run(run_worker())
 
 
-async def _until_stopped(process: Process, told: str) -> None:
+async def _run_until_stopped(process: LongRunning, summary: str) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     await process.start()
-    _settle_memory()
-    output.note(ready_line(told))
+    _freeze_garbage_collector()
+    output.note(ready_line(summary))
     waits = [asyncio.create_task(stop.wait()), asyncio.create_task(process.wait_stopped())]
     done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     await process.stop()
@@ -123,7 +123,7 @@ async def _until_stopped(process: Process, told: str) -> None:
         waits[1].result()
 
 
-def _settle_memory() -> None:
+def _freeze_garbage_collector() -> None:
     """What stands after the start stays for good: the garbage collector need not walk it again and again."""
     gc.collect()
     gc.freeze()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from flowkit.cli.options import Where
 
-_ANSWER_MS = 5_000
+_SELECTION_TIMEOUT_MS = 5_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,25 +53,25 @@ async def servers(where: Where) -> AsyncIterator[Servers]:
 @asynccontextmanager
 async def database(where: Where) -> AsyncIterator[Any]:
     """A Motor database; nothing is asked of MongoDB yet. StoreUnavailable of whoever asks gets its address."""
-    client = _motor(where.mongo_url)
+    client = _create_client(where.mongo_url)
     try:
-        yield _named(client, where.database)
+        yield _select_database(client, where.database)
     except StoreUnavailable as error:
-        problem = StoreUnavailable(f"no MongoDB answers at {without_password(where.mongo_url)}")
+        problem = StoreUnavailable(f"no MongoDB answers at {redact_password(where.mongo_url)}")
         raise remedied(problem, "start one, or set MONGO_URL") from error
     finally:
         client.close()
 
 
-def _motor(url: str) -> Any:
+def _create_client(url: str) -> Any:
     try:
-        return AsyncIOMotorClient(url, tz_aware=True, serverSelectionTimeoutMS=_ANSWER_MS)
+        return AsyncIOMotorClient(url, tz_aware=True, serverSelectionTimeoutMS=_SELECTION_TIMEOUT_MS)
     except (PyMongoError, ValueError) as error:
-        problem = ConfigError(f"MONGO_URL {without_password(url)!r} is no address of MongoDB: {flat(error)}")
+        problem = ConfigError(f"MONGO_URL {redact_password(url)!r} is no address of MongoDB: {flat(error)}")
         raise remedied(problem, "it reads mongodb://host:27017") from None
 
 
-def _named(client: Any, name: str) -> Any:
+def _select_database(client: Any, name: str) -> Any:
     try:
         return client[name]
     except PyMongoError as error:
@@ -79,7 +79,7 @@ def _named(client: Any, name: str) -> Any:
         raise remedied(problem, "set MONGO_DATABASE to another one") from None
 
 
-def without_password(url: str) -> str:
+def redact_password(url: str) -> str:
     """An address that may be shown."""
     return re.sub(r"//[^/]*@", "//…@", url)
 
@@ -95,7 +95,7 @@ async def temporal_client() -> Client:
         raise remedied(problem, "check TEMPORAL_ADDRESS and the other TEMPORAL_* variables") from error
 
 
-def temporal_place() -> tuple[str, str]:
+def temporal_address() -> tuple[str, str]:
     """Address and namespace that `TEMPORAL_*` or Temporal's profile names."""
     settings = ClientConfig.load_client_connect_config()
     return settings.get("target_host", DEFAULT_ADDRESS), settings.get("namespace", "default")

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowkit.local.install.cache import fingerprint
-from flowkit.local.install.commands import run
-from flowkit.local.install.progress import progress
+from flowkit.local.install.commands import run_command
+from flowkit.local.install.progress import report_progress
 from flowkit.local.ports import HOST
 
-ANSWER_WITHIN_SECONDS = 3.0
-DATA = "/flowkit"
+COMMAND_TIMEOUT_SECONDS = 3.0
+DATA_FOLDER = "/flowkit"
 """Where a container finds its server's folder."""
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class ContainerEngine:
     """A container engine that runs."""
 
     program: str
@@ -37,20 +37,20 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
+class ContainerImage:
     """An image and the engine that runs it."""
 
-    engine: Engine
+    engine: ContainerEngine
     image: str
 
     def pull(self) -> str:
         """Fetch the image, unless the engine has it; answers its name."""
-        if not quietly([self.engine.program, "image", "inspect", self.image]):
-            with progress(self.image):
-                run([self.engine.program, "pull", self.image], folder=Path.cwd())
+        if not output_of([self.engine.program, "image", "inspect", self.image]):
+            with report_progress(self.image):
+                run_command([self.engine.program, "pull", self.image], folder=Path.cwd())
         return self.image
 
-    def run(
+    def run_arguments(
         self, name: str, *, program: str, ports: Mapping[int, int], data: Path, arguments: Sequence[str]
     ) -> list[str]:
         """The command that runs a program of the image in the foreground, as the user who owns `data`.
@@ -58,16 +58,18 @@ class Container:
         `ports` are ports of this machine with those inside that they lead to; inside, `data` is DATA.
         """
         published = [
-            part for here, there in ports.items() for part in ("--publish", f"{HOST}:{here}:{there}")
+            part
+            for host_port, container_port in ports.items()
+            for part in ("--publish", f"{HOST}:{host_port}:{container_port}")
         ]
         user = "0:0" if self.engine.rootless else f"{os.getuid()}:{os.getgid()}"
         return [
             *(self.engine.program, "run", "--rm", "--name", name),
-            *(*published, "--volume", f"{data}:{DATA}:z", "--user", user),
+            *(*published, "--volume", f"{data}:{DATA_FOLDER}:z", "--user", user),
             *("--entrypoint", program, self.image, *arguments),
         ]
 
-    def remove(self, name: str) -> list[str]:
+    def removal_arguments(self, name: str) -> list[str]:
         """The command that ends and removes it; nothing happens if it is gone."""
         return [self.engine.program, "rm", "--force", name]
 
@@ -77,36 +79,36 @@ def container_name(server: str, folder: Path) -> str:
     return f"flowkit-{server}-{fingerprint(str(folder))}"
 
 
-def running_engine() -> Engine | None:
+def find_engine() -> ContainerEngine | None:
     """Docker or Podman, if one of them is installed and its engine answers."""
-    return next((engine for name in ("docker", "podman") if (engine := _asked(name))), None)
+    return next((engine for name in ("docker", "podman") if (engine := _probe(name))), None)
 
 
-def _asked(name: str) -> Engine | None:
+def _probe(name: str) -> ContainerEngine | None:
     program = shutil.which(name)
     if program is None:
         return None
     # Docker's client answers `version` with a failure when no engine does; Podman needs none that runs.
-    version = quietly([program, "version"])
+    version = output_of([program, "version"])
     if not version:
         return None
     podman = "podman" in version.lower()
-    return Engine(program, rootless=podman or "rootless" in quietly([program, "info"]))
+    return ContainerEngine(program, rootless=podman or "rootless" in output_of([program, "info"]))
 
 
-def quietly(command: Sequence[str]) -> str:
+def output_of(command: Sequence[str]) -> str:
     """What a command that ends well and soon prints; else nothing."""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             errors="replace",
-            timeout=ANSWER_WITHIN_SECONDS,
+            timeout=COMMAND_TIMEOUT_SECONDS,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout if done.returncode == 0 else ""
+    return completed.stdout if completed.returncode == 0 else ""

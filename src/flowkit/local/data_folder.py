@@ -10,57 +10,57 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowkit.local.errors import DevServerError, FolderInUse, writing_to
-from flowkit.local.folder_lock import try_claim
+from flowkit.local.errors import DevServerError, FolderInUse, translate_write_errors
+from flowkit.local.folder_lock import try_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PREFIX = "flowkit-up-"
-LOCK = "flowkit-up.lock"
-_YOUNG_SEC = 60.0
+LOCK_NAME = "flowkit-up.lock"
+_MIN_AGE_SEC = 60.0
 
 
 @contextmanager
-def state_folder(data: Path | None) -> Iterator[Path]:
+def data_folder(data: Path | None) -> Iterator[Path]:
     """The folder `data`, made if it is not there; or a temporary one, removed at the end.
 
     FolderInUse at once while another `flowkit up` uses it. After a DevServerError a temporary folder keeps its logs,
     which the error names.
     """
     if data is not None:
-        with _claimed(data.resolve()):
+        with _locked(data.resolve()):
             yield data.resolve()
         return
-    _remove_left_behind()
-    with writing_to(Path(tempfile.gettempdir()), what="flowkit up cannot start"):
+    _remove_abandoned()
+    with translate_write_errors(Path(tempfile.gettempdir()), what="flowkit up cannot start"):
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    logs_only = False
+    keep_logs = False
     try:
-        with _claimed(folder):
+        with _locked(folder):
             yield folder
     except DevServerError as error:
-        logs_only = bool(error.log_lines)
+        keep_logs = bool(error.log_lines)
         raise
     finally:
-        _remove(folder, logs_only=logs_only)
+        _remove(folder, keep_logs=keep_logs)
 
 
 @contextmanager
-def _claimed(folder: Path) -> Iterator[None]:
-    with writing_to(folder, what="flowkit up cannot start"):
+def _locked(folder: Path) -> Iterator[None]:
+    with translate_write_errors(folder, what="flowkit up cannot start"):
         folder.mkdir(parents=True, exist_ok=True)
-        claim = try_claim(folder / LOCK)
-    if claim is None:
-        raise FolderInUse(lock=folder / LOCK, user="flowkit up")
+        descriptor = try_lock(folder / LOCK_NAME)
+    if descriptor is None:
+        raise FolderInUse(lock=folder / LOCK_NAME, user="flowkit up")
     try:
         yield
     finally:
-        os.close(claim)
+        os.close(descriptor)
 
 
-def _remove(folder: Path, *, logs_only: bool) -> None:
-    if not logs_only:
+def _remove(folder: Path, *, keep_logs: bool) -> None:
+    if not keep_logs:
         shutil.rmtree(folder, ignore_errors=True)
         return
     for path in folder.iterdir():
@@ -70,25 +70,25 @@ def _remove(folder: Path, *, logs_only: bool) -> None:
             path.unlink(missing_ok=True)
 
 
-def _remove_left_behind() -> None:
+def _remove_abandoned() -> None:
     """Remove the temporary folders of those that were killed, once nothing of theirs runs any more."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         locks = list(folder.glob("*.lock"))
-        if folder / LOCK in locks and _is_old(folder / LOCK) and all(map(_is_free, locks)):
+        if folder / LOCK_NAME in locks and _is_old(folder / LOCK_NAME) and all(map(_is_free, locks)):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_old(lock: Path) -> bool:
     """Whether it is not one that a process is just about to claim."""
-    return time.time() - lock.stat().st_mtime > _YOUNG_SEC
+    return time.time() - lock.stat().st_mtime > _MIN_AGE_SEC
 
 
 def _is_free(lock: Path) -> bool:
     try:
-        claim = try_claim(lock)
+        descriptor = try_lock(lock)
     except OSError:  # somebody else's
         return False
-    if claim is None:
+    if descriptor is None:
         return False
-    os.close(claim)
+    os.close(descriptor)
     return True

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from flowkit.errors import FlowKitError
-from flowkit.local.listeners import listener
+from flowkit.local.listeners import listening_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -110,7 +110,7 @@ class PortInUse(DevServerError):
 
     def __init__(self, *, name: str, port: int) -> None:
         super().__init__(
-            f"{name}: port {port} is in use by {listener(port)}; stop that, or choose another port "
+            f"{name}: port {port} is in use by {listening_process(port)}; stop that, or choose another port "
             "(`flowkit up --port-base N` takes N to N+3)"
         )
 
@@ -139,13 +139,13 @@ class ServerEnded(DevServerError):
         super().__init__(f"{name} ended by itself with code {code}; the end of {log}:", log_lines=lines)
 
 
-def last_lines(text: str) -> list[str]:
+def log_tail(text: str) -> list[str]:
     """The part of a log that usually explains a failure."""
     return text.splitlines()[-LOG_LINES_SHOWN:]
 
 
 @contextmanager
-def writing_to(folder: Path, *, what: str) -> Iterator[None]:
+def translate_write_errors(folder: Path, *, what: str) -> Iterator[None]:
     """Around writes to a folder: the system's errors become FolderNotWritable or DiskFull."""
     try:
         yield

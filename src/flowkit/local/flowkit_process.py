@@ -15,7 +15,7 @@ class FlowkitProcess(ServerProcess):
     (`TEMPORAL_ADDRESS`, `MONGO_URL`, `FLOWKIT_QUEUE`, `MONGO_DATABASE`); what is not in it comes from this process.
     """
 
-    misused_code = 2
+    usage_error_code = 2
 
     def __init__(
         self, folder: Path, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
@@ -23,7 +23,7 @@ class FlowkitProcess(ServerProcess):
         self.name = name
         self._arguments = list(arguments)
         self._environment = dict(environment or {})
-        self.doing = ""
+        self.summary = ""
         """What it says it does, such as `worker serves extract of queue flowkit`; empty before it is ready."""
         super().__init__(folder)
 
@@ -33,7 +33,7 @@ class FlowkitProcess(ServerProcess):
 
     def command(self) -> list[str]:
         """The `flowkit` of this Python. Modules of the current folder must not take the place of Python's own: -P."""
-        self.doing = ""
+        self.summary = ""
         return [sys.executable, "-P", "-m", "flowkit", *self._arguments]
 
     def environment(self) -> Mapping[str, str]:
@@ -42,11 +42,11 @@ class FlowkitProcess(ServerProcess):
 
     def is_ready(self) -> bool:
         """Whether this start has reported that it polls."""
-        self.doing = self.doing or find_summary(self.logged())
-        return bool(self.doing)
+        self.summary = self.summary or find_summary(self.read_log())
+        return bool(self.summary)
 
 
-def engine(
+def engine_process(
     folder: Path,
     *,
     functions: Sequence[str] = (),
@@ -54,11 +54,11 @@ def engine(
     environment: Mapping[str, str] | None = None,
 ) -> FlowkitProcess:
     """An engine with coordinator functions, as `NAME=module:function`; `options` are further ones of the command."""
-    given = [part for function in functions for part in ("--function", function)]
-    return FlowkitProcess(folder, "engine", ["engine", *given, *options], environment)
+    function_options = [part for function in functions for part in ("--function", function)]
+    return FlowkitProcess(folder, "engine", ["engine", *function_options, *options], environment)
 
 
-def workers(
+def worker_processes(
     folder: Path,
     handlers: Sequence[str],
     *,

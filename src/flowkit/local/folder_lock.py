@@ -8,45 +8,45 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flowkit.local.errors import FolderInUse, writing_to
+from flowkit.local.errors import FolderInUse, translate_write_errors
 
 # A server whose owner was killed may still be saving its data.
 WAIT_SECONDS = 10.0
 
 
 @contextmanager
-def claimed(lock: Path, given_up: threading.Event | None = None) -> Iterator[int]:
+def folder_lock(lock_file: Path, cancelled: threading.Event | None = None) -> Iterator[int]:
     """Hold the claim that `lock` stands for, or raise FolderInUse if somebody else keeps it for 10 seconds.
 
     The claim hangs on the file descriptor: a child process that inherits it keeps the claim until it ends itself,
     however that happens and whatever becomes of its parent. Nobody is waited for once `given_up` is set.
     """
-    with writing_to(lock.parent, what=f"{lock.stem} cannot start"):
-        claim = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    with translate_write_errors(lock_file.parent, what=f"{lock_file.stem} cannot start"):
+        descriptor = os.open(lock_file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        _wait_for(claim, lock, given_up or threading.Event())
-        yield claim
+        _wait_for_lock(descriptor, lock_file, cancelled or threading.Event())
+        yield descriptor
     finally:
-        os.close(claim)
+        os.close(descriptor)
 
 
-def try_claim(lock: Path) -> int | None:
+def try_lock(lock_file: Path) -> int | None:
     """The claim that `lock` stands for, to be closed by the caller; None if somebody else holds it."""
-    claim = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(lock_file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(claim)
+        os.close(descriptor)
         return None
-    return claim
+    return descriptor
 
 
-def _wait_for(claim: int, lock: Path, given_up: threading.Event) -> None:
+def _wait_for_lock(descriptor: int, lock_file: Path, cancelled: threading.Event) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
         try:
-            return fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if given_up.is_set() or time.monotonic() > deadline:
-                raise FolderInUse(lock=lock) from None
-        given_up.wait(0.02)
+            if cancelled.is_set() or time.monotonic() > deadline:
+                raise FolderInUse(lock=lock_file) from None
+        cancelled.wait(0.02)

@@ -6,40 +6,40 @@ from contextlib import ExitStack
 
 from flowkit.local.process import ServerProcess
 
-Told = Callable[[ServerProcess], None]
+OnStarted = Callable[[ServerProcess], None]
 
 
-def start_together(processes: Sequence[ServerProcess], told: Told = lambda process: None) -> None:
+def start_all(processes: Sequence[ServerProcess], on_started: OnStarted = lambda process: None) -> None:
     """Start all at once and return when all are ready; `told` hears of each as soon as it is, on any thread.
 
     If one does not start, or the caller is interrupted, those that run are stopped and the first error is raised.
     """
     if not processes:
         return
-    with ThreadPoolExecutor(len(processes), thread_name_prefix="start") as threads:
-        starts = [threads.submit(_start, process, told) for process in processes]
+    with ThreadPoolExecutor(len(processes), thread_name_prefix="start") as pool:
+        starts = [pool.submit(_start, process, on_started) for process in processes]
         try:
             _wait_for(starts)
         except BaseException:
             for process in processes:
-                process.give_up()
+                process.cancel_start()
             wait(starts)
-            stop_together(processes)
+            stop_all(processes)
             raise
 
 
-def stop_together(processes: Sequence[ServerProcess]) -> None:
+def stop_all(processes: Sequence[ServerProcess]) -> None:
     """Stop all at once and return when all are gone, even if one of them resists."""
     if not processes:
         return
-    with ThreadPoolExecutor(len(processes), thread_name_prefix="stop") as threads, ExitStack() as every:
+    with ThreadPoolExecutor(len(processes), thread_name_prefix="stop") as pool, ExitStack() as stack:
         for process in processes:
-            every.callback(threads.submit(process.stop).result)
+            stack.callback(pool.submit(process.stop).result)
 
 
-def _start(process: ServerProcess, told: Told) -> None:
+def _start(process: ServerProcess, on_started: OnStarted) -> None:
     process.start()
-    told(process)
+    on_started(process)
 
 
 def _wait_for(starts: Sequence[Future[None]]) -> None:

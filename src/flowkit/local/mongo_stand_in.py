@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from flowkit.local.install.cache import fingerprint, install_once, installed
-from flowkit.local.install.commands import program, run
+from flowkit.local.install.cache import find_installed, fingerprint, install_once
+from flowkit.local.install.commands import require_program, run_command
 from flowkit.local.install.maven import Jars
 from flowkit.local.ports import HOST
 
@@ -57,20 +57,20 @@ def stand_in_command(port: int, file: Path | None) -> list[str]:
 
     On SIGTERM it saves everything to its file, otherwise about once a second: SIGKILL may lose the last second.
     """
-    java = program("java", remedy=REMEDY)
+    java = require_program("java", remedy=REMEDY)
     saved = [] if file is None else [str(file)]
     return [java, *JVM_FLAGS, "-cp", stand_in_classpath(), LAUNCHER.stem, HOST, str(port), *saved]
 
 
 def stand_in_classpath() -> str:
     """Where Java finds the server and its launcher, both fetched and compiled once."""
-    program("java", remedy=REMEDY)
+    require_program("java", remedy=REMEDY)
     libraries = JARS.folder()
 
     def compile_launcher(folder: Path) -> None:
-        javac = program("javac", remedy=REMEDY)
+        javac = require_program("javac", remedy=REMEDY)
         options = ["--release", "17", "-encoding", "UTF-8", "-cp", f"{libraries}/*", "-d", str(folder)]
-        run([javac, *options, str(LAUNCHER)], folder=folder)
+        run_command([javac, *options, str(LAUNCHER)], folder=folder)
 
     launcher = install_once(f"{NAME}-launcher", _launcher_version(), compile_launcher)
     return f"{launcher}:{libraries}/*"
@@ -78,7 +78,7 @@ def stand_in_classpath() -> str:
 
 def stand_in_installed() -> bool:
     """Whether the server and its launcher are in the cache."""
-    return JARS.installed() and installed(f"{NAME}-launcher", _launcher_version()) is not None
+    return JARS.is_cached() and find_installed(f"{NAME}-launcher", _launcher_version()) is not None
 
 
 def _launcher_version() -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from flowkit.local.container import Container, container_name, quietly, running_engine
+from flowkit.local.container import ContainerImage, container_name, find_engine, output_of
 from flowkit.local.process import ServerProcess
 from flowkit.local.sources import Program, Source
 
@@ -22,14 +22,14 @@ class LocalServer(ServerProcess):
         """Where it comes from; it stays the same for the life of this object."""
         return self.find_program()
 
-    def after(self) -> Sequence[str]:
+    def cleanup_command(self) -> Sequence[str]:
         """Removes the container, if it is one."""
         container = self.program.container
-        return container.remove(container_name(self.name, self.folder)) if container else ()
+        return container.removal_arguments(container_name(self.name, self.folder)) if container else ()
 
-    def in_container(
+    def container_command(
         self,
-        container: Container,
+        container: ContainerImage,
         program: str,
         ports: Mapping[int, int],
         data: Path,
@@ -37,15 +37,17 @@ class LocalServer(ServerProcess):
     ) -> list[str]:
         """The command that runs `program` of the image; one that an earlier process left behind is removed first."""
         name = container_name(self.name, self.folder)
-        quietly(container.remove(name))
-        return container.run(name, program=program, ports=ports, data=data, arguments=arguments)
+        output_of(container.removal_arguments(name))
+        return container.run_arguments(name, program=program, ports=ports, data=data, arguments=arguments)
 
 
 def container_program(image: str) -> Program | None:
     """An image, if a container engine runs here."""
-    engine = running_engine()
+    engine = find_engine()
     if engine is None:
         return None
-    container = Container(engine, image)
-    where = f"{image} in {engine.name}"
-    return Program(source=Source.CONTAINER, where=where, get=container.pull, container=container)
+    container = ContainerImage(engine, image)
+    description = f"{image} in {engine.name}"
+    return Program(
+        source=Source.CONTAINER, description=description, install=container.pull, container=container
+    )

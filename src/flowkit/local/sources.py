@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from flowkit.errors import ConfigError
-from flowkit.local.container import Container
+from flowkit.local.container import ContainerImage
 from flowkit.local.errors import InstallFailed
 
 VARIABLE = "FLOWKIT_SERVERS"
@@ -30,20 +30,20 @@ class Program:
     """One server's program, and the way to it."""
 
     source: Source
-    where: str
+    description: str
     """The program, the image, or what would be fetched: for people."""
-    get: Callable[[], str]
+    install: Callable[[], str]
     """Makes it present, and answers its path, or the name of its image."""
-    needs: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
     """Other programs without which it cannot be had."""
-    container: Container | None = None
+    container: ContainerImage | None = None
 
 
-Look = Callable[[], Program | None]
+Finder = Callable[[], Program | None]
 """Looks whether a server's program is there on one way."""
 
 
-def allowed() -> tuple[Source, ...]:
+def allowed_sources() -> tuple[Source, ...]:
     """The sources in their order; `FLOWKIT_SERVERS` limits and orders them. ConfigError for an unknown one."""
     names = [name.strip() for name in os.environ.get("FLOWKIT_SERVERS", "").split(",") if name.strip()]
     known = [source.value for source in Source]
@@ -53,11 +53,11 @@ def allowed() -> tuple[Source, ...]:
     return tuple(dict.fromkeys(map(Source, names))) or tuple(Source)
 
 
-def choose(server: str, looks: Mapping[Source, Look], sources: Sequence[Source]) -> Program:
+def select_program(server: str, finders: Mapping[Source, Finder], sources: Sequence[Source]) -> Program:
     """The program on the first of these ways that leads to one; InstallFailed if none does."""
     for source in sources:
-        look = looks.get(source)
-        found = look() if look is not None else None
+        finder = finders.get(source)
+        found = finder() if finder is not None else None
         if found is not None:
             return found
     tried = ", ".join(sources)

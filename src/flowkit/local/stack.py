@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from flowkit.local.lifecycle import start_together, stop_together
+from flowkit.local.lifecycle import start_all, stop_all
 from flowkit.local.mongo import MongoServer
 from flowkit.local.process import ServerProcess
 from flowkit.local.temporal import TemporalServer
@@ -55,11 +55,11 @@ class Stack:
 
     def start(self) -> None:
         """Start what is not running, all at once, and return when all is ready; if one fails, all are stopped."""
-        start_together(self.servers)
+        start_all(self.servers)
 
     def stop(self) -> None:
         """Stop what this stack started, even if one of them resists; data and logs stay."""
-        stop_together(self.servers)
+        stop_all(self.servers)
 
     def __enter__(self) -> Self:
         self.start()

@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 
 from flowkit.local import sources
-from flowkit.local.container import DATA
+from flowkit.local.container import DATA_FOLDER
 from flowkit.local.ports import HOST, free_port, is_listening
 from flowkit.local.server import LocalServer, container_program
-from flowkit.local.sources import Look, Program, Source
-from flowkit.local.temporal_cli import VERSION, install_temporal, installed_temporal, temporal_on_path
+from flowkit.local.sources import Finder, Program, Source
+from flowkit.local.temporal_cli import VERSION, cached_temporal, install_temporal, temporal_on_path
 
 IMAGE = "docker.io/temporalio/temporal:1.5.1"
-PORTS_INSIDE = (7233, 8233, 7243)
+CONTAINER_PORTS = (7233, 8233, 7243)
 """Of the server, its Web UI and its HTTP API, in a container."""
 NAMESPACE = "default"
 SEARCH_ATTRIBUTES = {"FlowkitPipeline": "Keyword", "FlowkitStatus": "Keyword"}
@@ -70,22 +70,22 @@ class TemporalServer(LocalServer):
 
     def find_program(self) -> Program:
         """Where it would come from now. InstallFailed or ConfigError tells why there is nothing."""
-        return temporal_program(sources.allowed())
+        return temporal_program(sources.allowed_sources())
 
     @classmethod
     def install(cls) -> None:
         """Fetch or build the Temporal CLI, which is the server too, or fetch its image."""
-        temporal_program(sources.allowed()).get()
+        temporal_program(sources.allowed_sources()).install()
 
     def command(self) -> list[str]:
         """The development server, as quick as its settings allow."""
-        program, container = self.program.get(), self.program.container
+        program, container = self.program.install(), self.program.container
         ports = (self.port, self.ui_port, self._http_port)
         if container is None:
             return [program, *self._arguments(HOST, ports, self.folder)]
-        leading = dict(zip(ports, PORTS_INSIDE, strict=True))
-        arguments = self._arguments("0.0.0.0", PORTS_INSIDE, Path(DATA))
-        return self.in_container(container, "/temporal", leading, self.folder, arguments)
+        published = dict(zip(ports, CONTAINER_PORTS, strict=True))
+        arguments = self._arguments("0.0.0.0", CONTAINER_PORTS, Path(DATA_FOLDER))
+        return self.container_command(container, "/temporal", published, self.folder, arguments)
 
     def _arguments(self, host: str, ports: tuple[int, int, int], folder: Path) -> list[str]:
         port, ui_port, http_port = map(str, ports)
@@ -101,37 +101,37 @@ class TemporalServer(LocalServer):
 
     def is_ready(self) -> bool:
         """Whether the server answers for its namespace, and the Web UI listens."""
-        return is_listening(self.ui_port) and _answers(self._http_port, f"/api/v1/namespaces/{NAMESPACE}")
+        return is_listening(self.ui_port) and _responds(self._http_port, f"/api/v1/namespaces/{NAMESPACE}")
 
 
 def temporal_program(allowed: Sequence[Source]) -> Program:
     """Where the Temporal server comes from. InstallFailed when these sources have none."""
-    looks: dict[Source, Look] = {
+    finders: dict[Source, Finder] = {
         Source.PATH: _on_path,
         Source.CONTAINER: partial(container_program, IMAGE),
         Source.CACHE: _in_cache,
-        Source.DOWNLOAD: _from_network,
+        Source.DOWNLOAD: _to_download,
     }
-    return sources.choose("Temporal server", looks, allowed)
+    return sources.select_program("Temporal server", finders, allowed)
 
 
 def _on_path() -> Program | None:
     found = temporal_on_path()
-    return Program(source=Source.PATH, where=found, get=lambda: found) if found else None
+    return Program(source=Source.PATH, description=found, install=lambda: found) if found else None
 
 
 def _in_cache() -> Program | None:
-    found = installed_temporal()
-    where = f"Temporal CLI {VERSION}"
-    return Program(source=Source.CACHE, where=where, get=lambda: found) if found else None
+    found = cached_temporal()
+    description = f"Temporal CLI {VERSION}"
+    return Program(source=Source.CACHE, description=description, install=lambda: found) if found else None
 
 
-def _from_network() -> Program:
-    where = f"Temporal CLI {VERSION} from github.com, or else built with Go"
-    return Program(source=Source.DOWNLOAD, where=where, get=install_temporal)
+def _to_download() -> Program:
+    description = f"Temporal CLI {VERSION} from github.com, or else built with Go"
+    return Program(source=Source.DOWNLOAD, description=description, install=install_temporal)
 
 
-def _answers(port: int, path: str) -> bool:
+def _responds(port: int, path: str) -> bool:
     connection = http.client.HTTPConnection(HOST, port, timeout=2)
     try:
         connection.request("GET", path)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowkit.local.errors import InstallFailed, NoNetwork, ProgramMissing, WrongHash
-from flowkit.local.install.cache import install_once, installed
-from flowkit.local.install.commands import program, run
+from flowkit.local.install.cache import find_installed, install_once
+from flowkit.local.install.commands import require_program, run_command
 from flowkit.local.install.download import fetch
 
 NAME, VERSION = "temporal-cli", "v1.5.1"
@@ -30,7 +30,7 @@ _MACHINES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "
 
 
 @dataclass(frozen=True, slots=True)
-class Archive:
+class ReleaseArchive:
     """A release of the Temporal CLI for one kind of machine."""
 
     url: str
@@ -43,7 +43,7 @@ def temporal_cli() -> str:
     Looked for in `FLOWKIT_TEMPORAL_BIN`, on PATH and in the cache, in this order; then downloaded, or else built with
     Go, which takes minutes. An InstallFailed tells the remedy if nothing of this works.
     """
-    return temporal_on_path() or installed_temporal() or install_temporal()
+    return temporal_on_path() or cached_temporal() or install_temporal()
 
 
 def temporal_on_path() -> str | None:
@@ -56,40 +56,40 @@ def temporal_on_path() -> str | None:
     return named or shutil.which("temporal")
 
 
-def installed_temporal() -> str | None:
+def cached_temporal() -> str | None:
     """The program in the cache."""
-    folder = installed(NAME, VERSION)
+    folder = find_installed(NAME, VERSION)
     return str(folder / "temporal") if folder else None
 
 
 def install_temporal() -> str:
     """The program in the cache, which is put there if it is not there yet."""
-    return str(install_once(NAME, VERSION, _get) / "temporal")
+    return str(install_once(NAME, VERSION, _install) / "temporal")
 
 
-def archive() -> Archive | None:
+def release_archive() -> ReleaseArchive | None:
     """The release for this machine, if there is one."""
     kind = f"{platform.system().lower()}_{_MACHINES.get(platform.machine().lower(), 'other')}"
     name = f"temporal_cli_{VERSION.removeprefix('v')}_{kind}.tar.gz"
-    return Archive(f"{RELEASES}/{name}", ARCHIVES[kind]) if kind in ARCHIVES else None
+    return ReleaseArchive(f"{RELEASES}/{name}", ARCHIVES[kind]) if kind in ARCHIVES else None
 
 
-def _get(folder: Path) -> None:
+def _install(folder: Path) -> None:
     """Download the release; where nothing answers, build it. A file with another hash is never built around."""
     try:
         _download(folder)
     except WrongHash:
         raise
-    except InstallFailed as missing:
+    except InstallFailed as not_downloaded:
         try:
             _build(folder)
-        except (NoNetwork, ProgramMissing) as failed:
-            text = f"no Temporal CLI: {_cause(missing)}, and {_cause(failed)}; {REMEDY}"
-            raise type(missing)(text) from failed
+        except (NoNetwork, ProgramMissing) as not_built:
+            text = f"no Temporal CLI: {_without_remedy(not_downloaded)}, and {_without_remedy(not_built)}; {REMEDY}"
+            raise type(not_downloaded)(text) from not_built
 
 
 def _download(folder: Path) -> None:
-    release = archive()
+    release = release_archive()
     if release is None:
         raise InstallFailed(f"it is not released for {platform.system()} on {platform.machine()}")
     packed = folder / "temporal.tar.gz"
@@ -104,10 +104,12 @@ def _download(folder: Path) -> None:
 
 def _build(folder: Path) -> None:
     """Go's checksum database pins the module and all it needs, unless the user's Go is told not to ask it."""
-    go = program("go", remedy="it could build the Temporal CLI")
-    run([go, "install", f"{MODULE}@{VERSION}"], folder=folder, env={**os.environ, "GOBIN": str(folder)})
+    go = require_program("go", remedy="it could build the Temporal CLI")
+    run_command(
+        [go, "install", f"{MODULE}@{VERSION}"], folder=folder, env={**os.environ, "GOBIN": str(folder)}
+    )
 
 
-def _cause(error: InstallFailed) -> str:
+def _without_remedy(error: InstallFailed) -> str:
     """What is wrong, without the remedy."""
     return error.headline.partition(";")[0]

@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console, Group
 from tests.integration.world import CEILING, FLOWKIT, World
 
-from flowkit.cli.up.exports import exported, told_to_people, told_to_programs
-from flowkit.cli.up.panel import About, Lines, panel
-from flowkit.cli.up.plan import Plan, Ports, Wanted, planned
-from flowkit.cli.up.status import ENDED, SILENT, Row, Tasks, View
+from flowkit.cli.up.exports import make_exports, script_exports, terminal_exports
+from flowkit.cli.up.panel import Lines, UpInfo, render_panel
+from flowkit.cli.up.plan import Plan, Ports, UpOptions, make_plan
+from flowkit.cli.up.status import EXITED, UNRESPONSIVE, ProcessRow, Snapshot, TaskOverview
 from flowkit.client import TaskSummary
 from flowkit.models import TaskStatus
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def parts(*only: str, handlers: tuple[str, ...] = (), **environment: str) -> set[str]:
     """What would be started: servers only if they are really started."""
-    plan = planned(Wanted(only=only, handlers=handlers), environment)
+    plan = make_plan(UpOptions(only=only, handlers=handlers), environment)
     kinds = {"temporal": plan.starts_temporal, "mongo": plan.starts_mongo}
     return {part.value for part in plan.parts if kinds.get(part.value, True)}
 
@@ -54,13 +54,13 @@ def test_servers_named_in_the_environment_are_not_started() -> None:
 
 
 def test_four_ports_follow_from_the_first() -> None:
-    assert Ports.at(5000) == Ports(temporal=5000, ui=5001, mongo=5002, temporal_http=5003)
-    assert Ports.at(None) == Ports(temporal=7233, ui=8233, mongo=27017, temporal_http=None)
+    assert Ports.from_base(5000) == Ports(temporal=5000, ui=5001, mongo=5002, temporal_http=5003)
+    assert Ports.from_base(None) == Ports(temporal=7233, ui=8233, mongo=27017, temporal_http=None)
 
 
 def plan(queue: str = "flowkit", database: str = "flowkit") -> Plan:
     """A plan of all."""
-    return planned(Wanted(queue=queue, database=database), {})
+    return make_plan(UpOptions(queue=queue, database=database), {})
 
 
 ELSEWHERE = {"TEMPORAL_ADDRESS": "127.0.0.1:5000", "MONGO_URL": "mongodb://127.0.0.1:5002"}
@@ -68,7 +68,7 @@ USUAL = {"TEMPORAL_ADDRESS": "127.0.0.1:7233", "MONGO_URL": "mongodb://127.0.0.1
 
 
 @pytest.mark.parametrize(
-    ("environment", "servers", "wanted", "people"),
+    ("environment", "servers", "options", "terminal"),
     [
         ({}, USUAL, {}, []),
         ({}, ELSEWHERE, {}, [f"export {name}={value}" for name, value in ELSEWHERE.items()]),
@@ -79,15 +79,15 @@ USUAL = {"TEMPORAL_ADDRESS": "127.0.0.1:7233", "MONGO_URL": "mongodb://127.0.0.1
     ],
 )
 def test_people_are_told_what_another_terminal_would_not_assume(
-    environment: Mapping[str, str], servers: dict[str, str], wanted: dict[str, str], people: list[str]
+    environment: Mapping[str, str], servers: dict[str, str], options: dict[str, str], terminal: list[str]
 ) -> None:
-    found = exported(plan(**wanted), servers["TEMPORAL_ADDRESS"], servers["MONGO_URL"])
-    assert told_to_people(environment, found) == people
+    found = make_exports(plan(**options), servers["TEMPORAL_ADDRESS"], servers["MONGO_URL"])
+    assert terminal_exports(environment, found) == terminal
 
 
 def test_programs_are_always_told_the_servers_and_can_evaluate_what_they_are_told() -> None:
     url = "mongodb://127.0.0.1:5002/?a=1&b=2"
-    lines = told_to_programs({}, exported(plan(queue="my queue"), "127.0.0.1:5000", url))
+    lines = script_exports({}, make_exports(plan(queue="my queue"), "127.0.0.1:5000", url))
     assert lines[0] == "export TEMPORAL_ADDRESS=127.0.0.1:5000"
     script = "\n".join([*lines, 'printf "%s|%s" "$MONGO_URL" "$FLOWKIT_QUEUE"'])
     said = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=True)
@@ -96,12 +96,12 @@ def test_programs_are_always_told_the_servers_and_can_evaluate_what_they_are_tol
 
 # --- the panel --------------------------------------------------------------------------------------------------
 
-ABOUT = About(folder="/data", kept=False, runs_tasks=True, exports=("export A=b",))
+INFO = UpInfo(folder="/data", kept=False, runs_tasks=True, exports=("export A=b",))
 ROWS = (
-    Row(name="temporal", address="127.0.0.1:7233", about="cache: Temporal CLI"),
-    Row(name="Web UI", address="http://127.0.0.1:8233"),
-    Row(name="mongo", address="mongodb://127.0.0.1:27017", about="path: /usr/bin/mongod"),
-    Row(name="engine", about="runs the tasks of queue flowkit"),
+    ProcessRow(name="temporal", address="127.0.0.1:7233", detail="cache: Temporal CLI"),
+    ProcessRow(name="Web UI", address="http://127.0.0.1:8233"),
+    ProcessRow(name="mongo", address="mongodb://127.0.0.1:27017", detail="path: /usr/bin/mongod"),
+    ProcessRow(name="engine", detail="runs the tasks of queue flowkit"),
 )
 
 
@@ -113,18 +113,18 @@ def summaries(*statuses: str) -> tuple[TaskSummary, ...]:
     )
 
 
-def drawn(view: View, about: About = ABOUT, *, height: int = 40, width: int = 100) -> list[str]:
+def drawn(snapshot: Snapshot, info: UpInfo = INFO, *, height: int = 40, width: int = 100) -> list[str]:
     """The panel's lines."""
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
-    console.print(Group(*panel(view, about, height, 3661)))
+    console.print(Group(*render_panel(snapshot, info, height, 3661)))
     file = console.file
     assert isinstance(file, io.StringIO)
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
 def test_the_panel_shows_all_that_a_person_needs() -> None:
-    tasks = Tasks(open={"running": 2, "deferred": 1}, newest=summaries("running", "finished"))
-    lines = drawn(View(rows=ROWS, tasks=tasks))
+    tasks = TaskOverview(open={"running": 2, "deferred": 1}, newest=summaries("running", "finished"))
+    lines = drawn(Snapshot(rows=ROWS, tasks=tasks))
     assert lines[0] == "FlowKit is up for 1:01:01"
     assert any(
         line.split()[:3] == ["Web", "UI", "runs"] and "http://127.0.0.1:8233" in line for line in lines
@@ -141,8 +141,8 @@ def test_the_panel_shows_all_that_a_person_needs() -> None:
 
 
 def test_the_panel_tells_what_is_not_well() -> None:
-    rows = (replace(ROWS[0], state=SILENT), replace(ROWS[3], state=ENDED))
-    lines = drawn(View(rows=rows, tasks=None))
+    rows = (replace(ROWS[0], state=UNRESPONSIVE), replace(ROWS[3], state=EXITED))
+    lines = drawn(Snapshot(rows=rows, tasks=None))
     assert any(line.startswith("temporal   does not answer") for line in lines)
     assert any(line.startswith("engine     has ended") for line in lines)
     assert "tasks: MongoDB does not answer" in lines
@@ -150,14 +150,14 @@ def test_the_panel_tells_what_is_not_well() -> None:
 
 @pytest.mark.parametrize(("height", "shown"), [(24, 6), (30, 10), (10, 3)])
 def test_as_many_tasks_are_shown_as_fit(height: int, shown: int) -> None:
-    tasks = Tasks(open={}, newest=summaries(*["finished"] * 20))
-    lines = drawn(View(rows=ROWS, tasks=tasks), height=height)
+    tasks = TaskOverview(open={}, newest=summaries(*["finished"] * 20))
+    lines = drawn(Snapshot(rows=ROWS, tasks=tasks), height=height)
     assert sum(line.startswith("task-") for line in lines) == shown
     assert len(lines) < height or height == 10
 
 
 def test_on_a_narrow_terminal_addresses_stay_whole() -> None:
-    lines = drawn(View(rows=ROWS, tasks=None), width=60)
+    lines = drawn(Snapshot(rows=ROWS, tasks=None), width=60)
     assert any("mongodb://127.0.0.1:27017" in line for line in lines)
 
 
@@ -168,11 +168,11 @@ def test_on_a_narrow_terminal_addresses_stay_whole() -> None:
 def shown() -> Callable[..., list[str]]:
     """Shows one view after the other, and answers the lines that each has added."""
     file = io.StringIO()
-    lines = Lines(Console(file=file, width=200), replace(ABOUT, kept=True))
+    lines = Lines(Console(file=file, width=200), replace(INFO, kept=True))
 
-    def show(view: View | None = None) -> list[str]:
-        if view is not None:
-            lines.show(view)
+    def show(snapshot: Snapshot | None = None) -> list[str]:
+        if snapshot is not None:
+            lines.show(snapshot)
         found = file.getvalue().splitlines()
         file.seek(0)
         file.truncate()
@@ -189,14 +189,16 @@ def test_a_log_begins_with_what_does_not_change_and_goes_on_with_changes(
         "data: /data (kept)",
         "next: flowkit run graph.json --watch, in another terminal after the lines on stdout",
     ]
-    view = View(rows=ROWS, tasks=Tasks(open={}, newest=summaries("finished")))
-    assert shown(view) == [], "what was there before is no change"
-    assert shown(view) == []
+    snapshot = Snapshot(rows=ROWS, tasks=TaskOverview(open={}, newest=summaries("finished")))
+    assert shown(snapshot) == [], "what was there before is no change"
+    assert shown(snapshot) == []
     new = (TaskSummary(task_id="new", status=TaskStatus.RUNNING), *summaries("finished"))
-    assert shown(replace(view, tasks=Tasks(open={"running": 1}, newest=new))) == ["task new running"]
-    silent = (replace(ROWS[0], state=SILENT), *ROWS[1:])
-    assert shown(View(rows=silent, tasks=None)) == ["temporal does not answer"]
-    assert shown(replace(view, tasks=Tasks(open={"running": 1}, newest=new))) == ["temporal runs"]
+    assert shown(replace(snapshot, tasks=TaskOverview(open={"running": 1}, newest=new))) == [
+        "task new running"
+    ]
+    silent = (replace(ROWS[0], state=UNRESPONSIVE), *ROWS[1:])
+    assert shown(Snapshot(rows=silent, tasks=None)) == ["temporal does not answer"]
+    assert shown(replace(snapshot, tasks=TaskOverview(open={"running": 1}, newest=new))) == ["temporal runs"]
 
 
 # --- a terminal -------------------------------------------------------------------------------------------------

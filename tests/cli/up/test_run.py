@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.cli.up.up_process import Up, alone, four_ports, graph_file, listed
 from tests.integration.world import CEILING, FLOWKIT
-from tests.local.processes import running, wait_until
+from tests.local.processes import still_running, wait_until
 
 from flowkit.local.ports import is_free
 
@@ -66,7 +66,7 @@ def test_it_runs_tasks_keeps_data_and_finds_them_again(tmp_path: Path, up: Calla
     assert first.end(signal.SIGINT) == 0
     assert "stopping worker-1, engine, mongo, temporal" in first.told
     assert first.told[-1] == f"all stopped; data and logs were kept in {data}"
-    assert not running(family)
+    assert not still_running(family)
     assert all(is_free(port) for port in range(base, base + 4))
 
     again = up("--only", "temporal,mongo", "--data", data, "--port-base", str(base))
@@ -98,7 +98,7 @@ def test_nothing_remains_of_one_that_was_killed_not_even_children_of_workers(
     family = killed.family()
     assert len(family) == 13, "itself, a guard and a process for each of five, and a child of each worker"
     killed.process.kill()
-    wait_until(lambda: not running(family))
+    wait_until(lambda: not still_running(family))
 
 
 @pytest.mark.server
@@ -133,7 +133,7 @@ def test_an_interrupt_while_it_starts_leaves_nothing(tmp_path: Path, up: Callabl
     family = starting.family()
     assert starting.end() == 130
     assert starting.told == ["interrupted before everything ran; what was started is stopped"]
-    wait_until(lambda: not running(family))
+    wait_until(lambda: not still_running(family))
 
 
 STUBBORN = """#!{python}
@@ -157,8 +157,8 @@ def test_who_interrupts_twice_does_not_wait(tmp_path: Path, up: Callable[..., Up
     stubborn.line("stopping mongo")
     assert stubborn.end(signal.SIGINT) == 130
     assert stubborn.told[-1] == "interrupted again; what still runs ends by itself within 15 seconds"
-    assert running(family), "it has not been waited for"
-    for pid in running(family):
+    assert still_running(family), "it has not been waited for"
+    for pid in still_running(family):
         os.kill(pid, signal.SIGKILL)
 
 
@@ -209,7 +209,7 @@ async def test_a_process_that_ends_by_itself_ends_all_and_is_named(
     )
     assert ended.told[-1].startswith("  running: engine runs the tasks of queue")
     assert named_log(headline).startswith("running: engine"), "it is still there"
-    assert not running(family)
+    assert not still_running(family)
 
 
 @pytest.mark.server

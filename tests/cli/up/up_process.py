@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from tests.integration.world import CEILING, FLOWKIT
-from tests.local.processes import descendants, own_environment
+from tests.local.processes import descendants, isolated_environment
 
 from flowkit.local.ports import CANDIDATES, is_free
 
@@ -122,7 +122,7 @@ def four_ports() -> int:
 
 def alone(folder: Path) -> dict[str, str]:
     """An environment in which no server runs."""
-    return own_environment(folder / "tmp")
+    return isolated_environment(folder / "tmp")
 
 
 def graph_file(folder: Path) -> str:

@@ -35,15 +35,15 @@ def doctor(
 ) -> None:
     """Check what FlowKit needs here. Exit code 0 when the servers answer, or `flowkit up` could start them."""
     log_warnings(verbose)
-    from flowkit.cli.doctor.checks import examine
+    from flowkit.cli.doctor.checks import run_checks
     from flowkit.cli.doctor.findings import findings_table
 
     where = Where(mongo_url=mongo_url, database=database, queue=queue)
-    findings, works = asyncio.run(examine(where, port_base))
+    findings, usable = asyncio.run(run_checks(where, port_base))
     if as_json:
-        output.document({"ok": works, "findings": [asdict(finding) for finding in findings]})
+        output.document({"ok": usable, "findings": [asdict(finding) for finding in findings]})
     else:
         console = output.console()
         console.print(findings_table(findings, wide=console.is_terminal))
-        output.note(_VERDICTS[works])
-    raise typer.Exit(0 if works else 1)
+        output.note(_VERDICTS[usable])
+    raise typer.Exit(0 if usable else 1)

@@ -61,6 +61,6 @@ def findings_table(findings: Sequence[Finding], *, wide: bool) -> Table:
     table.add_column("state", no_wrap=True)
     table.add_column("found", ratio=1 if wide else None, no_wrap=not wide)
     for finding in findings:
-        told = f"{finding.found}; {finding.remedy}" if finding.remedy else finding.found
-        table.add_row(Text(finding.name), Text(finding.state, style=_STYLES[finding.state]), Text(told))
+        text = f"{finding.found}; {finding.remedy}" if finding.remedy else finding.found
+        table.add_row(Text(finding.name), Text(finding.state, style=_STYLES[finding.state]), Text(text))
     return table

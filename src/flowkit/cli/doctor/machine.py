@@ -14,23 +14,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowkit.cli.doctor.findings import Finding, bad, note, ok
-from flowkit.local.container import running_engine
-from flowkit.local.install.cache import cache_bytes, cache_folder
-from flowkit.local.listeners import listener
+from flowkit.local.container import find_engine
+from flowkit.local.install.cache import cache_folder, cache_size
+from flowkit.local.listeners import listening_process
 from flowkit.local.ports import is_free
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 PACKAGES = ("temporalio", "motor", "pymongo")
-ANSWER_WITHIN_SEC = 3.0
-OLDEST_JAVA = 17
-FEWEST_FILES = 1_024
+TIMEOUT_SEC = 3.0
+MIN_JAVA_VERSION = 17
+MIN_OPEN_FILES = 1_024
 GB = 1 << 30
-LEAST_BYTES, ENOUGH_BYTES = GB // 4, GB
+MIN_FREE_BYTES, RECOMMENDED_FREE_BYTES = GB // 4, GB
 
 PROGRAMS = ("java", "javac", "mvn", "go")
-_USES = {
+_PURPOSES = {
     "java": "the stand-in for MongoDB runs in it",
     "javac": "the stand-in for MongoDB is compiled with it",
     "mvn": "the stand-in for MongoDB is fetched with it",
@@ -46,7 +46,7 @@ _VERSION_COMMANDS = {"java": ("-version",), "javac": ("-version",), "go": ("vers
 """Maven's is not asked: it takes as long as all else together."""
 
 
-def package_findings() -> list[Finding]:
+def check_packages() -> list[Finding]:
     """Python, and the packages that speak with the servers."""
     found = [ok("python", f"{platform.python_version()}, {sys.executable}")]
     for name in PACKAGES:
@@ -57,18 +57,18 @@ def package_findings() -> list[Finding]:
     return found
 
 
-def program_finding(name: str, needed: Collection[str]) -> Finding:
+def check_program(name: str, required: Collection[str]) -> Finding:
     """One of the programs that local servers may be made with."""
     path = shutil.which(name)
     if path is None:
-        if name in needed:
-            return bad(name, f"not on PATH, and {_USES[name]}", _REMEDIES[name])
+        if name in required:
+            return bad(name, f"not on PATH, and {_PURPOSES[name]}", _REMEDIES[name])
         return ok(name, "not on PATH; not needed here")
     version = _version_of(name, path)
     major = re.search(r"\d+", version)
-    if name in ("java", "javac") and major and int(major[0]) < OLDEST_JAVA:
+    if name in ("java", "javac") and major and int(major[0]) < MIN_JAVA_VERSION:
         old = f"{version} is too old ({path})"
-        return bad(name, old, _REMEDIES[name]) if name in needed else note(name, old, _REMEDIES[name])
+        return bad(name, old, _REMEDIES[name]) if name in required else note(name, old, _REMEDIES[name])
     return ok(name, f"{version}, {path}" if version else path)
 
 
@@ -78,77 +78,77 @@ def _version_of(name: str, path: str) -> str:
     if arguments is None:
         return ""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [path, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=ANSWER_WITHIN_SEC,
+            timeout=TIMEOUT_SEC,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    found = re.search(r"\d+[\w.]*", done.stdout)
+    found = re.search(r"\d+[\w.]*", completed.stdout)
     return found[0] if found else ""
 
 
-def engine_finding() -> Finding:
+def check_container_engine() -> Finding:
     """Whether containers can be run."""
-    engine = running_engine()
+    engine = find_engine()
     if engine is None:
         return ok("containers", "neither Docker nor Podman runs; not needed")
     return ok("containers", f"{engine.name} runs{', rootless' if engine.rootless else ''}")
 
 
-def port_findings(ports: Mapping[str, int]) -> list[Finding]:
+def check_ports(ports: Mapping[str, int]) -> list[Finding]:
     """Whether the ports that `flowkit up` would take are free, or whose they are."""
-    return [_port(name, port) for name, port in ports.items()]
+    return [_check_port(name, port) for name, port in ports.items()]
 
 
-def _port(name: str, port: int) -> Finding:
+def _check_port(name: str, port: int) -> Finding:
     if is_free(port):
         return ok(f"port {port}", f"free for {name}")
-    found = f"wanted for {name}, used by {listener(port)}"
+    found = f"wanted for {name}, used by {listening_process(port)}"
     return note(f"port {port}", found, "`flowkit up --port-base N` takes N to N+3")
 
 
-def cache_finding() -> Finding:
+def check_cache() -> Finding:
     """Where installed programs are, and how much they take."""
-    return ok("cache", f"{cache_folder()}, {_size(cache_bytes())}")
+    return ok("cache", f"{cache_folder()}, {_format_size(cache_size())}")
 
 
-def disk_findings() -> list[Finding]:
+def check_disk() -> list[Finding]:
     """Space where programs are installed and where temporary data are kept; one line if it is one disk."""
-    places = {"programs": cache_folder(), "temporary data": Path(tempfile.gettempdir())}
-    usages = {name: shutil.disk_usage(_existing(path)) for name, path in places.items()}
+    folders = {"programs": cache_folder(), "temporary data": Path(tempfile.gettempdir())}
+    usages = {name: shutil.disk_usage(_nearest_existing(path)) for name, path in folders.items()}
     if len(set(usages.values())) == 1:
-        return [_space("disk", usages["programs"].free)]
-    return [_space(f"disk for {name}", usage.free) for name, usage in usages.items()]
+        return [_check_space("disk", usages["programs"].free)]
+    return [_check_space(f"disk for {name}", usage.free) for name, usage in usages.items()]
 
 
-def _space(name: str, free: int) -> Finding:
-    found = f"{_size(free)} free"
-    if free >= ENOUGH_BYTES:
+def _check_space(name: str, free: int) -> Finding:
+    found = f"{_format_size(free)} free"
+    if free >= RECOMMENDED_FREE_BYTES:
         return ok(name, found)
-    return (bad if free < LEAST_BYTES else note)(
+    return (bad if free < MIN_FREE_BYTES else note)(
         name, found, "make room: servers and their logs need a gigabyte"
     )
 
 
-def _existing(path: Path) -> Path:
+def _nearest_existing(path: Path) -> Path:
     return next(each for each in (path, *path.parents) if each.exists())
 
 
-def files_finding() -> Finding:
+def check_open_files() -> Finding:
     """How many files and connections a process may open."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY or limit >= FEWEST_FILES:
+    if limit == resource.RLIM_INFINITY or limit >= MIN_OPEN_FILES:
         return ok(
             "open files", f"{'any number' if limit == resource.RLIM_INFINITY else limit} for each process"
         )
-    return note("open files", f"{limit} for each process", f"ulimit -n {4 * FEWEST_FILES}")
+    return note("open files", f"{limit} for each process", f"ulimit -n {4 * MIN_OPEN_FILES}")
 
 
-def _size(count: int) -> str:
+def _format_size(count: int) -> str:
     return f"{count / GB:,.1f} GB" if count >= GB else f"{count / (1 << 20):,.0f} MB"

@@ -13,7 +13,7 @@ from flowkit.adapters.mongo import words
 from flowkit.cli.doctor.findings import Finding, bad, note, ok
 from flowkit.cli.errors import flat
 from flowkit.cli.looking import missing, polled
-from flowkit.cli.servers import database, temporal_client, temporal_place, without_password
+from flowkit.cli.servers import database, redact_password, temporal_address, temporal_client
 from flowkit.errors import FlowKitError
 from flowkit.workflows.endings import SEARCH_ATTRIBUTES
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from flowkit.cli.options import Where
 
-ANSWER_WITHIN_SEC = 2.5
-START_ONE = "`flowkit up` starts one here"
+TIMEOUT_SEC = 2.5
+START_REMEDY = "`flowkit up` starts one here"
 
 INDEXES: dict[str, tuple[str, ...]] = {
     "tasks": ("uniq_task_id", "ix_task_status_updated", "ix_task_started"),
@@ -36,64 +36,70 @@ INDEXES: dict[str, tuple[str, ...]] = {
 """What engine and worker create at their start."""
 
 
-async def temporal_findings(where: Where, *, named: bool) -> list[Finding]:
+async def check_temporal(where: Where, *, configured: bool) -> list[Finding]:
     """Whether Temporal answers; if it does, what FlowKit needs of it. The first finding is about the answer."""
-    address, namespace = temporal_place()
+    address, namespace = temporal_address()
     try:
-        async with asyncio.timeout(ANSWER_WITHIN_SEC):
+        async with asyncio.timeout(TIMEOUT_SEC):
             client = await temporal_client()
-            there = ok("temporal", f"answers at {address}, namespace {namespace}")
-            return [there, await _search_attributes(client), await _engine(client, where)]
+            connected = ok("temporal", f"answers at {address}, namespace {namespace}")
+            return [connected, await _check_search_attributes(client), await _check_engine(client, where)]
     except (FlowKitError, RPCError, TimeoutError) as error:
         return [
-            _silent("temporal", named and "TEMPORAL_ADDRESS", _told(error, f"nothing answers at {address}"))
+            _unreachable(
+                "temporal",
+                configured and "TEMPORAL_ADDRESS",
+                _error_text(error, f"nothing answers at {address}"),
+            )
         ]
 
 
-async def mongo_findings(where: Where, *, named: bool) -> list[Finding]:
+async def check_mongo(where: Where, *, configured: bool) -> list[Finding]:
     """Whether MongoDB answers; if it does, its version and indexes. The first finding is about the answer."""
-    place = without_password(where.mongo_url)
+    address = redact_password(where.mongo_url)
     try:
-        async with asyncio.timeout(ANSWER_WITHIN_SEC), database(where) as db:
+        async with asyncio.timeout(TIMEOUT_SEC), database(where) as db:
             build = await db.command("buildInfo")
-            there = ok("mongo", f"{_version(build)} answers at {place}")
-            return [there, await _indexes(db, where.database)]
+            connected = ok("mongo", f"{_version(build)} answers at {address}")
+            return [connected, await _check_indexes(db, where.database)]
     except (FlowKitError, PyMongoError, TimeoutError) as error:
         refused = isinstance(error, PyMongoError) and getattr(error, "code", None) is not None
-        told = (
-            f"refuses at {place}: {words(error)}" if refused else _told(error, f"nothing answers at {place}")
+        text = (
+            f"refuses at {address}: {words(error)}"
+            if refused
+            else _error_text(error, f"nothing answers at {address}")
         )
-        return [_silent("mongo", named and "MONGO_URL", told)]
+        return [_unreachable("mongo", configured and "MONGO_URL", text)]
 
 
-def _told(error: Exception, silence: str) -> str:
+def _error_text(error: Exception, fallback: str) -> str:
     """What to tell of an error; one of the settings has a text of its own."""
-    return flat(error) if isinstance(error, FlowKitError) and error.code != "mongo_unavailable" else silence
+    return flat(error) if isinstance(error, FlowKitError) and error.code != "mongo_unavailable" else fallback
 
 
-def _silent(name: str, variable: str | Literal[False], told: str) -> Finding:
+def _unreachable(name: str, variable: str | Literal[False], text: str) -> Finding:
     """`variable` names the server that does not answer; without it that is only where one would be."""
     if variable:
-        return bad(name, told, f"start it, or correct {variable}; without {variable} {START_ONE}")
-    return note(name, told, START_ONE)
+        return bad(name, text, f"start it, or correct {variable}; without {variable} {START_REMEDY}")
+    return note(name, text, START_REMEDY)
 
 
-async def _search_attributes(client: Client) -> Finding:
+async def _check_search_attributes(client: Client) -> Finding:
     request = ListSearchAttributesRequest(namespace=client.namespace)
     try:
-        known = await client.operator_service.list_search_attributes(request)
+        registered = await client.operator_service.list_search_attributes(request)
     except RPCError as error:
         return note(
             "search attributes", f"Temporal does not tell them ({flat(error)})", "ask whoever runs it"
         )
-    absent = [name for name in SEARCH_ATTRIBUTES if name not in known.custom_attributes]
-    if not absent:
+    missing_names = [name for name in SEARCH_ATTRIBUTES if name not in registered.custom_attributes]
+    if not missing_names:
         return ok("search attributes", f"{' and '.join(SEARCH_ATTRIBUTES)} are registered")
     remedy = "an engine registers them at its start if it may; docs/operations.md has the command"
-    return note("search attributes", f"{' and '.join(absent)} not registered", remedy)
+    return note("search attributes", f"{' and '.join(missing_names)} not registered", remedy)
 
 
-async def _engine(client: Client, where: Where) -> Finding:
+async def _check_engine(client: Client, where: Where) -> Finding:
     queue = where.engine_queue
     if await polled(client, queue, workflows=True):
         return ok("engine", f"one polls queue {queue}")
@@ -104,16 +110,16 @@ async def _engine(client: Client, where: Where) -> Finding:
 
 def _version(build: dict[str, Any]) -> str:
     """The stand-in does not tell what it was made from; MongoDB does."""
-    real = "gitVersion" in build
-    return f"MongoDB {build['version']}" if real else f"a stand-in for MongoDB {build['version']}"
+    is_mongodb = "gitVersion" in build
+    return f"MongoDB {build['version']}" if is_mongodb else f"a stand-in for MongoDB {build['version']}"
 
 
-async def _indexes(db: Any, name: str) -> Finding:
-    there: set[str] = set()
+async def _check_indexes(db: Any, name: str) -> Finding:
+    existing: set[str] = set()
     for collection in INDEXES:
-        there |= set(await db[collection].index_information())
-    absent = [index for indexes in INDEXES.values() for index in indexes if index not in there]
-    if not absent:
+        existing |= set(await db[collection].index_information())
+    missing_names = [index for indexes in INDEXES.values() for index in indexes if index not in existing]
+    if not missing_names:
         return ok("indexes", f"all of database {name} are there")
-    found = f"database {name} lacks {', '.join(absent)}"
+    found = f"database {name} lacks {', '.join(missing_names)}"
     return note("indexes", found, "engine and worker create them at their start")

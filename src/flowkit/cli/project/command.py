@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flowkit.cli import output
-from flowkit.cli.project.scaffold import make_project, new_project
+from flowkit.cli.project.scaffold import new_project, write_project
 
 if TYPE_CHECKING:
     from flowkit.cli.project.scaffold import Project
@@ -31,25 +31,25 @@ def init(
 ) -> None:
     """Make a new project: a graph of two nodes, their handlers, a test, a Makefile, a compose file."""
     project = new_project(name)
-    where = folder or Path(name)
-    files = make_project(project, where.absolute())
-    output.say(f"made {name} in {where}: {len(files)} files, among them")
-    _tell(_worth_reading(project))
+    target = folder or Path(name)
+    files = write_project(project, target.absolute())
+    output.say(f"made {name} in {target}: {len(files)} files, among them")
+    _print_rows(_highlights(project))
     output.say("next")
-    if programs := _not_on_path():
+    if bin_folder := _missing_path_entry():
         output.say(
-            f"  export PATH={shlex.quote(programs)}:$PATH   # first, in every terminal: flowkit is not on PATH"
+            f"  export PATH={shlex.quote(bin_folder)}:$PATH   # first, in every terminal: flowkit is not on PATH"
         )
-    _tell(_next(where))
+    _print_rows(_next_steps(target))
 
 
-def _tell(rows: dict[str, str]) -> None:
+def _print_rows(rows: dict[str, str]) -> None:
     width = max(map(len, rows))
     for left, right in rows.items():
         output.say(f"  {left:<{width}}   {right}")
 
 
-def _worth_reading(project: Project) -> dict[str, str]:
+def _highlights(project: Project) -> dict[str, str]:
     return {
         "README.md": "how to go on from here",
         "graph.json": "two nodes: extract, then count",
@@ -60,19 +60,19 @@ def _worth_reading(project: Project) -> dict[str, str]:
     }
 
 
-def _next(folder: Path) -> dict[str, str]:
+def _next_steps(folder: Path) -> dict[str, str]:
     """What to type now, and what it is good for."""
-    entered = f"cd {shlex.quote(str(folder))} && " if folder.absolute() != Path.cwd() else ""
+    change_folder = f"cd {shlex.quote(str(folder))} && " if folder.absolute() != Path.cwd() else ""
     return {
-        f"{entered}make test": "# checks the graph and runs the test, without a server",
+        f"{change_folder}make test": "# checks the graph and runs the test, without a server",
         "make up": "# servers, an engine and a worker, until Ctrl-C",
         "make run": "# in a second terminal: starts a task and watches it",
     }
 
 
-def _not_on_path() -> str:
+def _missing_path_entry() -> str:
     """The folder of our programs, which the Makefile calls by name, where the shell finds others or none."""
-    programs = Path(sys.executable).parent
+    bin_folder = Path(sys.executable).parent
     found = shutil.which("flowkit")
-    on_path = found is not None and Path(found).parent.resolve() == programs.resolve()
-    return "" if on_path else str(programs)
+    on_path = found is not None and Path(found).parent.resolve() == bin_folder.resolve()
+    return "" if on_path else str(bin_folder)

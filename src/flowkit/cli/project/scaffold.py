@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from importlib.resources.abc import Traversable
 
-_NAME = re.compile(r"[a-z](?:[a-z0-9_-]*[a-z0-9])?", re.ASCII | re.IGNORECASE)
-_RULE = "use letters, digits, '-' and '_', a letter first and a letter or digit last"
-_OWN_FOLDERS = {"tests", "deploy", "wheels"}
+_NAME_PATTERN = re.compile(r"[a-z](?:[a-z0-9_-]*[a-z0-9])?", re.ASCII | re.IGNORECASE)
+_NAME_RULE = "use letters, digits, '-' and '_', a letter first and a letter or digit last"
+_PROJECT_FOLDERS = {"tests", "deploy", "wheels"}
 _SUFFIX = ".tmpl"
 
 
-class _Rendered(Template):
+class _Template(Template):
     """Shell, make and compose have a use for `$`."""
 
     delimiter = "@@"
@@ -58,11 +58,11 @@ class Project:
         }
         root = resources.files("flowkit.cli.project") / "templates"
         return {
-            self._place(path): _Rendered(template.read_text(encoding="utf-8")).substitute(values)
+            self._target_path(path): _Template(template.read_text(encoding="utf-8")).substitute(values)
             for path, template in _templates(root, PurePosixPath())
         }
 
-    def _place(self, path: PurePosixPath) -> PurePosixPath:
+    def _target_path(self, path: PurePosixPath) -> PurePosixPath:
         """Names in the wheel say what build tools and linters would otherwise take for their own."""
         parts = [self.package if part == "PACKAGE" else part for part in path.parts]
         parts[-1] = parts[-1].removesuffix(_SUFFIX)
@@ -71,9 +71,9 @@ class Project:
         return PurePosixPath(*parts)
 
 
-def _templates(folder: Traversable, below: PurePosixPath) -> Iterator[tuple[PurePosixPath, Traversable]]:
+def _templates(folder: Traversable, prefix: PurePosixPath) -> Iterator[tuple[PurePosixPath, Traversable]]:
     for entry in sorted(folder.iterdir(), key=lambda each: each.name):
-        path = below / entry.name
+        path = prefix / entry.name
         if entry.is_dir():
             yield from _templates(entry, path)
         elif entry.name.endswith(_SUFFIX):
@@ -83,33 +83,33 @@ def _templates(folder: Traversable, below: PurePosixPath) -> Iterator[tuple[Pure
 def new_project(name: str) -> Project:
     """The project of that name. ConfigError says what is wrong with it."""
     if problem := _name_problem(name):
-        raise remedied(ConfigError(f"NAME {name!r} cannot be a project's name: {problem}"), _RULE)
+        raise remedied(ConfigError(f"NAME {name!r} cannot be a project's name: {problem}"), _NAME_RULE)
     project = Project(name)
-    if taken := _taken_by(project.package):
-        problem = f"NAME {name!r} makes the Python package {project.package!r}, which is {taken}"
+    if conflict := _name_conflict(project.package):
+        problem = f"NAME {name!r} makes the Python package {project.package!r}, which is {conflict}"
         raise remedied(ConfigError(problem), "choose another name")
     return project
 
 
 def _name_problem(name: str) -> str:
     """What keeps `name` from being one; empty when nothing does."""
-    if _NAME.fullmatch(name):
+    if _NAME_PATTERN.fullmatch(name):
         return ""
     if not name:
         return "it is empty"
-    wrong = dict.fromkeys(repr(each) for each in name if not re.fullmatch(r"[A-Za-z0-9_-]", each))
-    if wrong:
-        return f"it holds {', '.join(wrong)}"
+    invalid = dict.fromkeys(repr(each) for each in name if not re.fullmatch(r"[A-Za-z0-9_-]", each))
+    if invalid:
+        return f"it holds {', '.join(invalid)}"
     if not name[0].isalpha():
         return f"it begins with {name[0]!r}"
     return f"it ends with {name[-1]!r}"
 
 
-def _taken_by(package: str) -> str:
+def _name_conflict(package: str) -> str:
     """What a package of this name would be mistaken for; empty when nothing."""
     if keyword.iskeyword(package):
         return "a word of the language"
-    if package.lower() in _OWN_FOLDERS:
+    if package.lower() in _PROJECT_FOLDERS:
         return "a folder of every new project"
     if package in sys.stdlib_module_names:
         return "a module of Python itself"
@@ -117,25 +117,25 @@ def _taken_by(package: str) -> str:
     return "installed here already" if found is not None and found.origin else ""
 
 
-def make_project(project: Project, folder: Path) -> list[PurePosixPath]:
+def write_project(project: Project, folder: Path) -> list[PurePosixPath]:
     """Write the project into `folder`, which must be empty or absent; all of it or nothing. Answers its files.
 
     ConfigError says what is wrong with the folder.
     """
     try:
-        _refuse_used(folder)
+        _check_empty(folder)
         return _write(project.files(), folder)
     except OSError as error:
-        problem = ConfigError(f"folder {str(folder)!r} cannot be written: {_told(error)}")
+        problem = ConfigError(f"folder {str(folder)!r} cannot be written: {_error_text(error)}")
         raise remedied(problem, "name another one with --dir") from error
 
 
-def _told(error: OSError) -> str:
+def _error_text(error: OSError) -> str:
     at = f" ({error.filename})" if error.filename else ""
     return f"{error.strerror or error}{at}"
 
 
-def _refuse_used(folder: Path) -> None:
+def _check_empty(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise remedied(ConfigError(f"{str(folder)!r} is a file"), "name a folder with --dir")
     if folder.is_dir() and any(folder.iterdir()):
@@ -145,16 +145,16 @@ def _refuse_used(folder: Path) -> None:
 
 def _write(files: dict[PurePosixPath, str], folder: Path) -> list[PurePosixPath]:
     """Beside the place first, on the same disk; then one move, or one for each entry of a folder that is there."""
-    is_there = folder.is_dir()
+    exists = folder.is_dir()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".flowkit-init-", dir=folder if is_there else folder.parent) as aside:
-        made = Path(aside) / "project"
+    with TemporaryDirectory(prefix=".flowkit-init-", dir=folder if exists else folder.parent) as temporary:
+        staged = Path(temporary) / "project"
         for path, text in files.items():
-            (made / path).parent.mkdir(parents=True, exist_ok=True)
-            (made / path).write_text(text, encoding="utf-8", newline="\n")
-        if not is_there:
-            made.rename(folder)
+            (staged / path).parent.mkdir(parents=True, exist_ok=True)
+            (staged / path).write_text(text, encoding="utf-8", newline="\n")
+        if not exists:
+            staged.rename(folder)
             return list(files)
-        for entry in made.iterdir():
+        for entry in staged.iterdir():
             entry.rename(folder / entry.name)
     return list(files)

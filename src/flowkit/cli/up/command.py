@@ -45,11 +45,11 @@ def up(
     """Run Temporal with its Web UI, MongoDB, an engine and workers here, until Ctrl-C. For development."""
     log_warnings(verbose)
     from flowkit.cli.loading import check_names
-    from flowkit.cli.up.plan import Part, Wanted, parts_named, planned
+    from flowkit.cli.up.plan import Part, UpOptions, make_plan, parse_parts
 
     if install:
-        return _install(parts_named(only or []) or frozenset(Part))
-    wanted = Wanted(
+        return _install(parse_parts(only or []) or frozenset(Part))
+    options = UpOptions(
         handlers=tuple(handlers or ()),
         only=tuple(only or ()),
         data=data,
@@ -61,11 +61,11 @@ def up(
         database=database,
         verbose=verbose,
     )
-    plan = planned(wanted, os.environ)
-    check_names([*wanted.handlers, *_targets(functions or [])])
-    from flowkit.cli.up.run import up as run_until_stopped
+    plan = make_plan(options, os.environ)
+    check_names([*options.handlers, *_targets(functions or [])])
+    from flowkit.cli.up.run import run
 
-    return run_until_stopped(plan)
+    return run(plan)
 
 
 def _targets(functions: list[str]) -> list[str]:
@@ -76,11 +76,11 @@ def _targets(functions: list[str]) -> list[str]:
 def _install(parts: Collection[str]) -> None:
     from flowkit.local import MongoServer, TemporalServer
     from flowkit.local.mongo import mongo_program
-    from flowkit.local.sources import allowed
+    from flowkit.local.sources import allowed_sources
     from flowkit.local.temporal import temporal_program
 
-    for server, find in ((TemporalServer, temporal_program), (MongoServer, mongo_program)):
+    for server, find_program in ((TemporalServer, temporal_program), (MongoServer, mongo_program)):
         if server.name in parts:
             server.install()
-            found = find(allowed())
-            output.say(f"{server.name}: {found.where} ({found.source})")
+            found = find_program(allowed_sources())
+            output.say(f"{server.name}: {found.description} ({found.source})")

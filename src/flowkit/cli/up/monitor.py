@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from flowkit.cli import output
 from flowkit.cli.options import DEFAULT_MONGO_URL, Where
-from flowkit.cli.servers import database, temporal_place
-from flowkit.cli.up.exports import told_to_people
-from flowkit.cli.up.panel import About, screen
-from flowkit.cli.up.status import Row, Watcher
+from flowkit.cli.servers import database, temporal_address
+from flowkit.cli.up.exports import terminal_exports
+from flowkit.cli.up.panel import UpInfo, screen
+from flowkit.cli.up.status import ProcessRow, StatusPoller
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,63 +25,67 @@ if TYPE_CHECKING:
     from flowkit.local.process import ServerProcess
     from flowkit.local.server import LocalServer
 
-_LOOK_EVERY_SEC = 1.0
+_REFRESH_SEC = 1.0
 
-Shown = tuple[Row, "ServerProcess | None"]
+MonitoredRow = tuple[ProcessRow, "ServerProcess | None"]
 
 
-def follow(plan: Plan, started: Processes, folder: Path) -> None:
+def monitor(plan: Plan, processes: Processes, folder: Path) -> None:
     """Show it until SIGINT or SIGTERM. ServerEnded when one of the processes ends by itself."""
-    about = About(
+    info = UpInfo(
         folder=str(folder),
-        kept=plan.wanted.data is not None,
-        runs_tasks=bool(started.flowkit),
-        runs_workers=bool(started.workers),
-        exports=tuple(told_to_people(os.environ, started.exports)),
+        kept=plan.options.data is not None,
+        runs_tasks=bool(processes.flowkit),
+        runs_workers=bool(processes.workers),
+        exports=tuple(terminal_exports(os.environ, processes.exports)),
     )
-    os.environ.update(started.exports)
+    os.environ.update(processes.exports)
     where = Where(
-        mongo_url=started.exports.get("MONGO_URL", DEFAULT_MONGO_URL), database=plan.wanted.database
+        mongo_url=processes.exports.get("MONGO_URL", DEFAULT_MONGO_URL), database=plan.options.database
     )
-    with screen(output.console(), output.console(stderr=True), about) as shown:
-        asyncio.run(_follow(rows(plan, started), where, started.all, shown))
+    with screen(output.console(), output.console(stderr=True), info) as shown:
+        asyncio.run(_monitor(create_rows(plan, processes), where, processes.all, shown))
 
 
-async def _follow(found: list[Shown], where: Where, started: Sequence[ServerProcess], shown: Screen) -> None:
+async def _monitor(
+    rows: list[MonitoredRow], where: Where, processes: Sequence[ServerProcess], shown: Screen
+) -> None:
     async with database(where) as db:
-        await _watch(Watcher(found, db), started, shown)
+        await _refresh_until_signal(StatusPoller(rows, db), processes, shown)
 
 
-async def _watch(watcher: Watcher, started: Sequence[ServerProcess], shown: Screen) -> None:
+async def _refresh_until_signal(
+    poller: StatusPoller, processes: Sequence[ServerProcess], shown: Screen
+) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     stopped = asyncio.create_task(stop.wait())
     while not stopped.done():
-        shown.show(await watcher.look())
-        for process in started:
+        shown.show(await poller.poll())
+        for process in processes:
             if not process.running:
-                raise process.ended()
-        await asyncio.wait([stopped], timeout=_LOOK_EVERY_SEC)
+                raise process.exit_error()
+        await asyncio.wait([stopped], timeout=_REFRESH_SEC)
 
 
-def rows(plan: Plan, started: Processes) -> list[Shown]:
+def create_rows(plan: Plan, processes: Processes) -> list[MonitoredRow]:
     """What is to be shown, and the processes behind it."""
-    found: list[Shown] = []
+    rows: list[MonitoredRow] = []
     if plan.uses_temporal:
-        found.append(_server_row("temporal", temporal_place()[0], started.temporal))
-    if started.temporal is not None:
-        found.append((Row(name="Web UI", address=started.temporal.ui_url), started.temporal))
+        rows.append(_server_row("temporal", temporal_address()[0], processes.temporal))
+    if processes.temporal is not None:
+        rows.append((ProcessRow(name="Web UI", address=processes.temporal.ui_url), processes.temporal))
     if plan.uses_mongo:
-        found.append(_server_row("mongo", started.exports["MONGO_URL"], started.mongo))
-    return found + [(Row(name=each.name, about=_doing(each)), each) for each in started.flowkit]
+        rows.append(_server_row("mongo", processes.exports["MONGO_URL"], processes.mongo))
+    return rows + [(ProcessRow(name=each.name, detail=_summary(each)), each) for each in processes.flowkit]
 
 
-def _doing(process: FlowkitProcess) -> str:
+def _summary(process: FlowkitProcess) -> str:
     """What it says it does, without the word for itself."""
-    return process.doing.partition(" ")[2]
+    return process.summary.partition(" ")[2]
 
 
-def _server_row(name: str, address: str, server: LocalServer | None) -> Shown:
-    about = f"{server.program.source}: {server.program.where}" if server else "not started here"
-    return Row(name=name, address=address, about=about), server
+def _server_row(name: str, address: str, server: LocalServer | None) -> MonitoredRow:
+    detail = f"{server.program.source}: {server.program.description}" if server else "not started here"
+    return ProcessRow(name=name, address=address, detail=detail), server

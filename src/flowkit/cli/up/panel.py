@@ -13,20 +13,20 @@ from rich.text import Text
 
 from flowkit.cli.asking import tasks_table
 from flowkit.cli.screen import plain_table
-from flowkit.cli.up.status import RUNS
+from flowkit.cli.up.status import RUNNING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rich.console import Console, RenderableType
 
-    from flowkit.cli.up.status import Row, Tasks, View
+    from flowkit.cli.up.status import ProcessRow, Snapshot, TaskOverview
 
-_FEWEST_TASKS, _MOST_TASKS = 3, 10
+_MIN_TASKS, _MAX_TASKS = 3, 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class About:
+class UpInfo:
     """What does not change while it runs."""
 
     folder: str
@@ -41,31 +41,31 @@ class About:
 class Screen(Protocol):
     """Shows how things are."""
 
-    def show(self, view: View) -> None:
+    def show(self, snapshot: Snapshot) -> None:
         """Bring what is shown up to date."""
 
 
 @contextmanager
-def screen(console: Console, notes: Console, about: About) -> Iterator[Screen]:
+def screen(console: Console, notes: Console, info: UpInfo) -> Iterator[Screen]:
     """A live panel on a terminal that can move its cursor; elsewhere plain lines, on `notes`."""
     if not console.is_terminal or console.is_dumb_terminal:
-        yield Lines(notes, about)
+        yield Lines(notes, info)
         return
     with Live(console=console, auto_refresh=False) as live:
-        yield LivePanel(live, about)
+        yield LivePanel(live, info)
 
 
 class LivePanel:
     """A panel that stays in its place."""
 
-    def __init__(self, live: Live, about: About) -> None:
+    def __init__(self, live: Live, info: UpInfo) -> None:
         self._live = live
-        self._about = about
+        self._info = info
         self._since = time.monotonic()
 
-    def show(self, view: View) -> None:
+    def show(self, snapshot: Snapshot) -> None:
         """Draw it anew."""
-        parts = panel(view, self._about, self._live.console.height, time.monotonic() - self._since)
+        parts = render_panel(snapshot, self._info, self._live.console.height, time.monotonic() - self._since)
         # The empty line takes the `^C` of a terminal, which would break a full line and so move the panel.
         self._live.update(Group(*parts, ""), refresh=True)
 
@@ -73,23 +73,23 @@ class LivePanel:
 class Lines:
     """One line whenever something changes."""
 
-    def __init__(self, console: Console, about: About) -> None:
+    def __init__(self, console: Console, info: UpInfo) -> None:
         self._console = console
         self._states: dict[str, str] = {}
         self._tasks: dict[str, str] | None = None
-        for line in first_lines(about):
+        for line in header_lines(info):
             self._print(line)
 
-    def show(self, view: View) -> None:
+    def show(self, snapshot: Snapshot) -> None:
         """Print what has changed. What is there at the first look is not told as a change."""
-        for row in view.rows:
-            if self._states.setdefault(row.name, RUNS) != row.state:
+        for row in snapshot.rows:
+            if self._states.setdefault(row.name, RUNNING) != row.state:
                 self._states[row.name] = row.state
                 self._print(f"{row.name} {row.state}")
-        if view.tasks is not None:
-            self._show_tasks(view.tasks)
+        if snapshot.tasks is not None:
+            self._show_tasks(snapshot.tasks)
 
-    def _show_tasks(self, tasks: Tasks) -> None:
+    def _show_tasks(self, tasks: TaskOverview) -> None:
         now = {task.task_id: task.status.value for task in reversed(tasks.newest)}
         known, self._tasks = self._tasks, {**(self._tasks or {}), **now}
         for task_id, status in now.items():
@@ -100,32 +100,35 @@ class Lines:
         self._console.print(text)
 
 
-def first_lines(about: About) -> list[str]:
+def header_lines(info: UpInfo) -> list[str]:
     """What a log shows first. The `export` lines stand on stdout, before this."""
-    return [f"{name}: {text}" for name, text in _facts(about, "the lines on stdout")]
+    return [f"{name}: {text}" for name, text in _info_rows(info, "the lines on stdout")]
 
 
-def panel(view: View, about: About, height: int, seconds: float) -> list[RenderableType]:
+def render_panel(snapshot: Snapshot, info: UpInfo, height: int, seconds: float) -> list[RenderableType]:
     """Everything, from top to bottom, in `height` lines if that can be."""
-    facts = _facts(about, "these lines")
-    beside = len(view.rows) + len(facts) + len(about.exports) + 10
-    rows = min(_MOST_TASKS, max(_FEWEST_TASKS, height - beside))
-    parts: list[RenderableType] = [_processes(view.rows, f"FlowKit is up for {_clock(seconds)}"), ""]
-    if about.runs_tasks:
-        parts += [*_tasks(view.tasks, rows), ""]
-    parts += [Text.assemble((f"{name:<6}", "bold"), text) for name, text in facts]
-    parts += [Text(f"      {line}") for line in about.exports]
+    info_rows = _info_rows(info, "these lines")
+    other_lines = len(snapshot.rows) + len(info_rows) + len(info.exports) + 10
+    rows = min(_MAX_TASKS, max(_MIN_TASKS, height - other_lines))
+    parts: list[RenderableType] = [
+        _processes(snapshot.rows, f"FlowKit is up for {_format_duration(seconds)}"),
+        "",
+    ]
+    if info.runs_tasks:
+        parts += [*_tasks(snapshot.tasks, rows), ""]
+    parts += [Text.assemble((f"{name:<6}", "bold"), text) for name, text in info_rows]
+    parts += [Text(f"      {line}") for line in info.exports]
     parts.append(Text("Ctrl-C stops it all", style="dim"))
     return parts
 
 
-def _clock(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
 
 
-def _processes(rows: tuple[Row, ...], title: str) -> RenderableType:
+def _processes(rows: tuple[ProcessRow, ...], title: str) -> RenderableType:
     table = plain_table(title)
     table.add_column("", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -133,20 +136,20 @@ def _processes(rows: tuple[Row, ...], title: str) -> RenderableType:
     table.add_column("", ratio=1, no_wrap=True)
     table.show_header = False
     for row in rows:
-        style = "green" if row.state == RUNS else "red"
+        style = "green" if row.state == RUNNING else "red"
         state = Text(row.state, style=style)
-        table.add_row(Text(row.name), state, Text(row.address, style="bold"), Text(row.about, style="dim"))
+        table.add_row(Text(row.name), state, Text(row.address, style="bold"), Text(row.detail, style="dim"))
     return table
 
 
-def _tasks(tasks: Tasks | None, rows: int) -> list[RenderableType]:
+def _tasks(tasks: TaskOverview | None, rows: int) -> list[RenderableType]:
     if tasks is None:
         return [Text("tasks: MongoDB does not answer", style="red")]
-    title = Text(tasks_line(tasks))
+    title = Text(tasks_summary(tasks))
     return [title, tasks_table(list(tasks.newest[:rows]), wide=True)] if tasks.newest else [title]
 
 
-def tasks_line(tasks: Tasks) -> str:
+def tasks_summary(tasks: TaskOverview) -> str:
     """How many tasks there are that have not ended."""
     if not tasks.newest:
         return "no tasks yet"
@@ -155,14 +158,14 @@ def tasks_line(tasks: Tasks) -> str:
     return f"{total} open task{'' if total == 1 else 's'}" + (f": {each}" if each else "")
 
 
-def _facts(about: About, lines: str) -> list[tuple[str, str]]:
+def _info_rows(info: UpInfo, lines: str) -> list[tuple[str, str]]:
     """`lines` names the lines that another terminal needs first."""
-    kept = "kept" if about.kept else "temporary, removed at the end; --data DIR keeps it"
-    facts = [("logs", f"{about.folder}/*.log"), ("data", f"{about.folder} ({kept})")]
-    if about.runs_tasks:
-        first = f", in another terminal after {lines}" if about.exports else ""
-        begun = "" if about.runs_workers else "flowkit worker module:CLASS …, then "
-        facts.append(("next", f"{begun}flowkit run graph.json --watch{first}"))
-    elif about.exports:
-        facts.append(("next", f"other programs find it after {lines}"))
-    return facts
+    kept = "kept" if info.kept else "temporary, removed at the end; --data DIR keeps it"
+    info_rows = [("logs", f"{info.folder}/*.log"), ("data", f"{info.folder} ({kept})")]
+    if info.runs_tasks:
+        suffix = f", in another terminal after {lines}" if info.exports else ""
+        prefix = "" if info.runs_workers else "flowkit worker module:CLASS …, then "
+        info_rows.append(("next", f"{prefix}flowkit run graph.json --watch{suffix}"))
+    elif info.exports:
+        info_rows.append(("next", f"other programs find it after {lines}"))
+    return info_rows

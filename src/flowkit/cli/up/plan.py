@@ -36,7 +36,7 @@ class Ports:
     """A free one if None."""
 
     @classmethod
-    def at(cls, base: int | None) -> Ports:
+    def from_base(cls, base: int | None) -> Ports:
         """The usual ones, or four in a row from `base`."""
         if base is None:
             return cls()
@@ -44,7 +44,7 @@ class Ports:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class UpOptions:
     """The command line of `flowkit up`."""
 
     handlers: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class Wanted:
 class Plan:
     """What is to be started, and where the servers are that others run."""
 
-    wanted: Wanted
+    options: UpOptions
     parts: frozenset[Part]
     ports: Ports
     starts_temporal: bool
@@ -74,25 +74,25 @@ class Plan:
     uses_mongo: bool
 
 
-def parts_named(names: Sequence[str]) -> frozenset[Part]:
+def parse_parts(names: Sequence[str]) -> frozenset[Part]:
     """The parts that `--only` names, with commas or one by one. ConfigError names the choices."""
-    given = [name.strip() for text in names for name in text.split(",") if name.strip()]
+    names = [name.strip() for text in names for name in text.split(",") if name.strip()]
     known = [part.value for part in Part]
-    for name in given:
+    for name in names:
         if name not in known:
             raise remedied(ConfigError(f"--only {name!r} is unknown"), f"choose from {', '.join(known)}")
-    return frozenset(map(Part, given))
+    return frozenset(map(Part, names))
 
 
-def planned(wanted: Wanted, environment: Mapping[str, str]) -> Plan:
+def make_plan(options: UpOptions, environment: Mapping[str, str]) -> Plan:
     """What to start. ConfigError when options contradict each other."""
-    parts = parts_named(wanted.only) or frozenset(Part) - ({Part.WORKER} if not wanted.handlers else set())
-    _check(wanted, parts)
+    parts = parse_parts(options.only) or frozenset(Part) - ({Part.WORKER} if not options.handlers else set())
+    _check_options(options, parts)
     runs_tasks = not parts.isdisjoint({Part.ENGINE, Part.WORKER})
     return Plan(
-        wanted=wanted,
+        options=options,
         parts=parts,
-        ports=Ports.at(wanted.port_base),
+        ports=Ports.from_base(options.port_base),
         starts_temporal=Part.TEMPORAL in parts and not environment.get("TEMPORAL_ADDRESS"),
         starts_mongo=Part.MONGO in parts and not environment.get("MONGO_URL"),
         uses_temporal=runs_tasks or Part.TEMPORAL in parts,
@@ -100,23 +100,23 @@ def planned(wanted: Wanted, environment: Mapping[str, str]) -> Plan:
     )
 
 
-def _check(wanted: Wanted, parts: frozenset[Part]) -> None:
-    if Part.WORKER in parts and not wanted.handlers:
+def _check_options(options: UpOptions, parts: frozenset[Part]) -> None:
+    if Part.WORKER in parts and not options.handlers:
         problem = ConfigError("a worker needs handlers, and none are named")
         raise remedied(
             problem, "name them as module:CLASS, for example flowkit up mypackage.handlers:MyHandler"
         )
-    for name, given, part in (
-        ("handlers are named", wanted.handlers, Part.WORKER),
-        ("--workers is given", wanted.workers, Part.WORKER),
-        ("--concurrency is given", wanted.concurrency, Part.WORKER),
-        ("--function is given", wanted.functions, Part.ENGINE),
+    for name, value, part in (
+        ("handlers are named", options.handlers, Part.WORKER),
+        ("--workers is given", options.workers, Part.WORKER),
+        ("--concurrency is given", options.concurrency, Part.WORKER),
+        ("--function is given", options.functions, Part.ENGINE),
     ):
-        if given and part not in parts:
-            raise remedied(ConfigError(f"{name}, but no {part} is to be started"), _remedy(part, wanted))
+        if value and part not in parts:
+            raise remedied(ConfigError(f"{name}, but no {part} is to be started"), _remedy(part, options))
 
 
-def _remedy(part: Part, wanted: Wanted) -> str:
-    if part is Part.WORKER and not wanted.only:
+def _remedy(part: Part, options: UpOptions) -> str:
+    if part is Part.WORKER and not options.only:
         return "name its handlers as module:CLASS"
     return f"add --only {part}, or leave --only out"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flowkit.cli.options import DEFAULT_MONGO_URL
-from flowkit.cli.up.exports import exported
+from flowkit.cli.up.exports import make_exports
 from flowkit.cli.up.plan import Part
 from flowkit.local import flowkit_process
 from flowkit.local.mongo import MongoServer
@@ -50,9 +50,9 @@ class Processes:
         return [*self.servers, *self.flowkit]
 
 
-def processes(plan: Plan, folder: Path) -> Processes:
+def create_processes(plan: Plan, folder: Path) -> Processes:
     """What is to be started, with data and logs in a folder; nothing is started yet."""
-    ports, wanted = plan.ports, plan.wanted
+    ports, options = plan.ports, plan.options
     temporal = mongo = None
     if plan.starts_temporal:
         temporal = TemporalServer(
@@ -62,19 +62,19 @@ def processes(plan: Plan, folder: Path) -> Processes:
         mongo = MongoServer(folder, port=ports.mongo)
     address = temporal.address if temporal else os.environ.get("TEMPORAL_ADDRESS")
     url = mongo.url if mongo else os.environ.get("MONGO_URL") or DEFAULT_MONGO_URL
-    made = Processes(temporal=temporal, mongo=mongo, exports=exported(plan, address, url))
-    options = ["--verbose"] if wanted.verbose else []
+    processes = Processes(temporal=temporal, mongo=mongo, exports=make_exports(plan, address, url))
+    process_options = ["--verbose"] if options.verbose else []
     if Part.ENGINE in plan.parts:
-        made.engine = flowkit_process.engine(
-            folder, functions=wanted.functions, options=options, environment=made.exports
+        processes.engine = flowkit_process.engine_process(
+            folder, functions=options.functions, options=process_options, environment=processes.exports
         )
     if Part.WORKER in plan.parts:
-        slots = ["--concurrency", str(wanted.concurrency)] if wanted.concurrency else []
-        made.workers = flowkit_process.workers(
+        slots = ["--concurrency", str(options.concurrency)] if options.concurrency else []
+        processes.workers = flowkit_process.worker_processes(
             folder,
-            wanted.handlers,
-            count=wanted.workers or 1,
-            options=[*options, *slots],
-            environment=made.exports,
+            options.handlers,
+            count=options.workers or 1,
+            options=[*process_options, *slots],
+            environment=processes.exports,
         )
-    return made
+    return processes

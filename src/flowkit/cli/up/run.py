@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from flowkit.cli import output
 from flowkit.cli.errors import Exit
-from flowkit.cli.up.exports import told_to_programs
-from flowkit.cli.up.processes import processes
-from flowkit.local.data_folder import state_folder
+from flowkit.cli.up.exports import script_exports
+from flowkit.cli.up.processes import create_processes
+from flowkit.local.data_folder import data_folder
 from flowkit.local.errors import ServerEnded
-from flowkit.local.lifecycle import start_together, stop_together
+from flowkit.local.lifecycle import start_all, stop_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,74 +24,74 @@ if TYPE_CHECKING:
     from flowkit.local.process import ServerProcess
 
 
-def up(plan: Plan) -> None:
+def run(plan: Plan) -> None:
     """Start everything, show it until a signal, stop it. A DevServerError tells what did not start, or has ended."""
-    _let_sigterm_interrupt()
+    _interrupt_on_sigterm()
     try:
-        with state_folder(plan.wanted.data) as folder:
-            _run(plan, folder)
+        with data_folder(plan.options.data) as folder:
+            _run_in(plan, folder)
     except KeyboardInterrupt:
         output.note("interrupted before everything ran; what was started is stopped")
         raise
-    kept = f"kept in {folder}" if plan.wanted.data else "removed"
-    output.note(f"all stopped; data and logs were {kept}")
+    outcome = f"kept in {folder}" if plan.options.data else "removed"
+    output.note(f"all stopped; data and logs were {outcome}")
 
 
-def _run(plan: Plan, folder: Path) -> None:
-    started = processes(plan, folder)
+def _run_in(plan: Plan, folder: Path) -> None:
+    processes = create_processes(plan, folder)
     try:
-        _start(started)
-        _announce(started)
-        _follow(plan, started, folder)
-    except ServerEnded as ended:
-        output.note(ended.headline.partition(";")[0])
+        _start(processes)
+        _print_exports(processes)
+        _monitor(plan, processes, folder)
+    except ServerEnded as error:
+        output.note(error.headline.partition(";")[0])
         raise
     finally:
-        _stop(started)
+        _stop(processes)
 
 
-def _let_sigterm_interrupt() -> None:
+def _interrupt_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-def _start(started: Processes) -> None:
-    begun = time.monotonic()
-    for server in started.servers:
-        server.program.get()  # one after the other, because each shows its progress
+def _start(processes: Processes) -> None:
+    start_time = time.monotonic()
+    for server in processes.servers:
+        server.program.install()  # one after the other, because each shows its progress
 
-    def told(process: ServerProcess) -> None:
-        output.note(f"{process.name} runs after {time.monotonic() - begun:.1f} s; log: {process.log}")
+    def report_started(process: ServerProcess) -> None:
+        output.note(f"{process.name} runs after {time.monotonic() - start_time:.1f} s; log: {process.log}")
 
-    start_together(started.servers, told)
-    start_together(started.flowkit, told)
+    start_all(processes.servers, report_started)
+    start_all(processes.flowkit, report_started)
 
 
-def _announce(started: Processes) -> None:
+def _print_exports(processes: Processes) -> None:
     """Tell the addresses to a program that reads our output; a person sees them on the panel."""
     if not output.console().is_terminal:
-        for line in told_to_programs(os.environ, started.exports):
+        for line in script_exports(os.environ, processes.exports):
             output.say(line)
         sys.stdout.flush()
 
 
-def _follow(plan: Plan, started: Processes, folder: Path) -> None:
-    from flowkit.cli.up.monitor import follow
+def _monitor(plan: Plan, processes: Processes, folder: Path) -> None:
+    from flowkit.cli.up.monitor import monitor
 
-    follow(plan, started, folder)
+    monitor(plan, processes, folder)
 
 
-def _stop(started: Processes) -> None:
+def _stop(processes: Processes) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _leave_at_once)
-    running = [process.name for process in reversed(started.all) if process.running]
-    if running:
-        output.note(f"stopping {', '.join(running)}")
-    stop_together(started.workers)
-    stop_together([started.engine] if started.engine else [])
-    stop_together(started.servers)
+        signal.signal(number, _exit_immediately)
+    names = [process.name for process in reversed(processes.all) if process.running]
+    if names:
+        output.note(f"stopping {', '.join(names)}")
+    stop_all(processes.workers)
+    stop_all([processes.engine] if processes.engine else [])
+    stop_all(processes.servers)
 
 
-def _leave_at_once(*_: object) -> NoReturn:
+def _exit_immediately(*_: object) -> NoReturn:
     """A second signal: nobody waits for the processes any more, each of which is told by the end of a pipe."""
     output.note("interrupted again; what still runs ends by itself within 15 seconds")
     os._exit(Exit.INTERRUPTED)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.service import RPCError
 
-from flowkit.cli.servers import without_password
+from flowkit.cli.servers import redact_password
 from flowkit.client import TaskCatalog
 from flowkit.connection import TemporalUnavailable, connect
 from flowkit.errors import FlowKitError
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from flowkit.client import TaskSummary
     from flowkit.local.process import ServerProcess
 
-TASKS_READ = 20
-ANSWER_WITHIN_SEC = 3.0
+MAX_TASKS = 20
+TIMEOUT_SEC = 3.0
 
-RUNS, SILENT, ENDED = "runs", "does not answer", "has ended"
+RUNNING, UNRESPONSIVE, EXITED = "runs", "does not answer", "has ended"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class ProcessRow:
     """One process or server, as people see it."""
 
     name: str
-    state: str = RUNS
+    state: str = RUNNING
     address: str = ""
-    about: str = ""
+    detail: str = ""
     """Where its program comes from, or what it does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tasks:
+class TaskOverview:
     """The tasks there are."""
 
     open: dict[str, int]
@@ -51,55 +51,55 @@ class Tasks:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class View:
+class Snapshot:
     """All that is shown, at one moment."""
 
-    rows: tuple[Row, ...]
-    tasks: Tasks | None = None
+    rows: tuple[ProcessRow, ...]
+    tasks: TaskOverview | None = None
     """None while MongoDB does not answer, or is not used."""
 
 
-class Watcher:
+class StatusPoller:
     """Looks again and again at what one `flowkit up` uses."""
 
-    def __init__(self, rows: Sequence[tuple[Row, ServerProcess | None]], db: Any) -> None:
+    def __init__(self, rows: Sequence[tuple[ProcessRow, ServerProcess | None]], db: Any) -> None:
         self._rows = rows
         self._catalog = TaskCatalog(db)
         self._client: Client | None = None
 
-    async def look(self) -> View:
+    async def poll(self) -> Snapshot:
         """Where everything is now."""
-        temporal, tasks = await asyncio.gather(self._temporal_answers(), self._tasks())
-        answers = {"temporal": temporal, "mongo": tasks is not None}
-        rows = [_seen(row, process, answers.get(row.name, True)) for row, process in self._rows]
-        return View(rows=tuple(rows), tasks=tasks)
+        temporal, tasks = await asyncio.gather(self._temporal_responds(), self._tasks())
+        responds = {"temporal": temporal, "mongo": tasks is not None}
+        rows = [_with_state(row, process, responds.get(row.name, True)) for row, process in self._rows]
+        return Snapshot(rows=tuple(rows), tasks=tasks)
 
-    async def _temporal_answers(self) -> bool:
-        if not self._shows("temporal"):
+    async def _temporal_responds(self) -> bool:
+        if not self._has_row("temporal"):
             return False
         with suppress(TemporalUnavailable, RPCError, RuntimeError, TimeoutError):
-            async with asyncio.timeout(ANSWER_WITHIN_SEC):
+            async with asyncio.timeout(TIMEOUT_SEC):
                 self._client = client = self._client or await connect()
                 request = DescribeNamespaceRequest(namespace=client.namespace)
-                within = timedelta(seconds=ANSWER_WITHIN_SEC)
-                await client.workflow_service.describe_namespace(request, timeout=within)
+                timeout = timedelta(seconds=TIMEOUT_SEC)
+                await client.workflow_service.describe_namespace(request, timeout=timeout)
                 return True
         return False
 
-    async def _tasks(self) -> Tasks | None:
-        if not self._shows("mongo"):
+    async def _tasks(self) -> TaskOverview | None:
+        if not self._has_row("mongo"):
             return None
-        asking = asyncio.gather(self._catalog.open_counts(), self._catalog.list_tasks(limit=TASKS_READ))
+        reads = asyncio.gather(self._catalog.open_counts(), self._catalog.list_tasks(limit=MAX_TASKS))
         with suppress(FlowKitError, TimeoutError):
-            counts, newest = await asyncio.wait_for(asking, ANSWER_WITHIN_SEC)
-            return Tasks(open=counts, newest=tuple(newest))
+            counts, newest = await asyncio.wait_for(reads, TIMEOUT_SEC)
+            return TaskOverview(open=counts, newest=tuple(newest))
         return None
 
-    def _shows(self, name: str) -> bool:
+    def _has_row(self, name: str) -> bool:
         return any(row.name == name for row, _ in self._rows)
 
 
-def _seen(row: Row, process: ServerProcess | None, answers: bool) -> Row:
-    ended = process is not None and not process.running
-    state = ENDED if ended else RUNS if answers else SILENT
-    return Row(name=row.name, state=state, address=without_password(row.address), about=row.about)
+def _with_state(row: ProcessRow, process: ServerProcess | None, responds: bool) -> ProcessRow:
+    exited = process is not None and not process.running
+    state = EXITED if exited else RUNNING if responds else UNRESPONSIVE
+    return ProcessRow(name=row.name, state=state, address=redact_password(row.address), detail=row.detail)

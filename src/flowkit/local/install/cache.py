@@ -9,14 +9,14 @@ from pathlib import Path
 from filelock import FileLock
 from platformdirs import user_cache_path
 
-from flowkit.local.errors import DiskFull, writing_to
-from flowkit.local.install.progress import progress
+from flowkit.local.errors import DiskFull, translate_write_errors
+from flowkit.local.install.progress import report_progress
 
 
 def cache_folder() -> Path:
     """The folder that holds all installed things: `FLOWKIT_CACHE`, or else the user's cache folder."""
-    chosen = os.environ.get("FLOWKIT_CACHE")
-    return Path(chosen).expanduser().resolve() if chosen else user_cache_path("flowkit")
+    configured = os.environ.get("FLOWKIT_CACHE")
+    return Path(configured).expanduser().resolve() if configured else user_cache_path("flowkit")
 
 
 def fingerprint(recipe: str) -> str:
@@ -34,20 +34,20 @@ def install_once(name: str, version: str, build: Callable[[Path], None]) -> Path
     if not folder.is_dir():
         what = f"{name} cannot be installed"
         try:
-            with writing_to(cache_folder(), what=what):
+            with translate_write_errors(cache_folder(), what=what):
                 _install(folder, build)
         except DiskFull as full:
             raise DiskFull(what=what, folder=cache_folder()) from full
     return folder
 
 
-def installed(name: str, version: str) -> Path | None:
+def find_installed(name: str, version: str) -> Path | None:
     """The folder of `name` at `version`, if it has been installed."""
     folder = cache_folder() / name / version
     return folder if folder.is_dir() else None
 
 
-def cache_bytes() -> int:
+def cache_size() -> int:
     """How much the cache folder holds."""
     files = (path for path in cache_folder().rglob("*") if path.is_file() and not path.is_symlink())
     return sum(path.stat().st_size for path in files)
@@ -57,17 +57,17 @@ def _install(folder: Path, build: Callable[[Path], None]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
-            with progress(f"{folder.parent.name} {folder.name}"):
-                _build_aside(folder, build)
+            with report_progress(f"{folder.parent.name} {folder.name}"):
+                _build_atomically(folder, build)
 
 
-def _build_aside(folder: Path, build: Callable[[Path], None]) -> None:
-    unfinished = Path(f"{folder}.partial")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
+def _build_atomically(folder: Path, build: Callable[[Path], None]) -> None:
+    partial = Path(f"{folder}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
     try:
-        build(unfinished)
+        build(partial)
     except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
         raise
-    unfinished.rename(folder)
+    partial.rename(folder)

@@ -11,13 +11,13 @@ from flowkit.local.errors import (
     InstallFailed,
     NoNetwork,
     ProgramMissing,
-    last_lines,
+    log_tail,
 )
-from flowkit.local.install.diagnosis import telling_line, tells_full_disk, tells_no_network
-from flowkit.local.supervisor import guarded
+from flowkit.local.install.diagnosis import mentions_full_disk, mentions_no_network, relevant_line
+from flowkit.local.supervisor import supervised
 
 
-def program(name: str, *, remedy: str) -> str:
+def require_program(name: str, *, remedy: str) -> str:
     """The path of a program on PATH; without it, a ProgramMissing that tells the remedy."""
     found = shutil.which(name)
     if found is None:
@@ -25,11 +25,11 @@ def program(name: str, *, remedy: str) -> str:
     return found
 
 
-def run(command: Sequence[str], *, folder: Path, env: Mapping[str, str] | None = None) -> None:
+def run_command(command: Sequence[str], *, folder: Path, env: Mapping[str, str] | None = None) -> None:
     """Run a command in a folder, silently; it ends with this process. If it fails, an InstallFailed tells why."""
     # The open pipe is what keeps the guard, and so the command, going; Ctrl-C reaches them through it.
     with subprocess.Popen(
-        guarded(command),
+        supervised(command),
         cwd=folder,
         env=env,
         stdin=subprocess.PIPE,
@@ -38,21 +38,21 @@ def run(command: Sequence[str], *, folder: Path, env: Mapping[str, str] | None =
         text=True,
         errors="replace",
         start_new_session=True,
-    ) as running:
-        assert running.stdout is not None
-        output = running.stdout.read()
-        code = running.wait()
+    ) as process:
+        assert process.stdout is not None
+        output = process.stdout.read()
+        code = process.wait()
     if code != 0:
         raise _failure(command, code, output, folder)
 
 
 def _failure(command: Sequence[str], code: int, output: str, folder: Path) -> DevServerError:
     name = Path(command[0]).name
-    if tells_full_disk(output):
+    if mentions_full_disk(output):
         return DiskFull(what=f"`{name}`", folder=folder)
-    if tells_no_network(output):
-        told = telling_line(output)
+    if mentions_no_network(output):
+        line = relevant_line(output)
         return NoNetwork(
-            f"`{name}` cannot reach what it needs ({told}); connect to a network, or set its proxy"
+            f"`{name}` cannot reach what it needs ({line}); connect to a network, or set its proxy"
         )
-    return InstallFailed(f"`{' '.join(command)}` failed with code {code}:", log_lines=last_lines(output))
+    return InstallFailed(f"`{' '.join(command)}` failed with code {code}:", log_lines=log_tail(output))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_SHOWN_CHARS = 200
+_MAX_CHARS = 200
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _DISK_FULL = re.compile(r"no space left on device|disk is full|disk full|not enough space", re.IGNORECASE)
 _NO_NETWORK = re.compile(
@@ -15,22 +15,22 @@ _NO_NETWORK = re.compile(
 )
 
 
-def tells_full_disk(output: str) -> bool:
+def mentions_full_disk(output: str) -> bool:
     """Whether a program failed because nothing more could be written."""
     return _DISK_FULL.search(output) is not None
 
 
-def tells_no_network(output: str) -> bool:
+def mentions_no_network(output: str) -> bool:
     """Whether a program failed because a server far away did not answer."""
     return _NO_NETWORK.search(output) is not None
 
 
-def telling_line(output: str) -> str:
+def relevant_line(output: str) -> str:
     """The line that tells it, else the last one; of a long one the end, which holds the cause."""
     plain = _COLOURS.sub("", output)
     lines = [
         " ".join(line.split()).removesuffix(" -> [Help 1]") for line in plain.splitlines() if line.strip()
     ]
-    telling = [line for line in lines if tells_no_network(line) or tells_full_disk(line)]
-    line = telling[0] if telling else lines[-1] if lines else "no output"
-    return line if len(line) <= _SHOWN_CHARS else f"…{line[-_SHOWN_CHARS:]}"
+    relevant = [line for line in lines if mentions_no_network(line) or mentions_full_disk(line)]
+    line = relevant[0] if relevant else lines[-1] if lines else "no output"
+    return line if len(line) <= _MAX_CHARS else f"…{line[-_MAX_CHARS:]}"

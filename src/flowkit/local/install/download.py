@@ -10,16 +10,16 @@ from typing import IO
 
 from flowkit.local.errors import NoNetwork, WrongHash
 
-ANSWER_WITHIN_SECONDS = 30.0
-CHUNK = 1 << 20
+TIMEOUT_SECONDS = 30.0
+CHUNK_BYTES = 1 << 20
 
 
 def fetch(url: str, file: Path, *, sha256: str) -> None:
     """Download a file. NoNetwork names the host that does not answer, WrongHash both hashes; no file is left then."""
     try:
-        opened = urllib.request.build_opener().open(url, timeout=ANSWER_WITHIN_SECONDS)
-        with opened as answer, file.open("wb") as written:
-            found = _copied(answer, written)
+        response_context = urllib.request.build_opener().open(url, timeout=TIMEOUT_SECONDS)
+        with response_context as response, file.open("wb") as target:
+            found = _copy_and_hash(response, target)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
         file.unlink(missing_ok=True)
         reason = getattr(error, "reason", None) or error
@@ -33,18 +33,18 @@ def fetch(url: str, file: Path, *, sha256: str) -> None:
         raise WrongHash(file=file.name, expected=sha256, found=found, remedy=remedy)
 
 
-def _copied(answer: IO[bytes], written: IO[bytes]) -> str:
+def _copy_and_hash(response: IO[bytes], target: IO[bytes]) -> str:
     """Copy, and answer the hash of what was copied."""
-    seen = hashlib.sha256()
-    while chunk := answer.read(CHUNK):
-        seen.update(chunk)
-        written.write(chunk)
-    return seen.hexdigest()
+    digest = hashlib.sha256()
+    while chunk := response.read(CHUNK_BYTES):
+        digest.update(chunk)
+        target.write(chunk)
+    return digest.hexdigest()
 
 
-def check_files(folder: Path, expected: dict[str, str], *, remedy: str) -> None:
+def verify_hashes(folder: Path, expected: dict[str, str], *, remedy: str) -> None:
     """WrongHash for the first file whose hash is not the expected one; a file too many or too few has none."""
-    found = {path.name: _hash_of(path) for path in folder.glob("*.jar")}
+    found = {path.name: _sha256_of(path) for path in folder.glob("*.jar")}
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
             raise WrongHash(
@@ -55,6 +55,6 @@ def check_files(folder: Path, expected: dict[str, str], *, remedy: str) -> None:
             )
 
 
-def _hash_of(path: Path) -> str:
+def _sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from flowkit.local.install.cache import fingerprint, install_once, installed
-from flowkit.local.install.commands import program, run
-from flowkit.local.install.download import check_files
+from flowkit.local.install.cache import find_installed, fingerprint, install_once
+from flowkit.local.install.commands import require_program, run_command
+from flowkit.local.install.download import verify_hashes
 
 REMEDY = "install a JDK 17 or newer and Maven"
 WRONG_HASH_REMEDY = (
@@ -38,9 +38,9 @@ class Jars:
         self._pom = POM.format(name=name, version=version, dependencies=dependencies)
         self._version = f"{version}-{fingerprint(self._pom + repr(sorted(self._sha256.items())))}"
 
-    def installed(self) -> bool:
+    def is_cached(self) -> bool:
         """Whether they are in the cache."""
-        return installed(self._name, self._version) is not None
+        return find_installed(self._name, self._version) is not None
 
     def folder(self) -> Path:
         """The folder that holds them; fetched and checked first if they are not in the cache."""
@@ -48,6 +48,6 @@ class Jars:
 
     def _fetch(self, folder: Path) -> None:
         (folder / "pom.xml").write_text(self._pom, encoding="utf-8")
-        mvn = program("mvn", remedy=REMEDY)
-        run([mvn, "-q", "-B", COPY_DEPENDENCIES, f"-DoutputDirectory={folder}"], folder=folder)
-        check_files(folder, self._sha256, remedy=WRONG_HASH_REMEDY)
+        mvn = require_program("mvn", remedy=REMEDY)
+        run_command([mvn, "-q", "-B", COPY_DEPENDENCIES, f"-DoutputDirectory={folder}"], folder=folder)
+        verify_hashes(folder, self._sha256, remedy=WRONG_HASH_REMEDY)

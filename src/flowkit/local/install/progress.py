@@ -12,7 +12,7 @@ LINE_EVERY_SECONDS = 20.0
 
 
 @contextmanager
-def progress(what: str) -> Iterator[None]:
+def report_progress(what: str) -> Iterator[None]:
     """Show on stderr that `what` is being installed, for how long, and how it ended.
 
     A terminal sees a spinner with a clock; a log file sees a line at the start, one each 20 seconds, one at the end.
@@ -23,9 +23,9 @@ def progress(what: str) -> Iterator[None]:
         with _spinner(console, what) if console.is_terminal else _lines(console, what):
             yield
     except BaseException:
-        console.print(f"{what}: not installed, stopped after {_since(started)}")
+        console.print(f"{what}: not installed, stopped after {_elapsed(started)}")
         raise
-    console.print(f"{what}: installed in {_since(started)}")
+    console.print(f"{what}: installed in {_elapsed(started)}")
 
 
 @contextmanager
@@ -40,19 +40,19 @@ def _spinner(console: Console, what: str) -> Iterator[None]:
 def _lines(console: Console, what: str) -> Iterator[None]:
     started, done = time.monotonic(), threading.Event()
 
-    def repeat() -> None:
+    def report() -> None:
         while not done.wait(LINE_EVERY_SECONDS):
-            console.print(f"{what}: still installing after {_since(started)}")
+            console.print(f"{what}: still installing after {_elapsed(started)}")
 
     console.print(f"{what}: installing")
-    teller = threading.Thread(target=repeat, daemon=True)
-    teller.start()
+    reporter = threading.Thread(target=report, daemon=True)
+    reporter.start()
     try:
         yield
     finally:
         done.set()
-        teller.join()
+        reporter.join()
 
 
-def _since(started: float) -> str:
+def _elapsed(started: float) -> str:
     return f"{time.monotonic() - started:.1f} s"
