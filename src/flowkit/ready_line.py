@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 _PREFIX = "running: "
-_SUFFIX = "; Ctrl-C stops gently"
+_SUFFIX = "; press Ctrl-C to stop gracefully"
 _PATTERN = re.compile(f"^{re.escape(_PREFIX)}(.*){re.escape(_SUFFIX)}$", re.MULTILINE)
 
 

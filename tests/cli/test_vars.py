@@ -75,7 +75,7 @@ def ask(
     """`flowkit vars task …` in this process, where no MongoDB is; answers exit code and the one line on stderr."""
     monkeypatch.setattr("flowkit.cli.variables.log_warnings", lambda verbose: None)
     monkeypatch.setenv("MONGO_URL", "mongodb://127.0.0.1:1")
-    monkeypatch.setattr("flowkit.cli.servers._SELECTION_TIMEOUT_MS", 50)
+    monkeypatch.setattr("flowkit.cli.servers._ANSWER_MS", 50)
 
     def call(*options: str) -> tuple[int, str]:
         code = run(["vars", "task", *options])

@@ -62,7 +62,7 @@ def test_the_logs_that_an_error_names_stay(temporary: Path) -> None:
 def test_a_folder_belongs_to_one_at_a_time(tmp_path: Path) -> None:
     with (
         data_folder(tmp_path / "data"),
-        pytest.raises(FolderInUse, match="data is used by a running flowkit up; stop that or choose another"),
+        pytest.raises(FolderInUse, match="data is in use by a running flowkit up; stop it or choose another"),
         data_folder(tmp_path / "data"),
     ):
         pass
@@ -71,7 +71,7 @@ def test_a_folder_belongs_to_one_at_a_time(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
-        pytest.raises(FolderNotWritable, match="file cannot be written .a file is in its place"),
+        pytest.raises(FolderNotWritable, match="cannot write to .*file .a file is in the way"),
         data_folder(tmp_path / "file"),
     ):
         pass

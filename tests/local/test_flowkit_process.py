@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,9 +35,9 @@ async def test_an_engine_and_workers_start_together_and_run_a_task(world: World,
     ]
     start_all(processes)
     try:
-        assert one.summary == f"engine runs the tasks of queue {world.queue}"
+        assert one.summary == f"engine polls queue {world.queue}"
         assert [worker.name for worker in two] == ["worker-1", "worker-2"]
-        assert {worker.summary for worker in two} == {f"worker serves quick of queue {world.queue}"}
+        assert {worker.summary for worker in two} == {f"worker runs quick on queue {world.queue}"}
         assert (await world.result(await world.create(node("a")))).status == "finished"
     finally:
         stop_all(processes)
@@ -74,7 +75,7 @@ async def test_the_processes_of_a_workers_pool_end_with_the_owner_of_the_worker(
 ) -> None:
     for name in ("MONGO_DATABASE", "FLOWKIT_QUEUE"):
         monkeypatch.setenv(name, world.environment[name])
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'src'}")
     config = tmp_path / "worker.json"
     config.write_text(json.dumps({"executor": "process", "process_workers": 2}))
     await world.engine()

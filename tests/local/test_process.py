@@ -27,7 +27,7 @@ def test_a_server_that_ends_at_its_start_shows_the_end_of_its_log(tmp_path: Path
     with pytest.raises(ServerNotReady) as caught:
         server.start()
     text = str(caught.value)
-    assert f"code 3; the end of {server.log}" in text
+    assert f"code 3; last lines of {server.log}" in text
     assert text.splitlines()[1:] == [str(number) for number in range(110, 130)]
     assert not server.running
 
@@ -45,7 +45,7 @@ def test_a_folder_serves_one_server_at_a_time(tmp_path: Path, monkeypatch: pytes
     second = ScriptedProcess(tmp_path, WAIT_FOREVER, ready=True)
     with (
         ScriptedProcess(tmp_path, WAIT_FOREVER, ready=True),
-        pytest.raises(FolderInUse, match="used by a running scripted"),
+        pytest.raises(FolderInUse, match="in use by a running scripted"),
     ):
         second.start()
     second.start()
@@ -54,16 +54,16 @@ def test_a_folder_serves_one_server_at_a_time(tmp_path: Path, monkeypatch: pytes
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(FolderNotWritable, match="file/data cannot be written .*choose a folder"):
+    with pytest.raises(FolderNotWritable, match="cannot write to .*file/data .*choose a writable folder"):
         ScriptedProcess(tmp_path / "file" / "data", WAIT_FOREVER, ready=True).start()
-    with pytest.raises(FolderNotWritable, match="/sys/flowkit cannot be written"):
+    with pytest.raises(FolderNotWritable, match="cannot write to /sys/flowkit"):
         ScriptedProcess(Path("/sys/flowkit"), WAIT_FOREVER, ready=True).start()
 
 
 def test_a_port_that_is_taken_is_told_with_the_process_that_has_it(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(PortInUse, match=rf"port {port} is in use by .+; stop that, or .* --port-base"):
+        with pytest.raises(PortInUse, match=rf"port {port} is in use by .+; stop it, or .* --port-base"):
             ScriptedProcess(tmp_path, WAIT_FOREVER, port, ready=True).start()
 
 
@@ -75,7 +75,7 @@ def test_a_process_that_ends_by_itself_tells_its_code_and_the_end_of_its_log(tmp
         wait_until(lambda: not server.running)
         ended = server.exit_error()
     assert isinstance(ended, ServerEnded)
-    assert ended.headline == f"scripted ended by itself with code 7; the end of {server.log}:"
+    assert ended.headline == f"scripted exited unexpectedly with code 7; last lines of {server.log}:"
     assert ended.log_lines == ["last words"]
 
 
@@ -112,7 +112,7 @@ def test_processes_start_at_the_same_time(tmp_path: Path) -> None:
 def test_if_one_does_not_start_the_others_are_not_waited_for(tmp_path: Path) -> None:
     slow = ScriptedProcess(tmp_path, WAIT_FOREVER, ready=False, name="slow")
     bad = ScriptedProcess(tmp_path, "raise SystemExit(3)", ready=False, name="bad")
-    with pytest.raises(ServerNotReady, match="bad ended at its start with code 3"):
+    with pytest.raises(ServerNotReady, match="bad exited during startup with code 3"):
         start_all([slow, bad])
     assert not slow.running
     assert slow.exit_code is not None, "it was started, and ended"

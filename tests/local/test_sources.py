@@ -72,7 +72,7 @@ def test_the_variable_limits_and_orders_the_sources(
 
 def test_an_unknown_source_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLOWKIT_SERVERS", "path,brew")
-    with pytest.raises(ConfigError, match="'brew'; its names are path, container, cache, download"):
+    with pytest.raises(ConfigError, match="'brew'; choose from path, container, cache, download"):
         allowed_sources()
 
 
@@ -84,7 +84,7 @@ def test_the_first_source_that_has_it_is_taken(there: Source) -> None:
 
 def test_sources_that_have_nothing_are_named() -> None:
     with pytest.raises(
-        InstallFailed, match="no server is to be had by path, cache alone; unset FLOWKIT_SERVERS"
+        InstallFailed, match="no server found in FLOWKIT_SERVERS=path,cache; unset FLOWKIT_SERVERS"
     ):
         select_program("server", dict.fromkeys(Source, lambda: None), [Source.PATH, Source.CACHE])
 
@@ -128,7 +128,7 @@ def test_a_folder_keeps_to_its_kind_of_data(
 def test_data_that_no_allowed_source_can_read_are_not_left_out(tmp_path: Path) -> None:
     (tmp_path / "mongo.mv").touch()
     with pytest.raises(
-        ConfigError, match="holds data of the stand-in .*FLOWKIT_SERVERS, or choose another folder"
+        ConfigError, match="contains data of the stand-in .*FLOWKIT_SERVERS, or choose another folder"
     ):
         compatible_sources(tmp_path, [Source.PATH])
 

@@ -1,4 +1,4 @@
-"""`flowkit engine` and `flowkit worker`: processes that run until SIGINT or SIGTERM stops them gently."""
+"""`flowkit engine` and `flowkit worker`, which run until SIGINT or SIGTERM and then stop gracefully."""
 
 import asyncio
 import gc
@@ -30,16 +30,16 @@ from flowkit.ready_line import ready_line
 
 
 class LongRunning(Protocol):
-    """What both kinds of process offer."""
+    """The common interface of `Coordinator` and `Worker`."""
 
     async def start(self) -> None:
         """Start polling."""
 
     async def stop(self) -> None:
-        """Stop gently."""
+        """Stop gracefully."""
 
     async def wait_stopped(self) -> None:
-        """Wait until it ends by itself."""
+        """Wait until it stops on its own; raise its error."""
 
 
 def engine(
@@ -52,7 +52,7 @@ def engine(
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Run an engine: it walks the graphs of tasks. Any number may run side by side."""
+    """Run an engine, which schedules the nodes of tasks. Any number of engines can share a queue."""
     log_processes(verbose)
     settings = load_config(config, {"queue": queue} if queue else {})
     adapters = load_functions(functions or [])
@@ -67,7 +67,7 @@ def engine(
             process = Coordinator(
                 db=db, cfg=settings, adapters=adapters, client=client, own_thread=bool(adapters)
             )
-            await _run_until_stopped(process, f"engine runs the tasks of queue {settings.queue}")
+            await _run_until_stopped(process, f"engine polls queue {settings.queue}")
 
     run(run_engine())
 
@@ -76,10 +76,10 @@ def worker(
     handlers: Annotated[list[str], typer.Argument(help="Handlers, as module:CLASS or module:object.")],
     roles: Annotated[
         list[str] | None,
-        typer.Option("--role", help="Serve only this role of the handlers; may be repeated."),
+        typer.Option("--role", help="Run only this role of the handlers. Can be repeated."),
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Attempts of each role at once.  [default: 1]")
+        int | None, typer.Option(min=1, help="Concurrent attempts for each role.  [default: 1]")
     ] = None,
     config: Annotated[str | None, typer.Option(help="JSON file with WorkerConfig settings.")] = None,
     mongo_url: MongoUrl = DEFAULT_MONGO_URL,
@@ -102,7 +102,7 @@ def worker(
         async with servers.database(where) as db:
             client = await servers.temporal_client()
             process = Worker(db=db, cfg=settings, handlers=loaded, client=client)
-            await _run_until_stopped(process, f"worker serves {', '.join(served)} of queue {settings.queue}")
+            await _run_until_stopped(process, f"worker runs {', '.join(served)} on queue {settings.queue}")
 
     run(run_worker())
 
@@ -124,6 +124,6 @@ async def _run_until_stopped(process: LongRunning, summary: str) -> None:
 
 
 def _freeze_garbage_collector() -> None:
-    """What stands after the start stays for good: the garbage collector need not walk it again and again."""
+    """Exclude the objects of the startup from garbage collection: they live as long as the process."""
     gc.collect()
     gc.freeze()

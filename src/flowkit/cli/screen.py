@@ -1,4 +1,4 @@
-"""How a task looks: a table, a table that changes in its place, or a line for every change."""
+"""The display of a task: a table, a live table, or one line for each change."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ _STYLES = {
     "skipped": "dim",
 }
 _DISPLAY_ORDER = ("failed", "cancelling", "deferred", "running", "cancelled", "skipped", "queued", "finished")
-"""Order of the rows when not all of them fit."""
+"""Order of the rows when they do not all fit."""
 
 _ACTIVE = (NodeStatus.RUNNING, NodeStatus.CANCELLING)
-"""Statuses in which a node's last error is that of an earlier attempt."""
+"""Statuses in which the last error of a node is from an earlier attempt."""
 
 _MAX_NAME_CHARS = 24
-"""Widest column of names."""
+"""Maximum width of a name column."""
 
 _OTHER_LINES = 8
-"""Lines of a terminal that hold no node."""
+"""Lines of the live table that show no node."""
 
 
 class Screen(Protocol):
-    """Shows where a task is."""
+    """Displays the state of a task."""
 
     def show(self, view: TaskView, hints: Sequence[str]) -> None:
-        """Bring what is shown up to date."""
+        """Update the display."""
 
 
 @contextmanager
 def screen(console: Console) -> Iterator[Screen]:
-    """A live table on a terminal that can move its cursor; plain lines anywhere else."""
+    """Yield a live table if the terminal can move its cursor; otherwise plain lines."""
     if not console.is_terminal or console.is_dumb_terminal:
         yield Lines(console)
         return
@@ -63,25 +63,25 @@ def screen(console: Console) -> Iterator[Screen]:
 
 
 class LiveTable:
-    """A table that stays in its place; its last state remains."""
+    """A table that updates in place; its last state remains on the terminal."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
         self._since = time.monotonic()
 
     def show(self, view: TaskView, hints: Sequence[str]) -> None:
-        """Draw it anew."""
+        """Redraw the table."""
         rows = max(3, self._live.console.height - _OTHER_LINES - len(hints))
         watched = span(round(time.monotonic() - self._since))
         title = f"task {view.task_id}: {view.status} (watched for {watched})"
         parts: list[RenderableType] = [task_table(view, title, rows=rows)]
         parts += [Text(f"! {hint}", style="yellow") for hint in hints]
-        # The empty line takes the `^C` of a terminal, which would break a full line and so move the table.
+        # The terminal prints `^C` on the empty line. On a full line, it would wrap and move the table.
         self._live.update(Group(*parts, ""), refresh=True)
 
 
 class Lines:
-    """One line whenever something changes."""
+    """Prints one line for each change."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -90,7 +90,7 @@ class Lines:
         self._printed_hints: set[str] = set()
 
     def show(self, view: TaskView, hints: Sequence[str]) -> None:
-        """Print what has changed; a hint once."""
+        """Print the changes since the last call; print each hint only once."""
         for hint in hints:
             if hint not in self._printed_hints:
                 self._printed_hints.add(hint)
@@ -108,9 +108,9 @@ class Lines:
 def task_table(
     view: TaskView, title: str | None = None, *, rows: int | None = None, wide: bool = True
 ) -> Table:
-    """A row for each node; the most telling `rows` of them, a line each, when there are more.
+    """Return a table with a row for each node, or the most relevant nodes in at most `rows` lines.
 
-    `wide` fills a terminal's width.
+    `wide` fills the width of the terminal.
     """
     wrap = wide and rows is None
     table = plain_table(title, wide=wide)
@@ -131,7 +131,7 @@ def task_table(
 
 
 def plain_table(title: str | None = None, *, wide: bool = True) -> Table:
-    """An empty table; ruled and as wide as a terminal, or bare for files and pipes."""
+    """Return an empty table: ruled and as wide as the terminal, or plain for files and pipes."""
     box = SIMPLE_HEAD if wide else None
     text = Text(title, overflow="ellipsis") if title else None
     padding = (0, 2, 0, 0)
@@ -139,7 +139,7 @@ def plain_table(title: str | None = None, *, wide: bool = True) -> Table:
 
 
 def add_names(table: Table, heading: str, names: Sequence[str], most: int = _MAX_NAME_CHARS) -> None:
-    """A column that shows its names whole, up to `most` characters on a terminal."""
+    """Add a column wide enough for its names, at most `most` characters on a terminal."""
     longest = max(map(len, [heading, *names]))
     table.add_column(heading, width=min(most, longest) if table.expand else longest, no_wrap=True)
 
@@ -160,7 +160,7 @@ def _cells(node: NodeView) -> Iterator[Text]:
 
 
 def node_note(node: NodeView) -> str:
-    """What the node waits for, and what is to be told of it."""
+    """Return what the node waits for, and its last error."""
     if node.next_retry_at is not None:
         wait = span(max(0, round(node.next_retry_at - time.time())))
         return f"retry in {wait}" + (f": {node.note}" if node.note else "")
@@ -172,7 +172,7 @@ def node_note(node: NodeView) -> str:
 
 
 def node_line(node: NodeView) -> str:
-    """One node on one line."""
+    """Return a line that describes a node."""
     attempt = f", attempt {node.attempt}" if node.attempt else ""
     stored = f", {node.batches:,} batch{'' if node.batches == 1 else 'es'}" if node.batches else ""
     note = node_note(node)

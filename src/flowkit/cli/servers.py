@@ -1,4 +1,4 @@
-"""Connections of a command to Temporal and MongoDB; errors name address and remedy, never a password."""
+"""Connections to Temporal and MongoDB. Errors name the address and the remedy, but never a password."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from flowkit.cli.options import Where
 
-_SELECTION_TIMEOUT_MS = 5_000
+_ANSWER_MS = 5_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Servers:
-    """Everything a command of tasks asks."""
+    """The clients that a task command uses."""
 
     temporal: Client
     tasks: TaskClient
@@ -39,7 +39,7 @@ class Servers:
 
 @asynccontextmanager
 async def servers(where: Where) -> AsyncIterator[Servers]:
-    """Both servers. TemporalUnavailable, StoreUnavailable and ConfigError tell which one, where, and the remedy."""
+    """Connect to both servers. Raises TemporalUnavailable, StoreUnavailable or ConfigError."""
     async with database(where) as db:
         temporal = await temporal_client()
         tasks = TaskClient(temporal, TaskStore(db), queue=where.engine_queue)
@@ -52,26 +52,26 @@ async def servers(where: Where) -> AsyncIterator[Servers]:
 
 @asynccontextmanager
 async def database(where: Where) -> AsyncIterator[Any]:
-    """A Motor database; nothing is asked of MongoDB yet. StoreUnavailable of whoever asks gets its address."""
-    client = _create_client(where.mongo_url)
+    """Yield a Motor database without connecting. A StoreUnavailable in the block gets the address added."""
+    client = _motor(where.mongo_url)
     try:
-        yield _select_database(client, where.database)
+        yield _named(client, where.database)
     except StoreUnavailable as error:
-        problem = StoreUnavailable(f"no MongoDB answers at {redact_password(where.mongo_url)}")
+        problem = StoreUnavailable(f"no MongoDB answers at {without_password(where.mongo_url)}")
         raise remedied(problem, "start one, or set MONGO_URL") from error
     finally:
         client.close()
 
 
-def _create_client(url: str) -> Any:
+def _motor(url: str) -> Any:
     try:
-        return AsyncIOMotorClient(url, tz_aware=True, serverSelectionTimeoutMS=_SELECTION_TIMEOUT_MS)
+        return AsyncIOMotorClient(url, tz_aware=True, serverSelectionTimeoutMS=_ANSWER_MS)
     except (PyMongoError, ValueError) as error:
-        problem = ConfigError(f"MONGO_URL {redact_password(url)!r} is no address of MongoDB: {flat(error)}")
-        raise remedied(problem, "it reads mongodb://host:27017") from None
+        problem = ConfigError(f"MONGO_URL {without_password(url)!r} is not a MongoDB address: {flat(error)}")
+        raise remedied(problem, "use the form mongodb://host:27017") from None
 
 
-def _select_database(client: Any, name: str) -> Any:
+def _named(client: Any, name: str) -> Any:
     try:
         return client[name]
     except PyMongoError as error:
@@ -79,23 +79,23 @@ def _select_database(client: Any, name: str) -> Any:
         raise remedied(problem, "set MONGO_DATABASE to another one") from None
 
 
-def redact_password(url: str) -> str:
-    """An address that may be shown."""
+def without_password(url: str) -> str:
+    """Return the address with user and password replaced, safe to display."""
     return re.sub(r"//[^/]*@", "//…@", url)
 
 
 async def temporal_client() -> Client:
-    """A client for the server that `TEMPORAL_*` names. TemporalUnavailable and ConfigError name it and the remedy."""
+    """Connect to the server that `TEMPORAL_*` names. Raises TemporalUnavailable or ConfigError."""
     try:
         return await connect()
     except TemporalUnavailable as error:
         raise remedied(TemporalUnavailable(error.problem), error.remedy) from error
     except Exception as error:
-        problem = ConfigError(f"the settings of Temporal's client cannot be used: {flat(error)}")
+        problem = ConfigError(f"invalid settings for Temporal's client: {flat(error)}")
         raise remedied(problem, "check TEMPORAL_ADDRESS and the other TEMPORAL_* variables") from error
 
 
 def temporal_address() -> tuple[str, str]:
-    """Address and namespace that `TEMPORAL_*` or Temporal's profile names."""
+    """Return address and namespace from `TEMPORAL_*` or the Temporal profile."""
     settings = ClientConfig.load_client_connect_config()
     return settings.get("target_host", DEFAULT_ADDRESS), settings.get("namespace", "default")

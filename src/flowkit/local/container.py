@@ -1,7 +1,7 @@
-"""Servers in containers, for machines where a container engine runs.
+"""Servers in containers, for machines with a running container engine.
 
-A container runs in the foreground, as a child of the engine's client, which hands SIGTERM on to it. Its ports are
-published on this machine only, and it keeps its data in the server's folder.
+A container runs in the foreground, as a child of the engine's client, which forwards SIGTERM to it. Its
+ports are published on this machine only, and it keeps its data in the server's folder.
 """
 
 import os
@@ -18,21 +18,21 @@ from flowkit.local.ports import HOST
 
 COMMAND_TIMEOUT_SECONDS = 3.0
 DATA_FOLDER = "/flowkit"
-"""Where a container finds its server's folder."""
+"""Path inside a container where the server's folder is mounted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerEngine:
-    """A container engine that runs."""
+    """A running container engine."""
 
     program: str
     """Path of its client."""
     rootless: bool
-    """Whether root inside of a container is this user outside."""
+    """Whether root inside a container is the current user outside."""
 
     @property
     def name(self) -> str:
-        """Name of the client."""
+        """Name of the client, `docker` or `podman`."""
         return Path(self.program).name
 
 
@@ -44,7 +44,7 @@ class ContainerImage:
     image: str
 
     def pull(self) -> str:
-        """Fetch the image, unless the engine has it; answers its name."""
+        """Pull the image unless the engine already has it, and return its name."""
         if not output_of([self.engine.program, "image", "inspect", self.image]):
             with report_progress(self.image):
                 run_command([self.engine.program, "pull", self.image], folder=Path.cwd())
@@ -53,9 +53,9 @@ class ContainerImage:
     def run_arguments(
         self, name: str, *, program: str, ports: Mapping[int, int], data: Path, arguments: Sequence[str]
     ) -> list[str]:
-        """The command that runs a program of the image in the foreground, as the user who owns `data`.
+        """Return the command that runs a program of the image in the foreground, as the owner of `data`.
 
-        `ports` are ports of this machine with those inside that they lead to; inside, `data` is DATA.
+        `ports` maps ports of this machine to ports of the container, which sees `data` as DATA_FOLDER.
         """
         published = [
             part
@@ -70,17 +70,17 @@ class ContainerImage:
         ]
 
     def removal_arguments(self, name: str) -> list[str]:
-        """The command that ends and removes it; nothing happens if it is gone."""
+        """Return the command that stops and removes the container; it does nothing if there is none."""
         return [self.engine.program, "rm", "--force", name]
 
 
 def container_name(server: str, folder: Path) -> str:
-    """The name of a server's container: the same for the same folder of data."""
+    """Return the name of a server's container, which depends only on the server and its data folder."""
     return f"flowkit-{server}-{fingerprint(str(folder))}"
 
 
 def find_engine() -> ContainerEngine | None:
-    """Docker or Podman, if one of them is installed and its engine answers."""
+    """Return Docker or Podman, whichever is installed and running; Docker first."""
     return next((engine for name in ("docker", "podman") if (engine := _probe(name))), None)
 
 
@@ -88,7 +88,7 @@ def _probe(name: str) -> ContainerEngine | None:
     program = shutil.which(name)
     if program is None:
         return None
-    # Docker's client answers `version` with a failure when no engine does; Podman needs none that runs.
+    # `docker version` fails unless the engine is running; Podman has no engine process.
     version = output_of([program, "version"])
     if not version:
         return None
@@ -97,7 +97,7 @@ def _probe(name: str) -> ContainerEngine | None:
 
 
 def output_of(command: Sequence[str]) -> str:
-    """What a command that ends well and soon prints; else nothing."""
+    """Return what a command prints, or an empty string if it fails or takes longer than three seconds."""
     try:
         completed = subprocess.run(
             command,

@@ -1,4 +1,4 @@
-"""The folder in which one `flowkit up` keeps data and logs: the user's, or one for its own life."""
+"""The folder in which one `flowkit up` keeps its data and logs: the user's folder, or a temporary one."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MIN_AGE_SEC = 60.0
 
 @contextmanager
 def data_folder(data: Path | None) -> Iterator[Path]:
-    """The folder `data`, made if it is not there; or a temporary one, removed at the end.
+    """Yield the folder `data`, created if it does not exist, or a temporary folder that is removed on exit.
 
-    FolderInUse at once while another `flowkit up` uses it. After a DevServerError a temporary folder keeps its logs,
-    which the error names.
+    Raises FolderInUse at once if another `flowkit up` uses the folder. When a DevServerError with log
+    lines leaves the block, a temporary folder keeps its log files, because the error names them.
     """
     if data is not None:
         with _locked(data.resolve()):
@@ -71,7 +71,7 @@ def _remove(folder: Path, *, keep_logs: bool) -> None:
 
 
 def _remove_abandoned() -> None:
-    """Remove the temporary folders of those that were killed, once nothing of theirs runs any more."""
+    """Remove temporary folders of killed `flowkit up` processes, once none of their servers is running."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         locks = list(folder.glob("*.lock"))
         if folder / LOCK_NAME in locks and _is_old(folder / LOCK_NAME) and all(map(_is_free, locks)):
@@ -79,14 +79,14 @@ def _remove_abandoned() -> None:
 
 
 def _is_old(lock: Path) -> bool:
-    """Whether it is not one that a process is just about to claim."""
+    """Whether the lock file is too old to belong to a process that is about to lock it."""
     return time.time() - lock.stat().st_mtime > _MIN_AGE_SEC
 
 
 def _is_free(lock: Path) -> bool:
     try:
         descriptor = try_lock(lock)
-    except OSError:  # somebody else's
+    except OSError:  # the file of another user
         return False
     if descriptor is None:
         return False

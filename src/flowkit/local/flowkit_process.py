@@ -1,4 +1,4 @@
-"""FlowKit's own processes, engines and workers, as child processes like the servers."""
+"""Engines and workers as child processes, managed like the servers."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,11 @@ from flowkit.ready_line import find_summary
 
 
 class FlowkitProcess(ServerProcess):
-    """`flowkit` with the given arguments, under a name of its own in the folder.
+    """One `flowkit engine` or `flowkit worker`. `name` is unique within the folder and names its log file.
 
-    It is ready when it polls. `environment` says where the servers are, which queue and which database it uses
-    (`TEMPORAL_ADDRESS`, `MONGO_URL`, `FLOWKIT_QUEUE`, `MONGO_DATABASE`); what is not in it comes from this process.
+    The process is ready when it polls its task queue. `environment` adds to the environment of the
+    current process; set `TEMPORAL_ADDRESS`, `MONGO_URL`, `FLOWKIT_QUEUE` and `MONGO_DATABASE` there to
+    choose servers, queue and database.
     """
 
     usage_error_code = 2
@@ -24,24 +25,25 @@ class FlowkitProcess(ServerProcess):
         self._arguments = list(arguments)
         self._environment = dict(environment or {})
         self.summary = ""
-        """What it says it does, such as `worker serves extract of queue flowkit`; empty before it is ready."""
+        """What the process reports that it runs, from its ready line; empty until it is ready."""
         super().__init__(folder)
 
     @classmethod
     def install(cls) -> None:
-        """Nothing to do: `flowkit` comes with the package."""
+        """Do nothing: `flowkit` is part of this package."""
 
     def command(self) -> list[str]:
-        """The `flowkit` of this Python. Modules of the current folder must not take the place of Python's own: -P."""
+        """Return the command that runs `flowkit` with this Python interpreter."""
         self.summary = ""
+        # -P keeps modules in the current folder from replacing modules of Python.
         return [sys.executable, "-P", "-m", "flowkit", *self._arguments]
 
     def environment(self) -> Mapping[str, str]:
-        """As given; its log is written line by line."""
+        """Return the given variables; output is unbuffered, so that each log line appears at once."""
         return {"PYTHONUNBUFFERED": "1", **self._environment}
 
     def is_ready(self) -> bool:
-        """Whether this start has reported that it polls."""
+        """Whether the process has logged its ready line since its last start."""
         self.summary = self.summary or find_summary(self.read_log())
         return bool(self.summary)
 
@@ -53,7 +55,7 @@ def engine_process(
     options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> FlowkitProcess:
-    """An engine with coordinator functions, as `NAME=module:function`; `options` are further ones of the command."""
+    """Return an engine with these coordinator functions (`NAME=module:function`) and command options."""
     function_options = [part for function in functions for part in ("--function", function)]
     return FlowkitProcess(folder, "engine", ["engine", *function_options, *options], environment)
 
@@ -66,6 +68,6 @@ def worker_processes(
     options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> list[FlowkitProcess]:
-    """Workers `worker-1`, `worker-2`, …, all for the same handlers; `options` are further ones of the command."""
+    """Return workers for the same handlers, named `worker-1`, `worker-2`, …, with these command options."""
     names = [f"worker-{number}" for number in range(1, count + 1)]
     return [FlowkitProcess(folder, name, ["worker", *options, *handlers], environment) for name in names]

@@ -1,4 +1,4 @@
-"""A folder of data belongs to one running server at a time."""
+"""A lock that lets only one running server use a data folder."""
 
 import fcntl
 import os
@@ -16,10 +16,11 @@ WAIT_SECONDS = 10.0
 
 @contextmanager
 def folder_lock(lock_file: Path, cancelled: threading.Event | None = None) -> Iterator[int]:
-    """Hold the claim that `lock` stands for, or raise FolderInUse if somebody else keeps it for 10 seconds.
+    """Hold the lock of `lock_file` and yield its descriptor. Raises FolderInUse after waiting 10 seconds.
 
-    The claim hangs on the file descriptor: a child process that inherits it keeps the claim until it ends itself,
-    however that happens and whatever becomes of its parent. Nobody is waited for once `given_up` is set.
+    The lock belongs to the file descriptor: a child process that inherits the descriptor holds the lock
+    until it exits, however it exits and whatever happens to its parent. Setting `cancelled` ends the
+    wait.
     """
     with translate_write_errors(lock_file.parent, what=f"{lock_file.stem} cannot start"):
         descriptor = os.open(lock_file, os.O_RDWR | os.O_CREAT, 0o644)
@@ -31,7 +32,7 @@ def folder_lock(lock_file: Path, cancelled: threading.Event | None = None) -> It
 
 
 def try_lock(lock_file: Path) -> int | None:
-    """The claim that `lock` stands for, to be closed by the caller; None if somebody else holds it."""
+    """Lock `lock_file` and return its descriptor, for the caller to close; None if it is already locked."""
     descriptor = os.open(lock_file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

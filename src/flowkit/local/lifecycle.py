@@ -1,4 +1,4 @@
-"""Processes that are started together and stopped together."""
+"""Starting and stopping several processes at the same time."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -10,9 +10,10 @@ OnStarted = Callable[[ServerProcess], None]
 
 
 def start_all(processes: Sequence[ServerProcess], on_started: OnStarted = lambda process: None) -> None:
-    """Start all at once and return when all are ready; `told` hears of each as soon as it is, on any thread.
+    """Start all processes at the same time and return when all are ready.
 
-    If one does not start, or the caller is interrupted, those that run are stopped and the first error is raised.
+    `on_started` runs for each process as soon as it is ready, on any thread. If a process does not
+    start, or the caller is interrupted, all other processes are stopped and the first error is raised.
     """
     if not processes:
         return
@@ -29,7 +30,7 @@ def start_all(processes: Sequence[ServerProcess], on_started: OnStarted = lambda
 
 
 def stop_all(processes: Sequence[ServerProcess]) -> None:
-    """Stop all at once and return when all are gone, even if one of them resists."""
+    """Stop all processes at the same time and return when all have exited, even if one stop fails."""
     if not processes:
         return
     with ThreadPoolExecutor(len(processes), thread_name_prefix="stop") as pool, ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Who listens on a port of this machine, as far as the system tells it to this user."""
+"""The process that listens on a port, as far as the system shows it to this user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LISTENING = "0A"
 
 
 def listening_process(port: int) -> str:
-    """Name and id of the process that listens on a port; `another program` where Linux's /proc does not tell it."""
+    """Return name and id of the process that listens on a port; `another program` if /proc hides it."""
     sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     for process in PROC.glob("[0-9]*") if sockets else ():
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""A Java server that speaks MongoDB's protocol, for machines without MongoDB."""
+"""The stand-in for MongoDB: a Java server that speaks its protocol, for machines without MongoDB."""
 
 from pathlib import Path
 
@@ -42,10 +42,10 @@ JARS = Jars(
         "slf4j-simple-2.0.17.jar": "ddfea59ac074c6d3e24ac2c38622d2d963895e17f70b38ed4bdae4d780be6964",
     },
 )
-REMEDY = "install MongoDB, or a JDK 17 or newer and Maven, or point MONGO_URL at a running server"
+REMEDY = "install MongoDB, or a JDK 17 or newer and Maven, or set MONGO_URL to a running server"
 LAUNCHER = Path(__file__).with_name("MongoStandIn.java")
-# The quick compiler alone: of servers that live for minutes, the optimising one takes more than it ever gives back.
-# `_JAVA_OPTIONS=-XX:TieredStopAtLevel=4` brings it back, for a load of many minutes.
+# Use only the fast compiler: in a server that lives for minutes, the optimizing one costs more than it
+# saves. To enable it for a long run, set `_JAVA_OPTIONS=-XX:TieredStopAtLevel=4`.
 JVM_FLAGS = (
     *("-Xmx512m", "-Xmn192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
@@ -53,9 +53,10 @@ JVM_FLAGS = (
 
 
 def stand_in_command(port: int, file: Path | None) -> list[str]:
-    """The command that serves `file` on `port`, or memory; installs the server first if it is missing.
+    """Return the command that serves `file`, or memory, on `port`; install the server first if it is missing.
 
-    On SIGTERM it saves everything to its file, otherwise about once a second: SIGKILL may lose the last second.
+    The server writes to its file about once a second and on SIGTERM, so SIGKILL may lose the last second
+    of writes.
     """
     java = require_program("java", remedy=REMEDY)
     saved = [] if file is None else [str(file)]
@@ -63,7 +64,7 @@ def stand_in_command(port: int, file: Path | None) -> list[str]:
 
 
 def stand_in_classpath() -> str:
-    """Where Java finds the server and its launcher, both fetched and compiled once."""
+    """Return the Java class path of the server and its launcher; download and compile them once."""
     require_program("java", remedy=REMEDY)
     libraries = JARS.folder()
 

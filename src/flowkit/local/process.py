@@ -1,4 +1,4 @@
-"""A server run as a child process: started, awaited, stopped, killed, started again."""
+"""A server that runs as a child process: start, wait until ready, stop, kill, restart."""
 
 import os
 import shutil
@@ -30,26 +30,27 @@ START_TIMEOUT_SECONDS = 60.0
 POLL_INTERVAL_SECONDS = 0.02
 MAX_LOG_BYTES = 1 << 18
 MIN_FREE_BYTES = 1 << 20
-"""A full disk also keeps a server from logging that it is full."""
+"""With less free space, a startup failure is reported as a full disk: the server could not log the cause."""
 
 
 class ServerProcess(ABC):
-    """One server with a folder for its data and its log, on ports that stay the same for its whole life.
+    """One server with a folder for its data and log. Its ports do not change during its lifetime.
 
-    The server ends with the process that started it, even if that is killed with SIGKILL: it then saves its data,
-    and the next server on the folder waits for that. What it has started itself ends with it. Nothing is ever ended
-    that was not started here. Every method may be called from any thread, one at a time, `give_up` at any time.
+    The server exits with the process that started it, even if that process is killed with SIGKILL. It
+    then saves its data, and the next server on the folder waits until it has finished. Processes that
+    the server started exit with it. Methods may be called from any thread, one at a time; `cancel_start`
+    may be called at any time.
     """
 
     name: str
     usage_error_code: int = -1
-    """The exit code by which it tells that its command line is wrong."""
+    """The exit code that reports a wrong command line."""
 
     def __init__(self, folder: Path, *ports: int) -> None:
         self.folder = folder.resolve()
         self.log = self.folder / f"{self.name}.log"
         self.exit_code: int | None = None
-        """With what code it ended, by whatever cause; None before its end."""
+        """The exit code, however the process ended; None while it has not exited."""
         self._ports = ports
         self._log_start = 0
         self._start_cancelled = threading.Event()
@@ -58,27 +59,27 @@ class ServerProcess(ABC):
     @classmethod
     @abstractmethod
     def install(cls) -> None:
-        """Make the server's program present on this machine; quick when it already is."""
+        """Install the server's program; return quickly if it is installed."""
 
     @abstractmethod
     def command(self) -> list[str]:
-        """The command that runs the server in the foreground; may install first."""
+        """Return the command that runs the server in the foreground; may install the program first."""
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """Whether the server answers now; asked again and again, so it must not wait long."""
+        """Whether the server responds. Called repeatedly during the start, so it must not block for long."""
 
     def environment(self) -> Mapping[str, str]:
-        """Environment variables that it has beside those of this process."""
+        """Return environment variables to add to those of the current process."""
         return {}
 
     def cleanup_command(self) -> Sequence[str]:
-        """A command that cleans up behind the server once it has ended; none if empty."""
+        """Return a command to run after the server has exited; empty for none."""
         return ()
 
     @property
     def running(self) -> bool:
-        """Whether the server was started and has not ended, by whatever cause."""
+        """Whether the server was started and has not exited."""
         if self._supervisor is None:
             return False
         code = self._supervisor.poll()
@@ -87,9 +88,9 @@ class ServerProcess(ABC):
         return code is None
 
     def start(self) -> None:
-        """Start the server and return when it is ready; nothing happens if it is running.
+        """Start the server and return when it is ready; do nothing if it is running.
 
-        Raises a DevServerError if that cannot be, and leaves nothing running then.
+        Raises a DevServerError if the server does not become ready; no process is left running then.
         """
         if self.running:
             return
@@ -106,30 +107,30 @@ class ServerProcess(ABC):
                 raise
 
     def stop(self) -> None:
-        """End the server with SIGTERM (SIGKILL after 15 seconds) and return when it is gone; its data stay."""
+        """Stop the server with SIGTERM, or SIGKILL after 15 seconds; return when it has exited."""
         self._start_cancelled.clear()
         self._terminate()
 
     def kill(self) -> None:
-        """End the server with SIGKILL, as a crash would, and return when it is gone."""
+        """Stop the server with SIGKILL, like a crash, and return when it has exited."""
         self._start_cancelled.clear()
         self._terminate(force=True)
 
     def cancel_start(self) -> None:
-        """Make a start that is under way in another thread end soon with a DevServerError; `stop` takes it back."""
+        """Make a `start` in another thread fail soon with a DevServerError. `stop` allows new starts."""
         self._start_cancelled.set()
 
     def restart(self) -> None:
-        """Stop the server, if it runs, and start it on the same ports with the same data."""
+        """Stop the server if it is running, and start it on the same ports with the same data."""
         self.stop()
         self.start()
 
     def exit_error(self) -> ServerEnded:
-        """The error that tells that it has ended by itself."""
+        """Return the error for an unexpected exit."""
         return ServerEnded(name=self.name, code=self.exit_code, log=self.log, lines=log_tail(self.read_log()))
 
     def read_log(self) -> str:
-        """What its log holds since its last start; of a long one the end."""
+        """Return the log since the last start; only the end of a long log."""
         with suppress(OSError), self.log.open("rb") as log:
             log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - MAX_LOG_BYTES))
             return log.read().decode(errors="replace")
@@ -153,7 +154,7 @@ class ServerProcess(ABC):
             log = self.log.open("ab")
         with log:
             self._log_start = log.tell()
-            # A session of its own: Ctrl-C reaches the owner only, which then stops its servers in order.
+            # In a new session, Ctrl-C reaches only the owner, which then stops its servers in order.
             return subprocess.Popen(
                 supervised(command, cleanup=self.cleanup_command()),
                 bufsize=0,
@@ -170,7 +171,7 @@ class ServerProcess(ABC):
         while not self.is_ready():
             with suppress(subprocess.TimeoutExpired):
                 self.exit_code = supervisor.wait(POLL_INTERVAL_SECONDS)
-                raise self._startup_error(f"ended at its start with code {self.exit_code}")
+                raise self._startup_error(f"exited during startup with code {self.exit_code}")
             if self._start_cancelled.is_set():
                 raise self._startup_error("was stopped before it was ready")
             if time.monotonic() > deadline:
@@ -185,7 +186,7 @@ class ServerProcess(ABC):
         return kind(name=self.name, reason=reason, log=self.log, lines=lines)
 
     def _terminate(self, *, force: bool = False) -> None:
-        """Close the pipe, which tells the guard to end its server, and wait for both."""
+        """Close the pipe, so that the supervisor stops its server, and wait for both to exit."""
         supervisor, self._supervisor = self._supervisor, None
         if supervisor is None:
             return

@@ -1,4 +1,4 @@
-"""A server whose program may come from several sources, one of them a container engine."""
+"""A server whose program comes from one of several sources, such as PATH or a container image."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -11,19 +11,19 @@ from flowkit.local.sources import Program, Source
 
 
 class LocalServer(ServerProcess):
-    """Temporal or MongoDB, as a program or as a container."""
+    """Temporal or MongoDB, as a program or in a container."""
 
     @abstractmethod
     def find_program(self) -> Program:
-        """Where it would come from now. InstallFailed or ConfigError tells why there is nothing."""
+        """Return the program from the first source that has one. Raises InstallFailed or ConfigError."""
 
     @cached_property
     def program(self) -> Program:
-        """Where it comes from; it stays the same for the life of this object."""
+        """The program, found once for the lifetime of this object."""
         return self.find_program()
 
     def cleanup_command(self) -> Sequence[str]:
-        """Removes the container, if it is one."""
+        """Return the command that removes the server's container, if it has one."""
         container = self.program.container
         return container.removal_arguments(container_name(self.name, self.folder)) if container else ()
 
@@ -35,14 +35,14 @@ class LocalServer(ServerProcess):
         data: Path,
         arguments: Sequence[str],
     ) -> list[str]:
-        """The command that runs `program` of the image; one that an earlier process left behind is removed first."""
+        """Return the command that runs `program` of the image; first remove an earlier container."""
         name = container_name(self.name, self.folder)
         output_of(container.removal_arguments(name))
         return container.run_arguments(name, program=program, ports=ports, data=data, arguments=arguments)
 
 
 def container_program(image: str) -> Program | None:
-    """An image, if a container engine runs here."""
+    """Return the image as a program, if a container engine is running."""
     engine = find_engine()
     if engine is None:
         return None

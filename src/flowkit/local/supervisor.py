@@ -1,14 +1,15 @@
-"""Run one server and never outlive the process that asked for it.
+"""Run one server, and stop it when the process that started it exits.
 
-Runs as a script: `python supervisor.py '{"command": [...], "cleanup": [...]}'`, with a pipe from its owner as standard
-input. The pipe closes when the owner stops the server and also when the owner dies, whatever killed it, because the
-kernel closes it; so this needs no cooperation from a dying owner, and unlike a parent-death signal it does not depend
-on the owner's threads.
+Runs as a script, `python supervisor.py '{"command": [...], "cleanup": [...]}'`, with a pipe from its
+owner as standard input. The pipe closes when the owner stops the server. The kernel also closes it when
+the owner dies for any reason, so a dying owner need not cooperate. Unlike a parent-death signal, the
+pipe does not depend on the owner's threads.
 
-- The pipe closes: the server gets SIGTERM, and SIGKILL if it still runs after the grace.
-- A byte arrives: the server gets SIGKILL at once.
-- The server ends: what it has left running gets SIGKILL, the command `after` runs, and the guard ends with the
-  server's exit code.
+- If the pipe closes, the supervisor sends SIGTERM, and SIGKILL if the server is still running after the
+  grace period.
+- If a byte arrives, the supervisor sends SIGKILL at once.
+- When the server exits, the supervisor kills the processes that it left behind, runs the command
+  `cleanup`, and exits with the server's exit code.
 """
 
 import ctypes
@@ -26,20 +27,20 @@ PR_SET_PDEATHSIG = 1
 
 
 def supervised(command: Sequence[str], *, cleanup: Sequence[str] = ()) -> list[str]:
-    """The command that runs `command` under a guard, and `after` once it has ended, however that was."""
+    """Return the command that runs `command` under a supervisor, and `cleanup` after it has exited."""
     job = json.dumps({"command": list(command), "cleanup": list(cleanup)})
     return [sys.executable, "-I", "-S", __file__, job]
 
 
 def main() -> int:
-    """Run the command given on the command line to its end."""
+    """Run the job from the command line and return its exit code."""
     job = json.loads(sys.argv[1])
     preexec = _parent_death_signal() if sys.platform == "linux" else None
     server = subprocess.Popen(
         job["command"],
         stdin=subprocess.DEVNULL,
         process_group=0,
-        preexec_fn=preexec,  # noqa: PLW1509 - unsafe in a process with threads, which this one is not yet
+        preexec_fn=preexec,  # noqa: PLW1509 - unsafe in a process with threads, and this one has none yet
     )
     threading.Thread(target=_watch_owner, args=[server], daemon=True).start()
     code = server.wait()
@@ -59,7 +60,7 @@ def _watch_owner(server: subprocess.Popen[bytes]) -> None:
 
 
 def _kill_process_group(group: int) -> None:
-    """End the server's own children, such as the processes of a worker's pool, which may not notice its end."""
+    """Kill the server's children, such as a worker's pool processes, which may not notice that it exited."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 
@@ -71,9 +72,10 @@ def _clean_up(command: Sequence[str]) -> None:
 
 
 def _parent_death_signal() -> Callable[[], object]:
-    """What the server's process calls first, so that it also ends when the guard alone is killed.
+    """Return a function for the server's process to call first, so that it stops if the supervisor is killed.
 
-    The signal comes when the forking *thread* ends: here that is the guard's main thread, so its end is the guard's.
+    The kernel sends the signal when the forking *thread* exits: here the main thread, which exits with
+    the supervisor.
     """
     prctl = ctypes.CDLL(None).prctl
     return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

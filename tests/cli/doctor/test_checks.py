@@ -93,12 +93,12 @@ async def test_servers_that_answer_are_told_with_what_flowkit_needs_of_them(
     assert (said.code, document["ok"]) == (0, True)
     report = Report(usable=True, findings={each["name"]: Finding(**each) for each in document["findings"]})
     address = world.environment["TEMPORAL_ADDRESS"]
-    assert report["temporal"] == ok("temporal", f"answers at {address}, namespace default")
+    assert report["temporal"] == ok("temporal", f"responds at {address}, namespace default")
     assert report["mongo"].state == "ok"
     assert report["engine"].found == f"no engine polls queue {world.queue}"
     assert report["engine"].remedy == f"start one with `flowkit engine --queue {world.queue}`"
     assert "uniq_task_id" in report["indexes"].found
-    assert report["mongo here"].found == "not started, because MONGO_URL names one"
+    assert report["mongo here"].found == "not needed: MONGO_URL names a server"
     assert not [name for name in report.findings if name.startswith("port")]
 
 
@@ -138,14 +138,14 @@ def test_addresses_where_nothing_answers_are_told_quickly(doctor: Doctor) -> Non
     assert not report.usable
     assert report["temporal"].found == "no Temporal server answers at 192.0.2.1:7233"
     assert report["temporal"].remedy.startswith("start it, or correct TEMPORAL_ADDRESS")
-    assert report["mongo"].found == "nothing answers at mongodb://…@127.0.0.1:1"
+    assert report["mongo"].found == "no server responds at mongodb://…@127.0.0.1:1"
     assert (report["temporal"].state, report["mongo"].state) == ("bad", "bad")
 
 
 def test_an_address_that_is_none_is_told_as_that(doctor: Doctor) -> None:
     report = doctor(MONGO_URL="mangodb://here")
     assert not report.usable
-    assert "'mangodb://here' is no address of MongoDB" in report["mongo"].found
+    assert "'mangodb://here' is not a MongoDB address" in report["mongo"].found
 
 
 # --- servers that would be started ------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def test_without_servers_it_tells_where_they_would_come_from(doctor: Doctor, tmp
     report = doctor(PATH=str(tmp_path / "bin"), FLOWKIT_SERVERS="path", port_base=base)
     assert report.usable
     assert report["temporal"].found == "no Temporal server answers at 127.0.0.1:1"
-    assert report["temporal"].remedy == "`flowkit up` starts one here"
+    assert report["temporal"].remedy == "`flowkit up` starts one"
     assert report["temporal here"].found == f"path: {tmp_path / 'bin' / 'temporal'}"
     assert report["mongo here"].found == f"path: {tmp_path / 'bin' / 'mongod'}"
     assert report["java"].found == "not on PATH; not needed here"
@@ -186,7 +186,7 @@ def test_containers_are_told_when_an_engine_runs(doctor: Doctor, tmp_path: Path)
     executable(tmp_path / "bin" / "docker", 'echo "Server: Docker Engine"')
     report = doctor(PATH=str(tmp_path / "bin"), FLOWKIT_SERVERS="")
     assert report.usable
-    assert report["containers"].found == "docker runs"
+    assert report["containers"].found == "docker is running"
     assert report["mongo here"].found == "container: docker.io/library/mongo:7.0.28 in docker"
 
 
@@ -205,8 +205,8 @@ def test_a_port_that_is_taken_is_told_with_the_process_that_has_it(doctor: Docto
         assert listening_process(base).endswith(f"(process {os.getpid()})")
         report = doctor(port_base=base)
     assert not report.usable
-    assert f"wanted for Temporal, used by {own_process_name()}" in report[f"port {base}"].found
-    assert report[f"port {base}"].remedy == "`flowkit up --port-base N` takes N to N+3"
+    assert f"needed for Temporal, but in use by {own_process_name()}" in report[f"port {base}"].found
+    assert report[f"port {base}"].remedy == "`flowkit up --port-base N` uses N to N+3"
     assert listening_process(base) == "another program"
 
 
@@ -271,5 +271,5 @@ def test_a_low_limit_of_open_files_is_told_with_the_command_that_lifts_it(tmp_pa
     done = subprocess.run(["/bin/sh", "-c", script], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     line = next(line for line in done.stdout.splitlines() if line.startswith("open files"))
-    assert line.rstrip().split(maxsplit=3)[2:] == ["note", "256 for each process; ulimit -n 4096"]
-    assert done.stderr == "tasks cannot be run yet; the lines that are not ok say what to do\n"
+    assert line.rstrip().split(maxsplit=3)[2:] == ["note", "256 per process; ulimit -n 4096"]
+    assert done.stderr == "not ready to run tasks; each line that is not ok says how to fix it\n"

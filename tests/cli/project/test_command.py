@@ -90,8 +90,8 @@ def test_its_code_is_clean(made: Path, command: list[str]) -> None:
 def test_it_says_what_was_made_and_the_next_three_commands(program: Program) -> None:
     said = program.run("init", NAME, env=READABLE)
     head, *lines = said.out.splitlines()
-    listed, following = lines[: lines.index("next")], lines[lines.index("next") + 1 :]
-    assert head == f"made {NAME} in {NAME}: {len(files(program.folder / NAME))} files, among them"
+    listed, following = lines[: lines.index("next steps")], lines[lines.index("next steps") + 1 :]
+    assert head == f"made {NAME} in {NAME}: {len(files(program.folder / NAME))} files, including"
     assert all((program.folder / NAME / line.split()[0]).is_file() for line in listed)
     commands = [line.split("#")[0].strip() for line in following]
     assert commands == [f"cd {NAME} && make test", "make up", "make run"]
@@ -132,14 +132,14 @@ def test_a_name_is_a_package_with_underscores_and_an_image_in_lower_case() -> No
     ("name", "told"),
     [
         ("", "it is empty"),
-        ("my shop", "it holds ' '"),
-        ("bücher/1", "it holds 'ü', '/'"),
-        ("1shop", "it begins with '1'"),
+        ("my shop", "it contains ' '"),
+        ("bücher/1", "it contains 'ü', '/'"),
+        ("1shop", "it starts with '1'"),
         ("shop-", "it ends with '-'"),
-        ("class", "a word of the language"),
-        ("json", "a module of Python itself"),
-        ("tests", "a folder of every new project"),
-        ("flowkit", "installed here already"),
+        ("class", "a Python keyword"),
+        ("json", "a module of the standard library"),
+        ("tests", "another folder of the project"),
+        ("flowkit", "an installed package"),
     ],
 )
 def test_a_bad_name_is_refused_and_nothing_is_written(program: Program, name: str, told: str) -> None:
@@ -151,7 +151,7 @@ def test_a_bad_name_is_refused_and_nothing_is_written(program: Program, name: st
 
 
 def test_a_name_that_looks_like_an_option_is_refused(program: Program) -> None:
-    assert "begins with '-'" in program.run("init", "--", "-shop").err
+    assert "starts with '-'" in program.run("init", "--", "-shop").err
 
 
 def test_a_folder_with_anything_in_it_is_left_alone(program: Program) -> None:
@@ -160,16 +160,16 @@ def test_a_folder_with_anything_in_it_is_left_alone(program: Program) -> None:
     said = program.run("init", NAME)
     assert (said.code, files(program.folder)) == (2, {f"{NAME}/graph.json"})
     assert (
-        "is not empty, and nothing was written; choose another name, or another folder with --dir" in said.err
+        "is not empty, so nothing was written; choose another name, or another folder with --dir" in said.err
     )
 
 
 def test_a_file_in_the_way_is_named(program: Program) -> None:
     program.write(NAME, "mine")
-    assert "is a file; name a folder with --dir" in program.run("init", NAME).err
+    assert "is a file; choose a folder with --dir" in program.run("init", NAME).err
     below = program.run("init", NAME, "--dir", f"{NAME}/below")
     assert (below.code, files(program.folder)) == (2, {NAME})
-    assert "cannot be written" in below.err
+    assert "cannot write to folder" in below.err
 
 
 def test_a_folder_without_the_right_to_write_is_named(program: Program) -> None:
@@ -180,7 +180,7 @@ def test_a_folder_without_the_right_to_write_is_named(program: Program) -> None:
     )  # the rights of files do not keep root from anything
     said = program.run("init", NAME, "--dir", str(nobody / NAME))
     assert said.code == 2
-    assert f"folder '{nobody / NAME}' cannot be written" in said.err
+    assert f"cannot write to folder '{nobody / NAME}'" in said.err
     assert list(folder.iterdir()) == []
 
 
@@ -192,7 +192,7 @@ def test_what_breaks_off_in_the_middle_leaves_nothing(program: Program, tmp_path
     full += f"sys.exit(app.run(['init', {NAME!r}]))"
     done = ended(program.folder, sys.executable, "-c", full)
     assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
-    assert "cannot be written" in done.stderr
+    assert "cannot write to folder" in done.stderr
 
 
 # --- what it shares with this project -------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ ROWS = (
     ProcessRow(name="temporal", address="127.0.0.1:7233", detail="cache: Temporal CLI"),
     ProcessRow(name="Web UI", address="http://127.0.0.1:8233"),
     ProcessRow(name="mongo", address="mongodb://127.0.0.1:27017", detail="path: /usr/bin/mongod"),
-    ProcessRow(name="engine", detail="runs the tasks of queue flowkit"),
+    ProcessRow(name="engine", detail="polls queue flowkit"),
 )
 
 
@@ -125,27 +125,27 @@ def drawn(snapshot: Snapshot, info: UpInfo = INFO, *, height: int = 40, width: i
 def test_the_panel_shows_all_that_a_person_needs() -> None:
     tasks = TaskOverview(open={"running": 2, "deferred": 1}, newest=summaries("running", "finished"))
     lines = drawn(Snapshot(rows=ROWS, tasks=tasks))
-    assert lines[0] == "FlowKit is up for 1:01:01"
+    assert lines[0] == "FlowKit has been up for 1:01:01"
     assert any(
-        line.split()[:3] == ["Web", "UI", "runs"] and "http://127.0.0.1:8233" in line for line in lines
+        line.split()[:3] == ["Web", "UI", "running"] and "http://127.0.0.1:8233" in line for line in lines
     )
     assert "3 open tasks: 1 deferred, 2 running" in lines
     assert any(line.split()[:2] == ["task-1", "finished"] for line in lines)
     assert lines[-5:] == [
         "logs  /data/*.log",
-        "data  /data (temporary, removed at the end; --data DIR keeps it)",
-        "next  flowkit run graph.json --watch, in another terminal after these lines",
+        "data  /data (temporary, removed on exit; use --data DIR to keep it)",
+        "next  flowkit run graph.json --watch (in another terminal, after these lines)",
         "      export A=b",
-        "Ctrl-C stops it all",
+        "Press Ctrl-C to stop everything",
     ]
 
 
 def test_the_panel_tells_what_is_not_well() -> None:
     rows = (replace(ROWS[0], state=UNRESPONSIVE), replace(ROWS[3], state=EXITED))
     lines = drawn(Snapshot(rows=rows, tasks=None))
-    assert any(line.startswith("temporal   does not answer") for line in lines)
-    assert any(line.startswith("engine     has ended") for line in lines)
-    assert "tasks: MongoDB does not answer" in lines
+    assert any(line.startswith("temporal   not responding") for line in lines)
+    assert any(line.startswith("engine     exited") for line in lines)
+    assert "tasks: MongoDB is not responding" in lines
 
 
 @pytest.mark.parametrize(("height", "shown"), [(24, 6), (30, 10), (10, 3)])
@@ -187,18 +187,20 @@ def test_a_log_begins_with_what_does_not_change_and_goes_on_with_changes(
     assert shown() == [
         "logs: /data/*.log",
         "data: /data (kept)",
-        "next: flowkit run graph.json --watch, in another terminal after the lines on stdout",
+        "next: flowkit run graph.json --watch (in another terminal, after the lines on stdout)",
     ]
     snapshot = Snapshot(rows=ROWS, tasks=TaskOverview(open={}, newest=summaries("finished")))
     assert shown(snapshot) == [], "what was there before is no change"
     assert shown(snapshot) == []
     new = (TaskSummary(task_id="new", status=TaskStatus.RUNNING), *summaries("finished"))
     assert shown(replace(snapshot, tasks=TaskOverview(open={"running": 1}, newest=new))) == [
-        "task new running"
+        "task new: running"
     ]
     silent = (replace(ROWS[0], state=UNRESPONSIVE), *ROWS[1:])
-    assert shown(Snapshot(rows=silent, tasks=None)) == ["temporal does not answer"]
-    assert shown(replace(snapshot, tasks=TaskOverview(open={"running": 1}, newest=new))) == ["temporal runs"]
+    assert shown(Snapshot(rows=silent, tasks=None)) == ["temporal: not responding"]
+    assert shown(replace(snapshot, tasks=TaskOverview(open={"running": 1}, newest=new))) == [
+        "temporal: running"
+    ]
 
 
 # --- a terminal -------------------------------------------------------------------------------------------------
@@ -239,13 +241,13 @@ class Terminal:
 async def test_a_terminal_shows_the_panel_until_ctrl_c(world: World, program: Program) -> None:
     terminal = Terminal(program.folder, "--only", "engine", env=world.environment)
     try:
-        terminal.until("FlowKit is up for")
-        terminal.until("Ctrl-C stops it all")
-        assert f"runs the tasks of queue {world.queue}" in terminal.seen
+        terminal.until("FlowKit has been up for")
+        terminal.until("Press Ctrl-C to stop everything")
+        assert f"polls queue {world.queue}" in terminal.seen
         assert "export" not in terminal.seen, "the environment tells it already"
-        assert terminal.seen.count("not started here") == 2
+        assert terminal.seen.count("external server") == 2
         terminal.process.send_signal(2)
-        terminal.until("all stopped; data and logs were removed")
+        terminal.until("all processes stopped; data and logs removed")
         assert terminal.process.wait(CEILING) == 0
     finally:
         terminal.close()

@@ -57,7 +57,9 @@ def test_it_runs_tasks_keeps_data_and_finds_them_again(tmp_path: Path, up: Calla
     }
     assert not any(is_free(port) for port in range(base, base + 4))
     for name in ("temporal", "mongo", "engine", "worker-1"):
-        assert any(line.startswith(f"{name} runs after ") and f"{name}.log" in line for line in first.told)
+        assert any(
+            line.startswith(f"{name} is ready after ") and f"{name}.log" in line for line in first.told
+        )
     wait_for_task(first, file)
     assert first.line("task ").endswith((" running", " finished"))
     family = first.family()
@@ -65,7 +67,7 @@ def test_it_runs_tasks_keeps_data_and_finds_them_again(tmp_path: Path, up: Calla
 
     assert first.end(signal.SIGINT) == 0
     assert "stopping worker-1, engine, mongo, temporal" in first.told
-    assert first.told[-1] == f"all stopped; data and logs were kept in {data}"
+    assert first.told[-1] == f"all processes stopped; data and logs kept in {data}"
     assert not still_running(family)
     assert all(is_free(port) for port in range(base, base + 4))
 
@@ -110,11 +112,11 @@ def test_two_may_not_use_the_same_folder_or_the_same_ports(tmp_path: Path, up: C
     assert second.wait() == 2
     assert (
         second.told[-1]
-        == f"flowkit: {data} is used by a running flowkit up; stop that or choose another folder"
+        == f"flowkit: {data} is in use by a running flowkit up; stop it or choose another folder"
     )
     third = up("--only", "mongo", "--port-base", str(base))
     assert third.wait() == 2
-    assert f"mongo: port {base + 2} is in use by " in third.told[-1]
+    assert f"mongo cannot start: port {base + 2} is in use by " in third.told[-1]
     assert "--port-base" in third.told[-1]
     assert first.end() == 0
 
@@ -132,7 +134,7 @@ def test_an_interrupt_while_it_starts_leaves_nothing(tmp_path: Path, up: Callabl
     wait_until(lambda: (tmp_path / "data" / "mongo.log").read_text() == "started\n")
     family = starting.family()
     assert starting.end() == 130
-    assert starting.told == ["interrupted before everything ran; what was started is stopped"]
+    assert starting.told == ["interrupted during startup; all started processes are stopped"]
     wait_until(lambda: not still_running(family))
 
 
@@ -156,7 +158,7 @@ def test_who_interrupts_twice_does_not_wait(tmp_path: Path, up: Callable[..., Up
     stubborn.process.send_signal(signal.SIGINT)
     stubborn.line("stopping mongo")
     assert stubborn.end(signal.SIGINT) == 130
-    assert stubborn.told[-1] == "interrupted again; what still runs ends by itself within 15 seconds"
+    assert stubborn.told[-1] == "interrupted again; remaining processes exit within 15 seconds"
     assert still_running(family), "it has not been waited for"
     for pid in still_running(family):
         os.kill(pid, signal.SIGKILL)
@@ -174,7 +176,7 @@ def process_named(up: Up, name: str) -> int:
 
 def named_log(headline: str) -> str:
     """What the log holds that a line names."""
-    return Path(headline.rpartition("the end of ")[2].rstrip(":")).read_text()
+    return Path(headline.rpartition("last lines of ")[2].rstrip(":")).read_text()
 
 
 @pytest.mark.server
@@ -185,7 +187,7 @@ async def test_servers_in_the_environment_are_used_and_shown(
     used = up("shop:Shop", "--queue", world.queue, env=env)
     graph = graph_file(tmp_path)
     used.line("logs: ")
-    assert not any(line.startswith(("temporal runs", "mongo runs")) for line in used.told)
+    assert not any(line.startswith(("temporal is ready", "mongo is ready")) for line in used.told)
     wait_for_task(used, graph)
     assert used.line("task ").endswith((" running", " finished"))
     assert used.end() == 0
@@ -202,12 +204,14 @@ async def test_a_process_that_ends_by_itself_ends_all_and_is_named(
     family = ended.family()
     os.kill(process_named(ended, "engine"), signal.SIGKILL)
     assert ended.wait() == 3
-    assert "engine ended by itself with code 137" in ended.told
-    assert ended.told.index("stopping worker-1") > ended.told.index("engine ended by itself with code 137")
-    headline = next(
-        line for line in ended.told if line.startswith("flowkit: engine ended by itself with code 137")
+    assert "engine exited unexpectedly with code 137" in ended.told
+    assert ended.told.index("stopping worker-1") > ended.told.index(
+        "engine exited unexpectedly with code 137"
     )
-    assert ended.told[-1].startswith("  running: engine runs the tasks of queue")
+    headline = next(
+        line for line in ended.told if line.startswith("flowkit: engine exited unexpectedly with code 137")
+    )
+    assert ended.told[-1].startswith("  running: engine polls queue")
     assert named_log(headline).startswith("running: engine"), "it is still there"
     assert not still_running(family)
 
@@ -220,7 +224,7 @@ async def test_a_worker_that_cannot_use_its_handler_says_so(
     wrong = up("shop:Shopp", env={**world.environment, "TMPDIR": alone(tmp_path)["TMPDIR"]})
     assert wrong.wait() == 2
     assert any(
-        line.startswith("flowkit: worker-1 ended at its start with code 2; the end of ")
+        line.startswith("flowkit: worker-1 exited during startup with code 2; last lines of ")
         for line in wrong.told
     )
     assert wrong.told[-1] == "  flowkit: module 'shop' has no 'Shopp'; did you mean 'Shop'?"
@@ -236,17 +240,20 @@ async def test_a_worker_that_cannot_use_its_handler_says_so(
             ["--only", "temporal,redis"],
             "--only 'redis' is unknown; choose from temporal, mongo, engine, worker",
         ),
-        (["--only", "worker"], "a worker needs handlers, and none are named; name them as module:CLASS"),
-        (["--only", "engine", "shop:Shop"], "handlers are named, but no worker is to be started"),
-        (["--workers", "2"], "--workers is given, but no worker is to be started; name its handlers"),
-        (["--only", "mongo", "--function", "a=b:c"], "--function is given, but no engine is to be started"),
+        (["--only", "worker"], "a worker needs handlers, but none are given; name them as module:CLASS"),
+        (["--only", "engine", "shop:Shop"], "handlers are given, but this command starts no worker"),
+        (["--workers", "2"], "--workers is given, but this command starts no worker; name the handlers"),
+        (
+            ["--only", "mongo", "--function", "a=b:c"],
+            "--function is given, but this command starts no engine",
+        ),
         (["nowhere:Shop"], "there is no module 'nowhere' here; run flowkit in the folder that holds it"),
         (["--function", "f=nowhere:f"], "there is no module 'nowhere' here"),
         (["shop"], "'shop' is not module:name; for example"),
         (["--port-base", "65533"], "Invalid value for '--port-base'"),
         (
             ["--data", "/sys/flowkit"],
-            "/sys/flowkit cannot be written (Operation not permitted); choose a folder",
+            "cannot write to /sys/flowkit (Operation not permitted); choose a writable folder",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -267,7 +274,7 @@ def test_a_missing_program_is_one_line_with_the_remedies(program: Program, tmp_p
     assert said.code == 3
     assert said.err == (
         "flowkit: `java` is not on PATH; install MongoDB, or a JDK 17 or newer and Maven, "
-        "or point MONGO_URL at a running server\n"
+        "or set MONGO_URL to a running server\n"
     )
 
 
@@ -281,7 +288,7 @@ def test_sources_that_do_not_have_it_are_one_line(program: Program, tmp_path: Pa
     said = program.run("up", env=env)
     assert said.code == 3
     assert said.err.startswith(
-        "flowkit: no Temporal server is to be had by path, container alone; unset FLOWKIT_"
+        "flowkit: no Temporal server found in FLOWKIT_SERVERS=path,container; unset FLOWKIT_"
     )
 
 
@@ -293,8 +300,8 @@ def test_without_a_network_it_is_one_line_with_the_remedies(program: Program, tm
     )
     assert said.code == 3
     told = said.err.splitlines()[-1]
-    assert told.startswith("flowkit: no Temporal CLI: github.com cannot be reached (")
-    assert "and `go` is not on PATH; install the Temporal CLI so that `temporal` is on PATH, or " in told
+    assert told.startswith("flowkit: cannot install the Temporal CLI: cannot reach github.com (")
+    assert "and `go` is not on PATH; put `temporal` on PATH, set FLOWKIT_TEMPORAL_BIN" in told
 
 
 TINY = 'mount -t tmpfs -o size=200k tmpfs "$1" || exit 77; exec "$2" up --only temporal --data "$1" --port-base "$3"'
@@ -313,7 +320,10 @@ def test_a_full_disk_is_told_although_the_server_cannot_log_it(program: Program,
     if done.returncode == 77 or "unshare failed" in done.stderr:
         pytest.skip("may not mount a disk of its own here")
     assert done.returncode == 3
-    assert f"flowkit: temporal cannot start: the disk of {tmp_path} is full; make room there" in done.stderr
+    assert (
+        f"flowkit: temporal cannot start: no space left on the disk that holds {tmp_path}; free some space"
+        in done.stderr
+    )
 
 
 def test_install_says_where_each_server_comes_from(program: Program, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""All checks of `flowkit doctor`, at the same time, and what follows from them."""
+"""All checks of `flowkit doctor`, run concurrently, and their overall result."""
 
 from __future__ import annotations
 
@@ -24,44 +24,44 @@ if TYPE_CHECKING:
 
     from flowkit.cli.options import Where
 
-INSTALL_REMEDY = "`flowkit up` gets it at its start, `flowkit up --install` now"
+INSTALL_REMEDY = "`flowkit up` installs it when it starts, `flowkit up --install` installs it now"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerCheck:
-    """Temporal or MongoDB: one that is named, or one that `flowkit up` would start here."""
+    """A server to check, Temporal or MongoDB: a configured one, or one that `flowkit up` would start."""
 
     name: str
     variable: str
-    """Names a server of others."""
+    """The environment variable that configures it."""
     configured: bool
-    """Whether one is; then none is started here."""
+    """Whether it is configured; `flowkit up` starts no server then."""
     find: Callable[[Sequence[Source]], Program]
     ports: dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerReport:
-    """A server, and what was found of it."""
+    """The findings about one server."""
 
     connection: list[Finding]
-    """Whether it answers, and what is to be told of one that does."""
+    """Whether it responds, and details of a server that does; the first finding decides."""
     source: Finding
-    """Where it would come from."""
+    """Where `flowkit up` would get its program."""
     ports: list[Finding] = field(default_factory=list)
     requires: tuple[str, ...] = ()
-    """Programs without which it cannot be started."""
+    """Programs that `flowkit up` would need on PATH."""
 
     @property
     def usable(self) -> bool:
-        """Whether it answers, or can be started."""
+        """Whether it responds, or can be started."""
         if self.connection[0].state is not State.NOTE:
             return self.connection[0].state is State.OK
         return self.source.state is not State.BAD and all(port.state is State.OK for port in self.ports)
 
 
 async def run_checks(where: Where, port_base: int | None) -> tuple[list[Finding], bool]:
-    """All findings, and whether tasks can be run: on the servers that answer, or on those of `flowkit up`."""
+    """Return all findings, and whether tasks can run on these servers or on those of `flowkit up`."""
     temporal, mongo = server_checks(where, port_base)
     reports = await asyncio.gather(
         _check_server(temporal, check_temporal(where, configured=temporal.configured)),
@@ -88,7 +88,7 @@ async def run_checks(where: Where, port_base: int | None) -> tuple[list[Finding]
 
 
 def server_checks(where: Where, port_base: int | None) -> tuple[ServerCheck, ServerCheck]:
-    """What there is to examine."""
+    """Return the servers to check."""
     ports = Ports.from_base(port_base)
     temporal = ServerCheck(
         name="temporal",
@@ -111,7 +111,7 @@ async def _check_server(server: ServerCheck, check: Awaitable[list[Finding]]) ->
     name = f"{server.name} here"
     if server.configured:
         return ServerReport(
-            connection=await check, source=ok(name, f"not started, because {server.variable} names one")
+            connection=await check, source=ok(name, f"not needed: {server.variable} names a server")
         )
     connection, (source, requires) = await asyncio.gather(
         check, asyncio.to_thread(_find_source, name, server)
@@ -122,12 +122,12 @@ async def _check_server(server: ServerCheck, check: Awaitable[list[Finding]]) ->
 
 
 def _find_source(name: str, server: ServerCheck) -> tuple[Finding, tuple[str, ...]]:
-    """Where the server's program would come from, and what that needs."""
+    """Return where `flowkit up` would get the program, and the programs that it needs on PATH."""
     try:
         program = server.find(allowed_sources())
     except FlowKitError as error:
         found, _, remedy = flat(error).partition("; ")
-        return bad(name, found, remedy or "correct it"), ()
+        return bad(name, found, remedy or "correct the setting"), ()
     return _source_finding(name, program), program.requires
 
 

@@ -1,4 +1,4 @@
-"""`flowkit doctor`: what is here, what is reachable, and what to do about the rest."""
+"""The command `flowkit doctor`."""
 
 import asyncio
 from dataclasses import asdict
@@ -20,8 +20,8 @@ from flowkit.cli.options import (
 )
 
 _VERDICTS = {
-    True: "tasks can be run: the servers are there, or `flowkit up` starts them",
-    False: "tasks cannot be run yet; the lines that are not ok say what to do",
+    True: "ready to run tasks: the servers respond, or `flowkit up` can start them",
+    False: "not ready to run tasks; each line that is not ok says how to fix it",
 }
 
 
@@ -33,7 +33,7 @@ def doctor(
     queue: Queue = None,
     verbose: Verbose = False,
 ) -> None:
-    """Check what FlowKit needs here. Exit code 0 when the servers answer, or `flowkit up` could start them."""
+    """Check servers, programs and this machine. Exit code 0: tasks can run here."""
     log_warnings(verbose)
     from flowkit.cli.doctor.checks import run_checks
     from flowkit.cli.doctor.findings import findings_table

@@ -1,4 +1,4 @@
-"""What `flowkit doctor` has found, and how that looks."""
+"""The findings of `flowkit doctor`, and their table."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class State(StrEnum):
-    """How good a finding is."""
+    """The severity of a finding."""
 
     OK = "ok"
     NOTE = "note"
-    """Not as it could be, but nothing stops working."""
+    """Could be better, but everything works."""
     BAD = "bad"
-    """Something does not work."""
+    """Does not work."""
 
 
 _STYLES = {State.OK: "green", State.NOTE: "yellow", State.BAD: "red"}
@@ -31,7 +31,7 @@ _STYLES = {State.OK: "green", State.NOTE: "yellow", State.BAD: "red"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One line of the table; one that is not fine says what to do."""
+    """One line of the table. A finding that is not ok has a remedy."""
 
     name: str
     state: State
@@ -40,22 +40,22 @@ class Finding:
 
 
 def ok(name: str, found: str) -> Finding:
-    """It is fine."""
+    """Return a finding that is fine."""
     return Finding(name=name, state=State.OK, found=found)
 
 
 def note(name: str, found: str, remedy: str) -> Finding:
-    """It could be better."""
+    """Return a finding that could be better."""
     return Finding(name=name, state=State.NOTE, found=found, remedy=remedy)
 
 
 def bad(name: str, found: str, remedy: str) -> Finding:
-    """It does not work."""
+    """Return a finding that does not work."""
     return Finding(name=name, state=State.BAD, found=found, remedy=remedy)
 
 
 def findings_table(findings: Sequence[Finding], *, wide: bool) -> Table:
-    """A row for each finding; `wide` fills a terminal's width and wraps what does not fit."""
+    """Return a table with a row for each finding; `wide` fills the terminal and wraps long texts."""
     table = plain_table(wide=wide)
     table.add_column("what", no_wrap=True)
     table.add_column("state", no_wrap=True)

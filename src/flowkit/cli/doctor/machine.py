@@ -1,4 +1,4 @@
-"""What `flowkit doctor` finds on this machine: programs, ports, space, limits."""
+"""Checks of this machine: packages, programs, ports, disk space, limits."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ MIN_FREE_BYTES, RECOMMENDED_FREE_BYTES = GB // 4, GB
 
 PROGRAMS = ("java", "javac", "mvn", "go")
 _PURPOSES = {
-    "java": "the stand-in for MongoDB runs in it",
-    "javac": "the stand-in for MongoDB is compiled with it",
-    "mvn": "the stand-in for MongoDB is fetched with it",
-    "go": "the Temporal server is built with it where github.com cannot be reached",
+    "java": "run the stand-in for MongoDB",
+    "javac": "compile the stand-in for MongoDB",
+    "mvn": "download the stand-in for MongoDB",
+    "go": "build the Temporal server if github.com is unreachable",
 }
 _REMEDIES = {
     "java": "install a JDK 17 or newer, or MongoDB, or set MONGO_URL",
@@ -43,11 +43,11 @@ _REMEDIES = {
     "go": "install Go 1.24 or newer, or the Temporal CLI, or set TEMPORAL_ADDRESS",
 }
 _VERSION_COMMANDS = {"java": ("-version",), "javac": ("-version",), "go": ("version",)}
-"""Maven's is not asked: it takes as long as all else together."""
+"""Without Maven: printing its version takes as long as all other checks together."""
 
 
 def check_packages() -> list[Finding]:
-    """Python, and the packages that speak with the servers."""
+    """Check Python and the packages that connect to the servers."""
     found = [ok("python", f"{platform.python_version()}, {sys.executable}")]
     for name in PACKAGES:
         try:
@@ -58,11 +58,11 @@ def check_packages() -> list[Finding]:
 
 
 def check_program(name: str, required: Collection[str]) -> Finding:
-    """One of the programs that local servers may be made with."""
+    """Check a program that local servers may need; `required` names those that they do need."""
     path = shutil.which(name)
     if path is None:
         if name in required:
-            return bad(name, f"not on PATH, and {_PURPOSES[name]}", _REMEDIES[name])
+            return bad(name, f"not on PATH, but needed to {_PURPOSES[name]}", _REMEDIES[name])
         return ok(name, "not on PATH; not needed here")
     version = _version_of(name, path)
     major = re.search(r"\d+", version)
@@ -73,7 +73,7 @@ def check_program(name: str, required: Collection[str]) -> Finding:
 
 
 def _version_of(name: str, path: str) -> str:
-    """The number in the first line that the program prints about itself."""
+    """Return the first version number that the program prints, or an empty string."""
     arguments = _VERSION_COMMANDS.get(name)
     if arguments is None:
         return ""
@@ -94,32 +94,32 @@ def _version_of(name: str, path: str) -> str:
 
 
 def check_container_engine() -> Finding:
-    """Whether containers can be run."""
+    """Check whether a container engine is running."""
     engine = find_engine()
     if engine is None:
-        return ok("containers", "neither Docker nor Podman runs; not needed")
-    return ok("containers", f"{engine.name} runs{', rootless' if engine.rootless else ''}")
+        return ok("containers", "neither Docker nor Podman is running; not needed")
+    return ok("containers", f"{engine.name} is running{' (rootless)' if engine.rootless else ''}")
 
 
 def check_ports(ports: Mapping[str, int]) -> list[Finding]:
-    """Whether the ports that `flowkit up` would take are free, or whose they are."""
+    """Check whether the ports that `flowkit up` would use are free; name the process that uses one."""
     return [_check_port(name, port) for name, port in ports.items()]
 
 
 def _check_port(name: str, port: int) -> Finding:
     if is_free(port):
         return ok(f"port {port}", f"free for {name}")
-    found = f"wanted for {name}, used by {listening_process(port)}"
-    return note(f"port {port}", found, "`flowkit up --port-base N` takes N to N+3")
+    found = f"needed for {name}, but in use by {listening_process(port)}"
+    return note(f"port {port}", found, "`flowkit up --port-base N` uses N to N+3")
 
 
 def check_cache() -> Finding:
-    """Where installed programs are, and how much they take."""
+    """Report the cache folder and its size."""
     return ok("cache", f"{cache_folder()}, {_format_size(cache_size())}")
 
 
 def check_disk() -> list[Finding]:
-    """Space where programs are installed and where temporary data are kept; one line if it is one disk."""
+    """Check the free space for programs and for temporary data; one finding if both are on one disk."""
     folders = {"programs": cache_folder(), "temporary data": Path(tempfile.gettempdir())}
     usages = {name: shutil.disk_usage(_nearest_existing(path)) for name, path in folders.items()}
     if len(set(usages.values())) == 1:
@@ -132,7 +132,7 @@ def _check_space(name: str, free: int) -> Finding:
     if free >= RECOMMENDED_FREE_BYTES:
         return ok(name, found)
     return (bad if free < MIN_FREE_BYTES else note)(
-        name, found, "make room: servers and their logs need a gigabyte"
+        name, found, "free some space: the servers and their logs need about 1 GB"
     )
 
 
@@ -141,13 +141,11 @@ def _nearest_existing(path: Path) -> Path:
 
 
 def check_open_files() -> Finding:
-    """How many files and connections a process may open."""
+    """Check how many files and connections a process may open."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY or limit >= MIN_OPEN_FILES:
-        return ok(
-            "open files", f"{'any number' if limit == resource.RLIM_INFINITY else limit} for each process"
-        )
-    return note("open files", f"{limit} for each process", f"ulimit -n {4 * MIN_OPEN_FILES}")
+        return ok("open files", f"{'unlimited' if limit == resource.RLIM_INFINITY else limit} per process")
+    return note("open files", f"{limit} per process", f"ulimit -n {4 * MIN_OPEN_FILES}")
 
 
 def _format_size(count: int) -> str:

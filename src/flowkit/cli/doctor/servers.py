@@ -1,4 +1,4 @@
-"""What `flowkit doctor` asks Temporal and MongoDB."""
+"""Checks of Temporal and MongoDB."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flowkit.adapters.mongo import words
 from flowkit.cli.doctor.findings import Finding, bad, note, ok
 from flowkit.cli.errors import flat
 from flowkit.cli.looking import missing, polled
-from flowkit.cli.servers import database, redact_password, temporal_address, temporal_client
+from flowkit.cli.servers import database, temporal_address, temporal_client, without_password
 from flowkit.errors import FlowKitError
 from flowkit.workflows.endings import SEARCH_ATTRIBUTES
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flowkit.cli.options import Where
 
 TIMEOUT_SEC = 2.5
-START_REMEDY = "`flowkit up` starts one here"
+START_REMEDY = "`flowkit up` starts one"
 
 INDEXES: dict[str, tuple[str, ...]] = {
     "tasks": ("uniq_task_id", "ix_task_status_updated", "ix_task_started"),
@@ -33,54 +33,54 @@ INDEXES: dict[str, tuple[str, ...]] = {
     "worker_registry": ("uniq_worker",),
     "worker_events": ("uniq_worker_event",),
 }
-"""What engine and worker create at their start."""
+"""Indexes that engines and workers create when they start."""
 
 
 async def check_temporal(where: Where, *, configured: bool) -> list[Finding]:
-    """Whether Temporal answers; if it does, what FlowKit needs of it. The first finding is about the answer."""
+    """Check whether Temporal responds, and what FlowKit needs of it. The first finding is the response."""
     address, namespace = temporal_address()
     try:
         async with asyncio.timeout(TIMEOUT_SEC):
             client = await temporal_client()
-            connected = ok("temporal", f"answers at {address}, namespace {namespace}")
+            connected = ok("temporal", f"responds at {address}, namespace {namespace}")
             return [connected, await _check_search_attributes(client), await _check_engine(client, where)]
     except (FlowKitError, RPCError, TimeoutError) as error:
         return [
             _unreachable(
                 "temporal",
                 configured and "TEMPORAL_ADDRESS",
-                _error_text(error, f"nothing answers at {address}"),
+                _error_text(error, f"no server responds at {address}"),
             )
         ]
 
 
 async def check_mongo(where: Where, *, configured: bool) -> list[Finding]:
-    """Whether MongoDB answers; if it does, its version and indexes. The first finding is about the answer."""
-    address = redact_password(where.mongo_url)
+    """Check whether MongoDB responds, its version and its indexes. The first finding is the response."""
+    address = without_password(where.mongo_url)
     try:
         async with asyncio.timeout(TIMEOUT_SEC), database(where) as db:
             build = await db.command("buildInfo")
-            connected = ok("mongo", f"{_version(build)} answers at {address}")
+            connected = ok("mongo", f"{_version(build)} responds at {address}")
             return [connected, await _check_indexes(db, where.database)]
     except (FlowKitError, PyMongoError, TimeoutError) as error:
         refused = isinstance(error, PyMongoError) and getattr(error, "code", None) is not None
         text = (
-            f"refuses at {address}: {words(error)}"
+            f"the server at {address} refuses the request: {words(error)}"
             if refused
-            else _error_text(error, f"nothing answers at {address}")
+            else _error_text(error, f"no server responds at {address}")
         )
         return [_unreachable("mongo", configured and "MONGO_URL", text)]
 
 
 def _error_text(error: Exception, fallback: str) -> str:
-    """What to tell of an error; one of the settings has a text of its own."""
+    """Return the text of a FlowKit error, such as a wrong setting; otherwise the fallback."""
     return flat(error) if isinstance(error, FlowKitError) and error.code != "mongo_unavailable" else fallback
 
 
 def _unreachable(name: str, variable: str | Literal[False], text: str) -> Finding:
-    """`variable` names the server that does not answer; without it that is only where one would be."""
+    """`variable` configures the server. Without it, an unreachable server is no problem."""
     if variable:
-        return bad(name, text, f"start it, or correct {variable}; without {variable} {START_REMEDY}")
+        return bad(name, text, f"start it, or correct {variable}; if {variable} is not set, {START_REMEDY}")
     return note(name, text, START_REMEDY)
 
 
@@ -89,27 +89,25 @@ async def _check_search_attributes(client: Client) -> Finding:
     try:
         registered = await client.operator_service.list_search_attributes(request)
     except RPCError as error:
-        return note(
-            "search attributes", f"Temporal does not tell them ({flat(error)})", "ask whoever runs it"
-        )
+        return note("search attributes", f"Temporal does not list them ({flat(error)})", "ask its operator")
     missing_names = [name for name in SEARCH_ATTRIBUTES if name not in registered.custom_attributes]
     if not missing_names:
         return ok("search attributes", f"{' and '.join(SEARCH_ATTRIBUTES)} are registered")
-    remedy = "an engine registers them at its start if it may; docs/operations.md has the command"
+    remedy = "an engine registers them when it starts, if permitted; docs/operations.md has the command"
     return note("search attributes", f"{' and '.join(missing_names)} not registered", remedy)
 
 
 async def _check_engine(client: Client, where: Where) -> Finding:
     queue = where.engine_queue
     if await polled(client, queue, workflows=True):
-        return ok("engine", f"one polls queue {queue}")
+        return ok("engine", f"an engine polls queue {queue}")
     hint = (await missing(client, queue, []) or [f"no engine polls queue {queue}; start one"])[0]
     found, _, remedy = hint.partition("; ")
     return note("engine", found, remedy)
 
 
 def _version(build: dict[str, Any]) -> str:
-    """The stand-in does not tell what it was made from; MongoDB does."""
+    """Return product and version. Only MongoDB itself reports a `gitVersion`."""
     is_mongodb = "gitVersion" in build
     return f"MongoDB {build['version']}" if is_mongodb else f"a stand-in for MongoDB {build['version']}"
 
@@ -120,6 +118,6 @@ async def _check_indexes(db: Any, name: str) -> Finding:
         existing |= set(await db[collection].index_information())
     missing_names = [index for indexes in INDEXES.values() for index in indexes if index not in existing]
     if not missing_names:
-        return ok("indexes", f"all of database {name} are there")
+        return ok("indexes", f"database {name} has all indexes")
     found = f"database {name} lacks {', '.join(missing_names)}"
-    return note("indexes", found, "engine and worker create them at their start")
+    return note("indexes", found, "engines and workers create them when they start")

@@ -1,4 +1,4 @@
-"""New projects: their names, their files, and the folder that holds them."""
+"""New projects: validate the name, render the templates, write the folder."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 _NAME_PATTERN = re.compile(r"[a-z](?:[a-z0-9_-]*[a-z0-9])?", re.ASCII | re.IGNORECASE)
-_NAME_RULE = "use letters, digits, '-' and '_', a letter first and a letter or digit last"
+_NAME_RULE = "use letters, digits, '-' and '_'; start with a letter and end with a letter or digit"
 _PROJECT_FOLDERS = {"tests", "deploy", "wheels"}
 _SUFFIX = ".tmpl"
 
 
 class _Template(Template):
-    """Shell, make and compose have a use for `$`."""
+    """A template with `@@name` placeholders, because shell, make and Compose use `$`."""
 
     delimiter = "@@"
 
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A project by its name."""
+    """A new project."""
 
     name: str
 
     @property
     def package(self) -> str:
-        """Its Python package."""
+        """Name of its Python package."""
         return self.name.replace("-", "_")
 
     @property
     def image(self) -> str:
-        """Its container image, and its name for compose: lower case, no two separators in a row."""
+        """Name of its container image and Compose project: lower case, without repeated separators."""
         return re.sub(r"[-_]+", "-", self.name.lower())
 
     def files(self) -> dict[PurePosixPath, str]:
-        """The text of every file by its path in the project."""
+        """Return the text of each file by its path in the project."""
         values = {
             "name": self.name,
             "package": self.package,
@@ -63,7 +63,7 @@ class Project:
         }
 
     def _target_path(self, path: PurePosixPath) -> PurePosixPath:
-        """Names in the wheel say what build tools and linters would otherwise take for their own."""
+        """Return the path in the project. Templates have other names, so that other tools ignore them."""
         parts = [self.package if part == "PACKAGE" else part for part in path.parts]
         parts[-1] = parts[-1].removesuffix(_SUFFIX)
         if parts[-1].startswith("dot-"):
@@ -81,53 +81,53 @@ def _templates(folder: Traversable, prefix: PurePosixPath) -> Iterator[tuple[Pur
 
 
 def new_project(name: str) -> Project:
-    """The project of that name. ConfigError says what is wrong with it."""
+    """Return the project with that name. Raises ConfigError if the name is not valid."""
     if problem := _name_problem(name):
-        raise remedied(ConfigError(f"NAME {name!r} cannot be a project's name: {problem}"), _NAME_RULE)
+        raise remedied(ConfigError(f"NAME {name!r} is not a valid project name: {problem}"), _NAME_RULE)
     project = Project(name)
     if conflict := _name_conflict(project.package):
-        problem = f"NAME {name!r} makes the Python package {project.package!r}, which is {conflict}"
+        problem = f"NAME {name!r} gives the Python package {project.package!r}, which is {conflict}"
         raise remedied(ConfigError(problem), "choose another name")
     return project
 
 
 def _name_problem(name: str) -> str:
-    """What keeps `name` from being one; empty when nothing does."""
+    """Return what is wrong with the name, or an empty string."""
     if _NAME_PATTERN.fullmatch(name):
         return ""
     if not name:
         return "it is empty"
     invalid = dict.fromkeys(repr(each) for each in name if not re.fullmatch(r"[A-Za-z0-9_-]", each))
     if invalid:
-        return f"it holds {', '.join(invalid)}"
+        return f"it contains {', '.join(invalid)}"
     if not name[0].isalpha():
-        return f"it begins with {name[0]!r}"
+        return f"it starts with {name[0]!r}"
     return f"it ends with {name[-1]!r}"
 
 
 def _name_conflict(package: str) -> str:
-    """What a package of this name would be mistaken for; empty when nothing."""
+    """Return what already has this name, or an empty string."""
     if keyword.iskeyword(package):
-        return "a word of the language"
+        return "a Python keyword"
     if package.lower() in _PROJECT_FOLDERS:
-        return "a folder of every new project"
+        return "another folder of the project"
     if package in sys.stdlib_module_names:
-        return "a module of Python itself"
+        return "a module of the standard library"
     found = util.find_spec(package)
-    return "installed here already" if found is not None and found.origin else ""
+    return "an installed package" if found is not None and found.origin else ""
 
 
 def write_project(project: Project, folder: Path) -> list[PurePosixPath]:
-    """Write the project into `folder`, which must be empty or absent; all of it or nothing. Answers its files.
+    """Write the project into `folder`, which must be empty or not exist, and return its files.
 
-    ConfigError says what is wrong with the folder.
+    Writes all files or none. Raises ConfigError if the folder cannot be used.
     """
     try:
         _check_empty(folder)
         return _write(project.files(), folder)
     except OSError as error:
-        problem = ConfigError(f"folder {str(folder)!r} cannot be written: {_error_text(error)}")
-        raise remedied(problem, "name another one with --dir") from error
+        problem = ConfigError(f"cannot write to folder {str(folder)!r}: {_error_text(error)}")
+        raise remedied(problem, "choose another folder with --dir") from error
 
 
 def _error_text(error: OSError) -> str:
@@ -137,14 +137,14 @@ def _error_text(error: OSError) -> str:
 
 def _check_empty(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise remedied(ConfigError(f"{str(folder)!r} is a file"), "name a folder with --dir")
+        raise remedied(ConfigError(f"{str(folder)!r} is a file"), "choose a folder with --dir")
     if folder.is_dir() and any(folder.iterdir()):
-        problem = ConfigError(f"folder {str(folder)!r} is not empty, and nothing was written")
+        problem = ConfigError(f"folder {str(folder)!r} is not empty, so nothing was written")
         raise remedied(problem, "choose another name, or another folder with --dir")
 
 
 def _write(files: dict[PurePosixPath, str], folder: Path) -> list[PurePosixPath]:
-    """Beside the place first, on the same disk; then one move, or one for each entry of a folder that is there."""
+    """Write to a temporary folder on the same disk, then rename it, or its entries if `folder` exists."""
     exists = folder.is_dir()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".flowkit-init-", dir=folder if exists else folder.parent) as temporary:

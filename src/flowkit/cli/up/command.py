@@ -1,4 +1,4 @@
-"""`flowkit up`: servers, an engine and workers in one terminal. What it needs is imported when it runs."""
+"""The command `flowkit up`. It imports what it needs when it runs, so that other commands start fast."""
 
 import os
 from collections.abc import Collection
@@ -17,32 +17,35 @@ def up(
     handlers: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Handlers for workers, as module:CLASS or module:object; without them no worker."
+            help="Handlers for the workers, as module:CLASS or module:object. None: no worker starts."
         ),
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Start only these of temporal, mongo, engine, worker; with commas, or repeated."),
+        typer.Option(
+            help="Start only these: temporal, mongo, engine, worker. Separate with commas, or repeat."
+        ),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Folder for data and logs, which stay; without it a temporary one.")
+        Path | None, typer.Option(help="Folder that keeps data and logs. Without it, a temporary folder.")
     ] = None,
     port_base: PortBase = None,
     functions: Annotated[
         list[str] | None, typer.Option("--function", help="Coordinator function, as NAME=module:function.")
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.  [default: 1]")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of worker processes.  [default: 1]")
+    ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Attempts of each role at once, in each worker.  [default: 1]")
+        int | None,
+        typer.Option(min=1, help="Concurrent attempts for each role, in each worker.  [default: 1]"),
     ] = None,
     queue: Queue = None,
     database: MongoDatabase = DEFAULT_DATABASE,
-    install: Annotated[
-        bool, typer.Option("--install", help="Install what the servers need, and start nothing.")
-    ] = False,
+    install: Annotated[bool, typer.Option("--install", help="Install the servers and exit.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Run Temporal with its Web UI, MongoDB, an engine and workers here, until Ctrl-C. For development."""
+    """Run Temporal with its Web UI, MongoDB, an engine and workers until Ctrl-C. For development."""
     log_warnings(verbose)
     from flowkit.cli.loading import check_names
     from flowkit.cli.up.plan import Part, UpOptions, make_plan, parse_parts
@@ -69,7 +72,7 @@ def up(
 
 
 def _targets(functions: list[str]) -> list[str]:
-    """What the functions are, without their names; a wrong one is told by the engine itself."""
+    """Return the part after `NAME=` of each function. The engine reports a function that has no name."""
     return [target for _, separator, target in (text.partition("=") for text in functions) if separator]
 
 

@@ -1,4 +1,4 @@
-"""The environment in which other programs find what `flowkit up` runs, and the `export` lines for it."""
+"""The environment variables with which other programs reach the servers of `flowkit up`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DEFAULTS = {
 
 
 def make_exports(plan: Plan, temporal_address: str | None, mongo_url: str | None) -> dict[str, str]:
-    """The environment in which other programs find what runs: servers, queue and database."""
+    """Return the variables that name servers, task queue and database."""
     exports: dict[str, str | None] = {
         "TEMPORAL_ADDRESS": temporal_address if plan.uses_temporal else None,
         "MONGO_URL": mongo_url if plan.uses_mongo else None,
@@ -36,7 +36,7 @@ def make_exports(plan: Plan, temporal_address: str | None, mongo_url: str | None
 
 
 def script_exports(environment: Mapping[str, str], exports: Mapping[str, str]) -> list[str]:
-    """The `export` lines for scripts: the servers always, all else that is not what they would assume."""
+    """Return the `export` lines for scripts: always the servers, and other variables that are not default."""
     return [
         f"export {name}={shlex.quote(value)}"
         for name, value in exports.items()
@@ -45,7 +45,7 @@ def script_exports(environment: Mapping[str, str], exports: Mapping[str, str]) -
 
 
 def terminal_exports(environment: Mapping[str, str], exports: Mapping[str, str]) -> list[str]:
-    """The `export` lines that another terminal like this one needs: none while everything is where it is assumed."""
+    """Return the `export` lines that another terminal needs: only variables that are not default there."""
     changed = {
         name: value
         for name, value in exports.items()

@@ -1,4 +1,4 @@
-"""Showing what `flowkit up` has started, until a signal comes or one of its processes ends by itself."""
+"""Showing the processes of `flowkit up` until a signal arrives or a process exits unexpectedly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MonitoredRow = tuple[ProcessRow, "ServerProcess | None"]
 
 
 def monitor(plan: Plan, processes: Processes, folder: Path) -> None:
-    """Show it until SIGINT or SIGTERM. ServerEnded when one of the processes ends by itself."""
+    """Show the processes until SIGINT or SIGTERM. Raises ServerEnded if a process exits unexpectedly."""
     info = UpInfo(
         folder=str(folder),
         kept=plan.options.data is not None,
@@ -70,7 +70,7 @@ async def _refresh_until_signal(
 
 
 def create_rows(plan: Plan, processes: Processes) -> list[MonitoredRow]:
-    """What is to be shown, and the processes behind it."""
+    """Return a row for each server and process, with the local process behind it, if any."""
     rows: list[MonitoredRow] = []
     if plan.uses_temporal:
         rows.append(_server_row("temporal", temporal_address()[0], processes.temporal))
@@ -82,10 +82,10 @@ def create_rows(plan: Plan, processes: Processes) -> list[MonitoredRow]:
 
 
 def _summary(process: FlowkitProcess) -> str:
-    """What it says it does, without the word for itself."""
+    """Return what the process runs, without its leading `engine` or `worker`."""
     return process.summary.partition(" ")[2]
 
 
 def _server_row(name: str, address: str, server: LocalServer | None) -> MonitoredRow:
-    detail = f"{server.program.source}: {server.program.description}" if server else "not started here"
+    detail = f"{server.program.source}: {server.program.description}" if server else "external server"
     return ProcessRow(name=name, address=address, detail=detail), server

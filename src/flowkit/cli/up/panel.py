@@ -1,4 +1,4 @@
-"""How `flowkit up` looks: a panel that stays in its place, or a line for every change."""
+"""The display of `flowkit up`: a live panel on a terminal, or one line for each change."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ _MIN_TASKS, _MAX_TASKS = 3, 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpInfo:
-    """What does not change while it runs."""
+    """Facts that do not change while `flowkit up` runs."""
 
     folder: str
     kept: bool
-    """Whether the folder stays when `flowkit up` ends."""
+    """Whether the folder remains when `flowkit up` exits."""
     runs_tasks: bool
     runs_workers: bool = True
     exports: tuple[str, ...] = ()
-    """What another terminal needs first."""
+    """`export` lines that another terminal needs first."""
 
 
 class Screen(Protocol):
-    """Shows how things are."""
+    """Displays the current state."""
 
     def show(self, snapshot: Snapshot) -> None:
-        """Bring what is shown up to date."""
+        """Update the display."""
 
 
 @contextmanager
 def screen(console: Console, notes: Console, info: UpInfo) -> Iterator[Screen]:
-    """A live panel on a terminal that can move its cursor; elsewhere plain lines, on `notes`."""
+    """Yield a live panel if the terminal can move its cursor; otherwise plain lines on `notes`."""
     if not console.is_terminal or console.is_dumb_terminal:
         yield Lines(notes, info)
         return
@@ -56,7 +56,7 @@ def screen(console: Console, notes: Console, info: UpInfo) -> Iterator[Screen]:
 
 
 class LivePanel:
-    """A panel that stays in its place."""
+    """A panel that updates in place."""
 
     def __init__(self, live: Live, info: UpInfo) -> None:
         self._live = live
@@ -64,14 +64,14 @@ class LivePanel:
         self._since = time.monotonic()
 
     def show(self, snapshot: Snapshot) -> None:
-        """Draw it anew."""
+        """Redraw the panel."""
         parts = render_panel(snapshot, self._info, self._live.console.height, time.monotonic() - self._since)
-        # The empty line takes the `^C` of a terminal, which would break a full line and so move the panel.
+        # The terminal prints `^C` on the empty line. On a full line, it would wrap and move the panel.
         self._live.update(Group(*parts, ""), refresh=True)
 
 
 class Lines:
-    """One line whenever something changes."""
+    """Prints one line for each change."""
 
     def __init__(self, console: Console, info: UpInfo) -> None:
         self._console = console
@@ -81,11 +81,11 @@ class Lines:
             self._print(line)
 
     def show(self, snapshot: Snapshot) -> None:
-        """Print what has changed. What is there at the first look is not told as a change."""
+        """Print the changes since the last call. The first call prints no tasks."""
         for row in snapshot.rows:
             if self._states.setdefault(row.name, RUNNING) != row.state:
                 self._states[row.name] = row.state
-                self._print(f"{row.name} {row.state}")
+                self._print(f"{row.name}: {row.state}")
         if snapshot.tasks is not None:
             self._show_tasks(snapshot.tasks)
 
@@ -94,31 +94,31 @@ class Lines:
         known, self._tasks = self._tasks, {**(self._tasks or {}), **now}
         for task_id, status in now.items():
             if known is not None and known.get(task_id) != status:
-                self._print(f"task {task_id} {status}")
+                self._print(f"task {task_id}: {status}")
 
     def _print(self, text: str) -> None:
         self._console.print(text)
 
 
 def header_lines(info: UpInfo) -> list[str]:
-    """What a log shows first. The `export` lines stand on stdout, before this."""
+    """Return the first lines of a log. The `export` lines are on stdout."""
     return [f"{name}: {text}" for name, text in _info_rows(info, "the lines on stdout")]
 
 
 def render_panel(snapshot: Snapshot, info: UpInfo, height: int, seconds: float) -> list[RenderableType]:
-    """Everything, from top to bottom, in `height` lines if that can be."""
+    """Return the parts of the panel from top to bottom, in `height` lines if possible."""
     info_rows = _info_rows(info, "these lines")
     other_lines = len(snapshot.rows) + len(info_rows) + len(info.exports) + 10
     rows = min(_MAX_TASKS, max(_MIN_TASKS, height - other_lines))
     parts: list[RenderableType] = [
-        _processes(snapshot.rows, f"FlowKit is up for {_format_duration(seconds)}"),
+        _processes(snapshot.rows, f"FlowKit has been up for {_format_duration(seconds)}"),
         "",
     ]
     if info.runs_tasks:
         parts += [*_tasks(snapshot.tasks, rows), ""]
     parts += [Text.assemble((f"{name:<6}", "bold"), text) for name, text in info_rows]
     parts += [Text(f"      {line}") for line in info.exports]
-    parts.append(Text("Ctrl-C stops it all", style="dim"))
+    parts.append(Text("Press Ctrl-C to stop everything", style="dim"))
     return parts
 
 
@@ -144,13 +144,13 @@ def _processes(rows: tuple[ProcessRow, ...], title: str) -> RenderableType:
 
 def _tasks(tasks: TaskOverview | None, rows: int) -> list[RenderableType]:
     if tasks is None:
-        return [Text("tasks: MongoDB does not answer", style="red")]
+        return [Text("tasks: MongoDB is not responding", style="red")]
     title = Text(tasks_summary(tasks))
     return [title, tasks_table(list(tasks.newest[:rows]), wide=True)] if tasks.newest else [title]
 
 
 def tasks_summary(tasks: TaskOverview) -> str:
-    """How many tasks there are that have not ended."""
+    """Return how many tasks are open, by status."""
     if not tasks.newest:
         return "no tasks yet"
     each = ", ".join(f"{count} {status}" for status, count in sorted(tasks.open.items()))
@@ -159,13 +159,13 @@ def tasks_summary(tasks: TaskOverview) -> str:
 
 
 def _info_rows(info: UpInfo, lines: str) -> list[tuple[str, str]]:
-    """`lines` names the lines that another terminal needs first."""
-    kept = "kept" if info.kept else "temporary, removed at the end; --data DIR keeps it"
+    """Return name and text of each fact; `lines` says where the `export` lines are."""
+    kept = "kept" if info.kept else "temporary, removed on exit; use --data DIR to keep it"
     info_rows = [("logs", f"{info.folder}/*.log"), ("data", f"{info.folder} ({kept})")]
     if info.runs_tasks:
-        suffix = f", in another terminal after {lines}" if info.exports else ""
+        suffix = f" (in another terminal, after {lines})" if info.exports else ""
         prefix = "" if info.runs_workers else "flowkit worker module:CLASS …, then "
         info_rows.append(("next", f"{prefix}flowkit run graph.json --watch{suffix}"))
     elif info.exports:
-        info_rows.append(("next", f"other programs find it after {lines}"))
+        info_rows.append(("next", f"run {lines} to connect other programs"))
     return info_rows

@@ -1,4 +1,4 @@
-"""What `flowkit up` is asked to start, and with which addresses: decided before anything is started."""
+"""The plan of `flowkit up`: which parts to start, and on which ports. Made before anything starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Part(StrEnum):
-    """What `flowkit up` can start."""
+    """A part that `flowkit up` can start."""
 
     TEMPORAL = "temporal"
     MONGO = "mongo"
@@ -33,11 +33,11 @@ class Ports:
     ui: int = 8233
     mongo: int = 27017
     temporal_http: int | None = None
-    """A free one if None."""
+    """None for any free port."""
 
     @classmethod
     def from_base(cls, base: int | None) -> Ports:
-        """The usual ones, or four in a row from `base`."""
+        """Return the default ports, or four consecutive ports from `base`."""
         if base is None:
             return cls()
         return cls(temporal=base, ui=base + 1, mongo=base + 2, temporal_http=base + 3)
@@ -45,7 +45,7 @@ class Ports:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpOptions:
-    """The command line of `flowkit up`."""
+    """The options of `flowkit up`."""
 
     handlers: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
@@ -61,22 +61,22 @@ class UpOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What is to be started, and where the servers are that others run."""
+    """What to start, and which servers to use."""
 
     options: UpOptions
     parts: frozenset[Part]
     ports: Ports
     starts_temporal: bool
-    """Whether a Temporal server is to be started; otherwise `TEMPORAL_*` says where one is."""
+    """Whether to start a Temporal server; otherwise the one of `TEMPORAL_*` is used."""
     starts_mongo: bool
     uses_temporal: bool
-    """Whether anything is to do with Temporal at all."""
+    """Whether a part is Temporal or needs it."""
     uses_mongo: bool
 
 
-def parse_parts(names: Sequence[str]) -> frozenset[Part]:
-    """The parts that `--only` names, with commas or one by one. ConfigError names the choices."""
-    names = [name.strip() for text in names for name in text.split(",") if name.strip()]
+def parse_parts(only: Sequence[str]) -> frozenset[Part]:
+    """Return the parts that `--only` names. Raises ConfigError for an unknown part."""
+    names = [name.strip() for text in only for name in text.split(",") if name.strip()]
     known = [part.value for part in Part]
     for name in names:
         if name not in known:
@@ -85,7 +85,7 @@ def parse_parts(names: Sequence[str]) -> frozenset[Part]:
 
 
 def make_plan(options: UpOptions, environment: Mapping[str, str]) -> Plan:
-    """What to start. ConfigError when options contradict each other."""
+    """Return what to start. Raises ConfigError if options contradict each other."""
     parts = parse_parts(options.only) or frozenset(Part) - ({Part.WORKER} if not options.handlers else set())
     _check_options(options, parts)
     runs_tasks = not parts.isdisjoint({Part.ENGINE, Part.WORKER})
@@ -102,21 +102,21 @@ def make_plan(options: UpOptions, environment: Mapping[str, str]) -> Plan:
 
 def _check_options(options: UpOptions, parts: frozenset[Part]) -> None:
     if Part.WORKER in parts and not options.handlers:
-        problem = ConfigError("a worker needs handlers, and none are named")
+        problem = ConfigError("a worker needs handlers, but none are given")
         raise remedied(
             problem, "name them as module:CLASS, for example flowkit up mypackage.handlers:MyHandler"
         )
     for name, value, part in (
-        ("handlers are named", options.handlers, Part.WORKER),
+        ("handlers are given", options.handlers, Part.WORKER),
         ("--workers is given", options.workers, Part.WORKER),
         ("--concurrency is given", options.concurrency, Part.WORKER),
         ("--function is given", options.functions, Part.ENGINE),
     ):
         if value and part not in parts:
-            raise remedied(ConfigError(f"{name}, but no {part} is to be started"), _remedy(part, options))
+            raise remedied(ConfigError(f"{name}, but this command starts no {part}"), _remedy(part, options))
 
 
 def _remedy(part: Part, options: UpOptions) -> str:
     if part is Part.WORKER and not options.only:
-        return "name its handlers as module:CLASS"
-    return f"add --only {part}, or leave --only out"
+        return "name the handlers of a worker as module:CLASS"
+    return f"add {part} to --only, or omit --only"

@@ -1,4 +1,4 @@
-"""What one `flowkit up` starts: servers, an engine and workers."""
+"""The processes of one `flowkit up`: servers, an engine and workers."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Processes:
-    """What one `flowkit up` starts."""
+    """The processes that one `flowkit up` starts."""
 
     temporal: TemporalServer | None
     mongo: MongoServer | None
     exports: Mapping[str, str]
-    """The environment in which other programs find them."""
+    """Environment variables with which other programs reach them."""
     engine: FlowkitProcess | None = None
     workers: list[FlowkitProcess] = field(default_factory=list)
 
     @property
     def servers(self) -> list[LocalServer]:
-        """Those that all else needs."""
+        """The servers, which all other processes need."""
         return [server for server in (self.temporal, self.mongo) if server is not None]
 
     @property
     def flowkit(self) -> list[FlowkitProcess]:
-        """FlowKit's own."""
+        """The engine and the workers."""
         return [*([self.engine] if self.engine else []), *self.workers]
 
     @property
     def all(self) -> list[ServerProcess]:
-        """All, in the order of their start."""
+        """All processes, in start order."""
         return [*self.servers, *self.flowkit]
 
 
 def create_processes(plan: Plan, folder: Path) -> Processes:
-    """What is to be started, with data and logs in a folder; nothing is started yet."""
+    """Create the processes of a plan, with data and logs in a folder. Starts nothing."""
     ports, options = plan.ports, plan.options
     temporal = mongo = None
     if plan.starts_temporal:

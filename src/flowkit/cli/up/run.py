@@ -1,4 +1,4 @@
-"""`flowkit up` at work: starts and stops what the plan says. What shows it is imported once that runs."""
+"""Running `flowkit up`: start the processes of the plan, show them, stop them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,19 @@ if TYPE_CHECKING:
 
 
 def run(plan: Plan) -> None:
-    """Start everything, show it until a signal, stop it. A DevServerError tells what did not start, or has ended."""
+    """Start all processes, show them until a signal arrives, and stop them.
+
+    Raises a DevServerError if a process does not start or exits unexpectedly.
+    """
     _interrupt_on_sigterm()
     try:
         with data_folder(plan.options.data) as folder:
             _run_in(plan, folder)
     except KeyboardInterrupt:
-        output.note("interrupted before everything ran; what was started is stopped")
+        output.note("interrupted during startup; all started processes are stopped")
         raise
     outcome = f"kept in {folder}" if plan.options.data else "removed"
-    output.note(f"all stopped; data and logs were {outcome}")
+    output.note(f"all processes stopped; data and logs {outcome}")
 
 
 def _run_in(plan: Plan, folder: Path) -> None:
@@ -57,17 +60,19 @@ def _interrupt_on_sigterm() -> None:
 def _start(processes: Processes) -> None:
     start_time = time.monotonic()
     for server in processes.servers:
-        server.program.install()  # one after the other, because each shows its progress
+        server.program.install()  # in sequence, because each shows its progress
 
     def report_started(process: ServerProcess) -> None:
-        output.note(f"{process.name} runs after {time.monotonic() - start_time:.1f} s; log: {process.log}")
+        output.note(
+            f"{process.name} is ready after {time.monotonic() - start_time:.1f} s; log: {process.log}"
+        )
 
     start_all(processes.servers, report_started)
     start_all(processes.flowkit, report_started)
 
 
 def _print_exports(processes: Processes) -> None:
-    """Tell the addresses to a program that reads our output; a person sees them on the panel."""
+    """Print the addresses for a program that reads stdout; on a terminal, the panel shows them."""
     if not output.console().is_terminal:
         for line in script_exports(os.environ, processes.exports):
             output.say(line)
@@ -75,7 +80,7 @@ def _print_exports(processes: Processes) -> None:
 
 
 def _monitor(plan: Plan, processes: Processes, folder: Path) -> None:
-    from flowkit.cli.up.monitor import monitor
+    from flowkit.cli.up.monitor import monitor  # imported late, so that the servers start sooner
 
     monitor(plan, processes, folder)
 
@@ -92,6 +97,6 @@ def _stop(processes: Processes) -> None:
 
 
 def _exit_immediately(*_: object) -> NoReturn:
-    """A second signal: nobody waits for the processes any more, each of which is told by the end of a pipe."""
-    output.note("interrupted again; what still runs ends by itself within 15 seconds")
+    """Exit on a second signal. This closes the pipes to the supervisors, which then stop the processes."""
+    output.note("interrupted again; remaining processes exit within 15 seconds")
     os._exit(Exit.INTERRUPTED)

@@ -1,4 +1,4 @@
-"""What `flowkit up` shows while it runs: the health of what it uses, and the newest tasks."""
+"""The state that `flowkit up` shows: the health of servers and processes, and the newest tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.service import RPCError
 
-from flowkit.cli.servers import redact_password
+from flowkit.cli.servers import without_password
 from flowkit.client import TaskCatalog
 from flowkit.connection import TemporalUnavailable, connect
 from flowkit.errors import FlowKitError
@@ -27,40 +27,40 @@ if TYPE_CHECKING:
 MAX_TASKS = 20
 TIMEOUT_SEC = 3.0
 
-RUNNING, UNRESPONSIVE, EXITED = "runs", "does not answer", "has ended"
+RUNNING, UNRESPONSIVE, EXITED = "running", "not responding", "exited"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessRow:
-    """One process or server, as people see it."""
+    """One process or server, for display."""
 
     name: str
     state: str = RUNNING
     address: str = ""
     detail: str = ""
-    """Where its program comes from, or what it does."""
+    """Where its program comes from, or what it runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskOverview:
-    """The tasks there are."""
+    """Counts of open tasks, and the newest tasks."""
 
     open: dict[str, int]
-    """How many have which status, of those that have not ended."""
+    """Number of open tasks by status."""
     newest: tuple[TaskSummary, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """All that is shown, at one moment."""
+    """The state at one moment."""
 
     rows: tuple[ProcessRow, ...]
     tasks: TaskOverview | None = None
-    """None while MongoDB does not answer, or is not used."""
+    """None while MongoDB does not respond, or if no part uses it."""
 
 
 class StatusPoller:
-    """Looks again and again at what one `flowkit up` uses."""
+    """Polls the servers and processes of one `flowkit up`."""
 
     def __init__(self, rows: Sequence[tuple[ProcessRow, ServerProcess | None]], db: Any) -> None:
         self._rows = rows
@@ -68,7 +68,7 @@ class StatusPoller:
         self._client: Client | None = None
 
     async def poll(self) -> Snapshot:
-        """Where everything is now."""
+        """Return the current state."""
         temporal, tasks = await asyncio.gather(self._temporal_responds(), self._tasks())
         responds = {"temporal": temporal, "mongo": tasks is not None}
         rows = [_with_state(row, process, responds.get(row.name, True)) for row, process in self._rows]
@@ -102,4 +102,4 @@ class StatusPoller:
 def _with_state(row: ProcessRow, process: ServerProcess | None, responds: bool) -> ProcessRow:
     exited = process is not None and not process.running
     state = EXITED if exited else RUNNING if responds else UNRESPONSIVE
-    return ProcessRow(name=row.name, state=state, address=redact_password(row.address), detail=row.detail)
+    return ProcessRow(name=row.name, state=state, address=without_password(row.address), detail=row.detail)

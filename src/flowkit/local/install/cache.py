@@ -1,4 +1,4 @@
-"""Things that are installed once per user: where they are, and how they get there whole."""
+"""The cache of installed programs: one per user, and each entry is complete or absent."""
 
 import hashlib
 import os
@@ -14,25 +14,25 @@ from flowkit.local.install.progress import report_progress
 
 
 def cache_folder() -> Path:
-    """The folder that holds all installed things: `FLOWKIT_CACHE`, or else the user's cache folder."""
+    """Return the folder of installed programs: `FLOWKIT_CACHE`, or else a folder in the user's cache."""
     configured = os.environ.get("FLOWKIT_CACHE")
     return Path(configured).expanduser().resolve() if configured else user_cache_path("flowkit")
 
 
 def fingerprint(recipe: str) -> str:
-    """A short text for a version: it changes with the recipe, so that a changed one is installed anew."""
+    """Return a short hash of a build recipe. In a version, it makes a changed recipe install again."""
     return hashlib.sha256(recipe.encode()).hexdigest()[:12]
 
 
 def install_once(name: str, version: str, build: Callable[[Path], None]) -> Path:
-    """The folder of `name` at `version`, filled by `build(empty_folder)` unless it already exists.
+    """Return the folder of `name` at `version`; `build(empty_folder)` fills it if it does not exist.
 
-    Of several callers at once, in whatever processes, one builds and the others wait for it. The folder exists
-    under its final name only if `build` returned, so an interrupted install is simply done again.
+    If several processes call at the same time, one builds and the others wait. The folder gets its final
+    name only after `build` has returned, so an interrupted installation starts again from the beginning.
     """
     folder = cache_folder() / name / version
     if not folder.is_dir():
-        what = f"{name} cannot be installed"
+        what = f"cannot install {name}"
         try:
             with translate_write_errors(cache_folder(), what=what):
                 _install(folder, build)
@@ -42,13 +42,13 @@ def install_once(name: str, version: str, build: Callable[[Path], None]) -> Path
 
 
 def find_installed(name: str, version: str) -> Path | None:
-    """The folder of `name` at `version`, if it has been installed."""
+    """Return the folder of `name` at `version` if it is installed."""
     folder = cache_folder() / name / version
     return folder if folder.is_dir() else None
 
 
 def cache_size() -> int:
-    """How much the cache folder holds."""
+    """Return the size of the cache in bytes."""
     files = (path for path in cache_folder().rglob("*") if path.is_file() and not path.is_symlink())
     return sum(path.stat().st_size for path in files)
 

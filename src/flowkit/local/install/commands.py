@@ -1,4 +1,4 @@
-"""Other programs that installing needs: go, mvn, javac, docker."""
+"""Running the programs that installations need: go, mvn, javac, docker."""
 
 import shutil
 import subprocess
@@ -18,7 +18,7 @@ from flowkit.local.supervisor import supervised
 
 
 def require_program(name: str, *, remedy: str) -> str:
-    """The path of a program on PATH; without it, a ProgramMissing that tells the remedy."""
+    """Return the path of a program on PATH. Raises ProgramMissing with the remedy if it is missing."""
     found = shutil.which(name)
     if found is None:
         raise ProgramMissing(name, remedy=remedy)
@@ -26,8 +26,11 @@ def require_program(name: str, *, remedy: str) -> str:
 
 
 def run_command(command: Sequence[str], *, folder: Path, env: Mapping[str, str] | None = None) -> None:
-    """Run a command in a folder, silently; it ends with this process. If it fails, an InstallFailed tells why."""
-    # The open pipe is what keeps the guard, and so the command, going; Ctrl-C reaches them through it.
+    """Run a command in a folder without output; it stops if this process exits.
+
+    Raises InstallFailed if the command fails, or DiskFull if the disk is full.
+    """
+    # The supervisor stops the command when this pipe closes, for example on Ctrl-C.
     with subprocess.Popen(
         supervised(command),
         cwd=folder,
@@ -49,10 +52,10 @@ def run_command(command: Sequence[str], *, folder: Path, env: Mapping[str, str] 
 def _failure(command: Sequence[str], code: int, output: str, folder: Path) -> DevServerError:
     name = Path(command[0]).name
     if mentions_full_disk(output):
-        return DiskFull(what=f"`{name}`", folder=folder)
+        return DiskFull(what=f"`{name}` failed", folder=folder)
     if mentions_no_network(output):
         line = relevant_line(output)
         return NoNetwork(
-            f"`{name}` cannot reach what it needs ({line}); connect to a network, or set its proxy"
+            f"`{name}` cannot reach the network ({line}); check the connection, or configure its proxy"
         )
     return InstallFailed(f"`{' '.join(command)}` failed with code {code}:", log_lines=log_tail(output))

@@ -1,4 +1,4 @@
-"""What the output of another program tells about why it failed."""
+"""Finding the cause of a failure in the output of another program."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _NO_NETWORK = re.compile(
 
 
 def mentions_full_disk(output: str) -> bool:
-    """Whether a program failed because nothing more could be written."""
+    """Whether the output reports a full disk."""
     return _DISK_FULL.search(output) is not None
 
 
 def mentions_no_network(output: str) -> bool:
-    """Whether a program failed because a server far away did not answer."""
+    """Whether the output reports an unreachable host or a lost connection."""
     return _NO_NETWORK.search(output) is not None
 
 
 def relevant_line(output: str) -> str:
-    """The line that tells it, else the last one; of a long one the end, which holds the cause."""
+    """Return the line that names the cause, or else the last line; only the end of a long line."""
     plain = _COLOURS.sub("", output)
     lines = [
         " ".join(line.split()).removesuffix(" -> [Help 1]") for line in plain.splitlines() if line.strip()

@@ -1,4 +1,4 @@
-"""Files from the network, each pinned by its hash."""
+"""Downloading files, each pinned by its hash."""
 
 import hashlib
 import http.client
@@ -15,7 +15,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def fetch(url: str, file: Path, *, sha256: str) -> None:
-    """Download a file. NoNetwork names the host that does not answer, WrongHash both hashes; no file is left then."""
+    """Download a file. Raises NoNetwork or WrongHash, and leaves no file then."""
     try:
         response_context = urllib.request.build_opener().open(url, timeout=TIMEOUT_SECONDS)
         with response_context as response, file.open("wb") as target:
@@ -25,16 +25,16 @@ def fetch(url: str, file: Path, *, sha256: str) -> None:
         reason = getattr(error, "reason", None) or error
         host = urllib.parse.urlsplit(url).hostname
         raise NoNetwork(
-            f"{host} cannot be reached ({reason}); connect to a network, or set HTTPS_PROXY"
+            f"cannot reach {host} ({reason}); check the connection, or set HTTPS_PROXY"
         ) from error
     if found != sha256:
         file.unlink()
-        remedy = f"whoever answers for {url} serves another file: do not use it"
+        remedy = f"{url} returned a different file, so do not use it"
         raise WrongHash(file=file.name, expected=sha256, found=found, remedy=remedy)
 
 
 def _copy_and_hash(response: IO[bytes], target: IO[bytes]) -> str:
-    """Copy, and answer the hash of what was copied."""
+    """Copy the response and return the SHA-256 of its content."""
     digest = hashlib.sha256()
     while chunk := response.read(CHUNK_BYTES):
         digest.update(chunk)
@@ -43,14 +43,14 @@ def _copy_and_hash(response: IO[bytes], target: IO[bytes]) -> str:
 
 
 def verify_hashes(folder: Path, expected: dict[str, str], *, remedy: str) -> None:
-    """WrongHash for the first file whose hash is not the expected one; a file too many or too few has none."""
+    """Raise WrongHash for the first jar that is missing, unexpected or has another hash."""
     found = {path.name: _sha256_of(path) for path in folder.glob("*.jar")}
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
             raise WrongHash(
                 file=name,
-                expected=expected.get(name, "none, for it is not expected"),
-                found=found.get(name, "none, for it is not there"),
+                expected=expected.get(name, "none (the file is not expected)"),
+                found=found.get(name, "none (the file is missing)"),
                 remedy=remedy,
             )
 

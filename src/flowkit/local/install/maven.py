@@ -9,10 +9,10 @@ from flowkit.local.install.download import verify_hashes
 
 REMEDY = "install a JDK 17 or newer and Maven"
 WRONG_HASH_REMEDY = (
-    "delete it in Maven's repository (~/.m2/repository) and try again; if that changes nothing, the repository that "
-    "your Maven uses serves another file than Maven Central"
+    "delete it from Maven's local repository (~/.m2/repository) and try again; if that does not help, "
+    "your Maven uses a remote repository whose file differs from the one on Maven Central"
 )
-# Maven itself and this plugin are what is on the machine, or what the user's Maven settings make of the name.
+# Maven itself and this plugin are not pinned: they come from the machine and the user's Maven settings.
 COPY_DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:2.8:copy-dependencies"
 POM = """\
 <project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -29,7 +29,7 @@ DEPENDENCY = """
 
 
 class Jars:
-    """Artifacts ("group:artifact:version") with all they need; each jar that comes is pinned by its SHA-256."""
+    """Maven artifacts ("group:artifact:version") and their dependencies, each jar pinned by its SHA-256."""
 
     def __init__(self, name: str, version: str, *artifacts: str, sha256: Mapping[str, str]) -> None:
         dependencies = "".join(DEPENDENCY.format(*artifact.split(":")) for artifact in artifacts)
@@ -39,11 +39,11 @@ class Jars:
         self._version = f"{version}-{fingerprint(self._pom + repr(sorted(self._sha256.items())))}"
 
     def is_cached(self) -> bool:
-        """Whether they are in the cache."""
+        """Whether the jars are in the cache."""
         return find_installed(self._name, self._version) is not None
 
     def folder(self) -> Path:
-        """The folder that holds them; fetched and checked first if they are not in the cache."""
+        """Return the folder of the jars; download and verify them first if they are not in the cache."""
         return install_once(self._name, self._version, self._fetch)
 
     def _fetch(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tell the person at the terminal that something long is under way."""
+"""Showing the progress of an installation on the terminal."""
 
 import threading
 import time
@@ -13,9 +13,10 @@ LINE_EVERY_SECONDS = 20.0
 
 @contextmanager
 def report_progress(what: str) -> Iterator[None]:
-    """Show on stderr that `what` is being installed, for how long, and how it ended.
+    """Show on stderr that `what` is being installed, for how long, and whether it succeeded.
 
-    A terminal sees a spinner with a clock; a log file sees a line at the start, one each 20 seconds, one at the end.
+    A terminal shows a spinner with the elapsed time. A log file gets a line at the start, one every 20
+    seconds and one at the end.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     started = time.monotonic()
@@ -23,7 +24,7 @@ def report_progress(what: str) -> Iterator[None]:
         with _spinner(console, what) if console.is_terminal else _lines(console, what):
             yield
     except BaseException:
-        console.print(f"{what}: not installed, stopped after {_elapsed(started)}")
+        console.print(f"{what}: installation failed after {_elapsed(started)}")
         raise
     console.print(f"{what}: installed in {_elapsed(started)}")
 
