@@ -1,4 +1,4 @@
-"""What tests of local servers share: a process that is a line of Python, and a look at the processes of others."""
+"""Helpers for tests of local servers: a scripted process, and queries about other processes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TIMEOUT_SEC = 40.0
-"""Seconds after which something that should have happened has not; far above what it takes."""
+"""How long to wait for an event before the test fails; far more than it takes."""
 
 WAIT_FOREVER = "import threading; threading.Event().wait()"
 
 
 class ScriptedProcess(ServerProcess):
-    """A server that is a line of Python."""
+    """A server whose program is a Python script."""
 
     name = "scripted"
 
@@ -36,33 +36,33 @@ class ScriptedProcess(ServerProcess):
 
     @classmethod
     def install(cls) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def command(self) -> list[str]:
-        """Python with that line."""
+        """Return the command that runs the script."""
         return [sys.executable, "-c", self._script]
 
     def is_ready(self) -> bool:
-        """As told, or once a file is there."""
+        """Return the given value, or whether the given file exists."""
         return self._ready.exists() if isinstance(self._ready, Path) else self._ready
 
 
 def stdout_of(process: subprocess.Popen[str]) -> IO[str]:
-    """A process's output."""
+    """Return the stdout of a process."""
     assert process.stdout is not None
     return process.stdout
 
 
 def wait_until(condition: Callable[[], bool], *, within: float = TIMEOUT_SEC) -> None:
-    """Return as soon as the condition holds; fail if it does not in time."""
+    """Return as soon as the condition is true; fail on a timeout."""
     deadline, never = time.monotonic() + within, threading.Event()
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         never.wait(0.02)
 
 
 def descendants(pid: int) -> set[int]:
-    """The children of a process, theirs, and so on."""
+    """Return the ids of all child processes, direct and indirect."""
     children: dict[int, set[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -77,7 +77,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def still_running(pids: set[int]) -> set[int]:
-    """Those of the processes that have not ended; a zombie has."""
+    """Return those processes that have not exited. A zombie has exited."""
     return {pid for pid in pids if _state(pid) not in ("", "Z")}
 
 
@@ -88,8 +88,16 @@ def _state(pid: int) -> str:
 
 
 def isolated_environment(folder: Path) -> dict[str, str]:
-    """The environment without servers of others, and with temporary files of its own."""
+    """Return the environment without configured servers, and with `folder` for temporary files."""
     named = {"TEMPORAL_ADDRESS", "MONGO_URL", "TEMPORAL_NAMESPACE", "MONGO_DATABASE", "FLOWKIT_QUEUE"}
     folder.mkdir(exist_ok=True)
     kept = {name: value for name, value in os.environ.items() if name not in named}
     return {**kept, "TMPDIR": str(folder)}
+
+
+def create_program(path: Path) -> str:
+    """Create an executable that does nothing, and return its path."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return str(path)

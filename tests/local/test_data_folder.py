@@ -1,4 +1,4 @@
-"""The folder of one `flowkit up`: the user's for good, or a temporary one of which nothing remains."""
+"""The data folder of `flowkit up`: the user's folder, or a temporary one that is removed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary folders are made."""
+    """The folder for temporary folders."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return tmp_path
 
 
-def left_behind(temporary: Path, *, seconds_ago: float) -> Path:
-    """The folder of one that was killed."""
+def abandoned_folder(temporary: Path, *, seconds_ago: float) -> Path:
+    """Create the folder of a killed `flowkit up`."""
     folder = temporary / f"{PREFIX}killed"
     folder.mkdir()
     for name in (LOCK_NAME, "temporal.lock", "temporal.db"):
@@ -33,7 +33,7 @@ def left_behind(temporary: Path, *, seconds_ago: float) -> Path:
     return folder
 
 
-def test_a_folder_of_the_users_stays(tmp_path: Path) -> None:
+def test_a_given_folder_is_kept(tmp_path: Path) -> None:
     with data_folder(tmp_path / "a" / "b") as folder:
         (folder / "temporal.db").touch()
     assert (tmp_path / "a" / "b" / "temporal.db").exists()
@@ -46,20 +46,20 @@ def test_a_temporary_folder_is_removed(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_the_logs_that_an_error_names_stay(temporary: Path) -> None:
-    def end() -> None:
+def test_logs_that_an_error_names_are_kept(temporary: Path) -> None:
+    def fail() -> None:
         with data_folder(None) as folder:
             (folder / "mongo").mkdir()
             (folder / "temporal.db").touch()
-            (folder / "engine.log").write_text("why")
-            raise ServerEnded(name="engine", code=1, log=folder / "engine.log", lines=["why"])
+            (folder / "engine.log").write_text("cause")
+            raise ServerEnded(name="engine", code=1, log=folder / "engine.log", lines=["cause"])
 
     with pytest.raises(ServerEnded):
-        end()
+        fail()
     assert [path.name for path in temporary.glob("*/*")] == ["engine.log"]
 
 
-def test_a_folder_belongs_to_one_at_a_time(tmp_path: Path) -> None:
+def test_a_folder_can_be_used_by_one_flowkit_up_at_a_time(tmp_path: Path) -> None:
     with (
         data_folder(tmp_path / "data"),
         pytest.raises(FolderInUse, match="data is in use by a running flowkit up; stop it or choose another"),
@@ -68,7 +68,7 @@ def test_a_folder_belongs_to_one_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(FolderNotWritable, match="cannot write to .*file .a file is in the way"),
@@ -77,19 +77,19 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_what_a_killed_one_left_behind_is_removed(temporary: Path) -> None:
-    folder = left_behind(temporary, seconds_ago=100)
+def test_the_folder_of_a_killed_process_is_removed(temporary: Path) -> None:
+    folder = abandoned_folder(temporary, seconds_ago=100)
     with data_folder(None):
         assert not folder.exists()
 
 
-def test_what_still_saves_its_data_is_left_alone(temporary: Path) -> None:
-    folder = left_behind(temporary, seconds_ago=100)
+def test_a_folder_whose_server_still_runs_is_kept(temporary: Path) -> None:
+    folder = abandoned_folder(temporary, seconds_ago=100)
     with folder_lock(folder / "temporal.lock"), data_folder(None):
         assert folder.exists()
 
 
-def test_what_is_just_being_made_is_left_alone(temporary: Path) -> None:
-    folder = left_behind(temporary, seconds_ago=0)
+def test_a_new_folder_is_kept(temporary: Path) -> None:
+    folder = abandoned_folder(temporary, seconds_ago=0)
     with data_folder(None):
         assert folder.exists()

@@ -1,4 +1,4 @@
-"""Engines and workers as child processes: started, ready when they poll, and gone with all that they have started."""
+"""Engines and workers as child processes: ready when they poll, and stopped with all their children."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_an_engine_and_workers_start_together_and_run_a_task(world: World,
 
 
 @pytest.mark.server
-async def test_what_an_engine_cannot_use_is_told_as_that(world: World, tmp_path: Path) -> None:
+async def test_a_function_that_does_not_exist_is_a_usage_error(world: World, tmp_path: Path) -> None:
     wrong = engine_process(tmp_path, functions=["f=json:nothing"], environment=world.environment)
     with pytest.raises(ProcessMisused) as caught:
         wrong.start()
@@ -67,7 +67,7 @@ sys.stdin.read()
 
 
 @pytest.mark.server
-async def test_the_processes_of_a_workers_pool_end_with_the_owner_of_the_worker(
+async def test_pool_processes_exit_when_the_owner_of_the_worker_is_killed(
     world: World,
     tmp_path: Path,
     python: Callable[..., subprocess.Popen[str]],
@@ -85,11 +85,11 @@ async def test_the_processes_of_a_workers_pool_end_with_the_owner_of_the_worker(
     task_id = await world.create(node("a", "cruncher", inline={"until_cancelled": True}))
     await world.until_node(task_id, "a", "running")
 
-    async def pool() -> bool:
-        """Two processes and what counts their semaphores."""
+    async def pool_is_running() -> bool:
+        """Whether the two pool processes and their resource tracker are running."""
         return len(descendants(owner.pid) - before) >= 2
 
-    await eventually(pool)
+    await eventually(pool_is_running)
     family = descendants(owner.pid)
     owner.kill()
     wait_until(lambda: not still_running(family))
