@@ -1,4 +1,4 @@
-"""`flowkit up` for tests: started with servers of its own or with those of the session, read, and ended."""
+"""A `flowkit up` process for tests, with its own servers or with those of the test session."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Shop(RoleHandler):
 GRAPH = {"name": "shopping", "nodes": [{"node_id": "buy", "type": "shop"}]}
 
 
-class Up:
-    """One `flowkit up`, and what it prints."""
+class UpProcess:
+    """A running `flowkit up` and its output."""
 
     def __init__(self, folder: Path, *arguments: str, env: Mapping[str, str]) -> None:
         pipe = subprocess.PIPE
@@ -46,28 +46,28 @@ class Up:
             stderr=pipe,
             text=True,
         )
-        self.told: list[str] = []
-        """Lines of stderr that were read so far."""
-        self._lines: queue.Queue[str | None] = queue.Queue()
+        self.lines: list[str] = []
+        """Lines of stderr read so far."""
+        self._unread: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, args=[self.process.stderr])
         self._reader.start()
 
     def _read(self, stream: IO[str]) -> None:
         for line in stream:
-            self._lines.put(line.rstrip("\n"))
-        self._lines.put(None)
+            self._unread.put(line.rstrip("\n"))
+        self._unread.put(None)
 
-    def line(self, part: str) -> str:
-        """The next line of stderr that holds this text."""
-        while (line := self._lines.get(timeout=CEILING)) is not None:
-            self.told.append(line)
+    def wait_for_line(self, part: str) -> str:
+        """Read stderr until a line contains the text, and return that line."""
+        while (line := self._unread.get(timeout=CEILING)) is not None:
+            self.lines.append(line)
             if part in line:
                 return line
-        raise AssertionError(f"{part!r} never came; what came:\n" + "\n".join(self.told))
+        raise AssertionError(f"stderr has no line with {part!r}:\n" + "\n".join(self.lines))
 
     def exports(self) -> dict[str, str]:
-        """What stdout told; the environment of other programs has it from then on."""
-        self.line("logs: ")
+        """Read the `export` lines from stdout, and add them to the environment of other commands."""
+        self.wait_for_line("logs: ")
         assert self.process.stdout is not None
         found: dict[str, str] = {}
         while not {"TEMPORAL_ADDRESS", "MONGO_URL"} <= found.keys() | self.environment.keys():
@@ -76,12 +76,12 @@ class Up:
         self.environment |= found
         return found
 
-    def family(self) -> set[int]:
-        """All processes that belong to it."""
+    def process_tree(self) -> set[int]:
+        """Return the ids of the process and all its descendants."""
         return {self.process.pid, *descendants(self.process.pid)}
 
-    def flowkit(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """The answer of another command, in a terminal that knows the exports."""
+    def run_command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run another command with the exported variables, and return its result."""
         return subprocess.run(
             [str(FLOWKIT), *arguments],
             env=self.environment,
@@ -91,20 +91,20 @@ class Up:
             check=False,
         )
 
-    def end(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal, read the rest, and answer the exit code."""
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal, read the remaining output, and return the exit code."""
         self.process.send_signal(number)
         return self.wait()
 
     def wait(self) -> int:
-        """Its exit code, once it has ended."""
+        """Wait until the process exits, and return its exit code."""
         code = self.process.wait(CEILING)
         self._reader.join()
-        self.told += [line for line in list(self._lines.queue) if line is not None]
+        self.lines += [line for line in list(self._unread.queue) if line is not None]
         return code
 
     def close(self) -> None:
-        """Whatever became of the test."""
+        """Kill the process and close its streams."""
         self.process.kill()
         self.process.wait()
         self._reader.join()
@@ -113,28 +113,28 @@ class Up:
                 stream.close()
 
 
-def four_ports() -> int:
-    """The first of four free ports in a row."""
+def free_port_base() -> int:
+    """Return the first of four consecutive free ports."""
     start = int.from_bytes(os.urandom(4)) % (len(CANDIDATES) - 4)
     bases: Iterator[int] = iter([*CANDIDATES[start:-4], *CANDIDATES[:start]])
     return next(base for base in bases if all(is_free(port) for port in range(base, base + 4)))
 
 
-def alone(folder: Path) -> dict[str, str]:
-    """An environment in which no server runs."""
+def environment_without_servers(folder: Path) -> dict[str, str]:
+    """Return an environment that configures no servers."""
     return isolated_environment(folder / "tmp")
 
 
-def graph_file(folder: Path) -> str:
-    """The graph, as a file."""
+def write_graph(folder: Path) -> str:
+    """Write the graph and its handler, and return the path of the graph."""
     (folder / "shop.py").write_text(HANDLERS)
     file = folder / "graph.json"
     file.write_text(json.dumps(GRAPH))
     return str(file)
 
 
-def listed(said: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    """The tasks in the answer of `flowkit list --json`."""
-    assert said.returncode == 0, said.stderr
-    tasks: list[dict[str, Any]] = json.loads(said.stdout)["tasks"]
+def listed_tasks(completed: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """Return the tasks in the output of `flowkit list --json`."""
+    assert completed.returncode == 0, completed.stderr
+    tasks: list[dict[str, Any]] = json.loads(completed.stdout)["tasks"]
     return tasks
