@@ -1,9 +1,10 @@
-"""Health check of a container: are its task queues polled?
+"""Health check of a container: do processes poll its task queues?
 
-`healthcheck.py engine flowkit` asks for a poller of this very host, as engines name theirs. `healthcheck.py worker
-flowkit.indexer flowkit.enricher` waits until somebody has polled each queue, and then only asks whether Temporal
-answers: a worker whose slots are all taken does not poll, and is healthy. With FLOWKIT_HEALTH_FILE in the environment,
-as the process itself has it, it reads first what the process says of itself. Exit code 1 and one line say what is wrong.
+`healthcheck.py engine flowkit` looks for a poller on this host, because engines use the host as part of their identity.
+`healthcheck.py worker flowkit.indexer flowkit.enricher` waits until each queue has had a poller. After that it only
+checks whether Temporal responds, because a busy worker does not poll and is still healthy. If FLOWKIT_HEALTH_FILE is set,
+as it is for the process itself, the check first reads the health that the process reports. On failure it prints one line
+and exits with code 1.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
     from temporalio.client import Client
 
 RECENT_SECONDS = 90.0
-"""An idle poller asks again after a minute at the latest."""
+"""An idle poller polls at least once a minute."""
 
 POLLED = Path("/tmp/flowkit-polled")
-"""Exists from the first success of a worker's check on; the folder is emptied when the container starts."""
+"""Created after the first successful check of a worker; the folder is empty when the container starts."""
 
 
 FRESH_SECONDS = 30.0
@@ -42,7 +43,7 @@ FRESH_SECONDS = 30.0
 
 
 def own_problem(file: Path) -> str:
-    """What the process says of itself in its health file that is wrong, or nothing."""
+    """Return the problem that the process reports in its health file, or an empty string."""
     try:
         health = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -57,7 +58,7 @@ def own_problem(file: Path) -> str:
 
 
 async def silent_queues(process: str, queues: Sequence[str]) -> list[str]:
-    """Those of `queues` that are not polled as they should be."""
+    """Return the queues that no process polls as expected."""
     client = await connect()
     return [queue for queue in queues if not await _is_polled(client, process, queue)]
 
@@ -81,7 +82,7 @@ def _is_own_engine(poller: PollerInfo) -> bool:
 
 
 def problem(process: str, queues: Sequence[str]) -> str:
-    """What is wrong, or nothing."""
+    """Return what is wrong, or an empty string."""
     file = os.environ.get("FLOWKIT_HEALTH_FILE")
     if file and (found := own_problem(Path(file))):
         return found
@@ -96,14 +97,14 @@ def problem(process: str, queues: Sequence[str]) -> str:
 
 
 def main() -> None:
-    """Check what the command line names."""
+    """Check the process and the queues on the command line."""
     process, *queues = sys.argv[1:] or [""]
     if process not in {"engine", "worker"} or not queues:
         sys.exit("usage: healthcheck.py engine|worker QUEUE...")
     found = problem(process, queues)
     sys.stdout.write(found and f"{found}\n")
     sys.stdout.flush()
-    # Not sys.exit: a thread of Temporal's client that is still alive may abort an interpreter that is finishing.
+    # Not sys.exit: a running thread of Temporal's client may abort the interpreter while it shuts down.
     os._exit(1 if found else 0)
 
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Create Temporal's two databases, or bring them to the version of this image. May run again at any time.
-# The connection stands in SQL_PLUGIN, SQL_HOST, SQL_PORT, SQL_USER and SQL_PASSWORD.
+# Creates Temporal's two databases, or upgrades them to the version of this image. Safe to run again.
+# Reads the connection from SQL_PLUGIN, SQL_HOST, SQL_PORT, SQL_USER and SQL_PASSWORD.
 set -eu
 
 for store in temporal visibility; do

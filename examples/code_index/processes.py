@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any, Self
 
 from code_index.errors import DemoError
-from flowkit.local.crew import start_together, stop_together
 from flowkit.local.flowkit_process import FlowkitProcess
+from flowkit.local.lifecycle import start_all, stop_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,12 +39,12 @@ class Crew:
         self._process("engine", ["engine"], self._engine_settings)
         for _ in range(self._size):
             self.replacement()
-        start_together(self._made)
+        start_all(self._made)
         self._members = {process.name: process for process in self._made}
         return self
 
     def __exit__(self, *_: object) -> None:
-        stop_together(self._made)
+        stop_all(self._made)
 
     def _process(self, name: str, arguments: Sequence[str], settings: dict[str, Any]) -> FlowkitProcess:
         self._folder.mkdir(parents=True, exist_ok=True)

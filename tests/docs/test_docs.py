@@ -31,7 +31,7 @@ from flowkit.workflows.inputs import parse_input
 from flowkit.workflows.validation import parse_graph
 
 SOURCES = [ROOT / "src/flowkit", *(ROOT / name for name in ("activities", "adapters", "bridge", "workflows"))]
-PROJECT = ROOT / "src/flowkit/cli/templates/project"
+PROJECT = ROOT / "src/flowkit/cli/project/templates"
 """What `flowkit init` makes; some pages speak of its files."""
 
 

@@ -1,7 +1,7 @@
-"""A stand-in for the client of a container engine: it records what it is asked, and runs real servers.
+"""A fake client of a container engine that records its calls and runs real servers.
 
-`run` becomes the server of that image as this process, on the published ports and with the mounted folder. It is what
-can be tried of containers on a machine without an engine; whether a real engine takes the same arguments is not.
+`run` replaces this process with the server of the image, on the published ports and with the mounted folder. This
+tests containers on a machine without an engine. It does not test whether a real engine accepts the arguments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ STATE = Path(os.environ["FAKE_DOCKER"])
 
 
 def main(arguments: list[str]) -> int:
-    """Do as the client would."""
+    """Handle a command like the real client."""
     with (STATE / "calls").open("a") as calls:
         calls.write(json.dumps(arguments) + "\n")
     match arguments:
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
         case ["pull", image]:
             _pulled(image).touch()
         case ["run", *options]:
-            _become(options)
+            _exec_server(options)
     return 0
 
 
@@ -38,8 +38,10 @@ def _pulled(image: str) -> Path:
     return STATE / image.replace("/", "_")
 
 
-def _become(options: list[str]) -> None:
-    from flowkit.local.mongo_stand_in import stand_in_command  # what no other call needs to wait for
+def _exec_server(options: list[str]) -> None:
+    from flowkit.local.mongo_stand_in import (
+        stand_in_command,  # imported only here, so that other calls are fast
+    )
     from flowkit.local.temporal_cli import temporal_cli
 
     ports = {inside: here for _, here, inside in (each.split(":") for each in _values(options, "--publish"))}
@@ -49,8 +51,8 @@ def _become(options: list[str]) -> None:
         command = stand_in_command(int(ports["27017"]), Path(folder) / "data.mv")
     else:
         arguments = options[options.index("server") :]
-        told = [ports.get(each, each).replace("0.0.0.0", "127.0.0.1") for each in arguments]
-        command = [temporal_cli(), *(each.replace(f"{inside}/", f"{folder}/") for each in told)]
+        adjusted = [ports.get(each, each).replace("0.0.0.0", "127.0.0.1") for each in arguments]
+        command = [temporal_cli(), *(each.replace(f"{inside}/", f"{folder}/") for each in adjusted)]
     os.execvp(command[0], command)
 
 

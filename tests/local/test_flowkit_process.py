@@ -1,18 +1,19 @@
-"""Engines and workers as child processes: started, ready when they poll, and gone with all that they have started."""
+"""Engines and workers as child processes: ready when they poll, and stopped with all their children."""
 
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.integration.conftest import world
 from tests.integration.world import ROOT, eventually, node
-from tests.local.world import descendants, lines_of, running, wait_until
+from tests.local.processes import descendants, stdout_of, still_running, wait_until
 
-from flowkit.local.crew import start_together, stop_together
 from flowkit.local.errors import ProcessMisused
-from flowkit.local.flowkit_process import engine, workers
+from flowkit.local.flowkit_process import engine_process, worker_processes
+from flowkit.local.lifecycle import start_all, stop_all
 
 if TYPE_CHECKING:
     import subprocess
@@ -27,23 +28,25 @@ __all__ = ["world"]
 @pytest.mark.server
 async def test_an_engine_and_workers_start_together_and_run_a_task(world: World, tmp_path: Path) -> None:
     one, *two = processes = [
-        engine(tmp_path, environment=world.environment),
-        *workers(tmp_path, ["tests.integration.handlers:Quick"], count=2, environment=world.environment),
+        engine_process(tmp_path, environment=world.environment),
+        *worker_processes(
+            tmp_path, ["tests.integration.handlers:Quick"], count=2, environment=world.environment
+        ),
     ]
-    start_together(processes)
+    start_all(processes)
     try:
-        assert one.doing == f"engine runs the tasks of queue {world.queue}"
+        assert one.summary == f"engine polls queue {world.queue}"
         assert [worker.name for worker in two] == ["worker-1", "worker-2"]
-        assert {worker.doing for worker in two} == {f"worker serves quick of queue {world.queue}"}
+        assert {worker.summary for worker in two} == {f"worker runs quick on queue {world.queue}"}
         assert (await world.result(await world.create(node("a")))).status == "finished"
     finally:
-        stop_together(processes)
+        stop_all(processes)
     assert [process.exit_code for process in processes] == [0, 0, 0]
 
 
 @pytest.mark.server
-async def test_what_an_engine_cannot_use_is_told_as_that(world: World, tmp_path: Path) -> None:
-    wrong = engine(tmp_path, functions=["f=json:nothing"], environment=world.environment)
+async def test_a_function_that_does_not_exist_is_a_usage_error(world: World, tmp_path: Path) -> None:
+    wrong = engine_process(tmp_path, functions=["f=json:nothing"], environment=world.environment)
     with pytest.raises(ProcessMisused) as caught:
         wrong.start()
     assert caught.value.log_lines == [
@@ -54,9 +57,9 @@ async def test_what_an_engine_cannot_use_is_told_as_that(world: World, tmp_path:
 OWNER = """
 import sys
 from pathlib import Path
-from flowkit.local.flowkit_process import workers
+from flowkit.local.flowkit_process import worker_processes
 
-[worker] = workers(Path(sys.argv[1]), ["tests.integration.handlers:Cruncher"], options=["--config", sys.argv[2]])
+[worker] = worker_processes(Path(sys.argv[1]), ["tests.integration.handlers:Cruncher"], options=["--config", sys.argv[2]])
 worker.start()
 print("ready", flush=True)
 sys.stdin.read()
@@ -64,7 +67,7 @@ sys.stdin.read()
 
 
 @pytest.mark.server
-async def test_the_processes_of_a_workers_pool_end_with_the_owner_of_the_worker(
+async def test_pool_processes_exit_when_the_owner_of_the_worker_is_killed(
     world: World,
     tmp_path: Path,
     python: Callable[..., subprocess.Popen[str]],
@@ -72,21 +75,21 @@ async def test_the_processes_of_a_workers_pool_end_with_the_owner_of_the_worker(
 ) -> None:
     for name in ("MONGO_DATABASE", "FLOWKIT_QUEUE"):
         monkeypatch.setenv(name, world.environment[name])
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'src'}")
     config = tmp_path / "worker.json"
     config.write_text(json.dumps({"executor": "process", "process_workers": 2}))
     await world.engine()
     owner = python("-c", OWNER, str(tmp_path), str(config))
-    assert lines_of(owner).readline() == "ready\n"
+    assert stdout_of(owner).readline() == "ready\n"
     before = descendants(owner.pid)
     task_id = await world.create(node("a", "cruncher", inline={"until_cancelled": True}))
     await world.until_node(task_id, "a", "running")
 
-    async def pool() -> bool:
-        """Two processes and what counts their semaphores."""
+    async def pool_is_running() -> bool:
+        """Whether the two pool processes and their resource tracker are running."""
         return len(descendants(owner.pid) - before) >= 2
 
-    await eventually(pool)
+    await eventually(pool_is_running)
     family = descendants(owner.pid)
     owner.kill()
-    wait_until(lambda: not running(family))
+    wait_until(lambda: not still_running(family))

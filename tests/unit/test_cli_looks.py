@@ -13,7 +13,7 @@ from rich.console import Console
 from flowkit.cli import looking
 from flowkit.cli.asking import tasks_table
 from flowkit.cli.looking import NodeView, TaskView, with_waiting
-from flowkit.cli.screen import Lines, node_line, remark, screen, task_table
+from flowkit.cli.screen import Lines, node_line, node_note, screen, task_table
 from flowkit.client import TaskSummary
 from flowkit.models import TaskStatus
 
@@ -66,13 +66,13 @@ REMARKS: list[tuple[NodeView, str]] = [
 
 @pytest.mark.parametrize(("view", "told"), REMARKS)
 def test_the_note_tells_what_a_node_waits_for_and_whose_error_it_is(view: NodeView, told: str) -> None:
-    assert remark(view) == told
+    assert node_note(view) == told
 
 
 def test_a_long_wait_is_told_in_minutes_and_hours() -> None:
     soon = node(status="deferred", next_retry_at=time.time() + 5_400.2, note=ERROR)
-    assert remark(soon) == f"retry in 1 h 30 min: {ERROR}"
-    assert remark(node(status="deferred", next_retry_at=time.time() - 5)) == "retry in 0 s"
+    assert node_note(soon) == f"retry in 1 h 30 min: {ERROR}"
+    assert node_note(node(status="deferred", next_retry_at=time.time() - 5)) == "retry in 0 s"
 
 
 def test_without_a_terminal_a_node_that_is_taken_gets_a_line_of_its_own() -> None:

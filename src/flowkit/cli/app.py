@@ -9,8 +9,11 @@ from typing import Annotated, NoReturn
 import typer
 
 from flowkit import version
-from flowkit.cli import checking, doctor, init, output, retention, serving, tasks, up, variables
+from flowkit.cli import checking, output, processes, retention, tasks, variables
+from flowkit.cli.doctor.command import doctor
 from flowkit.cli.errors import EPILOG, Exit, report
+from flowkit.cli.project.command import init
+from flowkit.cli.up.command import up
 
 app = typer.Typer(
     name="flowkit",
@@ -20,9 +23,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _COMMANDS: dict[str, Callable[..., None]] = {
-    "up": up.up,
-    "engine": serving.engine,
-    "worker": serving.worker,
+    "up": up,
+    "engine": processes.engine,
+    "worker": processes.worker,
     "run": tasks.run,
     "status": tasks.status,
     "cancel": tasks.cancel,
@@ -30,8 +33,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "vars": variables.task_vars,
     "validate": checking.validate,
     "schema": checking.schema,
-    "doctor": doctor.doctor,
-    "init": init.init,
+    "doctor": doctor,
+    "init": init,
     "purge": retention.purge,
     "close-orphaned": retention.close_orphaned,
 }

@@ -1,4 +1,4 @@
-"""How a task looks: a table, a table that changes in its place, or a line for every change."""
+"""The display of a task: a table, a live table, or one line for each change."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ _STYLES = {
     "queued": "dim",
     "skipped": "dim",
 }
-_TELLING = ("failed", "cancelling", "deferred", "running", "cancelled", "skipped", "queued", "finished")
-"""Order of the rows when not all of them fit."""
+_DISPLAY_ORDER = ("failed", "cancelling", "deferred", "running", "cancelled", "skipped", "queued", "finished")
+"""Order of the rows when they do not all fit."""
 
-_AGAIN = (NodeStatus.RUNNING, NodeStatus.CANCELLING)
-"""Statuses in which a node's last error is that of an earlier attempt."""
+_ACTIVE = (NodeStatus.RUNNING, NodeStatus.CANCELLING)
+"""Statuses in which the last error of a node is from an earlier attempt."""
 
-_NAME_CHARS = 24
-"""Widest column of names."""
+_MAX_NAME_CHARS = 24
+"""Maximum width of a name column."""
 
-_BESIDE_ROWS = 8
-"""Lines of a terminal that hold no node."""
+_OTHER_LINES = 8
+"""Lines of the live table that show no node."""
 
 
 class Screen(Protocol):
-    """Shows where a task is."""
+    """Displays the state of a task."""
 
     def show(self, view: TaskView, hints: Sequence[str]) -> None:
-        """Bring what is shown up to date."""
+        """Update the display."""
 
 
 @contextmanager
 def screen(console: Console) -> Iterator[Screen]:
-    """A live table on a terminal that can move its cursor; plain lines anywhere else."""
+    """Yield a live table if the terminal can move its cursor; otherwise plain lines."""
     if not console.is_terminal or console.is_dumb_terminal:
         yield Lines(console)
         return
@@ -63,37 +63,37 @@ def screen(console: Console) -> Iterator[Screen]:
 
 
 class LiveTable:
-    """A table that stays in its place; its last state remains."""
+    """A table that updates in place; its last state remains on the terminal."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
         self._since = time.monotonic()
 
     def show(self, view: TaskView, hints: Sequence[str]) -> None:
-        """Draw it anew."""
-        rows = max(3, self._live.console.height - _BESIDE_ROWS - len(hints))
+        """Redraw the table."""
+        rows = max(3, self._live.console.height - _OTHER_LINES - len(hints))
         watched = span(round(time.monotonic() - self._since))
         title = f"task {view.task_id}: {view.status} (watched for {watched})"
         parts: list[RenderableType] = [task_table(view, title, rows=rows)]
         parts += [Text(f"! {hint}", style="yellow") for hint in hints]
-        # The empty line takes the `^C` of a terminal, which would break a full line and so move the table.
+        # The terminal prints `^C` on the empty line. On a full line, it would wrap and move the table.
         self._live.update(Group(*parts, ""), refresh=True)
 
 
 class Lines:
-    """One line whenever something changes."""
+    """Prints one line for each change."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._since = time.monotonic()
         self._nodes: dict[str, tuple[str, int, bool]] = {}
-        self._told: set[str] = set()
+        self._printed_hints: set[str] = set()
 
     def show(self, view: TaskView, hints: Sequence[str]) -> None:
-        """Print what has changed; a hint once."""
+        """Print the changes since the last call; print each hint only once."""
         for hint in hints:
-            if hint not in self._told:
-                self._told.add(hint)
+            if hint not in self._printed_hints:
+                self._printed_hints.add(hint)
                 self._print(f"! {hint}")
         for node in view.nodes:
             state = (node.status, node.attempt, node.waiting)
@@ -108,20 +108,20 @@ class Lines:
 def task_table(
     view: TaskView, title: str | None = None, *, rows: int | None = None, wide: bool = True
 ) -> Table:
-    """A row for each node; the most telling `rows` of them, a line each, when there are more.
+    """Return a table with a row for each node, or the most relevant nodes in at most `rows` lines.
 
-    `wide` fills a terminal's width.
+    `wide` fills the width of the terminal.
     """
-    folds = wide and rows is None
+    wrap = wide and rows is None
     table = plain_table(title, wide=wide)
-    shown = _most_telling(view.nodes, rows)
+    shown = _most_relevant(view.nodes, rows)
     add_names(table, "node", [node.node_id for node in shown])
     add_names(table, "role", [node.role for node in shown])
     table.add_column("status", width=10, no_wrap=True)
     for heading in ("attempt", "batches"):
         table.add_column(heading, width=len(heading), justify="right", no_wrap=True)
     table.add_column(
-        "note", ratio=1 if wide else None, no_wrap=not folds, overflow="fold" if folds else "ellipsis"
+        "note", ratio=1 if wide else None, no_wrap=not wrap, overflow="fold" if wrap else "ellipsis"
     )
     for node in shown:
         table.add_row(*_cells(node))
@@ -131,23 +131,23 @@ def task_table(
 
 
 def plain_table(title: str | None = None, *, wide: bool = True) -> Table:
-    """An empty table; ruled and as wide as a terminal, or bare for files and pipes."""
+    """Return an empty table: ruled and as wide as the terminal, or plain for files and pipes."""
     box = SIMPLE_HEAD if wide else None
     text = Text(title, overflow="ellipsis") if title else None
     padding = (0, 2, 0, 0)
     return Table(title=text, title_justify="left", box=box, show_edge=False, padding=padding, expand=wide)
 
 
-def add_names(table: Table, heading: str, names: Sequence[str], most: int = _NAME_CHARS) -> None:
-    """A column that shows its names whole, up to `most` characters on a terminal."""
+def add_names(table: Table, heading: str, names: Sequence[str], most: int = _MAX_NAME_CHARS) -> None:
+    """Add a column wide enough for its names, at most `most` characters on a terminal."""
     longest = max(map(len, [heading, *names]))
     table.add_column(heading, width=min(most, longest) if table.expand else longest, no_wrap=True)
 
 
-def _most_telling(nodes: Sequence[NodeView], rows: int | None) -> Sequence[NodeView]:
+def _most_relevant(nodes: Sequence[NodeView], rows: int | None) -> Sequence[NodeView]:
     if rows is None or len(nodes) <= rows:
         return nodes
-    return sorted(nodes, key=lambda node: _TELLING.index(node.status))[: rows - 1]
+    return sorted(nodes, key=lambda node: _DISPLAY_ORDER.index(node.status))[: rows - 1]
 
 
 def _cells(node: NodeView) -> Iterator[Text]:
@@ -156,15 +156,15 @@ def _cells(node: NodeView) -> Iterator[Text]:
     yield Text(node.status, style=_STYLES.get(node.status, ""))
     yield Text(str(node.attempt or ""))
     yield Text(f"{node.batches:,}" if node.batches else "")
-    yield Text(remark(node))
+    yield Text(node_note(node))
 
 
-def remark(node: NodeView) -> str:
-    """What the node waits for, and what is to be told of it."""
+def node_note(node: NodeView) -> str:
+    """Return what the node waits for, and its last error."""
     if node.next_retry_at is not None:
         wait = span(max(0, round(node.next_retry_at - time.time())))
         return f"retry in {wait}" + (f": {node.note}" if node.note else "")
-    if node.status not in _AGAIN:
+    if node.status not in _ACTIVE:
         return node.note
     waits = ["no worker has taken it yet"] if node.waiting else []
     before = [f"last attempt: {node.note}"] if node.note else []
@@ -172,8 +172,8 @@ def remark(node: NodeView) -> str:
 
 
 def node_line(node: NodeView) -> str:
-    """One node on one line."""
+    """Return a line that describes a node."""
     attempt = f", attempt {node.attempt}" if node.attempt else ""
     stored = f", {node.batches:,} batch{'' if node.batches == 1 else 'es'}" if node.batches else ""
-    note = remark(node)
+    note = node_note(node)
     return f"{node.node_id}  {node.status}{attempt}{stored}" + (f" ({note})" if note else "")

@@ -1,4 +1,4 @@
-"""Connections of a command to Temporal and MongoDB; errors name address and remedy, never a password."""
+"""Connections to Temporal and MongoDB. Errors name the address and the remedy, but never a password."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DATABASE_BYTES = 63
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Servers:
-    """Everything a command of tasks asks."""
+    """The clients that a task command uses."""
 
     temporal: Client
     tasks: TaskClient
@@ -44,7 +44,7 @@ class Servers:
 
 @asynccontextmanager
 async def servers(where: Where) -> AsyncIterator[Servers]:
-    """Both servers. TemporalUnavailable, StoreUnavailable and ConfigError tell which one, where, and the remedy."""
+    """Connect to both servers. Raises TemporalUnavailable, StoreUnavailable or ConfigError."""
     async with database(where) as db:
         temporal = await temporal_client()
         tasks = TaskClient(temporal, TaskStore(db), queue=where.engine_queue)
@@ -57,7 +57,7 @@ async def servers(where: Where) -> AsyncIterator[Servers]:
 
 @asynccontextmanager
 async def database(where: Where) -> AsyncIterator[Any]:
-    """A Motor database; nothing is asked of MongoDB yet. StoreUnavailable of whoever asks gets its address."""
+    """Yield a Motor database without connecting. A StoreUnavailable in the block gets the address added."""
     client = _motor(where.mongo_url)
     try:
         yield _named(client, where.database)
@@ -75,8 +75,8 @@ def _motor(url: str) -> Any:
     try:
         return AsyncIOMotorClient(url, tz_aware=True, serverSelectionTimeoutMS=_ANSWER_MS)
     except (PyMongoError, ValueError) as error:
-        problem = ConfigError(f"MONGO_URL {without_password(url)!r} is no address of MongoDB: {flat(error)}")
-        raise remedied(problem, "it reads mongodb://host:27017") from None
+        problem = ConfigError(f"MONGO_URL {without_password(url)!r} is not a MongoDB address: {flat(error)}")
+        raise remedied(problem, "use the form mongodb://host:27017") from None
 
 
 def _named(client: Any, name: str) -> Any:
@@ -90,22 +90,22 @@ def _named(client: Any, name: str) -> Any:
 
 
 def without_password(url: str) -> str:
-    """An address that may be shown."""
+    """Return the address with user and password replaced, safe to display."""
     return re.sub(r"//[^/]*@", "//…@", url)
 
 
 async def temporal_client() -> Client:
-    """A client for the server that `TEMPORAL_*` names. TemporalUnavailable and ConfigError name it and the remedy."""
+    """Connect to the server that `TEMPORAL_*` names. Raises TemporalUnavailable or ConfigError."""
     try:
         return await connect()
     except TemporalUnavailable as error:
         raise remedied(TemporalUnavailable(error.problem), error.remedy) from error
     except Exception as error:
-        problem = ConfigError(f"the settings of Temporal's client cannot be used: {flat(error)}")
+        problem = ConfigError(f"invalid settings for Temporal's client: {flat(error)}")
         raise remedied(problem, "check TEMPORAL_ADDRESS and the other TEMPORAL_* variables") from error
 
 
-def temporal_place() -> tuple[str, str]:
-    """Address and namespace that `TEMPORAL_*` or Temporal's profile names."""
+def temporal_address() -> tuple[str, str]:
+    """Return address and namespace from `TEMPORAL_*` or the Temporal profile."""
     settings = ClientConfig.load_client_connect_config()
     return settings.get("target_host", DEFAULT_ADDRESS), settings.get("namespace", "default")

@@ -1,4 +1,4 @@
-"""Real local servers, and FlowKit's own processes, as child processes of whoever needs them: tests, demo, `flowkit up`."""
+"""Local servers and FlowKit processes, run as child processes of tests, the demo and `flowkit up`."""
 
 from flowkit.local.mongo import MongoServer
 from flowkit.local.stack import Stack

@@ -1,7 +1,7 @@
-"""Servers in containers, for machines where a container engine runs.
+"""Servers in containers, for machines with a running container engine.
 
-A container runs in the foreground, as a child of the engine's client, which hands SIGTERM on to it. Its ports are
-published on this machine only, and it keeps its data in the server's folder.
+A container runs in the foreground, as a child of the engine's client, which forwards SIGTERM to it. Its
+ports are published on this machine only, and it keeps its data in the server's folder.
 """
 
 import os
@@ -11,102 +11,104 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowkit.local.cache import fingerprint
-from flowkit.local.commands import run
+from flowkit.local.install.cache import fingerprint
+from flowkit.local.install.commands import run_command
+from flowkit.local.install.progress import report_progress
 from flowkit.local.ports import HOST
-from flowkit.local.progress import progress
 
-ANSWER_WITHIN_SECONDS = 3.0
-DATA = "/flowkit"
-"""Where a container finds its server's folder."""
+COMMAND_TIMEOUT_SECONDS = 3.0
+DATA_FOLDER = "/flowkit"
+"""Path inside a container where the server's folder is mounted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """A container engine that runs."""
+class ContainerEngine:
+    """A running container engine."""
 
     program: str
     """Path of its client."""
     rootless: bool
-    """Whether root inside of a container is this user outside."""
+    """Whether root inside a container is the current user outside."""
 
     @property
     def name(self) -> str:
-        """Name of the client."""
+        """Name of the client, `docker` or `podman`."""
         return Path(self.program).name
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
+class ContainerImage:
     """An image and the engine that runs it."""
 
-    engine: Engine
+    engine: ContainerEngine
     image: str
 
     def pull(self) -> str:
-        """Fetch the image, unless the engine has it; answers its name."""
-        if not quietly([self.engine.program, "image", "inspect", self.image]):
-            with progress(self.image):
-                run([self.engine.program, "pull", self.image], folder=Path.cwd())
+        """Pull the image unless the engine already has it, and return its name."""
+        if not output_of([self.engine.program, "image", "inspect", self.image]):
+            with report_progress(self.image):
+                run_command([self.engine.program, "pull", self.image], folder=Path.cwd())
         return self.image
 
-    def run(
+    def run_arguments(
         self, name: str, *, program: str, ports: Mapping[int, int], data: Path, arguments: Sequence[str]
     ) -> list[str]:
-        """The command that runs a program of the image in the foreground, as the user who owns `data`.
+        """Return the command that runs a program of the image in the foreground, as the owner of `data`.
 
-        `ports` are ports of this machine with those inside that they lead to; inside, `data` is DATA.
+        `ports` maps ports of this machine to ports of the container, which sees `data` as DATA_FOLDER.
         """
         published = [
-            part for here, there in ports.items() for part in ("--publish", f"{HOST}:{here}:{there}")
+            part
+            for host_port, container_port in ports.items()
+            for part in ("--publish", f"{HOST}:{host_port}:{container_port}")
         ]
         user = "0:0" if self.engine.rootless else f"{os.getuid()}:{os.getgid()}"
         return [
             *(self.engine.program, "run", "--rm", "--name", name),
-            *(*published, "--volume", f"{data}:{DATA}:z", "--user", user),
+            *(*published, "--volume", f"{data}:{DATA_FOLDER}:z", "--user", user),
             *("--entrypoint", program, self.image, *arguments),
         ]
 
-    def remove(self, name: str) -> list[str]:
-        """The command that ends and removes it; nothing happens if it is gone."""
+    def removal_arguments(self, name: str) -> list[str]:
+        """Return the command that stops and removes the container; it does nothing if there is none."""
         return [self.engine.program, "rm", "--force", name]
 
 
 def container_name(server: str, folder: Path) -> str:
-    """The name of a server's container: the same for the same folder of data."""
+    """Return the name of a server's container, which depends only on the server and its data folder."""
     return f"flowkit-{server}-{fingerprint(str(folder))}"
 
 
-def running_engine() -> Engine | None:
-    """Docker or Podman, if one of them is installed and its engine answers."""
-    return next((engine for name in ("docker", "podman") if (engine := _asked(name))), None)
+def find_engine() -> ContainerEngine | None:
+    """Return Docker or Podman, whichever is installed and running; Docker first."""
+    return next((engine for name in ("docker", "podman") if (engine := _probe(name))), None)
 
 
-def _asked(name: str) -> Engine | None:
+def _probe(name: str) -> ContainerEngine | None:
     program = shutil.which(name)
     if program is None:
         return None
-    # Docker's client answers `version` with a failure when no engine does; Podman needs none that runs.
-    version = quietly([program, "version"])
+    # `docker version` fails unless the engine is running; Podman has no engine process.
+    version = output_of([program, "version"])
     if not version:
         return None
     podman = "podman" in version.lower()
-    return Engine(program, rootless=podman or "rootless" in quietly([program, "info"]))
+    return ContainerEngine(program, rootless=podman or "rootless" in output_of([program, "info"]))
 
 
-def quietly(command: Sequence[str]) -> str:
-    """What a command that ends well and soon prints; else nothing."""
+def output_of(command: Sequence[str]) -> str:
+    """Return what a command prints, or an empty string if it fails or takes longer than three seconds."""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             errors="replace",
-            timeout=ANSWER_WITHIN_SECONDS,
+            timeout=COMMAND_TIMEOUT_SECONDS,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout if done.returncode == 0 else ""
+    return completed.stdout if completed.returncode == 0 else ""

@@ -1,17 +1,17 @@
-"""What can go wrong with local servers.
+"""Errors of local servers.
 
 DevServerError
-├── FolderInUse           another running process keeps its data in the same folder
-├── FolderNotWritable     data and logs cannot be written where they shall be
-├── DiskFull              no space is left
-├── InstallFailed         a program could not be found, fetched or built
-│   ├── ProgramMissing    another program that is needed for it is not on PATH
-│   ├── NoNetwork         nothing answers where it would come from
-│   └── WrongHash         what was fetched is not what FlowKit was made with
-├── PortInUse             something already listens on the wanted port
-├── ServerNotReady        a process ended or stayed silent instead of getting ready
-│   └── ProcessMisused    an engine or a worker cannot use what it was given
-└── ServerEnded           a process that was ready ended by itself
+├── FolderInUse           another running process keeps its data in the folder
+├── FolderNotWritable     the folder for data and logs is not writable
+├── DiskFull              no space is left on the disk
+├── InstallFailed         a program could not be found, downloaded or built
+│   ├── ProgramMissing    a program that the installation needs is not on PATH
+│   ├── NoNetwork         the server that provides the program is unreachable
+│   └── WrongHash         a downloaded file differs from the expected one
+├── PortInUse             another process listens on the port
+├── ServerNotReady        a process exited, or did not become ready in time
+│   └── ProcessMisused    an engine or a worker cannot use its handlers, functions or settings
+└── ServerEnded           a process that was ready exited unexpectedly
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from flowkit.errors import FlowKitError
-from flowkit.local.listeners import listener
+from flowkit.local.listeners import listening_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,56 +31,58 @@ LOG_LINES_SHOWN = 20
 
 
 class DevServerError(FlowKitError):
-    """A local server cannot be had; the text names the remedy, and may end with the last lines of a log."""
+    """A local server is not available. The message says how to fix it, and may end with lines of a log."""
 
     code = "local_server"
 
     def __init__(self, message: str, *, log_lines: Sequence[str] = ()) -> None:
         self.headline = message
-        """The text without the log."""
+        """The message without the log lines."""
         self.log_lines = list(log_lines)
         super().__init__("\n".join([message, *log_lines]))
 
 
 class FolderInUse(DevServerError):
-    """Another running process keeps its data in the same folder."""
+    """Another running process keeps its data in the folder."""
 
     code = "folder_in_use"
 
     def __init__(self, *, lock: Path, user: str | None = None) -> None:
         super().__init__(
-            f"{lock.parent} is used by a running {user or lock.stem}; stop that or choose another folder"
+            f"{lock.parent} is in use by a running {user or lock.stem}; stop it or choose another folder"
         )
 
 
 class FolderNotWritable(DevServerError):
-    """Data and logs cannot be written where they shall be."""
+    """The folder for data and logs is not writable."""
 
     code = "folder_not_writable"
 
     def __init__(self, *, folder: Path, error: OSError) -> None:
         no_folder = isinstance(error, FileExistsError | NotADirectoryError)
-        reason = "a file is in its place" if no_folder else error.strerror
-        super().__init__(f"{folder} cannot be written ({reason}); choose a folder that you may write")
+        reason = "a file is in the way" if no_folder else error.strerror
+        super().__init__(f"cannot write to {folder} ({reason}); choose a writable folder")
 
 
 class DiskFull(DevServerError):
-    """No space is left where data, logs or programs are kept."""
+    """No space is left on the disk that holds data, logs or programs."""
 
     code = "disk_full"
 
     def __init__(self, *, what: str, folder: Path, log_lines: Sequence[str] = ()) -> None:
-        super().__init__(f"{what}: the disk of {folder} is full; make room there", log_lines=log_lines)
+        super().__init__(
+            f"{what}: no space left on the disk that holds {folder}; free some space", log_lines=log_lines
+        )
 
 
 class InstallFailed(DevServerError):
-    """A program that a server needs could not be found, fetched or built."""
+    """A program that a server needs could not be found, downloaded or built."""
 
     code = "install_failed"
 
 
 class ProgramMissing(InstallFailed):
-    """Another program is needed for a server, and it is not on PATH."""
+    """A program that an installation needs is not on PATH."""
 
     code = "program_missing"
 
@@ -89,64 +91,66 @@ class ProgramMissing(InstallFailed):
 
 
 class NoNetwork(InstallFailed):
-    """Nothing answers where a program would come from."""
+    """The server that provides a program is unreachable."""
 
     code = "no_network"
 
 
 class WrongHash(InstallFailed):
-    """A fetched file is not the one that FlowKit was made with; it was not kept."""
+    """A downloaded file differs from the expected one, and was deleted."""
 
     code = "wrong_hash"
 
     def __init__(self, *, file: str, expected: str, found: str, remedy: str) -> None:
-        super().__init__(f"{file} has the SHA-256 {found} instead of {expected}; {remedy}")
+        super().__init__(f"{file} has SHA-256 {found}, expected {expected}; {remedy}")
 
 
 class PortInUse(DevServerError):
-    """Something already listens on the wanted port, so a server would answer in another one's name."""
+    """Another process listens on the port that a server needs."""
 
     code = "port_in_use"
 
     def __init__(self, *, name: str, port: int) -> None:
         super().__init__(
-            f"{name}: port {port} is in use by {listener(port)}; stop that, or choose another port "
-            "(`flowkit up --port-base N` takes N to N+3)"
+            f"{name} cannot start: port {port} is in use by {listening_process(port)}; stop it, or choose "
+            "other ports (`flowkit up --port-base N` uses N to N+3)"
         )
 
 
 class ServerNotReady(DevServerError):
-    """A process ended or stayed silent instead of getting ready; the text ends with its last log lines."""
+    """A process exited, or did not become ready in time. The message ends with its last log lines."""
 
     code = "server_not_ready"
 
     def __init__(self, *, name: str, reason: str, log: Path, lines: Sequence[str]) -> None:
-        super().__init__(f"{name} {reason}; the end of {log}:", log_lines=lines)
+        super().__init__(f"{name} {reason}; last lines of {log}:", log_lines=lines)
 
 
 class ProcessMisused(ServerNotReady):
-    """An engine or a worker cannot use what it was given: a handler, a function, a setting; its log tells which."""
+    """An engine or a worker cannot use a handler, a function or a setting. Its log says which one."""
 
     code = "process_misused"
 
 
 class ServerEnded(DevServerError):
-    """A process that was ready ended by itself; the text ends with its last log lines."""
+    """A process that was ready exited unexpectedly. The message ends with its last log lines."""
 
     code = "server_ended"
 
     def __init__(self, *, name: str, code: int | None, log: Path, lines: Sequence[str]) -> None:
-        super().__init__(f"{name} ended by itself with code {code}; the end of {log}:", log_lines=lines)
+        super().__init__(
+            f"{name} exited unexpectedly with code {code}; last lines of {log}:", log_lines=lines
+        )
 
 
-def last_lines(text: str) -> list[str]:
-    """The part of a log that usually explains a failure."""
+def log_tail(text: str) -> list[str]:
+    """Return the last lines of a log, which usually explain a failure."""
     return text.splitlines()[-LOG_LINES_SHOWN:]
 
 
 @contextmanager
-def writing_to(folder: Path, *, what: str) -> Iterator[None]:
-    """Around writes to a folder: the system's errors become FolderNotWritable or DiskFull."""
+def translate_write_errors(folder: Path, *, what: str) -> Iterator[None]:
+    """Turn an OSError in the block into FolderNotWritable or DiskFull. `what` says what cannot be done."""
     try:
         yield
     except OSError as error:

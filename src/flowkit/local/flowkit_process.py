@@ -1,24 +1,22 @@
-"""FlowKit's own processes, engines and workers, as child processes like the servers."""
+"""Engines and workers as child processes, managed like the servers."""
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flowkit.local.process import ServerProcess
-
-_RUNNING = re.compile(r"^running: (.*); Ctrl-C stops gently$", re.MULTILINE)
-"""What `flowkit engine` and `flowkit worker` write when they poll."""
+from flowkit.ready_line import find_summary
 
 
 class FlowkitProcess(ServerProcess):
-    """`flowkit` with the given arguments, under a name of its own in the folder.
+    """One `flowkit engine` or `flowkit worker`. `name` is unique within the folder and names its log file.
 
-    It is ready when it polls. `environment` says where the servers are, which queue and which database it uses
-    (`TEMPORAL_ADDRESS`, `MONGO_URL`, `FLOWKIT_QUEUE`, `MONGO_DATABASE`); what is not in it comes from this process.
+    The process is ready when it polls its task queue. `environment` adds to the environment of the
+    current process; set `TEMPORAL_ADDRESS`, `MONGO_URL`, `FLOWKIT_QUEUE` and `MONGO_DATABASE` there to
+    choose servers, queue and database.
     """
 
-    misused_code = 2
+    usage_error_code = 2
 
     def __init__(
         self, folder: Path, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
@@ -26,43 +24,43 @@ class FlowkitProcess(ServerProcess):
         self.name = name
         self._arguments = list(arguments)
         self._environment = dict(environment or {})
-        self.doing = ""
-        """What it says it does, such as `worker serves extract of queue flowkit`; empty before it is ready."""
+        self.summary = ""
+        """What the process reports that it runs, from its ready line; empty until it is ready."""
         super().__init__(folder)
 
     @classmethod
     def install(cls) -> None:
-        """Nothing to do: `flowkit` comes with the package."""
+        """Do nothing: `flowkit` is part of this package."""
 
     def command(self) -> list[str]:
-        """The `flowkit` of this Python. Modules of the current folder must not take the place of Python's own: -P."""
-        self.doing = ""
+        """Return the command that runs `flowkit` with this Python interpreter."""
+        self.summary = ""
+        # -P keeps modules in the current folder from replacing modules of Python.
         return [sys.executable, "-P", "-m", "flowkit", *self._arguments]
 
     def environment(self) -> Mapping[str, str]:
-        """As given; its log is written line by line."""
+        """Return the given variables; output is unbuffered, so that each log line appears at once."""
         return {"PYTHONUNBUFFERED": "1", **self._environment}
 
     def is_ready(self) -> bool:
-        """Whether this start has reported that it polls."""
-        if not self.doing and (found := _RUNNING.search(self.logged())):
-            self.doing = found[1]
-        return bool(self.doing)
+        """Whether the process has logged its ready line since its last start."""
+        self.summary = self.summary or find_summary(self.read_log())
+        return bool(self.summary)
 
 
-def engine(
+def engine_process(
     folder: Path,
     *,
     functions: Sequence[str] = (),
     options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> FlowkitProcess:
-    """An engine with coordinator functions, as `NAME=module:function`; `options` are further ones of the command."""
-    given = [part for function in functions for part in ("--function", function)]
-    return FlowkitProcess(folder, "engine", ["engine", *given, *options], environment)
+    """Return an engine with these coordinator functions (`NAME=module:function`) and command options."""
+    function_options = [part for function in functions for part in ("--function", function)]
+    return FlowkitProcess(folder, "engine", ["engine", *function_options, *options], environment)
 
 
-def workers(
+def worker_processes(
     folder: Path,
     handlers: Sequence[str],
     *,
@@ -70,6 +68,6 @@ def workers(
     options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> list[FlowkitProcess]:
-    """Workers `worker-1`, `worker-2`, …, all for the same handlers; `options` are further ones of the command."""
+    """Return workers for the same handlers, named `worker-1`, `worker-2`, …, with these command options."""
     names = [f"worker-{number}" for number in range(1, count + 1)]
     return [FlowkitProcess(folder, name, ["worker", *options, *handlers], environment) for name in names]

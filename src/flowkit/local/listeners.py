@@ -1,4 +1,4 @@
-"""Who listens on a port of this machine, as far as the system tells it to this user."""
+"""The process that listens on a port, as far as the system shows it to this user."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PROC = Path("/proc")
 _LISTENING = "0A"
 
 
-def listener(port: int) -> str:
-    """Name and id of the process that listens on a port; `another program` where Linux's /proc does not tell it."""
-    wanted = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
-    for process in PROC.glob("[0-9]*") if wanted else ():
+def listening_process(port: int) -> str:
+    """Return name and id of the process that listens on a port; `another program` if /proc hides it."""
+    sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    for process in PROC.glob("[0-9]*") if sockets else ():
         with suppress(OSError):
-            if any(_target(link) in wanted for link in (process / "fd").iterdir()):
+            if any(_link_target(link) in sockets for link in (process / "fd").iterdir()):
                 return f"{(process / 'comm').read_text().strip()} (process {process.name})"
     return "another program"
 
@@ -33,7 +33,7 @@ def _listening_inodes(port: int) -> Iterator[str]:
                     yield fields[9]
 
 
-def _target(link: Path) -> str:
+def _link_target(link: Path) -> str:
     with suppress(OSError):
         return os.readlink(link)
     return ""

@@ -1,4 +1,4 @@
-"""A MongoDB server, real if this machine has one or can run one in a container."""
+"""A local MongoDB server, or a stand-in on machines that have neither MongoDB nor a container engine."""
 
 import shutil
 from collections.abc import Sequence
@@ -7,26 +7,29 @@ from pathlib import Path
 
 from flowkit.errors import ConfigError
 from flowkit.local import sources
-from flowkit.local.container import DATA
+from flowkit.local.container import DATA_FOLDER
 from flowkit.local.mongo_stand_in import VERSION, stand_in_classpath, stand_in_command, stand_in_installed
 from flowkit.local.ports import HOST, free_port, is_listening
 from flowkit.local.server import LocalServer, container_program
-from flowkit.local.sources import Look, Program, Source
+from flowkit.local.sources import Finder, Program, Source
 
 IMAGE = "docker.io/library/mongo:7.0.28"
-PORT_INSIDE = 27017
-REAL = (Source.PATH, Source.CONTAINER)
-"""The sources of MongoDB itself; the others are those of the stand-in."""
-ANSWER_WITHIN_MS = 500
+CONTAINER_PORT = 27017
+MONGODB_SOURCES = (Source.PATH, Source.CONTAINER)
+"""Sources that provide MongoDB itself; the other sources provide the stand-in."""
+PING_TIMEOUT_MS = 500
 
 
 class MongoServer(LocalServer):
-    """MongoDB, or else a stand-in that speaks its protocol; its data survive stop and restart.
+    """MongoDB, or a stand-in that speaks its protocol. Data survives `stop` and `restart`.
 
-    `mongod` on PATH, else a container, else the stand-in; `FLOWKIT_SERVERS` orders and limits that. A folder that holds
-    data of one of the two kinds keeps to that kind. The port is a free one unless given. Do not `kill()` a stand-in
-    whose data matter: see `stand_in`. With `keeps_data=False` a stand-in holds its data in memory, which is much
-    quicker, and loses them when it stops; MongoDB itself keeps them even so.
+    The server is `mongod` from PATH, else a container, else the stand-in; `FLOWKIT_SERVERS` limits and
+    orders these sources. A folder with data of MongoDB or of the stand-in is used only with the same
+    kind of server. Without `port` the server uses a free port.
+
+    With `keeps_data=False` a stand-in holds its data in memory, which is much faster, and loses it when
+    it stops; MongoDB keeps its data regardless. Do not `kill()` a stand-in whose data matters: see
+    `stand_in`.
     """
 
     name = "mongo"
@@ -38,87 +41,92 @@ class MongoServer(LocalServer):
 
     @property
     def url(self) -> str:
-        """What a client connects to."""
+        """The connection string for clients."""
         return f"mongodb://{HOST}:{self.port}"
 
     def find_program(self) -> Program:
-        """Where it would come from now. InstallFailed or ConfigError tells why there is nothing."""
-        return mongo_program(sources_for(self.folder, sources.allowed()))
+        """Return the program from the first source that has one. Raises InstallFailed or ConfigError."""
+        return mongo_program(compatible_sources(self.folder, sources.allowed_sources()))
 
     @property
     def stand_in(self) -> bool:
-        """Whether this is not MongoDB: no transactions, and SIGKILL may lose the last second of writes."""
-        return self.program.source not in REAL
+        """Whether this is a stand-in: it has no transactions, and SIGKILL may lose a second of writes."""
+        return self.program.source not in MONGODB_SOURCES
 
     @classmethod
     def install(cls) -> None:
-        """Fetch the image or the stand-in, where MongoDB is missing."""
-        mongo_program(sources.allowed()).get()
+        """Pull the image or install the stand-in, unless MongoDB is installed."""
+        mongo_program(sources.allowed_sources()).install()
 
     def command(self) -> list[str]:
-        """`mongod`, a container of it, or the stand-in."""
+        """Return the command for `mongod`, its container, or the stand-in."""
         if self.stand_in:
-            self.program.get()
+            self.program.install()
             return stand_in_command(self.port, self.folder / "mongo.mv" if self._keeps_data else None)
         data = self.folder / "mongo"
         data.mkdir(exist_ok=True)
-        mongod, container = self.program.get(), self.program.container
+        mongod, container = self.program.install(), self.program.container
         if container is None:
             return [mongod, "--bind_ip", HOST, "--port", str(self.port), "--dbpath", str(data)]
-        arguments = ["--bind_ip_all", "--port", str(PORT_INSIDE), "--dbpath", DATA]
-        return self.in_container(container, "mongod", {self.port: PORT_INSIDE}, data, arguments)
+        arguments = ["--bind_ip_all", "--port", str(CONTAINER_PORT), "--dbpath", DATA_FOLDER]
+        return self.container_command(container, "mongod", {self.port: CONTAINER_PORT}, data, arguments)
 
     def is_ready(self) -> bool:
-        """Whether somebody listens, and answers: the port of a container listens before its server does."""
-        return is_listening(self.port) and (self.program.container is None or _answers(self.url))
+        """Whether the server accepts connections."""
+        # The port of a container accepts connections before its server does, so a container must answer
+        # a ping.
+        return is_listening(self.port) and (self.program.container is None or _responds(self.url))
 
 
 def mongo_program(allowed: Sequence[Source]) -> Program:
-    """Where MongoDB, or its stand-in, comes from. InstallFailed when these sources have none."""
-    looks: dict[Source, Look] = {
+    """Return MongoDB or its stand-in from the first allowed source that has it. Raises InstallFailed."""
+    finders: dict[Source, Finder] = {
         Source.PATH: _on_path,
         Source.CONTAINER: partial(container_program, IMAGE),
         Source.CACHE: partial(_stand_in, Source.CACHE),
         Source.DOWNLOAD: partial(_stand_in, Source.DOWNLOAD),
     }
-    return sources.choose("MongoDB", looks, allowed)
+    return sources.select_program("MongoDB", finders, allowed)
 
 
-def sources_for(folder: Path, allowed: Sequence[Source]) -> Sequence[Source]:
-    """Those of the allowed sources that can read the data in a folder; all of them for a new folder.
+def compatible_sources(folder: Path, allowed: Sequence[Source]) -> Sequence[Source]:
+    """Return the allowed sources whose server can read the data in `folder`; for a new folder, all of them.
 
-    ConfigError when there is none.
+    Raises ConfigError if there is none.
     """
-    real, stand_in = (folder / "mongo").exists(), (folder / "mongo.mv").exists()
-    if real == stand_in:
+    holds_mongodb, stand_in = (folder / "mongo").exists(), (folder / "mongo.mv").exists()
+    if holds_mongodb == stand_in:
         return allowed
-    fitting = [source for source in allowed if (source in REAL) == real]
-    if not fitting:
-        kind = "MongoDB, not of its stand-in" if real else "the stand-in of MongoDB, not of MongoDB"
-        raise ConfigError(
-            f"{folder} holds data of {kind}; change {sources.VARIABLE}, or choose another folder"
+    compatible = [source for source in allowed if (source in MONGODB_SOURCES) == holds_mongodb]
+    if not compatible:
+        kinds = (
+            ("MongoDB", "its stand-in") if holds_mongodb else ("the stand-in for MongoDB", "MongoDB itself")
         )
-    return fitting
+        raise ConfigError(
+            f"{folder} contains data of {kinds[0]}, but {sources.VARIABLE} allows only {kinds[1]}; "
+            f"change {sources.VARIABLE}, or choose another folder"
+        )
+    return compatible
 
 
 def _on_path() -> Program | None:
     mongod = shutil.which("mongod")
-    return Program(source=Source.PATH, where=mongod, get=lambda: mongod) if mongod else None
+    return Program(source=Source.PATH, description=mongod, install=lambda: mongod) if mongod else None
 
 
 def _stand_in(source: Source) -> Program | None:
-    needs = ("java",) if source is Source.CACHE else ("java", "javac", "mvn")
+    requires = ("java",) if source is Source.CACHE else ("java", "javac", "mvn")
     if source is Source.CACHE and not stand_in_installed():
         return None
-    where = f"mongo-java-server {VERSION}, a stand-in for MongoDB"
-    return Program(source=source, where=where, get=stand_in_classpath, needs=needs)
+    description = f"mongo-java-server {VERSION}, a stand-in for MongoDB"
+    return Program(source=source, description=description, install=stand_in_classpath, requires=requires)
 
 
-def _answers(url: str) -> bool:
+def _responds(url: str) -> bool:
     from pymongo import MongoClient
     from pymongo.errors import PyMongoError
 
-    client: MongoClient[dict[str, object]] = MongoClient(url, serverSelectionTimeoutMS=ANSWER_WITHIN_MS)
+    client: MongoClient[dict[str, object]] = MongoClient(url, serverSelectionTimeoutMS=PING_TIMEOUT_MS)
     with client:
         try:
             client.admin.command("ping")

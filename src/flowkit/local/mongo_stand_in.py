@@ -1,10 +1,10 @@
-"""A Java server that speaks MongoDB's protocol, for machines without MongoDB."""
+"""The stand-in for MongoDB: a Java server that speaks its protocol, for machines without MongoDB."""
 
 from pathlib import Path
 
-from flowkit.local.cache import fingerprint, install_once, installed
-from flowkit.local.commands import program, run
-from flowkit.local.maven import Jars
+from flowkit.local.install.cache import find_installed, fingerprint, install_once
+from flowkit.local.install.commands import require_program, run_command
+from flowkit.local.install.maven import Jars
 from flowkit.local.ports import HOST
 
 NAME, VERSION = "mongo-java-server", "1.47.0"
@@ -42,10 +42,10 @@ JARS = Jars(
         "slf4j-simple-2.0.17.jar": "ddfea59ac074c6d3e24ac2c38622d2d963895e17f70b38ed4bdae4d780be6964",
     },
 )
-REMEDY = "install MongoDB, or a JDK 17 or newer and Maven, or point MONGO_URL at a running server"
+REMEDY = "install MongoDB, or a JDK 17 or newer and Maven, or set MONGO_URL to a running server"
 LAUNCHER = Path(__file__).with_name("MongoStandIn.java")
-# The quick compiler alone: of servers that live for minutes, the optimising one takes more than it ever gives back.
-# `_JAVA_OPTIONS=-XX:TieredStopAtLevel=4` brings it back, for a load of many minutes.
+# Use only the fast compiler: in a server that lives for minutes, the optimizing one costs more than it
+# saves. To enable it for a long run, set `_JAVA_OPTIONS=-XX:TieredStopAtLevel=4`.
 JVM_FLAGS = (
     *("-Xmx512m", "-Xmn192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
@@ -53,24 +53,25 @@ JVM_FLAGS = (
 
 
 def stand_in_command(port: int, file: Path | None) -> list[str]:
-    """The command that serves `file` on `port`, or memory; installs the server first if it is missing.
+    """Return the command that serves `file`, or memory, on `port`; install the server first if it is missing.
 
-    On SIGTERM it saves everything to its file, otherwise about once a second: SIGKILL may lose the last second.
+    The server writes to its file about once a second and on SIGTERM, so SIGKILL may lose the last second
+    of writes.
     """
-    java = program("java", remedy=REMEDY)
+    java = require_program("java", remedy=REMEDY)
     saved = [] if file is None else [str(file)]
     return [java, *JVM_FLAGS, "-cp", stand_in_classpath(), LAUNCHER.stem, HOST, str(port), *saved]
 
 
 def stand_in_classpath() -> str:
-    """Where Java finds the server and its launcher, both fetched and compiled once."""
-    program("java", remedy=REMEDY)
+    """Return the Java class path of the server and its launcher; download and compile them once."""
+    require_program("java", remedy=REMEDY)
     libraries = JARS.folder()
 
     def compile_launcher(folder: Path) -> None:
-        javac = program("javac", remedy=REMEDY)
+        javac = require_program("javac", remedy=REMEDY)
         options = ["--release", "17", "-encoding", "UTF-8", "-cp", f"{libraries}/*", "-d", str(folder)]
-        run([javac, *options, str(LAUNCHER)], folder=folder)
+        run_command([javac, *options, str(LAUNCHER)], folder=folder)
 
     launcher = install_once(f"{NAME}-launcher", _launcher_version(), compile_launcher)
     return f"{launcher}:{libraries}/*"
@@ -78,7 +79,7 @@ def stand_in_classpath() -> str:
 
 def stand_in_installed() -> bool:
     """Whether the server and its launcher are in the cache."""
-    return JARS.installed() and installed(f"{NAME}-launcher", _launcher_version()) is not None
+    return JARS.is_cached() and find_installed(f"{NAME}-launcher", _launcher_version()) is not None
 
 
 def _launcher_version() -> str:

@@ -1,16 +1,16 @@
-"""Ports of this machine that nobody listens on."""
+"""Free ports on this machine."""
 
 import random
 import socket
 
 HOST = "127.0.0.1"
-# Below the ports that Linux and macOS hand out to outgoing connections: those could take a port between its choice
-# and the moment its server listens.
+# Below the range that Linux and macOS use for outgoing connections: such a connection could take the
+# port before the server listens on it.
 CANDIDATES = range(20_000, 32_768)
 
 
 def free_port() -> int:
-    """A port that is free now, chosen by chance so that processes choosing at once do not meet."""
+    """Return a random free port. Random, so that processes that choose at the same time rarely collide."""
     return next(port for port in random.SystemRandom().sample(CANDIDATES, len(CANDIDATES)) if is_free(port))
 
 
@@ -26,7 +26,7 @@ def is_free(port: int) -> bool:
 
 
 def is_listening(port: int) -> bool:
-    """Whether somebody accepts connections on the port."""
+    """Whether a server accepts connections on the port."""
     try:
         socket.create_connection((HOST, port), timeout=1).close()
     except OSError:

@@ -1,4 +1,4 @@
-"""A server run as a child process: started, awaited, stopped, killed, started again."""
+"""A server that runs as a child process: start, wait until ready, stop, kill, restart."""
 
 import os
 import shutil
@@ -11,8 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Self
 
-from flowkit.local.causes import tells_full_disk
-from flowkit.local.claims import claimed
 from flowkit.local.errors import (
     DevServerError,
     DiskFull,
@@ -20,118 +18,121 @@ from flowkit.local.errors import (
     ProcessMisused,
     ServerEnded,
     ServerNotReady,
-    last_lines,
-    writing_to,
+    log_tail,
+    translate_write_errors,
 )
-from flowkit.local.guard import guarded
+from flowkit.local.folder_lock import folder_lock
+from flowkit.local.install.diagnosis import mentions_full_disk
 from flowkit.local.ports import is_free
+from flowkit.local.supervisor import supervised
 
-READY_WITHIN_SECONDS = 60.0
-PROBE_EVERY_SECONDS = 0.02
-LOG_BYTES_READ = 1 << 18
-LEAST_FREE_BYTES = 1 << 20
-"""A full disk also keeps a server from logging that it is full."""
+START_TIMEOUT_SECONDS = 60.0
+POLL_INTERVAL_SECONDS = 0.02
+MAX_LOG_BYTES = 1 << 18
+MIN_FREE_BYTES = 1 << 20
+"""With less free space, a startup failure is reported as a full disk: the server could not log the cause."""
 
 
 class ServerProcess(ABC):
-    """One server with a folder for its data and its log, on ports that stay the same for its whole life.
+    """One server with a folder for its data and log. Its ports do not change during its lifetime.
 
-    The server ends with the process that started it, even if that is killed with SIGKILL: it then saves its data,
-    and the next server on the folder waits for that. What it has started itself ends with it. Nothing is ever ended
-    that was not started here. Every method may be called from any thread, one at a time, `give_up` at any time.
+    The server exits with the process that started it, even if that process is killed with SIGKILL. It
+    then saves its data, and the next server on the folder waits until it has finished. Processes that
+    the server started exit with it. Methods may be called from any thread, one at a time; `cancel_start`
+    may be called at any time.
     """
 
     name: str
-    misused_code: int = -1
-    """The exit code by which it tells that its command line is wrong."""
+    usage_error_code: int = -1
+    """The exit code that reports a wrong command line."""
 
     def __init__(self, folder: Path, *ports: int) -> None:
         self.folder = folder.resolve()
         self.log = self.folder / f"{self.name}.log"
         self.exit_code: int | None = None
-        """With what code it ended, by whatever cause; None before its end."""
+        """The exit code, however the process ended; None while it has not exited."""
         self._ports = ports
         self._log_start = 0
-        self._given_up = threading.Event()
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._start_cancelled = threading.Event()
+        self._supervisor: subprocess.Popen[bytes] | None = None
 
     @classmethod
     @abstractmethod
     def install(cls) -> None:
-        """Make the server's program present on this machine; quick when it already is."""
+        """Install the server's program; return quickly if it is installed."""
 
     @abstractmethod
     def command(self) -> list[str]:
-        """The command that runs the server in the foreground; may install first."""
+        """Return the command that runs the server in the foreground; may install the program first."""
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """Whether the server answers now; asked again and again, so it must not wait long."""
+        """Whether the server responds. Called repeatedly during the start, so it must not block for long."""
 
     def environment(self) -> Mapping[str, str]:
-        """Environment variables that it has beside those of this process."""
+        """Return environment variables to add to those of the current process."""
         return {}
 
-    def after(self) -> Sequence[str]:
-        """A command that cleans up behind the server once it has ended; none if empty."""
+    def cleanup_command(self) -> Sequence[str]:
+        """Return a command to run after the server has exited; empty for none."""
         return ()
 
     @property
     def running(self) -> bool:
-        """Whether the server was started and has not ended, by whatever cause."""
-        if self._guard is None:
+        """Whether the server was started and has not exited."""
+        if self._supervisor is None:
             return False
-        code = self._guard.poll()
+        code = self._supervisor.poll()
         if code is not None:
             self.exit_code = code
         return code is None
 
     def start(self) -> None:
-        """Start the server and return when it is ready; nothing happens if it is running.
+        """Start the server and return when it is ready; do nothing if it is running.
 
-        Raises a DevServerError if that cannot be, and leaves nothing running then.
+        Raises a DevServerError if the server does not become ready; no process is left running then.
         """
         if self.running:
             return
-        self._end()
-        with writing_to(self.folder, what=f"{self.name} cannot start"):
+        self._terminate()
+        with translate_write_errors(self.folder, what=f"{self.name} cannot start"):
             self.folder.mkdir(parents=True, exist_ok=True)
-        with claimed(self.folder / f"{self.name}.lock", self._given_up) as claim:
+        with folder_lock(self.folder / f"{self.name}.lock", self._start_cancelled) as lock:
             self._check_ports()
-            self._guard = self._launch(self.command(), claim)
+            self._supervisor = self._launch(self.command(), lock)
             try:
-                self._wait_until_ready(self._guard)
+                self._wait_until_ready(self._supervisor)
             except BaseException:
-                self._end(at_once=True)
+                self._terminate(force=True)
                 raise
 
     def stop(self) -> None:
-        """End the server with SIGTERM (SIGKILL after 15 seconds) and return when it is gone; its data stay."""
-        self._given_up.clear()
-        self._end()
+        """Stop the server with SIGTERM, or SIGKILL after 15 seconds; return when it has exited."""
+        self._start_cancelled.clear()
+        self._terminate()
 
     def kill(self) -> None:
-        """End the server with SIGKILL, as a crash would, and return when it is gone."""
-        self._given_up.clear()
-        self._end(at_once=True)
+        """Stop the server with SIGKILL, like a crash, and return when it has exited."""
+        self._start_cancelled.clear()
+        self._terminate(force=True)
 
-    def give_up(self) -> None:
-        """Make a start that is under way in another thread end soon with a DevServerError; `stop` takes it back."""
-        self._given_up.set()
+    def cancel_start(self) -> None:
+        """Make a `start` in another thread fail soon with a DevServerError. `stop` allows new starts."""
+        self._start_cancelled.set()
 
     def restart(self) -> None:
-        """Stop the server, if it runs, and start it on the same ports with the same data."""
+        """Stop the server if it is running, and start it on the same ports with the same data."""
         self.stop()
         self.start()
 
-    def ended(self) -> ServerEnded:
-        """The error that tells that it has ended by itself."""
-        return ServerEnded(name=self.name, code=self.exit_code, log=self.log, lines=last_lines(self.logged()))
+    def exit_error(self) -> ServerEnded:
+        """Return the error for an unexpected exit."""
+        return ServerEnded(name=self.name, code=self.exit_code, log=self.log, lines=log_tail(self.read_log()))
 
-    def logged(self) -> str:
-        """What its log holds since its last start; of a long one the end."""
+    def read_log(self) -> str:
+        """Return the log since the last start; only the end of a long log."""
         with suppress(OSError), self.log.open("rb") as log:
-            log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - LOG_BYTES_READ))
+            log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - MAX_LOG_BYTES))
             return log.read().decode(errors="replace")
         return ""
 
@@ -147,56 +148,56 @@ class ServerProcess(ABC):
             if not is_free(port):
                 raise PortInUse(name=self.name, port=port)
 
-    def _launch(self, command: list[str], claim: int) -> subprocess.Popen[bytes]:
+    def _launch(self, command: list[str], lock: int) -> subprocess.Popen[bytes]:
         self.exit_code = None
-        with writing_to(self.folder, what=f"{self.name} cannot start"):
+        with translate_write_errors(self.folder, what=f"{self.name} cannot start"):
             log = self.log.open("ab")
         with log:
             self._log_start = log.tell()
-            # A session of its own: Ctrl-C reaches the owner only, which then stops its servers in order.
+            # In a new session, Ctrl-C reaches only the owner, which then stops its servers in order.
             return subprocess.Popen(
-                guarded(command, after=self.after()),
+                supervised(command, cleanup=self.cleanup_command()),
                 bufsize=0,
                 env={**os.environ, **self.environment()},
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                pass_fds=[claim],
+                pass_fds=[lock],
             )
 
-    def _wait_until_ready(self, guard: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + READY_WITHIN_SECONDS
+    def _wait_until_ready(self, supervisor: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while not self.is_ready():
             with suppress(subprocess.TimeoutExpired):
-                self.exit_code = guard.wait(PROBE_EVERY_SECONDS)
-                raise self._not_ready(f"ended at its start with code {self.exit_code}")
-            if self._given_up.is_set():
-                raise self._not_ready("was stopped before it was ready")
+                self.exit_code = supervisor.wait(POLL_INTERVAL_SECONDS)
+                raise self._startup_error(f"exited during startup with code {self.exit_code}")
+            if self._start_cancelled.is_set():
+                raise self._startup_error("was stopped before it was ready")
             if time.monotonic() > deadline:
-                raise self._not_ready(f"was not ready within {READY_WITHIN_SECONDS:.0f} seconds")
+                raise self._startup_error(f"was not ready within {START_TIMEOUT_SECONDS:.0f} seconds")
 
-    def _not_ready(self, reason: str) -> DevServerError:
-        logged = self.logged()
-        lines = last_lines(logged)
-        if tells_full_disk(logged) or shutil.disk_usage(self.folder).free < LEAST_FREE_BYTES:
+    def _startup_error(self, reason: str) -> DevServerError:
+        text = self.read_log()
+        lines = log_tail(text)
+        if mentions_full_disk(text) or shutil.disk_usage(self.folder).free < MIN_FREE_BYTES:
             return DiskFull(what=f"{self.name} cannot start", folder=self.folder, log_lines=lines)
-        kind = ProcessMisused if self.exit_code == self.misused_code else ServerNotReady
+        kind = ProcessMisused if self.exit_code == self.usage_error_code else ServerNotReady
         return kind(name=self.name, reason=reason, log=self.log, lines=lines)
 
-    def _end(self, *, at_once: bool = False) -> None:
-        """Close the pipe, which tells the guard to end its server, and wait for both."""
-        guard, self._guard = self._guard, None
-        if guard is None:
+    def _terminate(self, *, force: bool = False) -> None:
+        """Close the pipe, so that the supervisor stops its server, and wait for both to exit."""
+        supervisor, self._supervisor = self._supervisor, None
+        if supervisor is None:
             return
-        pipe = _pipe_to(guard)
-        if at_once:
+        pipe = _stdin_of(supervisor)
+        if force:
             with suppress(BrokenPipeError):
                 pipe.write(b"k")
         pipe.close()
-        self.exit_code = guard.wait()
+        self.exit_code = supervisor.wait()
 
 
-def _pipe_to(guard: subprocess.Popen[bytes]) -> IO[bytes]:
-    assert guard.stdin is not None
-    return guard.stdin
+def _stdin_of(supervisor: subprocess.Popen[bytes]) -> IO[bytes]:
+    assert supervisor.stdin is not None
+    return supervisor.stdin

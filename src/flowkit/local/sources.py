@@ -1,4 +1,4 @@
-"""Where the programs of local servers come from, and which of these ways is taken."""
+"""The sources of the servers' programs, and the choice among them."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -6,61 +6,61 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from flowkit.errors import ConfigError
-from flowkit.local.container import Container
+from flowkit.local.container import ContainerImage
 from flowkit.local.errors import InstallFailed
 
 VARIABLE = "FLOWKIT_SERVERS"
 
 
 class Source(StrEnum):
-    """Ways to a server's program, in the order in which they are tried."""
+    """Sources of a server's program, in the default order."""
 
     PATH = "path"
-    """A program of the user's."""
+    """A program that the user installed."""
     CONTAINER = "container"
     """An image that a container engine runs."""
     CACHE = "cache"
-    """What was installed before."""
+    """A program that FlowKit installed earlier."""
     DOWNLOAD = "download"
-    """Fetched, or built, now."""
+    """A program that FlowKit downloads or builds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """One server's program, and the way to it."""
+    """A server's program and its source."""
 
     source: Source
-    where: str
-    """The program, the image, or what would be fetched: for people."""
-    get: Callable[[], str]
-    """Makes it present, and answers its path, or the name of its image."""
-    needs: tuple[str, ...] = ()
-    """Other programs without which it cannot be had."""
-    container: Container | None = None
+    description: str
+    """The path, the image, or what FlowKit would download, for display."""
+    install: Callable[[], str]
+    """Installs the program if necessary, and returns its path or the name of its image."""
+    requires: tuple[str, ...] = ()
+    """Other programs that it needs on PATH."""
+    container: ContainerImage | None = None
 
 
-Look = Callable[[], Program | None]
-"""Looks whether a server's program is there on one way."""
+Finder = Callable[[], Program | None]
+"""Looks for a server's program in one source; returns None if it is not there."""
 
 
-def allowed() -> tuple[Source, ...]:
-    """The sources in their order; `FLOWKIT_SERVERS` limits and orders them. ConfigError for an unknown one."""
+def allowed_sources() -> tuple[Source, ...]:
+    """Return the sources to try: those of `FLOWKIT_SERVERS`, or all. ConfigError for an unknown one."""
     names = [name.strip() for name in os.environ.get("FLOWKIT_SERVERS", "").split(",") if name.strip()]
     known = [source.value for source in Source]
     for name in names:
         if name not in known:
-            raise ConfigError(f"{VARIABLE} names {name!r}; its names are {', '.join(known)}")
+            raise ConfigError(f"{VARIABLE} has the unknown source {name!r}; choose from {', '.join(known)}")
     return tuple(dict.fromkeys(map(Source, names))) or tuple(Source)
 
 
-def choose(server: str, looks: Mapping[Source, Look], sources: Sequence[Source]) -> Program:
-    """The program on the first of these ways that leads to one; InstallFailed if none does."""
+def select_program(server: str, finders: Mapping[Source, Finder], sources: Sequence[Source]) -> Program:
+    """Return the program from the first source that has it. Raises InstallFailed if none has."""
     for source in sources:
-        look = looks.get(source)
-        found = look() if look is not None else None
+        finder = finders.get(source)
+        found = finder() if finder is not None else None
         if found is not None:
             return found
-    tried = ", ".join(sources)
+    tried = ",".join(sources)
     raise InstallFailed(
-        f"no {server} is to be had by {tried} alone; unset {VARIABLE}, or name more sources there"
+        f"no {server} found in {VARIABLE}={tried}; unset {VARIABLE}, or add more sources to it"
     )

@@ -1,22 +1,23 @@
-"""All servers that FlowKit needs, together: those that run somewhere already and those that must be started."""
+"""The servers that FlowKit needs: local ones that the stack starts, and external ones that it uses."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from flowkit.local.crew import start_together, stop_together
+from flowkit.local.lifecycle import start_all, stop_all
 from flowkit.local.mongo import MongoServer
 from flowkit.local.process import ServerProcess
 from flowkit.local.temporal import TemporalServer
 
 
 class Stack:
-    """Temporal and Mongo, as a context manager.
+    """Temporal and MongoDB, as a context manager.
 
-    A server whose address stands in the environment (`TEMPORAL_ADDRESS`, `MONGO_URL`) when the stack is made is
-    used as it is: its object here is None, and it is neither started nor stopped. The others keep their data and
-    logs in `folder`; `keeps_data=False` lets a stand-in for MongoDB forget its data when it stops (see MongoServer).
+    If `TEMPORAL_ADDRESS` or `MONGO_URL` is set when the stack is created, the stack uses that server and
+    neither starts nor stops it; its attribute is then None. The other servers keep their data and logs
+    in `folder`. With `keeps_data=False` a stand-in for MongoDB loses its data when it stops (see
+    MongoServer).
     """
 
     temporal: TemporalServer | None = None
@@ -45,21 +46,21 @@ class Stack:
 
     @property
     def servers(self) -> list[ServerProcess]:
-        """The servers that this stack starts and stops, in the order of their start."""
+        """The servers that this stack starts and stops, in start order."""
         return [server for server in (self.mongo, self.temporal) if server is not None]
 
     @property
     def exports(self) -> dict[str, str]:
-        """The environment under which other programs, and other stacks, use these servers."""
+        """Environment variables with which other programs and stacks use these servers."""
         return {"TEMPORAL_ADDRESS": self.temporal_address, "MONGO_URL": self.mongo_url}
 
     def start(self) -> None:
-        """Start what is not running, all at once, and return when all is ready; if one fails, all are stopped."""
-        start_together(self.servers)
+        """Start all servers that are not running, and return when all are ready. If one fails, stop all."""
+        start_all(self.servers)
 
     def stop(self) -> None:
-        """Stop what this stack started, even if one of them resists; data and logs stay."""
-        stop_together(self.servers)
+        """Stop all servers that this stack started, even if stopping one fails. Keeps data and logs."""
+        stop_all(self.servers)
 
     def __enter__(self) -> Self:
         self.start()

@@ -1,4 +1,4 @@
-"""A Temporal development server with its Web UI."""
+"""A local Temporal development server with its Web UI."""
 
 import http.client
 import json
@@ -7,21 +7,21 @@ from functools import partial
 from pathlib import Path
 
 from flowkit.local import sources
-from flowkit.local.container import DATA
+from flowkit.local.container import DATA_FOLDER
 from flowkit.local.ports import HOST, free_port, is_listening
 from flowkit.local.server import LocalServer, container_program
-from flowkit.local.sources import Look, Program, Source
-from flowkit.local.temporal_cli import VERSION, install_temporal, installed_temporal, temporal_on_path
+from flowkit.local.sources import Finder, Program, Source
+from flowkit.local.temporal_cli import VERSION, cached_temporal, install_temporal, temporal_on_path
 
 IMAGE = "docker.io/temporalio/temporal:1.5.1"
-PORTS_INSIDE = (7233, 8233, 7243)
-"""Of the server, its Web UI and its HTTP API, in a container."""
+CONTAINER_PORTS = (7233, 8233, 7243)
+"""Ports inside a container: server, Web UI, HTTP API."""
 NAMESPACE = "default"
 SEARCH_ATTRIBUTES = {"FlowkitPipeline": "Keyword", "FlowkitStatus": "Keyword"}
-# A write-ahead log makes the file as fast as memory.
+# With a write-ahead log, the file is as fast as memory.
 SQLITE_PRAGMAS = {"journal_mode": "WAL", "synchronous": "NORMAL"}
-# The server's defaults suit a cluster with many shards. On one shard they hold every task back for 45 ms, now and
-# then for 2 s, and round timers up to a second.
+# The server's defaults suit a cluster with many shards. On a single shard they delay each task by 45 ms,
+# sometimes by 2 s, and round timers up to a second.
 DYNAMIC_CONFIG: Mapping[str, object] = {
     "history.transferProcessorMaxPollRPS": 5000,
     "history.timerProcessorMaxPollRPS": 5000,
@@ -34,11 +34,12 @@ DYNAMIC_CONFIG: Mapping[str, object] = {
 
 
 class TemporalServer(LocalServer):
-    """A Temporal development server, namespace `default`; its state survives stop, kill and restart.
+    """A Temporal development server with namespace `default`. Its state survives `stop`, `kill`, `restart`.
 
-    It comes from PATH, a container, the cache or the network; `FLOWKIT_SERVERS` orders and limits that. Ports that are
-    not given are free ones. `dynamic_config` adds to, or replaces, the server's settings, for example
-    `{"limit.historyCount.suggestContinueAsNew": 50}`; a changed setting takes effect with the next start.
+    The program comes from PATH, a container, the cache or a download; `FLOWKIT_SERVERS` limits and
+    orders these sources. The server uses free ports unless they are given. `dynamic_config` adds or
+    replaces settings of the server, for example `{"limit.historyCount.suggestContinueAsNew": 50}`; they
+    take effect at the next start.
     """
 
     name = "temporal"
@@ -60,32 +61,32 @@ class TemporalServer(LocalServer):
 
     @property
     def address(self) -> str:
-        """What a client connects to, as `host:port`."""
+        """The address for clients, as `host:port`."""
         return f"{HOST}:{self.port}"
 
     @property
     def ui_url(self) -> str:
-        """Where a browser finds the Web UI."""
+        """The URL of the Web UI."""
         return f"http://{HOST}:{self.ui_port}"
 
     def find_program(self) -> Program:
-        """Where it would come from now. InstallFailed or ConfigError tells why there is nothing."""
-        return temporal_program(sources.allowed())
+        """Return the program from the first source that has one. Raises InstallFailed or ConfigError."""
+        return temporal_program(sources.allowed_sources())
 
     @classmethod
     def install(cls) -> None:
-        """Fetch or build the Temporal CLI, which is the server too, or fetch its image."""
-        temporal_program(sources.allowed()).get()
+        """Download or build the Temporal CLI, which includes the server, or pull its image."""
+        temporal_program(sources.allowed_sources()).install()
 
     def command(self) -> list[str]:
-        """The development server, as quick as its settings allow."""
-        program, container = self.program.get(), self.program.container
+        """Return the command for the development server, with settings for low latency."""
+        program, container = self.program.install(), self.program.container
         ports = (self.port, self.ui_port, self._http_port)
         if container is None:
             return [program, *self._arguments(HOST, ports, self.folder)]
-        leading = dict(zip(ports, PORTS_INSIDE, strict=True))
-        arguments = self._arguments("0.0.0.0", PORTS_INSIDE, Path(DATA))
-        return self.in_container(container, "/temporal", leading, self.folder, arguments)
+        published = dict(zip(ports, CONTAINER_PORTS, strict=True))
+        arguments = self._arguments("0.0.0.0", CONTAINER_PORTS, Path(DATA_FOLDER))
+        return self.container_command(container, "/temporal", published, self.folder, arguments)
 
     def _arguments(self, host: str, ports: tuple[int, int, int], folder: Path) -> list[str]:
         port, ui_port, http_port = map(str, ports)
@@ -100,38 +101,38 @@ class TemporalServer(LocalServer):
         ]
 
     def is_ready(self) -> bool:
-        """Whether the server answers for its namespace, and the Web UI listens."""
-        return is_listening(self.ui_port) and _answers(self._http_port, f"/api/v1/namespaces/{NAMESPACE}")
+        """Whether the server knows its namespace and the Web UI accepts connections."""
+        return is_listening(self.ui_port) and _responds(self._http_port, f"/api/v1/namespaces/{NAMESPACE}")
 
 
 def temporal_program(allowed: Sequence[Source]) -> Program:
-    """Where the Temporal server comes from. InstallFailed when these sources have none."""
-    looks: dict[Source, Look] = {
+    """Return the Temporal server from the first allowed source that has it. Raises InstallFailed."""
+    finders: dict[Source, Finder] = {
         Source.PATH: _on_path,
         Source.CONTAINER: partial(container_program, IMAGE),
         Source.CACHE: _in_cache,
-        Source.DOWNLOAD: _from_network,
+        Source.DOWNLOAD: _to_download,
     }
-    return sources.choose("Temporal server", looks, allowed)
+    return sources.select_program("Temporal server", finders, allowed)
 
 
 def _on_path() -> Program | None:
     found = temporal_on_path()
-    return Program(source=Source.PATH, where=found, get=lambda: found) if found else None
+    return Program(source=Source.PATH, description=found, install=lambda: found) if found else None
 
 
 def _in_cache() -> Program | None:
-    found = installed_temporal()
-    where = f"Temporal CLI {VERSION}"
-    return Program(source=Source.CACHE, where=where, get=lambda: found) if found else None
+    found = cached_temporal()
+    description = f"Temporal CLI {VERSION}"
+    return Program(source=Source.CACHE, description=description, install=lambda: found) if found else None
 
 
-def _from_network() -> Program:
-    where = f"Temporal CLI {VERSION} from github.com, or else built with Go"
-    return Program(source=Source.DOWNLOAD, where=where, get=install_temporal)
+def _to_download() -> Program:
+    description = f"Temporal CLI {VERSION} from github.com, or else built with Go"
+    return Program(source=Source.DOWNLOAD, description=description, install=install_temporal)
 
 
-def _answers(port: int, path: str) -> bool:
+def _responds(port: int, path: str) -> bool:
     connection = http.client.HTTPConnection(HOST, port, timeout=2)
     try:
         connection.request("GET", path)

@@ -1,4 +1,4 @@
-"""Find the `temporal` program, or get it."""
+"""Find or install the `temporal` program."""
 
 import os
 import platform
@@ -7,19 +7,20 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowkit.local.cache import install_once, installed
-from flowkit.local.commands import program, run
-from flowkit.local.download import fetch
 from flowkit.local.errors import InstallFailed, NoNetwork, ProgramMissing, WrongHash
+from flowkit.local.install.cache import find_installed, install_once
+from flowkit.local.install.commands import require_program, run_command
+from flowkit.local.install.download import fetch
 
 NAME, VERSION = "temporal-cli", "v1.5.1"
 MODULE = "github.com/temporalio/cli/cmd/temporal"
 REMEDY = (
-    "install the Temporal CLI so that `temporal` is on PATH, or name it in FLOWKIT_TEMPORAL_BIN, "
-    "or install Go 1.24 or newer, or point TEMPORAL_ADDRESS at a running server"
+    "put `temporal` on PATH, set FLOWKIT_TEMPORAL_BIN to its path, install Go 1.24 or newer, "
+    "or set TEMPORAL_ADDRESS to a running server"
 )
 RELEASES = f"https://github.com/temporalio/cli/releases/download/{VERSION}"
-# SHA-256 of the archives of that release, as public package recipes of others (hermit-packages, Nix) pin them too.
+# SHA-256 of the archives of that release; public package recipes (hermit-packages, Nix) pin the same
+# values.
 ARCHIVES = {
     "linux_amd64": "ddc95e08b0b076efd4ea9733a3f488eb7d2be875f8834e616cd2a37358b4852d",
     "linux_arm64": "bd1b0db9f18b051026de8bf6cc1505f2510f14bbb7a8b9a4a91fff46c77454f5",
@@ -30,68 +31,69 @@ _MACHINES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "
 
 
 @dataclass(frozen=True, slots=True)
-class Archive:
-    """A release of the Temporal CLI for one kind of machine."""
+class ReleaseArchive:
+    """A release of the Temporal CLI for one platform."""
 
     url: str
     sha256: str
 
 
 def temporal_cli() -> str:
-    """The path of a `temporal` program.
+    """Return the path of a `temporal` program, and install it if there is none.
 
-    Looked for in `FLOWKIT_TEMPORAL_BIN`, on PATH and in the cache, in this order; then downloaded, or else built with
-    Go, which takes minutes. An InstallFailed tells the remedy if nothing of this works.
+    Looks at `FLOWKIT_TEMPORAL_BIN`, PATH and the cache, in this order. Otherwise downloads the program,
+    or builds it with Go, which takes minutes. Raises InstallFailed if neither is possible.
     """
-    return temporal_on_path() or installed_temporal() or install_temporal()
+    return temporal_on_path() or cached_temporal() or install_temporal()
 
 
 def temporal_on_path() -> str | None:
-    """The program that the user has: `FLOWKIT_TEMPORAL_BIN`, else `temporal` on PATH. InstallFailed if it is none."""
+    """Return `FLOWKIT_TEMPORAL_BIN` or `temporal` on PATH. InstallFailed if the former is no program."""
     named = os.environ.get("FLOWKIT_TEMPORAL_BIN")
     if named and shutil.which(named) is None:
         raise InstallFailed(
-            f"FLOWKIT_TEMPORAL_BIN names {named}, which is not a program; correct or unset it"
+            f"FLOWKIT_TEMPORAL_BIN is {named!r}, which is not an executable program; correct or unset it"
         )
     return named or shutil.which("temporal")
 
 
-def installed_temporal() -> str | None:
-    """The program in the cache."""
-    folder = installed(NAME, VERSION)
+def cached_temporal() -> str | None:
+    """Return the path of the program in the cache, or None."""
+    folder = find_installed(NAME, VERSION)
     return str(folder / "temporal") if folder else None
 
 
 def install_temporal() -> str:
-    """The program in the cache, which is put there if it is not there yet."""
-    return str(install_once(NAME, VERSION, _get) / "temporal")
+    """Install the program into the cache unless it is there, and return its path."""
+    return str(install_once(NAME, VERSION, _install) / "temporal")
 
 
-def archive() -> Archive | None:
-    """The release for this machine, if there is one."""
+def release_archive() -> ReleaseArchive | None:
+    """Return the release for this platform, or None."""
     kind = f"{platform.system().lower()}_{_MACHINES.get(platform.machine().lower(), 'other')}"
     name = f"temporal_cli_{VERSION.removeprefix('v')}_{kind}.tar.gz"
-    return Archive(f"{RELEASES}/{name}", ARCHIVES[kind]) if kind in ARCHIVES else None
+    return ReleaseArchive(f"{RELEASES}/{name}", ARCHIVES[kind]) if kind in ARCHIVES else None
 
 
-def _get(folder: Path) -> None:
-    """Download the release; where nothing answers, build it. A file with another hash is never built around."""
+def _install(folder: Path) -> None:
+    """Download the release, or build it if there is no download. A file with a wrong hash is an error."""
     try:
         _download(folder)
     except WrongHash:
         raise
-    except InstallFailed as missing:
+    except InstallFailed as not_downloaded:
         try:
             _build(folder)
-        except (NoNetwork, ProgramMissing) as failed:
-            text = f"no Temporal CLI: {_cause(missing)}, and {_cause(failed)}; {REMEDY}"
-            raise type(missing)(text) from failed
+        except (NoNetwork, ProgramMissing) as not_built:
+            causes = f"{_without_remedy(not_downloaded)}, and {_without_remedy(not_built)}"
+            text = f"cannot install the Temporal CLI: {causes}; {REMEDY}"
+            raise type(not_downloaded)(text) from not_built
 
 
 def _download(folder: Path) -> None:
-    release = archive()
+    release = release_archive()
     if release is None:
-        raise InstallFailed(f"it is not released for {platform.system()} on {platform.machine()}")
+        raise InstallFailed(f"there is no release for {platform.system()} on {platform.machine()}")
     packed = folder / "temporal.tar.gz"
     fetch(release.url, packed, sha256=release.sha256)
     with tarfile.open(packed) as archived, (folder / "temporal").open("wb") as program_file:
@@ -103,11 +105,13 @@ def _download(folder: Path) -> None:
 
 
 def _build(folder: Path) -> None:
-    """Go's checksum database pins the module and all it needs, unless the user's Go is told not to ask it."""
-    go = program("go", remedy="it could build the Temporal CLI")
-    run([go, "install", f"{MODULE}@{VERSION}"], folder=folder, env={**os.environ, "GOBIN": str(folder)})
+    # Go's checksum database pins the module and its dependencies, unless the user's Go settings disable it.
+    go = require_program("go", remedy="install it to build the Temporal CLI")
+    run_command(
+        [go, "install", f"{MODULE}@{VERSION}"], folder=folder, env={**os.environ, "GOBIN": str(folder)}
+    )
 
 
-def _cause(error: InstallFailed) -> str:
-    """What is wrong, without the remedy."""
+def _without_remedy(error: InstallFailed) -> str:
+    """Return the first part of the message, which says what is wrong."""
     return error.headline.partition(";")[0]

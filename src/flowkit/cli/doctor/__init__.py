@@ -1,0 +1,1 @@
+"""`flowkit doctor`: checks of servers, programs and this machine."""

@@ -1,0 +1,49 @@
+"""The command `flowkit doctor`."""
+
+import asyncio
+from dataclasses import asdict
+
+import typer
+
+from flowkit.cli import output
+from flowkit.cli.logs import log_warnings
+from flowkit.cli.options import (
+    DEFAULT_DATABASE,
+    DEFAULT_MONGO_URL,
+    AsJson,
+    MongoDatabase,
+    MongoUrl,
+    PortBase,
+    Queue,
+    Verbose,
+    Where,
+)
+
+_VERDICTS = {
+    True: "ready to run tasks: the servers respond, or `flowkit up` can start them",
+    False: "not ready to run tasks; each line that is not ok says how to fix it",
+}
+
+
+def doctor(
+    port_base: PortBase = None,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    queue: Queue = None,
+    verbose: Verbose = False,
+) -> None:
+    """Check servers, programs and this machine. Exit code 0: tasks can run here."""
+    log_warnings(verbose)
+    from flowkit.cli.doctor.checks import run_checks
+    from flowkit.cli.doctor.findings import findings_table
+
+    where = Where(mongo_url=mongo_url, database=database, queue=queue)
+    findings, usable = asyncio.run(run_checks(where, port_base))
+    if as_json:
+        output.document({"ok": usable, "findings": [asdict(finding) for finding in findings]})
+    else:
+        console = output.console()
+        console.print(findings_table(findings, wide=console.is_terminal))
+        output.note(_VERDICTS[usable])
+    raise typer.Exit(0 if usable else 1)

@@ -1,0 +1,123 @@
+"""Checks of Temporal and MongoDB."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Literal
+
+from pymongo.errors import PyMongoError
+from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
+from temporalio.service import RPCError
+
+from flowkit.adapters.mongo import words
+from flowkit.cli.doctor.findings import Finding, bad, note, ok
+from flowkit.cli.errors import flat
+from flowkit.cli.looking import missing, polled
+from flowkit.cli.servers import database, temporal_address, temporal_client, without_password
+from flowkit.errors import FlowKitError
+from flowkit.workflows.endings import SEARCH_ATTRIBUTES
+
+if TYPE_CHECKING:
+    from temporalio.client import Client
+
+    from flowkit.cli.options import Where
+
+TIMEOUT_SEC = 2.5
+START_REMEDY = "`flowkit up` starts one"
+
+INDEXES: dict[str, tuple[str, ...]] = {
+    "tasks": ("uniq_task_id", "ix_task_status_updated", "ix_task_started"),
+    "artifacts": ("ix_artifacts_task_node", "uniq_artifact_batch_uid"),
+    "metrics_raw": ("uniq_metrics_batch",),
+    "stream_progress": ("uniq_stream_claim_batch",),
+    "worker_registry": ("uniq_worker",),
+    "worker_events": ("uniq_worker_event",),
+}
+"""Indexes that engines and workers create when they start."""
+
+
+async def check_temporal(where: Where, *, configured: bool) -> list[Finding]:
+    """Check whether Temporal responds, and what FlowKit needs of it. The first finding is the response."""
+    address, namespace = temporal_address()
+    try:
+        async with asyncio.timeout(TIMEOUT_SEC):
+            client = await temporal_client()
+            connected = ok("temporal", f"responds at {address}, namespace {namespace}")
+            return [connected, await _check_search_attributes(client), await _check_engine(client, where)]
+    except (FlowKitError, RPCError, TimeoutError) as error:
+        return [
+            _unreachable(
+                "temporal",
+                configured and "TEMPORAL_ADDRESS",
+                _error_text(error, f"no server responds at {address}"),
+            )
+        ]
+
+
+async def check_mongo(where: Where, *, configured: bool) -> list[Finding]:
+    """Check whether MongoDB responds, its version and its indexes. The first finding is the response."""
+    address = without_password(where.mongo_url)
+    try:
+        async with asyncio.timeout(TIMEOUT_SEC), database(where) as db:
+            build = await db.command("buildInfo")
+            connected = ok("mongo", f"{_version(build)} responds at {address}")
+            return [connected, await _check_indexes(db, where.database)]
+    except (FlowKitError, PyMongoError, TimeoutError) as error:
+        refused = isinstance(error, PyMongoError) and getattr(error, "code", None) is not None
+        text = (
+            f"the server at {address} refuses the request: {words(error)}"
+            if refused
+            else _error_text(error, f"no server responds at {address}")
+        )
+        return [_unreachable("mongo", configured and "MONGO_URL", text)]
+
+
+def _error_text(error: Exception, fallback: str) -> str:
+    """Return the text of a FlowKit error, such as a wrong setting; otherwise the fallback."""
+    return flat(error) if isinstance(error, FlowKitError) and error.code != "mongo_unavailable" else fallback
+
+
+def _unreachable(name: str, variable: str | Literal[False], text: str) -> Finding:
+    """`variable` configures the server. Without it, an unreachable server is no problem."""
+    if variable:
+        return bad(name, text, f"start it, or correct {variable}; if {variable} is not set, {START_REMEDY}")
+    return note(name, text, START_REMEDY)
+
+
+async def _check_search_attributes(client: Client) -> Finding:
+    request = ListSearchAttributesRequest(namespace=client.namespace)
+    try:
+        registered = await client.operator_service.list_search_attributes(request)
+    except RPCError as error:
+        return note("search attributes", f"Temporal does not list them ({flat(error)})", "ask its operator")
+    missing_names = [name for name in SEARCH_ATTRIBUTES if name not in registered.custom_attributes]
+    if not missing_names:
+        return ok("search attributes", f"{' and '.join(SEARCH_ATTRIBUTES)} are registered")
+    remedy = "an engine registers them when it starts, if permitted; docs/operations.md has the command"
+    return note("search attributes", f"{' and '.join(missing_names)} not registered", remedy)
+
+
+async def _check_engine(client: Client, where: Where) -> Finding:
+    queue = where.engine_queue
+    if await polled(client, queue, workflows=True):
+        return ok("engine", f"an engine polls queue {queue}")
+    hint = (await missing(client, queue, []) or [f"no engine polls queue {queue}; start one"])[0]
+    found, _, remedy = hint.partition("; ")
+    return note("engine", found, remedy)
+
+
+def _version(build: dict[str, Any]) -> str:
+    """Return product and version. Only MongoDB itself reports a `gitVersion`."""
+    is_mongodb = "gitVersion" in build
+    return f"MongoDB {build['version']}" if is_mongodb else f"a stand-in for MongoDB {build['version']}"
+
+
+async def _check_indexes(db: Any, name: str) -> Finding:
+    existing: set[str] = set()
+    for collection in INDEXES:
+        existing |= set(await db[collection].index_information())
+    missing_names = [index for indexes in INDEXES.values() for index in indexes if index not in existing]
+    if not missing_names:
+        return ok("indexes", f"database {name} has all indexes")
+    found = f"database {name} lacks {', '.join(missing_names)}"
+    return note("indexes", found, "engines and workers create them when they start")

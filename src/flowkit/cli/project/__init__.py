@@ -1,0 +1,1 @@
+"""`flowkit init`: new projects and their templates."""

@@ -1,0 +1,160 @@
+"""New projects: validate the name, render the templates, write the folder."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import sys
+from dataclasses import dataclass
+from importlib import resources, util
+from pathlib import Path, PurePosixPath
+from string import Template
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from flowkit.cli.errors import remedied
+from flowkit.errors import ConfigError
+from flowkit.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from importlib.resources.abc import Traversable
+
+_NAME_PATTERN = re.compile(r"[a-z](?:[a-z0-9_-]*[a-z0-9])?", re.ASCII | re.IGNORECASE)
+_NAME_RULE = "use letters, digits, '-' and '_'; start with a letter and end with a letter or digit"
+_PROJECT_FOLDERS = {"tests", "deploy", "wheels"}
+_SUFFIX = ".tmpl"
+
+
+class _Template(Template):
+    """A template with `@@name` placeholders, because shell, make and Compose use `$`."""
+
+    delimiter = "@@"
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A new project."""
+
+    name: str
+
+    @property
+    def package(self) -> str:
+        """Name of its Python package."""
+        return self.name.replace("-", "_")
+
+    @property
+    def image(self) -> str:
+        """Name of its container image and Compose project: lower case, without repeated separators."""
+        return re.sub(r"[-_]+", "-", self.name.lower())
+
+    def files(self) -> dict[PurePosixPath, str]:
+        """Return the text of each file by its path in the project."""
+        values = {
+            "name": self.name,
+            "package": self.package,
+            "image": self.image,
+            "version": __version__,
+        }
+        root = resources.files("flowkit.cli.project") / "templates"
+        return {
+            self._target_path(path): _Template(template.read_text(encoding="utf-8")).substitute(values)
+            for path, template in _templates(root, PurePosixPath())
+        }
+
+    def _target_path(self, path: PurePosixPath) -> PurePosixPath:
+        """Return the path in the project. Templates have other names, so that other tools ignore them."""
+        parts = [self.package if part == "PACKAGE" else part for part in path.parts]
+        parts[-1] = parts[-1].removesuffix(_SUFFIX)
+        if parts[-1].startswith("dot-"):
+            parts[-1] = f".{parts[-1].removeprefix('dot-')}"
+        return PurePosixPath(*parts)
+
+
+def _templates(folder: Traversable, prefix: PurePosixPath) -> Iterator[tuple[PurePosixPath, Traversable]]:
+    for entry in sorted(folder.iterdir(), key=lambda each: each.name):
+        path = prefix / entry.name
+        if entry.is_dir():
+            yield from _templates(entry, path)
+        elif entry.name.endswith(_SUFFIX):
+            yield path, entry
+
+
+def new_project(name: str) -> Project:
+    """Return the project with that name. Raises ConfigError if the name is not valid."""
+    if problem := _name_problem(name):
+        raise remedied(ConfigError(f"NAME {name!r} is not a valid project name: {problem}"), _NAME_RULE)
+    project = Project(name)
+    if conflict := _name_conflict(project.package):
+        problem = f"NAME {name!r} gives the Python package {project.package!r}, which is {conflict}"
+        raise remedied(ConfigError(problem), "choose another name")
+    return project
+
+
+def _name_problem(name: str) -> str:
+    """Return what is wrong with the name, or an empty string."""
+    if _NAME_PATTERN.fullmatch(name):
+        return ""
+    if not name:
+        return "it is empty"
+    invalid = dict.fromkeys(repr(each) for each in name if not re.fullmatch(r"[A-Za-z0-9_-]", each))
+    if invalid:
+        return f"it contains {', '.join(invalid)}"
+    if not name[0].isalpha():
+        return f"it starts with {name[0]!r}"
+    return f"it ends with {name[-1]!r}"
+
+
+def _name_conflict(package: str) -> str:
+    """Return what already has this name, or an empty string."""
+    if keyword.iskeyword(package):
+        return "a Python keyword"
+    if package.lower() in _PROJECT_FOLDERS:
+        return "another folder of the project"
+    if package in sys.stdlib_module_names:
+        return "a module of the standard library"
+    found = util.find_spec(package)
+    return "an installed package" if found is not None and found.origin else ""
+
+
+def write_project(project: Project, folder: Path) -> list[PurePosixPath]:
+    """Write the project into `folder`, which must be empty or not exist, and return its files.
+
+    Writes all files or none. Raises ConfigError if the folder cannot be used.
+    """
+    try:
+        _check_empty(folder)
+        return _write(project.files(), folder)
+    except OSError as error:
+        problem = ConfigError(f"cannot write to folder {str(folder)!r}: {_error_text(error)}")
+        raise remedied(problem, "choose another folder with --dir") from error
+
+
+def _error_text(error: OSError) -> str:
+    at = f" ({error.filename})" if error.filename else ""
+    return f"{error.strerror or error}{at}"
+
+
+def _check_empty(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise remedied(ConfigError(f"{str(folder)!r} is a file"), "choose a folder with --dir")
+    if folder.is_dir() and any(folder.iterdir()):
+        problem = ConfigError(f"folder {str(folder)!r} is not empty, so nothing was written")
+        raise remedied(problem, "choose another name, or another folder with --dir")
+
+
+def _write(files: dict[PurePosixPath, str], folder: Path) -> list[PurePosixPath]:
+    """Write to a temporary folder on the same disk, then rename it, or its entries if `folder` exists."""
+    exists = folder.is_dir()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".flowkit-init-", dir=folder if exists else folder.parent) as temporary:
+        staged = Path(temporary) / "project"
+        for path, text in files.items():
+            (staged / path).parent.mkdir(parents=True, exist_ok=True)
+            (staged / path).write_text(text, encoding="utf-8", newline="\n")
+        if not exists:
+            staged.rename(folder)
+            return list(files)
+        for entry in staged.iterdir():
+            entry.rename(folder / entry.name)
+    return list(files)

@@ -1,0 +1,1 @@
+"""`flowkit up`: servers, an engine and workers in one terminal."""

@@ -1,0 +1,89 @@
+"""The command `flowkit up`. It imports what it needs when it runs, so that other commands start fast."""
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flowkit.cli import output
+from flowkit.cli.logs import log_warnings
+from flowkit.cli.options import DEFAULT_DATABASE, MongoDatabase, PortBase, Queue, Verbose
+from flowkit.config import DEFAULT_QUEUE
+
+
+def up(
+    handlers: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Handlers for the workers, as module:CLASS or module:object. None: no worker starts."
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Start only these: temporal, mongo, engine, worker. Separate with commas, or repeat."
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder that keeps data and logs. Without it, a temporary folder.")
+    ] = None,
+    port_base: PortBase = None,
+    functions: Annotated[
+        list[str] | None, typer.Option("--function", help="Coordinator function, as NAME=module:function.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of worker processes.  [default: 1]")
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, help="Concurrent attempts for each role, in each worker.  [default: 1]"),
+    ] = None,
+    queue: Queue = None,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    install: Annotated[bool, typer.Option("--install", help="Install the servers and exit.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run Temporal with its Web UI, MongoDB, an engine and workers until Ctrl-C. For development."""
+    log_warnings(verbose)
+    from flowkit.cli.loading import check_names
+    from flowkit.cli.up.plan import Part, UpOptions, make_plan, parse_parts
+
+    if install:
+        return _install(parse_parts(only or []) or frozenset(Part))
+    options = UpOptions(
+        handlers=tuple(handlers or ()),
+        only=tuple(only or ()),
+        data=data,
+        port_base=port_base,
+        functions=tuple(functions or ()),
+        workers=workers,
+        concurrency=concurrency,
+        queue=queue or DEFAULT_QUEUE,
+        database=database,
+        verbose=verbose,
+    )
+    plan = make_plan(options, os.environ)
+    check_names([*options.handlers, *_targets(functions or [])])
+    from flowkit.cli.up.run import run
+
+    return run(plan)
+
+
+def _targets(functions: list[str]) -> list[str]:
+    """Return the part after `NAME=` of each function. The engine reports a function that has no name."""
+    return [target for _, separator, target in (text.partition("=") for text in functions) if separator]
+
+
+def _install(parts: Collection[str]) -> None:
+    from flowkit.local import MongoServer, TemporalServer
+    from flowkit.local.mongo import mongo_program
+    from flowkit.local.sources import allowed_sources
+    from flowkit.local.temporal import temporal_program
+
+    for server, find_program in ((TemporalServer, temporal_program), (MongoServer, mongo_program)):
+        if server.name in parts:
+            server.install()
+            found = find_program(allowed_sources())
+            output.say(f"{server.name}: {found.description} ({found.source})")

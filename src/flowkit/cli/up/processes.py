@@ -1,0 +1,80 @@
+"""The processes of one `flowkit up`: servers, an engine and workers."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flowkit.cli.options import DEFAULT_MONGO_URL
+from flowkit.cli.up.exports import make_exports
+from flowkit.cli.up.plan import Part
+from flowkit.local import flowkit_process
+from flowkit.local.mongo import MongoServer
+from flowkit.local.temporal import TemporalServer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from flowkit.cli.up.plan import Plan
+    from flowkit.local.flowkit_process import FlowkitProcess
+    from flowkit.local.process import ServerProcess
+    from flowkit.local.server import LocalServer
+
+
+@dataclass(kw_only=True)
+class Processes:
+    """The processes that one `flowkit up` starts."""
+
+    temporal: TemporalServer | None
+    mongo: MongoServer | None
+    exports: Mapping[str, str]
+    """Environment variables with which other programs reach them."""
+    engine: FlowkitProcess | None = None
+    workers: list[FlowkitProcess] = field(default_factory=list)
+
+    @property
+    def servers(self) -> list[LocalServer]:
+        """The servers, which all other processes need."""
+        return [server for server in (self.temporal, self.mongo) if server is not None]
+
+    @property
+    def flowkit(self) -> list[FlowkitProcess]:
+        """The engine and the workers."""
+        return [*([self.engine] if self.engine else []), *self.workers]
+
+    @property
+    def all(self) -> list[ServerProcess]:
+        """All processes, in start order."""
+        return [*self.servers, *self.flowkit]
+
+
+def create_processes(plan: Plan, folder: Path) -> Processes:
+    """Create the processes of a plan, with data and logs in a folder. Starts nothing."""
+    ports, options = plan.ports, plan.options
+    temporal = mongo = None
+    if plan.starts_temporal:
+        temporal = TemporalServer(
+            folder, port=ports.temporal, ui_port=ports.ui, http_port=ports.temporal_http
+        )
+    if plan.starts_mongo:
+        mongo = MongoServer(folder, port=ports.mongo)
+    address = temporal.address if temporal else os.environ.get("TEMPORAL_ADDRESS")
+    url = mongo.url if mongo else os.environ.get("MONGO_URL") or DEFAULT_MONGO_URL
+    processes = Processes(temporal=temporal, mongo=mongo, exports=make_exports(plan, address, url))
+    process_options = ["--verbose"] if options.verbose else []
+    if Part.ENGINE in plan.parts:
+        processes.engine = flowkit_process.engine_process(
+            folder, functions=options.functions, options=process_options, environment=processes.exports
+        )
+    if Part.WORKER in plan.parts:
+        slots = ["--concurrency", str(options.concurrency)] if options.concurrency else []
+        processes.workers = flowkit_process.worker_processes(
+            folder,
+            options.handlers,
+            count=options.workers or 1,
+            options=[*process_options, *slots],
+            environment=processes.exports,
+        )
+    return processes

@@ -1,0 +1,98 @@
+"""The command line of `flowkit up`: mistakes, missing programs and `--install`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.cli.up.up_process import (
+    environment_without_servers,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.conftest import Program
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--only", "temporal,redis"],
+            "--only 'redis' is unknown; choose from temporal, mongo, engine, worker",
+        ),
+        (["--only", "worker"], "a worker needs handlers, but none are given; name them as module:CLASS"),
+        (["--only", "engine", "shop:Shop"], "handlers are given, but this command starts no worker"),
+        (["--workers", "2"], "--workers is given, but this command starts no worker; name the handlers"),
+        (
+            ["--only", "mongo", "--function", "a=b:c"],
+            "--function is given, but this command starts no engine",
+        ),
+        (["nowhere:Shop"], "there is no module 'nowhere' here; run flowkit in the folder that holds it"),
+        (["--function", "f=nowhere:f"], "there is no module 'nowhere' here"),
+        (["shop"], "'shop' is not module:name; for example"),
+        (["--port-base", "65533"], "Invalid value for '--port-base'"),
+        (
+            ["--data", "/sys/flowkit"],
+            "cannot write to /sys/flowkit (Operation not permitted); choose a writable folder",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_reported_in_one_line_before_anything_starts(
+    program: Program, arguments: list[str], message: str
+) -> None:
+    said = program.run("up", *arguments)
+    assert said.code == 2
+    assert said.err.startswith(f"flowkit: {message}")
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+
+
+def test_a_missing_program_is_reported_in_one_line_with_the_remedy(program: Program, tmp_path: Path) -> None:
+    env = {**environment_without_servers(tmp_path), "PATH": str(tmp_path)}
+    said = program.run("up", "--only", "mongo", env={**env, "MONGO_URL": ""})
+    assert said.code == 3
+    assert said.err == (
+        "flowkit: `java` is not on PATH; install MongoDB, or a JDK 17 or newer and Maven, "
+        "or set MONGO_URL to a running server\n"
+    )
+
+
+def test_sources_without_the_server_are_reported_in_one_line(program: Program, tmp_path: Path) -> None:
+    env = {
+        "PATH": str(tmp_path),
+        "FLOWKIT_SERVERS": "path,container",
+        "MONGO_URL": "",
+        "TEMPORAL_ADDRESS": "",
+    }
+    said = program.run("up", env=env)
+    assert said.code == 3
+    assert said.err.startswith(
+        "flowkit: no Temporal server found in FLOWKIT_SERVERS=path,container; unset FLOWKIT_"
+    )
+
+
+def test_a_missing_network_is_reported_in_one_line_with_the_remedies(
+    program: Program, tmp_path: Path
+) -> None:
+    env = {"FLOWKIT_CACHE": str(tmp_path / "cache"), "FLOWKIT_SERVERS": "", "PATH": str(tmp_path)}
+    proxies = dict.fromkeys(("https_proxy", "HTTPS_PROXY"), "http://127.0.0.1:1")
+    said = program.run(
+        "up", "--install", "--only", "temporal", env={**env, **proxies, "FLOWKIT_TEMPORAL_BIN": ""}
+    )
+    assert said.code == 3
+    message = said.err.splitlines()[-1]
+    assert message.startswith("flowkit: cannot install the Temporal CLI: cannot reach github.com (")
+    assert "and `go` is not on PATH; put `temporal` on PATH, set FLOWKIT_TEMPORAL_BIN" in message
+
+
+def test_install_prints_the_source_of_each_server(program: Program, tmp_path: Path) -> None:
+    mongod = tmp_path / "mongod"
+    mongod.write_text("#!/bin/sh\n")
+    mongod.chmod(0o755)
+    said = program.run(
+        "up", "--install", "--only", "mongo", env={"PATH": str(tmp_path), "FLOWKIT_SERVERS": ""}
+    )
+    assert (said.code, said.out) == (0, f"mongo: {mongod} (path)\n")

@@ -1,0 +1,56 @@
+"""The `export` lines of `flowkit up` for scripts and for terminals."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flowkit.cli.up.exports import make_exports, script_exports, terminal_exports
+from flowkit.cli.up.plan import Plan, UpOptions, make_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def plan(queue: str = "flowkit", database: str = "flowkit") -> Plan:
+    """Return a plan that starts everything."""
+    return make_plan(UpOptions(queue=queue, database=database), {})
+
+
+ELSEWHERE = {"TEMPORAL_ADDRESS": "127.0.0.1:5000", "MONGO_URL": "mongodb://127.0.0.1:5002"}
+
+DEFAULTS = {"TEMPORAL_ADDRESS": "127.0.0.1:7233", "MONGO_URL": "mongodb://127.0.0.1:27017"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "servers", "options", "terminal"),
+    [
+        ({}, DEFAULTS, {}, []),
+        ({}, ELSEWHERE, {}, [f"export {name}={value}" for name, value in ELSEWHERE.items()]),
+        (ELSEWHERE, ELSEWHERE, {}, []),
+        (
+            {},
+            DEFAULTS,
+            {"queue": "q", "database": "d"},
+            ["export MONGO_DATABASE=d", "export FLOWKIT_QUEUE=q"],
+        ),
+        ({"FLOWKIT_QUEUE": "q"}, DEFAULTS, {"queue": "q"}, []),
+        ({"TEMPORAL_NAMESPACE": "other"}, DEFAULTS, {}, ["export TEMPORAL_NAMESPACE=default"]),
+    ],
+)
+def test_a_terminal_gets_only_values_that_it_would_not_use_by_default(
+    environment: Mapping[str, str], servers: dict[str, str], options: dict[str, str], terminal: list[str]
+) -> None:
+    found = make_exports(plan(**options), servers["TEMPORAL_ADDRESS"], servers["MONGO_URL"])
+    assert terminal_exports(environment, found) == terminal
+
+
+def test_a_script_always_gets_the_servers_and_can_evaluate_the_lines() -> None:
+    url = "mongodb://127.0.0.1:5002/?a=1&b=2"
+    lines = script_exports({}, make_exports(plan(queue="my queue"), "127.0.0.1:5000", url))
+    assert lines[0] == "export TEMPORAL_ADDRESS=127.0.0.1:5000"
+    script = "\n".join([*lines, 'printf "%s|%s" "$MONGO_URL" "$FLOWKIT_QUEUE"'])
+    completed = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=True)
+    assert completed.stdout == f"{url}|my queue"

@@ -1,0 +1,35 @@
+"""The plan of `flowkit up`: parts and ports."""
+
+from __future__ import annotations
+
+from flowkit.cli.up.plan import Ports, UpOptions, make_plan
+
+
+def parts(*only: str, handlers: tuple[str, ...] = (), **environment: str) -> set[str]:
+    """Return the parts that would start. A server counts only if the plan starts it."""
+    plan = make_plan(UpOptions(only=only, handlers=handlers), environment)
+    kinds = {"temporal": plan.starts_temporal, "mongo": plan.starts_mongo}
+    return {part.value for part in plan.parts if kinds.get(part.value, True)}
+
+
+def test_without_options_everything_starts_but_a_worker_needs_handlers() -> None:
+    assert parts() == {"temporal", "mongo", "engine"}
+    assert parts(handlers=("m:H",)) == {"temporal", "mongo", "engine", "worker"}
+
+
+def test_only_accepts_commas_and_repetition() -> None:
+    assert parts("temporal,mongo") == parts("temporal", "mongo") == {"temporal", "mongo"}
+    assert parts("worker", handlers=("m:H",)) == {"worker"}
+
+
+def test_servers_in_the_environment_are_not_started() -> None:
+    assert parts(TEMPORAL_ADDRESS="t:1") == {"mongo", "engine"}
+    assert parts(TEMPORAL_ADDRESS="t:1", MONGO_URL="mongodb://m") == {"engine"}
+    assert parts(TEMPORAL_ADDRESS="", MONGO_URL="") == {"temporal", "mongo", "engine"}, (
+        "an empty variable counts as not set"
+    )
+
+
+def test_four_consecutive_ports_follow_from_the_base() -> None:
+    assert Ports.from_base(5000) == Ports(temporal=5000, ui=5001, mongo=5002, temporal_http=5003)
+    assert Ports.from_base(None) == Ports(temporal=7233, ui=8233, mongo=27017, temporal_http=None)

@@ -1,0 +1,140 @@
+"""A `flowkit up` process for tests, with its own servers or with those of the test session."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+from typing import TYPE_CHECKING, Any
+
+from tests.integration.world import CEILING, FLOWKIT
+from tests.local.processes import descendants, isolated_environment
+
+from flowkit.local.ports import CANDIDATES, is_free
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+    from typing import IO
+
+HANDLERS = """
+from flowkit.worker import BatchResult, RoleHandler
+
+class Shop(RoleHandler):
+    role = "shop"
+
+    async def process_batch(self, batch, ctx):
+        return BatchResult(success=True, metrics={"rows": 1})
+"""
+GRAPH = {"name": "shopping", "nodes": [{"node_id": "buy", "type": "shop"}]}
+
+
+class UpProcess:
+    """A running `flowkit up` and its output."""
+
+    def __init__(self, folder: Path, *arguments: str, env: Mapping[str, str]) -> None:
+        pipe = subprocess.PIPE
+        self.environment = dict(env)
+        self.process = subprocess.Popen(
+            [str(FLOWKIT), "up", *arguments],
+            cwd=folder,
+            env=self.environment,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+        )
+        self.lines: list[str] = []
+        """Lines of stderr read so far."""
+        self._unread: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, args=[self.process.stderr])
+        self._reader.start()
+
+    def _read(self, stream: IO[str]) -> None:
+        for line in stream:
+            self._unread.put(line.rstrip("\n"))
+        self._unread.put(None)
+
+    def wait_for_line(self, part: str) -> str:
+        """Read stderr until a line contains the text, and return that line."""
+        while (line := self._unread.get(timeout=CEILING)) is not None:
+            self.lines.append(line)
+            if part in line:
+                return line
+        raise AssertionError(f"stderr has no line with {part!r}:\n" + "\n".join(self.lines))
+
+    def exports(self) -> dict[str, str]:
+        """Read the `export` lines from stdout, and add them to the environment of other commands."""
+        self.wait_for_line("logs: ")
+        assert self.process.stdout is not None
+        found: dict[str, str] = {}
+        while not {"TEMPORAL_ADDRESS", "MONGO_URL"} <= found.keys() | self.environment.keys():
+            name, _, value = self.process.stdout.readline().removeprefix("export ").strip().partition("=")
+            found[name] = value
+        self.environment |= found
+        return found
+
+    def process_tree(self) -> set[int]:
+        """Return the ids of the process and all its descendants."""
+        return {self.process.pid, *descendants(self.process.pid)}
+
+    def run_command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run another command with the exported variables, and return its result."""
+        return subprocess.run(
+            [str(FLOWKIT), *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=CEILING,
+            check=False,
+        )
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal, read the remaining output, and return the exit code."""
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Wait until the process exits, and return its exit code."""
+        code = self.process.wait(CEILING)
+        self._reader.join()
+        self.lines += [line for line in list(self._unread.queue) if line is not None]
+        return code
+
+    def close(self) -> None:
+        """Kill the process and close its streams."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def free_port_base() -> int:
+    """Return the first of four consecutive free ports."""
+    start = int.from_bytes(os.urandom(4)) % (len(CANDIDATES) - 4)
+    bases: Iterator[int] = iter([*CANDIDATES[start:-4], *CANDIDATES[:start]])
+    return next(base for base in bases if all(is_free(port) for port in range(base, base + 4)))
+
+
+def environment_without_servers(folder: Path) -> dict[str, str]:
+    """Return an environment that configures no servers."""
+    return isolated_environment(folder / "tmp")
+
+
+def write_graph(folder: Path) -> str:
+    """Write the graph and its handler, and return the path of the graph."""
+    (folder / "shop.py").write_text(HANDLERS)
+    file = folder / "graph.json"
+    file.write_text(json.dumps(GRAPH))
+    return str(file)
+
+
+def listed_tasks(completed: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """Return the tasks in the output of `flowkit list --json`."""
+    assert completed.returncode == 0, completed.stderr
+    tasks: list[dict[str, Any]] = json.loads(completed.stdout)["tasks"]
+    return tasks
