@@ -1,4 +1,4 @@
-"""Sphinx configuration: `make docs` builds the site in build/docs. The pages themselves are plain Markdown."""
+"""Configure Sphinx: `make docs` builds the site in build/docs. The pages themselves are plain Markdown."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ show_warning_types = True
 
 
 def generate_content(app: Sphinx, page: str, source: list[str]) -> None:
-    """Replace the content of a generated page below its title. In the repository, the page only links to the source."""
+    """Replace the text below the title of a generated page; in the repository it only names the source."""
     if page in GENERATED:
         title, _, _ = source[0].partition("\n")
         source[0] = f"{title}\n{GENERATED[page]()}"
@@ -84,7 +84,7 @@ GENERATED: dict[str, Callable[[], str]] = {
 def omit_internal_notes(
     app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]
 ) -> None:
-    """Remove the parts of docstrings that only readers of the code need: module docstrings and spec references."""
+    """Remove what only readers of the code need: module docstrings and references to the spec."""
     if what == "module":
         lines.clear()
     lines[:] = [re.sub(r" \(spec: [^)]*\)", "", line) for line in lines]
