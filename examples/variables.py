@@ -1,5 +1,4 @@
-"""Variables: rules that the graph sets, handlers apply, and a person can change while the task
-runs.
+"""Variables: rules that the graph sets, handlers apply, and a person can change at any time.
 
 An order over the limit waits for approval. The limit and the carriers are variables of the task,
 which its first node sets. `approve` reads them and, if necessary, waits for the variable
