@@ -51,7 +51,7 @@ class Read(RoleHandler):
         return BatchResult(success=True, metrics={"amount": sum(amounts)})
 
     def classify_error(self, exc: BaseException) -> tuple[str, bool]:
-        """Retry while the file is missing; an invalid number (ValueError) is `bad_input`, which is permanent."""
+        """Retry while the file is missing. An invalid number (ValueError) is permanent, as `bad_input`."""
         return ("no_file_yet", False) if isinstance(exc, FileNotFoundError) else super().classify_error(exc)
 
 

@@ -35,7 +35,7 @@ class Incident:
     """Batches of the node that were done at the kill."""
     total: int
     started_at: datetime
-    """When the attempt started. A worker that is killed soon after its start has not written its start event."""
+    """When the attempt started. If the kill follows at once, there is no start event."""
     killed_at: datetime
     replacement: str
     successor: str = ""

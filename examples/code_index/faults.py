@@ -13,7 +13,7 @@ class Fault(StrEnum):
     FLAKY_DISK = "flaky_disk"
     """Two batches fail once each. A failed attempt uses one retry."""
     KILL = "kill"
-    """A worker is killed while it processes a batch. A lost attempt uses no retry; another worker resumes the node."""
+    """A worker is killed while it processes a batch. Another worker resumes the node, which uses no retry."""
 
 
 def should_fail(fault: str, *, attempt: int, number: int, total: int) -> bool:

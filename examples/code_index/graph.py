@@ -20,7 +20,7 @@ _RETRY = {"max": 5, "backoff_sec": 1.0}
 def index_graph(
     source: Path, batch_size: int = BATCH_SIZE, fault: Fault = Fault.FLAKY_DISK
 ) -> dict[str, Any]:
-    """Return the graph that indexes `source`, enriches the files, groups them by package and analyzes the packages."""
+    """Return the graph: index `source`, enrich the files, group them by package, analyze the packages."""
     inline = {"source": str(source), "batch_size": batch_size, "fault": fault.value}
     return {
         "schema_version": "1.0",

@@ -99,7 +99,7 @@ class ProgressReader:
         return replace(node, rate=rate if node.status != "deferred" else None)
 
     async def _total_batches(self) -> int | None:
-        """Return the total number of batches, which each batch of the indexer contains; None before the first one."""
+        """Return the total number of batches; None before the indexer has stored its first batch."""
         query = {"task_id": self._handle.id, "node_id": INDEX, "status": "partial"}
         first = await self._db.artifacts.find_one(query, {"_id": 0, "meta.total_batches": 1})
         return first["meta"]["total_batches"] if first else None

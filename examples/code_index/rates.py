@@ -1,4 +1,4 @@
-"""Processing rates of nodes and the time they still need. Pure, except for the samples that a RateMeter keeps."""
+"""Processing rates of nodes, and the time they still need. Pure, except for RateMeter."""
 
 from __future__ import annotations
 

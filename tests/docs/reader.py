@@ -56,7 +56,7 @@ class Terminal:
             self._changed.notify_all()
 
     def wait_for(self, text: str) -> None:
-        """Wait until the command has printed `text`; raises AssertionError if it ends before, or on a timeout."""
+        """Wait until the command has printed `text`; raises AssertionError at its end or after TIMEOUT."""
         with self._changed:
             self._changed.wait_for(lambda: text in self.output or self._process.poll() is not None, TIMEOUT)
         assert text in self.output, f"never printed {text!r}:\n{self.output}"
@@ -166,7 +166,7 @@ class Reader:
 
 
 def expect(block: Block, printed: str) -> None:
-    """Check that the output contains the lines of a block in order; `…` matches anything, spaces match any whitespace."""
+    """Check that the output contains the lines of a block in order; `…` matches anything."""
     lines = iter(printed.splitlines())
     for shown in filter(None, (line.strip() for line in block.text.splitlines())):
         parts = re.split(r"\s*…\s*", shown)

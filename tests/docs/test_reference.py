@@ -44,7 +44,7 @@ DIRECTIVE = re.compile(r"\.\. auto(module|class):: ([\w.]+)(?:\(\))?((?:\n   .*)
 
 
 def own_names(module: ModuleType) -> list[str]:
-    """Return the public names of a module: `__all__`, else the functions, classes and constants that it defines."""
+    """Return the public names of a module: `__all__`, else its functions, classes and constants."""
     if hasattr(module, "__all__"):
         return [name for name in module.__all__ if not name.startswith("__")]
     found = {name: value for name, value in vars(module).items() if not name.startswith("_")}

@@ -1,4 +1,4 @@
-"""The settings of `howto/secure-connections.md` on real connections, with TLS proxies in front of the servers."""
+"""The settings of `howto/secure-connections.md`, on real servers behind TLS proxies."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def write_page_files(folder: Path, replacements: dict[str, str]) -> None:
 
 
 async def run_status(folder: Path, settings: str, environment: dict[str, str]) -> tuple[int | None, str]:
-    """Run `flowkit status nothing-there` with the settings of one of the page's files; returns exit code and output."""
+    """Run `flowkit status nothing-there` with a settings file of the page; returns exit code and output."""
     process = await asyncio.create_subprocess_exec(
         *("bash", "-c", f". ./{settings}; exec {FLOWKIT} status nothing-there"),
         cwd=folder,

@@ -67,7 +67,7 @@ def stored(node: str, number: int, epoch: int, seconds: float, worker: str) -> S
 
 
 def _batches(of: int) -> list[StoredBatch]:
-    """Return the batches: of enrich, each of two attempts stored half; of the other nodes, one attempt stored all."""
+    """Return all batches; two attempts of enrich stored half of its batches each."""
     half = of // 2
     numbers = range(1, of + 1)
     return [
@@ -80,7 +80,7 @@ def _batches(of: int) -> list[StoredBatch]:
 
 
 def documents(tree: Mapping[str, bytes] = TREE, source: str = "/src") -> Documents:
-    """Return the documents of a run over `tree`, with one file per batch, in which worker-1 was killed in enrich."""
+    """Return the documents of a run in which worker-1 was killed in enrich, with one file per batch."""
     facts = [facts_of_source(path, data) for path, data in tree.items()]
     packages = grouped(facts)
     analysis = {

@@ -200,7 +200,7 @@ def labelled_packages(packages: Sequence[Package]) -> list[Package]:
 
 
 def _labels_fit(one: Package, other: Package) -> bool:
-    """Return whether two labels fit. Labels are wide and low, so they need more distance in lines than in complexity."""
+    """Return whether two labels fit: wide and low, they need more distance in lines than in complexity."""
     above = abs(math.log10(one.complexity / other.complexity))
     beside = abs(math.log10(one.lines / other.lines))
     return above > 0.2 or beside > 1.3
