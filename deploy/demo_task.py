@@ -19,8 +19,8 @@ from temporalio.client import WorkflowFailureError
 
 from code_index.errors import DemoError
 from code_index.graph import index_graph
-from code_index.outcome import outcome_of
 from code_index.report import ranking_table, summary
+from code_index.result import load_result
 from flowkit import Coordinator, CoordinatorConfig
 from flowkit.connection import connect
 from flowkit.errors import FlowKitError
@@ -40,14 +40,14 @@ async def run(source: Path) -> None:
     task_id = await coordinator.create_task(params={"pipeline_name": "code_index"}, graph=index_graph(source))
     console.print(f"task {task_id} runs", markup=False)
     await client.get_workflow_handle(task_id).result()
-    outcome = await outcome_of(db, task_id)
-    console.print(ranking_table(outcome), "")
-    for line in summary(outcome):
+    result = await load_result(db, task_id)
+    console.print(ranking_table(result), "")
+    for line in summary(result):
         console.print(line, markup=False)
 
 
 def main() -> None:
-    """Run; what is expected to go wrong is one line and exit code 1."""
+    """Run the task; an expected error prints one line and exits with code 1."""
     source = Path(sys.argv[1] if len(sys.argv) > 1 else sysconfig.get_path("stdlib"))
     problem = ""
     try:

@@ -1,19 +1,19 @@
-"""Nothing but Temporal: a task is a workflow, and any client of Temporal can start it.
+"""Start a task with Temporal alone: a task is a workflow, so any Temporal client can start it.
 
-The graph counts the words of three proverbs. This program imports nothing of FlowKit to start it; the handler at the top
-could be in another file, on another machine.
+The graph counts the words of three proverbs. Only the handler uses FlowKit, and it could be in
+another file, on another machine. The code that starts the task imports nothing of FlowKit.
 
-In the folder `examples`, each in a terminal of its own:
+In the folder `examples`, run each command in its own terminal:
 
     flowkit up bare_temporal:Words
     python bare_temporal.py
 
-The same from the command line, with Temporal's own program:
+The same with Temporal's command line:
 
     sh bare_temporal.sh
 
-Either way you will see the result of the workflow, and its answer to the query `status`. A graph that cannot run fails
-the workflow at once, with a message that says what is wrong.
+Both print the result of the workflow and its response to the query `status`. An invalid graph fails
+the workflow at once, with a message that names the problem.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Words(RoleHandler):
-    """Counts the words of texts."""
+    """Counts the words of each text."""
 
     role = "words"
 
@@ -63,7 +63,7 @@ TASK = {
 
 
 async def main() -> None:
-    """Start the workflow `Task` on the engine's queue, and wait for it."""
+    """Start the workflow `Task` on the engine's queue and print its result."""
     client = await Client.connect(os.environ.get("TEMPORAL_ADDRESS", "localhost:7233"))
     task = await client.start_workflow(
         "Task", TASK, id=f"proverbs-{uuid.uuid4()}", task_queue=os.environ.get("FLOWKIT_QUEUE", "flowkit")
@@ -76,6 +76,6 @@ async def main() -> None:
 
 if __name__ == "__main__":
     asyncio.run(main())
-    # Threads of Temporal's client may outlive Python, which then aborts: a known fault of its SDK.
+    # Threads of Temporal's client can outlive Python, which then aborts (a known bug of the SDK).
     sys.stdout.flush()
     os._exit(0)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The task of bare_temporal.py, started with Temporal's command line alone. `flowkit up bare_temporal:Words` runs it.
+# Start the task of bare_temporal.py with Temporal's command line. `flowkit up bare_temporal:Words` runs it.
 set -eu
 
 id=proverbs-$(date +%s)-$$

@@ -1,15 +1,17 @@
-"""Cancel: a long loop of batches stops within seconds, keeps what is done, and cleans up.
+"""Cancel a task: a long loop of batches stops within seconds, keeps its results and cleans up.
 
-A node looks for the number below a hundred million whose Collatz sequence is longest (halve what is even, triple what is
-odd and add one, until 1), ten thousand numbers a batch. That takes hours; you lose patience after three batches.
+A node searches the numbers below a hundred million for the longest Collatz sequence (halve an even
+number, triple an odd one and add one, until 1), ten thousand numbers per batch. This takes hours,
+so the program cancels the task after three batches.
 
-In the folder `examples`, each in a terminal of its own:
+In the folder `examples`, run each command in its own terminal:
 
     flowkit up cancel:Search
     python cancel.py
 
-You will see the best numbers so far, how soon the loop stopped, and that its scratch file is gone. `flowkit cancel TASK`
-in a third terminal, or Cancel in Temporal's Web UI, does the same.
+The program prints the best number so far, how soon the loop stopped, and that its scratch file is
+removed. You can also cancel with `flowkit cancel TASK` in a third terminal, or with Request
+Cancellation in Temporal's Web UI.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deployment import coordinator, run, until
+from deployment import coordinator, run, wait_until
 from flowkit.worker.handlers.base import Batch, BatchResult, RoleHandler, RunContext
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ GRAPH = {"name": "collatz", "nodes": [{"node_id": "search", "type": "search"}]}
 
 
 class Search(RoleHandler):
-    """Looks for the longest sequence, batch by batch. Between two batches FlowKit itself looks for a cancel."""
+    """Searches for the longest sequence, batch by batch. FlowKit checks for a cancel between two batches."""
 
     role = "search"
 
@@ -48,7 +50,7 @@ class Search(RoleHandler):
 
 
 def scratch_file(ctx: RunContext) -> Path:
-    """The run's own file; it is removed at the end of the run, however that comes."""
+    """Return the scratch file of this attempt; FlowKit removes it when the attempt ends, even by a cancel."""
     if "scratch" not in ctx.kv:
         ctx.kv["scratch"] = Path(tempfile.mkstemp(prefix="collatz-")[1])
         ctx.register_temp_path(ctx.kv["scratch"])
@@ -57,12 +59,12 @@ def scratch_file(ctx: RunContext) -> Path:
 
 
 def longest(start: int, size: int) -> tuple[int, int]:
-    """The number from `start` on with the longest sequence, and its steps."""
+    """Return the number with the longest sequence among `size` numbers from `start`, and its steps."""
     return max(((number, steps(number)) for number in range(start, start + size)), key=lambda found: found[1])
 
 
 def steps(number: int) -> int:
-    """Steps until 1."""
+    """Return the number of steps from `number` to 1."""
     count = 0
     while number != 1:
         number = number // 2 if number % 2 == 0 else 3 * number + 1
@@ -71,26 +73,26 @@ def steps(number: int) -> int:
 
 
 async def main() -> None:
-    """Start the search, cancel it, and tell what is left of it."""
+    """Start the search, cancel it, and print what it left."""
     tasks = coordinator()
     task_id = await tasks.create_task(params={}, graph=GRAPH)
-    print(f"task {task_id} searches")
-    done = {"task_id": task_id, "node_id": "search", "status": "partial", "batch_uid": "from-000020001"}
-    await until(lambda: tasks.db.artifacts.find_one(done))
-    asked = time.monotonic()
+    print(f"task {task_id} is searching")
+    third = {"task_id": task_id, "node_id": "search", "status": "partial", "batch_uid": "from-000020001"}
+    await wait_until(lambda: tasks.db.artifacts.find_one(third))
+    requested_at = time.monotonic()
     await tasks.cancel_task(task_id, reason="too slow")
     status = await tasks.wait(task_id, timeout=60)
-    print(f"{status.value} {time.monotonic() - asked:.1f} s after it was asked to stop")
+    print(f"{status.value} {time.monotonic() - requested_at:.1f} s after the request")
     batches = tasks.db.artifacts.find({"task_id": task_id, "node_id": "search", "status": "partial"})
-    tell([batch["meta"] async for batch in batches])
+    show_results([batch["meta"] async for batch in batches])
 
 
-def tell(found: list[dict[str, Any]]) -> None:
-    """What is left of the search."""
-    best = max(found, key=lambda meta: meta["steps"])
+def show_results(results: list[dict[str, Any]]) -> None:
+    """Print the best result so far, and whether the scratch file is removed."""
+    best = max(results, key=lambda meta: meta["steps"])
     scratch = Path(best["scratch"])
-    print(f"{len(found)} batches are kept; the best so far: {best['number']} with {best['steps']} steps")
-    print(f"its scratch file {scratch.name} is {'still there' if scratch.exists() else 'removed'}")
+    print(f"{len(results)} batches stored; best number so far: {best['number']} with {best['steps']} steps")
+    print(f"scratch file {scratch.name} {'still exists' if scratch.exists() else 'is removed'}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where the examples find FlowKit: at the usual addresses of this machine, or where the environment says."""
+"""Connect the examples to FlowKit: at the default addresses, or at those in the environment variables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def coordinator() -> Coordinator:
-    """A client of the tasks there; TEMPORAL_ADDRESS and the like it reads by itself."""
+    """Return a client for tasks. It reads TEMPORAL_ADDRESS and Temporal's other variables by itself."""
     mongo: Any = AsyncIOMotorClient(os.environ.get("MONGO_URL", "mongodb://localhost:27017"), tz_aware=True)
     queue = os.environ.get("FLOWKIT_QUEUE", "flowkit")
     return Coordinator(
@@ -24,19 +24,19 @@ def coordinator() -> Coordinator:
     )
 
 
-async def until(look: Callable[[], Awaitable[Any]], seconds: float = 60.0) -> None:
-    """Look ten times a second until the answer is true; TimeoutError when it never is."""
-    async with asyncio.timeout(seconds):
+async def wait_until(condition: Callable[[], Awaitable[Any]], timeout_sec: float = 60.0) -> None:
+    """Check `condition` ten times a second until it is true; raises TimeoutError after `timeout_sec`."""
+    async with asyncio.timeout(timeout_sec):
         while True:
-            if await look():
+            if await condition():
                 return
             await asyncio.sleep(0.1)
 
 
 def run(main: Coroutine[Any, Any, None]) -> NoReturn:
-    """`asyncio.run`, and the end of the process.
+    """Call `asyncio.run(main)` and exit the process.
 
-    Python's own way out is aborted now and then: threads of Temporal's client outlive it (a known fault of its SDK).
+    A normal exit of Python can abort, because threads of Temporal's client outlive it (a known bug of the SDK).
     """
     asyncio.run(main)
     sys.stdout.flush()

@@ -1,14 +1,15 @@
-"""Fan-in: go on with the first copy, with two copies, with all of them.
+"""Fan-in: start a node after the first copy, after two copies, or after all of them.
 
-A file is copied to four places at once, and each takes another time. Three nodes wait for the copies: `readable` for any
-of them, `durable` for two, `verified` for all; the last one also pulls their checksums and compares them.
+Four nodes copy a file to four places at the same time, each at its own speed. Three nodes wait for
+the copies: `readable` for any of them, `durable` for two, `verified` for all. `verified` also pulls
+the checksums and compares them.
 
-In the folder `examples`, each in a terminal of its own:
+In the folder `examples`, run each command in its own terminal:
 
     flowkit up fan_in:Copy fan_in:Compare --concurrency 4
     python fan_in.py
 
-You will see what each gate waited for, and that `durable` did not wait for the slow tape.
+The program prints when each node finished. `durable` does not wait for the slow tape.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 SECONDS = {"disk": 0.1, "attic": 0.8, "cellar": 1.5, "tape": 3.0}
-"""How long each place takes."""
+"""How long a copy to each place takes."""
 
 
 class Copy(RoleHandler):
@@ -36,25 +37,25 @@ class Copy(RoleHandler):
     role = "copy"
 
     async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
-        order = loaded["input_inline"]
-        yield Batch(batch_uid=order["place"], payload=order)
+        job = loaded["input_inline"]
+        yield Batch(batch_uid=job["place"], payload=job)
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         place = Path(batch.payload["place"])
         await ctx.cancellable(asyncio.sleep(SECONDS[place.name]))
-        checksum = await asyncio.to_thread(copied, Path(batch.payload["source"]), place)
+        checksum = await asyncio.to_thread(copy_file, Path(batch.payload["source"]), place)
         return BatchResult(success=True, metrics={"place": place.name, "sha256": checksum})
 
 
-def copied(source: Path, place: Path) -> str:
-    """Copy the file; answers the checksum of what has arrived."""
+def copy_file(source: Path, place: Path) -> str:
+    """Copy the file; returns the checksum of the copy."""
     place.mkdir(exist_ok=True)
     copy = shutil.copy(source, place)
     return hashlib.sha256(Path(copy).read_bytes()).hexdigest()
 
 
 class Compare(RoleHandler):
-    """Compares the checksums that it pulls."""
+    """Compares the checksums that it pulls from the copies."""
 
     role = "compare"
 
@@ -67,10 +68,10 @@ class Compare(RoleHandler):
 
 
 def graph(source: Path, target: Path) -> dict[str, Any]:
-    """Four copies and the three nodes that wait for them."""
+    """Return a graph with four copies and the three nodes that wait for them."""
     places = list(SECONDS)
-    orders = {place: {"source": str(source), "place": str(target / place)} for place in places}
-    copies = [{"node_id": place, "type": "copy", "io": {"input_inline": orders[place]}} for place in places]
+    jobs = {place: {"source": str(source), "place": str(target / place)} for place in places}
+    copies = [{"node_id": place, "type": "copy", "io": {"input_inline": jobs[place]}} for place in places]
     pull = {"input_inline": {"input_adapter": "pull.from_artifacts"}}
     return {
         "name": "backup",
@@ -84,7 +85,7 @@ def graph(source: Path, target: Path) -> dict[str, Any]:
 
 
 async def main() -> None:
-    """Run a backup and tell when each gate opened."""
+    """Run a backup and print when each node finished."""
     tasks = coordinator()
     with tempfile.TemporaryDirectory() as target:
         task_id = await tasks.create_task(params={}, graph=graph(Path(__file__), Path(target)))
@@ -93,7 +94,7 @@ async def main() -> None:
     nodes = {node["node_id"]: node for node in task["graph"]["nodes"]}
     begin = min(nodes[place]["started_at"] for place in SECONDS)
     for node in sorted(nodes.values(), key=lambda node: node["finished_at"]):
-        what = f"opened for {node['fan_in']} of its parents" if node.get("depends_on") else "copied"
+        what = f"gate opened, fan_in {node['fan_in']}" if node.get("depends_on") else "copied"
         print(f"{(node['finished_at'] - begin).total_seconds():5.1f} s  {node['node_id']:<9} {what}")
     verified = await tasks.db.artifacts.find_one(
         {"task_id": task_id, "node_id": "verified", "status": "complete"}

@@ -1,17 +1,18 @@
-"""Retries: a failure that heals, one that never will, and what becomes of the rest.
+"""Retries: a temporary failure, a permanent one, and what they mean for the other nodes.
 
-Three files of orders are to be added up. `january.csv` arrives late: reading it fails until it is there, and is tried
-again after 0.5, 1, 2… seconds. `february.csv` has a typing error: no retry would help, so there is none. `march.csv` is
-fine. `total` adds up whatever could be read, `letter` wants February.
+The task adds up three files of orders. `january.csv` arrives late: reading it fails until it
+exists, and FlowKit retries after 0.5, 1, 2… seconds. `february.csv` contains a typing error, which
+no retry can fix, so FlowKit does not retry. `march.csv` is valid. `total` adds up all files that
+could be read, `letter` depends on February.
 
-In the folder `examples`, each in a terminal of its own:
+In the folder `examples`, run each command in its own terminal:
 
     flowkit up retries:Read retries:Total retries:Letter
     python retries.py
 
-You will see the same graph twice: with `on_node_failure: continue` the task has failed, although all that does not need
-February was done; with `allow_failure` on February it has finished. With neither, the default, the first failure would
-stop everything.
+The program runs the same graph twice. With `on_node_failure: continue` the task fails, but only
+after all nodes that do not depend on February have finished. With `allow_failure` on February the
+task finishes. By default, with neither, the first permanent failure stops the task.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deployment import coordinator, run, until
+from deployment import coordinator, run, wait_until
 from flowkit.worker.handlers.base import Batch, BatchResult, FinalizeResult, RoleHandler, RunContext
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 JANUARY = "order,amount\n1001,12.50\n1002,80.00\n"
 FEBRUARY = "order,amount\n1003,9.90\n1004,2O.00\n"  # the letter O
 MARCH = "order,amount\n1005,41.25\n"
-PATIENTLY = {"max": 8, "backoff_sec": 0.5, "backoff_coefficient": 2, "max_backoff_sec": 10}
+RETRY_POLICY = {"max": 8, "backoff_sec": 0.5, "backoff_coefficient": 2, "max_backoff_sec": 10}
 
 
 class Read(RoleHandler):
@@ -50,18 +51,18 @@ class Read(RoleHandler):
         return BatchResult(success=True, metrics={"amount": sum(amounts)})
 
     def classify_error(self, exc: BaseException) -> tuple[str, bool]:
-        """A file that is not there yet may come; a wrong number (ValueError) is `bad_input`, which is permanent."""
+        """Retry while the file is missing. An invalid number (ValueError) is permanent, as `bad_input`."""
         return ("no_file_yet", False) if isinstance(exc, FileNotFoundError) else super().classify_error(exc)
 
 
 def amounts_of(file: Path) -> list[float]:
-    """FileNotFoundError when it is not there, ValueError when one is no number."""
+    """Return all amounts; raises FileNotFoundError for a missing file, ValueError for an invalid number."""
     with file.open(newline="") as rows:
         return [float(row["amount"]) for row in csv.DictReader(rows)]
 
 
 class Total(RoleHandler):
-    """Adds up what it pulls."""
+    """Adds up the amounts that it pulls."""
 
     role = "total"
 
@@ -75,17 +76,18 @@ class Total(RoleHandler):
 
 
 class Letter(RoleHandler):
-    """Would write to the customers; the role only has to be there."""
+    """Would write to the customers. It never runs here, because February fails."""
 
     role = "letter"
 
 
 def graph(folder: Path, **february: Any) -> dict[str, Any]:
-    """Three files, what adds them up, and a letter that February's alone would allow."""
+    """Return a graph that reads three files, adds them up, and writes a letter after February."""
     months = ["january", "february", "march"]
     orders = {month: {"input_inline": {"file": str(folder / f"{month}.csv")}} for month in months}
     reads = [
-        {"node_id": month, "type": "read", "io": orders[month], "retry_policy": PATIENTLY} for month in months
+        {"node_id": month, "type": "read", "io": orders[month], "retry_policy": RETRY_POLICY}
+        for month in months
     ]
     reads[1].update(february)
     pull = {"input_inline": {"input_adapter": "pull.from_artifacts"}}
@@ -93,20 +95,20 @@ def graph(folder: Path, **february: Any) -> dict[str, Any]:
     return {"nodes": [*reads, total, {"node_id": "letter", "type": "letter", "depends_on": ["february"]}]}
 
 
-async def show(tasks: Coordinator, task_id: str, how: str) -> None:
-    """What became of the task and of each node."""
+async def show(tasks: Coordinator, task_id: str, setting: str) -> None:
+    """Print how the task and each of its nodes ended."""
     status = await tasks.wait(task_id, timeout=60)
     task = await tasks.db.tasks.find_one({"id": task_id})
-    print(f"{how}: {status.value}{', ' + task['reason'] if task.get('reason') else ''}")
+    print(f"{setting}: {status.value}{', ' + task['reason'] if task.get('reason') else ''}")
     for node in task["graph"]["nodes"]:
         why = node.get("last_error") or node.get("skip_reason") or ""
         print(f"  {node['node_id']:<9} {node['status']:<9} attempts: {node['attempt_epoch']}  {why}")
     marker = {"task_id": task_id, "node_id": "total", "status": "complete"}
-    print(f"  total of what was read: {(await tasks.db.artifacts.find_one(marker))['meta']['total']:.2f}")
+    print(f"  sum of the files read: {(await tasks.db.artifacts.find_one(marker))['meta']['total']:.2f}")
 
 
 async def main() -> None:
-    """Run both tasks; January's file arrives when both have missed it."""
+    """Run both tasks, and create January's file after both failed to read it twice."""
     tasks = coordinator()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -114,18 +116,18 @@ async def main() -> None:
         (folder / "march.csv").write_text(MARCH)
         failing = await tasks.create_task(params={}, graph={**graph(folder), "on_node_failure": "continue"})
         tolerant = await tasks.create_task(params={}, graph=graph(folder, allow_failure=True))
-        await missed(tasks, failing)
-        await missed(tasks, tolerant)
+        await wait_for_third_attempt(tasks, failing)
+        await wait_for_third_attempt(tasks, tolerant)
         (folder / "january.csv").write_text(JANUARY)
         await show(tasks, failing, "on_node_failure: continue")
         await show(tasks, tolerant, "allow_failure")
 
 
-async def missed(tasks: Coordinator, task_id: str) -> None:
-    """Wait until January has been missed twice: a third attempt has begun."""
+async def wait_for_third_attempt(tasks: Coordinator, task_id: str) -> None:
+    """Wait until the third attempt at January has started."""
     third = {"node_id": "january", "attempt_epoch": {"$gte": 3}}
-    tried = {"id": task_id, "graph.nodes": {"$elemMatch": third}}
-    await until(lambda: tasks.db.tasks.find_one(tried))
+    started = {"id": task_id, "graph.nodes": {"$elemMatch": third}}
+    await wait_until(lambda: tasks.db.tasks.find_one(started))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The pictures of the Web UI in docs/img: real tasks on real servers, brought into each state and photographed."""
+"""Take the screenshots of the Web UI in docs/img, from real tasks on real servers."""

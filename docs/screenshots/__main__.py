@@ -1,4 +1,4 @@
-"""`make screenshots`: the pictures of docs/web-ui.md, from real tasks on servers that are started for them."""
+"""`make screenshots`: take the screenshots of docs/web-ui.md, from real tasks on servers started for them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def screenshots(
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep tasks and servers until Ctrl-C, to look around.")
+        bool, typer.Option("--keep", help="Keep tasks and servers running until Ctrl-C.")
     ] = False,
-    take: Annotated[bool, typer.Option(help="Take the pictures; --no-take needs no browser.")] = True,
+    take: Annotated[bool, typer.Option(help="Take the screenshots; --no-take needs no browser.")] = True,
 ) -> None:
-    """Bring a task into each state, and photograph it in Temporal's Web UI."""
+    """Bring one task into each state and take a screenshot of it in Temporal's Web UI."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    logging.getLogger("flowkit.worker").setLevel(logging.ERROR)  # the failures are meant
+    logging.getLogger("flowkit.worker").setLevel(logging.ERROR)  # the failures are intentional
     for name in _SERVERS:
         os.environ.pop(name, None)
     with tempfile.TemporaryDirectory(prefix="flowkit-screenshots-") as folder, Stack(Path(folder)) as stack:
@@ -50,14 +50,14 @@ async def _run(stack: Stack, url: str, *, keep: bool, take: bool) -> None:
         shown = await tasks.all_states()
         if take:
             async with web_ui(url, PICTURES) as ui:
-                await _photograph(ui, shown)
-            typer.echo("the pictures are in docs/img")
+                await _take_screenshots(ui, shown)
+            typer.echo("the screenshots are in docs/img")
         if keep:
-            _tell(stack, url, shown)
+            _print_addresses(stack, url, shown)
             await asyncio.Event().wait()
 
 
-async def _photograph(ui: WebUI, shown: dict[str, str]) -> None:
+async def _take_screenshots(ui: WebUI, shown: dict[str, str]) -> None:
     await ui.tasks("list", list(shown.values()))
     await ui.details("running", shown["running"], "Workers of its role")
     await ui.details("waiting-for-retry", shown["waiting-for-retry"], "retry 1 of 2 at")
@@ -68,17 +68,17 @@ async def _photograph(ui: WebUI, shown: dict[str, str]) -> None:
     await ui.timeline("finished", shown["finished"], "analyse_revenue")
 
 
-def _tell(stack: Stack, url: str, shown: dict[str, str]) -> None:
+def _print_addresses(stack: Stack, url: str, shown: dict[str, str]) -> None:
     typer.echo(f"Web UI: {url}")
     for state, task_id in shown.items():
         typer.echo(f"  {state:18} {task_id}")
     for name, value in {**stack.exports, "MONGO_DATABASE": DATABASE}.items():
         typer.echo(f"export {name}={value}")
-    typer.echo("Ctrl-C ends all of it")
+    typer.echo("press Ctrl-C to stop everything")
 
 
 def main() -> None:
-    """Run the command line; what is expected to go wrong is one line."""
+    """Run the command line; print expected errors as one line."""
     try:
         app()
     except KeyboardInterrupt:

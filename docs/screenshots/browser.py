@@ -1,4 +1,4 @@
-"""A headless Chromium that opens pages of Temporal's Web UI as a person would, and photographs them."""
+"""Open pages of Temporal's Web UI in a headless Chromium and take screenshots."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 1400, 900
 NAMESPACE = "default"
-_PATIENCE_MS = 30_000
+_TIMEOUT_MS = 30_000
 _ARGUMENTS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -27,7 +27,7 @@ _COLUMNS_IN = ("FlowkitPipeline", "FlowkitStatus")
 
 
 class NoChromium(Exception):
-    """No Chromium is on PATH; install one (Debian: apt-get install chromium)."""
+    """There is no Chromium on PATH; install one (Debian: apt-get install chromium)."""
 
 
 class WebUI:
@@ -39,7 +39,7 @@ class WebUI:
         self._folder = folder
 
     async def tasks(self, picture: str, task_ids: Sequence[str]) -> None:
-        """The list of workflows, with FlowKit's search attributes as columns."""
+        """Save the list of workflows, with FlowKit's search attributes as columns."""
         page = self._page
         await page.goto(f"{self._home}/workflows")
         for task_id in task_ids:
@@ -55,31 +55,31 @@ class WebUI:
         await expect(page.get_by_role("cell", name="deferred")).to_be_visible()
         await self._save(picture, HEIGHT)
 
-    async def details(self, picture: str, task_id: str, told: str) -> None:
-        """The tab User Metadata, once its current details say `told`."""
+    async def details(self, picture: str, task_id: str, expected: str) -> None:
+        """Save the tab User Metadata once its current details contain `expected`."""
         page = self._page
         await self._open(task_id)
         await page.get_by_role("tab", name="User Metadata").click()
         details = page.frame_locator('iframe[src*="attempt"]')
         await expect(details.get_by_role("table")).to_be_visible()
-        await expect(details.get_by_text(told).first).to_be_visible()
+        await expect(details.get_by_text(expected).first).to_be_visible()
         await self._save(picture, HEIGHT)
 
-    async def timeline(self, picture: str, task_id: str, told: str) -> None:
-        """The tab History down to the end of its timeline, once that says `told`."""
+    async def timeline(self, picture: str, task_id: str, expected: str) -> None:
+        """Save the tab History down to the end of its timeline, once the timeline contains `expected`."""
         page = self._page
         await self._open(task_id)
-        await expect(page.get_by_text(told).first).to_be_visible()
+        await expect(page.get_by_text(expected).first).to_be_visible()
         await page.get_by_role("button", name="Minimized").click()
         await page.mouse.move(WIDTH / 2, 20)
         await expect(page.get_by_role("tooltip")).to_have_count(0)
         below = await page.get_by_text("Compact", exact=True).bounding_box()
         await self._save(picture, int(below["y"]) - 20 if below else HEIGHT)
 
-    async def queue(self, picture: str, queue: str, told: str) -> None:
-        """The page of a task queue, once it says `told`."""
+    async def queue(self, picture: str, queue: str, expected: str) -> None:
+        """Save the page of a task queue once it contains `expected`."""
         await self._page.goto(f"{self._home}/task-queues/{queue}")
-        await expect(self._page.get_by_text(told)).to_be_visible()
+        await expect(self._page.get_by_text(expected)).to_be_visible()
         await self._save(picture, HEIGHT // 2)
 
     async def _open(self, task_id: str) -> None:
@@ -99,7 +99,7 @@ class WebUI:
 
 @asynccontextmanager
 async def web_ui(url: str, folder: Path) -> AsyncIterator[WebUI]:
-    """The Web UI at `url`; pictures go to `folder`. NoChromium when there is no browser."""
+    """Open the Web UI at `url` and save screenshots to `folder`; raises NoChromium without a browser."""
     program = next((found for name in _PROGRAMS if (found := shutil.which(name))), None)
     if program is None:
         raise NoChromium(NoChromium.__doc__)
@@ -109,8 +109,8 @@ async def web_ui(url: str, folder: Path) -> AsyncIterator[WebUI]:
             page = await chromium.new_page(
                 viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light", timezone_id="UTC"
             )
-            page.set_default_timeout(_PATIENCE_MS)
-            expect.set_options(timeout=_PATIENCE_MS)
+            page.set_default_timeout(_TIMEOUT_MS)
+            expect.set_options(timeout=_TIMEOUT_MS)
             yield WebUI(page, url, folder)
         finally:
             await chromium.close()

@@ -1,4 +1,4 @@
-"""The pipeline of the pictures: the orders of some shops, put into one currency, summed up by country, ranked."""
+"""The pipeline of the screenshots: orders of some shops, converted to euros, summed by country and ranked."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ if TYPE_CHECKING:
 
 NAME = "daily-orders"
 FORECAST = "forecast"
-"""A role that nobody serves."""
+"""A role without workers."""
 
 SHOPS = {"athens": "GR", "berlin": "DE", "geneva": "CH", "lisbon": "PT", "london": "GB", "porto": "PT"}
 ORDERS = 40
-"""Of one shop on one day."""
+"""Orders of one shop on one day."""
 
 _CURRENCIES = {"CH": "CHF", "GB": "GBP"}
 _RATES = {"EUR": 1.0, "CHF": 1.06, "GBP": 1.17}
 
 
 class RatesUnavailable(Exception):
-    """The service of exchange rates does not answer."""
+    """The exchange rate service does not respond."""
 
 
 class RateService:
-    """Exchange rates of a day. The script says on which days it fails, and on which it takes its time."""
+    """Exchange rates of a day. The script configures the days on which it fails or hangs."""
 
     def __init__(self) -> None:
         self.refuses: dict[str, int] = {}
-        """Requests still to be refused, by day."""
+        """Number of requests that still fail, by day."""
         self.hangs: set[str] = set()
-        """Days on which only the first two shops get an answer."""
+        """Days on which only requests for the first two shops return."""
 
     async def rate(self, day: str, shop: str, currency: str) -> float:
-        """Euros for one unit of a currency."""
+        """Return the euros for one unit of a currency."""
         if self.refuses.get(day, 0) > 0:
             self.refuses[day] -= 1
             raise RatesUnavailable(f"rates of {day}: the service answered 503 Service Unavailable")
@@ -49,18 +49,18 @@ class RateService:
 
 
 class ExtractOrders(RoleHandler):
-    """The orders of a day, a batch for each shop."""
+    """Reads the orders of a day, one batch for each shop."""
 
     role = "extract"
 
     async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
-        """One batch for each shop, named after it."""
+        """Yield one batch for each shop, with the shop as its uid."""
         given = loaded["input_inline"]
         for shop in SHOPS:
             yield Batch(batch_uid=shop, payload={"shop": shop, **given})
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """The shop's orders; one of the shop `damaged` has an amount that is no number."""
+        """Return the orders of the shop; one order of the shop `damaged` has an invalid amount."""
         shop, day = batch.payload["shop"], batch.payload["day"]
         chance = random.Random(f"{shop} {day}")  # the same orders in every attempt
         amounts: list[float | str] = [round(chance.uniform(5, 250), 2) for _ in range(ORDERS)]
@@ -71,7 +71,7 @@ class ExtractOrders(RoleHandler):
 
 
 class EnrichOrders(RoleHandler):
-    """Amounts in euros and the country of the shop."""
+    """Adds the amount in euros and the country of the shop."""
 
     role = "enrich"
 
@@ -79,16 +79,16 @@ class EnrichOrders(RoleHandler):
         self._rates = rates
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """The orders of one shop."""
+        """Convert the orders of one shop."""
         meta = batch.payload["meta"]
         country = SHOPS[meta["shop"]]
-        asked = self._rates.rate(meta["day"], meta["shop"], _CURRENCIES.get(country, "EUR"))
-        rate = await ctx.cancellable(asked)
+        request = self._rates.rate(meta["day"], meta["shop"], _CURRENCIES.get(country, "EUR"))
+        rate = await ctx.cancellable(request)
         orders = [{**order, "euros": _euros(meta["shop"], order, rate)} for order in meta["orders"]]
         return BatchResult(success=True, metrics={"country": country, "orders": orders})
 
     def classify_error(self, exc: BaseException) -> tuple[str, bool]:
-        """A service that is away comes back; orders that cannot be read stay so."""
+        """Retry while the service is unavailable; invalid orders are permanent failures."""
         if isinstance(exc, RatesUnavailable):
             return "rates_unavailable", False
         return super().classify_error(exc)
@@ -104,28 +104,28 @@ def _euros(shop: str, order: dict[str, Any], rate: float) -> float:
 
 
 class GroupByCountry(RoleHandler):
-    """Revenue of a batch by country."""
+    """Sums the revenue of a batch by country."""
 
     role = "group"
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """The sum of one shop's orders, under its country."""
+        """Return the sum of one shop's orders, with its country."""
         meta = batch.payload["meta"]
         euros = sum(order["euros"] for order in meta["orders"])
         return BatchResult(success=True, metrics={"country": meta["country"], "euros": round(euros, 2)})
 
 
 class AnalyseRevenue(RoleHandler):
-    """Countries by revenue."""
+    """Ranks the countries by revenue."""
 
     role = "analyse"
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """Keep the sums as this node's own, for `finalize`."""
+        """Store the sums as results of this node, for `finalize`."""
         return BatchResult(success=True, metrics=batch.payload["meta"])
 
     async def finalize(self, ctx: RunContext) -> FinalizeResult:
-        """The ranking."""
+        """Return the ranking."""
         total: dict[str, float] = {}
         async for partial in ctx.artifacts.partials():
             country = partial["meta"]["country"]
@@ -135,13 +135,13 @@ class AnalyseRevenue(RoleHandler):
 
 
 def handlers(rates: RateService) -> dict[str, RoleHandler]:
-    """A handler for each role of the pipeline."""
-    made = [ExtractOrders(), EnrichOrders(rates), GroupByCountry(), AnalyseRevenue()]
-    return {handler.role: handler for handler in made}
+    """Return a handler for each role of the pipeline."""
+    created = [ExtractOrders(), EnrichOrders(rates), GroupByCountry(), AnalyseRevenue()]
+    return {handler.role: handler for handler in created}
 
 
 def graph(day: str, *, backoff_sec: float = 1, **extract: Any) -> dict[str, Any]:
-    """The orders of one day: extract, enrich, group, analyse, and a mark in the task's variables at the end."""
+    """Return the graph for the orders of one day; its last node sets a variable of the task."""
     retries = {"max": 2, "backoff_sec": backoff_sec}
     listing = {"input_inline": {"day": day, **extract}}
     mark = {"fn": "vars.set", "fn_args": {"kv": {"report": f"ready for {day}"}}}
@@ -163,6 +163,6 @@ def graph(day: str, *, backoff_sec: float = 1, **extract: Any) -> dict[str, Any]
 
 
 def pulling(node_id: str, role: str, source: str) -> dict[str, Any]:
-    """A node that starts after `source` and gets its batches."""
+    """Return a node that starts after `source` and pulls its batches."""
     io = {"input_inline": {"input_adapter": "pull.from_artifacts"}}
     return {"node_id": node_id, "type": role, "depends_on": [source], "io": io}

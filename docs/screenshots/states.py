@@ -1,4 +1,4 @@
-"""Brings one task into each state of the pictures; every wait ends with what it waits for."""
+"""Bring one task into each state that the screenshots show. Every wait is for a condition, not for a time."""
 
 from __future__ import annotations
 
@@ -24,35 +24,37 @@ if TYPE_CHECKING:
 
 QUEUE = "flowkit"
 DATABASE = "screenshots"
-CEILING_SEC = 120.0
-_LOOK_EVERY_SEC = 0.1
+TIMEOUT_SEC = 120.0
+_POLL_SEC = 0.1
 _SCHEDULED = PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
 
 
 class Pipeline:
-    """Tasks of the pipeline, with an engine and a worker in this process."""
+    """Runs tasks of the pipeline, with an engine and a worker in this process."""
 
     def __init__(self, client: Client, db: Any) -> None:
         self._client = client
         self._catalog = TaskCatalog(db)
         self._rates = RateService()
         self._engine = Coordinator(db=db, cfg=CoordinatorConfig(queue=QUEUE), client=client)
-        served = handlers(self._rates)
-        cfg = WorkerConfig(roles=list(served), queue=QUEUE, max_concurrent=4, worker_id="orders-worker-1")
-        self._worker = Worker(db=db, cfg=cfg, handlers=served, client=client)
+        handlers_by_role = handlers(self._rates)
+        cfg = WorkerConfig(
+            roles=list(handlers_by_role), queue=QUEUE, max_concurrent=4, worker_id="orders-worker-1"
+        )
+        self._worker = Worker(db=db, cfg=cfg, handlers=handlers_by_role, client=client)
 
     async def start(self) -> None:
-        """Serve tasks until `stop`."""
+        """Start the engine and the worker."""
         await self._engine.start()
         await self._worker.start()
 
     async def stop(self) -> None:
-        """Stop engine and worker; open tasks stay open."""
+        """Stop the worker and the engine; open tasks stay open."""
         await self._worker.stop()
         await self._engine.stop()
 
     async def all_states(self) -> dict[str, str]:
-        """Ids of tasks, one in each state."""
+        """Create one task in each state; returns their ids by state."""
         makers = {
             "finished": self.finished,
             "failed": self.failed,
@@ -64,44 +66,44 @@ class Pipeline:
         return {state: await maker() for state, maker in makers.items()}
 
     async def finished(self) -> str:
-        """Its second attempt at enriching succeeded."""
+        """Create a task that finishes: the second attempt of `enrich_orders` succeeds."""
         self._rates.refuses["2026-01-26"] = 1
         return await self._ended(await self._start("2026-01-26"), TaskStatus.FINISHED)
 
     async def failed(self) -> str:
-        """An order without an amount."""
+        """Create a task that fails because one order has an invalid amount."""
         return await self._ended(await self._start("2026-01-27", damaged="lisbon"), TaskStatus.FAILED)
 
     async def cancelled(self) -> str:
-        """Somebody stopped it while it enriched."""
+        """Create a task and cancel it while `enrich_orders` runs."""
         task_id = await self._halfway("2026-01-28")
         await self._engine.cancel_task(task_id, reason="exchange rates of the wrong day")
         return await self._ended(task_id, TaskStatus.CANCELLED)
 
     async def waiting(self) -> str:
-        """The service of rates is away; the next try comes in ten minutes."""
+        """Create a task that waits ten minutes for its retry, because the rate service is unavailable."""
         self._rates.refuses["2026-01-29"] = 9
         task_id = await self._start("2026-01-29", backoff_sec=600)
-        await until(lambda: self._has(task_id, "enrich_orders", "deferred"))
+        await wait_until(lambda: self._has(task_id, "enrich_orders", "deferred"))
         return task_id
 
     async def no_worker(self) -> str:
-        """The graph has a node of a role that nobody serves."""
+        """Create a task with a node whose role has no worker."""
         wanted = graph("2026-01-30")
         wanted["nodes"].append(pulling("forecast_demand", FORECAST, "group_by_country"))
         task_id = await self._create("2026-01-30", wanted)
-        await until(lambda: self._has(task_id, "announce_report", "finished"))
-        await until(lambda: self._is_scheduled(task_id, FORECAST))
+        await wait_until(lambda: self._has(task_id, "announce_report", "finished"))
+        await wait_until(lambda: self._is_scheduled(task_id, FORECAST))
         return task_id
 
     async def running(self) -> str:
-        """Two shops of six are enriched, the rates of the third are awaited."""
+        """Create a task that has enriched two of six shops and waits for the rates of the third."""
         return await self._halfway("2026-01-31")
 
     async def _ended(self, task_id: str, wanted: TaskStatus) -> str:
-        status = await self._engine.wait(task_id, timeout=CEILING_SEC)
+        status = await self._engine.wait(task_id, timeout=TIMEOUT_SEC)
         if status is not wanted:
-            raise RuntimeError(f"task {task_id} was to be {wanted} and is {status}")
+            raise RuntimeError(f"task {task_id} is {status}, expected {wanted}")
         return task_id
 
     async def _halfway(self, day: str) -> str:
@@ -111,11 +113,11 @@ class Pipeline:
         async def stored() -> bool:
             return (await self._catalog.batches(task_id)).get("enrich_orders", 0) >= 2
 
-        await until(stored)
+        await wait_until(stored)
         return task_id
 
-    async def _start(self, day: str, **wishes: Any) -> str:
-        return await self._create(day, graph(day, **wishes))
+    async def _start(self, day: str, **options: Any) -> str:
+        return await self._create(day, graph(day, **options))
 
     async def _create(self, day: str, wanted: dict[str, Any]) -> str:
         params = {"pipeline_name": NAME, "day": day}
@@ -132,25 +134,25 @@ class Pipeline:
 
 
 @retry(
-    wait=wait_fixed(_LOOK_EVERY_SEC),
-    stop=stop_after_delay(CEILING_SEC),
+    wait=wait_fixed(_POLL_SEC),
+    stop=stop_after_delay(TIMEOUT_SEC),
     retry=retry_if_result(operator.not_),
 )
-async def until(look: Callable[[], Awaitable[bool]]) -> bool:
-    """Wait until `look` says yes; RetryError when it never does."""
-    return await look()
+async def wait_until(condition: Callable[[], Awaitable[bool]]) -> bool:
+    """Wait until `condition` is true; raises RetryError after TIMEOUT_SEC."""
+    return await condition()
 
 
 @asynccontextmanager
 async def pipeline(mongo_url: str) -> AsyncIterator[Pipeline]:
-    """The pipeline, served; the servers are those of the environment."""
+    """Start the pipeline on the servers that the environment names, and stop it at the end."""
     mongo: Any = AsyncIOMotorClient(mongo_url, tz_aware=True)
     try:
-        made = Pipeline(await connect(), mongo[DATABASE])
-        await made.start()
+        running = Pipeline(await connect(), mongo[DATABASE])
+        await running.start()
         try:
-            yield made
+            yield running
         finally:
-            await made.stop()
+            await running.stop()
     finally:
         mongo.close()

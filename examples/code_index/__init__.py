@@ -1,1 +1,1 @@
-"""A demo of FlowKit: four roles read a tree of Python source and rank its packages by complexity."""
+"""The demo of FlowKit: four roles read a tree of Python source and rank its packages by complexity."""

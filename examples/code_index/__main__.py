@@ -32,29 +32,29 @@ def code_index(
     source: Annotated[
         Path,
         typer.Option(
-            help="Folder of Python source; this Python's standard library if not given.", show_default=False
+            help="Folder of Python source. Default: this Python's standard library.", show_default=False
         ),
     ] = STANDARD_LIBRARY,
     keep: Annotated[bool, typer.Option("--keep", help="Keep everything running until Ctrl-C.")] = False,
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = 2,
     chaos: Annotated[
-        bool, typer.Option("--chaos", help="Kill a worker half-way; another one takes its node over.")
+        bool, typer.Option("--chaos", help="Kill a worker half-way; another worker takes its node over.")
     ] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Files to a batch.")] = BATCH_SIZE,
-    folder: Annotated[Path, typer.Option(help="Where the servers keep data and logs.")] = FOLDER,
+    batch_size: Annotated[int, typer.Option(min=1, help="Files per batch.")] = BATCH_SIZE,
+    folder: Annotated[Path, typer.Option(help="Folder for the data and logs of the servers.")] = FOLDER,
     report: Annotated[
         Path | None,
         typer.Option(
-            help="Where the HTML report goes; report.html in the folder if not given.", show_default=False
+            help="File for the HTML report. Default: report.html in the folder.", show_default=False
         ),
     ] = None,
 ) -> None:
     """Rank the packages of a source tree by complexity, as one FlowKit task on real servers.
 
-    The servers are started and stopped, unless TEMPORAL_ADDRESS and MONGO_URL say where some already run.
+    Starts and stops the servers, unless TEMPORAL_ADDRESS and MONGO_URL name running ones.
     """
     if not source.is_dir():
-        raise DemoError(f"--source: there is no folder {source}; name one that holds Python source")
+        raise DemoError(f"--source: there is no folder {source}; name a folder with Python source")
     options = Options(
         source=source.resolve(),
         folder=folder,
@@ -67,17 +67,17 @@ def code_index(
     try:
         Demo(options, Console()).run()
     except KeyboardInterrupt:
-        _errors().print("\ninterrupted; nothing of the demo runs any more")
+        _errors().print("\ninterrupted; all processes of the demo have stopped")
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def _writable(report: Path) -> Path:
-    """The path of the report; a DemoError now rather than at the end of the run if it cannot be written."""
-    earlier = report.exists()
+    """Return the path of the report; raises DemoError before the run starts if the file is not writable."""
+    existed = report.exists()
     try:
         report.parent.mkdir(parents=True, exist_ok=True)
         report.open("a", encoding="utf-8").close()
-        if not earlier:
+        if not existed:
             report.unlink()
     except OSError as error:
         raise DemoError(
@@ -91,7 +91,7 @@ def _errors() -> Console:
 
 
 def main() -> None:
-    """Run the command line; whatever is expected to go wrong is one message and exit code 1."""
+    """Run the command line; an expected error prints one message and exits with code 1."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app()

@@ -1,4 +1,4 @@
-"""One run of the demo, from the start of its servers to their end."""
+"""One run of the demo, from the start of its servers to their stop."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 from motor.motor_asyncio import AsyncIOMotorClient
 
 from code_index.chaos import LEASE_SEC, Chaos
-from code_index.documents import documents_of
-from code_index.earlier import forget_earlier_tasks
+from code_index.cleanup import delete_earlier_tasks
+from code_index.display import open_display
+from code_index.documents import load_documents
+from code_index.faults import Fault
 from code_index.graph import index_graph
-from code_index.laps import Laps
-from code_index.outcome import checked_outcome
-from code_index.page.data import Run
+from code_index.page.data import DemoRun
 from code_index.page.environment import environment
 from code_index.page.render import write_page
-from code_index.processes import DATABASE, Crew, check_all_run
+from code_index.processes import DATABASE, ProcessGroup, ensure_running
 from code_index.report import ranking_table, summary
-from code_index.screen import screen
+from code_index.result import verified_result
+from code_index.stopwatch import Stopwatch
 from code_index.task import IndexTask
-from code_index.trouble import Trouble
 from flowkit import CoordinatorConfig
 from flowkit.connection import connect
 from flowkit.local import Stack
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from temporalio.client import Client
 
     from code_index.chaos import Incident
-    from code_index.outcome import Outcome
     from code_index.progress import Progress
+    from code_index.result import IndexResult
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the command line says."""
+    """The options of the command line."""
 
     source: Path
     folder: Path
@@ -54,37 +54,41 @@ class Options:
 
     @property
     def engine_settings(self) -> dict[str, Any]:
-        """Settings of the engine that are not the defaults."""
+        """The engine's settings that differ from the defaults."""
         return {"lease_ttl_sec": LEASE_SEC} if self.chaos else {}
 
 
 class Demo:
-    """Starts what it needs, runs one task, shows it, and stops what it started."""
+    """Starts servers and processes, runs and shows one task, and stops everything that it started."""
 
     def __init__(self, options: Options, console: Console) -> None:
         self._options = options
         self._console = console
-        self._laps = Laps()
+        self._stopwatch = Stopwatch()
         self._stack = Stack(options.folder)
         self._task_id = f"code-index-{secrets.token_hex(4)}"
-        # A queue of its own: on servers that others use too, nobody else's workers take this task's nodes.
-        self._crew = Crew(options.folder, self._task_id, options.workers, options.engine_settings)
+        # Its own queue, so that on shared servers no other workers take the nodes of this task.
+        self._processes = ProcessGroup(
+            options.folder, self._task_id, options.workers, options.engine_settings
+        )
 
     def run(self) -> None:
-        """The whole run. Raises DemoError, DevServerError or FlowKitError; nothing runs on afterwards."""
-        self._say(f"source   {self._options.source}")
+        """Run the demo; raises DemoError, DevServerError or FlowKitError. Nothing keeps running afterwards."""
+        self._print(f"source   {self._options.source}")
         with self._stack:
             os.environ.update(self._stack.exports)
-            self._say(f"servers  Temporal and Mongo, ready in {self._laps.lap('servers'):.1f} s")
-            with self._crew:
-                self._say(f"FlowKit  {self._told_crew()}, ready in {self._laps.lap('FlowKit'):.1f} s")
+            self._print(f"servers  Temporal and Mongo, ready in {self._stopwatch.lap('servers'):.1f} s")
+            with self._processes:
+                self._print(
+                    f"FlowKit  {self._describe_processes()}, ready in {self._stopwatch.lap('FlowKit'):.1f} s"
+                )
                 asyncio.run(self._index())
                 if self._options.keep:
                     self._keep()
-        self._laps.lap("stop")
-        self._say(f"time     {self._laps}")
+        self._stopwatch.lap("stop")
+        self._print(f"time     {self._stopwatch}")
 
-    def _told_crew(self) -> str:
+    def _describe_processes(self) -> str:
         workers = self._options.workers
         return f"an engine and {workers} worker{'s' if workers > 1 else ''}"
 
@@ -99,85 +103,85 @@ class Demo:
 
     async def _run_task(self, client: Client, db: Any) -> None:
         if self._stack.mongo is not None:
-            await forget_earlier_tasks(client, db)
+            await delete_earlier_tasks(client, db)
         task = IndexTask(client, db, task_id=self._task_id, queue=self._task_id)
-        trouble = Trouble.KILL if self._options.chaos else Trouble.FLAKY_DISK
-        await task.create(index_graph(self._options.source, self._options.batch_size, trouble))
-        self._say(f"task     {self._task_id}")
-        self._say(f"Web UI   {self._web_ui(client)}")
-        self._say(f"{self._told_trouble()}\n")
+        fault = Fault.KILL if self._options.chaos else Fault.FLAKY_DISK
+        await task.create(index_graph(self._options.source, self._options.batch_size, fault))
+        self._print(f"task     {self._task_id}")
+        self._print(f"Web UI   {self._web_ui(client)}")
+        self._print(f"{self._describe_faults()}\n")
         incident = await self._follow(task)
-        self._laps.lap("task")
-        await self._tell_outcome(client, db, incident)
-        self._laps.lap("report")
+        self._stopwatch.lap("task")
+        await self._report_result(client, db, incident)
+        self._stopwatch.lap("report")
 
     def _web_ui(self, client: Client) -> str:
-        """The task's page in the Web UI; nobody told us where that of a server of others listens."""
+        """Return the address of the task in the Web UI; for a server that already ran, the host is unknown."""
         ui = self._stack.temporal.ui_url if self._stack.temporal is not None else "<its Web UI>"
         return f"{ui}/namespaces/{client.namespace}/workflows/{self._task_id}"
 
-    def _told_trouble(self) -> str:
+    def _describe_faults(self) -> str:
         if not self._options.chaos:
-            return "trouble  two batches of node enrich fail once each, on purpose"
-        usual = CoordinatorConfig().lease_ttl_sec
+            return "faults   two batches of node enrich fail once each, on purpose"
+        default = CoordinatorConfig().lease_ttl_sec
         return (
-            "chaos    the worker that holds node enrich will be killed half-way; its lease\n"
-            f"         is {LEASE_SEC:.0f} s here instead of {usual:.0f} s, so that the wait is short"
+            "chaos    the worker that holds node enrich will be killed half-way; the lease\n"
+            f"         is {LEASE_SEC:.0f} s instead of the default {default:.0f} s, so that the wait is short"
         )
 
     async def _follow(self, task: IndexTask) -> Incident | None:
-        """See the task through; answers what chaos has done."""
-        with screen(self._console) as shown:
-            chaos = Chaos(self._crew, shown.tell) if self._options.chaos else None
+        """Follow the task to its end; returns the kill, if there was one."""
+        with open_display(self._console) as display:
+            chaos = Chaos(self._processes, display.print_line) if self._options.chaos else None
 
-            async def look(progress: Progress) -> None:
-                shown.show(progress)
+            async def on_progress(progress: Progress) -> None:
+                display.show(progress)
                 if chaos is not None:
-                    await chaos.look(progress)
+                    await chaos.update(progress)
 
             try:
-                await task.follow(look, self._check)
+                await task.follow(on_progress, self._check)
             finally:
                 if chaos is not None:
-                    await chaos.end()
+                    await chaos.wait()
         return chaos.incident if chaos is not None else None
 
     def _check(self) -> None:
-        check_all_run(self._stack.servers)
-        self._crew.check()
+        ensure_running(self._stack.servers)
+        self._processes.ensure_running()
 
-    async def _tell_outcome(self, client: Client, db: Any, incident: Incident | None) -> None:
+    async def _report_result(self, client: Client, db: Any, incident: Incident | None) -> None:
         lost = frozenset({(incident.node, incident.attempt)} if incident else ())
-        documents = await documents_of(db, self._task_id, lost)
-        outcome = checked_outcome(documents)
-        self._show_outcome(outcome, incident)
-        run = Run(
+        documents = await load_documents(db, self._task_id, lost)
+        result = verified_result(documents)
+        self._show_result(result, incident)
+        run = DemoRun(
             documents=documents,
-            outcome=outcome,
+            result=result,
             incident=incident,
             web_ui=self._web_ui(client),
             environment=await environment(client, db, self._options, self._stack),
         )
         write_page(run, self._options.report)
-        self._say(f"report   {self._options.report}")
+        self._print(f"report   {self._options.report}")
 
-    def _show_outcome(self, outcome: Outcome, incident: Incident | None) -> None:
-        if outcome.ranking:
-            self._console.print(ranking_table(outcome), "")
-        for line in summary(outcome, incident):
-            self._say(line)
+    def _show_result(self, result: IndexResult, incident: Incident | None) -> None:
+        if result.ranking:
+            self._console.print(ranking_table(result), "")
+        for line in summary(result, incident):
+            self._print(line)
         if self._options.chaos and incident is None:
-            self._say("killed   nobody: node enrich was through before the kill could meet it")
+            self._print("killed   no worker: node enrich finished before the kill")
 
     def _keep(self) -> None:
-        self._say("\nall keeps running, the Web UI above too; Ctrl-C ends it")
+        self._print("\neverything keeps running, including the Web UI; press Ctrl-C to stop it")
         never = threading.Event()
         try:
             while not never.wait(1.0):
                 self._check()
         except KeyboardInterrupt:
-            self._say("")
-            self._laps.lap("kept")
+            self._print("")
+            self._stopwatch.lap("kept")
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

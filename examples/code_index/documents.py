@@ -1,4 +1,4 @@
-"""What a task has left in MongoDB, read once: `tasks`, `artifacts`, `metrics_raw`, `worker_events`."""
+"""Read the documents of a finished task: `tasks`, `artifacts`, `metrics_raw` and `worker_events`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 ACCEPTED = "TASK_ACCEPTED"
-"""The kind of event that says that an attempt has started."""
+"""The kind of event that reports the start of an attempt."""
 
 ENDS = ("TASK_DONE", "TASK_FAILED", "CANCELLED")
-"""The kinds of event that say how an attempt has ended; others are about its batches and heartbeats."""
+"""The kinds of event that report the end of an attempt; other kinds report its batches and heartbeats."""
 
-EVENTS_WITHIN_SEC = 2.5
-"""Workers write events about once a second; a killed one takes those of its last second along."""
+EVENTS_TIMEOUT_SEC = 2.5
+"""Workers write events about once a second. The events of a killed worker's last second are lost."""
 
-_LOOK_EVERY_SEC = 0.1
+_POLL_SEC = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBatch:
-    """One batch of one node, as `artifacts` has it."""
+    """One batch of one node, as stored in `artifacts`."""
 
     node: str
     uid: str
@@ -40,30 +40,30 @@ class StoredBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
-    """Everything that a finished task has left."""
+    """All documents of a finished task."""
 
     task: Mapping[str, Any]
     batches: list[StoredBatch]
     markers: dict[str, Mapping[str, Any]]
     """What `finalize` returned, by node."""
     paths_found: list[str]
-    paths_analysed: list[str]
+    paths_analyzed: list[str]
     problems: list[tuple[str, str]]
-    """Files that do not parse, each with what is wrong."""
+    """Files that do not parse, each with its problem."""
     packages: list[Package]
-    """All of them, by name: the partial sums of the last node, added up once more."""
+    """All packages by name, added up from the partial sums of the last node."""
     metrics: dict[str, int]
-    """Rows of `metrics_raw` by node."""
+    """Number of rows in `metrics_raw`, by node."""
     failed_metrics: dict[str, int]
-    """Those of batches that failed and were not done again."""
+    """Number of those rows for batches that failed and were not processed again."""
     events: list[Mapping[str, Any]]
-    """Rows of `worker_events`, in the order in which things happened."""
+    """Rows of `worker_events` in chronological order."""
 
 
-async def documents_of(db: Any, task_id: str, lost: frozenset[tuple[str, int]] = frozenset()) -> Documents:
-    """Read what the finished task `task_id` has left, waiting a moment for events that are on their way.
+async def load_documents(db: Any, task_id: str, lost: frozenset[tuple[str, int]] = frozenset()) -> Documents:
+    """Read the documents of the finished task `task_id`, and wait for events that workers have not written yet.
 
-    Of the attempts in `lost`, as (node, epoch), no end is waited for: their workers were killed.
+    `lost` contains attempts as (node, epoch) that have no end event, because their workers were killed.
     """
     task = await db.tasks.find_one({"id": task_id})
     facts = await _facts(db, task_id)
@@ -72,12 +72,12 @@ async def documents_of(db: Any, task_id: str, lost: frozenset[tuple[str, int]] =
         batches=await _batches(db, task_id),
         markers=await _markers(db, task_id),
         paths_found=[path for meta in await _metas(db, task_id, INDEX, "files") for path in meta["files"]],
-        paths_analysed=[fact["path"] for fact in facts],
+        paths_analyzed=[fact["path"] for fact in facts],
         problems=sorted((fact["path"], fact["problem"]) for fact in facts if fact["problem"]),
         packages=await _packages(db, task_id),
         metrics=await _rows_by_node(db.metrics_raw, {"task_id": task_id}),
         failed_metrics=await _rows_by_node(db.metrics_raw, {"task_id": task_id, "failed": True}),
-        events=await _settled_events(db, task, lost),
+        events=await _wait_for_events(db, task, lost),
     )
 
 
@@ -105,10 +105,10 @@ async def _markers(db: Any, task_id: str) -> dict[str, Mapping[str, Any]]:
 
 
 async def _metas(db: Any, task_id: str, node: str, *fields: str) -> list[Any]:
-    """These fields of what each batch of a node has returned."""
-    mine = {"task_id": task_id, "status": "partial", "node_id": node}
-    wanted = {f"meta.{field}": 1 for field in fields}
-    return [row["meta"] async for row in db.artifacts.find(mine, {"_id": 0, **wanted})]
+    """Return these fields of the result of each batch of a node."""
+    query = {"task_id": task_id, "status": "partial", "node_id": node}
+    projection = {f"meta.{field}": 1 for field in fields}
+    return [row["meta"] async for row in db.artifacts.find(query, {"_id": 0, **projection})]
 
 
 async def _facts(db: Any, task_id: str) -> list[dict[str, Any]]:
@@ -126,23 +126,25 @@ async def _rows_by_node(collection: Any, which: dict[str, Any]) -> dict[str, int
     return {row["_id"]: row["rows"] async for row in counted}
 
 
-async def _settled_events(
+async def _wait_for_events(
     db: Any, task: Mapping[str, Any], lost: frozenset[tuple[str, int]]
 ) -> list[Mapping[str, Any]]:
-    """The events, once they tell how every attempt has ended, or the patience is at its end."""
-    deadline = time.monotonic() + EVENTS_WITHIN_SEC
+    """Return the events as soon as every attempt has an end event, or after EVENTS_TIMEOUT_SEC."""
+    deadline = time.monotonic() + EVENTS_TIMEOUT_SEC
     while True:
         found = db.worker_events.find({"task_id": task["id"]}).sort([("ts_ms", 1), ("_id", 1)])
         events = [event async for event in found]
-        if untold_ends(task, events) <= lost or time.monotonic() > deadline:
+        if attempts_without_end(task, events) <= lost or time.monotonic() > deadline:
             return events
-        await asyncio.sleep(_LOOK_EVERY_SEC)
+        await asyncio.sleep(_POLL_SEC)
 
 
-def untold_ends(task: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> set[tuple[str, int]]:
-    """Attempts, as (node, epoch), whose end no event tells of. Pure.
+def attempts_without_end(
+    task: Mapping[str, Any], events: Iterable[Mapping[str, Any]]
+) -> set[tuple[str, int]]:
+    """Return the attempts without an end event, as (node, epoch). Pure.
 
-    The last one of each node is not among them: how it ended stands in the task's document.
+    The last attempt of each node is not included, because the task document contains how it ended.
     """
     nodes = task["graph"]["nodes"]
     earlier = {(node["node_id"], epoch) for node in nodes for epoch in range(1, node["attempt_epoch"])}

@@ -1,5 +1,5 @@
-"""What can go wrong with the demo itself."""
+"""Errors of the demo itself."""
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the text is one line for the person at the terminal."""
+    """The demo cannot continue; the message is one line for the terminal."""

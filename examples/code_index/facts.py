@@ -1,4 +1,4 @@
-"""What one Python file is made of. Pure but for reading the file."""
+"""Count what one Python file contains. Pure, except for reading the file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _IMPORTS = (ast.Import, ast.ImportFrom)
-_FORKS = (
+_BRANCHES = (
     ast.If,
     ast.BoolOp,
     ast.IfExp,
@@ -26,27 +26,27 @@ _FORKS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFacts:
-    """Facts of one file. A file with a `problem` has lines and nothing else."""
+    """Facts of one file. For a file with a `problem`, only the lines are counted."""
 
     path: str
-    """Relative to the tree, with slashes."""
+    """Relative to the root of the tree, with slashes."""
     problem: str | None = None
     """`unreadable`, `encoding` or `syntax`; None for a file that was parsed."""
     lines: int = 0
     functions: int = 0
     classes: int = 0
     imports: int = 0
-    """Names that import statements bring in."""
+    """Number of names in import statements."""
     complexity: int = 0
-    """One for each function, and one for each place where a way through the code forks."""
+    """Number of functions and branches."""
     longest_function: str = ""
     longest_lines: int = 0
     lengths: dict[str, int] = field(default_factory=dict)
-    """How many functions have how many lines. The lines are text, because MongoDB has no other keys."""
+    """Number of functions by length in lines. The lengths are strings, because keys in MongoDB are strings."""
 
 
 def facts_of(root: str, path: str) -> FileFacts:
-    """Facts of the file `path` below the folder `root`; trouble with the file becomes its `problem`."""
+    """Return the facts of the file `path` below the folder `root`; an error becomes its `problem`."""
     try:
         data = Path(root, path).read_bytes()
     except OSError:
@@ -55,7 +55,7 @@ def facts_of(root: str, path: str) -> FileFacts:
 
 
 def facts_of_source(path: str, data: bytes) -> FileFacts:
-    """Facts of a file that holds `data`."""
+    """Return the facts of a file with this content."""
     lines = data.count(b"\n") + (bool(data) and not data.endswith(b"\n"))
     try:
         source = importlib.util.decode_source(data)
@@ -68,7 +68,7 @@ def facts_of_source(path: str, data: bytes) -> FileFacts:
 
 
 def _parsed(source: str) -> ast.Module | None:
-    """The tree of `source`; None for what this Python cannot parse, be it wrong or nested too deeply."""
+    """Return the syntax tree; None if this Python cannot parse the source, also because of too deep nesting."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -89,7 +89,7 @@ def _counted(path: str, lines: int, tree: ast.Module) -> FileFacts:
         functions=len(functions),
         classes=kinds[ast.ClassDef],
         imports=sum(len(node.names) for node in nodes if isinstance(node, _IMPORTS)),
-        complexity=len(functions) + sum(kinds[kind] for kind in _FORKS),
+        complexity=len(functions) + sum(kinds[kind] for kind in _BRANCHES),
         longest_function=longest.name if longest else "",
         longest_lines=_length(longest) if longest else 0,
         lengths={str(lines): lengths[lines] for lines in sorted(lengths)},

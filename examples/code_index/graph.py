@@ -1,10 +1,10 @@
-"""The graph of the task: four nodes in a row, each with a role of its own."""
+"""The graph of the task: a chain of four nodes, each with its own role."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from code_index.trouble import Trouble
+from code_index.faults import Fault
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
 INDEX, ENRICH, GROUP, ANALYZE = "index", "enrich", "group", "analyze"
 
 BATCH_SIZE = 40
-"""Files to a batch: big enough to keep all processors busy, small enough to show progress."""
+"""Files per batch: large enough to keep all processors busy, small enough to show progress."""
 
 _RETRY = {"max": 5, "backoff_sec": 1.0}
 
 
 def index_graph(
-    source: Path, batch_size: int = BATCH_SIZE, trouble: Trouble = Trouble.FLAKY_DISK
+    source: Path, batch_size: int = BATCH_SIZE, fault: Fault = Fault.FLAKY_DISK
 ) -> dict[str, Any]:
-    """Index `source`, enrich the files, group them by package, analyze the packages."""
-    listing = {"source": str(source), "batch_size": batch_size, "trouble": trouble.value}
+    """Return the graph: index `source`, enrich the files, group them by package, analyze the packages."""
+    inline = {"source": str(source), "batch_size": batch_size, "fault": fault.value}
     return {
         "schema_version": "1.0",
         "name": "code_index",
         "nodes": [
-            {"node_id": INDEX, "type": "indexer", "io": {"input_inline": listing}, "retry_policy": _RETRY},
+            {"node_id": INDEX, "type": "indexer", "io": {"input_inline": inline}, "retry_policy": _RETRY},
             _pulling(ENRICH, "enricher", source=INDEX),
             _pulling(GROUP, "grouper", source=ENRICH),
             _pulling(ANALYZE, "analyzer", source=GROUP),
@@ -35,7 +35,7 @@ def index_graph(
 
 
 def _pulling(node_id: str, role: str, *, source: str) -> dict[str, Any]:
-    """A node that starts after `source` and gets its batches."""
+    """Return a node that starts after `source` and pulls its batches."""
     pull = {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": [source]}}
     return {
         "node_id": node_id,

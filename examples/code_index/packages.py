@@ -1,4 +1,4 @@
-"""Facts of files summed up by package, and the packages ranked. Pure."""
+"""Sum the facts of files by package and rank the packages. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOTAL = "(total)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """Sums over files of one package."""
+    """The sums over the files of one package."""
 
     package: str
     files: int = 0
@@ -32,10 +32,10 @@ class Package:
     longest_function: str = ""
     longest_lines: int = 0
     lengths: dict[str, int] = field(default_factory=dict)
-    """How many functions have how many lines."""
+    """Number of functions by length in lines."""
 
     def plus(self, other: Package) -> Package:
-        """Both together, under this one's name."""
+        """Return the sum of both, under the name of this package."""
         longest = max(self, other, key=lambda one: (one.longest_lines, one.longest_function))
         return Package(
             package=self.package,
@@ -53,7 +53,7 @@ class Package:
 
 
 def grouped(files: Iterable[FileFacts]) -> list[Package]:
-    """The packages that `files` belong to, summed up."""
+    """Return the packages of these files."""
     return merged(_package_of_one(file) for file in files)
 
 
@@ -74,7 +74,7 @@ def _package_of_one(file: FileFacts) -> Package:
 
 
 def merged(parts: Iterable[Package]) -> list[Package]:
-    """One sum for each package, by name; the order in which parts come does not matter."""
+    """Merge partial sums into one for each package, sorted by name. The order of the parts does not matter."""
     sums: dict[str, Package] = {}
     for part in parts:
         known = sums.get(part.package)
@@ -83,7 +83,7 @@ def merged(parts: Iterable[Package]) -> list[Package]:
 
 
 def total(packages: Iterable[Package]) -> Package:
-    """All packages as one."""
+    """Return the sum of all packages."""
     whole = Package(package=TOTAL)
     for package in packages:
         whole = whole.plus(package)
@@ -91,15 +91,15 @@ def total(packages: Iterable[Package]) -> Package:
 
 
 def ranked(packages: Iterable[Package], top: int) -> list[Package]:
-    """The `top` most complex packages, the most complex first."""
+    """Return the `top` most complex packages, most complex first."""
     return sorted(packages, key=lambda one: (-one.complexity, one.package))[:top]
 
 
 def as_dicts(packages: Iterable[Package]) -> list[dict[str, Any]]:
-    """Packages as they are stored."""
+    """Convert packages to dicts, for storage."""
     return [asdict(package) for package in packages]
 
 
 def from_dicts(stored: Iterable[dict[str, Any]]) -> list[Package]:
-    """Packages as they were stored."""
+    """Convert stored dicts to packages."""
     return [Package(**fields) for fields in stored]

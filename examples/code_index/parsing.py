@@ -1,4 +1,4 @@
-"""Parsing on all processors, away from the event loop."""
+"""Parse files in processes, outside the event loop."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MAX_PROCESSES = 4
 
 
 class Parser:
-    """A pool of processes that is started when it is first needed and ends with the process that owns it."""
+    """A process pool that starts at the first use and ends with the process that owns it."""
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
 
     async def facts(self, root: str, paths: list[str]) -> list[FileFacts]:
-        """Facts of the files `paths` below `root`, in their order."""
+        """Return the facts of the files `paths` below `root`, in the same order."""
         pool = self._started()
         loop = asyncio.get_running_loop()
         try:
@@ -33,7 +33,7 @@ class Parser:
 
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            # Not forked: a worker has threads, whose locks a forked child would find taken for ever.
+            # Spawn, do not fork: a forked child would inherit locks that threads of the worker hold.
             self._pool = ProcessPoolExecutor(
                 max_workers=min(MAX_PROCESSES, os.cpu_count() or 1),
                 mp_context=multiprocessing.get_context("spawn"),
@@ -43,13 +43,13 @@ class Parser:
 
 
 def _prepare() -> None:
-    # Syntax trees hold no cycles: counting references frees them, and the collector would only search them in vain.
+    # Syntax trees have no reference cycles, so the garbage collector would only cost time.
     gc.disable()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent is gone, even if that was killed and could not say so."""
+    """Exit when the parent process has ended, even if it was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -1,4 +1,4 @@
-"""FlowKit's own processes, started through its command line and ended with the demo."""
+"""Start an engine and workers with the `flowkit` command, and stop them with the demo."""
 
 from __future__ import annotations
 
@@ -19,67 +19,67 @@ DATABASE = "code_index"
 HANDLERS = [f"code_index.handlers:{name}" for name in ("Indexer", "Enricher", "Grouper", "Analyzer")]
 
 
-class Crew:
-    """An engine and workers, as a context manager: all are started at once, and all end with it.
+class ProcessGroup:
+    """A context manager that starts an engine and workers together, and stops all of them at its end.
 
-    Workers are numbered from 1; the one that replaces a killed worker gets the next number.
+    Workers are numbered from 1. The worker that replaces a killed one gets the next number.
     """
 
     def __init__(self, folder: Path, queue: str, workers: int, engine: dict[str, Any]) -> None:
         self._folder = folder
         self._environment = {"FLOWKIT_QUEUE": queue, "MONGO_DATABASE": DATABASE}
-        self._size = workers
+        self._workers = workers
         self._engine_settings = engine
-        self._hired = 0
-        self._made: list[FlowkitProcess] = []
-        self._members: dict[str, FlowkitProcess] = {}
+        self._worker_number = 0
+        self._processes: list[FlowkitProcess] = []
+        self._running: dict[str, FlowkitProcess] = {}
 
     def __enter__(self) -> Self:
-        """Start all. A DevServerError tells what did not start; nothing runs then."""
+        """Start all processes; raises DevServerError and stops them again if one does not start."""
         self._process("engine", ["engine"], self._engine_settings)
-        for _ in range(self._size):
-            self.replacement()
-        start_all(self._made)
-        self._members = {process.name: process for process in self._made}
+        for _ in range(self._workers):
+            self.new_worker()
+        start_all(self._processes)
+        self._running = {process.name: process for process in self._processes}
         return self
 
     def __exit__(self, *_: object) -> None:
-        stop_all(self._made)
+        stop_all(self._processes)
 
     def _process(self, name: str, arguments: Sequence[str], settings: dict[str, Any]) -> FlowkitProcess:
         self._folder.mkdir(parents=True, exist_ok=True)
         config = self._folder.resolve() / f"{name}.json"
         config.write_text(json.dumps(settings), encoding="utf-8")
         arguments = [*arguments, "--config", str(config)]
-        self._made.append(FlowkitProcess(self._folder, name, arguments, self._environment))
-        return self._made[-1]
+        self._processes.append(FlowkitProcess(self._folder, name, arguments, self._environment))
+        return self._processes[-1]
 
     def has(self, worker_id: str) -> bool:
-        """Whether this worker is one of ours, and was not killed."""
-        return worker_id in self._members
+        """Return whether this worker belongs to the group and was not killed."""
+        return worker_id in self._running
 
     def kill(self, worker_id: str) -> None:
-        """End a worker with SIGKILL. It is a member no more."""
-        self._members.pop(worker_id).kill()
+        """Kill a worker with SIGKILL and remove it from the group."""
+        self._running.pop(worker_id).kill()
 
-    def replacement(self) -> FlowkitProcess:
-        """A new worker, not started yet; its name is its id. It serves all four roles."""
-        self._hired += 1
-        worker_id = f"worker-{self._hired}"
+    def new_worker(self) -> FlowkitProcess:
+        """Return a new worker for all four roles, not started yet; its name is its worker id."""
+        self._worker_number += 1
+        worker_id = f"worker-{self._worker_number}"
         return self._process(worker_id, ["worker", *HANDLERS], {"worker_id": worker_id})
 
-    def take_on(self, worker: FlowkitProcess) -> None:
-        """Start a worker and make it a member; a DevServerError tells why it did not start. Any thread may call."""
+    def start_worker(self, worker: FlowkitProcess) -> None:
+        """Start a worker and add it to the group; raises DevServerError if it does not start. Thread-safe."""
         worker.start()
-        self._members[worker.name] = worker
+        self._running[worker.name] = worker
 
-    def check(self) -> None:
-        """A DemoError that names the member which has ended by itself, if one has."""
-        check_all_run([*self._members.values()])
+    def ensure_running(self) -> None:
+        """Raise DemoError if a process of the group has ended by itself."""
+        ensure_running([*self._running.values()])
 
 
-def check_all_run(processes: Sequence[ServerProcess]) -> None:
-    """A DemoError that names the process which has ended by itself, if one has."""
+def ensure_running(processes: Sequence[ServerProcess]) -> None:
+    """Raise DemoError, with the name of the process, if a process has ended by itself."""
     for process in processes:
         if not process.running:
             raise DemoError(f"{process.name} ended by itself; its log: {process.log}")

@@ -1,4 +1,4 @@
-"""How far a task has come: statuses from its workflow, batches and who holds a node from MongoDB."""
+"""The progress of a task: statuses from its workflow, batches and workers from MongoDB."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from code_index.graph import INDEX
-from code_index.pace import Pace, Rate, Sample, percent, seconds_left
+from code_index.rates import Rate, RateMeter, Sample, percent, seconds_left
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,48 +17,48 @@ if TYPE_CHECKING:
 
     from temporalio.client import WorkflowHandle
 
-ANSWER_WITHIN = timedelta(seconds=5)
+QUERY_TIMEOUT = timedelta(seconds=5)
 
 _ENDED = {"finished", "failed", "cancelled", "skipped"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeProgress:
-    """One node, as a person wants to see it."""
+    """The progress of one node."""
 
     node: str
     status: str = "queued"
     attempt: int = 0
     worker: str = ""
-    """Who holds the attempt; empty while nobody has taken it."""
-    began: datetime | None = None
-    """When its worker has taken it."""
+    """The worker that holds the attempt; empty until a worker has taken it."""
+    started_at: datetime | None = None
+    """When the worker took the attempt."""
     batches: int = 0
     files: int = 0
     total: int | None = None
-    """Batches that it will be in all, once that is known."""
+    """Total number of batches, once it is known."""
     rate: Rate | None = None
     note: str = ""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more happens to the node."""
+        """Whether the node has ended."""
         return self.status in _ENDED
 
     @property
     def percent(self) -> int | None:
-        """How much of the batches is done."""
+        """Percentage of batches done."""
         return percent(self.batches, self.total)
 
     @property
     def seconds_left(self) -> float | None:
-        """How long it will still take; None when it does not run, or when nobody can tell."""
+        """Estimated remaining time; None if the node does not run, or without an estimate."""
         return seconds_left(self.batches, self.total, self.rate) if self.status == "running" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A task and its nodes, in the order of the graph."""
+    """The progress of a task and its nodes, in the order of the graph."""
 
     task_id: str
     status: str
@@ -66,90 +66,95 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """What MongoDB knows of a node."""
+class StoredProgress:
+    """What MongoDB contains of a node."""
 
     batches: int = 0
     files: int = 0
     epoch: int = 0
     worker: str = ""
-    began: datetime | None = None
+    started_at: datetime | None = None
 
 
-class Follower:
-    """Asks how far one task has come."""
+class ProgressReader:
+    """Reads the progress of one task."""
 
     def __init__(self, handle: WorkflowHandle[Any, Any], db: Any) -> None:
         self._handle = handle
         self._db = db
         self._total: int | None = None
-        self._paces: dict[str, Pace] = defaultdict(Pace)
+        self._meters: dict[str, RateMeter] = defaultdict(RateMeter)
 
-    async def progress(self) -> Progress:
-        """Where the task is now."""
-        view = await self._handle.query("status", rpc_timeout=ANSWER_WITHIN)
+    async def read(self) -> Progress:
+        """Return the current progress."""
+        view = await self._handle.query("status", rpc_timeout=QUERY_TIMEOUT)
         if self._total is None:
-            self._total = await self._batches_in_all()
-        now = progress_of(self._handle.id, view, await self._stored(), self._total, time.time())
+            self._total = await self._total_batches()
+        now = task_progress(self._handle.id, view, await self._stored(), self._total, time.time())
         return replace(now, nodes=tuple(map(self._with_rate, now.nodes)))
 
     def _with_rate(self, node: NodeProgress) -> NodeProgress:
         sample = Sample(at=time.monotonic(), batches=node.batches, files=node.files)
-        rate = self._paces[node.node].seen(sample, begun=node.attempt > 0, ended=node.ended)
+        rate = self._meters[node.node].update(sample, started=node.attempt > 0, ended=node.ended)
         return replace(node, rate=rate if node.status != "deferred" else None)
 
-    async def _batches_in_all(self) -> int | None:
-        """Any batch of the listing tells it."""
-        listing = {"task_id": self._handle.id, "node_id": INDEX, "status": "partial"}
-        first = await self._db.artifacts.find_one(listing, {"_id": 0, "meta.of": 1})
-        return first["meta"]["of"] if first else None
+    async def _total_batches(self) -> int | None:
+        """Return the total number of batches; None before the indexer has stored its first batch."""
+        query = {"task_id": self._handle.id, "node_id": INDEX, "status": "partial"}
+        first = await self._db.artifacts.find_one(query, {"_id": 0, "meta.total_batches": 1})
+        return first["meta"]["total_batches"] if first else None
 
-    async def _stored(self) -> dict[str, Stored]:
+    async def _stored(self) -> dict[str, StoredProgress]:
         done = await self._done()
         task = await self._db.tasks.find_one({"id": self._handle.id}, {"_id": 0, "graph.nodes": 1})
-        return stored_of(task, done)
+        return stored_progress(task, done)
 
     async def _done(self) -> dict[str, tuple[int, int]]:
-        """Stored batches of each node, and their files."""
-        mine = {"$match": {"task_id": self._handle.id, "status": "partial"}}
+        """Return the number of stored batches and files, by node."""
+        match = {"$match": {"task_id": self._handle.id, "status": "partial"}}
         sums = {"_id": "$node_id", "batches": {"$sum": 1}, "files": {"$sum": "$meta.file_count"}}
-        counted = self._db.artifacts.aggregate([mine, {"$group": sums}])
+        counted = self._db.artifacts.aggregate([match, {"$group": sums}])
         return {row["_id"]: (row["batches"], row["files"]) async for row in counted}
 
 
-def stored_of(task: Mapping[str, Any] | None, done: Mapping[str, tuple[int, int]]) -> dict[str, Stored]:
-    """What the task's document and the counts of batches say of each node. Pure."""
+def stored_progress(
+    task: Mapping[str, Any] | None, done: Mapping[str, tuple[int, int]]
+) -> dict[str, StoredProgress]:
+    """Combine the task document with the counts of batches, by node. Pure."""
     stored = {}
     for node in task["graph"]["nodes"] if task else ():
         batches, files = done.get(node["node_id"], (0, 0))
-        stored[node["node_id"]] = Stored(
+        stored[node["node_id"]] = StoredProgress(
             batches=batches,
             files=files,
             epoch=node.get("attempt_epoch") or 0,
             worker=(node.get("lease") or {}).get("worker_id") or "",
-            began=node.get("started_at"),
+            started_at=node.get("started_at"),
         )
     return stored
 
 
-def progress_of(
-    task_id: str, view: Mapping[str, Any], stored: Mapping[str, Stored], total: int | None, now: float
+def task_progress(
+    task_id: str, view: Mapping[str, Any], stored: Mapping[str, StoredProgress], total: int | None, now: float
 ) -> Progress:
-    """What the answer of the `status` query and the documents say together. Pure."""
+    """Combine the response to the `status` query with the stored progress. Pure."""
     nodes = (
-        _node_progress(node, stored.get(node["node_id"], Stored()), total, now) for node in view["nodes"]
+        _node_progress(node, stored.get(node["node_id"], StoredProgress()), total, now)
+        for node in view["nodes"]
     )
     return Progress(task_id=task_id, status=view["status"], nodes=tuple(nodes))
 
 
-def _node_progress(node: Mapping[str, Any], stored: Stored, total: int | None, now: float) -> NodeProgress:
+def _node_progress(
+    node: Mapping[str, Any], stored: StoredProgress, total: int | None, now: float
+) -> NodeProgress:
     taken = stored.epoch == node["attempt_epoch"]
     return NodeProgress(
         node=node["node_id"],
         status=node["status"],
         attempt=node["attempt_epoch"],
         worker=stored.worker if taken else "",
-        began=stored.began if taken else None,
+        started_at=stored.started_at if taken else None,
         batches=stored.batches,
         files=stored.files,
         total=total,

@@ -1,4 +1,4 @@
-"""What a person sees at the end: the ranking, and what lies in MongoDB."""
+"""The report in the terminal: the ranking, and what is stored in MongoDB."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from code_index.chaos import Incident
-    from code_index.outcome import Outcome
     from code_index.packages import Package
+    from code_index.result import IndexResult
 
 WIDTHS = {"package": 22, "files": 5, "lines": 7, "functions": 9, "complexity": 10, "longest function": 17}
-"""With the gaps between them, 80 columns."""
+"""80 columns, including the gaps."""
 
 _TEXTS = {"package", "longest function"}
 
 
-def ranking_table(outcome: Outcome) -> Table:
-    """The most complex packages and, below a line, all of them together."""
+def ranking_table(result: IndexResult) -> Table:
+    """Return a table of the most complex packages; the last row is the total."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for heading, width in WIDTHS.items():
         if heading in _TEXTS:
             table.add_column(heading, max_width=width, no_wrap=True)
         else:
             table.add_column(heading, width=width, justify="right", no_wrap=True)
-    for package in outcome.ranking:
+    for package in result.ranking:
         table.add_row(*_cells(package))
     table.add_section()
-    table.add_row(*_cells(outcome.total), style="bold")
+    table.add_row(*_cells(result.total), style="bold")
     return table
 
 
@@ -43,20 +43,20 @@ def _cells(package: Package) -> Iterator[Text | str]:
     yield Text(f"{package.longest_lines} {package.longest_function}" if package.longest_lines else "")
 
 
-def summary(outcome: Outcome, incident: Incident | None = None) -> Iterator[str]:
-    """What stands around the ranking, a line each."""
-    counts, total = outcome.counts, outcome.total
+def summary(result: IndexResult, incident: Incident | None = None) -> Iterator[str]:
+    """Yield the lines below the ranking."""
+    counts, total = result.counts, result.total
     if not total.files:
-        yield "ranking  none: the source folder holds no Python files"
+        yield "ranking  none: the source folder contains no Python files"
     else:
-        yield f"ranking  {len(outcome.ranking)} of {outcome.packages:,} packages; complexity = functions + forks in them"
-    yield f"files    {outcome.files_found:,} found = {total.files:,} analysed; {total.problems:,} do not parse"
-    for node, batches in outcome.attempts.items():
+        yield f"ranking  {len(result.ranking)} of {result.packages:,} packages; complexity = functions + branches"
+    yield f"files    {result.files_found:,} found = {total.files:,} analyzed; {total.problems:,} do not parse"
+    for node, batches in result.attempts.items():
         if len(batches) > 1 and (incident is None or incident.node != node):
-            yield f"retries  {node}: {len(batches)} attempts, which did {' + '.join(map(str, batches))} batches"
+            yield f"retries  {node}: {len(batches)} attempts, which processed {' + '.join(map(str, batches))} batches"
     if incident is not None:
-        yield from incident_lines(incident, outcome.attempts[incident.node])
-    for line in proof(outcome):
+        yield from incident_lines(incident, result.attempts[incident.node])
+    for line in verified_lines(result):
         yield f"checked  {line}"
     yield (
         f"MongoDB  tasks {counts.tasks}, artifacts {counts.batches + counts.markers:,} "
@@ -64,22 +64,22 @@ def summary(outcome: Outcome, incident: Incident | None = None) -> Iterator[str]
     )
 
 
-def proof(outcome: Outcome) -> list[str]:
-    """What `checked_outcome` has made sure of: it would have raised otherwise."""
+def verified_lines(result: IndexResult) -> list[str]:
+    """Return what `verified_result` has checked; it raises an error otherwise."""
     return [
-        f"{outcome.listed_batches:,} batches, each stored once by each of {len(outcome.attempts)} nodes",
-        f"{outcome.files_found:,} files, each found once and analysed once: none lost, none double",
+        f"{result.indexed_batches:,} batches, each stored once by each of {len(result.attempts)} nodes",
+        f"{result.files_found:,} files, each found once and analyzed once: none lost, none duplicated",
     ]
 
 
 def incident_lines(incident: Incident, batches: list[int]) -> Iterator[str]:
-    """What became of the killed worker's node, whose attempts did so many `batches`."""
-    did = _batches(batches[incident.attempt - 1])
-    yield f"killed   {incident.worker}, which held {incident.node}, attempt {incident.attempt}, and did {did}"
-    if incident.heir:
-        epoch = f"attempt {incident.heir_attempt} (epoch {incident.heir_attempt})"
-        did = _batches(batches[incident.heir_attempt - 1])
-        yield f"heir     {incident.heir}, {epoch}, after {incident.seconds_until_heir:.1f} s; did {did}"
+    """Yield the lines about the kill and the takeover; `batches` counts the batches of each attempt."""
+    done = _batches(batches[incident.attempt - 1])
+    yield f"killed   {incident.worker}, which held {incident.node}, attempt {incident.attempt}, after {done}"
+    if incident.successor:
+        attempt = f"attempt {incident.successor_attempt} (epoch {incident.successor_attempt})"
+        done = _batches(batches[incident.successor_attempt - 1])
+        yield f"resumed  {incident.successor}, {attempt}, after {incident.takeover_seconds:.1f} s; processed {done}"
 
 
 def _batches(count: int) -> str:

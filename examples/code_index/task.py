@@ -1,4 +1,4 @@
-"""One task: created, followed to its end, cancelled when nobody waits for it any more."""
+"""Create a task of the demo, follow it to its end, and cancel it if the demo is interrupted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from temporalio.exceptions import CancelledError, FailureError
 from temporalio.service import RPCError
 
 from code_index.errors import DemoError
-from code_index.progress import Follower
+from code_index.progress import ProgressReader
 from flowkit import Coordinator, CoordinatorConfig
 
 if TYPE_CHECKING:
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
     from code_index.progress import Progress
 
-LOOK_EVERY_SECONDS = 0.2
-LOOK_SHARE = 0.2
-"""Of the time: a look at a large task takes long, and what it takes is missing elsewhere."""
-CANCEL_PATIENCE_SECONDS = 5.0
+POLL_SECONDS = 0.2
+MAX_POLL_SHARE = 0.2
+"""Upper limit for the share of time spent on reading progress, which is slow for a large task."""
+CANCEL_TIMEOUT_SECONDS = 5.0
 
 
 class IndexTask:
-    """A task of the demo; its Coordinator is not started, because the engine runs elsewhere."""
+    """A task of the demo. Its Coordinator is not started, because the engine runs in its own process."""
 
     def __init__(self, client: Client, db: Any, task_id: str, queue: str) -> None:
         self._task_id = task_id
         self._coordinator = Coordinator(db=db, cfg=CoordinatorConfig(queue=queue), client=client)
         self._handle: WorkflowHandle[Any, Any] = client.get_workflow_handle(task_id)
-        self._follower = Follower(self._handle, db)
+        self._reader = ProgressReader(self._handle, db)
 
     async def create(self, graph: dict[str, Any]) -> None:
         """Start the task."""
@@ -43,20 +43,22 @@ class IndexTask:
             task_id=self._task_id, params={"pipeline_name": "code_index"}, graph=graph
         )
 
-    async def follow(self, look: Callable[[Progress], Awaitable[None]], check: Callable[[], None]) -> None:
-        """Let `look` see the task until it has finished, calling `check` in between; if one raises, cancel the task.
+    async def follow(
+        self, on_progress: Callable[[Progress], Awaitable[None]], check: Callable[[], None]
+    ) -> None:
+        """Call `check` and `on_progress` until the task has finished; if one of them raises, cancel the task.
 
-        A DemoError says why a task did not finish.
+        Raises DemoError with the reason if the task does not finish.
         """
         end = asyncio.create_task(self._handle.result())
         try:
             while not end.done():
                 check()
                 since = time.monotonic()
-                await self._look(look)
+                await self._report(on_progress)
                 took = time.monotonic() - since
-                await asyncio.wait([end], timeout=max(LOOK_EVERY_SECONDS, took / LOOK_SHARE))
-            await self._look(look)
+                await asyncio.wait([end], timeout=max(POLL_SECONDS, took / MAX_POLL_SHARE))
+            await self._report(on_progress)
             end.result()
         except WorkflowFailureError as error:
             raise DemoError(_why(error)) from error
@@ -66,21 +68,21 @@ class IndexTask:
         finally:
             end.cancel()
 
-    async def _look(self, look: Callable[[Progress], Awaitable[None]]) -> None:
-        # A query that comes before the first engine has seen the task fails; the next one will do.
+    async def _report(self, on_progress: Callable[[Progress], Awaitable[None]]) -> None:
+        # A query fails until an engine has started the task; the next one succeeds.
         with suppress(RPCError, WorkflowQueryFailedError):
-            await look(await self._follower.progress())
+            await on_progress(await self._reader.read())
 
     async def _cancel(self) -> None:
-        """Cancel the task and wait for its end, so that the next engine does not go on with it."""
+        """Cancel the task and wait for its end, so that the next engine does not continue it."""
         with suppress(RPCError, WorkflowFailureError, TimeoutError):
-            async with asyncio.timeout(CANCEL_PATIENCE_SECONDS):
+            async with asyncio.timeout(CANCEL_TIMEOUT_SECONDS):
                 await self._coordinator.cancel_task(self._task_id, reason="demo_ended")
                 await self._handle.result()
 
 
 def _why(error: WorkflowFailureError) -> str:
     if isinstance(error.cause, CancelledError):
-        return "somebody cancelled the task"
+        return "the task was cancelled"
     reason = error.cause.message if isinstance(error.cause, FailureError) else str(error.cause)
     return f"the task failed: {reason}"

@@ -1,4 +1,4 @@
-"""Which files of a folder are Python source, and which package each belongs to."""
+"""Find the Python files of a folder, and the package of each."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import os
 from pathlib import Path, PurePosixPath
 
 SKIPPED = frozenset({"__pycache__", "dist-packages", "node_modules", "site-packages"})
-"""Folders that hold nobody's source; hidden folders are skipped as well."""
+"""Folders to skip, in addition to hidden ones."""
 
 TOP = "(top level)"
-"""The package of files that lie in no folder."""
+"""The package of files at the root of the tree."""
 
 
 def python_files(root: Path) -> list[str]:
-    """Paths of all `.py` files below `root`, relative, with slashes, in an order that is always the same.
+    """Return the sorted paths of all `.py` files below `root`, relative and with slashes.
 
-    A name that is not UTF-8 cannot be stored: its odd bytes are written as `\\xe9`, and nobody can open the file by it.
-    ValueError when `root` is no folder.
+    MongoDB cannot store a name that is not UTF-8, so invalid bytes are escaped as `\\xe9`; the file then counts as
+    unreadable. Raises ValueError if `root` is not a folder.
     """
     if not root.is_dir():
         raise ValueError(f"there is no folder {root}")
@@ -33,5 +33,5 @@ def _storable(path: str) -> str:
 
 
 def package_of(path: str) -> str:
-    """The dotted name of the folder in which the file `path` lies."""
+    """Return the dotted name of the folder that contains the file `path`."""
     return ".".join(PurePosixPath(path).parent.parts) or TOP

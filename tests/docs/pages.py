@@ -1,12 +1,12 @@
-"""The pages as data: their blocks of code, and what a comment before a block says about it.
+"""Parse the pages: their code blocks, and the comments before blocks that say how to test them.
 
-Comments are invisible to readers, on GitHub as on the site:
+Readers do not see these comments, neither on GitHub nor on the site:
 
-    <!-- file: shop.py -->              the block is this file's text
-    <!-- terminal: up, until: READY --> the command goes on in a terminal of its own; it is there when it prints READY
-    <!-- press: Ctrl-C in up -->        needs no block: what a reader does in that terminal
-    <!-- exit: 1 -->                    how the last command of the block ends
-    <!-- not run: REASON -->            the block is only read: its syntax, its options
+    <!-- file: shop.py -->              the block is the content of this file
+    <!-- terminal: up, until: READY --> the command runs in its own terminal; it is ready when it prints READY
+    <!-- press: Ctrl-C in up -->        without a block: the reader presses Ctrl-C in that terminal
+    <!-- exit: 1 -->                    the exit code of the last command in the block
+    <!-- not run: REASON -->            the block is not run; only its syntax and options are checked
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MARK = re.compile(rf"(?:^|, )({'|'.join(MARKS)}): (.*?)(?=, (?:{'|'.join(MARKS)
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A fenced block; or, without language and text, a comment that stands alone."""
+    """A fenced block, or a comment without a block (no language, no text)."""
 
     page: Path
     line: int
@@ -46,12 +46,12 @@ class Block:
 
     @property
     def place(self) -> str:
-        """Where to look, as editors understand it."""
+        """Return file and line in the format of editors."""
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """All blocks of a page in their order, each with the marks of the comment right before it."""
+    """Yield all blocks of a page in order, each with the marks of the comment before it."""
     tokens = MarkdownIt("commonmark").parse(page.read_text(encoding="utf-8"))
     waiting: Block | None = None
     for token in tokens:
@@ -75,7 +75,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def inline_codes(page: Path) -> Iterator[str]:
-    """What stands as code inside sentences and tables."""
+    """Return the inline code of sentences and tables."""
     tokens = MarkdownIt("commonmark").enable("table").parse(page.read_text(encoding="utf-8"))
     return (
         child.content for token in tokens for child in token.children or () if child.type == "code_inline"
@@ -83,15 +83,15 @@ def inline_codes(page: Path) -> Iterator[str]:
 
 
 def marks(comment: str) -> dict[str, str]:
-    """What the comments say, by name."""
-    return {name: told for text in _COMMENT.findall(comment) for name, told in _MARK.findall(text.strip())}
+    """Return the marks in comments, by name."""
+    return {name: value for text in _COMMENT.findall(comment) for name, value in _MARK.findall(text.strip())}
 
 
 def every_block(*languages: str) -> list[Block]:
-    """The blocks of all pages in these languages."""
+    """Return the blocks of all pages in these languages."""
     return [block for page in PAGES for block in blocks(page) if block.language in languages and block.text]
 
 
 def place(block: Block) -> str:
-    """A block's name as a test's parameter."""
+    """Return the name of a block as a test parameter."""
     return block.place

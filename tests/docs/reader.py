@@ -1,4 +1,4 @@
-"""Somebody who follows a page: writes its files, types its commands, and compares what is printed."""
+"""A reader who follows a page: writes its files, runs its commands, and compares their output."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
     from tests.docs.pages import Block
 
-CEILING = 90.0
-"""Seconds after which something that should have happened has not; far above what it takes."""
+TIMEOUT = 90.0
+"""Timeout in seconds for every wait; far above the expected time."""
 
 REMEMBER = 'trap \'code=$?; export -p > "$STATE/exports"; pwd > "$STATE/folder"; exit $code\' EXIT\n'
 RECALL = 'source "$STATE/exports"; cd "$(cat "$STATE/folder")"; set -e\n'
 
 
 class Terminal:
-    """A command that goes on while the reader does other things."""
+    """A command that runs while the reader does other things."""
 
     def __init__(self, command: list[str], folder: Path, environment: Mapping[str, str]) -> None:
         self.output = ""
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._process = subprocess.Popen(
             command,
             cwd=folder,
@@ -41,57 +41,62 @@ class Terminal:
             text=True,
             start_new_session=True,
         )
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        self._reader_thread = threading.Thread(target=self._read, daemon=True)
+        self._reader_thread.start()
 
-    def _listen(self) -> None:
+    def _read(self) -> None:
         with self._process:
             for line in self._process.stdout or ():
-                self._hear(line)
-        self._hear("")
+                self._append(line)
+        self._append("")
 
-    def _hear(self, text: str) -> None:
-        with self._news:
+    def _append(self, text: str) -> None:
+        with self._changed:
             self.output += text
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def wait_for(self, text: str) -> None:
-        """Return when it has printed `text`; AssertionError when it ends before, or takes too long."""
-        with self._news:
-            self._news.wait_for(lambda: text in self.output or self._process.poll() is not None, CEILING)
+        """Wait until the command has printed `text`; raises AssertionError at its end or after TIMEOUT."""
+        with self._changed:
+            self._changed.wait_for(lambda: text in self.output or self._process.poll() is not None, TIMEOUT)
         assert text in self.output, f"never printed {text!r}:\n{self.output}"
 
     def press_ctrl_c(self) -> None:
-        """Interrupt what runs in it, and wait for its end."""
+        """Interrupt the command and wait for its end."""
         os.killpg(self._process.pid, signal.SIGINT)
-        self._process.wait(CEILING)
+        self._process.wait(TIMEOUT)
 
     def close(self) -> None:
-        """End it with all its children, whatever they do."""
+        """Stop the command with all its children, by force if necessary."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGTERM)
         try:
-            self._process.wait(CEILING)
+            self._process.wait(TIMEOUT)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._listener.join(CEILING)
+        self._reader_thread.join(TIMEOUT)
 
 
 class Reader:
-    """Follows pages in one folder; `instead` has what stands for the addresses that only a page can know."""
+    """Follows pages in one folder; `replacements` maps addresses on the page to real ones."""
 
     def __init__(
-        self, folder: Path, environment: Mapping[str, str], instead: Mapping[str, str] | None = None
+        self, folder: Path, environment: Mapping[str, str], replacements: Mapping[str, str] | None = None
     ) -> None:
         self._home, self._state = folder / "home", folder / "state"
         self._home.mkdir()
         self._state.mkdir()
-        self._instead = dict(instead or {})
+        self._replacements = dict(replacements or {})
         self._terminals: dict[str, Terminal] = {}
-        self._printed: str | None = None
-        programs = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-        quiet = {"TERM": "dumb", "COLUMNS": "120", "PYTHONUNBUFFERED": "1", "STATE": str(self._state)}
-        self._environment = {**environment, **quiet, "PATH": programs}
+        self._output: str | None = None
+        path = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+        terminal_settings = {
+            "TERM": "dumb",
+            "COLUMNS": "120",
+            "PYTHONUNBUFFERED": "1",
+            "STATE": str(self._state),
+        }
+        self._environment = {**environment, **terminal_settings, "PATH": path}
         (self._state / "folder").write_text(str(self._home), encoding="utf-8")
         (self._state / "exports").touch()
 
@@ -104,11 +109,11 @@ class Reader:
 
     @property
     def folder(self) -> Path:
-        """Where the commands have led."""
+        """Return the current folder after the commands so far."""
         return Path((self._state / "folder").read_text(encoding="utf-8").strip())
 
     def follow(self, page: Path) -> None:
-        """Do what the page says, block by block; AssertionError names the one that does not come true."""
+        """Follow the page block by block; raises AssertionError with the block that fails."""
         for block in blocks(page):
             self._do(block)
 
@@ -117,25 +122,25 @@ class Reader:
             self._terminals[key.removeprefix("Ctrl-C in ")].press_ctrl_c()
         elif name := block.marks.get("file"):
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.folder / name).write_text(self._meant(block.text), encoding="utf-8")
+            (self.folder / name).write_text(self._with_replacements(block.text), encoding="utf-8")
         elif block.language in SHELL:
-            self._printed = None if "not run" in block.marks else self._type(block)
-        elif block.language == "text" and self._printed is not None:
-            expect(block, self._printed)
-            self._printed = None
+            self._output = None if "not run" in block.marks else self._run_block(block)
+        elif block.language == "text" and self._output is not None:
+            expect(block, self._output)
+            self._output = None
 
-    def _meant(self, text: str) -> str:
-        for written, real in self._instead.items():
+    def _with_replacements(self, text: str) -> str:
+        for written, real in self._replacements.items():
             text = text.replace(written, real)
         return text
 
-    def _type(self, block: Block) -> str:
-        command, name = self._meant(block.text), block.marks.get("terminal")
+    def _run_block(self, block: Block) -> str:
+        command, name = self._with_replacements(block.text), block.marks.get("terminal")
         if name is None:
             return self._run(command, block)
         words = ["bash", "-c", RECALL + command]
         terminal = self._terminals[name] = Terminal(words, self.folder, self._environment)
-        terminal.wait_for(self._meant(block.marks["until"]))
+        terminal.wait_for(self._with_replacements(block.marks["until"]))
         return terminal.output
 
     def _run(self, command: str, block: Block) -> str:
@@ -147,24 +152,24 @@ class Reader:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=CEILING,
+            timeout=TIMEOUT,
             check=False,
         )
         wanted = int(block.marks.get("exit", "0"))
         assert done.returncode == wanted, (
-            f"{block.place} ended with {done.returncode}:\n{done.stdout}{self._others()}"
+            f"{block.place} ended with {done.returncode}:\n{done.stdout}{self._other_terminals()}"
         )
         return done.stdout
 
-    def _others(self) -> str:
+    def _other_terminals(self) -> str:
         return "".join(f"\n--- in terminal {name}\n{each.output}" for name, each in self._terminals.items())
 
 
 def expect(block: Block, printed: str) -> None:
-    """The lines of a block stand in what was printed, in this order; `…` is anything, blanks are as many as there are."""
+    """Check that the output contains the lines of a block in order; `…` matches anything."""
     lines = iter(printed.splitlines())
     for shown in filter(None, (line.strip() for line in block.text.splitlines())):
         parts = re.split(r"\s*…\s*", shown)
         pattern = ".*".join(r"\s+".join(map(re.escape, part.split())) for part in parts)
         found = any(re.search(pattern, line) for line in lines)
-        assert found, f"{block.place} shows {shown!r}, which did not come in\n{printed}"
+        assert found, f"{block.place} shows {shown!r}, which is not in the output\n{printed}"

@@ -1,4 +1,4 @@
-"""Every block of code on every page: graphs are valid, commands have these options, programs pass the type checker."""
+"""Check every code block on every page: graphs are valid, commands and options exist, programs type-check."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-UNREAD = {"", "text", "js", "dockerfile"}
-"""Languages of which nothing is checked here: pictures, output, MongoDB's shell, images."""
+UNCHECKED = {"", "text", "js", "dockerfile"}
+"""Languages that are not checked: diagrams, output, MongoDB's shell, Dockerfiles."""
 CHECKED = {"python", "json", "yaml", "toml", *SHELL}
 
 
-def test_every_language_is_known_to_these_tests() -> None:
+def test_every_language_is_known() -> None:
     every = {block.language for page in PAGES for block in blocks(page)}
     assert {"python", "json", "sh", "yaml"} <= every
-    assert every <= UNREAD | CHECKED | {"{eval-rst}"}
+    assert every <= UNCHECKED | CHECKED | {"{eval-rst}"}
 
 
-def test_directives_stand_on_generated_pages_only() -> None:
+def test_only_reference_pages_contain_directives() -> None:
     assert {block.page.parent for block in every_block("{eval-rst}")} == {DOCS / "reference"}
 
 
@@ -46,17 +46,17 @@ def test_directives_stand_on_generated_pages_only() -> None:
 
 
 @pytest.mark.parametrize("block", every_block("json"), ids=place)
-def test_every_json_block_is_valid_and_so_is_the_graph_in_it(block: Block) -> None:
+def test_json_block_and_its_graph_are_valid(block: Block) -> None:
     check_graph(value_of(block.text))
 
 
 def value_of(text: str) -> Any:
-    """What a block holds; a part of an object, `"key": …`, is shown without its braces."""
+    """Return the value of a block; for a part of an object, `"key": …`, the braces are missing."""
     return json.loads(f"{{{text}}}" if text.startswith('"') else text)
 
 
 def check_graph(value: Any) -> None:
-    """Validate a graph, a whole task, one of its nodes, or what belongs into a node."""
+    """Validate a graph, a whole task, a node, or fields of a node."""
     if not isinstance(value, dict):
         return
     if "graph" in value:
@@ -71,13 +71,13 @@ def check_graph(value: Any) -> None:
 
 
 def named_by(node: dict[str, Any]) -> list[str]:
-    """The other nodes that a node needs around it."""
+    """Return the other nodes that a node refers to."""
     inline = node.get("io", {}).get("input_inline") or {}
     return node.get("depends_on") or inline.get("input_args", {}).get("from_nodes") or []
 
 
 def graphs_in(code: str) -> Iterator[dict[str, Any]]:
-    """Graphs that stand in a program as literals."""
+    """Yield the graphs that a program contains as literals."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Dict) and any(
             isinstance(key, ast.Constant) and key.value == "nodes" for key in node.keys
@@ -93,7 +93,7 @@ def test_every_graph_in_a_program_is_valid() -> None:
 
 
 @pytest.mark.parametrize("block", every_block("yaml", "toml"), ids=place)
-def test_every_file_of_settings_can_be_read(block: Block, tmp_path: Path) -> None:
+def test_settings_file_is_valid(block: Block, tmp_path: Path) -> None:
     if block.language == "toml":
         assert tomllib.loads(block.text)
         return
@@ -109,20 +109,20 @@ def test_every_file_of_settings_can_be_read(block: Block, tmp_path: Path) -> Non
 # --- commands -----------------------------------------------------------------------------------------------------
 
 
-def test_every_shell_block_has_the_syntax_of_a_shell() -> None:
+def test_every_shell_block_has_valid_syntax() -> None:
     for block in every_block(*SHELL):
         done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{block.place}: {done.stderr}"
 
 
 @pytest.mark.parametrize("block", every_block(*SHELL), ids=place)
-def test_every_flowkit_command_has_these_options(block: Block) -> None:
+def test_flowkit_command_is_valid(block: Block) -> None:
     for arguments in flowkit_commands(block.text):
         parse(arguments)
 
 
 def flowkit_commands(text: str) -> Iterator[list[str]]:
-    """Arguments of each `flowkit …` in a block."""
+    """Yield the arguments of each `flowkit …` in a block."""
     for words in simple_commands(text):
         while words and re.fullmatch(r"\w+=.*", words[0], re.DOTALL):
             words = words[1:]
@@ -131,7 +131,7 @@ def flowkit_commands(text: str) -> Iterator[list[str]]:
 
 
 class Lines:
-    """Text of which a comment takes no line break: that one ends the command before it."""
+    """Text in which a comment does not consume the line break, because it ends the command before it."""
 
     def __init__(self, text: str) -> None:
         self._text = io.StringIO(text)
@@ -139,7 +139,7 @@ class Lines:
         self.close = self._text.close
 
     def readline(self) -> str:
-        """The rest of the line, without its end."""
+        """Return the rest of the line, without the line break."""
         line = self._text.readline()
         if line.endswith("\n"):
             self._text.seek(self._text.tell() - 1)
@@ -147,7 +147,7 @@ class Lines:
 
 
 def simple_commands(text: str) -> Iterator[list[str]]:
-    """The words of each command; redirections, pipes and lists of commands are taken apart."""
+    """Yield the words of each command; redirections, pipes and lists of commands are split."""
     lexer = shlex.shlex(Lines(text.replace("\\\n", " ")), posix=True, punctuation_chars=";|&<>\n")
     lexer.whitespace, lexer.whitespace_split = " \t\r", True
     words: list[str] = []
@@ -161,9 +161,9 @@ def simple_commands(text: str) -> Iterator[list[str]]:
 
 
 def parse(arguments: list[str], *, whole: bool = True) -> None:
-    """Read a command line as the app does, without doing anything; raises what is wrong with it.
+    """Parse a command line as the app does, without running it; raises an error if it is invalid.
 
-    One that is not `whole` is part of a sentence: its arguments may be missing.
+    If `whole` is false, the command is part of a sentence and may lack arguments.
     """
     group: Any = typer.main.get_command(app)
     if not arguments or arguments[0] in {"--version", "--help"}:
@@ -179,13 +179,13 @@ def parse(arguments: list[str], *, whole: bool = True) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_flowkit_command_in_a_sentence_has_these_options(page: Path) -> None:
+def test_flowkit_command_in_a_sentence_is_valid(page: Path) -> None:
     for code in inline_codes(page):
         for arguments in flowkit_commands(code.replace("…", "x").replace("COMMAND", "run")):
             parse(arguments, whole=False)
 
 
-def test_a_wrong_option_would_be_noticed() -> None:
+def test_invalid_option_is_detected() -> None:
     [found] = flowkit_commands("A=1 .venv/bin/flowkit run graph.json --wach | tee log  # flowkit nonsense")
     assert found == ["run", "graph.json", "--wach"]
     for whole in (True, False):
@@ -208,11 +208,11 @@ IMPLIED = {
     "task_id": "task_id: str",
     **{name: f"{name}: Any" for name in ("db", "graph", "history", "clean", "send_report")},
 }
-"""What the fragments on the pages take for granted."""
+"""Declarations that the fragments on the pages rely on."""
 
 
-def test_every_program_passes_the_type_checker() -> None:
-    """All blocks of a page are one module: what an earlier one defines, a later one uses."""
+def test_every_program_type_checks() -> None:
+    """All blocks of a page form one module, so later blocks can use the definitions of earlier ones."""
     folder = ROOT / "build" / "documented"
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
@@ -226,7 +226,7 @@ def test_every_program_passes_the_type_checker() -> None:
 
 
 def as_module(folder: Path, page: Path) -> Path | None:
-    """The programs of a page in one file, on the lines on which they stand in the page."""
+    """Write the programs of a page to one file, on the same lines as in the page."""
     programs = [block for block in blocks(page) if block.language == "python"]
     if not programs:
         return None
@@ -240,7 +240,7 @@ def as_module(folder: Path, page: Path) -> Path | None:
 
 
 def implied(lines: list[str]) -> str:
-    """One line that declares what the page does not define itself."""
+    """Return one line that declares what the page does not define itself."""
     symbols = symtable.symtable("\n".join(lines), "page", "exec").get_symbols()
     own = {each.get_name() for each in symbols if each.is_assigned() or each.is_imported()}
     return "; ".join(line for name, line in IMPLIED.items() if name not in own)

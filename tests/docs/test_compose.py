@@ -1,4 +1,4 @@
-"""The compose stack, as far as it can be judged without a container engine: shape, order, and what it shares with us."""
+"""The compose stack, as far as it can be checked without a container engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINKS = ("activities", "adapters", "bridge", "workflows")
 
 
 def loaded(file: Path) -> Any:
-    """What a YAML file holds."""
+    """Return the content of a YAML file."""
     return YAML(typ="safe").load(file.read_text(encoding="utf-8"))
 
 
@@ -33,7 +33,7 @@ ONE_SHOTS = {
 
 
 def conditions() -> list[tuple[str, str, str]]:
-    """Who waits for whom until what."""
+    """Return service, dependency and condition of every `depends_on`."""
     return [
         (name, other, wait["condition"])
         for name, service in SERVICES.items()
@@ -41,13 +41,13 @@ def conditions() -> list[tuple[str, str, str]]:
     ]
 
 
-def test_the_file_fits_the_compose_schema() -> None:
+def test_compose_file_is_valid() -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     done = subprocess.run([*command, str(COMPOSE)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_servers_dynamic_config_is_that_of_the_development_server() -> None:
+def test_dynamic_config_is_that_of_the_development_server() -> None:
     values = loaded(DYNAMIC_CONFIG_FILE)
     assert {key: [entry["value"] for entry in entries] for key, entries in values.items()} == {
         key: [value] for key, value in DYNAMIC_CONFIG.items()
@@ -55,7 +55,7 @@ def test_the_servers_dynamic_config_is_that_of_the_development_server() -> None:
     assert not any("constraints" in entry for entries in values.values() for entry in entries)
 
 
-def test_the_server_reads_that_file() -> None:
+def test_temporal_reads_the_dynamic_config() -> None:
     temporal = SERVICES["temporal"]
     source, target, mode = temporal["volumes"][0].split(":")
     assert ROOT / source == DYNAMIC_CONFIG_FILE
@@ -63,7 +63,7 @@ def test_the_server_reads_that_file() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_has_a_health_check_or_is_a_one_shot(name: str) -> None:
+def test_service_has_a_health_check_or_runs_once(name: str) -> None:
     service = SERVICES[name]
     if name in ONE_SHOTS:
         assert "healthcheck" not in service
@@ -74,20 +74,20 @@ def test_a_service_has_a_health_check_or_is_a_one_shot(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ONE_SHOTS))
-def test_a_one_shot_is_waited_for_or_runs_on_demand(name: str) -> None:
+def test_one_shot_is_a_dependency_or_runs_on_demand(name: str) -> None:
     awaited = {other for _, other, _ in conditions()}
     assert name in awaited or SERVICES[name]["profiles"]
 
 
 @pytest.mark.parametrize(("name", "other", "condition"), conditions())
-def test_a_service_waits_for_health_and_for_the_end_of_one_shots(
+def test_service_waits_for_healthy_services_and_completed_one_shots(
     name: str, other: str, condition: str
 ) -> None:
     wanted = "service_completed_successfully" if other in ONE_SHOTS else "service_healthy"
     assert (name, condition) == (name, wanted)
 
 
-def test_all_ports_are_those_of_this_machine_only() -> None:
+def test_all_ports_listen_on_localhost_only() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert ports
     assert all(port.startswith("127.0.0.1:") for port in ports)
@@ -100,7 +100,7 @@ def test_volumes_are_named_and_mounted_files_exist() -> None:
     assert all((ROOT / source).is_file() for source in files)
 
 
-def test_the_workers_handlers_load_and_their_queues_are_checked() -> None:
+def test_handlers_load_and_health_checks_cover_their_queues() -> None:
     worker = SERVICES["worker"]
     handlers = [argument for argument in worker["command"] if ":" in argument]
     queue = worker["environment"]["FLOWKIT_QUEUE"]
@@ -109,17 +109,17 @@ def test_the_workers_handlers_load_and_their_queues_are_checked() -> None:
     assert SERVICES["engine"]["healthcheck"]["test"][4:] == [queue]
 
 
-def test_the_namespace_gets_the_search_attributes_that_are_filled() -> None:
+def test_namespace_script_creates_all_search_attributes() -> None:
     script = (ROOT / "deploy/temporal/namespace.sh").read_text(encoding="utf-8")
     assert all(f"--name {name} --type Keyword" in script for name in SEARCH_ATTRIBUTES)
 
 
 @pytest.mark.parametrize("name", ["namespace.sh", "schema.sh"])
-def test_a_set_up_script_is_a_valid_shell_script(name: str) -> None:
+def test_setup_script_is_a_valid_shell_script(name: str) -> None:
     subprocess.run(["sh", "-n", str(ROOT / "deploy/temporal" / name)], check=True)
 
 
-def test_the_image_gets_both_ends_of_the_links() -> None:
+def test_image_contains_links_and_their_targets() -> None:
     copied = copied_into_image()
     allowed = {
         line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().split() if line[0] == "!"
@@ -131,11 +131,11 @@ def test_the_image_gets_both_ends_of_the_links() -> None:
 
 
 def copied_into_image() -> set[str]:
-    """What the Dockerfile takes from the build context."""
+    """Return the paths that the Dockerfile copies from the build context."""
     lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
     copies = [line.split()[1:-1] for line in lines if line.startswith("COPY ") and "--from" not in line]
     return {path for paths in copies for path in paths}
 
 
-def test_the_image_does_not_run_as_root() -> None:
+def test_image_does_not_run_as_root() -> None:
     assert "\nUSER flowkit\n" in (ROOT / "Dockerfile").read_text(encoding="utf-8")

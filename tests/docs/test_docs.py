@@ -1,4 +1,4 @@
-"""The pages say what the code says: every setting, limit, error code and field is on its page, with its value."""
+"""The pages match the code: they describe every setting, limit, error code and field, with its value."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from flowkit.workflows.validation import parse_graph
 
 SOURCES = [ROOT / "src/flowkit", *(ROOT / name for name in ("activities", "adapters", "bridge", "workflows"))]
 PROJECT = ROOT / "src/flowkit/cli/project/templates"
-"""What `flowkit init` makes; some pages speak of its files."""
+"""The template of `flowkit init`; some pages name its files."""
 
 
 def page(name: str) -> str:
-    """Text of a page."""
+    """Return the text of a page."""
     return (DOCS / f"{name}.md").read_text(encoding="utf-8")
 
 
 def section(text: str, heading: str) -> str:
-    """The part of a page under a heading of the second level."""
+    """Return the part of a page under a second-level heading."""
     return text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    """Rows of the tables in `text` by each name in code that stands in the first cell."""
+    """Return the rows of the tables in `text`, by each name in code in their first cell."""
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
         if line.startswith("| `"):
@@ -59,13 +59,13 @@ def rows(text: str) -> dict[str, list[str]]:
 
 
 def default_of(field: Field[Any]) -> str:
-    """A setting's default as the page writes it."""
+    """Return the default of a setting as the page writes it."""
     value = field.default_factory() if field.default_factory is not MISSING else field.default
     return "none" if value is None else f"`{json.dumps(value)}`" if is_code(value) else str(value)
 
 
 def is_code(value: object) -> bool:
-    """Whether the page writes it as code."""
+    """Return whether the page writes the value as code."""
     return isinstance(value, (str, list, bool))
 
 
@@ -91,7 +91,7 @@ def test_every_derived_setting_is_named(config: type[Any]) -> None:
     assert {name for name in derived if f"`{name}`" not in section(page("configuration"), "Engine")} == set()
 
 
-def test_every_environment_variable_of_ours_is_described() -> None:
+def test_every_environment_variable_is_described() -> None:
     text = "".join(file.read_text(encoding="utf-8") for folder in SOURCES for file in folder.rglob("*.py"))
     ours = set(re.findall(r"(?:envvar=|environ\.get\(|environ\[)\"([A-Z_]+)\"", text))
     assert {"MONGO_URL", "FLOWKIT_QUEUE", "WORKER_TYPES", "FLOWKIT_CACHE"} <= ours
@@ -123,7 +123,7 @@ def test_settings_among_the_limits_have_their_defaults() -> None:
 
 
 def every_error() -> set[type[FlowKitError]]:
-    """All our errors, wherever they are defined."""
+    """Return all error classes of FlowKit."""
     for module in pkgutil.walk_packages(flowkit.__path__, "flowkit."):
         importlib.import_module(module.name)
     found = {FlowKitError}
@@ -144,7 +144,7 @@ def test_every_error_is_described_under_its_code() -> None:
 
 
 def waits(error: type[FlowKitError]) -> bool:
-    """Whether the call that raises it is repeated; a process that cannot connect ends."""
+    """Return whether FlowKit repeats the call that raises the error."""
     return error.retryable and error.code != "temporal_unavailable"
 
 
@@ -164,7 +164,7 @@ CODE = re.compile(
 
 
 def codes_in_sources() -> set[str]:
-    """Every code that stands in the source as text."""
+    """Return every reason code that the source contains as a literal."""
     texts = [file.read_text(encoding="utf-8") for folder in SOURCES for file in folder.rglob("*.py")]
     return {code for text in texts for match in CODE.finditer(text) for code in match.groups() if code}
 
@@ -217,7 +217,7 @@ def test_every_status_and_skip_reason_is_described() -> None:
     assert {value for value in values if f"`{value.value}`" not in text} == set()
 
 
-def test_every_rule_of_failure_is_described() -> None:
+def test_every_failure_rule_is_described() -> None:
     text = section(page("graphs"), "Failure")
     assert {rule for rule in OnNodeFailure if f'`on_node_failure: "{rule.value}"`' not in text} == set()
 
@@ -235,7 +235,7 @@ def test_every_built_in_function_is_described_with_its_signature() -> None:
 
 
 def example_nodes() -> list[dict[str, Any]]:
-    """The nodes that the page of variables shows."""
+    """Return the nodes in the examples of the variables page."""
     blocks = re.findall(r"```json\n(.*?)```", page("variables"), re.DOTALL)
     return [json.loads(block) for block in blocks]
 
@@ -248,7 +248,7 @@ def test_every_example_of_a_function_node_is_valid() -> None:
     assert parse_graph({"nodes": [*roles, *nodes]}, params={}).warnings == ()
 
 
-async def test_the_functions_of_these_examples_do_what_their_nodes_ask() -> None:
+async def test_functions_in_the_examples_work() -> None:
     db = memory_database()
     await db.tasks.insert_one({"id": "t", "graph": {"nodes": [{"node_id": "pages"}]}})
     functions = default_adapters(db=db)
@@ -271,7 +271,7 @@ def test_every_search_attribute_is_described() -> None:
     assert set(endings.SEARCH_ATTRIBUTES) <= set(rows(section(page("operations"), "The Web UI")))
 
 
-def test_every_setting_of_the_server_is_explained() -> None:
+def test_every_setting_of_the_temporal_server_is_explained() -> None:
     text = page("performance")
     assert {key for key in DYNAMIC_CONFIG if f"`{key}`" not in text} == set()
 
@@ -280,7 +280,7 @@ def test_every_setting_of_the_server_is_explained() -> None:
 
 
 @pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
-def test_every_link_leads_somewhere(file: Path) -> None:
+def test_every_link_has_a_target(file: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", file.read_text(encoding="utf-8")):
         if target.startswith("http"):
             continue
@@ -291,7 +291,7 @@ def test_every_link_leads_somewhere(file: Path) -> None:
 
 
 def anchors(file: Path) -> set[str]:
-    """Anchors of a page's headings."""
+    """Return the anchors of a page's headings."""
     headings = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""Who follows a page word for word gets what it promises: on real servers, in an empty folder."""
+"""Following a page word for word works, on real servers and in an empty folder."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ FOLLOWED = [DOCS / "tutorial.md", *sorted((DOCS / "howto").glob("*.md"))]
 
 @pytest.fixture
 def reader(tmp_path: Path, stack: Stack) -> Iterator[Reader]:
-    """Somebody with the tests' servers, and a queue and a database that nobody else uses."""
+    """A reader with the servers of the tests, and with its own queue and database."""
     name = uuid.uuid4().hex[:10]
     own = {**stack.exports, "MONGO_DATABASE": f"page_{name}", "FLOWKIT_QUEUE": f"page-{name}"}
-    with Reader(tmp_path, {**os.environ, **own}) as somebody:
-        yield somebody
+    with Reader(tmp_path, {**os.environ, **own}) as page_reader:
+        yield page_reader
     with MongoClient[dict[str, object]](stack.mongo_url) as mongo:
         mongo.drop_database(own["MONGO_DATABASE"])
 

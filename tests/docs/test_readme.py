@@ -1,4 +1,4 @@
-"""Who has nothing but a checkout and the README gets a demo, a pipeline and its test: every command as written."""
+"""Every command of the README works in a fresh checkout."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def reader(tmp_path: Path, stack: Stack) -> Iterator[Reader]:
-    """Somebody in a fresh checkout, whose demo indexes a small source tree."""
+    """A reader in a fresh checkout, whose demo indexes a small source tree."""
     name = uuid.uuid4().hex[:10]
     own = {"MONGO_DATABASE": f"readme_{name}", "FLOWKIT_QUEUE": f"readme-{name}", "SOURCE": str(ROOT / "src")}
-    with Reader(tmp_path, {**os.environ, **stack.exports, **own}) as somebody:
-        check_out(somebody.folder)
-        yield somebody
+    with Reader(tmp_path, {**os.environ, **stack.exports, **own}) as page_reader:
+        check_out(page_reader.folder)
+        yield page_reader
     with MongoClient[dict[str, object]](stack.mongo_url) as mongo:
         mongo.drop_database(own["MONGO_DATABASE"])
 
 
 def check_out(folder: Path) -> None:
-    """The files of this tree, with this environment as one that `make setup` finds again."""
+    """Copy the files of this checkout, with the virtual environment that `make setup` then reuses."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""The reference leaves nothing out: every public name is on one of its pages, every page in the table of contents."""
+"""The reference is complete: it documents every public name, and the table of contents lists every page."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ PUBLIC = [
     "flowkit.worker.handlers.base",
     "flowkit.worker.input.pull_adapters",
 ]
-OUR_OWN = {
-    "TaskClient": "what a Coordinator asks",
-    "TaskCatalog": "what a Coordinator asks",
-    "jsonable": "how a Coordinator prepares what it sends",
+INTERNAL = {
+    "TaskClient": "a Coordinator uses it",
+    "TaskCatalog": "a Coordinator uses it",
+    "jsonable": "a Coordinator prepares its requests with it",
 }
-"""Public names that are for other modules of ours, not for users, each with its reason."""
+"""Public names that only FlowKit's own modules use, each with the reason."""
 
 DIRECTIVE = re.compile(r"\.\. auto(module|class):: ([\w.]+)(?:\(\))?((?:\n   .*)*)")
 
 
 def own_names(module: ModuleType) -> list[str]:
-    """What a module offers: `__all__`, or else the functions, classes and constants that it defines."""
+    """Return the public names of a module: `__all__`, else its functions, classes and constants."""
     if hasattr(module, "__all__"):
         return [name for name in module.__all__ if not name.startswith("__")]
     found = {name: value for name, value in vars(module).items() if not name.startswith("_")}
@@ -52,14 +52,14 @@ def own_names(module: ModuleType) -> list[str]:
 
 
 def is_defined_in(module: ModuleType, name: str, value: Any) -> bool:
-    """Whether it is a class or function of this module, or one of its limits."""
+    """Return whether the value is a class or function of this module, or one of its limits."""
     if inspect.isclass(value) or inspect.isfunction(value):
         return value.__module__ == module.__name__
     return name.isupper() and module.__name__ == "flowkit.limits"
 
 
 def documented() -> Iterator[tuple[ModuleType, str]]:
-    """Module and name of everything that a directive of the reference documents."""
+    """Yield module and name of everything that the reference documents."""
     for block in every_block("{eval-rst}"):
         for kind, target, options in DIRECTIVE.findall(block.text):
             if kind == "class":
@@ -72,7 +72,7 @@ def documented() -> Iterator[tuple[ModuleType, str]]:
 
 
 def members(options: str, name: str) -> list[str]:
-    """Names that an option of a directive lists."""
+    """Return the names in an option of a directive."""
     found = re.search(rf":{name}:(.*)", options)
     return [each.strip() for each in found[1].split(",") if each.strip()] if found else []
 
@@ -83,23 +83,23 @@ EVERYTHING = list(documented())
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_is_in_the_reference(name: str) -> None:
     module = importlib.import_module(name)
-    told = [getattr(home, each) for home, each in EVERYTHING]
+    documented_values = [getattr(home, each) for home, each in EVERYTHING]
     missing = [
         each
         for each in own_names(module)
-        if each not in OUR_OWN and not any(getattr(module, each) is value for value in told)
+        if each not in INTERNAL and not any(getattr(module, each) is value for value in documented_values)
     ]
     assert own_names(module)
     assert missing == []
 
 
-def test_nothing_is_in_the_reference_twice() -> None:
+def test_no_class_is_in_the_reference_twice() -> None:
     classes = [value for home, name in EVERYTHING if inspect.isclass(value := getattr(home, name))]
     assert len(classes) > 20
     assert {value.__qualname__ for value in classes if classes.count(value) > 1} == set()
 
 
-def test_every_page_stands_in_the_table_of_contents_once() -> None:
+def test_table_of_contents_lists_every_page_once() -> None:
     contents = YAML(typ="safe").load((DOCS / "_toc.yml").read_text(encoding="utf-8"))
     listed = [contents["root"], *pages_of(contents)]
     pages = {
@@ -109,12 +109,12 @@ def test_every_page_stands_in_the_table_of_contents_once() -> None:
 
 
 def is_page(parts: tuple[str, ...]) -> bool:
-    """Whether a Markdown file belongs to the site."""
+    """Return whether a Markdown file belongs to the site."""
     return "screenshots" not in parts
 
 
 def pages_of(entry: dict[str, Any]) -> Iterator[str]:
-    """All pages below an entry; a pattern stands for the pages that fit it."""
+    """Yield all pages below an entry; a pattern yields the pages that match it."""
     for tree in entry.get("subtrees", []):
         for child in tree["entries"]:
             if pattern := child.get("glob"):

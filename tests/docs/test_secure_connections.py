@@ -1,4 +1,4 @@
-"""The settings of `howto/secure-connections.md` on real connections: TLS ends right before the tests' servers."""
+"""The settings of `howto/secure-connections.md`, on real servers behind TLS proxies."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 PAGE = DOCS / "howto" / "secure-connections.md"
-BOTH_HAVE_ANSWERED, NO_ANSWER = 4, 3
-"""Exit codes of the question for a task that is not there."""
+BOTH_RESPONDED, NOT_REACHED = 4, 3
+"""Exit codes of `flowkit status` for an unknown task."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Authority:
-    """Who has signed the certificates of servers and clients here."""
+    """The certificate authority of the servers and clients in these tests."""
 
     ca: trustme.CA
     folder: Path
 
-    def hand_out(self) -> None:
-        """The files that the page names."""
+    def write_files(self) -> None:
+        """Write the certificate and key files that the page names."""
         client = self.ca.issue_cert("client@example.com")
         self.ca.cert_pem.write_to_path(str(self.folder / "ca.pem"))
         client.private_key_pem.write_to_path(str(self.folder / "client.key"))
@@ -43,25 +43,25 @@ class Authority:
             part.write_to_path(str(self.folder / "client.pem"), append=True)
         (self.folder / "api-key.txt").write_text("key", encoding="utf-8")
 
-    def server(self, *, asks_clients: bool) -> ssl.SSLContext:
-        """TLS for the addresses of the page, and for the one behind them."""
+    def server(self, *, require_client_certificate: bool) -> ssl.SSLContext:
+        """Return a TLS context for the addresses on the page, and for 127.0.0.1."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.set_alpn_protocols(["h2"])
         self.ca.issue_cert("temporal.example.com", "mongo.example.com", "127.0.0.1").configure_cert(context)
-        if asks_clients:
+        if require_client_certificate:
             context.verify_mode = ssl.CERT_REQUIRED
             self.ca.configure_trust(context)
         return context
 
 
 @asynccontextmanager
-async def tls_before(address: str, context: ssl.SSLContext) -> AsyncIterator[str]:
-    """The address of a TLS server that passes everything on to a plain one."""
+async def tls_proxy(address: str, context: ssl.SSLContext) -> AsyncIterator[str]:
+    """Run a TLS proxy in front of a plain server; yields its address."""
     host, _, port = address.rpartition(":")
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        behind_reader, behind_writer = await asyncio.open_connection(host, int(port))
-        await asyncio.gather(copy(reader, behind_writer), copy(behind_reader, writer))
+        server_reader, server_writer = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(copy(reader, server_writer), copy(server_reader, writer))
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     try:
@@ -71,7 +71,7 @@ async def tls_before(address: str, context: ssl.SSLContext) -> AsyncIterator[str
 
 
 async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Everything until one side hangs up."""
+    """Copy everything until one side closes the connection."""
     with suppress(OSError):
         while part := await reader.read(65_536):
             writer.write(part)
@@ -79,18 +79,18 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.close()
 
 
-def write_files(folder: Path, instead: dict[str, str]) -> None:
-    """The files of the page, with addresses that exist."""
+def write_page_files(folder: Path, replacements: dict[str, str]) -> None:
+    """Write the files of the page, with real addresses."""
     for block in blocks(PAGE):
         if name := block.marks.get("file"):
             text = block.text
-            for written, real in instead.items():
+            for written, real in replacements.items():
                 text = text.replace(written, real)
             (folder / name).write_text(text, encoding="utf-8")
 
 
-async def ask(folder: Path, settings: str, environment: dict[str, str]) -> tuple[int | None, str]:
-    """How `flowkit status nothing-there` ends under the settings of one of the page's files."""
+async def run_status(folder: Path, settings: str, environment: dict[str, str]) -> tuple[int | None, str]:
+    """Run `flowkit status nothing-there` with a settings file of the page; returns exit code and output."""
     process = await asyncio.create_subprocess_exec(
         *("bash", "-c", f". ./{settings}; exec {FLOWKIT} status nothing-there"),
         cwd=folder,
@@ -104,51 +104,59 @@ async def ask(folder: Path, settings: str, environment: dict[str, str]) -> tuple
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
-    """One of this test's own, whose files lie in its folder."""
-    made = Authority(ca=trustme.CA(), folder=tmp_path)
-    made.hand_out()
-    return made
+    """Create a certificate authority with its files in the test's folder."""
+    created = Authority(ca=trustme.CA(), folder=tmp_path)
+    created.write_files()
+    return created
 
 
-def plain(stack: Stack) -> dict[str, str]:
-    """An environment that knows nothing of Temporal yet."""
+def environment_without_temporal(stack: Stack) -> dict[str, str]:
+    """Return an environment without the variables of Temporal."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TEMPORAL_")}
     return {**kept, "MONGO_URL": stack.mongo_url}
 
 
 @pytest.mark.parametrize("settings", ["mtls.sh", "profile.sh"])
-async def test_a_server_that_asks_for_certificates_is_reached(
+async def test_server_that_requires_client_certificates_is_reached(
     settings: str, stack: Stack, authority: Authority
 ) -> None:
-    async with tls_before(stack.temporal_address, authority.server(asks_clients=True)) as address:
-        write_files(authority.folder, {"temporal.example.com:7233": address})
-        code, printed = await ask(authority.folder, settings, plain(stack))
-        assert code == BOTH_HAVE_ANSWERED, printed
+    async with tls_proxy(
+        stack.temporal_address, authority.server(require_client_certificate=True)
+    ) as address:
+        write_page_files(authority.folder, {"temporal.example.com:7233": address})
+        code, printed = await run_status(authority.folder, settings, environment_without_temporal(stack))
+        assert code == BOTH_RESPONDED, printed
 
 
-async def test_an_api_key_turns_tls_on(stack: Stack, authority: Authority) -> None:
-    async with tls_before(stack.temporal_address, authority.server(asks_clients=False)) as address:
-        instead = {"eu-central-1.aws.api.temporal.io:7233": address, "shop.a1b2c": "default"}
-        write_files(authority.folder, instead)
-        trusted = {**plain(stack), "TEMPORAL_TLS_SERVER_CA_CERT_PATH": "ca.pem"}
-        code, _ = await ask(authority.folder, "cloud.sh", trusted)
-        assert code == BOTH_HAVE_ANSWERED
+async def test_api_key_turns_tls_on(stack: Stack, authority: Authority) -> None:
+    async with tls_proxy(
+        stack.temporal_address, authority.server(require_client_certificate=False)
+    ) as address:
+        replacements = {"eu-central-1.aws.api.temporal.io:7233": address, "shop.a1b2c": "default"}
+        write_page_files(authority.folder, replacements)
+        trusted = {**environment_without_temporal(stack), "TEMPORAL_TLS_SERVER_CA_CERT_PATH": "ca.pem"}
+        code, _ = await run_status(authority.folder, "cloud.sh", trusted)
+        assert code == BOTH_RESPONDED
 
 
-async def test_without_the_certificate_nobody_answers(stack: Stack, authority: Authority) -> None:
-    async with tls_before(stack.temporal_address, authority.server(asks_clients=True)) as address:
-        write_files(authority.folder, {"temporal.example.com:7233": address})
+async def test_server_is_not_reached_without_the_client_certificate(
+    stack: Stack, authority: Authority
+) -> None:
+    async with tls_proxy(
+        stack.temporal_address, authority.server(require_client_certificate=True)
+    ) as address:
+        write_page_files(authority.folder, {"temporal.example.com:7233": address})
         (authority.folder / "mtls.sh").write_text(
             f"export TEMPORAL_ADDRESS={address} TEMPORAL_TLS_SERVER_CA_CERT_PATH=ca.pem\n", encoding="utf-8"
         )
-        code, printed = await ask(authority.folder, "mtls.sh", plain(stack))
-        assert (code, address in printed) == (NO_ANSWER, True)
+        code, printed = await run_status(authority.folder, "mtls.sh", environment_without_temporal(stack))
+        assert (code, address in printed) == (NOT_REACHED, True)
 
 
-async def test_mongodb_behind_tls_is_reached(stack: Stack, authority: Authority) -> None:
+async def test_mongodb_with_tls_is_reached(stack: Stack, authority: Authority) -> None:
     mongo = stack.mongo_url.removeprefix("mongodb://").partition("/")[0]
-    async with tls_before(mongo, authority.server(asks_clients=False)) as address:
-        write_files(authority.folder, {"mongo.example.com:27017": address})
-        environment = {**plain(stack), "TEMPORAL_ADDRESS": stack.temporal_address}
-        code, printed = await ask(authority.folder, "mongodb.sh", environment)
-        assert (code, "MongoDB" in printed) == (BOTH_HAVE_ANSWERED, False), printed
+    async with tls_proxy(mongo, authority.server(require_client_certificate=False)) as address:
+        write_page_files(authority.folder, {"mongo.example.com:27017": address})
+        environment = {**environment_without_temporal(stack), "TEMPORAL_ADDRESS": stack.temporal_address}
+        code, printed = await run_status(authority.folder, "mongodb.sh", environment)
+        assert (code, "MongoDB" in printed) == (BOTH_RESPONDED, False), printed

@@ -1,4 +1,4 @@
-"""Runs of the demo as their documents would tell them, made by hand and by the demo's own handlers' code."""
+"""Sample runs of the demo: documents created by hand and with the code of the demo's handlers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from code_index.chaos import Incident
 from code_index.documents import Documents, StoredBatch
 from code_index.facts import facts_of_source
 from code_index.graph import ANALYZE, ENRICH, GROUP, INDEX
-from code_index.outcome import checked_outcome
 from code_index.packages import as_dicts, grouped, ranked, total
-from code_index.page.data import Run
+from code_index.page.data import DemoRun
+from code_index.result import verified_result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,12 +31,12 @@ TREE = {
 
 
 def at(seconds: float) -> datetime:
-    """A moment of the run."""
+    """Return a time of the run."""
     return START + timedelta(seconds=seconds)
 
 
 def event(node: str, epoch: int, kind: str, seconds: float, worker: str, reason: str = "") -> dict[str, Any]:
-    """A row of `worker_events`."""
+    """Return a row of `worker_events`."""
     return {
         "node_id": node,
         "attempt_epoch": epoch,
@@ -45,15 +45,15 @@ def event(node: str, epoch: int, kind: str, seconds: float, worker: str, reason:
     }
 
 
-def node_document(node: str, epoch: int, began: float, ended: float, worker: str) -> dict[str, Any]:
-    """A finished node in the document of its task."""
+def node_document(node: str, epoch: int, started: float, ended: float, worker: str) -> dict[str, Any]:
+    """Return a finished node, as in the task document."""
     inline = {"source": "/src", "batch_size": 1} if node == INDEX else {}
     return {
         "node_id": node,
         "type": NODES[node],
         "status": "finished",
         "attempt_epoch": epoch,
-        "started_at": at(began),
+        "started_at": at(started),
         "finished_at": at(ended),
         "lease": {"worker_id": worker},
         "io": {"input_inline": inline},
@@ -61,13 +61,13 @@ def node_document(node: str, epoch: int, began: float, ended: float, worker: str
 
 
 def stored(node: str, number: int, epoch: int, seconds: float, worker: str) -> StoredBatch:
-    """A batch of one file."""
+    """Return a batch of one file."""
     uid = f"files-{number:04}"
     return StoredBatch(node=node, uid=uid, epoch=epoch, worker=worker, files=1, stored_at=at(seconds))
 
 
 def _batches(of: int) -> list[StoredBatch]:
-    """Half of enrich's batches by each of two attempts, everything else at once."""
+    """Return all batches; two attempts of enrich stored half of its batches each."""
     half = of // 2
     numbers = range(1, of + 1)
     return [
@@ -80,7 +80,7 @@ def _batches(of: int) -> list[StoredBatch]:
 
 
 def documents(tree: Mapping[str, bytes] = TREE, source: str = "/src") -> Documents:
-    """What a run over `tree` leaves, one file to a batch, in which worker-1 was killed in enrich."""
+    """Return the documents of a run in which worker-1 was killed in enrich, with one file per batch."""
     facts = [facts_of_source(path, data) for path, data in tree.items()]
     packages = grouped(facts)
     analysis = {
@@ -105,7 +105,7 @@ def documents(tree: Mapping[str, bytes] = TREE, source: str = "/src") -> Documen
         batches=_batches(len(tree)),
         markers={INDEX: {"files": len(tree)}, ENRICH: {}, GROUP: {}, ANALYZE: analysis},
         paths_found=list(tree),
-        paths_analysed=list(tree),
+        paths_analyzed=list(tree),
         problems=[(fact.path, fact.problem) for fact in facts if fact.problem],
         packages=packages,
         metrics=dict.fromkeys(NODES, len(tree)),
@@ -123,21 +123,23 @@ INCIDENT = Incident(
     attempt=1,
     batches=2,
     total=4,
-    began=at(0.6),
+    started_at=at(0.6),
     killed_at=at(2),
     replacement="worker-3",
-    heir="worker-2",
-    heir_attempt=2,
+    successor="worker-2",
+    successor_attempt=2,
     taken_over_at=at(7.5),
 )
 
 
-def run(tree: Mapping[str, bytes] = TREE, source: str = "/src", incident: Incident | None = INCIDENT) -> Run:
-    """A finished run over `tree`."""
+def run(
+    tree: Mapping[str, bytes] = TREE, source: str = "/src", incident: Incident | None = INCIDENT
+) -> DemoRun:
+    """Return a finished run over `tree`."""
     left = documents(tree, source)
-    return Run(
+    return DemoRun(
         documents=left,
-        outcome=checked_outcome(left),
+        result=verified_result(left),
         incident=incident,
         web_ui=f"http://127.0.0.1:8233/namespaces/default/workflows/{TASK}",
         environment={"Machine": "2 processors"},

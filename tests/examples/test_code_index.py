@@ -1,4 +1,4 @@
-"""The pure parts of the demo, on a small tree of source that was counted by hand."""
+"""The pure parts of the demo, on a small source tree whose facts were counted by hand."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from code_index import trouble
+from code_index import faults
 from code_index.facts import FileFacts, facts_of, facts_of_source
+from code_index.faults import Fault, batches_before_kill, should_wait_for_kill
 from code_index.graph import index_graph
 from code_index.handlers import Indexer
 from code_index.packages import Package, as_dicts, from_dicts, grouped, merged, ranked, total
 from code_index.tree import TOP, package_of, python_files
-from code_index.trouble import Trouble, done_before_kill, waits_to_be_killed
 from flowkit.workflows.validation import parse_graph
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ async def scan(items):
     return [x for x in items
             for y in items]
 """
-"""17 lines; functions area (4) and scan (8); forks: if, and, async for, if-else, except, for, for."""
+"""17 lines; functions area (4) and scan (8); branches: if, and, async for, if-else, except, for, for."""
 
 TREE = {
     "setup.py": b"import setuptools\n",
@@ -95,7 +95,7 @@ PACKAGES = [
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """The tree as files."""
+    """Write the tree to files."""
     for path, data in TREE.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(data)
@@ -105,7 +105,7 @@ def tree(tmp_path: Path) -> Path:
 # --- files ------------------------------------------------------------------------------------------------------
 
 
-def test_the_facts_of_a_file_are_those_counted_by_hand() -> None:
+def test_facts_of_a_file() -> None:
     assert facts_of_source("shop/shapes.py", SHAPES) == FileFacts(
         path="shop/shapes.py",
         lines=17,
@@ -133,43 +133,41 @@ def test_the_facts_of_a_file_are_those_counted_by_hand() -> None:
         (b"", None, 0),
     ],
 )
-def test_a_file_that_cannot_be_parsed_is_counted_as_such(
-    data: bytes, problem: str | None, lines: int
-) -> None:
+def test_file_that_cannot_be_parsed_has_a_problem(data: bytes, problem: str | None, lines: int) -> None:
     assert facts_of_source("a.py", data) == FileFacts(path="a.py", problem=problem, lines=lines)
 
 
-def test_a_file_that_has_vanished_is_unreadable(tmp_path: Path) -> None:
+def test_missing_file_is_unreadable(tmp_path: Path) -> None:
     assert facts_of(str(tmp_path), "gone.py") == FileFacts(path="gone.py", problem="unreadable")
 
 
-def test_source_is_listed_in_order_and_nothing_else(tree: Path) -> None:
+def test_python_files_are_listed_in_order(tree: Path) -> None:
     assert python_files(tree) == FILES
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names of files are text")
-def test_a_name_that_is_no_text_is_listed_as_text_and_then_unreadable(tmp_path: Path) -> None:
+def test_name_with_invalid_utf8_is_escaped_and_unreadable(tmp_path: Path) -> None:
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.py")).write_bytes(b"x = 1\n")
     (listed,) = python_files(tmp_path)
     assert listed == "caf\\xe9.py"
     assert facts_of(str(tmp_path), listed).problem == "unreadable"
 
 
-def test_a_missing_folder_is_no_empty_one(tmp_path: Path) -> None:
+def test_missing_folder_raises_and_empty_folder_has_no_files(tmp_path: Path) -> None:
     assert python_files(tmp_path) == []
     with pytest.raises(ValueError, match="there is no folder"):
         python_files(tmp_path / "missing")
 
 
 @pytest.mark.parametrize(("path", "package"), [("a.py", TOP), ("a/b.py", "a"), ("a/b/c.py", "a.b")])
-def test_a_package_is_the_dotted_name_of_a_folder(path: str, package: str) -> None:
+def test_package_is_the_dotted_name_of_the_folder(path: str, package: str) -> None:
     assert package_of(path) == package
 
 
-async def test_the_indexer_makes_the_same_batches_in_every_attempt(tree: Path) -> None:
+async def test_indexer_yields_the_same_batches_in_every_attempt(tree: Path) -> None:
     async def batches() -> list[Batch]:
         indexer = Indexer()
-        given = {"source": str(tree), "batch_size": 3, "trouble": "flaky_disk"}
+        given = {"source": str(tree), "batch_size": 3, "fault": "flaky_disk"}
         loaded = await indexer.load_input(None, given)
         return [batch async for batch in indexer.iter_batches(loaded)]
 
@@ -178,52 +176,52 @@ async def test_the_indexer_makes_the_same_batches_in_every_attempt(tree: Path) -
     assert [batch.batch_uid for batch in first] == ["files-0001", "files-0002", "files-0003"]
     assert [batch.payload["files"] for batch in first] == [FILES[:3], FILES[3:6], FILES[6:]]
     assert [batch.payload["file_count"] for batch in first] == [3, 3, 1]
-    assert {(batch.payload["of"], batch.payload["of_files"]) for batch in first} == {(3, 7)}
+    assert {(batch.payload["total_batches"], batch.payload["total_files"]) for batch in first} == {(3, 7)}
 
 
 # --- packages ---------------------------------------------------------------------------------------------------
 
 
-def test_files_are_summed_up_by_package(tree: Path) -> None:
+def test_facts_are_summed_by_package(tree: Path) -> None:
     assert grouped(facts_of(str(tree), path) for path in FILES) == PACKAGES
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_partial_sums_merge_to_the_same_packages_however_files_are_batched(tree: Path, size: int) -> None:
+def test_merged_packages_do_not_depend_on_the_batches(tree: Path, size: int) -> None:
     facts = [facts_of(str(tree), path) for path in FILES]
     pieces = [grouped(facts[start : start + size]) for start in range(0, len(facts), size)]
     assert merged(package for piece in pieces for package in piece) == PACKAGES
     assert merged(package for piece in reversed(pieces) for package in reversed(piece)) == PACKAGES
 
 
-def test_the_most_complex_packages_come_first_and_equal_ones_by_name() -> None:
+def test_ranking_is_by_complexity_then_by_name() -> None:
     like_shop = Package(package="atelier", complexity=9)
     assert [one.package for one in ranked([*PACKAGES, like_shop], 3)] == ["atelier", "shop", "shop.web"]
 
 
-def test_the_total_counts_everything_once() -> None:
+def test_total_is_the_sum_of_all_packages() -> None:
     whole = total(PACKAGES)
     assert (whole.files, whole.problems, whole.lines, whole.functions, whole.complexity) == (7, 2, 25, 3, 10)
     assert (whole.longest_function, whole.longest_lines) == ("scan", 8)
     assert whole.lengths == {"2": 1, "4": 1, "8": 1}
 
 
-def test_packages_survive_being_stored() -> None:
+def test_packages_round_trip_through_dicts() -> None:
     assert from_dicts(as_dicts(PACKAGES)) == PACKAGES
 
 
 # --- the task ---------------------------------------------------------------------------------------------------
 
 
-def first_failure(attempt: int, done: int, batches: int, kind: Trouble = Trouble.FLAKY_DISK) -> int | None:
-    """The first batch behind `done` that fails in an attempt."""
+def first_failure(attempt: int, done: int, batches: int, kind: Fault = Fault.FLAKY_DISK) -> int | None:
+    """Return the first batch after `done` that fails in an attempt."""
     numbers = range(done + 1, batches + 1)
-    fails = (n for n in numbers if trouble.fails(kind, attempt=attempt, number=n, of=batches))
+    fails = (n for n in numbers if faults.should_fail(kind, attempt=attempt, number=n, total=batches))
     return next(fails, None)
 
 
 @pytest.mark.parametrize("batches", [*range(10), 45])
-def test_two_batches_fail_once_each_in_an_order_that_a_resumed_node_meets(batches: int) -> None:
+def test_two_batches_fail_once_each_even_if_the_node_resumes(batches: int) -> None:
     failures: list[int] = []
     attempt = 1
     while failed := first_failure(attempt, failures[-1] - 1 if failures else 0, batches):
@@ -232,23 +230,23 @@ def test_two_batches_fail_once_each_in_an_order_that_a_resumed_node_meets(batche
     assert len(failures) == len(set(failures)) == min(batches, 2)
 
 
-def test_nothing_fails_where_a_worker_is_to_be_killed() -> None:
-    assert [first_failure(attempt, 0, 45, Trouble.KILL) for attempt in (1, 2, 3)] == [None] * 3
+def test_no_batch_fails_in_a_run_with_a_kill() -> None:
+    assert [first_failure(attempt, 0, 45, Fault.KILL) for attempt in (1, 2, 3)] == [None] * 3
 
 
 @pytest.mark.parametrize("batches", [1, 2, 3, 45])
-def test_the_first_attempt_waits_once_for_its_kill_when_half_is_done(batches: int) -> None:
+def test_first_attempt_waits_for_the_kill_when_half_is_done(batches: int) -> None:
     waits = [
         (attempt, number)
         for attempt in (1, 2)
         for number in range(1, batches + 1)
-        if waits_to_be_killed(Trouble.KILL, attempt=attempt, number=number, of=batches)
+        if should_wait_for_kill(Fault.KILL, attempt=attempt, number=number, total=batches)
     ]
-    assert waits == [(1, done_before_kill(batches) + 1)]
-    assert not waits_to_be_killed(Trouble.FLAKY_DISK, attempt=1, number=waits[0][1], of=batches)
+    assert waits == [(1, batches_before_kill(batches) + 1)]
+    assert not should_wait_for_kill(Fault.FLAKY_DISK, attempt=1, number=waits[0][1], total=batches)
 
 
-def test_the_graph_is_valid_and_a_chain_of_four_roles() -> None:
+def test_graph_is_a_valid_chain_of_four_roles() -> None:
     graph = parse_graph(index_graph(Path("/src")), params={}, max_nodes=None)
     assert graph.warnings == ()
     assert [(node.type, node.depends_on, node.pulls_from) for node in graph.nodes] == [

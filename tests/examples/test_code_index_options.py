@@ -1,4 +1,4 @@
-"""The demo's command line: what it takes, and what it says when that cannot be."""
+"""The command line of the demo: its options, and its messages for invalid ones."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from code_index.errors import DemoError
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_help_names_every_option() -> None:
-    told = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120", "TERM": "dumb"})
-    assert told.exit_code == 0
+def test_help_lists_every_option() -> None:
+    result = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120", "TERM": "dumb"})
+    assert result.exit_code == 0
     for option in ("--source", "--workers", "--chaos", "--report", "--keep", "--batch-size", "--folder"):
-        assert option in told.output
+        assert option in result.output
 
 
 @pytest.mark.parametrize("option", ["--workers", "--batch-size"])
-def test_less_than_one_is_refused(option: str) -> None:
+def test_value_below_one_is_rejected(option: str) -> None:
     refused = CliRunner().invoke(app, [option, "0"], env={"COLUMNS": "120", "TERM": "dumb"})
     assert refused.exit_code == 2
     assert option in refused.output
     assert re.search(r"x>=1|greater than or equal to 1", refused.output)
 
 
-def test_a_source_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None:
+def test_missing_source_is_reported_in_one_line(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     ended = subprocess.run(
         [sys.executable, "-m", "code_index", "--source", str(missing)],
@@ -43,12 +43,12 @@ def test_a_source_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None:
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (1, "")
-    told = f"code_index: --source: there is no folder {missing}; name one that holds Python source\n"
-    assert ended.stderr == told
+    expected = f"code_index: --source: there is no folder {missing}; name a folder with Python source\n"
+    assert ended.stderr == expected
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_report_that_cannot_be_written_is_told_before_anything_is_started(tmp_path: Path) -> None:
+def test_report_that_is_not_writable_is_reported_before_the_start(tmp_path: Path) -> None:
     given = ["--source", str(tmp_path), "--folder", str(tmp_path / "data"), "--report", str(tmp_path)]
     refused = CliRunner().invoke(app, given)
     assert isinstance(refused.exception, DemoError)
@@ -64,7 +64,7 @@ def test_a_report_that_cannot_be_written_is_told_before_anything_is_started(tmp_
         (["CHAOS=0", "KEEP=1", "REPORT=out.html"], '-m code_index --keep --report "out.html"'),
     ],
 )
-def test_make_hands_its_variables_on(variables: list[str], options: str) -> None:
+def test_make_passes_its_variables_on(variables: list[str], options: str) -> None:
     would = subprocess.run(
         ["make", "--dry-run", "demo", *variables], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -73,5 +73,5 @@ def test_make_hands_its_variables_on(variables: list[str], options: str) -> None
 
 
 def _joined(script: str) -> list[str]:
-    """Commands with their continued lines and needless blanks put together."""
+    """Return the commands, with continued lines joined and whitespace collapsed."""
     return [" ".join(line.split()) for line in script.replace("\\\n", " ").splitlines()]

@@ -1,4 +1,4 @@
-"""The demo as people start it, on real servers and a small tree."""
+"""The demo on real servers and a small source tree."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 FILES = {f"shop/part_{number}.py": f"def go_{number}(x):\n    return x or 0\n" for number in range(6)}
-WITHIN_SEC = 150
+TIMEOUT_SEC = 150
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A tree of six files."""
+    """Create a source tree of six files."""
     for path, text in FILES.items():
         (tmp_path / "source" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "source" / path).write_text(text)
@@ -34,13 +34,13 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def db(stack: Stack) -> Iterator[Any]:
-    """The demo's database."""
+    """Open the demo's database."""
     with pymongo.MongoClient[dict[str, Any]](stack.mongo_url) as client:
         yield client["code_index"]
 
 
 def demo(source: Path, *options: str) -> str:
-    """What a whole run of the demo prints, two files to a batch."""
+    """Run the demo with two files per batch; returns what it prints."""
     folder = source.parent / "data"
     ended = subprocess.run(
         [*(sys.executable, "-m", "code_index", "--source", str(source), "--folder", str(folder))]
@@ -48,7 +48,7 @@ def demo(source: Path, *options: str) -> str:
         env={**os.environ, "PYTHONPATH": str(ROOT / "examples")},
         capture_output=True,
         text=True,
-        timeout=WITHIN_SEC,
+        timeout=TIMEOUT_SEC,
         check=False,
     )
     logs = "\n".join(log.read_text(errors="replace") for log in folder.rglob("*.log"))
@@ -57,51 +57,51 @@ def demo(source: Path, *options: str) -> str:
 
 
 def line(printed: str, beginning: str) -> str:
-    """The one line that begins so, with or without the time before it."""
+    """Return the only line with this beginning, with or without the time before it."""
     (found,) = re.findall(rf"^(?: *[\d.]+ s  )?({re.escape(beginning)}.*)$", printed, re.MULTILINE)
     return str(found)
 
 
-class Left:
-    """What a run has left in MongoDB."""
+class StoredBatches:
+    """The batches that a run stored in MongoDB."""
 
     def __init__(self, db: Any, printed: str) -> None:
         task = line(printed, "task  ").split()[1]
         self.batches: list[Mapping[str, Any]] = [*db.artifacts.find({"task_id": task, "status": "partial"})]
 
     def uids(self, node: str) -> Counter[str]:
-        """How often a node has stored which batch."""
+        """Return how often a node stored each batch."""
         return Counter(batch["batch_uid"] for batch in self.batches if batch["node_id"] == node)
 
-    def makers(self, node: str) -> list[tuple[str, int, str]]:
-        """Who stored which batch in which epoch."""
-        mine = [batch for batch in self.batches if batch["node_id"] == node]
-        return sorted((batch["batch_uid"], batch["attempt_epoch"], batch["worker_id"]) for batch in mine)
+    def writers(self, node: str) -> list[tuple[str, int, str]]:
+        """Return batch, epoch and worker of each batch that a node stored."""
+        own = [batch for batch in self.batches if batch["node_id"] == node]
+        return sorted((batch["batch_uid"], batch["attempt_epoch"], batch["worker_id"]) for batch in own)
 
     @property
     def paths(self) -> list[str]:
-        """Every file that was parsed."""
+        """Return every parsed file."""
         return sorted(fact["path"] for batch in self.batches for fact in batch["meta"].get("facts", ()))
 
 
 @pytest.mark.server
-def test_a_killed_worker_is_replaced_and_its_node_goes_on_without_loss_or_repetition(
-    db: Any, source: Path
-) -> None:
+def test_node_of_a_killed_worker_resumes_without_loss_or_repetition(db: Any, source: Path) -> None:
     printed = demo(source, "--chaos", "--workers", "1")
     assert "SIGKILL to worker-1, which held enrich, attempt 1, 1/3 batches" in printed
-    assert "worker-2 is started in its place" in printed
+    assert "worker-2 starts in its place" in printed
     assert "chaos    worker-2 took enrich over after" in printed
-    assert line(printed, "killed").endswith("worker-1, which held enrich, attempt 1, and did 1 batch")
-    assert re.search(r"worker-2, attempt 2 \(epoch 2\), after [\d.]+ s; did 2 batches", line(printed, "heir"))
+    assert line(printed, "killed").endswith("worker-1, which held enrich, attempt 1, after 1 batch")
+    assert re.search(
+        r"worker-2, attempt 2 \(epoch 2\), after [\d.]+ s; processed 2 batches", line(printed, "resumed")
+    )
 
-    left = Left(db, printed)
+    stored = StoredBatches(db, printed)
     once = {"files-0001": 1, "files-0002": 1, "files-0003": 1}
-    assert {node: left.uids(node) for node in ("index", "enrich", "group", "analyze")} == dict.fromkeys(
+    assert {node: stored.uids(node) for node in ("index", "enrich", "group", "analyze")} == dict.fromkeys(
         ("index", "enrich", "group", "analyze"), once
     )
-    assert left.paths == sorted(FILES)
-    assert left.makers("enrich") == [
+    assert stored.paths == sorted(FILES)
+    assert stored.writers("enrich") == [
         ("files-0001", 1, "worker-1"),
         ("files-0002", 2, "worker-2"),
         ("files-0003", 2, "worker-2"),
@@ -111,13 +111,13 @@ def test_a_killed_worker_is_replaced_and_its_node_goes_on_without_loss_or_repeti
 
 
 @pytest.mark.server
-def test_a_run_retries_what_fails_tells_what_it_found_and_writes_its_report(
+def test_run_retries_failures_prints_the_result_and_writes_the_report(
     db: Any, source: Path, tmp_path: Path
 ) -> None:
-    report = tmp_path / "out" / "mine.html"
+    report = tmp_path / "out" / "own.html"
     printed = demo(source, "--report", str(report))
-    assert "files    6 found = 6 analysed; 0 do not parse" in printed
-    assert "enrich: 3 attempts, which did 0 + 1 + 2 batches" in printed
+    assert "files    6 found = 6 analyzed; 0 do not parse" in printed
+    assert "enrich: 3 attempts, which processed 0 + 1 + 2 batches" in printed
     assert line(printed, "report").split() == ["report", str(report)]
     assert "2 × failed: flaky_disk" in report.read_text()
-    assert Left(db, printed).paths == sorted(FILES)
+    assert StoredBatches(db, printed).paths == sorted(FILES)

@@ -1,1 +1,1 @@
-"""The HTML report: read elsewhere, made here out of data alone."""
+"""The HTML report, rendered from data without I/O of its own."""

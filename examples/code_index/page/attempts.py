@@ -1,4 +1,4 @@
-"""What became of each attempt, put together from events, the task's document and stored batches. Pure."""
+"""Reconstruct each attempt from events, the task document and stored batches. Pure."""
 
 from __future__ import annotations
 
@@ -12,134 +12,136 @@ from code_index.documents import ACCEPTED, ENDS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from code_index.page.data import Run
+    from code_index.page.data import DemoRun
 
 
-class End(StrEnum):
+class AttemptEnd(StrEnum):
     """How an attempt ended."""
 
     DONE = "done"
     FAILED = "failed"
     LOST = "lost"
-    """Its worker fell silent."""
+    """Its worker disappeared."""
     HANDED_OVER = "handed over"
-    """Its worker was stopped gently."""
+    """Its worker shut down."""
     CANCELLED = "cancelled"
 
 
-_ENDS = dict(zip(ENDS, (End.DONE, End.FAILED, End.CANCELLED), strict=True))
+_ENDS = dict(zip(ENDS, (AttemptEnd.DONE, AttemptEnd.FAILED, AttemptEnd.CANCELLED), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRun:
-    """One attempt. Moments are seconds since the task's start."""
+    """One attempt. Times are seconds since the start of the task."""
 
     node: str
     epoch: int
     worker: str
-    began: float
+    started: float
     ended: float
-    """Of a lost attempt: the last that was seen of it."""
-    end: End
+    """For a lost attempt, the last sign of it."""
+    end: AttemptEnd
     reason: str = ""
     stored: tuple[float, ...] = ()
-    """When each of its batches was stored."""
+    """The times at which its batches were stored."""
     files: int = 0
 
     @property
     def seconds(self) -> float:
-        """How long it ran."""
-        return self.ended - self.began
+        """Duration of the attempt."""
+        return self.ended - self.started
 
 
 @dataclass(slots=True, kw_only=True)
-class _Traces:
-    """What is known of one attempt."""
+class _AttemptData:
+    """The data collected for one attempt."""
 
     worker: str = ""
-    began: float | None = None
+    started: float | None = None
     ended: float | None = None
-    end: End | None = None
+    end: AttemptEnd | None = None
     reason: str = ""
     stored: list[float] = field(default_factory=list)
     files: int = 0
 
 
-def attempts_of(run: Run) -> list[AttemptRun]:
-    """Every attempt of every node, in the order of the graph and of epochs."""
+def build_attempts(run: DemoRun) -> list[AttemptRun]:
+    """Return every attempt of every node, in the order of the graph and of epochs."""
     nodes = run.documents.task["graph"]["nodes"]
-    traces = {
-        (node["node_id"], epoch): _Traces() for node in nodes for epoch in range(1, node["attempt_epoch"] + 1)
+    data = {
+        (node["node_id"], epoch): _AttemptData()
+        for node in nodes
+        for epoch in range(1, node["attempt_epoch"] + 1)
     }
-    _trace_batches(run, traces)
-    _trace_events(run, traces)
+    _add_batches(run, data)
+    _add_events(run, data)
     for node in nodes:
-        _trace_last(run, node, traces[node["node_id"], node["attempt_epoch"]])
-    _trace_kill(run, traces)
-    return [*_completed(traces)]
+        _add_last_attempt(run, node, data[node["node_id"], node["attempt_epoch"]])
+    _add_kill(run, data)
+    return [*_completed(data)]
 
 
-def _trace_batches(run: Run, traces: dict[tuple[str, int], _Traces]) -> None:
+def _add_batches(run: DemoRun, data: dict[tuple[str, int], _AttemptData]) -> None:
     for batch in sorted(run.documents.batches, key=lambda one: one.stored_at):
-        known = traces[batch.node, batch.epoch]
-        known.worker = batch.worker
-        known.stored.append(run.since_start(batch.stored_at))
-        known.files += batch.files
+        attempt = data[batch.node, batch.epoch]
+        attempt.worker = batch.worker
+        attempt.stored.append(run.since_start(batch.stored_at))
+        attempt.files += batch.files
 
 
-def _trace_events(run: Run, traces: dict[tuple[str, int], _Traces]) -> None:
+def _add_events(run: DemoRun, data: dict[tuple[str, int], _AttemptData]) -> None:
     for event in run.documents.events:
-        known, payload = traces[event["node_id"], event["attempt_epoch"]], event["payload"]
+        attempt, payload = data[event["node_id"], event["attempt_epoch"]], event["payload"]
         at = run.since_start(datetime.fromtimestamp(event["ts_ms"] / 1000, UTC))
-        known.worker = payload["worker_id"]
+        attempt.worker = payload["worker_id"]
         if payload["kind"] == ACCEPTED:
-            known.began = at
+            attempt.started = at
         if payload["kind"] not in _ENDS:
             continue
-        known.ended = at
-        known.reason = payload.get("reason_code") or ""
-        known.end = _ENDS[payload["kind"]]
-        if known.reason == "worker_shutdown":
-            known.end = End.HANDED_OVER
+        attempt.ended = at
+        attempt.reason = payload.get("reason_code") or ""
+        attempt.end = _ENDS[payload["kind"]]
+        if attempt.reason == "worker_shutdown":
+            attempt.end = AttemptEnd.HANDED_OVER
 
 
-def _trace_last(run: Run, node: Mapping[str, Any], known: _Traces) -> None:
-    """The task's document knows the last attempt of each node."""
-    known.worker = known.worker or node["lease"]["worker_id"]
-    if known.began is None:
-        known.began = run.since_start(node["started_at"])
-    if known.end is None and node["status"] == "finished":
-        known.end, known.ended = End.DONE, run.since_start(node["finished_at"])
+def _add_last_attempt(run: DemoRun, node: Mapping[str, Any], attempt: _AttemptData) -> None:
+    """Complete the last attempt of a node from the task document."""
+    attempt.worker = attempt.worker or node["lease"]["worker_id"]
+    if attempt.started is None:
+        attempt.started = run.since_start(node["started_at"])
+    if attempt.end is None and node["status"] == "finished":
+        attempt.end, attempt.ended = AttemptEnd.DONE, run.since_start(node["finished_at"])
 
 
-def _trace_kill(run: Run, traces: dict[tuple[str, int], _Traces]) -> None:
+def _add_kill(run: DemoRun, data: dict[tuple[str, int], _AttemptData]) -> None:
     if run.incident is None:
         return
-    known = traces.get((run.incident.node, run.incident.attempt))
-    if known is not None and known.end is None:
-        known.worker = known.worker or run.incident.worker
-        if known.began is None:
-            known.began = run.since_start(run.incident.began)
-        known.ended = run.since_start(run.incident.killed_at)
-        known.reason = "SIGKILL"
+    attempt = data.get((run.incident.node, run.incident.attempt))
+    if attempt is not None and attempt.end is None:
+        attempt.worker = attempt.worker or run.incident.worker
+        if attempt.started is None:
+            attempt.started = run.since_start(run.incident.started_at)
+        attempt.ended = run.since_start(run.incident.killed_at)
+        attempt.reason = "SIGKILL"
 
 
-def _completed(traces: Mapping[tuple[str, int], _Traces]) -> Iterator[AttemptRun]:
-    """Attempts with what is missing filled in as well as can be: from their batches, or from the attempt before."""
+def _completed(data: Mapping[tuple[str, int], _AttemptData]) -> Iterator[AttemptRun]:
+    """Yield the attempts. Missing times come from their batches, or from the attempt before."""
     before: dict[str, float] = {}
-    for (node, epoch), known in traces.items():
-        moments = [moment for moment in (known.began, *known.stored, known.ended) if moment is not None]
-        began = min(moments, default=before.get(node, 0.0))
-        ended = known.ended if known.ended is not None else max(moments, default=began)
-        before[node] = max(began, ended)
+    for (node, epoch), attempt in data.items():
+        times = [time for time in (attempt.started, *attempt.stored, attempt.ended) if time is not None]
+        started = min(times, default=before.get(node, 0.0))
+        ended = attempt.ended if attempt.ended is not None else max(times, default=started)
+        before[node] = max(started, ended)
         yield AttemptRun(
             node=node,
             epoch=epoch,
-            worker=known.worker or "unknown",
-            began=began,
+            worker=attempt.worker or "unknown",
+            started=started,
             ended=before[node],
-            end=known.end or End.LOST,
-            reason=known.reason,
-            stored=tuple(known.stored),
-            files=known.files,
+            end=attempt.end or AttemptEnd.LOST,
+            reason=attempt.reason,
+            stored=tuple(attempt.stored),
+            files=attempt.files,
         )

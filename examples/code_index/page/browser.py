@@ -1,4 +1,4 @@
-"""A page in a browser without a window: what it draws, what it complains of, what it asks the network for."""
+"""Load a page in a headless browser: what it draws, logs, and requests from the network."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
-WITHIN_SEC = 120.0
-_DRAWN_MS = 20_000
-"""Time of the page, which runs as fast as the page is idle."""
+TIMEOUT_SEC = 120.0
+_VIRTUAL_TIME_MS = 20_000
+"""Virtual time of the page, which advances as fast as the page is idle."""
 
 _FLAGS = (
     "--headless",
@@ -35,60 +35,60 @@ _FLAGS = (
     "--hide-scrollbars",
     "--host-resolver-rules=MAP * ~NOTFOUND",
     "--enable-logging=stderr",
-    f"--virtual-time-budget={_DRAWN_MS}",
+    f"--virtual-time-budget={_VIRTUAL_TIME_MS}",
 )
 _FRAMED = '<!doctype html><body style="margin:0"><iframe src="{}" style="border:0;width:100%;height:100vh"></iframe>'
 _CONSOLE = re.compile(r'CONSOLE[^"]*"(.*)", source:')
-_THE_BROWSER = "not an origin"
-"""Who asks when no page does."""
+_BROWSER_ITSELF = "not an origin"
+"""The initiator of requests that the browser itself makes."""
 _SCHEMES = ("http:", "https:", "ws:", "wss:", "ftp:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
-    """What was seen of a page."""
+class PageLoad:
+    """What a page has drawn, logged and requested."""
 
     dom: str
-    """The document after its scripts have run."""
+    """The document after its scripts ran."""
     console: list[str]
-    """What scripts and the browser itself wrote to the page's console."""
+    """Messages of scripts and of the browser in the page's console."""
     requests: list[str]
-    """Addresses that the page wanted from a network; what the browser asks for itself is not among them."""
+    """URLs that the page requested, without requests of the browser itself."""
 
 
 def find_browser() -> str | None:
-    """A browser of Chromium's kind on PATH."""
+    """Return a Chromium-based browser on PATH; None if there is none."""
     return next((found for name in PROGRAMS if (found := shutil.which(name))), None)
 
 
-def visit(page: Path) -> Visit:
-    """Open a page and wait until it is drawn."""
+def load_page(page: Path) -> PageLoad:
+    """Load a page and wait until it is drawn."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "network.json")
         ended = _run(page, folder, ["--dump-dom", f"--log-net-log={log}"])
-        return Visit(dom=ended.stdout, console=_CONSOLE.findall(ended.stderr), requests=_requests(log))
+        return PageLoad(dom=ended.stdout, console=_CONSOLE.findall(ended.stderr), requests=_requests(log))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """What somebody looks at a page through."""
+class Viewport:
+    """The window of a screenshot."""
 
     width: int
     height: int
     section: str = ""
-    """The id of the element at its top."""
+    """The id of the element at the top of the window."""
     dark: bool = False
 
 
-def take_picture(page: Path, picture: Path, window: Window) -> None:
-    """Save what a window shows of a page, as PNG."""
-    options = [f"--screenshot={picture.resolve()}", f"--window-size={window.width},{window.height}"]
-    if window.dark:
+def take_screenshot(page: Path, file: Path, viewport: Viewport) -> None:
+    """Save a screenshot of a page as PNG."""
+    options = [f"--screenshot={file.resolve()}", f"--window-size={viewport.width},{viewport.height}"]
+    if viewport.dark:
         options.append("--blink-settings=preferredColorScheme=0")
     with tempfile.TemporaryDirectory() as folder:
-        # A browser without a window takes its picture from the top of a page, but not from that of a frame in it.
+        # A headless browser ignores the fragment of a page, but not that of a frame in it.
         framed = Path(folder, "framed.html")
-        framed.write_text(_FRAMED.format(html.escape(f"{page.resolve().as_uri()}#{window.section}")))
+        framed.write_text(_FRAMED.format(html.escape(f"{page.resolve().as_uri()}#{viewport.section}")))
         _run(framed, folder, options)
 
 
@@ -97,20 +97,20 @@ def _run(
 ) -> subprocess.CompletedProcess[str]:
     browser = find_browser()
     if browser is None:
-        raise DemoError(f"there is no browser on PATH; install one of {', '.join(PROGRAMS)}")
+        raise DemoError(f"there is no browser on PATH; install one of: {', '.join(PROGRAMS)}")
     profile = f"--user-data-dir={Path(folder, 'profile')}"
     command = [browser, *_FLAGS, profile, *options, page.resolve().as_uri()]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_SEC, check=True)
+        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SEC, check=True)
     except subprocess.TimeoutExpired:
-        raise DemoError(f"{browser} has not drawn {page} within {WITHIN_SEC:.0f} s") from None
+        raise DemoError(f"{browser} did not draw {page} within {TIMEOUT_SEC:.0f} s") from None
     except subprocess.CalledProcessError as error:
         raise DemoError(f"{browser} ended with code {error.returncode}: {error.stderr[-500:]}") from None
 
 
 def _requests(log: Path) -> list[str]:
-    """The addresses in the browser's own log of its network that a page has asked for."""
+    """Return the URLs that a page has requested, from the browser's network log."""
     events = json.loads(log.read_text(encoding="utf-8"))["events"]
     started = [params for event in events if "initiator" in (params := event.get("params", {}))]
-    urls = {str(params.get("url", "")) for params in started if params["initiator"] != _THE_BROWSER}
+    urls = {str(params.get("url", "")) for params in started if params["initiator"] != _BROWSER_ITSELF}
     return sorted(url for url in urls if url.startswith(_SCHEMES))

@@ -1,4 +1,4 @@
-"""What the report is made of."""
+"""The data of the report."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from code_index.chaos import Incident
     from code_index.documents import Documents
-    from code_index.outcome import Outcome
+    from code_index.result import IndexResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A finished task of the demo, and around it what the documents do not tell."""
+class DemoRun:
+    """A finished task of the demo, with data that its documents do not contain."""
 
     documents: Documents
-    outcome: Outcome
+    result: IndexResult
     incident: Incident | None
     web_ui: str
     environment: dict[str, str]
 
     @property
     def source(self) -> str:
-        """The folder that was indexed."""
-        listing = self.documents.task["graph"]["nodes"][0]["io"]["input_inline"]
-        return str(listing["source"])
+        """The indexed folder."""
+        inline = self.documents.task["graph"]["nodes"][0]["io"]["input_inline"]
+        return str(inline["source"])
 
     @property
-    def began(self) -> datetime:
-        """When the task began."""
+    def started_at(self) -> datetime:
+        """Start of the task."""
         return datetime.fromisoformat(self.documents.task["started_at"])
 
     @property
-    def ended(self) -> datetime:
-        """When it had finished."""
-        finished: datetime = self.documents.task["finished_at"]
-        return finished
+    def finished_at(self) -> datetime:
+        """End of the task."""
+        finished_at: datetime = self.documents.task["finished_at"]
+        return finished_at
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
-        return self.since_start(self.ended)
+        """Duration of the task."""
+        return self.since_start(self.finished_at)
 
     def since_start(self, moment: datetime) -> float:
-        """Seconds from the task's start to `moment`."""
-        return (moment - self.began).total_seconds()
+        """Return the seconds from the start of the task to `moment`."""
+        return (moment - self.started_at).total_seconds()

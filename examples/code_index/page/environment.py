@@ -1,4 +1,4 @@
-"""Facts about the machine and the versions that a run was made with."""
+"""The machine and the versions of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 async def environment(client: Client, db: Any, options: Options, stack: Stack) -> dict[str, str]:
-    """What a reader needs in order to compare two runs."""
+    """Return the environment of a run, which a reader needs to compare two runs."""
     system = await client.workflow_service.get_system_info(GetSystemInfoRequest())
     build = await db.command("buildInfo")
     lease = {"lease_ttl_sec": CoordinatorConfig().lease_ttl_sec, **options.engine_settings}["lease_ttl_sec"]
@@ -32,14 +32,14 @@ async def environment(client: Client, db: Any, options: Options, stack: Stack) -
         "MongoDB": f"{build['version']}{_stand_in(stack)}{_local(stack.mongo is not None)}",
         "Database": db.name,
         "Workers": f"{options.workers}, each for all four roles",
-        "Files to a batch": f"{options.batch_size:,}",
+        "Files per batch": f"{options.batch_size:,}",
         "Lease of an attempt": f"{lease:g} s",
     }
 
 
 def _stand_in(stack: Stack) -> str:
-    return " by a stand-in" if stack.mongo is not None and stack.mongo.stand_in else ""
+    return " (stand-in)" if stack.mongo is not None and stack.mongo.stand_in else ""
 
 
 def _local(ours: bool) -> str:
-    return ", started for this run" if ours else ", ran already"
+    return ", started for this run" if ours else ", already running"

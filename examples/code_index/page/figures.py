@@ -1,4 +1,4 @@
-"""Figures about the source, as Plotly takes them: plain data, without the colours of the page. Pure."""
+"""Figures about the source as data for Plotly, without the colors of the page. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from code_index.graph import ANALYZE, ENRICH, GROUP, INDEX
-from code_index.page.words import percentile
+from code_index.page.text import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,43 +16,43 @@ if TYPE_CHECKING:
 
 Figure = dict[str, Any]
 
-NODE_COLOURS = {INDEX: "#4c8dff", ENRICH: "#e0862f", GROUP: "#2fa58e", ANALYZE: "#a56fd8"}
+NODE_COLORS = {INDEX: "#4c8dff", ENRICH: "#e0862f", GROUP: "#2fa58e", ANALYZE: "#a56fd8"}
 BLUE, ORANGE, GREY = "#4c8dff", "#e0862f", "#8a94a3"
-DENSITY_COLOURS = [[0, "#2b5d9b"], [0.35, "#3f9a8f"], [0.7, "#e3b23c"], [1, "#d9485f"]]
-"""From calm to crowded."""
+DENSITY_COLORS = [[0, "#2b5d9b"], [0.35, "#3f9a8f"], [0.7, "#e3b23c"], [1, "#d9485f"]]
+"""From low to high density."""
 
-BOXES = 300
-"""The treemap shows no more packages than a person can tell apart."""
+MAX_PACKAGES = 300
+"""Maximum number of packages in the treemap, so that they remain readable."""
 
-DENSEST = 25
-"""Functions and forks in 100 lines from which on the treemap's colour stays the same."""
+MAX_DENSITY = 25
+"""Functions and branches per 100 lines at the end of the treemap's color scale."""
 
 LABEL_CHARS = 26
-NAMED = 6
-"""Packages whose names stand in the scatter plot."""
+MAX_LABELS = 6
+"""Maximum number of package names in the scatter plot."""
 
 
-def plain(text: str) -> str:
-    """Text that Plotly shows as it is: it takes tags in texts for formatting."""
+def escape(text: str) -> str:
+    """Escape a text for Plotly, which interprets tags as formatting."""
     return html.escape(" ".join(text.split()), quote=False)
 
 
-def short(text: str) -> str:
-    """A label that leaves room for its figure."""
-    return plain(text if len(text) <= LABEL_CHARS else f"{text[: LABEL_CHARS - 1]}…")
+def shorten(text: str) -> str:
+    """Shorten and escape a label."""
+    return escape(text if len(text) <= LABEL_CHARS else f"{text[: LABEL_CHARS - 1]}…")
 
 
-def described(package: Package) -> str:
-    """What is shown of a package under the pointer."""
+def hover_text(package: Package) -> str:
+    """Return the hover text of a package."""
     return (
-        f"<b>{plain(package.package)}</b><br>{package.files:,} files, {package.lines:,} lines<br>"
+        f"<b>{escape(package.package)}</b><br>{package.files:,} files, {package.lines:,} lines<br>"
         f"{package.functions:,} functions, complexity {package.complexity:,}<br>"
-        f"{density(package):.1f} functions and forks in 100 lines"
+        f"{density(package):.1f} functions and branches per 100 lines"
     )
 
 
 def density(package: Package) -> float:
-    """Functions and forks in 100 lines."""
+    """Return the number of functions and branches per 100 lines."""
     return 100 * package.complexity / package.lines if package.lines else 0.0
 
 
@@ -60,41 +60,43 @@ LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorde
 
 
 def figure(name: str, data: list[dict[str, Any]], **layout: Any) -> Figure:
-    """A figure for the element `name`."""
+    """Return a figure for the element `name`."""
     common = {"margin": {"l": 8, "r": 8, "t": 8, "b": 8}, "dragmode": False}
     return {"name": name, "data": data, "layout": {**common, **layout}}
 
 
 def axis(title: str = "", **options: Any) -> dict[str, Any]:
-    """An axis that stays as it is when a finger passes over it."""
+    """Return an axis that cannot be zoomed, so that swiping scrolls the page."""
     return {"title": {"text": title}, "fixedrange": True, "automargin": True, "zeroline": False, **options}
 
 
 def treemap(packages: Sequence[Package]) -> Figure:
-    """Packages within packages: size is lines, colour is density."""
-    shown = sorted(packages, key=lambda one: (-one.lines, one.package))[:BOXES]
+    """Return a treemap of packages: the size shows lines, the color shows density."""
+    shown = sorted(packages, key=lambda one: (-one.lines, one.package))[:MAX_PACKAGES]
     by_name = {package.package: package for package in shown if package.lines}
-    names = sorted({above for name in by_name for above in _above(name)})
+    names = sorted({above for name in by_name for above in _ancestors(name)})
     return figure(
         "treemap",
         [
             {
                 "type": "treemap",
                 "ids": names,
-                "labels": [plain(name.rpartition(".")[2] or name) for name in names],
+                "labels": [escape(name.rpartition(".")[2] or name) for name in names],
                 "parents": [name.rpartition(".")[0] for name in names],
                 "values": [by_name[name].lines if name in by_name else 0 for name in names],
                 "branchvalues": "remainder",
-                "hovertext": [described(by_name[name]) if name in by_name else plain(name) for name in names],
+                "hovertext": [
+                    hover_text(by_name[name]) if name in by_name else escape(name) for name in names
+                ],
                 "hoverinfo": "text",
                 "textinfo": "label",
                 "pathbar": {"thickness": 22},
                 "tiling": {"pad": 2},
                 "marker": {
                     "colors": [density(by_name[name]) if name in by_name else 0 for name in names],
-                    "colorscale": DENSITY_COLOURS,
+                    "colorscale": DENSITY_COLORS,
                     "cmin": 0,
-                    "cmax": DENSEST,
+                    "cmax": MAX_DENSITY,
                     "cornerradius": 3,
                     "showscale": True,
                     "colorbar": {
@@ -103,7 +105,7 @@ def treemap(packages: Sequence[Package]) -> Figure:
                         "y": -0.02,
                         "yanchor": "top",
                         "len": 0.6,
-                        "title": {"text": "functions and forks in 100 lines", "side": "bottom"},
+                        "title": {"text": "functions and branches per 100 lines", "side": "bottom"},
                     },
                 },
             }
@@ -111,20 +113,20 @@ def treemap(packages: Sequence[Package]) -> Figure:
     )
 
 
-def _above(name: str) -> list[str]:
-    """`a.b.c`: itself, `a.b` and `a`."""
+def _ancestors(name: str) -> list[str]:
+    """Return `a`, `a.b` and `a.b.c` for `a.b.c`."""
     parts = name.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
 def ranking_bars(ranking: Sequence[Package]) -> Figure:
-    """The most complex packages: functions, and on top of them forks."""
+    """Return stacked bars of functions and branches of the most complex packages."""
     bottom_up = [*reversed(ranking)]
-    # The place in the list and not the name: two long names may be cut to the same label.
-    places = [*range(len(bottom_up))]
+    # Bars are identified by position, because two long names may be shortened to the same label.
+    positions = [*range(len(bottom_up))]
     parts = {
         "functions": (BLUE, [package.functions for package in bottom_up]),
-        "forks": (ORANGE, [package.complexity - package.functions for package in bottom_up]),
+        "branches": (ORANGE, [package.complexity - package.functions for package in bottom_up]),
     }
     bars = [
         {
@@ -132,29 +134,29 @@ def ranking_bars(ranking: Sequence[Package]) -> Figure:
             "orientation": "h",
             "name": name,
             "x": counts,
-            "y": places,
-            "marker": {"color": colour},
-            "hovertext": [described(package) for package in bottom_up],
+            "y": positions,
+            "marker": {"color": color},
+            "hovertext": [hover_text(package) for package in bottom_up],
             "hoverinfo": "text",
         }
-        for name, (colour, counts) in parts.items()
+        for name, (color, counts) in parts.items()
     ]
-    labels = [short(package.package) for package in bottom_up]
+    labels = [shorten(package.package) for package in bottom_up]
     return figure(
         "ranking",
         bars,
         barmode="stack",
         bargap=0.25,
         xaxis=axis(),
-        yaxis=axis(tickvals=places, ticktext=labels, showgrid=False),
+        yaxis=axis(tickvals=positions, ticktext=labels, showgrid=False),
         legend=LEGEND,
     )
 
 
 def scatter(packages: Sequence[Package]) -> Figure:
-    """Lines against complexity, a point for each package."""
+    """Return a scatter plot of lines and complexity, with a point for each package."""
     points = [package for package in packages if package.lines and package.complexity]
-    named = outstanding(points)
+    named = labelled_packages(points)
     whole = {
         "lines": sum(package.lines for package in points),
         "complexity": sum(package.complexity for package in points),
@@ -168,10 +170,10 @@ def scatter(packages: Sequence[Package]) -> Figure:
                 "mode": "markers+text",
                 "x": [package.lines for package in points],
                 "y": [package.complexity for package in points],
-                "text": [short(package.package) if package in named else "" for package in points],
+                "text": [shorten(package.package) if package in named else "" for package in points],
                 "textposition": "middle left",
                 "textfont": {"size": 11},
-                "hovertext": [described(package) for package in points],
+                "hovertext": [hover_text(package) for package in points],
                 "hoverinfo": "text",
                 "cliponaxis": False,
                 "marker": {
@@ -188,24 +190,24 @@ def scatter(packages: Sequence[Package]) -> Figure:
     )
 
 
-def outstanding(packages: Sequence[Package]) -> list[Package]:
-    """The most complex packages whose names do not lie on each other."""
+def labelled_packages(packages: Sequence[Package]) -> list[Package]:
+    """Return the most complex packages whose labels do not overlap."""
     chosen: list[Package] = []
     for package in sorted(packages, key=lambda one: (-one.complexity, one.package)):
-        if len(chosen) < NAMED and all(_apart(package, other) for other in chosen):
+        if len(chosen) < MAX_LABELS and all(_labels_fit(package, other) for other in chosen):
             chosen.append(package)
     return chosen
 
 
-def _apart(one: Package, other: Package) -> bool:
-    """A name is low and wide: a fifth of a power of ten above another is enough, beside it takes more than one."""
+def _labels_fit(one: Package, other: Package) -> bool:
+    """Return whether two labels fit: wide and low, they need more distance in lines than in complexity."""
     above = abs(math.log10(one.complexity / other.complexity))
     beside = abs(math.log10(one.lines / other.lines))
     return above > 0.2 or beside > 1.3
 
 
 def _average_line(points: Sequence[Package], whole: Mapping[str, int]) -> dict[str, Any]:
-    """Where packages lie that are as dense as all together."""
+    """Return the line of average density."""
     ends = [min((one.lines for one in points), default=1), max((one.lines for one in points), default=1)]
     slope = whole["complexity"] / whole["lines"] if whole["lines"] else 0
     return {
@@ -219,14 +221,14 @@ def _average_line(points: Sequence[Package], whole: Mapping[str, int]) -> dict[s
 
 
 def lengths_shown(lengths: Mapping[str, int]) -> int:
-    """Up to how many lines the distribution is drawn; the few longer functions would squeeze the rest."""
+    """Return the length up to which the histogram is drawn; the few longer functions would compress it."""
     return max(20, percentile(lengths, 0.98))
 
 
 def histogram(lengths: Mapping[str, int]) -> Figure:
-    """How many functions have how many lines, with the median and the ninth decile."""
+    """Return a histogram of functions by length, with the median and the 90th percentile."""
     up_to = lengths_shown(lengths)
-    marks = {"half": percentile(lengths, 0.5), "nine of ten": percentile(lengths, 0.9)}
+    marks = {"median": percentile(lengths, 0.5), "90th percentile": percentile(lengths, 0.9)}
     return figure(
         "lengths",
         [
@@ -250,18 +252,18 @@ def histogram(lengths: Mapping[str, int]) -> Figure:
             {
                 "x": at,
                 "xanchor": "left",
-                "y": 1 - 0.09 * place,
+                "y": 1 - 0.09 * row,
                 "yref": "paper",
                 "yanchor": "top",
                 "showarrow": False,
-                "text": f" {name}: at most {at}",
+                "text": f" {name}: {at}",
             }
-            for place, (name, at) in enumerate(marks.items())
+            for row, (name, at) in enumerate(marks.items())
         ],
     )
 
 
-def vertical(at: float, colour: str = GREY) -> dict[str, Any]:
-    """A line from top to bottom."""
-    line = {"color": colour, "width": 1.5, "dash": "dot"}
+def vertical(at: float, color: str = GREY) -> dict[str, Any]:
+    """Return a vertical line."""
+    line = {"color": color, "width": 1.5, "dash": "dot"}
     return {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": line}

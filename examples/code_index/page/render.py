@@ -1,7 +1,6 @@
-"""The page, out of data alone: one file that asks nothing of any network.
+"""Render the report as one HTML file that needs no network.
 
-Plotly draws, because it has a treemap, shows names under the pointer, and brings its script along in its package.
-Jinja escapes.
+Plotly draws the figures: it has a treemap and hover texts, and its package includes the script. Jinja escapes texts.
 """
 
 from __future__ import annotations
@@ -15,60 +14,60 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from code_index.page import figures, timeline, words
-from code_index.page.attempts import attempts_of
+from code_index.page import figures, text, timeline
+from code_index.page.attempts import build_attempts
 from code_index.page.tables import node_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from code_index.page.attempts import AttemptRun
-    from code_index.page.data import Run
+    from code_index.page.data import DemoRun
 
 HERE = Path(__file__).parent
 
 
-def write_page(run: Run, path: Path) -> None:
+def write_page(run: DemoRun, path: Path) -> None:
     """Write the report of `run` to `path`."""
     path.write_text(page(run), encoding="utf-8")
 
 
-def page(run: Run) -> str:
-    """The report of `run` as HTML. Whatever comes from the source tree is escaped."""
-    attempts = attempts_of(run)
-    # Only these two scripts may run, known by their hashes: a script that came in with a file's name would not.
+def page(run: DemoRun) -> str:
+    """Return the report of `run` as HTML. Everything that comes from the source tree is escaped."""
+    attempts = build_attempts(run)
+    # The page allows only these two scripts, by their hashes, so a script in the name of a file cannot run.
     scripts = [get_plotlyjs(), (HERE / "page.js").read_text(encoding="utf-8")]
     return _template().render(
         run=run,
-        total=run.outcome.total,
-        headline=words.headline(run),
-        findings=words.findings(run),
-        story=words.story(run, attempts),
+        total=run.result.total,
+        headline=text.headline(run),
+        source_findings=text.source_findings(run),
+        run_findings=text.run_findings(run, attempts),
         attempts=attempts,
         nodes=node_rows(run, attempts),
-        figures=drawn(run, attempts),
+        figures=build_figures(run, attempts),
         problems=run.documents.problems,
-        lengths_shown=figures.lengths_shown(run.outcome.total.lengths),
+        lengths_shown=figures.lengths_shown(run.result.total.lengths),
         scripts=[Markup(script) for script in scripts],
         script_hashes=[_hash(script) for script in scripts],
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
     )
 
 
-def drawn(run: Run, attempts: Sequence[AttemptRun]) -> list[figures.Figure]:
-    """The figures that have something to show."""
-    total, incident = run.outcome.total, run.incident
+def build_figures(run: DemoRun, attempts: Sequence[AttemptRun]) -> list[figures.Figure]:
+    """Return the figures that have data."""
+    total, incident = run.result.total, run.incident
     killed_at = run.since_start(incident.killed_at) if incident else None
-    made = [timeline.gantt(attempts, run.seconds)]
+    figures_shown = [timeline.gantt(attempts, run.seconds)]
     if total.files:
-        made.append(timeline.throughput(attempts, run.seconds, killed_at))
+        figures_shown.append(timeline.throughput(attempts, run.seconds, killed_at))
     if total.lines:
-        made.append(figures.treemap(run.documents.packages))
+        figures_shown.append(figures.treemap(run.documents.packages))
     if total.complexity:
-        made += [figures.ranking_bars(run.outcome.ranking), figures.scatter(run.documents.packages)]
+        figures_shown += [figures.ranking_bars(run.result.ranking), figures.scatter(run.documents.packages)]
     if total.functions:
-        made.append(figures.histogram(total.lengths))
-    return made
+        figures_shown.append(figures.histogram(total.lengths))
+    return figures_shown
 
 
 def _hash(script: str) -> str:

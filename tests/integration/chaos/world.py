@@ -16,7 +16,7 @@ from pymongo.errors import PyMongoError
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.errors import FlowKitError
-from flowkit.local.listeners import listener
+from flowkit.local.listeners import listening_process
 from tests.integration.chaos.faults import (
     ENGINE_FAULTS,
     ENGINES,
@@ -177,7 +177,7 @@ async def frozen(seconds: float, send: Callable[[signal.Signals], object]) -> No
 
 def pid_of(port: int) -> int:
     """Return the id of the process that listens on a port."""
-    found = re.search(r"process (\d+)", listener(port))
+    found = re.search(r"process (\d+)", listening_process(port))
     assert found is not None, f"nothing listens on {port}"
     return int(found[1])
 

@@ -1,4 +1,4 @@
-"""What earlier runs of the demo have left on servers that belong to the demo alone."""
+"""Delete what earlier runs of the demo left on servers that only the demo uses."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 _CLOSED = [status.value for status in TaskStatus if status.closed]
 
 
-async def forget_earlier_tasks(client: Client, db: Any) -> None:
-    """Remove the documents of all tasks; their histories stay in Temporal.
+async def delete_earlier_tasks(client: Client, db: Any) -> None:
+    """Delete the documents of all tasks; their histories stay in Temporal.
 
-    A task that is still open was left by a demo that was killed: nobody will ever run it, so it is terminated.
-    The stand-in for MongoDB has no secondary indexes: every run would be slower than the one before.
+    Terminate tasks that are still open: they belong to a demo that was killed, and no engine will continue them.
+    Without this, each run would be slower, because the stand-in for MongoDB has no secondary indexes.
     """
     async for task in db.tasks.find({"status": {"$nin": _CLOSED}}, {"_id": 0, "id": 1}):
         with suppress(RPCError):

@@ -1,4 +1,4 @@
-"""What a person sees while a task runs: a table that changes, or lines when there is no terminal."""
+"""Display of a running task: a live table, or lines if there is no terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from code_index.pace import told_seconds
+from code_index.rates import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,59 +34,59 @@ _STYLES = {
 }
 
 LINE_EVERY_PERCENT, LINE_AFTER_SECONDS, LINE_AT_LEAST_SECONDS = 10, 3.0, 30.0
-"""Between two lines of a node whose status stays the same."""
+"""The distance between two lines of a node whose status does not change."""
 
 
-class Screen(Protocol):
-    """Shows progress."""
+class Display(Protocol):
+    """Shows the progress of a task."""
 
     def show(self, progress: Progress) -> None:
-        """Bring what is shown up to date."""
+        """Update the display."""
 
-    def tell(self, news: str) -> None:
-        """Say something that stays, with the time."""
+    def print_line(self, line: str) -> None:
+        """Print a permanent line with the elapsed time."""
 
 
 @contextmanager
-def screen(console: Console) -> Iterator[Screen]:
-    """A live table on a terminal that can move its cursor; plain lines anywhere else."""
+def open_display(console: Console) -> Iterator[Display]:
+    """Open a live table on a terminal that can move its cursor, and plain lines anywhere else."""
     if not console.is_terminal or console.is_dumb_terminal:
-        yield Lines(console)
+        yield LineDisplay(console)
         console.print()
         return
     with Live(console=console, auto_refresh=False) as live:
-        yield LiveTable(live)
+        yield TableDisplay(live)
 
 
-class LiveTable:
-    """A table that stays in its place; its last state remains when the task has ended."""
+class TableDisplay:
+    """A table that updates in place; its last state remains when the task has ended."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
         self._since = time.monotonic()
 
     def show(self, progress: Progress) -> None:
-        """Draw the table anew."""
+        """Draw the table again."""
         table = progress_table(progress, time.monotonic() - self._since)
-        # The empty line takes the `^C` of a terminal, which would break a full line and so move the table.
+        # A terminal prints `^C` on the empty line; on a full line it would move the table.
         self._live.update(Group(table, *notes(progress), ""), refresh=True)
 
-    def tell(self, news: str) -> None:
-        """Say it above the table."""
-        line = timed(news, time.monotonic() - self._since)
-        self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
+    def print_line(self, line: str) -> None:
+        """Print the line above the table."""
+        text = with_time(line, time.monotonic() - self._since)
+        self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What the last line of a node said, and when."""
+class LastLine:
+    """The last line printed for a node, and when."""
 
     node: NodeProgress
     at: float
 
 
-def worth_a_line(last: Shown, node: NodeProgress, at: float) -> bool:
-    """Whether a reader wants to know how the node stands now. Pure."""
+def should_print(last: LastLine, node: NodeProgress, at: float) -> bool:
+    """Return whether to print a line: the node has changed, progressed, or been silent for long. Pure."""
     if (node.status, node.attempt) != (last.node.status, last.node.attempt):
         return True
     if node.status != "running":
@@ -96,41 +96,41 @@ def worth_a_line(last: Shown, node: NodeProgress, at: float) -> bool:
     return (gained >= LINE_EVERY_PERCENT and waited >= LINE_AFTER_SECONDS) or waited >= LINE_AT_LEAST_SECONDS
 
 
-class Lines:
-    """A line whenever a node's status changes, and now and then one that says how far it is."""
+class LineDisplay:
+    """Prints a line when the status of a node changes, and now and then for its progress."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._since = time.monotonic()
-        self._shown: dict[str, Shown] = {}
+        self._last: dict[str, LastLine] = {}
 
     def show(self, progress: Progress) -> None:
-        """Print the nodes that have news."""
+        """Print a line for each node that has changed."""
         at = time.monotonic() - self._since
         for node in progress.nodes:
-            last = self._shown.get(node.node)
-            begun = node.attempt > 0 or node.ended
-            if begun if last is None else worth_a_line(last, node, at):
+            last = self._last.get(node.node)
+            started = node.attempt > 0 or node.ended
+            if started if last is None else should_print(last, node, at):
                 repeated = last is not None and last.node.note == node.note
-                self._shown[node.node] = Shown(node, at)
+                self._last[node.node] = LastLine(node, at)
                 self._print(progress_line(replace(node, note="") if repeated else node), at)
 
-    def tell(self, news: str) -> None:
-        """Print a line."""
-        self._print(news, time.monotonic() - self._since)
+    def print_line(self, line: str) -> None:
+        """Print the line."""
+        self._print(line, time.monotonic() - self._since)
 
     def _print(self, line: str, at: float) -> None:
-        self._console.print(timed(line, at), markup=False, highlight=False, soft_wrap=True)
+        self._console.print(with_time(line, at), markup=False, highlight=False, soft_wrap=True)
 
 
-def timed(line: str, seconds: float) -> str:
-    """A line with the time since the start."""
+def with_time(line: str, seconds: float) -> str:
+    """Return the line with the time since the start."""
     return f"{seconds:5.1f} s  {line}"
 
 
 def progress_table(progress: Progress, seconds: float) -> Table:
-    """A row for each node; fits 80 columns."""
-    title = f"task {progress.status}, {seconds:.1f} s{_forecast(progress)}"
+    """Return a table with a row for each node; it fits 80 columns."""
+    title = f"task {progress.status}, {seconds:.1f} s{_time_left(progress)}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for heading, width in (("node", 7), ("status", 10), ("worker", 9)):
         table.add_column(heading, width=width, no_wrap=True)
@@ -148,12 +148,12 @@ def progress_table(progress: Progress, seconds: float) -> Table:
     return table
 
 
-def _forecast(progress: Progress) -> str:
-    """How long what runs will still take, and what comes then; nobody knows how long that takes."""
+def _time_left(progress: Progress) -> str:
+    """Return the time that the running node still needs, and the nodes after it, whose time is unknown."""
     for number, node in enumerate(progress.nodes):
         if node.seconds_left:
             then = ", ".join(later.node for later in progress.nodes[number + 1 :])
-            return f"; about {told_seconds(node.seconds_left)} left for {node.node}" + (
+            return f"; about {format_seconds(node.seconds_left)} left for {node.node}" + (
                 f", then {then}" if then else ""
             )
     return ""
@@ -168,7 +168,7 @@ def _cells(node: NodeProgress) -> Iterator[Text | str]:
     yield str(node.percent) if node.attempt and node.percent is not None else ""
     yield _number(node.rate.batches) if node.rate else ""
     yield _number(node.rate.files) if node.rate else ""
-    yield told_seconds(node.seconds_left) if node.seconds_left else ""
+    yield format_seconds(node.seconds_left) if node.seconds_left else ""
 
 
 def _done(node: NodeProgress) -> str:
@@ -176,28 +176,28 @@ def _done(node: NodeProgress) -> str:
 
 
 def _number(rate: float) -> str:
-    """Three digits that say enough."""
+    """Return the rate with at most one decimal."""
     return f"{rate:.1f}" if rate < 10 else f"{rate:,.0f}"
 
 
 def notes(progress: Progress) -> Iterator[Text]:
-    """What nodes wait for or have suffered, a line each."""
+    """Yield a line for each node with an error or a wait."""
     for node in progress.nodes:
         if node.note:
             yield Text(f"{node.node}: {node.note}", style="yellow")
 
 
 def progress_line(node: NodeProgress) -> str:
-    """One node on one line."""
+    """Return the progress of one node as a line."""
     note = f" ({node.note})" if node.note else ""
-    done = f", attempt {node.attempt}, {'; '.join(_told(node))}" if node.attempt else ""
+    done = f", attempt {node.attempt}, {'; '.join(_progress_parts(node))}" if node.attempt else ""
     return f"{node.node:8} {node.status}{done}{note}"
 
 
-def _told(node: NodeProgress) -> Iterator[str]:
+def _progress_parts(node: NodeProgress) -> Iterator[str]:
     share = f" = {node.percent} %" if node.percent is not None else ""
     yield f"{_done(node)} batch{'es' if (node.total or node.batches) != 1 else ''}{share}"
     if node.rate:
         yield f"{_number(node.rate.batches)} batches/s, {_number(node.rate.files)} files/s"
     if node.seconds_left:
-        yield f"about {told_seconds(node.seconds_left)} left"
+        yield f"about {format_seconds(node.seconds_left)} left"

@@ -1,4 +1,4 @@
-"""What a person sees of the demo, on 80 columns and without a terminal."""
+"""The demo's output on 80 columns, and without a terminal."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from code_index.chaos import Incident, heir, target
-from code_index.laps import Laps
-from code_index.outcome import Counts, Outcome
-from code_index.pace import Rate
+from code_index.chaos import Incident, find_successor, find_target
+from code_index.display import LineDisplay, notes, progress_line, progress_table
 from code_index.packages import Package
-from code_index.progress import NodeProgress, Progress, Stored, progress_of, stored_of
+from code_index.progress import NodeProgress, Progress, StoredProgress, stored_progress, task_progress
+from code_index.rates import Rate
 from code_index.report import ranking_table, summary
-from code_index.screen import Lines, notes, progress_line, progress_table
+from code_index.result import DocumentCounts, IndexResult
+from code_index.stopwatch import Stopwatch
 
 
 def node_view(**fields: Any) -> dict[str, Any]:
-    """A node as the `status` query shows it."""
+    """Return a node as in the response to the `status` query."""
     view = {"node_id": "enrich", "type": "enricher", "status": "running", "attempt_epoch": 1}
     return {**view, "last_error": None, "skip_reason": None, "next_retry_at": None, **fields}
 
@@ -37,35 +37,35 @@ def node_view(**fields: Any) -> dict[str, Any]:
         ({"status": "skipped", "skip_reason": "task_failed"}, "task_failed"),
     ],
 )
-def test_a_note_says_what_a_node_waits_for_or_suffered(fields: dict[str, Any], note: str) -> None:
+def test_note_shows_the_error_or_the_wait_of_a_node(fields: dict[str, Any], note: str) -> None:
     view = {"status": "running", "nodes": [node_view(**fields)]}
-    stored = {"enrich": Stored(batches=7, files=280, epoch=1, worker="worker-2")}
-    (node,) = progress_of("t", view, stored, 45, now=100.0).nodes
+    stored = {"enrich": StoredProgress(batches=7, files=280, epoch=1, worker="worker-2")}
+    (node,) = task_progress("t", view, stored, 45, now=100.0).nodes
     assert (node.note, node.batches, node.files, node.total) == (note, 7, 280, 45)
     assert node.worker == "worker-2"
 
 
-def test_nobody_holds_an_attempt_until_its_worker_has_taken_the_epoch() -> None:
+def test_attempt_has_no_worker_until_a_worker_took_the_epoch() -> None:
     view = {"status": "running", "nodes": [node_view(attempt_epoch=2)]}
     task = {
         "graph": {"nodes": [{"node_id": "enrich", "attempt_epoch": 1, "lease": {"worker_id": "worker-2"}}]}
     }
-    (before,) = progress_of("t", view, stored_of(task, {"enrich": (7, 280)}), 45, now=0).nodes
+    (before,) = task_progress("t", view, stored_progress(task, {"enrich": (7, 280)}), 45, now=0).nodes
     assert (before.worker, before.batches, before.files) == ("", 7, 280)
     task["graph"]["nodes"][0] |= {"attempt_epoch": 2, "lease": {"worker_id": "worker-3"}}
-    (after,) = progress_of("t", view, stored_of(task, {}), 45, now=0).nodes
+    (after,) = task_progress("t", view, stored_progress(task, {}), 45, now=0).nodes
     assert after.worker == "worker-3"
 
 
-def test_a_task_whose_document_is_not_there_yet_has_done_nothing() -> None:
-    (node,) = progress_of(
-        "t", {"status": "queued", "nodes": [node_view()]}, stored_of(None, {}), None, now=0
+def test_task_without_a_document_has_no_progress() -> None:
+    (node,) = task_progress(
+        "t", {"status": "queued", "nodes": [node_view()]}, stored_progress(None, {}), None, now=0
     ).nodes
     assert (node.batches, node.worker, node.percent) == (0, "", None)
 
 
 def printed(thing: object, width: int = 80) -> list[str]:
-    """The lines that a console of this width shows."""
+    """Return the lines that a console of this width prints."""
     console = Console(width=width, file=io.StringIO(), color_system=None)
     console.print(thing)
     assert isinstance(console.file, io.StringIO)
@@ -73,7 +73,7 @@ def printed(thing: object, width: int = 80) -> list[str]:
 
 
 def running(**fields: Any) -> NodeProgress:
-    """A node in the middle of its work."""
+    """Return a running node."""
     given: dict[str, Any] = {
         "node": "analyze",
         "status": "running",
@@ -86,18 +86,18 @@ def running(**fields: Any) -> NodeProgress:
     return NodeProgress(**(given | fields))
 
 
-def test_a_running_node_is_told_in_full_on_80_columns() -> None:
+def test_running_node_is_shown_in_full_on_80_columns() -> None:
     node = running()
     after = NodeProgress(node="group", total=4500)
     lines = printed(progress_table(Progress(task_id="t", status="running", nodes=(node, after)), seconds=2.5))
     assert max(map(len, lines)) <= 80
     assert lines[0].strip() == "task running, 2.5 s; about 23 min left for analyze, then group"
-    told = ["analyze", "running", "worker-12", "3", "1,234/4,500", "27", "2.3", "1,234", "23", "min"]
-    assert lines[3].split() == told
+    expected = ["analyze", "running", "worker-12", "3", "1,234/4,500", "27", "2.3", "1,234", "23", "min"]
+    assert lines[3].split() == expected
     assert lines[4].split() == ["group", "queued"]
 
 
-def test_what_a_node_waits_for_stands_below_the_table() -> None:
+def test_notes_are_below_the_table() -> None:
     node = running(status="deferred", note="retry in 1.0 s: flaky_disk: batch 15")
     progress = Progress(task_id="t", status="deferred", nodes=(node,))
     assert [note.plain for note in notes(progress)] == ["analyze: retry in 1.0 s: flaky_disk: batch 15"]
@@ -105,7 +105,7 @@ def test_what_a_node_waits_for_stands_below_the_table() -> None:
 
 def test_without_a_terminal_only_changes_are_printed() -> None:
     console = Console(width=80, file=io.StringIO())
-    lines = Lines(console)
+    lines = LineDisplay(console)
     for status in ("queued", "running", "running", "finished", "finished"):
         node = NodeProgress(node="index", status=status, attempt=int(status != "queued"))
         lines.show(Progress(task_id="t", status="running", nodes=(node,)))
@@ -113,24 +113,24 @@ def test_without_a_terminal_only_changes_are_printed() -> None:
     assert [line.split()[3] for line in console.file.getvalue().splitlines()] == ["running,", "finished,"]
 
 
-def test_a_line_names_batches_share_rate_time_left_and_the_note() -> None:
+def test_line_shows_batches_percent_rate_time_left_and_note() -> None:
     line = progress_line(running(node="enrich", attempt=1, note="after [x] y"))
-    told = "1,234/4,500 batches = 27 %; 2.3 batches/s, 1,234 files/s; about 23 min left (after [x] y)"
-    assert line == f"enrich   running, attempt 1, {told}"
+    expected = "1,234/4,500 batches = 27 %; 2.3 batches/s, 1,234 files/s; about 23 min left (after [x] y)"
+    assert line == f"enrich   running, attempt 1, {expected}"
 
 
-def test_a_line_says_nothing_of_what_nobody_knows() -> None:
+def test_line_omits_unknown_values() -> None:
     node = NodeProgress(node="index", status="running", attempt=1, batches=1)
     assert progress_line(node) == "index    running, attempt 1, 1 batch"
 
 
-def test_the_line_of_a_node_that_never_ran_says_why_and_nothing_else() -> None:
+def test_line_of_a_node_that_never_ran_shows_only_the_reason() -> None:
     node = NodeProgress(node="group", status="skipped", note="upstream_failed")
     assert progress_line(node) == "group    skipped (upstream_failed)"
 
 
 def enrich(**fields: Any) -> Progress:
-    """A task that is at its second node."""
+    """Return a task that runs its second node."""
     node = running(node="enrich", attempt=1, batches=22, total=45)
     return Progress(
         task_id="t",
@@ -145,14 +145,14 @@ def enrich(**fields: Any) -> Progress:
 @pytest.mark.parametrize(
     "fields", [{"batches": 21}, {"worker": ""}, {"status": "deferred"}, {"total": None}, {"node": "group"}]
 )
-def test_nobody_is_killed_before_half_is_done_or_when_nobody_holds_the_node(
+def test_no_worker_is_killed_before_half_is_done_or_without_a_worker(
     fields: dict[str, Any],
 ) -> None:
-    assert target(enrich(**fields)) is None
+    assert find_target(enrich(**fields)) is None
 
 
-def test_the_worker_that_parses_is_killed_when_half_is_done() -> None:
-    found = target(enrich())
+def test_worker_of_enrich_is_killed_when_half_is_done() -> None:
+    found = find_target(enrich())
     assert found is not None
     assert (found.node, found.worker) == ("enrich", "worker-12")
 
@@ -164,19 +164,19 @@ INCIDENT = Incident(
     attempt=1,
     batches=1,
     total=3,
-    began=KILLED_AT,
+    started_at=KILLED_AT,
     killed_at=KILLED_AT,
     replacement="worker-4",
 )
 
 
 @pytest.mark.parametrize(
-    ("fields", "heirs"),
+    ("fields", "successors"),
     [({}, []), ({"attempt": 2, "worker": ""}, []), ({"attempt": 2, "worker": "worker-3"}, ["worker-3"])],
 )
-def test_the_heir_is_who_holds_a_later_attempt(fields: dict[str, Any], heirs: list[str]) -> None:
-    found = heir(INCIDENT, enrich(**fields))
-    assert [node.worker for node in (found,) if node] == heirs
+def test_successor_is_the_worker_of_a_later_attempt(fields: dict[str, Any], successors: list[str]) -> None:
+    found = find_successor(INCIDENT, enrich(**fields))
+    assert [node.worker for node in (found,) if node] == successors
 
 
 SHOP = Package(
@@ -189,46 +189,48 @@ SHOP = Package(
     longest_function="scan",
     longest_lines=8,
 )
-OUTCOME = Outcome(
+RESULT = IndexResult(
     files_found=7,
     total=SHOP,
     packages=3,
     ranking=[SHOP],
-    listed_batches=3,
+    indexed_batches=3,
     attempts={"index": [3], "enrich": [0, 1, 2]},
-    counts=Counts(tasks=1, batches=6, markers=2, metrics=8),
+    counts=DocumentCounts(tasks=1, batches=6, markers=2, metrics=8),
 )
 
 
-def test_the_ranking_fits_80_columns_and_keeps_its_numbers_on_fewer() -> None:
+def test_ranking_fits_80_columns_and_shows_all_numbers_on_fewer() -> None:
     for width in (80, 60):
-        lines = printed(ranking_table(OUTCOME), width)
+        lines = printed(ranking_table(RESULT), width)
         assert max(map(len, lines)) <= width
         assert lines[2].split() == ["shop", "7", "25", "3", "10", "8", "scan"]
         assert lines[-1].split() == ["shop", "7", "25", "3", "10", "8", "scan"]
 
 
-def test_the_summary_says_what_was_found_retried_and_stored() -> None:
-    text = "\n".join(summary(OUTCOME))
-    assert "7 found = 7 analysed; 2 do not parse" in text
-    assert "enrich: 3 attempts, which did 0 + 1 + 2 batches" in text
+def test_summary_shows_what_was_found_retried_and_stored() -> None:
+    text = "\n".join(summary(RESULT))
+    assert "7 found = 7 analyzed; 2 do not parse" in text
+    assert "enrich: 3 attempts, which processed 0 + 1 + 2 batches" in text
     assert "index:" not in text
     assert "3 batches, each stored once by each of 2 nodes" in text
-    assert "7 files, each found once and analysed once: none lost, none double" in text
+    assert "7 files, each found once and analyzed once: none lost, none duplicated" in text
     assert "tasks 1, artifacts 8 (6 batches + 2 nodes), metrics_raw 8" in text
     assert "killed" not in text
 
 
-def test_the_summary_tells_of_a_kill_and_who_went_on() -> None:
-    then = KILLED_AT + timedelta(seconds=6.5)
-    went_on = replace(INCIDENT, attempt=2, heir="worker-3", heir_attempt=3, taken_over_at=then)
-    text = "\n".join(summary(OUTCOME, went_on))
-    assert "killed   worker-2, which held enrich, attempt 2, and did 1 batch" in text
-    assert "heir     worker-3, attempt 3 (epoch 3), after 6.5 s; did 2 batches" in text
+def test_summary_shows_the_kill_and_the_takeover() -> None:
+    taken_over_at = KILLED_AT + timedelta(seconds=6.5)
+    takeover = replace(
+        INCIDENT, attempt=2, successor="worker-3", successor_attempt=3, taken_over_at=taken_over_at
+    )
+    text = "\n".join(summary(RESULT, takeover))
+    assert "killed   worker-2, which held enrich, attempt 2, after 1 batch" in text
+    assert "resumed  worker-3, attempt 3 (epoch 3), after 6.5 s; processed 2 batches" in text
 
 
-def test_laps_add_up() -> None:
-    laps = Laps()
-    assert laps.lap("servers") >= 0
-    laps.lap("task")
-    assert str(laps).startswith("servers 0.0 + task 0.0 = 0.0 s")
+def test_stopwatch_adds_up_its_laps() -> None:
+    stopwatch = Stopwatch()
+    assert stopwatch.lap("servers") >= 0
+    stopwatch.lap("task")
+    assert str(stopwatch).startswith("servers 0.0 + task 0.0 = 0.0 s")

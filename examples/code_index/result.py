@@ -1,14 +1,14 @@
-"""What a finished task has come to."""
+"""The result of a finished task."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from code_index.account import complaints
-from code_index.documents import documents_of
+from code_index.documents import load_documents
 from code_index.errors import DemoError
 from code_index.graph import ANALYZE, INDEX
+from code_index.integrity import integrity_errors
 from code_index.packages import Package, from_dicts
 
 if TYPE_CHECKING:
@@ -16,49 +16,49 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """Documents of one task, by collection."""
+class DocumentCounts:
+    """Number of documents of one task, by collection."""
 
     tasks: int
     batches: int
     """In `artifacts`: one for each batch of each node."""
     markers: int
-    """In `artifacts`: one for each finished node."""
+    """In `artifacts`: one complete marker for each finished node."""
     metrics: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The analysis of a tree."""
+class IndexResult:
+    """The analysis of a source tree."""
 
     files_found: int
     total: Package
     packages: int
     ranking: list[Package]
-    listed_batches: int
+    indexed_batches: int
     attempts: dict[str, list[int]]
-    """How many batches each attempt of a node did, by node."""
-    counts: Counts
+    """Number of batches that each attempt stored, by node."""
+    counts: DocumentCounts
 
 
-async def outcome_of(db: Any, task_id: str) -> Outcome:
-    """Read the outcome of a finished task. A DemoError tells if files were lost or counted twice."""
-    return checked_outcome(await documents_of(db, task_id))
+async def load_result(db: Any, task_id: str) -> IndexResult:
+    """Read the result of a finished task; raises DemoError if files are lost or counted twice."""
+    return verified_result(await load_documents(db, task_id))
 
 
-def checked_outcome(documents: Documents) -> Outcome:
-    """The outcome that `documents` tell of. A DemoError tells if files were lost or counted twice. Pure."""
-    if problems := complaints(documents):
-        raise DemoError("; ".join(problems))
+def verified_result(documents: Documents) -> IndexResult:
+    """Return the result in `documents`; raises DemoError if files are lost or counted twice. Pure."""
+    if errors := integrity_errors(documents):
+        raise DemoError("; ".join(errors))
     analysis = documents.markers[ANALYZE]
-    return Outcome(
+    return IndexResult(
         files_found=documents.markers[INDEX]["files"],
         total=Package(**analysis["total"]),
         packages=analysis["packages"],
         ranking=from_dicts(analysis["ranking"]),
-        listed_batches=sum(batch.node == INDEX for batch in documents.batches),
+        indexed_batches=sum(batch.node == INDEX for batch in documents.batches),
         attempts=_attempts(documents),
-        counts=Counts(
+        counts=DocumentCounts(
             tasks=1,
             batches=len(documents.batches),
             markers=len(documents.markers),

@@ -1,4 +1,4 @@
-"""How fast nodes go, and how long they will still take. Pure but for the samples that are kept."""
+"""Processing rates of nodes, and the time they still need. Pure, except for RateMeter."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WINDOW_SECONDS = 10.0
-"""A rate is that of the last seconds: what was long ago says little of what comes."""
+"""Length of the sliding window: a rate covers the last seconds, which predict the next ones best."""
 
 
-SETTLED_SECONDS = 1.0
-"""Before that, a rate says more about the moment of the look than about the node."""
+WARM_UP_SECONDS = 1.0
+"""There is no rate before this time: it would depend on the moment of the sample, not on the node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What a node had done at a moment."""
+    """The totals of a node at one moment."""
 
     at: float
     batches: int
@@ -28,14 +28,14 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Done in a second."""
+    """Batches and files per second."""
 
     batches: float
     files: float
 
 
 def rate_between(first: Sample, last: Sample) -> Rate | None:
-    """The rate from one sample to a later one; None when nothing was done, or no time has passed."""
+    """Return the rate between two samples; None without progress, or if no time has passed."""
     seconds = last.at - first.at
     if seconds <= 0 or last.batches <= first.batches:
         return None
@@ -43,8 +43,8 @@ def rate_between(first: Sample, last: Sample) -> Rate | None:
 
 
 def recent_rate(samples: Sequence[Sample], window: float = WINDOW_SECONDS) -> Rate | None:
-    """The rate of the last `window` seconds; None while that is anybody's guess."""
-    if not samples or samples[-1].at - samples[0].at < SETTLED_SECONDS:
+    """Return the rate of the last `window` seconds; None during the warm-up."""
+    if not samples or samples[-1].at - samples[0].at < WARM_UP_SECONDS:
         return None
     last = samples[-1]
     recent = [*takewhile(lambda sample: sample.at >= last.at - window, reversed(samples))]
@@ -52,7 +52,7 @@ def recent_rate(samples: Sequence[Sample], window: float = WINDOW_SECONDS) -> Ra
 
 
 def seconds_left(done: int, total: int | None, rate: Rate | None) -> float | None:
-    """How long what is not done will take at this rate; None when that cannot be told."""
+    """Return the seconds that the remaining batches take at this rate; None if they are unknown."""
     if total is None or done > total:
         return None
     if done == total:
@@ -61,12 +61,12 @@ def seconds_left(done: int, total: int | None, rate: Rate | None) -> float | Non
 
 
 def percent(done: int, total: int | None) -> int | None:
-    """Whole percents, 100 only when all is done; None when there is nothing to do or nobody knows how much."""
+    """Return whole percents, 100 only if everything is done; None if the total is zero or unknown."""
     return min(100, 100 * done // total) if total else None
 
 
-def told_seconds(seconds: float) -> str:
-    """A time as people say it: `7 s`, `12 min`, `3.5 h`."""
+def format_seconds(seconds: float) -> str:
+    """Format a duration in a readable unit: `7 s`, `12 min`, `3.5 h`."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     if seconds < 90 * 60:
@@ -74,16 +74,16 @@ def told_seconds(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-class Pace:
-    """Remembers what one node had done when."""
+class RateMeter:
+    """Measures the rate of one node from samples."""
 
     def __init__(self) -> None:
         self._samples: list[Sample] = []
         self._ended = False
 
-    def seen(self, sample: Sample, *, begun: bool, ended: bool) -> Rate | None:
-        """Take a sample; answers the rate of late, and that of the whole node once it has ended."""
-        if not begun:
+    def update(self, sample: Sample, *, started: bool, ended: bool) -> Rate | None:
+        """Add a sample; returns the recent rate, or the average rate once the node has ended."""
+        if not started:
             self._samples = [sample]
             return None
         if not self._ended:
