@@ -75,12 +75,16 @@ class Activities:
         began = {f"{path}.status": "running", f"{path}.attempt_epoch": 1, f"{path}.started_at": now}
         running = {**began, f"{path}.lease": lease, "updated_at": now}
         await self.db.tasks.update_one(held, {"$set": running})
-        await self.db.metrics_raw.insert_one({**key, "batch_uid": "b0", "metrics": {"n": 1}})
         partial = {"batch_uid": "b0", "status": "partial", "meta": {"n": 1}}
-        await self.db.artifacts.insert_one({**key, **partial})
-        await self.db.artifacts.insert_one({**key, "status": "complete"})
+        await asyncio.gather(
+            self.db.metrics_raw.insert_one({**key, "batch_uid": "b0", "metrics": {"n": 1}}),
+            self.db.artifacts.insert_one({**key, **partial}),
+        )
         ended = {f"{path}.status": "finished", f"{path}.finished_at": datetime.now(UTC)}
-        await self.db.tasks.update_one({"id": task, f"{path}.attempt_epoch": 1}, {"$set": ended})
+        await asyncio.gather(
+            self.db.artifacts.insert_one({**key, "status": "complete"}),
+            self.db.tasks.update_one({"id": task, f"{path}.attempt_epoch": 1}, {"$set": ended}),
+        )
 
 
 async def connect() -> Client:
