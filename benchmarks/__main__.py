@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
+import platform
 import signal
 import statistics
 import subprocess
@@ -17,12 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import temporalio
 import typer
+import uvloop
 from motor.motor_asyncio import AsyncIOMotorClient
 from rich.console import Console
 from rich.table import Table
-from temporalio.client import Client
 
+from benchmarks import baseline
 from benchmarks.batches import BATCHES, bare_loop, one_node
 from benchmarks.cases import CASES, Case, by_flowkit, by_hand, sample
 from flowkit.adapters.store import TaskStore
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
 ROUNDS = 7
+"""Samples per side of a short case; a case may ask for fewer."""
+
 QUEUE = "benchmark"
 RAW_CHAIN_MS = 9.0
 """Chain node of a raw activity without any MongoDB write, as measured once on a quiet machine of this size."""
@@ -44,17 +48,17 @@ OPTIMISING = "-XX:TieredStopAtLevel=4"
 DATABASES = ("flowkit", "baseline", "baseline_functions", "bare_loop")
 COLLECTIONS = ("tasks", "artifacts", "metrics_raw", "worker_events")
 
-console = Console(width=110)
+console = Console(width=120)
 
 
 def main(
-    rounds: Annotated[int, typer.Option(help="Samples of each side.")] = ROUNDS,
+    rounds: Annotated[int, typer.Option(help="Samples per side; long cases take fewer.")] = ROUNDS,
     out: Annotated[Path, typer.Option(help="JSON beside the table.")] = Path(
         "benchmarks/results/latest.json"
     ),
     only: Annotated[str, typer.Option(help="Only cases with this text in their name.")] = "",
 ) -> None:
-    """Measure; takes some minutes."""
+    """Run every case on both sides in turn and print the ratios; takes about four minutes."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     os.environ.setdefault("_JAVA_OPTIONS", OPTIMISING)
     with (
@@ -65,8 +69,9 @@ def main(
         os.environ.update(stack.exports)
         for command in _commands():
             processes.enter_context(_process(command))
-        results = asyncio.run(_measure(rounds, only))
-    _print(results, "FlowKit beside a hand-written workflow")
+        results = uvloop.run(_measure(rounds, only))
+    _print(results, "FlowKit compared with a hand-written workflow")
+    console.print(f"Measured on {_machine()}.")
     console.print(
         f"For scale: a raw activity in a chain, without any MongoDB write, took {RAW_CHAIN_MS:.0f} ms a node on a "
         "quiet 2-core machine; the baseline adds five writes a node."
@@ -105,7 +110,7 @@ def _with_bytecode() -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ruler:
+class Comparison:
     """One line of the table: two sides that take turns."""
 
     name: str
@@ -115,10 +120,12 @@ class Ruler:
     """Each answers one sample, in `unit`."""
     clean: Callable[[], Awaitable[None]]
     """Called before each sample."""
+    rounds: int = ROUNDS
+    """Samples per side, unless the command asks for fewer."""
 
 
-async def _rulers() -> AsyncIterator[Ruler]:
-    by_hand_ = by_hand(await Client.connect(os.environ["TEMPORAL_ADDRESS"]))
+async def _comparisons() -> AsyncIterator[Comparison]:
+    by_hand_ = by_hand(await baseline.connect())
     mongo: Any = AsyncIOMotorClient(os.environ["MONGO_URL"])
     tasks = TaskClient(await connect(), TaskStore(mongo["flowkit"]), queue=QUEUE)
     sides = {"baseline": by_hand_, "flowkit": by_flowkit(tasks)}
@@ -126,11 +133,13 @@ async def _rulers() -> AsyncIterator[Ruler]:
     for case in CASES:
         unit = "ms/node" if case.per_node else "nodes/s"
         samples = {name: partial(_sample, case, run_one) for name, run_one in sides.items()}
-        yield Ruler(name=case.name, unit=unit, target=case.target, sides=samples, clean=clean)
+        yield Comparison(
+            name=case.name, unit=unit, target=case.target, sides=samples, clean=clean, rounds=case.rounds
+        )
     batches = {"baseline": bare_loop(mongo["bare_loop"]), "flowkit": one_node(tasks, mongo["flowkit"])}
     rates = {name: partial(_rate, run) for name, run in batches.items()}
     name = f"{BATCHES:,} batches of a node"
-    yield Ruler(name=name, unit="batches/s", target=">= 0.85", sides=rates, clean=clean)
+    yield Comparison(name=name, unit="batches/s", target=">= 0.85", sides=rates, clean=clean)
 
 
 async def _emptied(mongo: Any) -> None:
@@ -151,30 +160,32 @@ async def _rate(run: Callable[[int], Awaitable[float]]) -> float:
 
 async def _measure(rounds: int, only: str) -> list[dict[str, Any]]:
     results = []
-    async for ruler in _rulers():
-        if only in ruler.name:
-            results.append(await _result(ruler, rounds))
+    async for comparison in _comparisons():
+        if only in comparison.name:
+            results.append(await _result(comparison, min(rounds, comparison.rounds)))
             _print(results[-1:])
     return results
 
 
-async def _result(ruler: Ruler, rounds: int) -> dict[str, Any]:
-    samples: dict[str, list[float]] = {name: [] for name in ruler.sides}
+async def _result(comparison: Comparison, rounds: int) -> dict[str, Any]:
+    samples: dict[str, list[float]] = {name: [] for name in comparison.sides}
     began = time.monotonic()
-    for run in ruler.sides.values():
+    for run in comparison.sides.values():
         await run()
     for round_ in range(rounds):
-        for name in sorted(ruler.sides, reverse=bool(round_ % 2)):
-            await ruler.clean()
-            samples[name].append(await ruler.sides[name]())
+        for name in sorted(comparison.sides, reverse=bool(round_ % 2)):
+            await comparison.clean()
+            samples[name].append(await comparison.sides[name]())
     medians = {name: statistics.median(taken) for name, taken in samples.items()}
+    rounds_ = zip(samples["flowkit"], samples["baseline"], strict=True)
     return {
-        "case": ruler.name,
-        "unit": ruler.unit,
+        "case": comparison.name,
+        "unit": comparison.unit,
         "median": medians,
         "samples": samples,
         "ratio": medians["flowkit"] / medians["baseline"],
-        "target": ruler.target,
+        "ratios": [flowkit / baseline_ for flowkit, baseline_ in rounds_],
+        "target": comparison.target,
         "took_sec": round(time.monotonic() - began, 1),
         "measured_at": time.time(),
     }
@@ -182,14 +193,24 @@ async def _result(ruler: Ruler, rounds: int) -> dict[str, Any]:
 
 def _print(results: list[dict[str, Any]], title: str | None = None) -> None:
     table = Table(
-        "case", "baseline", "FlowKit", "ratio", "target", "took", title=title, show_edge=bool(title)
+        "case", "baseline", "FlowKit", "ratio (rounds)", "target", "took", title=title, show_edge=bool(title)
     )
     for result in results:
         sides = [_cell(result, name) for name in ("baseline", "flowkit")]
-        table.add_row(
-            result["case"], *sides, f"{result['ratio']:.3f}", result["target"], f"{result['took_sec']:.0f} s"
-        )
+        table.add_row(result["case"], *sides, _ratio(result), result["target"], f"{result['took_sec']:.0f} s")
     console.print(table)
+
+
+def _ratio(result: dict[str, Any]) -> str:
+    """The ratio of the medians, with the smallest and largest ratio of a single round."""
+    return f"{result['ratio']:.3f} ({min(result['ratios']):.2f}..{max(result['ratios']):.2f})"
+
+
+def _machine() -> str:
+    """Where and when the figures were measured."""
+    versions = f"Python {platform.python_version()}, temporalio {temporalio.__version__}"
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {versions}, {when}"
 
 
 def _cell(result: dict[str, Any], name: str) -> str:

@@ -1,21 +1,20 @@
-"""The ruler for coordinator functions: a hand-written chain of local activities with the same writes, without FlowKit.
+"""The baseline for coordinator functions: a hand-written chain of local activities with the same writes.
 
 Each increments a number and marks its node as finished in one update, then writes the node's complete marker.
 """
 
-import asyncio
 import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import uvloop
 from temporalio import activity, workflow
-from temporalio.client import Client
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 with workflow.unsafe.imports_passed_through():
     from motor.motor_asyncio import AsyncIOMotorClient
 
-    from benchmarks.baseline import Activities
+    from benchmarks.baseline import Activities, connect
 
 QUEUE = "baseline-functions"
 
@@ -50,8 +49,8 @@ class Functions(Activities):
 
 
 async def main() -> None:
-    """Run the worker until it is ended."""
-    client = await Client.connect(os.environ["TEMPORAL_ADDRESS"])
+    """Run the worker until it is terminated."""
+    client = await connect()
     own = Functions(AsyncIOMotorClient(os.environ["MONGO_URL"])["baseline_functions"])
     await own.db.tasks.create_index("id", unique=True)
     await own.db.artifacts.create_index([("task_id", 1), ("node_id", 1), ("batch_uid", 1)], unique=True)
@@ -63,4 +62,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    uvloop.run(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from datetime import UTC, datetime
@@ -34,9 +35,11 @@ def bare_loop(db: Any) -> Callable[[int], Awaitable[float]]:
 async def _two_writes(db: Any, key: dict[str, Any]) -> None:
     now = datetime.now(UTC)
     row = {"metrics": {"n": 1}, "failed": False, "reason": None, "attempt_epoch": 1, "created_at": now}
-    await db.metrics_raw.insert_one({**key, **row, "ts_ms": int(now.timestamp() * 1000)})
     partial = {"status": "partial", "meta": {"n": 1}, "payload": None, "attempt_epoch": 1}
-    await db.artifacts.insert_one({**key, **partial, "worker_id": "w", "created_at": now, "updated_at": now})
+    await asyncio.gather(
+        db.metrics_raw.insert_one({**key, **row, "ts_ms": int(now.timestamp() * 1000)}),
+        db.artifacts.insert_one({**key, **partial, "worker_id": "w", "created_at": now, "updated_at": now}),
+    )
 
 
 def one_node(tasks: TaskClient, db: Any) -> Callable[[int], Awaitable[float]]:
