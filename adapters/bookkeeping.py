@@ -13,6 +13,7 @@ from pymongo.errors import DuplicateKeyError
 from flowkit.adapters import documents
 from flowkit.adapters.mongo import Database, iso, moment, shortened
 from flowkit.errors import AdapterError, Fenced
+from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -87,14 +88,25 @@ class Bookkeeping:
     async def store_stats(
         self, task_id: str, node_id: str, stats: dict[str, float], at: datetime, write: NodeWrite | None
     ) -> None:
-        """Replace a node's stats; for a function node only while its attempt holds it (else Fenced)."""
+        """Replace a node's stats; for a function node only while its attempt holds it (else Fenced).
+
+        If an earlier try of the same attempt has already finished the node, its stats are stored: nothing is left to do.
+        """
         path = f"graph.nodes.{await self.place_of(task_id, node_id)}"
         held = {"id": task_id} if write is None else documents.own_attempt(write.attempt, write.run_id)
         fields = {f"{path}.stats": stats, f"{path}.stats_cached_at": at, "updated_at": at}
         same_node: dict[str, Any] = {f"{path}.node_id": node_id}
         done = await self._db.tasks.update_one({**held, **same_node}, {"$set": fields})
-        if not done.matched_count:
-            raise Fenced(f"the node that aggregates {node_id!r} has gone on without this attempt")
+        if not done.matched_count and not await self._finished(write):
+            raise Fenced(f"a newer attempt of the node that aggregates {node_id!r} has replaced this one")
+
+    async def _finished(self, write: NodeWrite | None) -> bool:
+        """Whether the attempt itself has already finished its node."""
+        if write is None:
+            return False
+        status = {f"{write.path}.status": NodeStatus.FINISHED.value}
+        own = {**documents.own_attempt(write.attempt, write.run_id), **status}
+        return await self._db.tasks.find_one(own, {"_id": 1}) is not None
 
 
 async def _folded(rows: AsyncIterator[dict[str, Any]], mode: str) -> dict[str, float]:

@@ -193,7 +193,7 @@ class Sweep:
         try:
             return await self._client.get_workflow_handle(task_id, run_id=run_id).describe()
         except RPCError as error:
-            if error.status is not RPCStatusCode.NOT_FOUND:
+            if error.status is not RPCStatusCode.NOT_FOUND or _is_about_namespace(error):
                 raise
             return None
 
@@ -224,6 +224,11 @@ class Sweep:
             return False
         updated = _seconds(document.get("updated_at"), default=time.time() - (now - first))
         return time.time() - updated > _NEW_TASK_SEC
+
+
+def _is_about_namespace(error: RPCError) -> bool:
+    """Whether Temporal cannot find the namespace itself, as it may report for a moment after a stall."""
+    return any(detail.type_url.endswith("NamespaceNotFoundFailure") for detail in error.grpc_status.details)
 
 
 def _is_about_one_document(error: BaseException) -> TypeGuard[Exception]:

@@ -228,7 +228,7 @@ async def test_an_unknown_node_is_named(db: Any, adapters: CoordinatorAdapters) 
 
 
 @pytest.mark.usefixtures("measured")
-async def test_a_node_aggregates_while_its_attempt_holds_it_and_not_after(
+async def test_a_node_aggregates_only_while_its_attempt_holds_it(
     db: Any, tasks: TaskStore, adapters: CoordinatorAdapters
 ) -> None:
     own = write(1, node="m", index=2)
@@ -238,10 +238,21 @@ async def test_a_node_aggregates_while_its_attempt_holds_it_and_not_after(
     await begun(tasks, own.attempt)
     assert (await adapters.for_node(own).metrics_aggregate(TASK, "a"))["stats"]["n"] == 13.5
     assert (await stored_node(db))["stats"]["n"] == 13.5
-    await tasks.finish_attempt(own.attempt, RUN, AT)
+    newer = write(2, node="m", index=2)
+    await begun(tasks, newer.attempt)
     async with unchanged(db):
         with pytest.raises(Fenced):
             await adapters.for_node(own).metrics_aggregate(TASK, "a", mode="mean")
+
+
+async def test_a_repeated_aggregation_of_a_finished_attempt_neither_writes_nor_fails(
+    db: Any, tasks: TaskStore, adapters: CoordinatorAdapters
+) -> None:
+    own = write(1, node="m", index=2)
+    await begun(tasks, own.attempt)
+    await tasks.finish_attempt(own.attempt, RUN, AT)
+    async with unchanged(db):
+        await adapters.for_node(own).metrics_aggregate(TASK, "a", mode="mean")
 
 
 # --- noop -------------------------------------------------------------------------------------------------------

@@ -9,6 +9,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from google.protobuf.any_pb2 import Any as Any_
+from temporalio.api.common.v1 import GrpcStatus
+from temporalio.api.errordetails.v1 import NamespaceNotFoundFailure
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
@@ -43,6 +46,7 @@ class FakeTemporal:
 
     workflows: dict[str, Workflow] = field(default_factory=dict)
     error: RPCStatusCode | None = None
+    details: bytes = b""
     asked: list[str] = field(default_factory=list)
 
     async def id(self) -> str:
@@ -63,7 +67,7 @@ class _Handle:
     async def describe(self) -> Any:
         self.server.asked.append(self.task_id)
         if self.server.error is not None:
-            raise RPCError("away", self.server.error, b"")
+            raise RPCError("away", self.server.error, self.server.details)
         found = self.server.workflows.get(self.task_id)
         if found is None or self.run_id not in (None, found.run_id):
             raise RPCError("workflow not found", RPCStatusCode.NOT_FOUND, b"")
@@ -122,6 +126,21 @@ async def twice(sweep: Sweep) -> list[str]:
 
 
 # --- workflows that Temporal does not know ----------------------------------------------------------------------
+
+
+async def test_no_task_is_lost_while_temporal_does_not_find_the_namespace_itself(
+    tasks: TaskStore, temporal: FakeTemporal
+) -> None:
+    detail = Any_()
+    detail.Pack(NamespaceNotFoundFailure(namespace="default"))
+    status = GrpcStatus(code=5, message="Namespace default is not found.", details=[detail])
+    temporal.error, temporal.details = RPCStatusCode.NOT_FOUND, status.SerializeToString()
+    await open_one(tasks, "running", OWN)
+    sweep = sweep_of(tasks, temporal)
+    for _ in range(2):
+        with pytest.raises(RPCError):
+            await sweep.once()
+    assert await reason(tasks, "running") is None
 
 
 async def test_a_task_of_the_own_namespace_is_lost_at_the_second_look(
