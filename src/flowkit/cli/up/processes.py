@@ -52,7 +52,26 @@ class Processes:
 
 def create_processes(plan: Plan, folder: Path) -> Processes:
     """Create the processes of a plan, with data and logs in a folder. Starts nothing."""
-    ports, options = plan.ports, plan.options
+    processes = _create_servers(plan, folder)
+    options, verbose = plan.options, ["--verbose"] if plan.options.verbose else []
+    if Part.ENGINE in plan.parts:
+        processes.engine = flowkit_process.engine_process(
+            folder, functions=options.functions, options=verbose, environment=processes.exports
+        )
+    if Part.WORKER in plan.parts:
+        slots = ["--concurrency", str(options.concurrency)] if options.concurrency else []
+        processes.workers = flowkit_process.worker_processes(
+            folder,
+            options.handlers,
+            count=options.workers or 1,
+            options=[*verbose, *slots],
+            environment=processes.exports,
+        )
+    return processes
+
+
+def _create_servers(plan: Plan, folder: Path) -> Processes:
+    ports = plan.ports
     temporal = mongo = None
     if plan.starts_temporal:
         temporal = TemporalServer(
@@ -62,19 +81,4 @@ def create_processes(plan: Plan, folder: Path) -> Processes:
         mongo = MongoServer(folder, port=ports.mongo)
     address = temporal.address if temporal else os.environ.get("TEMPORAL_ADDRESS")
     url = mongo.url if mongo else os.environ.get("MONGO_URL") or DEFAULT_MONGO_URL
-    processes = Processes(temporal=temporal, mongo=mongo, exports=make_exports(plan, address, url))
-    process_options = ["--verbose"] if options.verbose else []
-    if Part.ENGINE in plan.parts:
-        processes.engine = flowkit_process.engine_process(
-            folder, functions=options.functions, options=process_options, environment=processes.exports
-        )
-    if Part.WORKER in plan.parts:
-        slots = ["--concurrency", str(options.concurrency)] if options.concurrency else []
-        processes.workers = flowkit_process.worker_processes(
-            folder,
-            options.handlers,
-            count=options.workers or 1,
-            options=[*process_options, *slots],
-            environment=processes.exports,
-        )
-    return processes
+    return Processes(temporal=temporal, mongo=mongo, exports=make_exports(plan, address, url))
