@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import threading
-from functools import partial
+from dataclasses import make_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -160,7 +160,7 @@ class Skus(RoleHandler):
 
 
 async def test_the_quick_start_runs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_queue = partial(WorkerConfig, queue=world.queue)
+    own_queue = make_dataclass("OwnQueue", [("queue", str, world.queue)], bases=(WorkerConfig,))
     monkeypatch.setattr("flowkit.worker.runner.WorkerConfig", own_queue)
     worker = (await executed(QUICK_START, my_db=world.db))["worker"]
     try:
