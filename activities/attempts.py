@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from flowkit.activities.attendance import FlagWatch, Pulse, steadily
 from flowkit.activities.cancelling import pending, request_cancel
-from flowkit.activities.failures import failed_attempt, from_error, handed_over, lost, timed_out, unexpected
-from flowkit.adapters.cancel_flags import Flagged
-from flowkit.adapters.patience import AttemptClock, durably, measured_by
+from flowkit.activities.liveness import FlagWatch, Pulse, steadily
+from flowkit.adapters.retry import AttemptClock, durably, measured_by
+from flowkit.adapters.tasks.cancel_flags import Flagged
+from flowkit.attempt.failures import failed_attempt, from_error, handed_over, lost, timed_out, unexpected
 from flowkit.errors import FlowKitError, WrongDeployment
 
 if TYPE_CHECKING:
-    from flowkit.activities.home import HomeLoop
-    from flowkit.adapters.cancel_flags import CancelFlag
-    from flowkit.adapters.store import TaskStore
+    from flowkit.activities.loop_portal import HomeLoop
+    from flowkit.adapters.tasks.cancel_flags import CancelFlag
+    from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
 
 _logger = logging.getLogger("flowkit.worker")

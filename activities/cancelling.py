@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from temporalio import activity
 from temporalio.service import RPCError
 
-from flowkit.activities.failures import not_now
+from flowkit.attempt.failures import not_now
 from flowkit.text import clean, error_text
 
 if TYPE_CHECKING:
-    from flowkit.adapters.cancel_flags import CancelFlag
+    from flowkit.adapters.tasks.cancel_flags import CancelFlag
     from flowkit.models import AttemptFailure, AttemptInput
 
 _logger = logging.getLogger("flowkit.worker")

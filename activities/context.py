@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit.activities.resources import Resources, Subprocess
-from flowkit.adapters.patience import durably
+from flowkit.adapters.retry import durably
 from flowkit.arguments import is_unicode, shown
 from flowkit.errors import StoreUnavailable
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.store import TaskStore
+    from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.models import AttemptInput
 
 T = TypeVar("T")

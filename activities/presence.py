@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from flowkit.activities.attempt_log import AttemptLog
 from flowkit.activities.attempts import AttemptFailed
 from flowkit.activities.background import BackgroundLoop
-from flowkit.activities.failures import from_error, handed_over
 from flowkit.adapters.presence import WorkerEvents, WorkerRegistry, cancelled, done, failed
+from flowkit.attempt.failures import from_error, handed_over
 from flowkit.errors import FlowKitError, StoreDenied, StoreRefused, StoreUnavailable
 
 if TYPE_CHECKING:

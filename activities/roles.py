@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from temporalio import activity
 
 from flowkit.activities.attempts import Attempt, AttemptFailed, Host
+from flowkit.activities.batches.batch_sources import Input, InputSettings, Wait
 from flowkit.activities.context import ArtifactsWriter, RunContext
-from flowkit.activities.failures import failure, from_error, unexpected
 from flowkit.activities.handlers import BatchResult, FinalizeResult
-from flowkit.activities.inputs import Input, InputSettings, Wait
 from flowkit.activities.processes import ProcessDied
+from flowkit.adapters.batch_uids import stable_hash
+from flowkit.adapters.concurrent_writes import together
 from flowkit.adapters.metrics import UNSTORABLE, storable
-from flowkit.adapters.patience import durably
-from flowkit.adapters.together import together
-from flowkit.adapters.uids import stable_hash
+from flowkit.adapters.retry import durably
+from flowkit.attempt.failures import failure, from_error, unexpected
 from flowkit.errors import FlowKitError
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
 from flowkit.text import clean, error_text
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from flowkit.activities.attempt_log import AttemptLog
+    from flowkit.activities.handler_calls import Hooks
     from flowkit.activities.handlers import Batch, RoleHandler
-    from flowkit.activities.hooks import Hooks
     from flowkit.activities.presence import EventLog
     from flowkit.activities.processes import ProcessPool
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.store import TaskStore
+    from flowkit.adapters.tasks.task_store import TaskStore
 
 _logger = logging.getLogger("flowkit.worker")
 

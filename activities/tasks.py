@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from flowkit.activities.failures import refusal
 from flowkit.adapters.markers import Markers
+from flowkit.attempt.failures import refusal
 from flowkit.errors import (
     FlowKitError,
     GraphError,
@@ -19,16 +19,16 @@ from flowkit.errors import (
     StoreUnavailable,
     WrongDeployment,
 )
+from flowkit.graph.validation import raise_if, too_many_nodes, unknown_function
 from flowkit.models import CloseTask, Opened, OpenTask, RecordTask
 from flowkit.storable import storage_problems
-from flowkit.workflows.validation import raise_if, too_many_nodes, unknown_function
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 
-    from flowkit.activities.home import HomeLoop
+    from flowkit.activities.loop_portal import HomeLoop
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.store import TaskStore
+    from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.models import Settings
 
 T = TypeVar("T")

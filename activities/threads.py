@@ -8,7 +8,7 @@ import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flowkit.adapters.patience import clock_stopped
+from flowkit.adapters.retry import clock_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ASCENDING
 from pymongo.errors import BulkWriteError
 
+from flowkit.adapters.batch_uids import uid_text
+from flowkit.adapters.concurrent_writes import together
 from flowkit.adapters.entries import (
     PAGE_BYTES,
     PROJECTION,
@@ -24,9 +26,7 @@ from flowkit.adapters.entries import (
 from flowkit.adapters.fenced_rows import FencedRows
 from flowkit.adapters.metrics import EMPTY_BYTES, storable
 from flowkit.adapters.mongo import Database, ensure_index, moment, shortened
-from flowkit.adapters.news import Newsroom
-from flowkit.adapters.together import together
-from flowkit.adapters.uids import uid_text
+from flowkit.adapters.notifications import Newsroom
 from flowkit.errors import Fenced
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from flowkit.adapters.batch_uids import uid_text
 from flowkit.adapters.metrics import EMPTY_BYTES
-from flowkit.adapters.uids import uid_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -12,13 +12,13 @@ from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError
 
 from flowkit.adapters.mongo import Database, moment, shortened
-from flowkit.adapters.recording import chunks
+from flowkit.adapters.tasks.recording import chunks
 from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowkit.adapters.news import Newsroom
+    from flowkit.adapters.notifications import Newsroom
     from flowkit.models import NodeRecord
 
 Row = dict[str, Any]

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ASCENDING
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
+from flowkit.activities.batches.puller import stable_hash
 from flowkit.adapters.artifacts import FINAL_UID
 from flowkit.adapters.mongo import Database, ensure_index, moment, shortened
-from flowkit.adapters.pull import stable_hash
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.text import clean
 

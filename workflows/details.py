@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from flowkit.models import NodeStatus, TaskStatus
 from flowkit.workflows.budget import fitting
 from flowkit.workflows.reports import TELLING
-from flowkit.workflows.waiting import next_try
+from flowkit.workflows.summaries import next_try
 
 if TYPE_CHECKING:
     from flowkit.models import Node, NodeState
-    from flowkit.workflows.graph import Walk
+    from flowkit.workflows.scheduler import Walk
 
 ROWS = 40
 """Nodes shown."""

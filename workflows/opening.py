@@ -8,18 +8,18 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from flowkit.errors import GraphError
+from flowkit.graph.task_input import parse_input
+from flowkit.graph.validation import FIRST_RULES, RULES, normalised, parse_graph
 from flowkit.models import NodeState, StatusChange, TaskStatus
 from flowkit.text import clean
-from flowkit.workflows.document import open_document
-from flowkit.workflows.inputs import parse_input
+from flowkit.workflows.document_activities import open_document
 from flowkit.workflows.state_codec import TaskState, is_state, parse_state
-from flowkit.workflows.validation import FIRST_RULES, RULES, normalised, parse_graph
 
 if TYPE_CHECKING:
     from temporalio.common import RawValue
 
+    from flowkit.graph.task_input import NewTask
     from flowkit.models import Graph
-    from flowkit.workflows.inputs import NewTask
 
 _REFUSAL_CHARS = 8_000
 """A refusal names up to ten problems, of which one may name a cycle of thousands of nodes."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from flowkit.limits import PAYLOAD_BYTES, REPORT_BYTES
 from flowkit.models import NodeRecord, NodeStatus
 from flowkit.workflows.budget import cut_fairly, fitting, json_size, split_by_size
-from flowkit.workflows.sending import slim
+from flowkit.workflows.payloads import slim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowkit.models import CloseTask, Node, NodeState, RecordTask, TaskResult, TaskStatus
-    from flowkit.workflows.graph import Walk
+    from flowkit.workflows.scheduler import Walk
 
 TELLING = (
     NodeStatus.FAILED,

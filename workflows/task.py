@@ -16,6 +16,7 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
+    from flowkit.graph.task_input import NewTask
     from flowkit.models import (
         CloseTask,
         Node,
@@ -27,17 +28,16 @@ with workflow.unsafe.imports_passed_through():
         TaskResult,
         TaskStatus,
     )
-    from flowkit.workflows import endings
-    from flowkit.workflows.display import Display
-    from flowkit.workflows.document import close_document, open_document, record_document
-    from flowkit.workflows.flight import Flight
-    from flowkit.workflows.graph import Walk
-    from flowkit.workflows.inputs import NewTask
+    from flowkit.workflows import views
+    from flowkit.workflows.current_details import Display
+    from flowkit.workflows.document_activities import close_document, open_document, record_document
+    from flowkit.workflows.node import run_node
+    from flowkit.workflows.node_context import Flight
     from flowkit.workflows.opening import enter
     from flowkit.workflows.recorder import Recorder
     from flowkit.workflows.reports import fitted, node_record, parts_of, pulled_nodes, status_view
+    from flowkit.workflows.scheduler import Walk
     from flowkit.workflows.state_codec import TaskState, encode_state
-    from flowkit.workflows.walk import run_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,7 +208,7 @@ class Task:
 
     def _tell(self, walk: Walk, display: Display) -> None:
         """Bring the task's own status and its picture up to date."""
-        status = TaskStatus.RUNNING if self._flight.in_flight else endings.open_status(walk)
+        status = TaskStatus.RUNNING if self._flight.in_flight else views.open_status(walk)
         if display.become(status):
             self._recorder.mark_task()
         display.draw()
@@ -234,7 +234,7 @@ class Task:
     async def _stop(self, walk: Walk, display: Display) -> TaskResult:
         """End a cancelled task, or one that failed for good: flags first, then the attempts, then the close."""
         failed = None if _cancelled() else walk.hard_failure
-        reason = endings.stop_reason(failed, self._state.nodes, workflow.cancellation_reason())
+        reason = views.stop_reason(failed, self._state.nodes, workflow.cancellation_reason())
         self._halted = self._leaving = True
         self._ask_to_stop(walk)
         if failed is not None:
@@ -268,7 +268,7 @@ class Task:
         self._running.clear()
 
     async def _fail(self, walk: Walk, display: Display) -> TaskResult:
-        reason = endings.failure_text(walk)
+        reason = views.failure_text(walk)
         await self._close(walk, display, TaskStatus.FAILED, reason)
         raise ApplicationError(reason, type="task_failed", non_retryable=True)
 

@@ -17,8 +17,8 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import limits
-from flowkit.adapters import documents
-from flowkit.adapters.catalog import Catalog
+from flowkit.adapters.tasks import task_fields
+from flowkit.adapters.tasks.task_queries import Catalog
 from flowkit.arguments import (
     check_wait,
     choice_problem,
@@ -38,12 +38,12 @@ from flowkit.errors import (
     TaskStillOpen,
     UnknownTask,
 )
+from flowkit.graph.submission import checked, jsonable
+from flowkit.graph.validation import raise_if, unknown_function
 from flowkit.models import TaskResult, TaskStatus
-from flowkit.task_input import checked, jsonable
 from flowkit.text import clean
-from flowkit.workflows.endings import DEFAULT_CANCEL_REASON, pipeline_name
 from flowkit.workflows.task import Task
-from flowkit.workflows.validation import raise_if, unknown_function
+from flowkit.workflows.views import DEFAULT_CANCEL_REASON, pipeline_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from temporalio.client import Client, WorkflowHandle
 
-    from flowkit.adapters.store import TaskStore
+    from flowkit.adapters.tasks.task_store import TaskStore
 
 __all__ = [
     "TaskCancelled",
@@ -194,8 +194,8 @@ class TaskClient:
         for _ in range(_INSERT_TRIES):
             try:
                 database_id = await self._tasks.deployment()
-                ids = documents.owner(namespace_id, database_id)
-                document = documents.new_task(task_id, given["params"], given["graph"], at, **ids)
+                ids = task_fields.owner(namespace_id, database_id)
+                document = task_fields.new_task(task_id, given["params"], given["graph"], at, **ids)
                 return await self._tasks.insert_task(document)
             except StoreUnavailable as unavailable:
                 error = unavailable

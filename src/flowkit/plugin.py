@@ -14,7 +14,7 @@ from temporalio.converter import CompositePayloadConverter, DataConverter, Defau
 from temporalio.plugin import SimplePlugin
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
-from flowkit.adapters.coordinator import default_adapters
+from flowkit.activities.builtin_functions import default_adapters
 from flowkit.arguments import (
     database_problem,
     functions_problem,
@@ -23,8 +23,8 @@ from flowkit.arguments import (
     settings_problem,
 )
 from flowkit.config import DEFAULT_QUEUE, CoordinatorConfig, WorkerConfig
-from flowkit.duties import Duty, EngineDuty
-from flowkit.engine import activity_name, check_functions, throttled, with_task
+from flowkit.engine.component import Duty, EngineDuty
+from flowkit.engine.worker import activity_name, check_functions, throttled, with_task
 from flowkit.errors import ConfigError
 from flowkit.models import COORDINATOR_FN
 from flowkit.worker.runner import Worker

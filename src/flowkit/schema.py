@@ -11,8 +11,8 @@ from typing import Any
 
 from flowkit import limits
 from flowkit.arguments import ELEMENT_SUFFIX
+from flowkit.graph import field_checks, input_adapters
 from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, OnNodeFailure
-from flowkit.workflows import input_args, shapes
 
 Schema = dict[str, Any]
 
@@ -24,7 +24,7 @@ _TEXT: Schema = {"type": "string"}
 _FULL_TEXT: Schema = {"type": "string", "minLength": 1}
 _ANY: Schema = {}
 _COUNT: Schema = {"type": "integer", "minimum": 1}
-_SECONDS: Schema = {"type": "number", "minimum": 0, "maximum": shapes._YEAR_SEC}
+_SECONDS: Schema = {"type": "number", "minimum": 0, "maximum": field_checks._YEAR_SEC}
 
 
 def graph_schema() -> Schema:
@@ -69,14 +69,14 @@ def _extended_edge() -> Schema:
 
 
 def _node() -> Schema:
-    own = _keyed(shapes._NODE_KEYS, _node_keys())
+    own = _keyed(field_checks._NODE_KEYS, _node_keys())
     written = {key: {"description": "Written by an engine; ignored."} for key in sorted(RUNTIME_KEYS)}
     return _object({**own, **written}, required=["node_id", "type"])
 
 
 def _node_keys() -> dict[str, Schema]:
-    fan_in = f"^(?:{_any_case(shapes._FAN_IN.pattern)}){_END}"
-    shortest, longest = shapes._SHORTEST_SEC, shapes._YEAR_SEC
+    fan_in = f"^(?:{_any_case(field_checks._FAN_IN.pattern)}){_END}"
+    shortest, longest = field_checks._SHORTEST_SEC, field_checks._YEAR_SEC
     return {
         "node_id": _node_id(),
         "type": {
@@ -86,7 +86,7 @@ def _node_keys() -> dict[str, Schema]:
         },
         "depends_on": _or_null({"type": "array", "items": _TEXT}, "ids of the parents"),
         "fan_in": _or_null({"type": "string", "pattern": fan_in}, "all, any or count:n"),
-        "io": _or_null(_object(_keyed(shapes._IO_KEYS, _io_keys()))),
+        "io": _or_null(_object(_keyed(field_checks._IO_KEYS, _io_keys()))),
         "retry_policy": _or_null(_retry_policy()),
         "routing": _or_null({"type": "object", "additionalProperties": {"enum": _NOTHING}}, "Keep it empty."),
         "allow_failure": _or_null({"type": "boolean"}),
@@ -127,12 +127,12 @@ def _io_keys() -> dict[str, Schema]:
 
 def _input_routes() -> list[Schema]:
     """One way to say where input comes from for each adapter, and one for none."""
-    none = {"properties": {"input_adapter": {"enum": [None, input_args.NOOP]}}}
-    rechunk = {**_input_args(input_args._RECHUNK_CHECKS), "required": ["size"]}
+    none = {"properties": {"input_adapter": {"enum": [None, input_adapters.NOOP]}}}
+    rechunk = {**_input_args(input_adapters._RECHUNK_CHECKS), "required": ["size"]}
     return [
         none,
-        _route(input_args.PULL, {"input_args": _or_null(_input_args(input_args._PULL_CHECKS))}),
-        _route(input_args.RECHUNK, {"input_args": rechunk}, "input_args"),
+        _route(input_adapters.PULL, {"input_args": _or_null(_input_args(input_adapters._PULL_CHECKS))}),
+        _route(input_adapters.RECHUNK, {"input_args": rechunk}, "input_args"),
     ]
 
 
@@ -159,8 +159,8 @@ _ARGS: dict[str, Schema] = {
 
 
 def _retry_policy() -> Schema:
-    assert shapes._RETRY_KEYS == shapes._RETRY_CHECKS.keys()
-    told = {key: allowed for key, (allowed, _) in shapes._RETRY_CHECKS.items()}
+    assert field_checks._RETRY_KEYS == field_checks._RETRY_CHECKS.keys()
+    told = {key: allowed for key, (allowed, _) in field_checks._RETRY_CHECKS.items()}
     return _object({key: _or_null(_RETRY[key], told[key]) for key in sorted(told)})
 
 

@@ -12,7 +12,7 @@ from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 
 from flowkit import Coordinator
-from flowkit.adapters import documents
+from flowkit.adapters.tasks import task_fields
 from flowkit.client import (
     TaskCancelled,
     TaskCatalog,
@@ -113,7 +113,7 @@ ENDS: dict[str, dict[str, Any]] = {
 @pytest.mark.server
 @pytest.mark.parametrize("status", ENDS)
 async def test_a_task_that_temporal_has_forgotten_is_told_by_its_document(world: World, status: str) -> None:
-    document = documents.new_task("old", {}, {"nodes": [function("a")]}, time.time())
+    document = task_fields.new_task("old", {}, {"nodes": [function("a")]}, time.time())
     await world.db.tasks.insert_one({**document, "status": status, **ENDS[status]})
     if status == "finished":
         assert (await world.coordinator.result("old")).handled_failures == ["a"]
@@ -174,7 +174,7 @@ async def test_list_tasks_tells_the_newest_first_and_needs_no_temporal() -> None
     db = memory_database()
     graph = {"name": "nightly", "nodes": [function("a")]}
     for number in range(3):
-        document = documents.new_task(f"t{number}", {}, graph, 1_700_000_000 + number)
+        document = task_fields.new_task(f"t{number}", {}, graph, 1_700_000_000 + number)
         await db.tasks.insert_one({**document, "status": "failed" if number == 0 else "queued"})
     listed = await Coordinator(db=db).list_tasks(limit=2)
     assert [(task.task_id, task.name) for task in listed] == [("t2", "nightly"), ("t1", "nightly")]

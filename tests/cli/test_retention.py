@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.cli.retention import read_duration
+from flowkit.cli.retention.commands import read_duration
 from flowkit.connection import Namespace
 from flowkit.errors import ConfigError
 from tests.integration.world import node

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowkit.errors import GraphError
+from flowkit.graph import field_checks, input_adapters
 from flowkit.models import RUNTIME_KEYS
 from flowkit.schema import graph_schema
-from flowkit.workflows import input_args, shapes
 from tests.unit.graphs import node, one, pulling, two
 from tests.unit.test_validation import BAD_FIELDS, BAD_GRAPHS
 from tests.unit.test_validation_fuzz import FULL, JSON, Path, paths, planted
@@ -37,10 +37,10 @@ def fits(graph: object) -> bool:
 def well_formed(graph: object) -> bool:
     """Whether validation accepts the form of a graph."""
     try:
-        shapes.json_bytes(graph)
+        field_checks.json_bytes(graph)
     except GraphError:
         return False
-    return not list(shapes.graph_problems(graph))
+    return not list(field_checks.graph_problems(graph))
 
 
 def test_it_is_a_schema_of_draft_2020_12_in_plain_json() -> None:
@@ -70,15 +70,15 @@ def test_it_refuses_a_bad_role(role: object) -> None:
 GOOD: dict[str, dict[str, Any]] = {
     "full": FULL,
     "runtime keys": one(**dict.fromkeys(RUNTIME_KEYS, 7)),
-    "nulls": one(**dict.fromkeys(shapes._NODE_KEYS - {"node_id", "type"})),
-    "nulls in io": one(io=dict.fromkeys(shapes._IO_KEYS)),
-    "nulls in retry_policy": one(retry_policy=dict.fromkeys(shapes._RETRY_KEYS)),
+    "nulls": one(**dict.fromkeys(field_checks._NODE_KEYS - {"node_id", "type"})),
+    "nulls in io": one(io=dict.fromkeys(field_checks._IO_KEYS)),
+    "nulls in retry_policy": one(retry_policy=dict.fromkeys(field_checks._RETRY_KEYS)),
     "own keys": one(**{"x-own": 1, "io": {"x-own": 1}, "retry_policy": {"x-own": 1}}),
     "own keys of the graph": {**one(), "nodess": 1, "edges": None, "edges_ex": None},
     "fan_in in capitals": two(fan_in="COUNT:1"),
     "start_when in capitals": one(io={"start_when": "READY"}),
     "whole number as a fraction": one(retry_policy={"max": 2.0}),
-    "noop with anything": one(io={"input_inline": {"input_adapter": input_args.NOOP, "input_args": 7}}),
+    "noop with anything": one(io={"input_inline": {"input_adapter": input_adapters.NOOP, "input_args": 7}}),
     "no adapter": one(io={"input_inline": {"input_args": {"size": "any"}}}),
     "pull": two(io=pulling()),
     "ids": {"nodes": [node(name) for name in ("*a", "a[0]b", "a[x]", "[]", "a b", "漢字", "a.b/c:d")]},
@@ -101,6 +101,6 @@ def test_it_accepts_every_value_at_any_place_that_validation_accepts(path: Path,
 
 def test_every_key_that_validation_knows_stands_in_it() -> None:
     own = SCHEMA["properties"]["nodes"]["items"]["properties"]
-    assert own.keys() == shapes._NODE_KEYS | RUNTIME_KEYS
-    assert own["io"]["properties"].keys() == shapes._IO_KEYS
-    assert own["retry_policy"]["properties"].keys() == shapes._RETRY_KEYS
+    assert own.keys() == field_checks._NODE_KEYS | RUNTIME_KEYS
+    assert own["io"]["properties"].keys() == field_checks._IO_KEYS
+    assert own["retry_policy"]["properties"].keys() == field_checks._RETRY_KEYS

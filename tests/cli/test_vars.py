@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.cli.app import run
-from flowkit.cli.variables import lines, plain, read_value
+from flowkit.cli.tasks.variables import lines, plain, read_value
 from flowkit.coordinator.adapters import CoordinatorAdapters
 from tests.integration.world import node
 
@@ -73,7 +73,7 @@ def ask(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str]]:
     """`flowkit vars task …` in this process, where no MongoDB is; answers exit code and the one line on stderr."""
-    monkeypatch.setattr("flowkit.cli.variables.log_warnings", lambda verbose: None)
+    monkeypatch.setattr("flowkit.cli.tasks.variables.log_warnings", lambda verbose: None)
     monkeypatch.setenv("MONGO_URL", "mongodb://127.0.0.1:1")
     monkeypatch.setattr("flowkit.cli.servers._ANSWER_MS", 50)
 

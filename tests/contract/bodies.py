@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 from tests.contract.builders import RUN, WORKER
 
 from flowkit.activities.attempts import AttemptFailed, Host
-from flowkit.activities.failures import from_error
 from flowkit.activities.functions import BuiltInBody, FunctionBody
+from flowkit.activities.handler_calls import Hooks
 from flowkit.activities.handlers import Batch, BatchResult, FinalizeResult, RoleHandler
-from flowkit.activities.home import HomeLoop
-from flowkit.activities.hooks import Hooks
+from flowkit.activities.loop_portal import HomeLoop
 from flowkit.activities.roles import RoleBody, RoleHost
 from flowkit.activities.threads import Threads
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.store import TaskStore
+from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.attempt.failures import from_error
 from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.errors import FlowKitError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from flowkit.activities.inputs import InputSettings
+    from flowkit.activities.batches.batch_sources import InputSettings
     from flowkit.activities.presence import EventLog
     from flowkit.models import AttemptFailure, AttemptInput
 

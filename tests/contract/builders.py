@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from flowkit.adapters import documents
+from flowkit.adapters.tasks import task_fields
 from flowkit.models import (
     AttemptInput,
     CloseTask,
@@ -20,7 +20,7 @@ from flowkit.models import (
 
 if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.store import TaskStore
+    from flowkit.adapters.tasks.task_store import TaskStore
 
 TASK, FIRST_RUN, RUN, WORKER = "task-1", "first-run", "run-1", "w-1"
 
@@ -35,7 +35,7 @@ def graph(*node_ids: str) -> dict[str, Any]:
 
 def new_task(*node_ids: str, task_id: str = TASK, params: dict[str, Any] | None = None) -> dict[str, Any]:
     """A task document as a client writes it."""
-    return documents.new_task(task_id, params or {}, graph(*node_ids), AT)
+    return task_fields.new_task(task_id, params or {}, graph(*node_ids), AT)
 
 
 def opening(*node_ids: str, first_run: str = FIRST_RUN, run: str = RUN, task_id: str = TASK) -> OpenTask:

@@ -12,7 +12,7 @@ from tests.contract.builders import opened
 from tests.contract.drivers import DRIVERS, connected
 
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.store import TaskStore
+from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.local.mongo import MongoServer
 from flowkit.testing import memory_database

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from tests.contract.builders import AT, TASK, WORKER, attempt
 
+from flowkit.activities.batches.puller import Puller
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.pull import Puller
-from flowkit.workflows.input_args import PullArgs
+from flowkit.graph.input_adapters import PullArgs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from flowkit.activities.batches.puller import Delivery
     from flowkit.adapters.entries import Scan
-    from flowkit.adapters.news import ByteBudget
-    from flowkit.adapters.pull import Delivery
-    from flowkit.adapters.store import TaskStore
+    from flowkit.adapters.notifications import ByteBudget
+    from flowkit.adapters.tasks.task_store import TaskStore
 
 PATIENCE = 20.0
 

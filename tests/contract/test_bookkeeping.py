@@ -23,13 +23,13 @@ from tests.contract.builders import (
 )
 from tests.contract.variables import SECRET, refused, unchanged, write
 
-from flowkit.adapters.vars import kind
+from flowkit.adapters.vars.operations import kind
 from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.errors import Fenced
 
 if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.store import TaskStore
+    from flowkit.adapters.tasks.task_store import TaskStore
 
 
 class Clock:

@@ -21,11 +21,10 @@ from tests.contract.builders import (
 )
 from tests.contract.recording import RecordingDatabase
 
-from flowkit.adapters import variables
-from flowkit.adapters import vars as rules
-from flowkit.adapters.cancel_flags import DB_FLAG, CancelFlag, Flagged
-from flowkit.adapters.node_writes import NodeWrite
-from flowkit.adapters.store import TaskStore
+from flowkit.adapters.tasks.cancel_flags import DB_FLAG, CancelFlag, Flagged
+from flowkit.adapters.tasks.node_writes import NodeWrite
+from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.vars import operations, store
 from flowkit.errors import EpochTaken, Fenced
 from flowkit.models import NodeStatus, TaskStatus
 
@@ -200,7 +199,7 @@ async def test_no_function_has_an_effect_under_a_flag(db: Any, tasks: TaskStore,
     write = NodeWrite(attempt=attempt("b", index=1), run_id=RUN, at=AT)
     before = await stored(db)
     with pytest.raises(Flagged):
-        await variables.Variables(tasks).write(TASK, rules.setting({"kv": {"n": 1}}), write)
+        await store.Variables(tasks).write(TASK, operations.setting({"kv": {"n": 1}}), write)
     assert await stored(db) == before
 
 

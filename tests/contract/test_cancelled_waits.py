@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from flowkit.activities.roles import RoleBody
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.store import TaskStore
+    from flowkit.adapters.tasks.task_store import TaskStore
 
 SOON = 5.0
 """Far below the grace, and below the longest pause between two looks."""

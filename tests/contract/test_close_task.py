@@ -25,7 +25,7 @@ from tests.contract.builders import (
 )
 from tests.contract.recording import RecordingDatabase
 
-from flowkit.adapters.store import TaskStore
+from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.models import NodeStatus, SkipReason, TaskStatus
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from tests.contract.builders import (
 from tests.contract.narrow import Narrow
 from tests.contract.recording import RecordingDatabase
 
-from flowkit.adapters.store import TaskStore
+from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.errors import StoreTooLarge
 from flowkit.models import NodeStatus, SkipReason, StatusChange, TaskStatus
 

@@ -10,7 +10,7 @@ from tests.contract.recording import RecordingDatabase
 
 from flowkit.adapters import markers as markers_of
 from flowkit.adapters.markers import Markers
-from flowkit.adapters.news import Newsroom
+from flowkit.adapters.notifications import Newsroom
 from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:

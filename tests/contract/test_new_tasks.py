@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from tests.contract.builders import AT, TASK, documents_of, new_task, seconds, stored, stored_node
 
-from flowkit.adapters import documents
 from flowkit.adapters.mongo import iso
-from flowkit.adapters.store import TaskStore
+from flowkit.adapters.tasks import task_fields
+from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ async def test_runtime_fields_in_a_given_graph_are_set_back_and_all_others_kept(
         "x-own": 1,
     }
     graph = {"nodes": [node], "edges": [["a", "b"]], "schema_version": "1.0"}
-    await tasks.insert_task(documents.new_task(TASK, {}, graph, AT))
+    await tasks.insert_task(task_fields.new_task(TASK, {}, graph, AT))
     document = await stored(db)
     assert document["graph"]["nodes"] == [{**node, **RUNTIME_FIELDS, "fan_in": "any"}]
     assert (document["graph"]["edges"], document["graph"]["schema_version"]) == ([["a", "b"]], "1.0")

@@ -25,7 +25,7 @@ from tests.contract.builders import (
 from tests.contract.recording import RecordingDatabase
 from tests.contract.variables import held, hold, refused, unchanged, write
 
-from flowkit.adapters.store import TaskStore
+from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.coordinator.adapters import AdapterError, CoordinatorAdapters
 from flowkit.errors import EpochTaken, Fenced, StoreRefused
 from flowkit.models import NodeStatus, SkipReason, TaskStatus
@@ -33,7 +33,7 @@ from flowkit.models import NodeStatus, SkipReason, TaskStatus
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from flowkit.adapters.node_writes import NodeWrite
+    from flowkit.adapters.tasks.node_writes import NodeWrite
 
     Call = Callable[[CoordinatorAdapters], Awaitable[dict[str, Any]]]
 

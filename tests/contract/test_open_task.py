@@ -23,12 +23,12 @@ from tests.contract.builders import (
     stored,
 )
 
-from flowkit.adapters import documents
+from flowkit.adapters.tasks import task_fields
 from flowkit.errors import TaskIdTaken
 from flowkit.models import TaskStatus
 
 if TYPE_CHECKING:
-    from flowkit.adapters.store import TaskStore
+    from flowkit.adapters.tasks.task_store import TaskStore
 
 
 async def test_an_absent_document_is_inserted_and_runs(db: Any, tasks: TaskStore) -> None:
@@ -196,7 +196,7 @@ GRAPHS: dict[str, tuple[dict[str, Any], str]] = {
 async def test_a_queued_document_with_another_graph_is_left_alone(
     db: Any, tasks: TaskStore, other: dict[str, Any], told: str
 ) -> None:
-    await tasks.insert_task(documents.new_task(TASK, {}, other, AT))
+    await tasks.insert_task(task_fields.new_task(TASK, {}, other, AT))
     before = await stored(db)
     with pytest.raises(TaskIdTaken) as caught:
         await tasks.open_task(opening("a", "b"))
@@ -214,6 +214,6 @@ async def test_parents_may_be_given_by_edges_or_by_the_nodes(db: Any, tasks: Tas
     nodes = graph("a", "b", "c")["nodes"]
     by_edges = {"nodes": nodes, "edges": [["a", "c"]], "edges_ex": [{"from": "b", "to": "c"}]}
     by_nodes = {"nodes": [*nodes[:2], {**nodes[2], "depends_on": ["b", "a"]}]}
-    await tasks.insert_task(documents.new_task(TASK, {}, by_edges, AT))
+    await tasks.insert_task(task_fields.new_task(TASK, {}, by_edges, AT))
     await tasks.open_task(replace(opening(), graph=by_nodes))
     assert (await stored(db))["graph"]["nodes"][2]["depends_on"] == ["a", "b"]

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.contract.builders import AT, RUN, documents_of, new_task, opening, seconds, stored
 
-from flowkit.adapters import open_tasks
-from flowkit.adapters.open_tasks import OpenTasks
+from flowkit.adapters.tasks import open_tasks
+from flowkit.adapters.tasks.open_tasks import OpenTasks
 
 if TYPE_CHECKING:
-    from flowkit.adapters.store import TaskStore
+    from flowkit.adapters.tasks.task_store import TaskStore
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ from tests.unit.turns import others_had_their_turn
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.entries import Entry, fitting
-from flowkit.adapters.news import ByteBudget
+from flowkit.adapters.notifications import ByteBudget
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from flowkit.adapters.pull import Puller
-    from flowkit.adapters.store import TaskStore
+    from flowkit.activities.batches.puller import Puller
+    from flowkit.adapters.tasks.task_store import TaskStore
 
 LIMIT = 100_000
 READERS = 4

@@ -12,11 +12,11 @@ from tests.contract.builders import AT, TASK, WORKER, attempt, batches, document
 from tests.contract.pulling import Pull, end, ended_source
 from tests.unit.examples import examples
 
-from flowkit.adapters.uids import stable_hash
+from flowkit.adapters.batch_uids import stable_hash
 
 if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.store import TaskStore
+    from flowkit.adapters.tasks.task_store import TaskStore
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ async def test_a_new_attempt_resumes_each_source_by_itself(artifacts: ArtifactSt
 async def test_nothing_is_lost_and_nothing_comes_twice_in_any_graph(seed: int) -> None:
     """Sources with the same few uids; the node breaks off and resumes until all is stored."""
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.store import TaskStore
+    from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.testing import memory_database
 
     chance, db = random.Random(seed), memory_database()

@@ -13,11 +13,11 @@ from tests.contract.pulling import PATIENCE, Pull, ended_source
 from tests.contract.recording import RecordingDatabase
 
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.patience import durably
+from flowkit.adapters.retry import durably
 from flowkit.errors import Fenced
 
 if TYPE_CHECKING:
-    from flowkit.adapters.store import TaskStore
+    from flowkit.adapters.tasks.task_store import TaskStore
 
 HALVES = pytest.mark.parametrize("missing", ["metrics_raw", "artifacts"])
 

@@ -18,9 +18,9 @@ from temporalio.service import RPCError, RPCStatusCode
 from tests.contract.builders import AT, FIRST_RUN, RUN, new_task, opening, stored
 from tests.integration.world import eventually
 
-from flowkit.adapters.open_tasks import OpenTasks
-from flowkit.adapters.store import TaskStore
-from flowkit.sweep import Sweep
+from flowkit.adapters.tasks.open_tasks import OpenTasks
+from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.engine.sweep import Sweep
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from tests.contract.drivers import DRIVERS, connected
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.entries import Entry
 from flowkit.adapters.mongo import away, shortened
-from flowkit.adapters.open_tasks import OpenTasks
-from flowkit.adapters.store import TaskStore
+from flowkit.adapters.tasks.open_tasks import OpenTasks
+from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.errors import FlowKitError, StoreDenied, StoreRefused, StoreTooLarge, StoreUnavailable
 from flowkit.local.ports import HOST, free_port
 

@@ -15,8 +15,8 @@ from tests.contract.test_vars_model import NAMES, OPERATIONS, SEQUENCES, Model, 
 from tests.contract.variables import SECRET, held, hold, refused, unchanged, write
 from tests.unit.examples import THOROUGH, examples
 
-from flowkit.adapters import vars_size
-from flowkit.adapters.vars import size
+from flowkit.adapters.vars import size_bound
+from flowkit.adapters.vars.operations import size
 from flowkit.coordinator.adapters import AdapterError, CoordinatorAdapters
 from flowkit.testing import memory_database
 
@@ -29,7 +29,7 @@ LIMIT = 1_000_000
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
     """A limit that is reached soon."""
-    monkeypatch.setattr(vars_size, "VARS_BYTES", 2_000)
+    monkeypatch.setattr(size_bound, "VARS_BYTES", 2_000)
     return 2_000
 
 
@@ -213,7 +213,7 @@ TIGHT = 80
 async def test_a_write_is_refused_exactly_when_all_would_be_too_large(sequence: list[Operation]) -> None:
     db, model, task_id = memory_database(), Model(), next(NAMES)
     await db.tasks.insert_one(new_task("a", task_id=task_id))
-    with mock.patch.object(vars_size, "VARS_BYTES", TIGHT):
+    with mock.patch.object(size_bound, "VARS_BYTES", TIGHT):
         for operation in sequence:
             before = model.tree
             expected = applied(model, operation)
@@ -247,7 +247,7 @@ async def test_writes_that_come_in_between_never_take_the_variables_beyond_the_l
 ) -> None:
     plain, task_id = memory_database(), next(NAMES)
     await plain.tasks.insert_one(new_task("a", task_id=task_id))
-    with mock.patch.object(vars_size, "VARS_BYTES", TIGHT):
+    with mock.patch.object(size_bound, "VARS_BYTES", TIGHT):
         for operation, intruders in sequence:
             db = RecordingDatabase(plain)
             db.before["tasks"] += [intruding(plain, intruder, task_id) for intruder in intruders]

@@ -20,8 +20,8 @@ from ruamel.yaml import YAML
 from tests.docs.pages import DOCS, PAGES, ROOT, SHELL, Block, blocks, every_block, inline_codes, place
 
 from flowkit.cli.app import app
-from flowkit.workflows.inputs import parse_input
-from flowkit.workflows.validation import parse_graph
+from flowkit.graph.task_input import parse_input
+from flowkit.graph.validation import parse_graph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

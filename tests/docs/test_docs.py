@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 
 import flowkit
 from flowkit import CoordinatorConfig, WorkerConfig, limits
-from flowkit.adapters.coordinator import METHODS, CoordinatorAdapters, default_adapters
+from flowkit.activities.builtin_functions import METHODS, CoordinatorAdapters, default_adapters
 from flowkit.cli.app import app
 from flowkit.config import _Topics
 from flowkit.errors import FlowKitError
+from flowkit.graph import field_checks, input_adapters
+from flowkit.graph.task_input import parse_input
+from flowkit.graph.validation import parse_graph
 from flowkit.local.temporal import DYNAMIC_CONFIG
 from flowkit.models import RUNTIME_KEYS, NodeStatus, OnNodeFailure, RetryPolicy, SkipReason, TaskStatus
 from flowkit.testing import memory_database
-from flowkit.workflows import endings, input_args, shapes
-from flowkit.workflows.inputs import parse_input
-from flowkit.workflows.validation import parse_graph
+from flowkit.workflows import views
 
 SOURCES = [ROOT / "src/flowkit", *(ROOT / name for name in ("activities", "adapters", "bridge", "workflows"))]
 PROJECT = ROOT / "src/flowkit/cli/project/templates"
@@ -188,7 +189,7 @@ def test_every_way_a_task_ends_is_described(name: str) -> None:
 
 def test_every_field_of_a_node_is_described_and_nothing_else() -> None:
     described = set(rows(section(page("graphs"), "Node fields")))
-    assert described == shapes._NODE_KEYS | shapes._IO_KEYS | {"x-…"}
+    assert described == field_checks._NODE_KEYS | field_checks._IO_KEYS | {"x-…"}
 
 
 def test_every_field_that_an_engine_writes_is_named() -> None:
@@ -198,8 +199,8 @@ def test_every_field_that_an_engine_writes_is_named() -> None:
 
 def test_every_field_of_a_retry_policy_is_described_with_its_default() -> None:
     described, policy = rows(section(page("graphs"), "Retries")), RetryPolicy()
-    assert set(described) == shapes._RETRY_KEYS
-    for name in shapes._RETRY_KEYS - {"permanent_on"}:
+    assert set(described) == field_checks._RETRY_KEYS
+    for name in field_checks._RETRY_KEYS - {"permanent_on"}:
         value = getattr(policy, name)
         assert described[name][1] == ("none" if value is None else f"{value:g}"), name
     assert described["permanent_on"][1] == ", ".join(f"`{code}`" for code in policy.permanent_on)
@@ -207,7 +208,7 @@ def test_every_field_of_a_retry_policy_is_described_with_its_default() -> None:
 
 def test_every_input_adapter_and_argument_is_described() -> None:
     text = section(page("graphs"), "Input adapters")
-    names = [*input_args.ADAPTERS, *input_args._RECHUNK_CHECKS]
+    names = [*input_adapters.ADAPTERS, *input_adapters._RECHUNK_CHECKS]
     assert {name for name in names if f"`{name}`" not in text} == set()
 
 
@@ -268,7 +269,7 @@ def test_every_command_is_described() -> None:
 
 
 def test_every_search_attribute_is_described() -> None:
-    assert set(endings.SEARCH_ATTRIBUTES) <= set(rows(section(page("operations"), "The Web UI")))
+    assert set(views.SEARCH_ATTRIBUTES) <= set(rows(section(page("operations"), "The Web UI")))
 
 
 def test_every_setting_of_the_temporal_server_is_explained() -> None:

@@ -16,7 +16,7 @@ from code_index.graph import index_graph
 from code_index.handlers import Indexer
 from code_index.packages import Package, as_dicts, from_dicts, grouped, merged, ranked, total
 from code_index.tree import TOP, package_of, python_files
-from flowkit.workflows.validation import parse_graph
+from flowkit.graph.validation import parse_graph
 
 if TYPE_CHECKING:
     from flowkit.worker.handlers.base import Batch

@@ -10,8 +10,8 @@ import pytest
 from temporalio.worker import Worker
 
 from flowkit import Coordinator, CoordinatorConfig
-from flowkit.cli.looking import polled
-from flowkit.engine import settings_of
+from flowkit.cli.tasks.view import polled
+from flowkit.engine.worker import settings_of
 from flowkit.errors import ConfigError
 from flowkit.models import TaskStatus
 from flowkit.plugin import FlowKitPlugin

@@ -14,7 +14,7 @@ from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from flowkit import Coordinator
-from flowkit.cli.looking import describe
+from flowkit.cli.tasks.view import describe
 from flowkit.connection import Namespace
 from flowkit.local import TemporalServer
 from flowkit.models import TaskStatus

@@ -11,8 +11,8 @@ import pytest
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo.monitoring import CommandListener
 
-from flowkit.activities import inputs
-from flowkit.adapters.pull import Puller, stable_hash
+from flowkit.activities.batches import batch_sources
+from flowkit.activities.batches.puller import Puller, stable_hash
 from flowkit.worker import Batch, BatchResult, RoleHandler, Worker, WorkerConfig
 from tests.integration.handlers import Paced, Quick
 from tests.integration.test_sdk_hooks import SOON, outcomes
@@ -301,7 +301,7 @@ async def test_the_settings_of_the_worker_say_how_long_to_wait(
             seen.append((given["args"].poll_ms, given["args"].backoff_max_ms))
             super().__init__(**given)
 
-    monkeypatch.setattr(inputs, "Puller", Watched)
+    monkeypatch.setattr(batch_sources, "Puller", Watched)
     await world.engine()
     async with working(world, Lists(), Proposing(), pull_poll_ms_default=20, pull_empty_backoff_ms_max=70):
         task_id = await world.create(

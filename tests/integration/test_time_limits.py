@@ -12,11 +12,11 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from flowkit import CoordinatorConfig
-from flowkit.activities.home import HomeLoop
+from flowkit.activities.builtin_functions import CoordinatorAdapters, default_adapters
+from flowkit.activities.loop_portal import HomeLoop
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.coordinator import CoordinatorAdapters, default_adapters
-from flowkit.adapters.store import TaskStore
-from flowkit.engine import function_activities
+from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.engine.worker import function_activities
 from flowkit.local import MongoServer
 from flowkit.models import AttemptResult, FailureKind, NodeIO, OpenTask
 from flowkit.worker import Batch, BatchResult, Worker

@@ -14,8 +14,8 @@ import pytest
 from temporalio import workflow
 from temporalio.workflow import NondeterminismError
 
+from flowkit.graph.validation import normalised
 from flowkit.workflows import opening, reports
-from flowkit.workflows.validation import normalised
 from tests.replay.scrub import payload_texts
 from tests.replay.test_replay import HISTORIES, load, replay
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.adapters import vars as rules
+from flowkit.adapters.vars import operations
 from flowkit.errors import AdapterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from flowkit.adapters.vars import Change
+    from flowkit.adapters.vars.operations import Change
 
 SECRET = "s3cret-mark-of-a-value"
 """A value that no error may show."""
@@ -44,24 +44,24 @@ def nested_all(paths: Iterable[str]) -> dict[str, Any]:
 
 
 ON_A_PATH: dict[str, Callable[[str], Change]] = {
-    "set, dotted": lambda path: rules.setting({"kv": {path: SECRET}}),
-    "set, keywords": lambda path: rules.setting({path: SECRET}),
-    "set, nested": lambda path: rules.setting({"kv": nested(path)}),
-    "merge, data": lambda path: rules.merging({"data": nested(path)}),
-    "merge, kv": lambda path: rules.merging({"kv": nested(path)}),
-    "merge, keywords": lambda path: rules.merging(nested(path)),
-    "incr": lambda path: rules.incrementing(path, 1),
-    "unset": lambda path: rules.unsetting([path], None),
-    "unset, keys": lambda path: rules.unsetting([], [path]),
+    "set, dotted": lambda path: operations.setting({"kv": {path: SECRET}}),
+    "set, keywords": lambda path: operations.setting({path: SECRET}),
+    "set, nested": lambda path: operations.setting({"kv": nested(path)}),
+    "merge, data": lambda path: operations.merging({"data": nested(path)}),
+    "merge, kv": lambda path: operations.merging({"kv": nested(path)}),
+    "merge, keywords": lambda path: operations.merging(nested(path)),
+    "incr": lambda path: operations.incrementing(path, 1),
+    "unset": lambda path: operations.unsetting([path], None),
+    "unset, keys": lambda path: operations.unsetting([], [path]),
 }
 """Every operation in every form that reaches one path."""
 
 ON_MANY_PATHS: dict[str, Callable[[list[str]], Change]] = {
-    "set, dotted": lambda paths: rules.setting({"kv": dict.fromkeys(paths, SECRET)}),
-    "set, nested": lambda paths: rules.setting({"kv": nested_all(paths)}),
-    "merge": lambda paths: rules.merging({"data": nested_all(paths)}),
-    "unset": lambda paths: rules.unsetting(paths, None),
-    "unset, keys": lambda paths: rules.unsetting([], paths),
-    "unset, both": lambda paths: rules.unsetting(paths[::2], paths[1::2]),
+    "set, dotted": lambda paths: operations.setting({"kv": dict.fromkeys(paths, SECRET)}),
+    "set, nested": lambda paths: operations.setting({"kv": nested_all(paths)}),
+    "merge": lambda paths: operations.merging({"data": nested_all(paths)}),
+    "unset": lambda paths: operations.unsetting(paths, None),
+    "unset, keys": lambda paths: operations.unsetting([], paths),
+    "unset, both": lambda paths: operations.unsetting(paths[::2], paths[1::2]),
 }
 """Every operation in every form that reaches several paths."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flowkit.errors import GraphError
-from flowkit.workflows.validation import parse_graph
+from flowkit.graph.validation import parse_graph
 
 PULL = "pull.from_artifacts"
 RECHUNK = "pull.from_artifacts.rechunk:size"

@@ -6,11 +6,11 @@ import random
 from functools import cache
 from typing import Any
 
+from flowkit.graph.validation import parse_graph
 from flowkit.limits import LAST_ERROR_CHARS, MAX_NODES, REASON_CODE_CHARS, TASK_INPUT_BYTES
 from flowkit.models import Graph, NodeState, NodeStatus
 from flowkit.workflows.budget import json_size
-from flowkit.workflows.graph import Walk
-from flowkit.workflows.validation import parse_graph
+from flowkit.workflows.scheduler import Walk
 
 FOUR_BYTES = "".join(map(chr, range(0x1F300, 0x1F600)))
 ASCII = "".join(map(chr, range(32, 127)))

@@ -13,8 +13,8 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import Coordinator, CoordinatorConfig, arguments
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.store import TaskStore
-from flowkit.adapters.variables import Variables
+from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.vars.store import Variables
 from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.errors import AdapterError, ConfigError, FlowKitError, GraphError, Removed

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowkit.adapters.patience import AttemptClock, clock_stopped, covered, durably, measured_by
+from flowkit.adapters.retry import AttemptClock, clock_stopped, covered, durably, measured_by
 from flowkit.errors import StoreUnavailable
 
 if TYPE_CHECKING:

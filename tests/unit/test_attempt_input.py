@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from tests.unit.graphs import node, pulling, two
 
+from flowkit.graph.validation import parse_graph
 from flowkit.models import AttemptInput, Node, NodeState, Settings
-from flowkit.workflows.document import write_timeout
-from flowkit.workflows.flight import Flight
-from flowkit.workflows.sending import slim
-from flowkit.workflows.validation import parse_graph
-from flowkit.workflows.walk import attempt_input, note_failure, queue_of
+from flowkit.workflows.document_activities import write_timeout
+from flowkit.workflows.node import attempt_input, note_failure, queue_of
+from flowkit.workflows.node_context import Flight
+from flowkit.workflows.payloads import slim
 
 
 def parsed(**fields: Any) -> Node:

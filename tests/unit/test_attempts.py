@@ -17,10 +17,10 @@ from tests.contract.builders import RUN, TASK, attempt, begun, opened
 
 from flowkit.activities import attempts
 from flowkit.activities.attempts import Attempt, Host
-from flowkit.activities.attendance import Pulse
-from flowkit.activities.home import HomeLoop
-from flowkit.adapters.patience import durably
-from flowkit.adapters.store import TaskStore
+from flowkit.activities.liveness import Pulse
+from flowkit.activities.loop_portal import HomeLoop
+from flowkit.adapters.retry import durably
+from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.errors import StoreUnavailable
 from flowkit.models import AttemptResult, FailureKind
 from flowkit.testing import memory_database

@@ -37,9 +37,9 @@ from tests.integration.chaos.plans import (
 from tests.integration.chaos.verify import Comparison, Stored, read_stored
 from tests.unit.examples import examples
 
-from flowkit.adapters.pull import stable_hash
+from flowkit.activities.batches.puller import stable_hash
+from flowkit.graph.validation import parse_graph
 from flowkit.testing import memory_database, run_graph
-from flowkit.workflows.validation import parse_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from flowkit.cli import looking
-from flowkit.cli.asking import tasks_table
-from flowkit.cli.looking import NodeView, TaskView, with_waiting
 from flowkit.cli.screen import Lines, node_line, node_note, screen, task_table
+from flowkit.cli.tasks import view as task_view
+from flowkit.cli.tasks.show import tasks_table
+from flowkit.cli.tasks.view import NodeView, TaskView, with_waiting
 from flowkit.client import TaskSummary
 from flowkit.models import TaskStatus
 
@@ -138,8 +138,8 @@ async def test_a_workflow_that_leaves_nodes_out_is_no_source_of_a_view(
     async def polled(*args: Any, **options: Any) -> bool:
         return True
 
-    monkeypatch.setattr(looking, "polled", polled)
+    monkeypatch.setattr(task_view, "polled", polled)
     servers: Any = SimpleNamespace(temporal=None, tasks=Answering(omitted), catalog=Answering(omitted))
     description: Any = SimpleNamespace(task_queue="flowkit")
-    seen = await looking.Looker(servers, "t", description)._asked()
+    seen = await task_view.Looker(servers, "t", description)._asked()
     assert (seen is None) == bool(omitted)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tests.unit.examples import examples
 from tests.unit.graphs import node
 
+from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus, SkipReason, TaskStatus
 from flowkit.workflows.details import BYTES, ROWS, Home
 from flowkit.workflows.details import render as render_at
-from flowkit.workflows.graph import Walk
-from flowkit.workflows.validation import parse_graph
+from flowkit.workflows.scheduler import Walk
 
 HOME = Home(namespace="default", queue="flowkit")
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowkit.adapters import documents
-from flowkit.workflows.validation import parents_of, parse_graph
+from flowkit.adapters.tasks import task_fields
+from flowkit.graph.validation import parents_of, parse_graph
 
 IDS = ["a", "b", "c", "d", "e"]
 
@@ -32,11 +32,11 @@ def graphs(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(graphs())
 def test_a_document_lists_the_parents_that_validation_finds(graph: dict[str, Any]) -> None:
-    shown = documents.new_task("t", {}, graph, 0.0)["graph"]
+    shown = task_fields.new_task("t", {}, graph, 0.0)["graph"]
     expected = {node.node_id: list(node.depends_on) for node in parse_graph(graph).nodes}
     assert {node["node_id"]: node["depends_on"] for node in shown["nodes"]} == expected
     assert {node_id: parents_of(shown, node_id) for node_id in IDS} == expected
-    assert documents.graph_difference(shown, graph) is None
+    assert task_fields.graph_difference(shown, graph) is None
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,11 @@ def test_a_document_lists_the_parents_that_validation_finds(graph: dict[str, Any
 )
 def test_a_document_without_a_sound_graph_is_another_one(stored: dict[str, Any]) -> None:
     given_graph = {"nodes": [{"node_id": "a", "type": "crawler"}]}
-    assert documents.graph_difference(stored, given_graph) == "its document holds no graph"
+    assert task_fields.graph_difference(stored, given_graph) == "its document holds no graph"
 
 
 def test_a_task_names_its_namespace_and_database_only_when_they_are_known() -> None:
     graph = {"nodes": [{"node_id": "a", "type": "crawler"}]}
-    assert not {"namespace_id", "database_id"} & documents.new_task("t", {}, graph, 0.0).keys()
-    known = documents.new_task("t", {}, graph, 0.0, namespace_id="ns", database_id="db")
+    assert not {"namespace_id", "database_id"} & task_fields.new_task("t", {}, graph, 0.0).keys()
+    known = task_fields.new_task("t", {}, graph, 0.0, namespace_id="ns", database_id="db")
     assert (known["namespace_id"], known["database_id"]) == ("ns", "db")

@@ -9,14 +9,13 @@ import pytest
 from bson import Decimal128, Int64
 from tests.unit.changes import SECRET, nested, refusal
 
-from flowkit.adapters import effects, vars_size
-from flowkit.adapters import vars as rules
+from flowkit.adapters.vars import operations, rules, size_bound
 
 Tree = dict[str, Any]
 SET, INCR, UNSET = (
-    rules.setting({"a.b.c": SECRET}),
-    rules.incrementing("a.b.c", 1),
-    rules.unsetting(["a.b.c"], None),
+    operations.setting({"a.b.c": SECRET}),
+    operations.incrementing("a.b.c", 1),
+    operations.unsetting(["a.b.c"], None),
 )
 SCALARS = [None, True, 0, 1.5, "", SECRET, b"x"]
 
@@ -25,15 +24,15 @@ SCALARS = [None, True, 0, 1.5, "", SECRET, b"x"]
 
 @pytest.mark.parametrize("change", [SET, INCR, UNSET], ids=["set", "incr", "unset"])
 @pytest.mark.parametrize("variables", [{}, {"a": {}}, {"a": {"b": {}}}, {"a": {"x": 1}, "b": 5}])
-def test_what_is_not_there_is_in_nobodys_way(change: rules.Change, variables: Tree) -> None:
-    assert effects.conflict(variables, change) is None
+def test_what_is_not_there_is_in_nobodys_way(change: operations.Change, variables: Tree) -> None:
+    assert rules.conflict(variables, change) is None
 
 
 @pytest.mark.parametrize("change", [SET, INCR], ids=["set", "incr"])
 @pytest.mark.parametrize("above", ["a", "a.b"])
 @pytest.mark.parametrize("held", [*SCALARS, [], [{}]], ids=repr)
-def test_nothing_can_be_below_a_value(change: rules.Change, above: str, held: object) -> None:
-    problem = effects.conflict(nested(above, held), change) or ""
+def test_nothing_can_be_below_a_value(change: operations.Change, above: str, held: object) -> None:
+    problem = rules.conflict(nested(above, held), change) or ""
     assert problem.startswith(f"coordinator.vars.{above} holds ")
     assert problem.endswith("nothing can be below it (coordinator.vars.a.b.c)")
     assert SECRET not in problem
@@ -41,26 +40,26 @@ def test_nothing_can_be_below_a_value(change: rules.Change, above: str, held: ob
 
 @pytest.mark.parametrize("above", ["a", "a.b"])
 def test_a_removal_finds_nothing_below_a_value_but_does_not_enter_a_list(above: str) -> None:
-    assert [effects.conflict(nested(above, held), UNSET) for held in SCALARS] == [None] * len(SCALARS)
+    assert [rules.conflict(nested(above, held), UNSET) for held in SCALARS] == [None] * len(SCALARS)
     for held in ([], [SECRET], [{"c": SECRET}]):
-        problem = effects.conflict(nested(above, held), UNSET) or ""
+        problem = rules.conflict(nested(above, held), UNSET) or ""
         assert problem.startswith(f"coordinator.vars.{above} holds a list")
 
 
 @pytest.mark.parametrize("held", [*SCALARS, [], {}, {"d": 1}], ids=repr)
 def test_a_leaf_may_be_replaced_and_removed_whatever_it_is(held: object) -> None:
-    assert effects.conflict(nested("a.b.c", held), SET) is None
-    assert effects.conflict(nested("a.b.c", held), UNSET) is None
+    assert rules.conflict(nested("a.b.c", held), SET) is None
+    assert rules.conflict(nested("a.b.c", held), UNSET) is None
 
 
 @pytest.mark.parametrize("held", [0, -1.5, Int64(7), Decimal128("1.5"), float("inf")], ids=repr)
 def test_a_number_can_be_added_to(held: object) -> None:
-    assert effects.conflict(nested("a.b.c", held), INCR) is None
+    assert rules.conflict(nested("a.b.c", held), INCR) is None
 
 
 @pytest.mark.parametrize("held", [None, True, False, "", "5", SECRET, b"5", [], [1], {}, {"d": 1}], ids=repr)
 def test_what_is_no_number_cannot_be_added_to(held: object) -> None:
-    problem = effects.conflict(nested("a.b.c", held), INCR) or ""
+    problem = rules.conflict(nested("a.b.c", held), INCR) or ""
     assert problem.startswith("coordinator.vars.a.b.c holds ")
     assert problem.endswith(", not a number")
     assert SECRET not in problem
@@ -85,13 +84,13 @@ MOST, LEAST = 2**63 - 1, -(2**63)
     ],
 )
 def test_a_sum_of_whole_numbers_stays_within_64_bits(held: float, by: float, *, fits: bool) -> None:
-    problem = effects.conflict({"n": held}, rules.incrementing("n", by))
+    problem = rules.conflict({"n": held}, operations.incrementing("n", by))
     assert problem == (None if fits else "coordinator.vars.n would exceed 64 bits")
 
 
 def test_of_several_paths_the_one_in_conflict_is_named() -> None:
-    change = rules.setting({"x": 1, "y.z": 2, "v.w": 3})
-    problem = effects.conflict({"x": {"deep": 1}, "y": 5, "v": {}}, change) or ""
+    change = operations.setting({"x": 1, "y.z": 2, "v.w": 3})
+    problem = rules.conflict({"x": {"deep": 1}, "y": 5, "v": {}}, change) or ""
     assert problem.startswith("coordinator.vars.y holds ")
 
 
@@ -101,25 +100,25 @@ def test_of_several_paths_the_one_in_conflict_is_named() -> None:
 @pytest.mark.parametrize(
     ("change", "before", "after"),
     [
-        (rules.setting({"a.b": 1, "c": [2]}), {}, {"a": {"b": 1}, "c": [2]}),
-        (rules.setting({"a.b": 1}), {"a": {"b": {"x": 1}, "c": 2}}, {"a": {"b": 1, "c": 2}}),
-        (rules.setting({"a.b": {"x": 1}}), {"a": {"b": {"y": 2}}}, {"a": {"b": {"x": 1}}}),
-        (rules.merging({"a": {"b": {"x": 1}}}), {"a": {"b": {"y": 2}}}, {"a": {"b": {"x": 1, "y": 2}}}),
-        (rules.incrementing("a.n", 2), {}, {"a": {"n": 2}}),
-        (rules.incrementing("a.n", 0.5), {"a": {"n": 2}}, {"a": {"n": 2.5}}),
-        (rules.incrementing("n", False), {"n": 2}, {"n": 2}),
-        (rules.incrementing("n", 1), {"n": Decimal128("1.5")}, {"n": Decimal128("2.5")}),
+        (operations.setting({"a.b": 1, "c": [2]}), {}, {"a": {"b": 1}, "c": [2]}),
+        (operations.setting({"a.b": 1}), {"a": {"b": {"x": 1}, "c": 2}}, {"a": {"b": 1, "c": 2}}),
+        (operations.setting({"a.b": {"x": 1}}), {"a": {"b": {"y": 2}}}, {"a": {"b": {"x": 1}}}),
+        (operations.merging({"a": {"b": {"x": 1}}}), {"a": {"b": {"y": 2}}}, {"a": {"b": {"x": 1, "y": 2}}}),
+        (operations.incrementing("a.n", 2), {}, {"a": {"n": 2}}),
+        (operations.incrementing("a.n", 0.5), {"a": {"n": 2}}, {"a": {"n": 2.5}}),
+        (operations.incrementing("n", False), {"n": 2}, {"n": 2}),
+        (operations.incrementing("n", 1), {"n": Decimal128("1.5")}, {"n": Decimal128("2.5")}),
         (
-            rules.unsetting(["a.b", "c", "d.e"], None),
+            operations.unsetting(["a.b", "c", "d.e"], None),
             {"a": {"b": 1}, "c": {"x": 1}, "d": 5},
             {"a": {}, "d": 5},
         ),
-        (rules.NOTHING, {"a": 1}, {"a": 1}),
+        (operations.NOTHING, {"a": 1}, {"a": 1}),
     ],
 )
-def test_the_variables_after_a_change(change: rules.Change, before: Tree, after: Tree) -> None:
+def test_the_variables_after_a_change(change: operations.Change, before: Tree, after: Tree) -> None:
     untouched = copy.deepcopy(before)
-    assert effects.changed(before, change) == after
+    assert rules.changed(before, change) == after
     assert before == untouched
 
 
@@ -135,14 +134,14 @@ def test_the_variables_after_a_change(change: rules.Change, before: Tree, after:
     ],
 )
 def test_a_sum_has_the_size_that_mongodb_gives_it(held: int, by: int, bits: int) -> None:
-    after = effects.changed({"n": held}, rules.incrementing("n", by))
+    after = rules.changed({"n": held}, operations.incrementing("n", by))
     assert after == {"n": held + by}
-    assert rules.size(after) == rules.size({}) + 3 + bits // 8
+    assert operations.size(after) == operations.size({}) + 3 + bits // 8
 
 
 def test_the_result_shares_nothing_with_what_was_given() -> None:
     given, before = {"a": [1]}, {"b": {"c": [2]}}
-    after = effects.changed(before, rules.setting({"x.y": given}))
+    after = rules.changed(before, operations.setting({"x.y": given}))
     given["a"].append(3)
     after["b"]["c"].append(4)
     assert after == {"x": {"y": {"a": [1]}}, "b": {"c": [2, 4]}}
@@ -156,21 +155,21 @@ LIMIT = 1_000_000
 
 def of_bytes(count: int, key: str = "a") -> Tree:
     """Variables of so many BSON bytes, in one text."""
-    tree = {key: "x" * (count - rules.size({key: ""}))}
-    assert rules.size(tree) == count
+    tree = {key: "x" * (count - operations.size({key: ""}))}
+    assert operations.size(tree) == count
     return tree
 
 
-def setting_bytes(count: int) -> rules.Change:
+def setting_bytes(count: int) -> operations.Change:
     """A change that brings a text under `b` of so many bytes, as it counts beside other variables."""
-    return rules.Change(operation="set", sets={"b": "x" * (count - 8)})
+    return operations.Change(operation="set", sets={"b": "x" * (count - 8)})
 
 
 def test_all_variables_have_a_million_bytes_at_most() -> None:
     for brought in (2_000, 60_000):
         variables = of_bytes(LIMIT - brought)
-        vars_size.size_after(variables, setting_bytes(brought))
-        text = refusal(vars_size.size_after, variables, setting_bytes(brought + 1))
+        size_bound.size_after(variables, setting_bytes(brought))
+        text = refusal(size_bound.size_after, variables, setting_bytes(brought + 1))
         assert text.startswith(
             "vars.set: the task's variables would have 1,000,001 bytes, more than 1,000,000"
         )
@@ -178,9 +177,9 @@ def test_all_variables_have_a_million_bytes_at_most() -> None:
 
 def test_variables_that_are_too_large_already_may_shrink_but_not_grow() -> None:
     variables = {**of_bytes(LIMIT + 500_000), "b": "x" * 3_000}
-    vars_size.size_after(variables, rules.setting({"b": "x" * 2_000}))
-    vars_size.size_after(variables, rules.setting({"b": "y" * 3_000}))
-    assert "bytes" in refusal(vars_size.size_after, variables, rules.setting({"b": "x" * 3_001}))
+    size_bound.size_after(variables, operations.setting({"b": "x" * 2_000}))
+    size_bound.size_after(variables, operations.setting({"b": "y" * 3_000}))
+    assert "bytes" in refusal(size_bound.size_after, variables, operations.setting({"b": "x" * 3_001}))
 
 
 # --- empty objects ----------------------------------------------------------------------------------------------
@@ -199,4 +198,4 @@ def test_variables_that_are_too_large_already_may_shrink_but_not_grow() -> None:
     ],
 )
 def test_pruning_takes_the_topmost_objects_without_a_leaf(variables: Tree, empty: Tree) -> None:
-    assert effects.empty_objects(variables) == empty
+    assert rules.empty_objects(variables) == empty

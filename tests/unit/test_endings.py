@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from tests.unit.graphs import node
 
+from flowkit.graph.validation import parse_graph
 from flowkit.limits import LAST_ERROR_CHARS
 from flowkit.models import NodeState, NodeStatus, StatusChange, TaskStatus
-from flowkit.workflows import endings
-from flowkit.workflows.graph import Walk
-from flowkit.workflows.validation import parse_graph
+from flowkit.workflows import views
+from flowkit.workflows.scheduler import Walk
 
 FAILED = NodeState(status=NodeStatus.FAILED, epoch=1, reason_code="flaky", last_error="flaky: no")
 
@@ -24,23 +24,23 @@ def walk(*states: NodeState, **graph: Any) -> Walk:
 
 def test_a_task_that_failed_hard_is_stopped_for_the_failures_code() -> None:
     at = walk(NodeState(), FAILED)
-    assert endings.stop_reason(at.hard_failure, at.states, "ignored") == "hard_fail:flaky"
+    assert views.stop_reason(at.hard_failure, at.states, "ignored") == "hard_fail:flaky"
 
 
 @pytest.mark.parametrize("said, reason", [("enough", "enough"), ("", "user_request"), (None, "user_request")])
 def test_a_cancelled_task_is_stopped_for_what_the_canceller_said(said: str | None, reason: str) -> None:
-    assert endings.stop_reason(None, [], said) == reason
+    assert views.stop_reason(None, [], said) == reason
 
 
 def test_the_failure_text_names_the_first_failed_node_and_counts_the_others() -> None:
-    assert endings.failure_text(walk(NodeState(), FAILED)) == "node 'n1' failed: flaky: no"
+    assert views.failure_text(walk(NodeState(), FAILED)) == "node 'n1' failed: flaky: no"
     others = walk(FAILED, FAILED, NodeState(), FAILED, on_node_failure="continue")
-    assert endings.failure_text(others) == "node 'n0' failed: flaky: no (and 2 more failed nodes)"
+    assert views.failure_text(others) == "node 'n0' failed: flaky: no (and 2 more failed nodes)"
 
 
 def test_a_long_failure_text_is_cut_before_the_count() -> None:
     long = NodeState(status=NodeStatus.FAILED, last_error="x" * 9_000)
-    text = endings.failure_text(walk(long, long, on_node_failure="continue"))
+    text = views.failure_text(walk(long, long, on_node_failure="continue"))
     assert text.endswith("x (and 1 more failed nodes)")
     assert len(text) < LAST_ERROR_CHARS + 50
 
@@ -58,7 +58,7 @@ OPEN: list[tuple[list[NodeStatus], TaskStatus]] = [
 def test_a_task_is_deferred_while_nothing_runs_and_a_node_waits(
     statuses: list[NodeStatus], status: TaskStatus
 ) -> None:
-    assert endings.open_status(walk(*(NodeState(status=each) for each in statuses))) is status
+    assert views.open_status(walk(*(NodeState(status=each) for each in statuses))) is status
 
 
 def changes(count: int) -> list[StatusChange]:
@@ -69,7 +69,7 @@ def changes(count: int) -> list[StatusChange]:
 @pytest.mark.parametrize(("count", "omitted"), [(0, 0), (99, 0), (100, 0), (101, 1), (5_000, 4_900)])
 def test_a_long_history_keeps_its_first_ten_and_its_latest_entries(count: int, omitted: int) -> None:
     history = changes(count)
-    assert endings.shorten(history) == omitted
+    assert views.shorten(history) == omitted
     assert len(history) == min(count, 100)
     assert [change.at for change in history[:10]] == [float(number) for number in range(min(count, 10))]
     assert history[10:] == changes(count)[10 + omitted :]
@@ -79,13 +79,13 @@ def test_a_history_that_grows_one_by_one_is_shortened_each_time() -> None:
     history, omitted = changes(100), 0
     for number in range(100, 500):
         history.append(StatusChange(from_="deferred", to="running", at=float(number)))
-        omitted += endings.shorten(history)
+        omitted += views.shorten(history)
     assert (len(history), omitted, history[9].at, history[-1].at) == (100, 400, 9.0, 499.0)
 
 
 @pytest.mark.parametrize("said", ["x" * 50_000, "\ud800" * 3_000])
 def test_a_cancel_reason_is_cut_and_can_be_encoded(said: str) -> None:
-    assert 0 < len(endings.stop_reason(None, [], said).encode()) <= LAST_ERROR_CHARS
+    assert 0 < len(views.stop_reason(None, [], said).encode()) <= LAST_ERROR_CHARS
 
 
 def attributes(registered: tuple[str, ...], *statuses: str, name: str | None = "g") -> dict[str, Any]:
@@ -94,14 +94,14 @@ def attributes(registered: tuple[str, ...], *statuses: str, name: str | None = "
     steps = zip(["queued", *statuses], statuses, strict=False)
     history = [StatusChange(from_=None, to="queued", at=0.0)]
     history += [StatusChange(from_=before, to=after, at=0.0) for before, after in steps]
-    return {u.key.name: u.value for u in endings.search_attributes(registered, history, graph, {})}
+    return {u.key.name: u.value for u in views.search_attributes(registered, history, graph, {})}
 
 
 def test_only_registered_search_attributes_are_set() -> None:
     assert attributes(("FlowkitPipeline",), "running") == {"FlowkitPipeline": "g"}
     assert attributes(("FlowkitStatus",), "running", "deferred") == {"FlowkitStatus": "deferred"}
     assert attributes((), "running", "deferred") == {}
-    assert attributes(endings.SEARCH_ATTRIBUTES, "running", name=None) == {}
+    assert attributes(views.SEARCH_ATTRIBUTES, "running", name=None) == {}
 
 
 TOLD: list[tuple[list[str], dict[str, str]]] = [
@@ -119,7 +119,7 @@ TOLD: list[tuple[list[str], dict[str, str]]] = [
 def test_the_pipeline_is_told_once_and_the_status_as_soon_as_it_says_more_than_temporals(
     statuses: list[str], told: dict[str, str]
 ) -> None:
-    assert attributes(endings.SEARCH_ATTRIBUTES, *statuses) == told
+    assert attributes(views.SEARCH_ATTRIBUTES, *statuses) == told
 
 
 NAMES: list[tuple[str | None, dict[str, Any], str | None]] = [
@@ -140,4 +140,4 @@ NAMES: list[tuple[str | None, dict[str, Any], str | None]] = [
 def test_a_task_is_called_by_its_pipeline_or_its_graph(
     graph_name: str | None, params: dict[str, Any], name: str | None
 ) -> None:
-    assert endings.pipeline_name(graph_name, params) == name
+    assert views.pipeline_name(graph_name, params) == name

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from temporalio.api.failure.v1 import Failure
 from temporalio.converter import FailureConverter, PayloadConverter
 
-from flowkit.activities.failures import failed_attempt, failure, from_error, refusal
+from flowkit.attempt.failures import failed_attempt, failure, from_error, refusal
 from flowkit.errors import AdapterError, EpochTaken, Fenced, FlowKitError, StoreRefused, StoreUnavailable
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind

@@ -11,7 +11,7 @@ from tests.unit.examples import examples
 from tests.unit.reference_model import End, ends_of, settled, startable
 
 from flowkit.models import FanIn, Graph, Node, NodeState, NodeStatus, OnNodeFailure, SkipReason
-from flowkit.workflows.graph import Walk
+from flowkit.workflows.scheduler import Walk
 
 THOROUGH = settings(
     max_examples=examples(400), deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]

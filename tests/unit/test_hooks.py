@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.unit.turns import others_had_their_turn
 
+from flowkit.activities.batches.batch_sources import as_batch
+from flowkit.activities.handler_calls import Hooks
 from flowkit.activities.handlers import Batch, BatchResult
-from flowkit.activities.hooks import Hooks
-from flowkit.activities.inputs import as_batch
 from flowkit.activities.roles import as_result
 from flowkit.activities.threads import Threads
-from flowkit.adapters.patience import AttemptClock, measured_by
+from flowkit.adapters.retry import AttemptClock, measured_by
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowkit.activities.attempts import AttemptFailed
+from flowkit.activities.batches.batch_sources import Input, InputSettings
+from flowkit.activities.handler_calls import Hooks
 from flowkit.activities.handlers import RoleHandler
-from flowkit.activities.hooks import Hooks
-from flowkit.activities.inputs import Input, InputSettings
-from flowkit.adapters.store import TaskStore
+from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.errors import BadInput, GraphError
-from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeIO
-from flowkit.workflows.input_args import (
+from flowkit.graph.input_adapters import (
     NOOP,
     PULL,
     RECHUNK,
@@ -27,7 +26,8 @@ from flowkit.workflows.input_args import (
     parse_pull,
     with_alias,
 )
-from flowkit.workflows.validation import parse_graph
+from flowkit.graph.validation import parse_graph
+from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeIO
 
 PULLING = [PULL, RECHUNK]
 DEFAULTS = {"poll_ms": 7, "backoff_max_ms": 77}

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.graphs import one
 
 from flowkit.errors import GraphError
+from flowkit.graph.task_input import parse_input
 from flowkit.limits import ID_CHARS
-from flowkit.workflows.inputs import parse_input
 
 
 def refused(given: object, task_id: str = "t") -> GraphError:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.examples import THOROUGH, examples
 
-from flowkit.adapters import documents
-from flowkit.adapters.store import TaskStore
+from flowkit.adapters.tasks import task_fields
+from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.client import TaskClient
 from flowkit.errors import GraphError
 from flowkit.testing import memory_database
@@ -125,4 +125,4 @@ async def test_a_task_is_refused_readably_or_can_be_stored(graph: Any, params: A
             assert len(problem) < 700, problem
         return
     started, task_id = caught.value.args
-    assert bson.encode(documents.new_task(task_id, started["params"], started["graph"], 0.0))
+    assert bson.encode(task_fields.new_task(task_id, started["params"], started["graph"], 0.0))

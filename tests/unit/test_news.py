@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.integration.world import let_pass
 
-from flowkit.adapters.news import ByteBudget, News, Newsroom
+from flowkit.adapters.notifications import ByteBudget, News, Newsroom
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

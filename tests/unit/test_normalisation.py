@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.unit.graphs import PULL, RECHUNK, node, one, pulling, two
 
+from flowkit.graph.validation import normalised, parse_graph
 from flowkit.models import FanIn, NodeIO, OnNodeFailure, RetryPolicy
-from flowkit.workflows.validation import normalised, parse_graph
 
 RUNTIME: dict[str, Any] = {
     "status": "finished",

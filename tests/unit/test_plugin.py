@@ -18,7 +18,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 from temporalio.workflow import NondeterminismError
 
 from flowkit import CoordinatorConfig, WorkerConfig
-from flowkit.duties import Duty
+from flowkit.engine.component import Duty
 from flowkit.errors import ConfigError
 from flowkit.models import AttemptInput, FailureKind
 from flowkit.plugin import FlowKitPlugin

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.examples import examples
 
 from flowkit.models import AttemptFailure, FailureKind, NodeState, RetryPolicy
-from flowkit.workflows.policy import MAX_LOSSES, Again, GiveUp, backoff, decide
+from flowkit.workflows.retry import MAX_LOSSES, Again, GiveUp, backoff, decide
 
 BOOM = AttemptFailure(kind=FailureKind.FAILURE, code="boom", message="it broke")
 LOST = AttemptFailure(kind=FailureKind.LOSS, code="lease_lost", message="no heartbeat")

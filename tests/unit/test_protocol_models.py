@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import ValidationError
 
-from flowkit.adapters.documents import new_task
+from flowkit.adapters.tasks.task_fields import new_task
+from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeStatus, TaskStatus
 from flowkit.protocol import messages
 from flowkit.protocol.messages import (
@@ -36,7 +37,6 @@ from flowkit.protocol.messages import (
     outbox_fingerprint,
     read_payload,
 )
-from flowkit.workflows.validation import parse_graph
 
 if TYPE_CHECKING:
     import enum

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit import WorkerConfig
-from flowkit.adapters.pull import SourcesIdle
+from flowkit.activities.batches.puller import SourcesIdle
 from flowkit.core.time import ManualClock
 from flowkit.errors import BadInput
 from flowkit.testing import memory_database

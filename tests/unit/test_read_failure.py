@@ -22,7 +22,7 @@ from tests.unit.examples import examples
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind, NodeState, RetryPolicy
 from flowkit.workflows.failures import is_reported, read_failure
-from flowkit.workflows.policy import decide
+from flowkit.workflows.retry import decide
 
 
 def wrapped(cause: BaseException) -> ActivityError:

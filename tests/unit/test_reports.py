@@ -10,6 +10,7 @@ import pytest
 from tests.unit import large
 from tests.unit.graphs import node
 
+from flowkit.graph.validation import parse_graph
 from flowkit.limits import PAYLOAD_BYTES, REPORT_BYTES
 from flowkit.models import (
     CloseTask,
@@ -23,10 +24,9 @@ from flowkit.models import (
     TaskStatus,
 )
 from flowkit.workflows.budget import json_size
-from flowkit.workflows.graph import Walk
+from flowkit.workflows.payloads import slim
 from flowkit.workflows.reports import fitted, node_record, parts_of, status_view
-from flowkit.workflows.sending import slim
-from flowkit.workflows.validation import parse_graph
+from flowkit.workflows.scheduler import Walk
 
 HISTORY = [StatusChange(from_="running", to="deferred", at=1_763_788_905.123456)] * 100
 COMMON: dict[str, Any] = {"task_id": "t" * 200, "run_id": "r" * 36, "run_seq": 1, "at": 0.5}

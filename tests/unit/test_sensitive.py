@@ -10,7 +10,7 @@ from bson import Binary
 from tests.unit import detectors
 from tests.unit.changes import SECRET, refusal
 
-from flowkit.adapters.sensitive import DefaultDetector, Detector, SensitiveDetectorProto, entropy
+from flowkit.adapters.vars.sensitive import DefaultDetector, Detector, SensitiveDetectorProto, entropy
 from flowkit.errors import AdapterError
 
 PATH = "coordinator.vars.a"

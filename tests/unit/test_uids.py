@@ -10,7 +10,7 @@ from bson import Int64, ObjectId
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowkit.adapters.uids import qualified, uid_text
+from flowkit.adapters.batch_uids import qualified, uid_text
 
 uids = st.text(alphabet=st.sampled_from("ab@%/ 4ü0") | st.characters(), max_size=8)
 sources = st.text(alphabet=st.sampled_from("uv@%/.") | st.characters(), min_size=1, max_size=5)

@@ -10,7 +10,7 @@ from tests.unit.graphs import PULL, RECHUNK, node, one, pulling, refusal, two
 
 from flowkit import limits
 from flowkit.errors import FlowKitError, GraphError
-from flowkit.workflows.validation import FIRST_RULES, parse_graph, too_many_nodes, unknown_function
+from flowkit.graph.validation import FIRST_RULES, parse_graph, too_many_nodes, unknown_function
 
 ROLE_RULE = "letters, digits, '.', '_', '-'"
 ID_RULE = "1 to 200 printable characters"

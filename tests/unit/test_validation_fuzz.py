@@ -12,7 +12,7 @@ from tests.unit.examples import examples
 from tests.unit.graphs import RECHUNK, node, one, pulling, refusal, two
 
 from flowkit.errors import GraphError
-from flowkit.workflows.validation import parse_graph
+from flowkit.graph.validation import parse_graph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.unit.changes import SECRET, refusal
 
-from flowkit.adapters import vars as rules
+from flowkit.adapters.vars import operations
 
 # --- set --------------------------------------------------------------------------------------------------------
 
@@ -32,7 +32,7 @@ from flowkit.adapters import vars as rules
     ],
 )
 def test_set_takes_dotted_and_nested_keys_together(given: dict[str, Any], leaves: dict[str, Any]) -> None:
-    change = rules.setting(given)
+    change = operations.setting(given)
     assert (change.operation, change.sets, change.block_sensitive) == ("set", leaves, False)
     assert (change.adds, change.removes) == ({}, ())
 
@@ -41,14 +41,14 @@ def test_set_takes_dotted_and_nested_keys_together(given: dict[str, Any], leaves
     "whole", [{}, {"c": {"d": 1}}, {"$c": 1, "d.e": {"": 2}}, {"c": {str(n): n for n in range(300)}}]
 )
 def test_set_keeps_a_dict_under_a_dotted_key_whole(whole: dict[str, Any]) -> None:
-    change = rules.setting({"kv": {"a.b": whole}})
+    change = operations.setting({"kv": {"a.b": whole}})
     assert change.sets == {"a.b": whole}
     assert change.paths == ["coordinator.vars.a.b"]
 
 
 @pytest.mark.parametrize("given", [{"a": {}}, {"a": {"b": {}, "c": {"d": {}}}}, {"kv": {"a": {}}}])
 def test_an_object_without_leaves_sets_nothing(given: dict[str, Any]) -> None:
-    assert rules.setting(given).paths == rules.merging(given).paths == []
+    assert operations.setting(given).paths == operations.merging(given).paths == []
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_an_object_without_leaves_sets_nothing(given: dict[str, Any]) -> None:
 def test_set_looks_into_kv_when_it_is_a_dict_and_then_at_nothing_else(
     given: dict[str, Any], leaves: dict[str, Any]
 ) -> None:
-    assert rules.setting(given).sets == leaves
+    assert operations.setting(given).sets == leaves
 
 
 # --- merge ------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_set_looks_into_kv_when_it_is_a_dict_and_then_at_nothing_else(
     ],
 )
 def test_merge_takes_data_else_kv_else_all_keywords(given: dict[str, Any], leaves: dict[str, Any]) -> None:
-    change = rules.merging(given)
+    change = operations.merging(given)
     assert (change.operation, change.sets, change.block_sensitive) == ("merge", leaves, False)
     assert (change.adds, change.removes) == ({}, ())
 
@@ -95,14 +95,14 @@ def test_merge_takes_data_else_kv_else_all_keywords(given: dict[str, Any], leave
 @pytest.mark.parametrize("wrapper", ["data", "kv"])
 @pytest.mark.parametrize("wrong", [None, 5, SECRET, [("a", SECRET)], {SECRET}])
 def test_merge_refuses_what_is_no_mapping(wrapper: str, wrong: object) -> None:
-    text = refusal(rules.merging, {wrapper: wrong, "a": 1})
+    text = refusal(operations.merging, {wrapper: wrong, "a": 1})
     assert f"{wrapper!r} must be a mapping, not {type(wrong).__name__}" in text
 
 
 @pytest.mark.parametrize("given", [{"a.b": SECRET}, {"a": {"b.c": SECRET}}, {"a": {"b": {".": SECRET}}}])
 def test_merge_refuses_a_dot_in_any_key(given: dict[str, Any]) -> None:
     for form in (given, {"data": given}, {"kv": given}):
-        assert "holds '.'" in refusal(rules.merging, form)
+        assert "holds '.'" in refusal(operations.merging, form)
 
 
 # --- block_sensitive --------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def test_merge_refuses_a_dot_in_any_key(given: dict[str, Any]) -> None:
 def test_block_sensitive_is_honoured_and_never_stored(
     operation: str, wrapper: str | None, *, block: bool
 ) -> None:
-    rule = getattr(rules, operation)
+    rule = getattr(operations, operation)
     if operation == "setting" and wrapper == "data":
         wrapper = "kv"
     data = {"a": {"b": 1}}
@@ -129,20 +129,20 @@ def test_block_sensitive_is_honoured_and_never_stored(
 @pytest.mark.parametrize(("outside", "inside"), [(True, False), (False, True), (True, True)])
 def test_either_block_sensitive_is_enough(*, outside: bool, inside: bool) -> None:
     given = {"kv": {"a": 1, "block_sensitive": inside}, "block_sensitive": outside}
-    assert rules.setting(given).block_sensitive
-    assert rules.merging(given).block_sensitive
+    assert operations.setting(given).block_sensitive
+    assert operations.merging(given).block_sensitive
 
 
 @pytest.mark.parametrize("wrong", [SECRET, 1, [True]])
 @pytest.mark.parametrize("operation", ["setting", "merging"])
 def test_block_sensitive_is_a_truth_value(operation: str, wrong: object) -> None:
-    rule = getattr(rules, operation)
+    rule = getattr(operations, operation)
     for given in ({"a": 1, "block_sensitive": wrong}, {"kv": {"a": 1, "block_sensitive": wrong}}):
         assert "block_sensitive must be true or false" in refusal(rule, given)
 
 
 def test_a_variable_of_that_name_may_stand_deeper() -> None:
-    assert rules.merging({"a": {"block_sensitive": 5}}).sets == {"a.block_sensitive": 5}
+    assert operations.merging({"a": {"block_sensitive": 5}}).sets == {"a.block_sensitive": 5}
 
 
 # --- incr -------------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_a_variable_of_that_name_may_stand_deeper() -> None:
     ],
 )
 def test_incr_adds_any_finite_number_of_64_bits(by: float, amount: float) -> None:
-    change = rules.incrementing("a.b", by)
+    change = operations.incrementing("a.b", by)
     assert (change.operation, change.sets, change.removes) == ("incr", {}, ())
     assert change.adds == {"a.b": amount}
     assert type(change.adds["a.b"]) is type(amount)
@@ -175,13 +175,13 @@ def test_incr_adds_any_finite_number_of_64_bits(by: float, amount: float) -> Non
 
 @pytest.mark.parametrize("wrong", [None, "1", SECRET, [1], {"n": 1}, 1j, b"1", Decimal(1), Fraction(1, 2)])
 def test_incr_refuses_what_is_no_number(wrong: object) -> None:
-    text = refusal(rules.incrementing, "a", wrong)
+    text = refusal(operations.incrementing, "a", wrong)
     assert f"must be int or float, not {type(wrong).__name__}" in text
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 def test_incr_refuses_what_is_not_finite(wrong: float) -> None:
-    assert "must be finite" in refusal(rules.incrementing, "a", wrong)
+    assert "must be finite" in refusal(operations.incrementing, "a", wrong)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_incr_refuses_what_is_not_finite(wrong: float) -> None:
     [2**63, -(2**63) - 1, pytest.param(10**400, id="huge"), pytest.param(-(10**400), id="-huge")],
 )
 def test_incr_refuses_whole_numbers_beyond_64_bits(wrong: int) -> None:
-    assert "64 bits" in refusal(rules.incrementing, "a", wrong)
+    assert "64 bits" in refusal(operations.incrementing, "a", wrong)
 
 
 # --- unset ------------------------------------------------------------------------------------------------------
@@ -211,40 +211,40 @@ def test_incr_refuses_whole_numbers_beyond_64_bits(wrong: int) -> None:
     ],
 )
 def test_unset_takes_paths_and_keys(paths: list[Any], keys: Any, removed: tuple[str, ...]) -> None:
-    change = rules.unsetting(paths, keys)
+    change = operations.unsetting(paths, keys)
     assert (change.operation, change.sets, change.adds) == ("unset", {}, {})
     assert change.removes == removed
 
 
 @pytest.mark.parametrize("wrong", [SECRET, b"a", 7, 1.5])
 def test_unset_refuses_keys_that_are_no_iterable_of_strings(wrong: object) -> None:
-    assert f"not {type(wrong).__name__}" in refusal(rules.unsetting, ["a"], wrong)
+    assert f"not {type(wrong).__name__}" in refusal(operations.unsetting, ["a"], wrong)
 
 
 # --- what a change tells of itself ------------------------------------------------------------------------------
 
 
 def test_paths_are_full_and_sorted() -> None:
-    change = rules.setting({"b": 1, "a": {"z": 1, "c": 2}, "a.b": 3})
+    change = operations.setting({"b": 1, "a": {"z": 1, "c": 2}, "a.b": 3})
     assert change.paths == [f"coordinator.vars.{path}" for path in ("a.b", "a.c", "a.z", "b")]
-    assert rules.incrementing("b.a", 1).paths == ["coordinator.vars.b.a"]
-    assert rules.unsetting(["b", "a.c"], ["a.b"]).paths == [
+    assert operations.incrementing("b.a", 1).paths == ["coordinator.vars.b.a"]
+    assert operations.unsetting(["b", "a.c"], ["a.b"]).paths == [
         f"coordinator.vars.{path}" for path in ("a.b", "a.c", "b")
     ]
 
 
 def test_ancestors_are_what_must_be_an_object() -> None:
-    assert rules.setting({"a": {"b": {"c": 1}}, "a.d": 2, "e": 3}).ancestors == ["a", "a.b"]
-    assert rules.incrementing("a.b.c", 1).ancestors == ["a", "a.b"]
-    assert rules.unsetting(["a"], None).ancestors == []
+    assert operations.setting({"a": {"b": {"c": 1}}, "a.d": 2, "e": 3}).ancestors == ["a", "a.b"]
+    assert operations.incrementing("a.b.c", 1).ancestors == ["a", "a.b"]
+    assert operations.unsetting(["a"], None).ancestors == []
 
 
 def test_what_is_given_stays_as_it_was() -> None:
     given = {"kv": {"a": {"b": [1]}, "c.d": {"e": 1}, "block_sensitive": True}}
     before = copy.deepcopy(given)
-    rules.setting(given)
+    operations.setting(given)
     assert given == before
     merged = {"data": {"a": {"b": [1]}, "block_sensitive": True}}
     before = copy.deepcopy(merged)
-    rules.merging(merged)
+    operations.merging(merged)
     assert merged == before

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.unit.changes import ON_A_PATH, ON_MANY_PATHS, SECRET, refusal
 
-from flowkit.adapters import vars as rules
+from flowkit.adapters.vars import operations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowkit.adapters.vars import Change
+    from flowkit.adapters.vars.operations import Change
 
 BAD_PATHS = ["", ".", "a.", ".a", "a..b", "$a", "a.$b", "$", "a\0b", "a.b\0", "$a.b", "a.b.$c.d"]
 
@@ -37,21 +37,21 @@ BAD_KEYS = ["$x", "", "x\0", 5, None, 1.5, True, b"x", ("x",)]
 @pytest.mark.parametrize("key", BAD_KEYS, ids=repr)
 @pytest.mark.parametrize("value", [SECRET, {}, {"b": SECRET}], ids=["scalar", "nothing", "object"])
 def test_every_key_of_an_object_is_checked_the_first_one_too(key: Any, value: Any) -> None:
-    for rule in (rules.setting, rules.merging):
+    for rule in (operations.setting, operations.merging):
         for tree in ({key: value}, {"a": {key: value}}, {"a": {"b": {"c": {key: value}}}}):
             assert refusal(rule, {"kv": tree})
 
 
 @pytest.mark.parametrize("key", [5, None, b"a", ["a"], ("a", "b"), 1.5], ids=repr)
 def test_a_key_of_incr_and_a_path_of_unset_are_texts(key: Any) -> None:
-    assert "non-empty string" in refusal(rules.incrementing, key, 1)
-    assert "non-empty string" in refusal(rules.unsetting, [key], None)
+    assert "non-empty string" in refusal(operations.incrementing, key, 1)
+    assert "non-empty string" in refusal(operations.unsetting, [key], None)
 
 
 @pytest.mark.parametrize("value", [SECRET, {"b": SECRET}], ids=["scalar", "object"])
 def test_only_the_top_keys_of_set_may_hold_dots(value: Any) -> None:
-    assert rules.setting({"kv": {"x.y": SECRET}}).sets == {"x.y": SECRET}
-    assert "holds '.'" in refusal(rules.setting, {"kv": {"a": {"x.y": value}}})
+    assert operations.setting({"kv": {"x.y": SECRET}}).sets == {"x.y": SECRET}
+    assert "holds '.'" in refusal(operations.setting, {"kv": {"a": {"x.y": value}}})
 
 
 @pytest.mark.parametrize("operate", ON_A_PATH.values(), ids=list(ON_A_PATH))
@@ -97,17 +97,17 @@ def test_no_path_lies_below_another(
     ],
 )
 def test_no_leaf_of_an_object_lies_below_a_path(tree: dict[str, Any]) -> None:
-    assert "coordinator.vars.a.b.c lies below coordinator.vars.a.b;" in refusal(rules.setting, tree)
+    assert "coordinator.vars.a.b.c lies below coordinator.vars.a.b;" in refusal(operations.setting, tree)
 
 
 @pytest.mark.parametrize(
     "tree", [{"a": {"b": SECRET}, "a.b": SECRET}, {"a.b": {"c": SECRET}, "a": {"b": SECRET}}]
 )
 def test_no_path_is_given_twice(tree: dict[str, Any]) -> None:
-    assert "coordinator.vars.a.b is given twice" in refusal(rules.setting, tree)
+    assert "coordinator.vars.a.b is given twice" in refusal(operations.setting, tree)
 
 
 @pytest.mark.parametrize("paths", [["a", "ab"], ["a.b", "a.c", "b"], ["a.b", "a.bc"], ["a-b", "a.b", "a!"]])
 def test_paths_with_the_same_beginning_do_not_overlap(paths: list[str]) -> None:
-    assert set(rules.setting(dict.fromkeys(paths, 1)).sets) == set(paths)
-    assert set(rules.unsetting(paths, None).removes) == set(paths)
+    assert set(operations.setting(dict.fromkeys(paths, 1)).sets) == set(paths)
+    assert set(operations.unsetting(paths, None).removes) == set(paths)

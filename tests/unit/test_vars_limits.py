@@ -12,12 +12,12 @@ import pytest
 from bson import Binary, Decimal128, ObjectId
 from tests.unit.changes import ON_A_PATH, ON_MANY_PATHS, SECRET, nested, refusal
 
-from flowkit.adapters import vars as rules
+from flowkit.adapters.vars import operations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowkit.adapters.vars import Change
+    from flowkit.adapters.vars.operations import Change
 
 PREFIX = "coordinator.vars."
 
@@ -70,7 +70,7 @@ def test_a_path_of_the_most_segments_may_have_the_most_characters() -> None:
 def test_the_limits_hold_for_objects_that_end_in_nothing(
     operation: str, longest: str, beyond: str, told: str
 ) -> None:
-    rule = getattr(rules, operation)
+    rule = getattr(operations, operation)
     assert rule({"kv": nested(longest, {})}).paths == []
     assert told in refusal(rule, {"kv": nested(beyond, {})})
 
@@ -78,14 +78,14 @@ def test_the_limits_hold_for_objects_that_end_in_nothing(
 def test_nesting_without_end_is_refused() -> None:
     endless: dict[str, Any] = {}
     endless["a"] = endless
-    for rule in (rules.setting, rules.merging):
+    for rule in (operations.setting, operations.merging):
         assert "deeper than 14" in refusal(rule, {"kv": endless})
 
 
 def test_what_is_refused_is_shown_with_its_full_path_cut_short() -> None:
-    text = refusal(rules.setting, {of_segments(15): 1})
+    text = refusal(operations.setting, {of_segments(15): 1})
     assert PREFIX + of_segments(15) in text
-    assert len(refusal(rules.setting, {of_characters(100_000): 1})) < 300
+    assert len(refusal(operations.setting, {of_characters(100_000): 1})) < 300
 
 
 # --- number of keys ---------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def test_an_operation_names_256_keys_at_most(operate: Callable[[list[str]], Chan
 
 def test_keys_that_are_named_twice_count_once() -> None:
     names = [f"k{n}" for n in range(256)]
-    assert len(rules.unsetting(names, names).removes) == 256
+    assert len(operations.unsetting(names, names).removes) == 256
 
 
 # --- values -----------------------------------------------------------------------------------------------------
@@ -123,17 +123,17 @@ def test_a_text_and_bytes_have_64_kib_at_most(fits: Any, beyond: Any, form: str)
     def given(value: Any) -> dict[str, Any]:
         return {"kv": {"a.b": value} if form == "a.b" else {"a": {"b": value}}}
 
-    assert rules.setting(given(fits)).sets == {"a.b": fits}
-    text = refusal(rules.setting, given(beyond))
+    assert operations.setting(given(fits)).sets == {"a.b": fits}
+    text = refusal(operations.setting, given(beyond))
     assert "coordinator.vars.a.b has 65,537 bytes, more than 65,536" in text
     if form == "nested":
-        assert rules.merging(given(fits)).sets == {"a.b": fits}
-        assert "65,537 bytes" in refusal(rules.merging, given(beyond))
+        assert operations.merging(given(fits)).sets == {"a.b": fits}
+        assert "65,537 bytes" in refusal(operations.merging, given(beyond))
 
 
 @pytest.mark.parametrize("value", [["x" * (FULL + 1)], [0] * FULL, {"k": "x" * (FULL + 1)}])
 def test_other_values_are_not_measured_one_by_one(value: Any) -> None:
-    assert rules.setting({"kv": {"a.b": value}}).sets == {"a.b": value}
+    assert operations.setting({"kv": {"a.b": value}}).sets == {"a.b": value}
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_other_values_are_not_measured_one_by_one(value: Any) -> None:
     ids=repr,
 )
 def test_what_mongodb_can_hold_is_taken_as_it_is(value: Any) -> None:
-    assert rules.setting({"a": value}).sets == rules.merging({"a": value}).sets == {"a": value}
+    assert operations.setting({"a": value}).sets == operations.merging({"a": value}).sets == {"a": value}
 
 
 class _Own:
@@ -187,14 +187,14 @@ ENDLESS.append(ENDLESS)
     ids=lambda value: type(value).__name__,
 )
 def test_what_mongodb_cannot_hold_is_refused(value: Any) -> None:
-    for rule in (rules.setting, rules.merging):
+    for rule in (operations.setting, operations.merging):
         text = refusal(rule, {"a": {"b": value}})
-        assert f"the value of coordinator.vars.a.b, {rules.kind(value)}, cannot be stored" in text
+        assert f"the value of coordinator.vars.a.b, {operations.kind(value)}, cannot be stored" in text
 
 
 @pytest.mark.parametrize("inner", [{1: SECRET}, {"k\0": SECRET}, {"k": {None: SECRET}}, {"k": {SECRET}}])
 def test_a_dict_that_is_kept_whole_must_be_one_that_mongodb_can_hold(inner: Any) -> None:
-    assert "coordinator.vars.a.b, a dict, cannot be stored" in refusal(rules.setting, {"a.b": inner})
+    assert "coordinator.vars.a.b, a dict, cannot be stored" in refusal(operations.setting, {"a.b": inner})
 
 
 def lists(levels: int) -> Any:
@@ -204,7 +204,7 @@ def lists(levels: int) -> Any:
 
 @pytest.mark.parametrize(("path", "levels"), [("a", 97), ("a.b.c", 95)])
 def test_a_value_is_nested_no_deeper_than_mongodb_stores(path: str, levels: int) -> None:
-    assert rules.setting({"kv": {path: lists(levels)}}).paths == [PREFIX + path]
+    assert operations.setting({"kv": {path: lists(levels)}}).paths == [PREFIX + path]
     for beyond in (levels + 1, 200):
-        text = refusal(rules.setting, {"kv": {path: lists(beyond)}})
+        text = refusal(operations.setting, {"kv": {path: lists(beyond)}})
         assert f"the value of {PREFIX}{path} is nested deeper than the 100 levels" in text

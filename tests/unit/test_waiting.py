@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tests.unit.graphs import node
 
+from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeRecord, NodeState, NodeStatus, RecordTask, TaskStatus
-from flowkit.workflows.document import told
-from flowkit.workflows.validation import parse_graph
-from flowkit.workflows.waiting import attempt_text, next_try, span, timer_text
+from flowkit.workflows.document_activities import told
+from flowkit.workflows.summaries import attempt_text, next_try, span, timer_text
 
 LONG_ID = "n" * 200
 

@@ -9,10 +9,12 @@ from typing import Annotated, NoReturn
 import typer
 
 from flowkit import version
-from flowkit.cli import checking, output, processes, retention, tasks, variables
+from flowkit.cli import output, processes
 from flowkit.cli.doctor.command import doctor
 from flowkit.cli.errors import EPILOG, Exit, report
 from flowkit.cli.project.command import init
+from flowkit.cli.retention.commands import close_orphaned, purge
+from flowkit.cli.tasks import commands, validate, variables
 from flowkit.cli.up.command import up
 
 app = typer.Typer(
@@ -26,17 +28,17 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "up": up,
     "engine": processes.engine,
     "worker": processes.worker,
-    "run": tasks.run,
-    "status": tasks.status,
-    "cancel": tasks.cancel,
-    "list": tasks.list_tasks,
+    "run": commands.run,
+    "status": commands.status,
+    "cancel": commands.cancel,
+    "list": commands.list_tasks,
     "vars": variables.task_vars,
-    "validate": checking.validate,
-    "schema": checking.schema,
+    "validate": validate.validate,
+    "schema": validate.schema,
     "doctor": doctor,
     "init": init,
-    "purge": retention.purge,
-    "close-orphaned": retention.close_orphaned,
+    "purge": purge,
+    "close-orphaned": close_orphaned,
 }
 for name, command in _COMMANDS.items():
     app.command(name, epilog=EPILOG)(command)

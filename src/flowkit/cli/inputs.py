@@ -10,8 +10,8 @@ from typing import Any
 
 from flowkit.cli.errors import flat, remedied
 from flowkit.errors import ConfigError
-from flowkit.task_input import checked
-from flowkit.workflows.inputs import parse_input
+from flowkit.graph.submission import checked
+from flowkit.graph.task_input import parse_input
 
 _HERE = "this-file"
 """Stands for the task's id where only the rest is looked at."""

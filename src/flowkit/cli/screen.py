@@ -13,14 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from flowkit.models import NodeStatus
-from flowkit.workflows.waiting import span
+from flowkit.workflows.summaries import span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rich.console import Console, RenderableType
 
-    from flowkit.cli.looking import NodeView, TaskView
+    from flowkit.cli.tasks.view import NodeView, TaskView
 
 _STYLES = {
     "running": "cyan",

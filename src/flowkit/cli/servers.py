@@ -12,7 +12,7 @@ from pymongo.errors import InvalidName, PyMongoError
 from temporalio.envconfig import ClientConfig
 from temporalio.service import RPCError
 
-from flowkit.adapters.store import TaskStore
+from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.arguments import printed
 from flowkit.cli.errors import flat, remedied
 from flowkit.client import TaskCatalog, TaskClient

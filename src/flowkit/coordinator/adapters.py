@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flowkit.adapters.coordinator import CoordinatorAdapters, default_adapters
-from flowkit.adapters.sensitive import SensitiveDetectorProto
+from flowkit.activities.builtin_functions import CoordinatorAdapters, default_adapters
+from flowkit.adapters.vars.sensitive import SensitiveDetectorProto
 from flowkit.errors import AdapterError
 
 __all__ = ["AdapterError", "CoordinatorAdapters", "SensitiveDetectorProto", "default_adapters"]

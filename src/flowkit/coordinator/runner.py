@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit import version
 from flowkit.activities.background import Health
-from flowkit.activities.home import HomeLoop
+from flowkit.activities.builtin_functions import default_adapters
+from flowkit.activities.loop_portal import HomeLoop
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.coordinator import default_adapters
-from flowkit.adapters.store import TaskStore
-from flowkit.adapters.variables import Variables
+from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.vars.store import Variables
 from flowkit.arguments import (
     check_wait,
     client_problem,
@@ -32,7 +32,8 @@ from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.config import CoordinatorConfig
 from flowkit.connection import Namespace, WorkerTask, WorkerThread, connect
 from flowkit.core.time import SystemClock
-from flowkit.engine import check_functions, engine_workers, prepared_settings
+from flowkit.engine.sweep import Sweep
+from flowkit.engine.worker import check_functions, engine_workers, prepared_settings
 from flowkit.errors import Removed
 from flowkit.protocol.messages import (
     Envelope,
@@ -43,9 +44,8 @@ from flowkit.protocol.messages import (
     Role,
     RunState,
 )
-from flowkit.sweep import Sweep
 from flowkit.text import clean
-from flowkit.workflows.endings import DEFAULT_CANCEL_REASON
+from flowkit.workflows.views import DEFAULT_CANCEL_REASON
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -68,7 +68,7 @@ __all__ = [
     "RunState",
 ]
 
-_logger = logging.getLogger("flowkit.engine")
+_logger = logging.getLogger("flowkit.engine.worker")
 
 T = TypeVar("T")
 

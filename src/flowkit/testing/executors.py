@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio.testing import ActivityEnvironment
 
-from flowkit.activities.home import HomeLoop
+from flowkit.activities.loop_portal import HomeLoop
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.store import TaskStore
+from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.config import CoordinatorConfig
-from flowkit.engine import activity_name, engine_activities, function_activities, settings_of
+from flowkit.engine.worker import activity_name, engine_activities, function_activities, settings_of
 from flowkit.errors import ConfigError
 from flowkit.worker.runner import Worker
 

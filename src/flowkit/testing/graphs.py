@@ -6,16 +6,16 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flowkit.activities.builtin_functions import default_adapters
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.coordinator import default_adapters
-from flowkit.adapters.store import TaskStore
+from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.graph.submission import checked, jsonable
+from flowkit.graph.task_input import parse_input
+from flowkit.graph.validation import raise_if, unknown_function
 from flowkit.models import NodeStatus
-from flowkit.task_input import checked, jsonable
 from flowkit.testing.executors import executors
 from flowkit.testing.memory import memory_database
 from flowkit.testing.task import TimelessTask
-from flowkit.workflows.inputs import parse_input
-from flowkit.workflows.validation import raise_if, unknown_function
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

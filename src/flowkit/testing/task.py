@@ -21,18 +21,18 @@ from flowkit.models import (
     TaskStatus,
 )
 from flowkit.testing.executors import RUN
-from flowkit.workflows.endings import failure_text
 from flowkit.workflows.failures import read_failure
-from flowkit.workflows.flight import Flight
-from flowkit.workflows.graph import Walk
-from flowkit.workflows.policy import GiveUp, decide
+from flowkit.workflows.node import attempt_input, note_failure
+from flowkit.workflows.node_context import Flight
 from flowkit.workflows.reports import node_record, pulled_nodes
-from flowkit.workflows.walk import attempt_input, note_failure
+from flowkit.workflows.retry import GiveUp, decide
+from flowkit.workflows.scheduler import Walk
+from flowkit.workflows.views import failure_text
 
 if TYPE_CHECKING:
+    from flowkit.graph.task_input import NewTask
     from flowkit.models import Graph, Node, NodeRecord
     from flowkit.testing.executors import Executors
-    from flowkit.workflows.inputs import NewTask
 
 _RUN_SEQ = 1
 

@@ -15,18 +15,18 @@ from temporalio import worker as temporal
 
 from flowkit.activities.attempts import Host
 from flowkit.activities.background import Health
+from flowkit.activities.batches.batch_sources import InputSettings
 from flowkit.activities.echo import EchoHandler
+from flowkit.activities.handler_calls import Hooks
 from flowkit.activities.handlers import RoleHandler
-from flowkit.activities.home import HomeLoop
-from flowkit.activities.hooks import Hooks
-from flowkit.activities.inputs import InputSettings
+from flowkit.activities.loop_portal import HomeLoop
 from flowkit.activities.presence import Presence
 from flowkit.activities.processes import ProcessPool
 from flowkit.activities.roles import RoleActivities, RoleHost
 from flowkit.activities.threads import Threads
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.news import ByteBudget
-from flowkit.adapters.store import TaskStore
+from flowkit.adapters.notifications import ByteBudget
+from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.arguments import (
     client_problem,
     clock_problem,

@@ -12,10 +12,10 @@ from temporalio.service import RPCError
 from flowkit.adapters.mongo import words
 from flowkit.cli.doctor.findings import Finding, bad, note, ok
 from flowkit.cli.errors import flat
-from flowkit.cli.looking import missing, polled
 from flowkit.cli.servers import database, temporal_address, temporal_client, without_password
+from flowkit.cli.tasks.view import missing, polled
 from flowkit.errors import FlowKitError
-from flowkit.workflows.endings import SEARCH_ATTRIBUTES
+from flowkit.workflows.views import SEARCH_ATTRIBUTES
 
 if TYPE_CHECKING:
     from temporalio.client import Client

@@ -11,8 +11,8 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from flowkit.cli.asking import tasks_table
 from flowkit.cli.screen import plain_table
+from flowkit.cli.tasks.show import tasks_table
 from flowkit.cli.up.status import RUNNING
 
 if TYPE_CHECKING:

@@ -9,21 +9,21 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from flowkit.activities.batches.puller import Puller, SourcesIdle
 from flowkit.activities.handlers import Batch
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.pull import Puller, SourcesIdle
-from flowkit.adapters.store import TaskStore
+from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.config import WorkerConfig
+from flowkit.graph.input_adapters import PULL, RECHUNK, parse_pull
 from flowkit.models import AttemptInput
-from flowkit.workflows.input_args import PULL, RECHUNK, parse_pull
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 
+    from flowkit.activities.batches.puller import Delivery
     from flowkit.adapters.mongo import Database
-    from flowkit.adapters.pull import Delivery
     from flowkit.core.time import Clock
-    from flowkit.workflows.input_args import PullArgs
+    from flowkit.graph.input_adapters import PullArgs
 
     Adapter = Callable[..., AsyncGenerator[Batch, None]]
 

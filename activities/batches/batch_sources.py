@@ -1,0 +1,208 @@
+"""Where a node's batches come from (spec: input routing): the command's adapter, the handler's, or the handler itself."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from flowkit.activities.attempts import AttemptFailed
+from flowkit.activities.batches.puller import Puller, SourcesIdle
+from flowkit.activities.handlers import Batch
+from flowkit.adapters.retry import durably
+from flowkit.attempt.failures import cut
+from flowkit.errors import BadInput
+from flowkit.graph.input_adapters import ADAPTERS, NOOP, PullArgs, parse_pull, with_alias
+from flowkit.graph.validation import dependency_path, parents_of
+from flowkit.models import AttemptFailure, FailureKind
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+
+    from flowkit.activities.handler_calls import Hooks
+    from flowkit.activities.handlers import RoleHandler
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.notifications import ByteBudget
+    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.models import AttemptInput
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("flowkit.worker")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSettings:
+    """A worker's settings for its nodes' inputs."""
+
+    defaults: Mapping[str, int] = field(default_factory=dict)
+    """`poll_ms` and `backoff_max_ms` of nodes that name none."""
+    strict: bool = False
+    budget: ByteBudget | None = None
+
+
+class Wait:
+    """An attempt's wait for its next batch, which a cancel ends at once."""
+
+    def __init__(self) -> None:
+        self._waiting: asyncio.Task[Any] | None = None
+
+    def end(self) -> None:
+        """Raise CancelledError where the attempt waits; nothing when it works."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """A wait that can be ended, on the attempt's own task."""
+        self._waiting = asyncio.current_task()
+        try:
+            yield
+        finally:
+            self._waiting = None
+
+    async def each(self, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+        """The items; each wait for one of them can be ended."""
+        async with aclosing(items):
+            while True:
+                try:
+                    with self.here():
+                        item = await anext(items)
+                except StopAsyncIteration:
+                    return
+                yield item
+                del item
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """The input of one attempt."""
+
+    attempt: AttemptInput
+    handler: RoleHandler
+    hooks: Hooks
+    artifacts: ArtifactStore
+    tasks: TaskStore
+    settings: InputSettings
+    wait: Wait = field(default_factory=Wait)
+
+    async def batches(self, loaded: Any) -> AsyncGenerator[Batch, None]:
+        """The batches, after `load_input` has answered `loaded`. AttemptFailed on a route that cannot be.
+
+        A cancel ends the wait for the next one at once, except while a plain generator makes it on a thread.
+        """
+        with self.wait.here():
+            args = await self._route(loaded)
+        batches = self._own(loaded) if args is None else self._pulled(args)
+        if args is not None or _is_coroutine(self.handler.iter_batches):
+            batches = self.wait.each(batches)
+        async with aclosing(batches):
+            async for batch in batches:
+                yield batch
+                del batch
+
+    async def _own(self, loaded: Any) -> AsyncGenerator[Batch, None]:
+        async with aclosing(self.hooks.iterate(self.handler.iter_batches, loaded)) as given:
+            async for batch in given:
+                yield as_batch(batch)
+                del batch
+
+    async def _pulled(self, args: PullArgs) -> AsyncGenerator[Batch, None]:
+        puller = Puller(
+            artifacts=self.artifacts,
+            tasks=self.tasks,
+            attempt=self.attempt,
+            args=args,
+            budget=self.settings.budget,
+        )
+        try:
+            async with aclosing(puller.batches()) as deliveries:
+                async for uid, payload in deliveries:
+                    yield Batch(batch_uid=uid, payload=payload)
+                    del payload
+        except SourcesIdle:
+            text = "none of the nodes it pulls from runs; it goes on when one does"
+            raise AttemptFailed(
+                AttemptFailure(kind=FailureKind.YIELDED, code="yielded", message=text)
+            ) from None
+
+    async def _route(self, loaded: Any) -> PullArgs | None:
+        ordered = self.attempt.io.input_inline or {}
+        proposed = loaded if isinstance(loaded, dict) else {}
+        adapter, wish = ordered.get("input_adapter"), proposed.get("input_adapter")
+        if adapter and wish and wish != adapter and proposed is not ordered:
+            _tell("handler_conflict_ignored", proposed, "handler")
+        if adapter:
+            return await self._selected(ordered, "cmd")
+        return await self._selected(proposed, "handler") if wish in ADAPTERS else None
+
+    async def _selected(self, route: dict[str, Any], source: str) -> PullArgs | None:
+        pulls = route["input_adapter"] != NOOP
+        by_handler = pulls and source == "handler"
+        graph = await durably(lambda: self.tasks.wiring(self.attempt.task_id)) if by_handler else {}
+        parents = parents_of(graph, self.attempt.node_id)
+        _tell("selected", route, source, parents)
+        if not pulls:
+            return None
+        settings = self.settings
+        try:
+            args = parse_pull(route, parents=parents, defaults=settings.defaults, strict=settings.strict)
+            if by_handler:
+                _check_sources(graph, self.attempt.node_id, args.from_nodes)
+            return args
+        except BadInput as error:
+            raise AttemptFailed(
+                AttemptFailure(
+                    kind=FailureKind.FAILURE, code=error.reason_code, message=cut(str(error)), permanent=True
+                )
+            ) from None
+
+
+def _is_coroutine(hook: Any) -> bool:
+    return inspect.isasyncgenfunction(hook) or inspect.iscoroutinefunction(hook)
+
+
+def _check_sources(graph: dict[str, Any], node_id: str, names: Sequence[str]) -> None:
+    """BadInput when a handler wants to wait for what can never end; validation has checked the sources in the graph."""
+    known = {node["node_id"] for node in graph.get("nodes") or []}
+    for name in names:
+        if name not in known:
+            raise BadInput(f"input_args.from_nodes names {name!r}, which is no node")
+        if name == node_id:
+            raise BadInput(f"input_args.from_nodes names {name!r}, the node itself")
+    if path := dependency_path(graph, node_id, names):
+        raise BadInput(
+            f"input_args.from_nodes names {path[-2]!r}, which cannot end before this node: {' -> '.join(path)}; "
+            "pull from nodes that do not depend on it"
+        )
+
+
+def _tell(what: str, route: dict[str, Any], source: str, parents: Sequence[str] = ()) -> None:
+    args = route.get("input_args")
+    given = with_alias(args if isinstance(args, dict) else None)
+    from_nodes = given.pop("from_nodes", list(parents))
+    _logger.debug(
+        "input adapter %s: %s (%s)",
+        what,
+        route["input_adapter"],
+        source,
+        extra={
+            "event": f"worker.adapter.{what}",
+            "adapter": route["input_adapter"],
+            "from_nodes": from_nodes,
+            "adapter_kwargs": given,
+            "io_source": source,
+        },
+    )
+
+
+def as_batch(given: Any) -> Batch:
+    """What `iter_batches` has yielded; TypeError when that is no batch."""
+    if isinstance(given, Batch):
+        return given
+    raise TypeError(
+        f"iter_batches must yield Batch(batch_uid=..., payload={{...}}), not {type(given).__name__}"
+    )

@@ -1,0 +1,212 @@
+"""Reading the artifacts of other nodes as batches (spec: input routing; protocol: pull adapters).
+
+A batch whose own result is stored already is not delivered again, so that a new attempt of a pulling node resumes.
+The end: every source has ended, and a scan that began after that finds nothing left to deliver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import bson
+
+from flowkit.activities.batches.pull_sources import Sources, SourcesIdle
+from flowkit.adapters.batch_uids import qualified, stable_hash, uid_text
+from flowkit.adapters.entries import MAX_META_BYTES, PAGE_BYTES, fitting
+from flowkit.adapters.notifications import ByteBudget
+from flowkit.adapters.retry import durably
+from flowkit.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+
+    from flowkit.activities.batches.pull_sources import Ended
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.entries import Entry, Scan
+    from flowkit.adapters.notifications import News
+    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.graph.input_adapters import PullArgs
+    from flowkit.models import AttemptInput
+
+__all__ = ["Delivery", "Puller", "SourcesIdle", "slices", "stable_hash"]
+
+_logger = logging.getLogger("flowkit.worker")
+
+Delivery = tuple[str, dict[str, Any]]
+"""Batch uid and payload."""
+
+_Partial = dict[str, Any]
+"""`batch_uid` and `meta` of a stored batch."""
+
+_SCAN_PAUSE_SEC = 0.5
+"""Least time between two scans. With the other looks of a waiting attempt (states of the sources, cancel flag) MongoDB
+is read less than 5 times a second."""
+_SCAN_SHARE = 4.0
+"""A long scan is followed by a pause of this many times its length."""
+
+
+class Puller:
+    """Delivers the batches of one attempt's sources, each once."""
+
+    def __init__(
+        self,
+        *,
+        artifacts: ArtifactStore,
+        tasks: TaskStore,
+        attempt: AttemptInput,
+        args: PullArgs,
+        budget: ByteBudget | None = None,
+    ) -> None:
+        self._artifacts = artifacts
+        self._attempt = attempt
+        self._args = args
+        self._budget = budget or ByteBudget(PAGE_BYTES, 1)
+        self._names = tuple(dict.fromkeys(args.from_nodes))
+        self._qualifies = attempt.qualify_uids and len(self._names) > 1
+        self._sources = Sources(tasks, attempt, self._names)
+        self._taken: dict[str, set[str]] = {source: set() for source in self._names}
+        self._done: set[str] = set()
+        self._warned = False
+
+    async def batches(self) -> AsyncGenerator[Delivery, None]:
+        """All batches, waiting for sources that still run. SourcesIdle when none has run for a while."""
+        if not self._names:
+            return
+        attempt, artifacts, args = self._attempt, self._artifacts, self._args
+        self._done = await durably(lambda: artifacts.batch_uids(attempt.task_id, attempt.node_id))
+        wait_ms = args.poll_ms
+        ended: Ended | None = None
+        with artifacts.news.listener(attempt.task_id, self._names) as news:
+            while True:
+                began = time.monotonic()
+                scan, still_ended = await asyncio.gather(self._scan(), self._sources.have_stayed(ended))
+                took, found = time.monotonic() - began, False
+                async for delivery in self._deliver(scan):
+                    found = True
+                    yield delivery
+                    del delivery
+                if still_ended and self._all_taken(scan):
+                    return
+                ended = await self._sources.ended(scan.markers) if args.eof_on_task_done else None
+                wait_ms = args.poll_ms if found else min(wait_ms * 2, args.backoff_max_ms)
+                if ended is None or (still_ended and not found):
+                    await self._pause(news, wait_ms / 1000, took)
+
+    async def _scan(self) -> Scan:
+        return await durably(lambda: self._artifacts.scan(self._attempt.task_id, self._names))
+
+    async def _pause(self, news: News, wait_sec: float, scan_took: float) -> None:
+        """Wait for news of a source in this process, or until it is time to look again."""
+        least = max(_SCAN_PAUSE_SEC, scan_took * _SCAN_SHARE)
+        await news.wait(least=least, most=max(wait_sec, least))
+        self._sources.check_idle()
+
+    def _all_taken(self, scan: Scan) -> bool:
+        return all(self._taken[source].issuperset(stored) for source, stored in scan.batches.items())
+
+    async def _deliver(self, scan: Scan) -> AsyncGenerator[Delivery, None]:
+        try:
+            for source, stored in scan.batches.items():
+                async for partial in self._partials(source, self._fresh(source, stored)):
+                    deliveries = self._deliveries(source, partial)
+                    del partial
+                    for delivery in deliveries:
+                        if delivery[0] not in self._done:
+                            yield delivery
+                        del delivery
+        except StoreUnavailable as error:
+            _logger.warning("%s; node %s scans again", error, self._attempt.node_id)
+
+    def _fresh(self, source: str, stored: Mapping[str, Entry]) -> list[Entry]:
+        """What is neither taken nor done. Whether a batch that is cut into chunks is done, only its chunks say."""
+        taken = self._taken[source]
+        fresh = {uid: entry for uid, entry in stored.items() if uid not in taken}
+        if self._args.size is None and self._done:
+            done = {uid for uid in fresh if self._own_uid(source, uid) in self._done}
+            taken |= done
+            fresh = {uid: entry for uid, entry in fresh.items() if uid not in done}
+        return [*fresh.values()]
+
+    def _own_uid(self, source: str, uid: str) -> str:
+        """The uid under which this node gets a batch, and stores its result."""
+        return qualified(uid, source, first=self._names[0]) if self._qualifies else uid
+
+    async def _partials(self, source: str, fresh: Sequence[Entry]) -> AsyncGenerator[_Partial, None]:
+        """Claimed batches. Each counts towards the budget until the next one is asked for.
+
+        No variable of this class keeps a batch beyond that, or more would be in memory than is counted.
+        """
+        while fresh:
+            page, fresh = self._cut(fresh)
+            async with self._budget.hold(sum(_room(entry) for entry in page)) as held:
+                found = deque(await self._artifacts.metas(self._attempt.task_id, source, page))
+                sizes = _sizes(page, found)
+                held.keep(sum(sizes))
+                await self._take(source, [partial["batch_uid"] for partial in found])
+                while found:
+                    yield found.popleft()
+                    sizes.popleft()
+                    held.keep(sum(sizes))
+
+    def _cut(self, fresh: Sequence[Entry]) -> tuple[Sequence[Entry], Sequence[Entry]]:
+        count = fitting(fresh, self._budget.share)
+        return fresh[:count], fresh[count:]
+
+    async def _take(self, source: str, stored: Sequence[Any]) -> None:
+        await durably(lambda: self._artifacts.claim(self._attempt, source, stored, time.time()))
+        uids = [uid_text(uid) for uid in stored]
+        self._warn_of_clashes(source, uids)
+        self._taken[source].update(uids)
+
+    def _warn_of_clashes(self, source: str, uids: list[str]) -> None:
+        """Results are kept by the batch's uid alone (spec: uids of pulled batches), so a second one replaces the first."""
+        if self._args.size is not None or self._qualifies or self._warned:
+            return
+        for other in self._names:
+            if other != source and (shared := self._taken[other].intersection(uids)):
+                self._warned = True
+                _logger.warning(
+                    "node %s pulls batch %r from both %s and %s: the later result replaces the earlier one; give the "
+                    "batches of all sources uids of their own, or pull with rechunk",
+                    *(self._attempt.node_id, min(shared), other, source),
+                )
+                return
+
+    def _deliveries(self, source: str, partial: _Partial) -> Iterator[Delivery]:
+        stored, meta = partial["batch_uid"], partial.get("meta") or {}
+        if self._args.size is None:
+            ref = {"task_id": self._attempt.task_id, "node_id": source, "batch_uid": stored}
+            own_uid = self._own_uid(source, uid_text(stored))
+            yield own_uid, {"from_node": source, "ref": ref, "meta": meta}
+            return
+        key = self._args.meta_list_key
+        listed = meta.get(key) if key and isinstance(meta, dict) else None
+        items = listed if isinstance(listed, list) else [meta]
+        parent = {"ref": {"batch_uid": stored}, "meta_list_key": key if isinstance(listed, list) else None}
+        for number, chunk in enumerate(slices(items, self._args.size)):
+            chunk_uid = stable_hash({"src": source, "parent": uid_text(stored), "idx": number})
+            yield chunk_uid, {"from_node": source, "items": chunk, "parent": parent}
+
+
+def _room(entry: Entry) -> int:
+    """Bytes to hold before a batch is read."""
+    return MAX_META_BYTES if entry.size is None else entry.size
+
+
+def _sizes(page: Sequence[Entry], found: Sequence[_Partial]) -> deque[int]:
+    """Sizes of the batches that were read; those of unknown size are measured."""
+    known = {uid_text(entry.uid): entry.size for entry in page}
+    return deque(_size(partial, known[uid_text(partial["batch_uid"])]) for partial in found)
+
+
+def _size(partial: _Partial, known: int | None) -> int:
+    return len(bson.encode({"": partial.get("meta")})) if known is None else known
+
+
+def slices(items: list[Any], size: int) -> Iterator[list[Any]]:
+    """`items` in pieces of `size`, in order."""
+    return (items[start : start + size] for start in range(0, len(items), size))

@@ -1,0 +1,130 @@
+"""What `merge.generic` and `metrics.aggregate` read and write: summaries of what nodes have left behind.
+
+Both replace what they wrote before, so that doing them twice is the same as once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import DuplicateKeyError
+
+from flowkit.adapters.mongo import Database, iso, moment, shortened
+from flowkit.adapters.tasks import task_fields
+from flowkit.errors import AdapterError, Fenced
+from flowkit.models import NodeStatus
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+    from datetime import datetime
+
+    from flowkit.adapters.tasks.node_writes import NodeWrite
+
+_NODE_IDS = {"_id": 0, "graph.nodes.node_id": 1}
+
+
+class Bookkeeping:
+    """Artifacts, metrics and stats of the tasks of one database."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    @shortened
+    async def place_of(self, task_id: str, node_id: str | None = None) -> int:
+        """Place of a node in its graph. AdapterError for an unknown task, or for a node that it does not have."""
+        found = await self._db.tasks.find_one({"id": task_id}, _NODE_IDS)
+        if found is None:
+            raise AdapterError(f"there is no task {task_id!r}")
+        nodes = [node.get("node_id") for node in found.get("graph", {}).get("nodes", [])]
+        if node_id is not None and node_id not in nodes:
+            raise AdapterError(f"task {task_id!r} has no node {node_id!r}")
+        return 0 if node_id is None else nodes.index(node_id)
+
+    @shortened
+    async def merged(self, task_id: str, from_nodes: Sequence[str], at: float) -> dict[str, Any]:
+        """The meta of a merge: which of these nodes are complete, and how many batches they have."""
+        cursor = self._db.artifacts.find(
+            {"task_id": task_id, "node_id": {"$in": list(from_nodes)}},
+            {"_id": 0, "node_id": 1, "status": 1, "batch_uid": 1},
+        )
+        complete, partials, uids = set(), 0, set()
+        async for artifact in cursor:
+            if artifact.get("status") == "complete":
+                complete.add(artifact["node_id"])
+            elif artifact.get("status") == "partial":
+                partials += 1
+                uids.add(artifact.get("batch_uid"))
+        return {
+            "merged_from": list(from_nodes),
+            "complete_nodes": sorted(complete),
+            "partial_batches": partials,
+            "distinct_batch_uids": len(uids - {None}),
+            "merged_at": iso(at),
+        }
+
+    @shortened
+    async def store_merged(self, task_id: str, node_id: str, meta: dict[str, Any], at: float) -> None:
+        """Make the complete artifact of `node_id` hold this meta; artifacts of batches stay."""
+        key = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$exists": False}}
+        update = {
+            "$set": {"status": "complete", "meta": meta, "updated_at": moment(at)},
+            "$setOnInsert": {"attempt_epoch": 0, "created_at": moment(at)},
+        }
+        try:
+            await self._db.artifacts.update_one(key, update, upsert=True)
+        except DuplicateKeyError:
+            await self._db.artifacts.update_one(key, update, upsert=True)
+
+    @shortened
+    async def aggregated(self, task_id: str, node_id: str, mode: str) -> dict[str, float]:
+        """Sum or mean of a node's metrics, by key, over all rows that did not fail."""
+        cursor = self._db.metrics_raw.find(
+            {"task_id": task_id, "node_id": node_id, "failed": {"$ne": True}}, {"_id": 0, "metrics": 1}
+        )
+        return await _folded((row.get("metrics") or {} async for row in cursor), mode)
+
+    @shortened
+    async def store_stats(
+        self, task_id: str, node_id: str, stats: dict[str, float], at: datetime, write: NodeWrite | None
+    ) -> None:
+        """Replace a node's stats; for a function node only while its attempt holds it (else Fenced).
+
+        If an earlier try of the same attempt has already finished the node, its stats are stored: nothing is left to do.
+        """
+        path = f"graph.nodes.{await self.place_of(task_id, node_id)}"
+        held = {"id": task_id} if write is None else task_fields.own_attempt(write.attempt, write.run_id)
+        fields = {f"{path}.stats": stats, f"{path}.stats_cached_at": at, "updated_at": at}
+        same_node: dict[str, Any] = {f"{path}.node_id": node_id}
+        done = await self._db.tasks.update_one({**held, **same_node}, {"$set": fields})
+        if not done.matched_count and not await self._finished(write):
+            raise Fenced(f"a newer attempt of the node that aggregates {node_id!r} has replaced this one")
+
+    async def _finished(self, write: NodeWrite | None) -> bool:
+        """Whether the attempt itself has already finished its node."""
+        if write is None:
+            return False
+        status = {f"{write.path}.status": NodeStatus.FINISHED.value}
+        own = {**task_fields.own_attempt(write.attempt, write.run_id), **status}
+        return await self._db.tasks.find_one(own, {"_id": 1}) is not None
+
+
+async def _folded(rows: AsyncIterator[dict[str, Any]], mode: str) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    async for metrics in rows:
+        for key, value in _numbers(metrics.items()):
+            sums[key] = sums.get(key, 0.0) + value
+            counts[key] = counts.get(key, 0) + 1
+    return {key: total / counts[key] for key, total in sums.items()} if mode == "mean" else sums
+
+
+def _numbers(items: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, float]]:
+    """Those of which the value is a finite number, a truth value, or a text that says a number."""
+    for key, value in items:
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            continue
+        if math.isfinite(number):
+            yield key, number

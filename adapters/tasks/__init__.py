@@ -1,0 +1,1 @@
+"""The `tasks` collection: documents of tasks and the writes that change them."""

@@ -1,0 +1,144 @@
+"""The two writes by which an attempt takes its node and ends it; those of many attempts at once go together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pymongo import UpdateOne
+
+from flowkit.adapters.group_commit import GroupCommit
+from flowkit.adapters.tasks import task_fields
+from flowkit.errors import EpochTaken, Fenced, StoreRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from flowkit.adapters.tasks.cancel_flags import CancelFlags
+    from flowkit.models import AttemptInput
+
+Fields = dict[str, Any]
+Update = dict[str, Fields]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Write:
+    attempt: AttemptInput
+    fence: Fields
+    """Lets it go with others; it may be narrower than the write's own."""
+    update: Update
+    alone: Callable[[], Awaitable[None]]
+
+
+class AttemptWrites:
+    """The first and the last write of attempts in the `tasks` collection, each with its fence in its own filter."""
+
+    def __init__(
+        self, tasks: Any, *, flags: CancelFlags, reopen: Callable[[str, str], Awaitable[None]]
+    ) -> None:
+        self._tasks = tasks
+        self._flags = flags
+        self._reopen = reopen
+        """Called with a task's id and the run that goes on with it."""
+        self._writes = GroupCommit[_Write](alone=lambda write: write.alone(), together=self._write_together)
+
+    async def begin(self, attempt: AttemptInput, run_id: str, lease: Fields, at: float) -> None:
+        """Take the node's epoch. EpochTaken when another run has used it, Fenced when this run closed the task.
+
+        Flagged when a cancel flag is up that is not a left-over of an earlier run.
+        """
+        update = {
+            "$set": task_fields.attempt_begun(attempt, run_id, lease, at),
+            "$unset": task_fields.attempt_forgets(attempt),
+        }
+        fence, alone = (
+            task_fields.fresh_attempt_filter(attempt),
+            partial(self._begin, attempt, run_id, update),
+        )
+        await self._writes.write(_Write(attempt=attempt, fence=fence, update=update, alone=alone))
+
+    async def finish(self, attempt: AttemptInput, run_id: str, at: float) -> None:
+        """End the node. Fenced when a newer attempt has it; a node being cancelled is left alone."""
+        update = {"$set": task_fields.attempt_finished(attempt, at)}
+        fence, alone = (
+            task_fields.own_attempt(attempt, run_id),
+            partial(self._finish, attempt, run_id, update),
+        )
+        await self._writes.write(_Write(attempt=attempt, fence=fence, update=update, alone=alone))
+
+    async def check_hold(self, attempt: AttemptInput, run_id: str) -> None:
+        """Fenced unless the node is still at this attempt's epoch and run."""
+        any_status = {f"graph.nodes.{attempt.index}.status": {"$exists": True}}
+        held = {**task_fields.own_attempt(attempt, run_id), **any_status}
+        if await self._tasks.find_one(held, {"_id": 1}) is None:
+            raise Fenced(f"node {attempt.node_id!r} has gone on without its attempt {attempt.epoch}")
+
+    async def _begin(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
+        begun = await self._tasks.update_one(task_fields.open_attempt_filter(attempt, run_id), update)
+        if not begun.matched_count:
+            await self._flags.make_way(attempt, run_id)
+            await self._begin_again(attempt, run_id, update)
+
+    async def _begin_again(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
+        """Begin in a document that was closed or flagged in between; if that is not why, raise what is."""
+        may_begin = task_fields.attempt_filter(attempt, run_id) | task_fields.NOT_FLAGGED
+        begun = await self._tasks.update_one(may_begin, update)
+        if not begun.matched_count:
+            await self._explain_refusal(attempt, run_id)
+        await self._reopen(attempt.task_id, run_id)
+
+    async def _explain_refusal(self, attempt: AttemptInput, run_id: str) -> None:
+        wanted = {**task_fields.NODE_STATES, "closed_run_id": 1}
+        stored = await self._tasks.find_one({"id": attempt.task_id}, wanted)
+        if stored is None:
+            raise StoreRefused(f"there is no document of task {attempt.task_id!r}")
+        if stored.get("closed_run_id") == run_id:
+            raise Fenced(f"task {attempt.task_id!r} has ended")
+        nodes = stored["graph"]["nodes"]
+        if attempt.index >= len(nodes) or nodes[attempt.index]["node_id"] != attempt.node_id:
+            raise StoreRefused(f"the document of task {attempt.task_id!r} has another graph")
+        raise EpochTaken(nodes[attempt.index]["attempt_epoch"])
+
+    async def _finish(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
+        done = await self._tasks.update_one(task_fields.own_attempt(attempt, run_id), update)
+        if not done.matched_count:
+            await self.check_hold(attempt, run_id)
+
+    async def _write_together(self, writes: Sequence[_Write]) -> Sequence[int]:
+        """One update for each task, all in one call; answers the places of the writes that it has left undone.
+
+        When a fence does not hold, it does not know which writes are done; a repetition finds out.
+        """
+        together, later = _one_of_each_node(writes)
+        updates = [_merged(of_task) for of_task in together.values()]
+        if len(updates) == 1:
+            done = await self._tasks.update_one(*updates[0])
+        else:
+            done = await self._tasks.bulk_write([UpdateOne(*each) for each in updates], ordered=False)
+        return later if done.matched_count == len(updates) else range(len(writes))
+
+
+def _one_of_each_node(writes: Sequence[_Write]) -> tuple[dict[str, list[_Write]], list[int]]:
+    """By task, the first write of each node; and the places of the writes whose node has one already."""
+    together: dict[str, list[_Write]] = {}
+    later, seen = [], set()
+    for place, write in enumerate(writes):
+        node = (write.attempt.task_id, write.attempt.index)
+        if node in seen:
+            later.append(place)
+        else:
+            seen.add(node)
+            together.setdefault(write.attempt.task_id, []).append(write)
+    return together, later
+
+
+def _merged(writes: Iterable[_Write]) -> tuple[Fields, Update]:
+    """Filter and update of several writes to one document; each node has paths of its own."""
+    fence: Fields = {}
+    update: Update = {}
+    for write in writes:
+        fence |= write.fence
+        for operator, fields in write.update.items():
+            update.setdefault(operator, {}).update(fields)
+    return fence, update

@@ -1,0 +1,105 @@
+"""The cancel flags of a task's document: who raised them, and what they mean for an attempt.
+
+The workflow raises flags for external workers and names its run in `coordinator.cancel_run_id`. A flag without a run
+is a direct write to the document, of which Temporal does not know yet. A flag of another run is left over: Temporal's
+Reset takes a task back to before its cancel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flowkit.adapters.tasks import task_fields
+from flowkit.errors import FlowKitError
+from flowkit.models import NodeStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowkit.models import AttemptInput
+
+DB_FLAG = "db_flag"
+"""Cancel reason of a direct write to the document that gives no reason."""
+
+_TASK_FLAG = {
+    "_id": 0,
+    "coordinator.cancelled": 1,
+    "coordinator.cancel_reason": 1,
+    "coordinator.cancel_run_id": 1,
+}
+_ALL_FLAGS = {
+    **_TASK_FLAG,
+    "closed_run_id": 1,
+    "graph.nodes.coordinator.cancelled": 1,
+    "graph.nodes.cancel_requested_at": 1,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CancelFlag:
+    """A cancel flag that is up."""
+
+    reason: str
+    run_id: str | None
+    """Run of the workflow that raised it; None: a direct write to the document."""
+
+
+class Flagged(FlowKitError):
+    """A cancel flag keeps an attempt from beginning."""
+
+    code = "cancel_pending"
+
+    def __init__(self, flag: CancelFlag) -> None:
+        self.flag = flag
+        super().__init__(f"the document of the task says that it is cancelled ({flag.reason})")
+
+
+class CancelFlags:
+    """The flags in the `tasks` collection."""
+
+    def __init__(self, tasks: Any) -> None:
+        self._tasks = tasks
+
+    async def of(self, attempt: AttemptInput) -> CancelFlag | None:
+        """Return the flag that tells this attempt's node to stop; None while none is up."""
+        node = f"graph.nodes.{attempt.index}"
+        flags = [
+            {"coordinator.cancelled": True},
+            {f"{node}.coordinator.cancelled": True},
+            {f"{node}.status": NodeStatus.CANCELLING.value},
+        ]
+        found = await self._tasks.find_one({"id": attempt.task_id, "$or": flags}, _TASK_FLAG)
+        return _flag(found) if found is not None else None
+
+    async def among(self, task_ids: Sequence[str]) -> set[str]:
+        """Return those of these tasks of which any flag is up: their own, or one of a node."""
+        flags = [
+            {"coordinator.cancelled": True},
+            {"graph.nodes.coordinator.cancelled": True},
+            {"graph.nodes.status": NodeStatus.CANCELLING.value},
+        ]
+        found = self._tasks.find({"id": {"$in": list(task_ids)}, "$or": flags}, {"_id": 0, "id": 1})
+        return {task["id"] async for task in found}
+
+    async def make_way(self, attempt: AttemptInput, run_id: str) -> None:
+        """Clear the flags that an earlier run has left; raise Flagged when the attempt must not begin.
+
+        Does nothing when something else than a flag keeps the attempt from beginning.
+        """
+        hindered = task_fields.attempt_filter(attempt, run_id) | {"coordinator.cancelled": True}
+        found = await self._tasks.find_one(hindered, _ALL_FLAGS)
+        if found is None:
+            return
+        flag = _flag(found)
+        if flag.run_id == run_id or (flag.run_id is None and "closed_run_id" not in found):
+            raise Flagged(flag)
+        same = {"id": attempt.task_id, "coordinator.cancel_run_id": flag.run_id}
+        await self._tasks.update_one(same, {"$unset": task_fields.flags_of(found["graph"]["nodes"])})
+
+
+def _flag(document: dict[str, Any]) -> CancelFlag:
+    """The workflow raises the flag of its task before those of nodes: these alone are a direct write."""
+    found = document.get("coordinator") or {}
+    run_id = found.get("cancel_run_id") if found.get("cancelled") is True else None
+    return CancelFlag(reason=str(found.get("cancel_reason") or DB_FLAG), run_id=run_id)

@@ -1,0 +1,176 @@
+"""The end of a task's document. Whatever it holds, it gets an end: what is bulky is cut until the end fits."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from flowkit.adapters.mongo import fits, moment
+from flowkit.adapters.tasks import task_fields
+from flowkit.adapters.tasks.recording import NODES_OF_ONE_UPDATE, chunks
+from flowkit.errors import StoreTooLarge
+from flowkit.models import NodeStatus, TaskStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flowkit.models import CloseTask, NodeRecord
+
+Fields = dict[str, Any]
+
+_REASON_CHARS = 200
+
+_logger = logging.getLogger("flowkit.store")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """How much of what is bulky a document keeps at its end; None: all."""
+
+    error_chars: int | None = None
+    """Of each node's error."""
+    changes: int | None = None
+    """Entries of `status_history`, the last ones and the first."""
+    stats: bool = True
+    """Whether `result` repeats the stats of the nodes."""
+    nodes: bool = True
+    """Whether `result` lists the nodes."""
+
+
+_ROOMS = (
+    Room(),
+    Room(error_chars=80),
+    Room(error_chars=0, changes=2),
+    Room(error_chars=0, changes=2, stats=False),
+    Room(error_chars=0, changes=1, stats=False, nodes=False),
+)
+
+
+class Closing:
+    """The writes of `close_task` in the `tasks` collection."""
+
+    def __init__(self, tasks: Any) -> None:
+        self._tasks = tasks
+
+    async def write(self, close: CloseTask) -> bool:
+        """Write the end, and what the document missed; False when there is no document.
+
+        A document that a newer run has opened is left alone. StoreTooLarge when not even the leanest end fits.
+        """
+        for room in _ROOMS:
+            stored = await self._tasks.find_one({"id": close.task_id}, _projection(close, room))
+            if stored is None:
+                return False
+            if await fits(self._write(close, task_fields.nodes_of(stored), room)):
+                return True
+            _logger.warning("task %s: its end makes the document too large; it is cut", close.task_id)
+        raise StoreTooLarge(
+            f"the document of task {close.task_id!r} is too large to be closed, although all was cut that "
+            "the engine writes: remove what else it holds, for example coordinator.vars"
+        )
+
+    async def _write(self, close: CloseTask, stored_nodes: list[Fields], room: Room) -> None:
+        """Nodes first, many with one update; the last update ends the task."""
+        own = {"id": close.task_id, "run_seq": {"$lte": close.run_seq}}
+        changes = [*node_changes(close, stored_nodes, room)]
+        *before, last = chunks(changes, NODES_OF_ONE_UPDATE) or [()]
+        for some in before:
+            done = await self._tasks.update_one(own, {"$set": _merged(some)})
+            if not done.matched_count:
+                return
+        await self._tasks.update_one(own, {"$set": end_fields(close, stored_nodes, room) | _merged(last)})
+
+
+def _merged(changes: Any) -> Fields:
+    return {path: value for fields in changes for path, value in fields.items()}
+
+
+def _projection(close: CloseTask, room: Room) -> Fields:
+    """What the end is made of. Stats and errors may be large, and are seldom needed."""
+    wanted = {**task_fields.NODE_STATES}
+    if close.status is TaskStatus.FINISHED and room.stats:
+        wanted["graph.nodes.stats"] = 1
+    if room.error_chars is not None:
+        wanted["graph.nodes.last_error"] = 1
+    return wanted
+
+
+def end_fields(close: CloseTask, stored_nodes: list[Fields], room: Room) -> Fields:
+    """The `$set` of a task's own end."""
+    changes, omitted = _kept_changes(close, room)
+    close = replace(close, status_history=changes, status_history_omitted=omitted)
+    fields: Fields = {
+        "status": close.status.value,
+        "status_history": task_fields.history(changes),
+        "closed_run_id": close.run_id,
+        "reason": close.reason,
+        "finished_at": moment(close.at),
+        "next_retry_at_ms": None,
+        "updated_at": moment(close.at),
+        **task_fields.omitted(close),
+    }
+    if close.status is TaskStatus.FINISHED:
+        fields["result"] = result(close.handled_failures, stored_nodes if room.nodes else [])
+    if close.status is TaskStatus.CANCELLED:
+        fields |= task_fields.cancel_flags(close.reason or "", close.at, close.run_id)
+    if room.error_chars is not None and close.reason:
+        fields["reason"] = close.reason[:_REASON_CHARS]
+    if close.truncated or room != Room():
+        fields["coordinator.truncated"] = True
+    return fields
+
+
+def _kept_changes(close: CloseTask, room: Room) -> tuple[list[Any], int]:
+    """Entries of `status_history` to write, and how many are left out."""
+    changes = close.status_history
+    if room.changes is None or len(changes) <= room.changes:
+        return changes, close.status_history_omitted
+    kept = changes[:1][: room.changes - 1] + changes[-1:]
+    return kept, close.status_history_omitted + len(changes) - len(kept)
+
+
+def result(handled_failures: list[str], stored_nodes: list[Fields]) -> Fields:
+    """`result` of a finished task: each node's stats in graph order, and the failures that were tolerated."""
+    nodes = [{"node_id": node["node_id"], "stats": node.get("stats") or {}} for node in stored_nodes]
+    return {"nodes": nodes, **({"handled_failures": handled_failures} if handled_failures else {})}
+
+
+def node_changes(close: CloseTask, stored_nodes: list[Fields], room: Room) -> Iterator[Fields]:
+    """The `$set` of each node of which the document missed something, or keeps too much; cuts come first."""
+    if room.error_chars is not None:
+        yield from _cut_errors(stored_nodes, room.error_chars)
+    for node in close.nodes:
+        if _differs(node, stored_nodes):
+            yield task_fields.node_fields(_cut(node, room), close.at)
+    yield from _missed_finishes(close, stored_nodes)
+
+
+def _cut_errors(stored_nodes: list[Fields], chars: int) -> Iterator[Fields]:
+    for index, node in enumerate(stored_nodes):
+        error = node.get("last_error")
+        if isinstance(error, str) and len(error) > chars:
+            yield {f"graph.nodes.{index}.last_error": error[:chars] or None}
+
+
+def _cut(node: NodeRecord, room: Room) -> NodeRecord:
+    if room.error_chars is None or node.last_error is None:
+        return node
+    return replace(node, last_error=node.last_error[: room.error_chars] or None)
+
+
+def _differs(node: NodeRecord, stored_nodes: list[Fields]) -> bool:
+    if node.index >= len(stored_nodes):
+        return False
+    stored = stored_nodes[node.index]
+    return (stored.get("status"), stored.get("attempt_epoch")) != (node.status.value, node.epoch)
+
+
+def _missed_finishes(close: CloseTask, stored_nodes: list[Fields]) -> Iterator[Fields]:
+    """Nodes that finished although their documents do not say so."""
+    otherwise = {node.index for node in close.nodes}
+    finished = NodeStatus.FINISHED.value
+    for index, node in enumerate(stored_nodes):
+        if index not in otherwise and node.get("status") != finished:
+            path = f"graph.nodes.{index}"
+            yield {f"{path}.status": finished, f"{path}.finished_at": moment(close.at)}

@@ -1,0 +1,145 @@
+"""Tasks that have not ended, as their documents tell: which there are, who looks after them, and how one is given up."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from pymongo import ASCENDING
+from pymongo.errors import DuplicateKeyError
+
+from flowkit.adapters.mongo import Database, iso, moment, shortened
+from flowkit.adapters.tasks import task_fields
+from flowkit.adapters.tasks.task_queries import aggregated
+from flowkit.models import OPEN_NODE_STATUSES, OPEN_TASK_STATUSES, NodeStatus, TaskStatus
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+Fields = dict[str, Any]
+
+_NOT_CLOSED: Fields = {
+    "status": {"$in": [*OPEN_TASK_STATUSES, TaskStatus.FAILED.value]},
+    "finished_at": None,
+}
+"""Tasks that may still change; one that has just failed shows it before its last attempts have ended."""
+
+_OF_ONE_PAGE = 200
+_LOOKED_AT = {"id": 1, "run_id": 1, "first_run_id": 1, "namespace_id": 1, "updated_at": 1}
+
+
+class OpenTasks:
+    """Open tasks of one database. StoreUnavailable when MongoDB does not answer."""
+
+    def __init__(self, db: Database) -> None:
+        self._tasks = db.tasks
+        self._meta = db.flowkit_meta
+
+    async def pages(self, *, namespace_id: str, database_id: str = "") -> AsyncIterator[list[Fields]]:
+        """Open documents of a namespace and those that name none, in pages; `id`, run ids and `updated_at` of each.
+
+        Without a `namespace_id` those that name none. Documents of another database, a copy's origin, are left out.
+        """
+        wanted = {**_NOT_CLOSED, "namespace_id": {"$in": [namespace_id or None, None]}}
+        if database_id:
+            wanted["database_id"] = {"$in": [database_id, None]}
+        async for page in self._pages(wanted):
+            yield page
+
+    async def pages_of(self, namespace_id: str) -> AsyncIterator[list[Fields]]:
+        """Open documents that name this very namespace, in pages."""
+        async for page in self._pages({**_NOT_CLOSED, "namespace_id": namespace_id}):
+            yield page
+
+    async def _pages(self, wanted: Fields) -> AsyncIterator[list[Fields]]:
+        behind: Fields = {}
+        while page := await self._page({**wanted, **behind}):
+            yield page
+            behind = {"_id": {"$gt": page[-1]["_id"]}}
+
+    @shortened
+    async def _page(self, wanted: Fields) -> list[Fields]:
+        found = self._tasks.find(wanted, _LOOKED_AT).sort("_id", ASCENDING).limit(_OF_ONE_PAGE)
+        return [document async for document in found]
+
+    @shortened
+    async def counts(self) -> dict[str | None, int]:
+        """How many open documents each namespace has, by its id; None for those that name none."""
+        grouped = {"$group": {"_id": "$namespace_id", "count": {"$sum": 1}}}
+        rows = await aggregated(self._tasks, [{"$match": _NOT_CLOSED}, grouped])
+        return {row["_id"]: row["count"] for row in rows}
+
+    @shortened
+    async def abandon(self, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
+        """End a task whose workflow is gone; False when the document has moved on meanwhile."""
+        return await abandon(self._tasks, task_id, run_id, reason, at)
+
+    @shortened
+    async def take_turn(self, namespace_id: str, owner: str, at: float, seconds: float) -> bool:
+        """Whether `owner` sweeps the documents of this namespace for so long; one does at a time."""
+        free = [{"owner": owner}, {"until": {"$lt": moment(at)}}]
+        until = moment(at) + timedelta(seconds=seconds)
+        try:
+            await self._meta.update_one(
+                {"_id": _turn(namespace_id), "$or": free},
+                {"$set": {"owner": owner, "until": until}},
+                upsert=True,
+            )
+        except DuplicateKeyError:
+            return False
+        return True
+
+    @shortened
+    async def end_turn(self, namespace_id: str, owner: str) -> None:
+        """Let another one sweep at once."""
+        await self._meta.delete_one({"_id": _turn(namespace_id), "owner": owner})
+
+
+def _turn(namespace_id: str) -> str:
+    return f"sweep:{namespace_id or 'unknown'}"
+
+
+async def abandon(tasks: Any, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
+    """End a task in the `tasks` collection whose workflow is gone; False when the document has moved on meanwhile."""
+    unchanged = {"id": task_id, "run_id": run_id, **_NOT_CLOSED}
+    stored = await tasks.find_one(unchanged, {**task_fields.NODE_STATES, "run_id": 1, "status": 1})
+    if stored is None:
+        return False
+    change = {"from": stored["status"], "to": TaskStatus.FAILED.value, "at": iso(at)}
+    done = await tasks.update_one(
+        unchanged | _unchanged_nodes(stored),
+        {"$set": _abandoned(stored, reason, at), "$push": {"status_history": change}},
+    )
+    return bool(done.matched_count)
+
+
+def _unchanged_nodes(stored: Fields) -> Fields:
+    """Filter: every open node still has the status in which it was read."""
+    return {
+        f"graph.nodes.{index}.status": node["status"]
+        for index, node in enumerate(task_fields.nodes_of(stored))
+        if node.get("status") in OPEN_NODE_STATUSES
+    }
+
+
+def _abandoned(stored: Fields, reason: str, at: float) -> Fields:
+    """The `$set` for a task whose workflow is gone: flags up, open nodes ended (spec: sweep)."""
+    fields: Fields = {
+        "status": TaskStatus.FAILED.value,
+        "reason": reason,
+        "closed_run_id": stored.get("run_id"),
+        "finished_at": moment(at),
+        "updated_at": moment(at),
+        "next_retry_at_ms": None,
+        **task_fields.cancel_flags(reason, at, stored.get("run_id")),
+    }
+    for index, node in enumerate(task_fields.nodes_of(stored)):
+        if node.get("status") in OPEN_NODE_STATUSES:
+            fields |= _ended(f"graph.nodes.{index}", begun=bool(node.get("attempt_epoch")), at=at)
+    return fields
+
+
+def _ended(path: str, *, begun: bool, at: float) -> Fields:
+    status = NodeStatus.CANCELLED if begun else NodeStatus.SKIPPED
+    fields: Fields = {f"{path}.status": status.value, f"{path}.finished_at": moment(at)}
+    return fields if begun else fields | {f"{path}.skip_reason": "task_failed"}

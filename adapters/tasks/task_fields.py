@@ -1,0 +1,349 @@
+"""Shapes of the documents in `tasks`, as pure functions (spec: task document).
+
+A node is addressed by its place, `graph.nodes.<i>`, and every filter names its `node_id` as well. No path stands in
+two operators of one update: MongoDB refuses that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flowkit.adapters.mongo import iso, moment
+from flowkit.graph.field_checks import edge_pairs
+from flowkit.models import OPEN_NODE_STATUSES, RUNTIME_KEYS, NodeStatus, StatusChange, TaskStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from flowkit.models import AttemptInput, CloseTask, NodeRecord, RecordTask
+
+Fields = dict[str, Any]
+
+NEW_NODE: Fields = {"status": NodeStatus.QUEUED.value, "attempt_epoch": 0, "stats": {}, "lease": {}}
+"""Runtime fields of a node that has not begun; the others appear when there is something to say.
+
+Kept small: a database writes the whole document again for every change of one node.
+"""
+
+NODE_STATES: Fields = {
+    "_id": 0,
+    "graph.nodes.node_id": 1,
+    "graph.nodes.status": 1,
+    "graph.nodes.attempt_epoch": 1,
+}
+"""Projection: what tells how far each node is."""
+
+WIRING: Fields = {
+    "_id": 0,
+    "graph.nodes.node_id": 1,
+    "graph.nodes.depends_on": 1,
+    "graph.nodes.fan_in": 1,
+    "graph.nodes.io.input_inline.input_adapter": 1,
+    "graph.nodes.io.input_inline.input_args": 1,
+    "graph.edges": 1,
+    "graph.edges_ex": 1,
+}
+"""Projection: what says which node depends on which."""
+
+
+def new_task(
+    task_id: str,
+    params: Fields,
+    graph: Fields,
+    at: float,
+    *,
+    namespace_id: str = "",
+    database_id: str = "",
+) -> Fields:
+    """A task document as it is first written."""
+    kept = {key: value for key, value in graph.items() if key not in {"nodes", "edges", "edges_ex"}}
+    parents = parents_by_node(graph)
+    return {
+        "id": task_id,
+        "pipeline_id": task_id,
+        "status": TaskStatus.QUEUED.value,
+        "params": params,
+        "graph": {
+            **kept,
+            "nodes": [_fresh(node, parents[node["node_id"]]) for node in graph["nodes"]],
+            "edges": graph.get("edges") or [],
+            "edges_ex": graph.get("edges_ex") or [],
+        },
+        "result": None,
+        "reason": None,
+        "status_history": [{"from": None, "to": TaskStatus.QUEUED.value, "at": iso(at)}],
+        "coordinator": {"liveness": {"state": "ok"}},
+        "next_retry_at_ms": None,
+        "started_at": iso(at),
+        "finished_at": None,
+        "last_event_recv_ms": int(at * 1000),
+        "updated_at": moment(at),
+        "run_seq": 0,
+        **owner(namespace_id, database_id),
+    }
+
+
+def owner(namespace_id: str, database_id: str) -> Fields:
+    """Which Temporal namespace and which database a task belongs to, as far as that is known."""
+    ids = {"namespace_id": namespace_id, "database_id": database_id}
+    return {name: value for name, value in ids.items() if value}
+
+
+def _fresh(node: Fields, parents: list[str]) -> Fields:
+    own = {key: value for key, value in node.items() if key not in RUNTIME_KEYS}
+    given = {"depends_on": parents, "fan_in": node.get("fan_in") or "all"}
+    return {**own, **given, **NEW_NODE}
+
+
+def parents_by_node(graph: Fields) -> dict[str, list[str]]:
+    """The parents of each node, by the rule of validation: its own `depends_on`, else the edges that lead to it."""
+    wired: dict[str, list[str]] = {}
+    for source, target in edge_pairs(graph):
+        wired.setdefault(target, []).append(source)
+    return {
+        node["node_id"]: [*dict.fromkeys(node.get("depends_on") or wired.get(node["node_id"], []))]
+        for node in graph["nodes"]
+    }
+
+
+def graph_difference(stored: Fields, given: Fields) -> str | None:
+    """What tells the graph of a document from a given one, node by node; None when they are alike."""
+    try:
+        ours, theirs = _outline(given), _outline(stored)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return "its document holds no graph"
+    if len(ours) != len(theirs):
+        return f"its document has {len(theirs)} nodes, not {len(ours)}"
+    pairs = zip(ours, theirs, strict=True)
+    return next((_told(*pair, place) for place, pair in enumerate(pairs) if pair[0] != pair[1]), None)
+
+
+_Outline = tuple[str, str | None, frozenset[str]]
+
+
+def _outline(graph: Fields) -> list[_Outline]:
+    parents = parents_by_node(graph)
+    return [(n["node_id"], n.get("type"), frozenset(parents[n["node_id"]])) for n in graph["nodes"]]
+
+
+def _told(ours: _Outline, theirs: _Outline, place: int) -> str:
+    for name, own, other in zip(("node_id", "type", "depends_on"), ours, theirs, strict=True):
+        if own != other:
+            shown = [sorted(each) if isinstance(each, frozenset) else each for each in (other, own)]
+            return f"its document has {name} {shown[0]!r} at graph.nodes[{place}], not {shown[1]!r}"
+    return ""
+
+
+def nodes_of(stored: Fields) -> list[Fields]:
+    """The nodes of a document, whatever somebody has made of it."""
+    graph = stored.get("graph")
+    nodes = graph.get("nodes") if isinstance(graph, dict) else None
+    return [node if isinstance(node, dict) else {} for node in nodes] if isinstance(nodes, list) else []
+
+
+def beyond(epochs: Mapping[str, int], unfinished: Collection[str]) -> Fields:
+    """Filter: one of these nodes is past its epoch, or one of `unfinished` is not failed, skipped or cancelled."""
+    later: list[Fields] = [
+        {"node_id": node_id, "attempt_epoch": {"$gt": epoch}} for node_id, epoch in epochs.items()
+    ]
+    if unfinished:
+        ended = [status.value for status in NodeStatus if status.ended and status is not NodeStatus.FINISHED]
+        later.append({"node_id": {"$in": list(unfinished)}, "status": {"$nin": ended}})
+    return {"graph.nodes": {"$elemMatch": {"$or": later}}}
+
+
+def history(changes: Iterable[StatusChange]) -> list[Fields]:
+    """`status_history` as documents hold it."""
+    return [{"from": change.from_, "to": change.to, "at": iso(change.at)} for change in changes]
+
+
+def opened_history(at: float) -> list[Fields]:
+    """`status_history` of a task that has just been opened."""
+    queued, running = TaskStatus.QUEUED.value, TaskStatus.RUNNING.value
+    return history(
+        [StatusChange(from_=None, to=queued, at=at), StatusChange(from_=queued, to=running, at=at)]
+    )
+
+
+def attempt_filter(attempt: AttemptInput, run_id: str) -> Fields:
+    """Documents in which `attempt` may begin: its epoch is new, or this run's own."""
+    node = f"graph.nodes.{attempt.index}"
+    return {
+        "id": attempt.task_id,
+        f"{node}.node_id": attempt.node_id,
+        "closed_run_id": {"$ne": run_id},
+        "$or": [
+            {f"{node}.attempt_epoch": {"$lt": attempt.epoch}},
+            {
+                f"{node}.attempt_epoch": attempt.epoch,
+                f"{node}.run_id": run_id,
+                f"{node}.status": {"$in": OPEN_NODE_STATUSES},
+            },
+        ],
+    }
+
+
+NOT_FLAGGED: Fields = {"coordinator.cancelled": {"$ne": True}}
+"""Filter: no cancel flag is up for the whole task."""
+
+
+def open_attempt_filter(attempt: AttemptInput, run_id: str) -> Fields:
+    """The same, in documents that nobody has closed or flagged: nearly all, and the quickest to find and write."""
+    return attempt_filter(attempt, run_id) | {"closed_run_id": {"$exists": False}} | NOT_FLAGGED
+
+
+def fresh_attempt_filter(attempt: AttemptInput) -> Fields:
+    """Documents that nobody has closed or flagged, with this epoch new: narrower, but nearly always true."""
+    node = f"graph.nodes.{attempt.index}"
+    return {
+        "id": attempt.task_id,
+        "closed_run_id": {"$exists": False},
+        **NOT_FLAGGED,
+        f"{node}.node_id": attempt.node_id,
+        f"{node}.attempt_epoch": {"$lt": attempt.epoch},
+    }
+
+
+def attempt_begun(attempt: AttemptInput, run_id: str, lease: Fields, at: float) -> Fields:
+    """The `$set` of an attempt's first write."""
+    node = f"graph.nodes.{attempt.index}"
+    fields: Fields = {
+        f"{node}.status": NodeStatus.RUNNING.value,
+        f"{node}.attempt_epoch": attempt.epoch,
+        f"{node}.run_id": run_id,
+        f"{node}.lease": lease,
+        f"{node}.started_at": moment(at),
+        "last_event_recv_ms": int(at * 1000),
+        "updated_at": moment(at),
+    }
+    if attempt.epoch > 1:
+        fields[f"{node}.next_retry_at_ms"] = None
+    return fields
+
+
+NODE_FLAGS = ("coordinator", "cancel_requested_at")
+"""Fields of a node that ask it to stop."""
+
+
+def attempt_forgets(attempt: AttemptInput) -> Fields:
+    """The `$unset` of an attempt's first write: what an earlier end of the node has left."""
+    left = ("finished_at", "skip_reason", *NODE_FLAGS)
+    return {f"graph.nodes.{attempt.index}.{name}": "" for name in left}
+
+
+def own_attempt(attempt: AttemptInput, run_id: str) -> Fields:
+    """Filter of a node that is still in `attempt`'s hands."""
+    node = f"graph.nodes.{attempt.index}"
+    return {
+        "id": attempt.task_id,
+        f"{node}.node_id": attempt.node_id,
+        f"{node}.attempt_epoch": attempt.epoch,
+        f"{node}.run_id": run_id,
+        f"{node}.status": NodeStatus.RUNNING.value,
+    }
+
+
+def attempt_finished(attempt: AttemptInput, at: float) -> Fields:
+    """The `$set` of an attempt's last write."""
+    node = f"graph.nodes.{attempt.index}"
+    fields: Fields = {
+        f"{node}.status": NodeStatus.FINISHED.value,
+        f"{node}.finished_at": moment(at),
+        f"{node}.last_event_recv_ms": int(at * 1000),
+        "last_event_recv_ms": int(at * 1000),
+        "updated_at": moment(at),
+    }
+    if attempt.epoch > 1:
+        fields[f"{node}.last_error"] = None
+    return fields
+
+
+def node_filter(node: NodeRecord) -> Fields:
+    """Condition under which a transition of the workflow may be written: not behind the document, still open."""
+    path = f"graph.nodes.{node.index}"
+    return {
+        f"{path}.node_id": node.node_id,
+        f"{path}.attempt_epoch": {"$lte": node.epoch},
+        f"{path}.status": {"$in": OPEN_NODE_STATUSES},
+    }
+
+
+def may_follow(node: NodeRecord, stored_nodes: list[Fields]) -> bool:
+    """The same condition for a document that was read."""
+    if node.index >= len(stored_nodes):
+        return False
+    stored = stored_nodes[node.index]
+    known = stored.get("node_id") == node.node_id and stored.get("status") in OPEN_NODE_STATUSES
+    return known and stored.get("attempt_epoch", 0) <= node.epoch
+
+
+def node_fields(node: NodeRecord, at: float) -> Fields:
+    """The `$set` of a transition that only the workflow knows."""
+    path = f"graph.nodes.{node.index}"
+    retry_ms = None if node.next_retry_at is None else int(node.next_retry_at * 1000)
+    fields: Fields = {
+        f"{path}.status": node.status.value,
+        f"{path}.attempt_epoch": node.epoch,
+        f"{path}.next_retry_at_ms": retry_ms,
+    }
+    if node.last_error is not None:
+        fields[f"{path}.last_error"] = node.last_error
+    if node.skip_reason is not None:
+        fields[f"{path}.skip_reason"] = node.skip_reason.value
+    if node.status.ended:
+        fields[f"{path}.finished_at"] = moment(at)
+    if node.status is NodeStatus.CANCELLING:
+        fields[f"{path}.coordinator.cancelled"] = True
+        fields[f"{path}.cancel_requested_at"] = moment(at)
+    return fields
+
+
+def task_filter(record: RecordTask) -> Fields:
+    """Condition under which a run may write its task's own fields."""
+    return {
+        "id": record.task_id,
+        "run_seq": {"$lte": record.run_seq},
+        "finished_at": None,
+    }
+
+
+def task_fields(record: RecordTask) -> Fields:
+    """The `$set` of a task's own fields during its run."""
+    fields: Fields = {
+        "status": record.status.value,
+        "status_history": history(record.status_history),
+        "updated_at": moment(record.at),
+        **omitted(record),
+    }
+    if record.cancel_reason is not None:
+        fields |= cancel_flags(record.cancel_reason, record.at, record.run_id)
+    return fields
+
+
+def omitted(record: RecordTask | CloseTask) -> Fields:
+    """How many entries `status_history` lacks, when it does."""
+    count = record.status_history_omitted
+    return {"status_history_omitted": count} if count else {}
+
+
+def cancel_flags(reason: str, at: float, run_id: str | None) -> Fields:
+    """The flags that external workers poll. The run that raises them tells them from a direct write."""
+    return {
+        "coordinator.cancelled": True,
+        "coordinator.cancel_reason": reason,
+        "coordinator.cancelled_at": moment(at),
+        "coordinator.cancel_run_id": run_id or "",
+    }
+
+
+TASK_FLAGS: Fields = dict.fromkeys(
+    (f"coordinator.{name}" for name in ("cancelled", "cancel_reason", "cancelled_at", "cancel_run_id")), ""
+)
+"""`$unset`: the task's own cancel flags."""
+
+
+def flags_of(nodes: list[Fields]) -> Fields:
+    """The `$unset` of all cancel flags of a task with these nodes."""
+    flagged = (index for index, node in enumerate(nodes) if node)
+    paths = (f"graph.nodes.{index}.{name}" for index in flagged for name in NODE_FLAGS)
+    return {**TASK_FLAGS, **dict.fromkeys(paths, "")}

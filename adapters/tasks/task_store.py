@@ -1,0 +1,290 @@
+"""Task documents: opening, the writes of an attempt, transitions of the workflow, the end.
+
+Every write is idempotent and carries its fence in its own filter: the epoch and open status of a node, the `run_seq`
+of a task. What matched nothing is looked into afterwards.
+"""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from pymongo import ASCENDING, ReturnDocument
+from pymongo.errors import DuplicateKeyError, OperationFailure
+
+from flowkit.adapters.mongo import Database, denial, denied, ensure_index, moment, shortened
+from flowkit.adapters.tasks import task_fields
+from flowkit.adapters.tasks.attempt_writes import AttemptWrites
+from flowkit.adapters.tasks.cancel_flags import CancelFlags
+from flowkit.adapters.tasks.closing import Closing
+from flowkit.adapters.tasks.open_tasks import abandon
+from flowkit.adapters.tasks.recording import Recording
+from flowkit.adapters.tasks.task_queries import Catalog
+from flowkit.errors import TaskIdTaken
+from flowkit.models import NodeStatus, TaskStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from flowkit.adapters.tasks.cancel_flags import CancelFlag
+    from flowkit.models import AttemptInput, CloseTask, OpenTask, RecordTask
+
+_GRAPH = {
+    "_id": 0,
+    "first_run_id": 1,
+    "status": 1,
+    "graph.nodes.node_id": 1,
+    "graph.nodes.type": 1,
+    "graph.nodes.depends_on": 1,
+    "graph.edges": 1,
+    "graph.edges_ex": 1,
+}
+_EPOCHS = {"_id": 0, "run_seq": 1, "graph.nodes.node_id": 1, "graph.nodes.attempt_epoch": 1}
+
+
+class TaskStore:
+    """The `tasks` collection of one database.
+
+    Raises StoreUnavailable when MongoDB does not answer (try again) and StoreRefused when it never will.
+    """
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._tasks = db.tasks
+        self._deployment: str | None = None
+        self._flags = CancelFlags(self._tasks)
+        self._attempts = AttemptWrites(self._tasks, flags=self._flags, reopen=self.reopen)
+
+    @property
+    def database(self) -> Database:
+        """The database that holds the collection."""
+        return self._db
+
+    @shortened
+    async def prepare(self) -> None:
+        """Create the indexes.
+
+        StoreRefused names the index that duplicate ids prevent, StoreDenied the user who has no right to make it.
+        """
+        try:
+            await ensure_index(self._tasks, "id", "uniq_task_id", unique=True)
+            by_status = [("status", ASCENDING), ("updated_at", ASCENDING)]
+            await ensure_index(self._tasks, by_status, "ix_task_status_updated")
+        except OperationFailure as error:
+            if not denied(error):
+                raise
+            raise await denial(self._db, error) from None
+        await Catalog(self._db).prepare()
+
+    @shortened
+    async def deployment(self) -> str:
+        """Id of this database, made by whoever asks first; tells engines and workers of two databases apart."""
+        if self._deployment is None:
+            with suppress(DuplicateKeyError):
+                await self._meta().update_one(
+                    {"_id": "deployment"}, {"$setOnInsert": {"value": str(uuid.uuid4())}}, upsert=True
+                )
+            stored = await self._meta().find_one({"_id": "deployment"})
+            self._deployment = str(stored["value"])
+        return self._deployment
+
+    def _meta(self) -> Any:
+        return self._db.flowkit_meta
+
+    @shortened
+    async def insert_task(self, document: dict[str, Any]) -> None:
+        """Write a new task document unless its id is there already."""
+        await self._insert(document)
+
+    async def _insert(self, document: dict[str, Any]) -> None:
+        with suppress(DuplicateKeyError):
+            await self._tasks.update_one({"id": document["id"]}, {"$setOnInsert": document}, upsert=True)
+
+    @shortened
+    async def open_task(
+        self, opening: OpenTask, *, namespace_id: str = "", database_id: str = ""
+    ) -> tuple[int, dict[str, int]]:
+        """Take the document over for a run of its workflow; answers `run_seq` and the epochs used before.
+
+        Inserts it when there is none. TaskIdTaken when it belongs to another task.
+        """
+        ids = task_fields.owner(namespace_id, database_id)
+        stored = await self._tasks.find_one({"id": opening.task_id}, _GRAPH)
+        if stored is None:
+            await self._insert(
+                task_fields.new_task(opening.task_id, opening.params, opening.graph, opening.at, **ids)
+            )
+            stored = await self._tasks.find_one({"id": opening.task_id}, _GRAPH)
+        if stored is not None:
+            _check_graph(stored, opening)
+        adopted = await self._adopt(opening, ids)
+        if adopted is None:
+            raise TaskIdTaken(f"task id {opening.task_id!r} belongs to an earlier task; choose another id")
+        nodes = adopted["graph"]["nodes"]
+        return adopted["run_seq"], {
+            node["node_id"]: node["attempt_epoch"] for node in nodes if node.get("attempt_epoch")
+        }
+
+    async def _adopt(self, opening: OpenTask, ids: dict[str, str]) -> dict[str, Any] | None:
+        unclaimed: dict[str, Any] = {"first_run_id": None, "status": TaskStatus.QUEUED.value}
+        if "namespace_id" in ids:
+            unclaimed["namespace_id"] = {"$in": [ids["namespace_id"], None]}
+        taken: dict[str, Any] | None = await self._tasks.find_one_and_update(
+            {
+                "id": opening.task_id,
+                "run_id": {"$ne": opening.run_id},
+                "$or": [{"first_run_id": opening.first_run_id}, unclaimed],
+            },
+            {
+                "$set": {
+                    "status": TaskStatus.RUNNING.value,
+                    "first_run_id": opening.first_run_id,
+                    "run_id": opening.run_id,
+                    "status_history": task_fields.opened_history(opening.at),
+                    "updated_at": moment(opening.at),
+                    **ids,
+                    **_NOT_ENDED,
+                },
+                "$unset": _REOPENED,
+                "$inc": {"run_seq": 1},
+            },
+            projection=_EPOCHS,
+            return_document=ReturnDocument.AFTER,
+        )
+        return taken or await self._opened_before(opening)
+
+    async def _opened_before(self, opening: OpenTask) -> dict[str, Any] | None:
+        """The document as this very run has opened it: a repeated opening must neither fence nor reopen its own run.
+
+        A try that the workflow has given up may reach the database after another one, even after the close.
+        """
+        own = {"first_run_id": opening.first_run_id, "run_id": opening.run_id}
+        found: dict[str, Any] | None = await self._tasks.find_one({"id": opening.task_id, **own}, _EPOCHS)
+        return found
+
+    @shortened
+    async def begin_attempt(
+        self, attempt: AttemptInput, run_id: str, lease: dict[str, Any], at: float
+    ) -> None:
+        """An attempt's first write: takes the node's epoch.
+
+        EpochTaken when another run has used it, Fenced when the task was closed by this very run, Flagged when a
+        cancel flag is up. Flags that an earlier run has left are cleared.
+        """
+        await self._attempts.begin(attempt, run_id, lease, at)
+
+    @shortened
+    async def reopen(self, task_id: str, run_id: str) -> None:
+        """A newer run goes on with a task that was closed in between (Temporal's Reset after a sweep)."""
+        await self._tasks.update_one(
+            {"id": task_id, "closed_run_id": {"$ne": run_id}},
+            {
+                "$set": {
+                    "status": TaskStatus.RUNNING.value,
+                    "run_id": run_id,
+                    **_NOT_ENDED,
+                },
+                "$unset": {"closed_run_id": ""},
+            },
+        )
+
+    @shortened
+    async def extend_lease(self, attempt: AttemptInput, run_id: str, deadline_ms: int, at: float) -> None:
+        """Move the lease's deadline forward; it never goes back."""
+        await self._tasks.update_one(
+            task_fields.own_attempt(attempt, run_id),
+            {
+                "$max": {
+                    f"graph.nodes.{attempt.index}.lease.deadline_ts_ms": deadline_ms,
+                    "last_event_recv_ms": int(at * 1000),
+                }
+            },
+        )
+
+    @shortened
+    async def finish_attempt(self, attempt: AttemptInput, run_id: str, at: float) -> None:
+        """An attempt's last write. Fenced when a newer attempt has the node; a node being cancelled is left alone."""
+        await self._attempts.finish(attempt, run_id, at)
+
+    @shortened
+    async def check_hold(self, attempt: AttemptInput, run_id: str) -> None:
+        """Fenced unless the node is still at this attempt's epoch and run."""
+        await self._attempts.check_hold(attempt, run_id)
+
+    @shortened
+    async def raised_flag(self, attempt: AttemptInput) -> CancelFlag | None:
+        """Return the cancel flag that tells this attempt's node to stop; None while none is up."""
+        return await self._flags.of(attempt)
+
+    async def cancel_flag(self, attempt: AttemptInput) -> str | None:
+        """Why this node is to stop, as the documented flags say; None while none is up."""
+        flag = await self.raised_flag(attempt)
+        return flag.reason if flag else None
+
+    @shortened
+    async def flagged(self, task_ids: Sequence[str]) -> set[str]:
+        """Those of these tasks of which any cancel flag is up: their own, or one of a node."""
+        return await self._flags.among(task_ids)
+
+    @shortened
+    async def variables(self, task_id: str) -> dict[str, Any]:
+        """`coordinator.vars` of a task, `{}` while there are none."""
+        stored = await self._tasks.find_one({"id": task_id}, {"_id": 0, "coordinator.vars": 1}) or {}
+        found: dict[str, Any] = stored.get("coordinator", {}).get("vars") or {}
+        return found
+
+    @shortened
+    async def wiring(self, task_id: str) -> dict[str, Any]:
+        """A task's graph, with what says which node depends on which; `{}` for an unknown task."""
+        stored = await self._tasks.find_one({"id": task_id}, task_fields.WIRING) or {}
+        found: dict[str, Any] = stored.get("graph") or {}
+        return found
+
+    @shortened
+    async def moved_on(
+        self, task_id: str, epochs: Mapping[str, int], unfinished: Collection[str] = ()
+    ) -> bool:
+        """Whether one of these nodes has begun a later attempt than this one, or one in `unfinished` is open again."""
+        beyond = task_fields.beyond(epochs, unfinished)
+        return await self._tasks.find_one({"id": task_id, **beyond}, {"_id": 1}) is not None
+
+    @shortened
+    async def node_states(self, task_id: str) -> dict[str, tuple[NodeStatus, int]]:
+        """Status and epoch of every node."""
+        stored = await self._tasks.find_one({"id": task_id}, task_fields.NODE_STATES)
+        nodes = stored["graph"]["nodes"] if stored else []
+        return {n["node_id"]: (NodeStatus(n["status"]), n.get("attempt_epoch", 0)) for n in nodes}
+
+    @shortened
+    async def record(self, record: RecordTask) -> None:
+        """Write transitions that only the workflow knows; those behind the document change nothing."""
+        await Recording(self._tasks).write(record)
+
+    @shortened
+    async def close_task(self, close: CloseTask) -> bool:
+        """Write the end of a task and whatever its document missed; False when there is no document.
+
+        A document that a newer run has opened is left alone. StoreTooLarge when it is too large for any end.
+        """
+        return await Closing(self._tasks).write(close)
+
+    @shortened
+    async def abandon(self, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
+        """End a task whose workflow is gone; False when the document has moved on meanwhile."""
+        return await abandon(self._tasks, task_id, run_id, reason, at)
+
+
+def _check_graph(stored: dict[str, Any], opening: OpenTask) -> None:
+    """TaskIdTaken when a document that no run has claimed was made for another graph."""
+    unclaimed = stored.get("first_run_id") is None and stored.get("status") == TaskStatus.QUEUED.value
+    if unclaimed and (difference := task_fields.graph_difference(stored.get("graph", {}), opening.graph)):
+        raise TaskIdTaken(
+            f"task id {opening.task_id!r} was used for another graph: {difference}; choose another id"
+        )
+
+
+_NOT_ENDED = {"finished_at": None, "reason": None, "result": None}
+
+_REOPENED = {"closed_run_id": "", "status_history_omitted": "", **task_fields.TASK_FLAGS}
+"""What a task that goes on must not keep from an earlier end."""

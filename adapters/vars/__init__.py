@@ -1,0 +1,1 @@
+"""A task's variables: operations, their rules, and their storage in MongoDB."""

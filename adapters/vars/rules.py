@@ -1,0 +1,134 @@
+"""What an operation does to a task's variables, and what stands in its way. Pure: the model that MongoDB must match."""
+
+from __future__ import annotations
+
+import copy
+from decimal import Decimal, localcontext
+from typing import TYPE_CHECKING, Any
+
+from bson.decimal128 import Decimal128, create_decimal128_context
+from bson.int64 import Int64
+
+from flowkit.adapters.vars.operations import LARGEST_INT, SMALLEST_INT, ancestors, kind, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flowkit.adapters.vars.operations import Change, Tree
+
+
+def conflict(variables: Tree, change: Change) -> str | None:
+    """Why `change` cannot be made to these variables; None when it can."""
+    for path in (*change.sets, *change.adds, *change.removes):
+        for above in ancestors(path):
+            if (held := _at(variables, above)) is not _NOTHING and not _passable(held, change):
+                return f"{shown(above)} holds {kind(held)}: nothing can be below it ({shown(path)})"
+    for path, amount in change.adds.items():
+        held = _at(variables, path)
+        if held is not _NOTHING and not _is_number(held):
+            return f"{shown(path)} holds {kind(held)}, not a number"
+        if _is_int(held) and _is_int(amount) and not SMALLEST_INT <= held + amount <= LARGEST_INT:
+            return f"{shown(path)} would exceed 64 bits"
+    return None
+
+
+def _passable(held: Any, change: Change) -> bool:
+    """A removal finds nothing below a scalar, and that is fine; below a list it would reach an element."""
+    return isinstance(held, dict) or (bool(change.removes) and not isinstance(held, list))
+
+
+def changed(variables: Tree, change: Change) -> Tree:
+    """The variables after `change`, which must have no conflict with them. `variables` stays as it is."""
+    after = copy.deepcopy(variables)
+    for path, value in change.sets.items():
+        _place(after, path, copy.deepcopy(value))
+    for path, amount in change.adds.items():
+        held = _at(after, path)
+        _place(after, path, amount if held is _NOTHING else _sum(held, amount))
+    for path in change.removes:
+        above, _, leaf = path.rpartition(".")
+        holder = _at(after, above) if above else after
+        if isinstance(holder, dict):
+            holder.pop(leaf, None)
+    return after
+
+
+def brought(change: Change) -> Tree:
+    """The variables that `change` makes of none, each number that it adds to as large as numbers get by that."""
+    tree: Tree = {}
+    for path, value in change.sets.items():
+        _place(tree, path, value)
+    for path in change.adds:
+        _place(tree, path, Int64(0))
+    return tree
+
+
+def empty_objects(variables: Tree) -> Tree:
+    """What pruning removes: the topmost objects below `coordinator.vars` that hold no leaf, by path."""
+    return dict(_empty_objects(variables, ()))
+
+
+def _empty_objects(tree: Tree, above: tuple[str, ...]) -> Iterator[tuple[str, Tree]]:
+    for key, value in tree.items():
+        if not isinstance(value, dict) or not _can_be_named(key):
+            continue
+        if _has_leaf(value):
+            yield from _empty_objects(value, (*above, key))
+        else:
+            yield ".".join((*above, key)), value
+
+
+def _has_leaf(tree: Tree) -> bool:
+    return any(
+        _has_leaf(value) if isinstance(value, dict) and _can_be_named(key) else True
+        for key, value in tree.items()
+    )
+
+
+def _can_be_named(key: str) -> bool:
+    """Whether a path can lead there; what cannot be reached, because somebody else has put it there, stays."""
+    return bool(key) and not key.startswith("$") and "." not in key and "\0" not in key
+
+
+class _Nothing:
+    """Stands for a variable that is not there; None is a value."""
+
+
+_NOTHING = _Nothing()
+
+
+def _at(tree: Tree, path: str) -> Any:
+    held: Any = tree
+    for segment in path.split("."):
+        if not isinstance(held, dict) or segment not in held:
+            return _NOTHING
+        held = held[segment]
+    return held
+
+
+def _place(tree: Tree, path: str, value: Any) -> None:
+    *above, leaf = path.split(".")
+    for segment in above:
+        tree = tree.setdefault(segment, {})
+    tree[leaf] = value
+
+
+def _sum(held: Any, amount: float) -> Any:
+    """A sum of the type that MongoDB gives it: what has 64 bits keeps them."""
+    if isinstance(held, Decimal128):
+        with localcontext(create_decimal128_context()):
+            return Decimal128(held.to_decimal() + Decimal(amount))
+    long = isinstance(held, int) and (isinstance(held, Int64) or not _is_int32(held) or not _is_int32(amount))
+    return Int64(held + amount) if long and _is_int(amount) else held + amount
+
+
+def _is_int32(value: float) -> bool:
+    return -(2**31) <= value < 2**31
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, Decimal128)) and not isinstance(value, bool)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

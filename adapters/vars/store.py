@@ -1,0 +1,221 @@
+"""A task's variables in MongoDB: what `vars` has checked, written in one update (spec: CoordinatorAdapters).
+
+What the update must find stands in its own filter, so that nothing is half-written and no concurrent write is lost;
+what matched nothing is looked into afterwards.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from pymongo import ReturnDocument
+from pymongo.errors import PyMongoError
+
+from flowkit.adapters.mongo import code_of, shortened, unavailable
+from flowkit.adapters.vars import operations, rules, size_bound
+from flowkit.arguments import require, task_id_problem
+from flowkit.errors import AdapterError, StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from flowkit.adapters.tasks.node_writes import NodeWrite
+    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.vars.operations import Change, Tree
+    from flowkit.adapters.vars.size_bound import Room
+
+_TRIES = 20
+"""Writes that may meet a document which was in order when it was looked into."""
+
+_PRUNES = 20
+
+_UNSEEN: Tree = {}
+"""Stands for a document that was changed without a look at what it held before."""
+
+_VARS = {"_id": 0, operations.ROOT: 1}
+_SIZES = {size_bound.BOUND: 1, size_bound.CORRECTED: 1}
+_ENTRIES = dict.fromkeys(
+    (
+        f"graph.nodes.{name}"
+        for name in ("node_id", "attempt_epoch", "run_id", "status", "applied_generation")
+    ),
+    1,
+)
+
+
+class Variables:
+    """The variables of the tasks of one database."""
+
+    def __init__(self, tasks: TaskStore, now: Callable[[], datetime] | None = None) -> None:
+        self._store = tasks
+        self._tasks = tasks.database.tasks
+        self._now = now or (lambda: datetime.now(UTC))
+        self._last = datetime.min.replace(tzinfo=UTC)
+
+    async def write(self, task_id: str, change: Change, write: NodeWrite | None = None) -> bool | None:
+        """Make `change`, for a function node in the same update as the node's own fields.
+
+        Answers whether the task had no variables before, as far as somebody needs to know, and None when the effect is
+        counted already. AdapterError names the path that stands in the way, or the unknown task.
+        """
+        room = size_bound.room_within_bound(change)
+        for _ in range(_TRIES):
+            before = await self._update(task_id, change, write, room) if room else None
+            if before is not None:
+                return before is not _UNSEEN and not _variables(before)
+            document = await self._uncounted(task_id, write)
+            if document is None:
+                return None
+            await self._explain(document, change, write)
+            room = size_bound.room(document.get("coordinator") or {}, change)
+        raise StoreUnavailable(f"the variables of task {task_id!r} change too often for a write")
+
+    async def read(self, task_id: str) -> Tree:
+        """All variables of a task. AdapterError for an unknown one, or for what is no task id."""
+        require(task_id_problem(task_id), error=AdapterError)
+        return _variables(await self._document(task_id, _VARS))
+
+    async def prune(self, task_id: str) -> list[str]:
+        """Remove every object that holds no leaf; answers their paths. What is filled meanwhile stays."""
+        for _ in range(_PRUNES):
+            empty = rules.empty_objects(await self.read(task_id))
+            if not empty or await self._remove(task_id, empty):
+                return sorted(map(operations.full, empty))
+        return []
+
+    @shortened
+    async def _remove(self, task_id: str, empty: Tree) -> bool:
+        still = {operations.full(path): value for path, value in empty.items()}
+        done = await self._tasks.update_one(
+            {"id": task_id, **still},
+            {"$unset": dict.fromkeys(still, ""), "$set": {"updated_at": self.moment()}},
+        )
+        return bool(done.matched_count)
+
+    async def _update(self, task_id: str, change: Change, write: NodeWrite | None, room: Room) -> Any:
+        """The document before the update, as far as somebody needs it; None when nothing matched."""
+        if write is None and not change.paths:
+            return await self._document(task_id, _VARS)
+        condition, update = _condition(task_id, change, write, room), self._fields(change, write, room)
+        if change.operation == "merge" and len(change.sets) > 1:
+            return await self._guarded(change, lambda: self._update_seen(condition, update))
+        done = await self._guarded(change, lambda: self._tasks.update_one(condition, update))
+        return _UNSEEN if done.matched_count else None
+
+    async def _update_seen(self, condition: Tree, update: Tree) -> Any:
+        return await self._tasks.find_one_and_update(
+            condition, update, projection={"id": 1, operations.ROOT: 1}, return_document=ReturnDocument.BEFORE
+        )
+
+    async def _guarded(self, change: Change, call: Callable[[], Awaitable[Any]]) -> Any:
+        """A driver's error as ours; its text may hold values, so only its code is told."""
+        try:
+            return await call()
+        except PyMongoError as error:
+            if unavailable(error):
+                raise StoreUnavailable(f"MongoDB does not answer ({type(error).__name__})") from None
+            raise AdapterError(
+                f"vars.{change.operation}: MongoDB refused to write {_some(change.paths)} (code {code_of(error)})"
+            ) from None
+
+    def _fields(self, change: Change, write: NodeWrite | None, room: Room) -> Tree:
+        sets = {operations.full(path): value for path, value in change.sets.items()}
+        unsets = dict.fromkeys(map(operations.full, change.removes), "")
+        node = write.done | {"updated_at": self.moment()} if write else {"updated_at": self.moment()}
+        update: Tree = {"$set": node | sets}
+        if adds := {operations.full(path): amount for path, amount in change.adds.items()} | room.adds:
+            update["$inc"] = adds
+        if unsets or write:
+            update["$unset"] = unsets | (write.forgets if write else {})
+        return update
+
+    async def _uncounted(self, task_id: str, write: NodeWrite | None) -> Tree | None:
+        """The task's document; None when the effect is counted already, and the attempt has nothing to do but to end."""
+        document = await self._document(task_id, {**_VARS, **_SIZES, **_ENTRIES})
+        if write and write.applied(document):
+            await self._finish_again(document, write)
+            return None
+        return document
+
+    async def _explain(self, document: Tree, change: Change, write: NodeWrite | None) -> None:
+        """Raise what keeps the update from matching this document; silent when it should match now."""
+        if write:
+            await self._store.begin_attempt(write.attempt, write.run_id, write.lease, write.at)
+        if problem := rules.conflict(_variables(document), change):
+            raise AdapterError(f"vars.{change.operation}: {problem}")
+
+    async def _finish_again(self, document: Tree, write: NodeWrite) -> None:
+        """An attempt after the one that had the effect: it has nothing to do but to finish."""
+        if write.finished(document):
+            return
+        await self._store.begin_attempt(write.attempt, write.run_id, write.lease, write.at)
+        await self._store.finish_attempt(write.attempt, write.run_id, write.at)
+
+    @shortened
+    async def _document(self, task_id: str, shown: Tree) -> Tree:
+        found: Tree | None = await self._tasks.find_one({"id": task_id}, shown)
+        if found is None:
+            raise AdapterError(f"there is no task {task_id!r}")
+        return found
+
+    def moment(self) -> datetime:
+        """Now, at least a millisecond after the last answer: `updated_at` grows with every write."""
+        now = self._now()
+        now = now.replace(microsecond=now.microsecond // 1000 * 1000)
+        self._last = max(now, self._last + timedelta(milliseconds=1))
+        return self._last
+
+
+def _condition(task_id: str, change: Change, write: NodeWrite | None, room: Room) -> Tree:
+    above = _no_list_or_nothing if change.removes else _object_or_nothing
+    filters = [_object_or_nothing(operations.ROOT)] if change.paths else []
+    filters += [above(operations.full(path)) for path in change.ancestors]
+    filters += [_number_or_nothing(operations.full(path)) for path in change.adds]
+    filters += [
+        _with_room_for(operations.full(path), by) for path, by in change.adds.items() if isinstance(by, int)
+    ]
+    filters += [room.condition] if room.condition else []
+    condition: Tree = {"id": task_id} | (write.may_begin | write.not_applied if write else {})
+    return condition | ({"$and": filters} if filters else {})
+
+
+def _object_or_nothing(where: str) -> Tree:
+    return {"$or": [{where: {"$exists": False}}, {where: {"$type": "object"}}], **_no_list(where)}
+
+
+def _number_or_nothing(where: str) -> Tree:
+    return {"$or": [{where: {"$exists": False}}, {where: {"$type": "number"}}], **_no_list(where)}
+
+
+def _with_room_for(where: str, by: int) -> Tree:
+    """The sum must fit 64 bits; not every server refuses what does not."""
+    fits = {"$lte": operations.LARGEST_INT - by} if by > 0 else {"$gte": operations.SMALLEST_INT - by}
+    other: list[Tree] = [
+        {where: {"$exists": False}},
+        {where: {"$type": "double"}},
+        {where: {"$type": "decimal"}},
+    ]
+    return {"$or": [*other, {where: fits}]}
+
+
+def _no_list_or_nothing(where: str) -> Tree:
+    return {"$or": [{where: {"$exists": False}}, _no_list(where)]}
+
+
+def _no_list(where: str) -> Tree:
+    """A type's condition is met by a list that holds one such element."""
+    return {where: {"$not": {"$type": "array"}}}
+
+
+def _variables(document: Tree) -> Tree:
+    found = (document.get("coordinator") or {}).get("vars", {})
+    if not isinstance(found, dict):
+        raise AdapterError(
+            f"{operations.ROOT} holds {operations.kind(found)}, not an object: somebody has overwritten it"
+        )
+    return found
+
+
+def _some(paths: list[str]) -> str:
+    return ", ".join(paths[:3]) + (" and more" if len(paths) > 3 else "")

@@ -1,0 +1,1 @@
+"""Commands that delete or close the documents of old tasks."""

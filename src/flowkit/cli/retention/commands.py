@@ -1,0 +1,103 @@
+"""`flowkit purge` and `flowkit close-orphaned`: tasks that nobody needs, and tasks that nobody runs."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from flowkit.cli import output
+from flowkit.cli.errors import remedied
+from flowkit.cli.logs import log_warnings
+from flowkit.cli.options import (
+    DEFAULT_DATABASE,
+    DEFAULT_MONGO_URL,
+    AsJson,
+    MongoDatabase,
+    MongoUrl,
+    Verbose,
+    Where,
+)
+from flowkit.errors import ConfigError
+from flowkit.models import TaskStatus
+
+_ENDED = [status.value for status in TaskStatus if status.closed]
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")]
+
+
+def purge(
+    older_than: Annotated[
+        str,
+        typer.Option("--older-than", metavar="DURATION", help="Time since the task ended: 30d, 12h, 90m."),
+    ],
+    statuses: Annotated[
+        list[str] | None,
+        typer.Option("--status", help="Only tasks that ended so: finished, failed, cancelled; repeatable."),
+    ] = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    verbose: Verbose = False,
+) -> None:
+    """Delete tasks that ended long ago, with their artifacts, metrics, claims and events."""
+    log_warnings(verbose)
+    seconds = read_duration(older_than)
+    for status in statuses or []:
+        if status not in _ENDED:
+            problem = ConfigError(f"--status {status!r} is not the status of an ended task")
+            raise remedied(problem, f"choose from {', '.join(_ENDED)}")
+    from flowkit.cli.retention.purging import Wish, purge_tasks
+
+    where = Where(mongo_url=mongo_url, database=database)
+    wish = Wish(older_than_sec=seconds, statuses=tuple(statuses or _ENDED), dry_run=dry_run)
+    purged = asyncio.run(purge_tasks(where, wish, quiet=as_json))
+    if as_json:
+        return output.document(purged.as_json())
+    for line in purged.lines():
+        output.say(line)
+    return None
+
+
+def close_orphaned(
+    namespace_id: Annotated[
+        str | None,
+        typer.Option("--namespace-id", metavar="ID", help="Id of the namespace that no longer exists."),
+    ] = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    verbose: Verbose = False,
+) -> None:
+    """Close the open tasks of a Temporal namespace that no longer exists; without --namespace-id count them."""
+    log_warnings(verbose)
+    from flowkit.cli.retention.orphans import close_orphans, count_open
+
+    where = Where(mongo_url=mongo_url, database=database)
+    if namespace_id is None:
+        counts = asyncio.run(count_open(where))
+        if as_json:
+            return output.document(counts.as_json())
+        for line in counts.lines():
+            output.say(line)
+        return None
+    closed = asyncio.run(close_orphans(where, namespace_id, dry_run=dry_run))
+    if as_json:
+        return output.document({"namespace_id": namespace_id, "dry_run": dry_run, "tasks": closed})
+    output.say(f"{'would close' if dry_run else 'closed'} {closed:,} open tasks of namespace {namespace_id}")
+    return None
+
+
+_SECONDS = {"m": 60, "h": 3_600, "d": 86_400}
+_LONGEST_DAYS = 36_500
+
+
+def read_duration(text: str) -> float:
+    """Seconds of a duration such as `30d`. ConfigError for anything else."""
+    number, unit = text[:-1], text[-1:].lower()
+    seconds = int(number) * _SECONDS.get(unit, 0) if number.isascii() and number.isdigit() else 0
+    if not 0 < seconds <= _LONGEST_DAYS * _SECONDS["d"]:
+        problem = ConfigError(f"--older-than {text!r} is not a duration")
+        raise remedied(problem, "write a whole number and m, h or d, for example 90m, 12h or 30d")
+    return float(seconds)

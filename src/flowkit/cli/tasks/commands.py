@@ -1,0 +1,136 @@
+"""`flowkit run`, `status`, `cancel` and `list`: tasks from the outside. What they need is imported when they run."""
+
+import asyncio
+import shlex
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from flowkit.cli import output
+from flowkit.cli.errors import remedied
+from flowkit.cli.inputs import read_task
+from flowkit.cli.logs import log_warnings
+from flowkit.cli.options import (
+    DEFAULT_DATABASE,
+    DEFAULT_MONGO_URL,
+    AsJson,
+    MongoDatabase,
+    MongoUrl,
+    NewTaskId,
+    Queue,
+    TaskId,
+    Timeout,
+    Verbose,
+    Where,
+)
+from flowkit.cli.tasks.validate import GraphFile
+from flowkit.errors import ConfigError
+from flowkit.limits import LIST_TASKS
+
+_MOST = LIST_TASKS - 1
+"""One more is asked for, to see whether there are more."""
+
+WatchIt = Annotated[bool, typer.Option("--watch", "-w", help="Show the nodes until the task has ended.")]
+
+
+def run(
+    graph: GraphFile,
+    params: Annotated[
+        str | None, typer.Option(help="Params as JSON, or @FILE; they override those of GRAPH key by key.")
+    ] = None,
+    task_id: NewTaskId = None,
+    watch: WatchIt = False,
+    timeout: Timeout = None,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    queue: Queue = None,
+    verbose: Verbose = False,
+) -> None:
+    """Start a task; with --watch, show it until it has ended. An engine and workers must run somewhere."""
+    log_warnings(verbose)
+    _timeout_needs_watch(timeout, watch)
+    task = read_task(graph, params)
+    task.warnings()
+    from flowkit.cli.tasks.start import start
+    from flowkit.cli.tasks.watch import Watch
+
+    where = Where(mongo_url=mongo_url, database=database, queue=queue)
+    how = Watch(timeout=timeout, as_json=as_json) if watch else None
+    raise typer.Exit(asyncio.run(start(task, task_id, where, how, as_json=as_json)))
+
+
+def status(
+    task: TaskId,
+    watch: WatchIt = False,
+    timeout: Timeout = None,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    verbose: Verbose = False,
+) -> None:
+    """Show a task and its nodes; with --watch until it has ended, and the exit code then tells how."""
+    log_warnings(verbose)
+    _timeout_needs_watch(timeout, watch)
+    from flowkit.cli.tasks.show import show
+    from flowkit.cli.tasks.watch import Watch, rejoin
+
+    where = Where(mongo_url=mongo_url, database=database)
+    if watch:
+        raise typer.Exit(asyncio.run(rejoin(task, where, Watch(timeout=timeout, as_json=as_json))))
+    asyncio.run(show(task, where, as_json=as_json))
+
+
+def cancel(
+    task: TaskId,
+    reason: Annotated[
+        str, typer.Option(help="Why, in up to 1,000 characters; kept in the task's document.")
+    ] = "user_request",
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    verbose: Verbose = False,
+) -> None:
+    """Ask a task to stop, without waiting until it has."""
+    log_warnings(verbose)
+    from flowkit.cli.tasks.show import cancel as ask_to_stop
+
+    kept = asyncio.run(ask_to_stop(task, reason, Where(mongo_url=mongo_url, database=database)))
+    if as_json:
+        return output.document({"task_id": task, "cancel_requested": True, "reason": kept})
+    output.say(f"task {task} was asked to stop")
+    output.note(f"  see it end  flowkit status {shlex.quote(task)} --watch")
+    return None
+
+
+def list_tasks(
+    status: Annotated[str | None, typer.Option(help="Only tasks of this status.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=_MOST, help="How many at most.")] = 50,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    verbose: Verbose = False,
+) -> None:
+    """List tasks, the newest first, as MongoDB tells of them."""
+    log_warnings(verbose)
+    from flowkit.cli.tasks.show import newest, print_tasks
+
+    tasks, more = asyncio.run(newest(status, limit, Where(mongo_url=mongo_url, database=database)))
+    if as_json:
+        return output.document({"tasks": [asdict(task) for task in tasks], "more": more})
+    if tasks:
+        print_tasks(tasks)
+    else:
+        output.note("no tasks" if status is None else f"no tasks are {status}")
+    if more:
+        more_of_them = (
+            f"`--limit {min(limit * 2, _MOST)}` shows more" if limit < _MOST else "ask MongoDB for all"
+        )
+        output.note(f"there are more than {limit}; {more_of_them}")
+    return None
+
+
+def _timeout_needs_watch(timeout: float | None, watch: bool) -> None:
+    if timeout is not None and not watch:
+        raise remedied(ConfigError("--timeout is for --watch, and --watch is not there"), "add --watch")

@@ -1,0 +1,244 @@
+"""`flowkit vars`: a task's variables, shown and changed. What it needs is imported when it runs."""
+
+import asyncio
+import base64
+import json
+import math
+import shlex
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from flowkit.cli import output
+from flowkit.cli.errors import remedied
+from flowkit.cli.inputs import read_object
+from flowkit.cli.logs import log_warnings
+from flowkit.cli.options import (
+    DEFAULT_DATABASE,
+    DEFAULT_MONGO_URL,
+    AsJson,
+    MongoDatabase,
+    MongoUrl,
+    TaskId,
+    Verbose,
+    Where,
+)
+from flowkit.errors import AdapterError, ConfigError
+
+if TYPE_CHECKING:
+    from flowkit.adapters.vars.operations import Change
+    from flowkit.adapters.vars.store import Variables
+
+Tree = dict[str, Any]
+
+_PATH_CHARS = 40
+"""Widest column of names; after a longer one its value stands further right."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One operation, as the method of CoordinatorAdapters that makes it, and the option that asks for it."""
+
+    option: str
+    method: str
+    arguments: Tree
+
+
+def task_vars(
+    task: TaskId,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Set a variable; VALUE is JSON, or else text."),
+    ] = None,
+    merges: Annotated[
+        list[str] | None,
+        typer.Option("--merge", metavar="JSON", help="Merge an object, JSON or @FILE; its leaves overwrite."),
+    ] = None,
+    adds: Annotated[
+        list[str] | None, typer.Option("--incr", metavar="NAME[=N]", help="Add N, or 1, to a number.")
+    ] = None,
+    removes: Annotated[
+        list[str] | None, typer.Option("--unset", metavar="NAME", help="Remove a variable, or all below it.")
+    ] = None,
+    block_sensitive: Annotated[
+        bool, typer.Option("--block-sensitive", help="Refuse values that look like secrets.")
+    ] = False,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    verbose: Verbose = False,
+) -> None:
+    """Show a task's variables; options change them first: --set, then --merge, --incr, --unset, each repeatable."""
+    log_warnings(verbose)
+    if block_sensitive and not (sets or merges):
+        raise remedied(
+            ConfigError("--block-sensitive is for --set and --merge, and neither is there"), "add one"
+        )
+    steps = [
+        *_set(sets or [], block_sensitive),
+        *_merge(merges or [], block_sensitive),
+        *map(_incr, adds or []),
+        *_unset(removes or []),
+    ]
+    for step in steps:
+        _check(step)
+    found = plain(asyncio.run(_made(steps, task, Where(mongo_url=mongo_url, database=database))))
+    if as_json:
+        return output.document(found)
+    if not found:
+        return output.note("no variables")
+    for line in lines(found):
+        output.say(line)
+    return None
+
+
+# --- what the options ask for ---------------------------------------------------------------------------------------
+
+
+def _set(texts: list[str], block: bool) -> Iterator[Step]:
+    """One operation for all of them: all or none."""
+    given: Tree = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not name or not sign:
+            problem = ConfigError(f"--set {text!r} is not NAME=VALUE")
+            raise remedied(problem, "for example --set routing.sla=gold")
+        if name in given:
+            raise remedied(ConfigError(f"--set names {name!r} twice"), "give it once")
+        given[name] = read_value(value)
+    if given:
+        yield Step(option="--set", method="vars_set", arguments={"kv": given, "block_sensitive": block})
+
+
+def _merge(texts: list[str], block: bool) -> Iterator[Step]:
+    for text in texts:
+        tree = read_object(
+            text, "--merge", """variables are an object, for example '{"counts": {"done": 3}}'"""
+        )
+        yield Step(option="--merge", method="vars_merge", arguments={"data": tree, "block_sensitive": block})
+
+
+def _incr(text: str) -> Step:
+    name, sign, amount = text.partition("=")
+    by = read_value(amount) if sign else 1
+    if not name or isinstance(by, bool) or not isinstance(by, (int, float)):
+        problem = ConfigError(f"--incr {text!r} is not NAME or NAME=NUMBER")
+        raise remedied(problem, "for example --incr counts.done=5")
+    return Step(option="--incr", method="vars_incr", arguments={"key": name, "by": by})
+
+
+def _unset(names: list[str]) -> Iterator[Step]:
+    if names:
+        yield Step(option="--unset", method="vars_unset", arguments={"keys": names})
+
+
+def read_value(text: str) -> Any:
+    """The value that JSON says, or else the text itself."""
+    try:
+        return json.loads(text, parse_constant=_no_json)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _no_json(name: str) -> NoReturn:
+    """Python's NaN and Infinity."""
+    raise ValueError(name)
+
+
+def _check(step: Step) -> None:
+    """Refuse what no variables could take, before anything is written."""
+    from flowkit.adapters.vars import operations
+    from flowkit.adapters.vars.sensitive import Detector
+
+    changes: dict[str, Callable[..., Change]] = {
+        "vars_set": lambda **given: operations.setting(given),
+        "vars_merge": lambda **given: operations.merging(given),
+        "vars_incr": operations.incrementing,
+        "vars_unset": lambda keys: operations.unsetting((), keys),
+    }
+    try:
+        change = changes[step.method](**step.arguments)
+    except AdapterError as error:
+        raise remedied(error, f"correct {step.option}; docs/variables.md has the rules") from None
+    hits = Detector().hits((operations.full(path), value) for path, value in change.sets.items())
+    if hits and change.block_sensitive:
+        what = "a value that looks like a secret" if hits == 1 else f"{hits} values that look like secrets"
+        problem = AdapterError(f"{step.option} has {what}")
+        raise remedied(problem, "give a reference to it instead, or leave out --block-sensitive")
+
+
+# --- doing it, and what is there then -------------------------------------------------------------------------------
+
+
+async def _made(steps: list[Step], task_id: str, where: Where) -> Tree:
+    """The task's variables after these operations. UnknownTask when there is no such task."""
+    from flowkit.activities.builtin_functions import CoordinatorAdapters
+    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.vars.store import Variables
+    from flowkit.cli.servers import database
+
+    async with database(where) as db:
+        variables = Variables(TaskStore(db))
+        found = await _read(variables, task_id)
+        if not steps:
+            return found
+        adapters = CoordinatorAdapters(db=db)
+        done: list[str] = []
+        for step in steps:
+            try:
+                await getattr(adapters, step.method)(task_id, **step.arguments)
+            except AdapterError as error:
+                raise remedied(error, _remedy(done, task_id)) from None
+            done.append(step.option)
+        return await _read(variables, task_id)
+
+
+async def _read(variables: "Variables", task_id: str) -> Tree:
+    from flowkit.client import UnknownTask
+
+    try:
+        return await variables.read(task_id)
+    except AdapterError:
+        raise UnknownTask(task_id) from None
+
+
+def _remedy(done: list[str], task_id: str) -> str:
+    before = f"what {' and '.join(dict.fromkeys(done))} changed before stays; " if done else ""
+    return f"{before}`flowkit vars {shlex.quote(task_id)}` shows what is there"
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it: a date as ISO text, bytes as base64, what else JSON lacks as text."""
+    match value:
+        case dict():
+            return {str(key): plain(inner) for key, inner in value.items()}
+        case list():
+            return [plain(inner) for inner in value]
+        case datetime():
+            return value.isoformat()
+        case bytes():
+            return base64.b64encode(value).decode()
+        case float() if not math.isfinite(value):
+            return str(value)
+        case None | bool() | int() | float() | str():
+            return value
+    return str(value)
+
+
+def lines(tree: Tree) -> list[str]:
+    """One line for each leaf: its path, and its value as JSON."""
+    leaves = sorted(_leaves(tree, ()), key=lambda leaf: leaf[0])
+    shown = [(".".join(path), json.dumps(value, ensure_ascii=False)) for path, value in leaves]
+    width = min(_PATH_CHARS, max(len(path) for path, _ in shown))
+    return [f"{path:<{width}}  {value}" for path, value in shown]
+
+
+def _leaves(tree: Tree, above: tuple[str, ...]) -> Iterable[tuple[tuple[str, ...], Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, (*above, key))
+        else:
+            yield (*above, key), value

@@ -1,0 +1,264 @@
+"""Closes documents whose workflow is gone: terminated, timed out, or lost (spec: end of a task; design: sweep).
+
+A sweep judges the documents of its own Temporal namespace. What Temporal does not know counts as lost only after a
+second look, and only when the document names this very namespace: another engine may share the database and not the
+Temporal server. Beside that it shows killed workers as offline, which could not say so themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
+from flowkit.activities.background import BackgroundLoop
+from flowkit.adapters.presence import WorkerRegistry
+from flowkit.adapters.tasks.open_tasks import OpenTasks
+from flowkit.errors import FlowKitError, StoreUnavailable
+from flowkit.limits import LAST_ERROR_CHARS
+
+if TYPE_CHECKING:
+    from temporalio.client import Client, WorkflowExecutionDescription
+
+    from flowkit.activities.background import LoopHealth
+    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.connection import Namespace
+
+    Document = dict[str, Any]
+
+_logger = logging.getLogger("flowkit.engine.worker")
+
+_NEW_TASK_SEC = 60.0
+"""A document this young may still wait for its workflow to be started."""
+
+_SECOND_LOOK_SEC = 5.0
+"""So long after the first look a workflow must still be unknown to Temporal."""
+
+_TURN_SEC = 15.0
+"""How long after its next pass an engine keeps its turn, in case that it is late."""
+
+_PATIENCE_SEC = 2.0
+"""How long the end of an engine waits for its turn to be given back."""
+
+_AT_ONCE = 10
+
+_OF_ONE_DOCUMENT = {
+    RPCStatusCode.INVALID_ARGUMENT,
+    RPCStatusCode.FAILED_PRECONDITION,
+    RPCStatusCode.OUT_OF_RANGE,
+    RPCStatusCode.INTERNAL,
+    RPCStatusCode.UNKNOWN,
+}
+"""Errors of Temporal that another document need not meet."""
+
+_REASONS = {
+    WorkflowExecutionStatus.TERMINATED: "terminated",
+    WorkflowExecutionStatus.TIMED_OUT: "timed_out",
+}
+_ALIVE = {None, WorkflowExecutionStatus.RUNNING, WorkflowExecutionStatus.CONTINUED_AS_NEW}
+LOST = "lost"
+
+
+class Sweep:
+    """Compares open documents with their workflows; of several engines of a namespace one does."""
+
+    def __init__(
+        self,
+        client: Client,
+        tasks: TaskStore,
+        namespace: Namespace,
+        *,
+        every_sec: float,
+        second_look_sec: float = _SECOND_LOOK_SEC,
+    ) -> None:
+        self._client = client
+        self._store = tasks
+        self._tasks = OpenTasks(tasks.database)
+        self._workers = WorkerRegistry(tasks.database)
+        self._namespace = namespace
+        self._namespace_id = ""
+        self._every_sec = every_sec
+        self._second_look_sec = second_look_sec
+        self._owner = f"{os.getpid()}@{socket.gethostname()}#{secrets.token_hex(4)}"
+        self._missing: dict[str, float] = {}
+        """When a document was first seen whose workflow Temporal did not know, by the monotonic clock."""
+        self._odd: set[str] = set()
+        """Documents that could not be judged, told once each."""
+        self._loop = BackgroundLoop("the sweep", self._pass, pause_sec=every_sec)
+
+    @property
+    def health(self) -> LoopHealth:
+        """How the sweep does."""
+        return self._loop.health
+
+    async def run(self) -> None:
+        """Sweep at once and then again and again; what goes wrong is logged and met again next time."""
+        try:
+            await self._loop.run()
+        finally:
+            await asyncio.shield(self._leave())
+
+    async def _pass(self) -> None:
+        try:
+            await self._workers.expire(time.time())
+            await self.once()
+        except (FlowKitError, RPCError) as error:
+            _logger.warning("the sweep was cut short and goes on next time: %s", error)
+            self._loop.failed(error)
+        else:
+            self._loop.worked()
+
+    async def once(self) -> list[str]:
+        """Close what has lost its workflow, if it is this engine's turn; answers the task ids."""
+        self._namespace_id = await self._namespace.id()
+        if not await self._take_turn():
+            return []
+        seen: dict[str, float] = {}
+        closed: list[str] = []
+        database_id = await self._store.deployment()
+        async for page in self._tasks.pages(namespace_id=self._namespace_id, database_id=database_id):
+            closed += await self._judge(page, seen)
+            if not await self._take_turn():
+                break
+        self._missing = seen
+        return closed
+
+    async def _take_turn(self) -> bool:
+        seconds = self._every_sec + _TURN_SEC
+        return await self._tasks.take_turn(self._namespace_id, self._owner, time.time(), seconds)
+
+    async def _leave(self) -> None:
+        """Another engine need not wait until this one's turn is over."""
+        try:
+            async with asyncio.timeout(_PATIENCE_SEC):
+                await self._tasks.end_turn(self._namespace_id, self._owner)
+        except (FlowKitError, TimeoutError) as error:
+            _logger.info("the turn to sweep was not given back, and ends by itself: %s", error)
+
+    async def _judge(self, page: list[Document], seen: dict[str, float]) -> list[str]:
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def look(document: Document) -> str | None:
+            async with gate:
+                return document["id"] if await self._close_if_gone(document, seen) else None
+
+        found = await asyncio.gather(*map(look, page), return_exceptions=True)
+        for document, ended in zip(page, found, strict=True):
+            if isinstance(ended, BaseException):
+                self._tell(document, ended)
+        return [task_id for task_id in found if isinstance(task_id, str)]
+
+    def _tell(self, document: Document, error: BaseException) -> None:
+        """One document does not keep the others from being swept, unless a server is away."""
+        if not _is_about_one_document(error):
+            raise error
+        self._loop.failed(error)
+        name = str(document.get("id", document["_id"]))
+        if name not in self._odd:
+            _logger.error("the document of task %s cannot be swept", name, exc_info=error)
+        self._odd.add(name)
+
+    async def _close_if_gone(self, document: Document, seen: dict[str, float]) -> bool:
+        reason = await self._reason(document, seen)
+        if reason is None:
+            return False
+        closed = await self._tasks.abandon(document["id"], document.get("run_id"), reason, time.time())
+        if closed:
+            _logger.warning("task %s was closed as failed: %s", document["id"], reason)
+        return closed
+
+    async def _reason(self, document: Document, seen: dict[str, float]) -> str | None:
+        """Why the document is to be closed; None while its workflow lives, or may still be started."""
+        own = bool(self._namespace_id) and document.get("namespace_id") == self._namespace_id
+        description = await self._describe(document["id"])
+        if description is not None and not belongs(document, description, own=own):
+            run_id = document.get("run_id")
+            if run_id is None:
+                return None
+            description = await self._describe(document["id"], run_id)
+        if description is None:
+            return LOST if own and self._is_missing_for_long(document, seen) else None
+        return await self._end_of(description)
+
+    async def _describe(self, task_id: str, run_id: str | None = None) -> WorkflowExecutionDescription | None:
+        try:
+            return await self._client.get_workflow_handle(task_id, run_id=run_id).describe()
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND or _is_about_namespace(error):
+                raise
+            return None
+
+    async def _end_of(self, description: WorkflowExecutionDescription) -> str | None:
+        """How a workflow ended; None while it has not."""
+        if description.status in _ALIVE:
+            return None
+        if description.status is WorkflowExecutionStatus.FAILED:
+            return await self._failure(description) or LOST
+        return _REASONS.get(description.status, LOST) if description.status else None
+
+    async def _failure(self, description: WorkflowExecutionDescription) -> str | None:
+        handle = self._client.get_workflow_handle(description.id, run_id=description.run_id)
+        try:
+            await handle.result(follow_runs=False)
+        except WorkflowFailureError as error:
+            return failure_text(error.cause)
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+        return None
+
+    def _is_missing_for_long(self, document: Document, seen: dict[str, float]) -> bool:
+        """Whether the document is old enough to have a workflow, and this is not the first look that finds none."""
+        now, key = time.monotonic(), f"{document['id']}\0{document.get('run_id')}"
+        first = seen[key] = self._missing.get(key, now)
+        if key not in self._missing or now - first < self._second_look_sec:
+            return False
+        updated = _seconds(document.get("updated_at"), default=time.time() - (now - first))
+        return time.time() - updated > _NEW_TASK_SEC
+
+
+def _is_about_namespace(error: RPCError) -> bool:
+    """Whether Temporal cannot find the namespace itself, as it may report for a moment after a stall."""
+    return any(detail.type_url.endswith("NamespaceNotFoundFailure") for detail in error.grpc_status.details)
+
+
+def _is_about_one_document(error: BaseException) -> TypeGuard[Exception]:
+    if isinstance(error, RPCError):
+        return error.status in _OF_ONE_DOCUMENT
+    return isinstance(error, Exception) and not isinstance(error, StoreUnavailable)
+
+
+def belongs(document: Document, description: WorkflowExecutionDescription, *, own: bool) -> bool:
+    """Whether a workflow of the task's id is the one that the document is about.
+
+    A document that no run has claimed yet belongs to the workflow of its id when it names this namespace (`own`).
+    """
+    claimed = {document.get("first_run_id"), document.get("run_id")} - {None}
+    first_run_id = description.raw_description.workflow_execution_info.first_run_id
+    if not claimed or not first_run_id:
+        return own or description.run_id in claimed
+    return bool(claimed & {first_run_id, description.run_id})
+
+
+def failure_text(cause: BaseException | None) -> str | None:
+    """The reason of a document whose workflow failed: as its close would have told it."""
+    if not isinstance(cause, ApplicationError):
+        return str(cause)[:LAST_ERROR_CHARS] if cause else None
+    named = cause.type and cause.type != "task_failed"
+    return (f"{cause.type}: {cause.message}" if named else cause.message)[:LAST_ERROR_CHARS]
+
+
+def _seconds(moment: Any, *, default: float) -> float:
+    """A stored date in seconds since the epoch; `default` for anything that is none."""
+    if not isinstance(moment, datetime):
+        return default
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,244 @@
+"""The engine's side of a Temporal worker: the Task workflow, its activities and the coordinator functions."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from temporalio import activity
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
+from temporalio.service import RPCError
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+
+from flowkit.activities.attempts import Host
+from flowkit.activities.functions import FunctionActivities, built_in
+from flowkit.activities.tasks import TaskActivities, unknown_namespace
+from flowkit.activities.threads import Threads
+from flowkit.errors import ConfigError
+from flowkit.graph.validation import RESERVED_FUNCTIONS
+from flowkit.models import (
+    COORDINATOR_FN,
+    Settings,
+)
+from flowkit.workflows.interceptor import OneInput
+from flowkit.workflows.task import Task
+from flowkit.workflows.views import SEARCH_ATTRIBUTES
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from typing import Any
+
+    from temporalio.client import Client
+    from temporalio.worker import WorkerConfig
+
+    from flowkit.activities.functions import Function
+    from flowkit.activities.loop_portal import HomeLoop
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.config import CoordinatorConfig
+
+_logger = logging.getLogger("flowkit.engine.worker")
+
+HEARTBEAT_THROTTLE = timedelta(seconds=1)
+"""An attempt learns of a cancel or Terminate within this time; Temporal's default is most of the lease."""
+
+
+def throttled(config: WorkerConfig) -> WorkerConfig:
+    """The settings of a Temporal worker whose heartbeats pass at least every HEARTBEAT_THROTTLE."""
+    longest = config.get("max_heartbeat_throttle_interval", HEARTBEAT_THROTTLE)
+    usual = config.get("default_heartbeat_throttle_interval", HEARTBEAT_THROTTLE)
+    config["max_heartbeat_throttle_interval"] = min(longest, HEARTBEAT_THROTTLE)
+    config["default_heartbeat_throttle_interval"] = min(usual, HEARTBEAT_THROTTLE)
+    return config
+
+
+def settings_of(
+    config: CoordinatorConfig,
+    *,
+    deployment: str,
+    search_attributes: tuple[str, ...],
+    functions: Mapping[str, Function],
+) -> Settings:
+    """The part of an engine's settings that a task keeps."""
+    return Settings(
+        queue=config.queue,
+        lease_ttl_sec=config.lease_ttl_sec,
+        cancel_grace_sec=config.cancel_grace_sec,
+        function_timeout_sec=config.function_timeout_sec,
+        window=config.window,
+        hold_starts_events=config.hold_starts_events,
+        hold_starts_bytes=config.hold_starts_bytes,
+        deployment=deployment,
+        search_attributes=search_attributes,
+        local_functions=built_in(functions),
+        max_in_flight=config.max_in_flight,
+        empty_sources=True,
+        function_queue=function_queue(config.queue),
+        qualify_uids=True,
+    )
+
+
+def function_queue(queue: str) -> str:
+    """Task queue of the functions of the user's: they share no slots with the engine's own activities."""
+    return f"{queue}.{COORDINATOR_FN}"
+
+
+def check_functions(functions: Iterable[str]) -> None:
+    """ConfigError when a coordinator function has the name of one of the engine's own activities."""
+    if taken := sorted(RESERVED_FUNCTIONS.intersection(functions)):
+        raise ConfigError(f"a coordinator function is called {taken[0]!r}: the engine uses that name itself")
+
+
+async def prepared_settings(
+    client: Client,
+    *,
+    config: CoordinatorConfig,
+    tasks: TaskStore,
+    artifacts: ArtifactStore,
+    functions: Mapping[str, Function],
+) -> Settings:
+    """Create the indexes, and ask both servers for what a task's settings hold beside the configuration."""
+    await tasks.prepare()
+    await artifacts.prepare()
+    return settings_of(
+        config,
+        deployment=await tasks.deployment(),
+        search_attributes=await registered_search_attributes(client),
+        functions=functions,
+    )
+
+
+def function_activities(
+    *,
+    config: CoordinatorConfig,
+    tasks: TaskStore,
+    artifacts: ArtifactStore,
+    home: HomeLoop,
+    functions: Mapping[str, Function],
+    identity: str,
+) -> FunctionActivities:
+    """What runs an engine's coordinator functions, for all its Temporal workers."""
+    host = Host(tasks=tasks, home=home, worker_id=identity)
+    threads = Threads(config.function_slots, "flowkit-function")
+    return FunctionActivities(host=host, artifacts=artifacts, functions=functions, threads=threads)
+
+
+def engine_activities(
+    *,
+    config: CoordinatorConfig,
+    settings: Settings,
+    tasks: TaskStore,
+    artifacts: ArtifactStore,
+    home: HomeLoop,
+    calls: FunctionActivities,
+    by_name: bool = False,
+    namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
+) -> list[Callable[..., Any]]:
+    """Everything a worker of the engine's queue answers beside the Task workflow.
+
+    One activity stands for all functions, unless the worker is somebody else's, who may have one of that kind.
+    """
+    own = TaskActivities(
+        tasks=tasks,
+        artifacts=artifacts,
+        home=home,
+        settings=settings,
+        functions=calls.functions,
+        max_nodes=config.max_nodes,
+        namespace_id=namespace_id,
+    )
+    return [*own.all, *([calls.of(name) for name in calls.functions] if by_name else [calls.any()])]
+
+
+def engine_workers(
+    client: Client,
+    *,
+    config: CoordinatorConfig,
+    settings: Settings,
+    tasks: TaskStore,
+    artifacts: ArtifactStore,
+    home: HomeLoop,
+    functions: Mapping[str, Function],
+    identity: str,
+    namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
+) -> list[Worker]:
+    """The Temporal workers of an engine; they must be created on the loop that will run them.
+
+    The one workflow is ours: recorded histories replay it in Temporal's sandbox with every run of the tests. Here the
+    sandbox would cost a third of the engine's time.
+    """
+    calls = function_activities(
+        config=config, tasks=tasks, artifacts=artifacts, home=home, functions=functions, identity=identity
+    )
+    activities = engine_activities(
+        config=config,
+        settings=settings,
+        tasks=tasks,
+        artifacts=artifacts,
+        home=home,
+        calls=calls,
+        namespace_id=namespace_id,
+    )
+    runs_tasks = Worker(
+        client,
+        task_queue=config.queue,
+        workflows=[Task],
+        activities=activities,
+        workflow_runner=UnsandboxedWorkflowRunner(),
+        interceptors=[OneInput()],
+        identity=identity,
+        max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
+        default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
+    )
+    return [runs_tasks, function_worker(client, config=config, calls=calls, identity=identity)]
+
+
+def function_worker(
+    client: Client, *, config: CoordinatorConfig, calls: FunctionActivities, identity: str
+) -> Worker:
+    """The Temporal worker that runs functions of the user's, however many and slow, beside the engine's own work.
+
+    Functions of tasks that an earlier release opened are still on the engine's queue.
+    """
+    return Worker(
+        client,
+        task_queue=function_queue(config.queue),
+        activities=[calls.any()],
+        identity=identity,
+        max_concurrent_activities=config.function_slots,
+        max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
+        default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
+    )
+
+
+def with_task(workflows: Sequence[type] | None) -> list[type]:
+    """`workflows` with Task, once."""
+    return [*(each for each in workflows or () if each is not Task), Task]
+
+
+def activity_name(function: Callable[..., Any]) -> str | None:
+    """Name of an activity; Temporal's library has no public way to ask for it."""
+    definition = activity._Definition.from_callable(function)
+    return definition.name if definition else None
+
+
+async def registered_search_attributes(client: Client) -> tuple[str, ...]:
+    """Those of our search attributes that the namespace knows; tries to register them first."""
+    namespace = client.namespace
+    wanted = dict.fromkeys(SEARCH_ATTRIBUTES, IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD)
+    try:
+        await client.operator_service.add_search_attributes(
+            AddSearchAttributesRequest(namespace=namespace, search_attributes=wanted)
+        )
+    except RPCError as error:
+        _logger.info("search attributes were not registered: %s", error.message)
+    try:
+        known = await client.operator_service.list_search_attributes(
+            ListSearchAttributesRequest(namespace=namespace)
+        )
+    except RPCError as error:
+        _logger.info("search attributes stay empty: %s", error.message)
+        return ()
+    return tuple(name for name in SEARCH_ATTRIBUTES if name in known.custom_attributes)

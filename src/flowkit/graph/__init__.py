@@ -1,0 +1,1 @@
+"""Parsing and validation of graphs and task inputs. Pure: no Temporal, no I/O."""

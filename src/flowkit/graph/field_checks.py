@@ -1,0 +1,312 @@
+"""Shapes of a graph as users write it: which keys there are and what each may hold. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import sys
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from flowkit import limits
+from flowkit.arguments import NODE_ID_RULE, is_node_id, shown_path
+from flowkit.arguments import printed as _show
+from flowkit.errors import GraphError
+from flowkit.graph import input_adapters
+from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, FanIn, OnNodeFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_NODE_KEYS = frozenset(
+    [
+        "node_id",
+        "type",
+        "depends_on",
+        "fan_in",
+        "io",
+        "retry_policy",
+        "routing",
+        "allow_failure",
+        "timeout_sec",
+        "name",
+        "meta",
+    ]
+)
+_IO_KEYS = frozenset(["input_ref", "input_inline", "batching", "start_when", "fn", "fn_args"])
+_RETRY_KEYS = frozenset(
+    ["max", "backoff_sec", "backoff_coefficient", "max_backoff_sec", "jitter", "permanent_on"]
+)
+
+_PATH_STEPS = 20
+_PATH_CHARS = 300
+_YEAR_SEC = 365 * 24 * 3600
+_SHORTEST_SEC = 0.001
+
+_FAN_IN = re.compile(r"(all|any)|count:(\d{1,9})", re.IGNORECASE)
+
+
+def graph_problems(graph: object) -> Iterator[str]:
+    """Everything wrong with the form of `graph`, before any relation between nodes is looked at."""
+    if not isinstance(graph, dict):
+        yield f"graph must be an object with 'nodes', not {_show(graph)}"
+        return
+    nodes = graph.get("nodes")
+    if not isinstance(nodes, list) or not nodes:
+        yield f"graph.nodes must be a list of at least one node, not {_show(nodes)}"
+        return
+    modes = [mode.value for mode in OnNodeFailure]
+    if graph.get("on_node_failure", "fail") not in modes:
+        yield f"graph.on_node_failure is {_show(graph['on_node_failure'])}; allowed: {', '.join(modes)}"
+    yield from _edge_problems(graph)
+    yield from _extended_edge_problems(graph)
+    for index, node in enumerate(nodes):
+        yield from _node_problems(index, node)
+
+
+def json_bytes(value: object, name: str = "the input") -> int:
+    """Size of `value` as UTF-8 JSON; GraphError names the part that cannot be written as JSON."""
+    try:
+        return len(_json(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise GraphError([f"{_place(value, name, 0)} must be JSON: {error}"]) from None
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _place(value: Any, path: str, depth: int) -> str:
+    """Path to the first part of `value` that JSON cannot hold, with the id of the node it belongs to."""
+    if isinstance(value, dict | list | tuple) and depth < _PATH_STEPS:
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, part in pairs:
+            if not _is_json(part):
+                step = f".{key}" if isinstance(value, dict) else f"[{key}]"
+                owner = f" (node {part['node_id']!r})" if isinstance(part, dict) and "node_id" in part else ""
+                return _place(part, f"{path}{step}{owner}", depth + 1)
+    return f"{shown_path(path, _PATH_CHARS)} = {_show(value)}"
+
+
+def _is_json(value: object) -> bool:
+    try:
+        _json(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def edge_pairs(graph: dict[str, Any]) -> list[tuple[str, str]]:
+    """`edges` and `edges_ex` as (parent, child) pairs."""
+    pairs = [(source, target) for source, target in graph.get("edges") or []]
+    return pairs + [(edge["from"], edge["to"]) for edge in graph.get("edges_ex") or []]
+
+
+def parse_fan_in(value: object) -> FanIn | None:
+    """A fan-in, `all` when absent; None for anything that is none."""
+    if value is None:
+        return FanIn()
+    match = _FAN_IN.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return None
+    return FanIn(mode="count", count=int(match[2])) if match[2] else FanIn(mode=match[1].lower())
+
+
+def is_pulling(node: dict[str, Any]) -> bool:
+    """Whether a node names one of the adapters that read other nodes' artifacts."""
+    inline = (node.get("io") or {}).get("input_inline") or {}
+    return inline.get("input_adapter") in (input_adapters.PULL, input_adapters.RECHUNK)
+
+
+def pull_sources(node: dict[str, Any]) -> list[str] | None:
+    """The nodes that a pulling node names as its input; None when it names none, which means its parents."""
+    if not is_pulling(node):
+        return None
+    named = input_adapters.with_alias(node["io"]["input_inline"].get("input_args")).get("from_nodes")
+    return None if named is None else list(named)
+
+
+def later_problems(graph: dict[str, Any], rules: int) -> Iterator[str]:
+    """What rules that came after the first release refuse in a graph that passed the first ones."""
+    for node in graph["nodes"]:
+        for since, check in _LATER_CHECKS:
+            if since <= rules:
+                yield from (f"node {node['node_id']!r}: {problem}" for problem in check(node))
+
+
+def _too_many_retries(node: dict[str, Any]) -> Iterator[str]:
+    retries = (node.get("retry_policy") or {}).get("max")
+    if retries is not None and retries > limits.MAX_RETRIES:
+        yield f"retry_policy.max {_show(retries)} must be {limits.MAX_RETRIES:,} at most"
+
+
+_LATER_CHECKS: tuple[tuple[int, Callable[[dict[str, Any]], Iterator[str]]], ...] = ((1, _too_many_retries),)
+"""Each check with the version of the rules in which it came; see `validation.RULES`."""
+
+
+def _edge_problems(graph: dict[str, Any]) -> Iterator[str]:
+    edges = graph.get("edges")
+    if edges is None:
+        return
+    if not isinstance(edges, list):
+        yield f"graph.edges must be a list of [parent, child] pairs of node ids, not {_show(edges)}"
+        return
+    for index, edge in enumerate(edges):
+        if not _is_pair(edge):
+            yield f"graph.edges[{index}] is {_show(edge)}; edges are [parent, child] pairs of node ids"
+
+
+def _extended_edge_problems(graph: dict[str, Any]) -> Iterator[str]:
+    edges = graph.get("edges_ex")
+    if edges is None:
+        return
+    if not isinstance(edges, list):
+        yield f"graph.edges_ex must be a list of objects with 'from' and 'to', not {_show(edges)}"
+        return
+    for index, edge in enumerate(edges):
+        if not _is_extended_edge(edge):
+            yield f"graph.edges_ex[{index}] must be an object with 'from' and 'to', not {_show(edge)}"
+        elif edge.get("mode", "sync") != "sync":
+            yield (
+                f"graph.edges_ex {_show(edge['from'])} -> {_show(edge['to'])}: mode {_show(edge['mode'])} is not available "
+                "yet; leave 'mode' out, the child then starts when the parent has finished"
+            )
+
+
+def _is_pair(edge: object) -> bool:
+    return isinstance(edge, (list, tuple)) and len(edge) == 2 and all(isinstance(end, str) for end in edge)
+
+
+def _is_extended_edge(edge: object) -> bool:
+    return isinstance(edge, dict) and isinstance(edge.get("from"), str) and isinstance(edge.get("to"), str)
+
+
+def _node_problems(index: int, node: object) -> Iterator[str]:
+    if not isinstance(node, dict):
+        yield f"graph.nodes[{index}] must be an object, not {_show(node)}"
+        return
+    node_id = node.get("node_id")
+    where = f"node {_show(node_id)}" if isinstance(node_id, str) else f"graph.nodes[{index}]"
+    if not is_node_id(node_id):
+        yield f"{where}: node_id {_show(node_id)} must be {NODE_ID_RULE}"
+    if not _is_role(node.get("type")):
+        yield (
+            f"{where}: type {_show(node.get('type'))} must be {COORDINATOR_FN!r} or a role: 1 to 100 of "
+            "letters, digits, '.', '_', '-', beginning with a letter or digit"
+        )
+    yield from _unknown_keys(where, node, _NODE_KEYS | RUNTIME_KEYS)
+    for key, check in _NODE_CHECKS.items():
+        if node.get(key) is not None:
+            yield from (f"{where}: {problem}" for problem in check(node[key]))
+
+
+def _is_role(value: object) -> bool:
+    return isinstance(value, str) and limits.ROLE.fullmatch(value) is not None
+
+
+def _unknown_keys(where: str, given: dict[str, Any], known: frozenset[str]) -> Iterator[str]:
+    for key in given:
+        if key not in known and not str(key).startswith("x-"):
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "keys of your own begin with 'x-'"
+            yield f"{where}: unknown key {_show(key)}; {hint}"
+
+
+def _depends_on(value: object) -> Iterator[str]:
+    if not isinstance(value, list) or not all(isinstance(parent, str) for parent in value):
+        yield f"depends_on {_show(value)} must be a list of node ids"
+
+
+def _fan_in(value: object) -> Iterator[str]:
+    if parse_fan_in(value) is None:
+        yield f"fan_in {_show(value)} must be 'all', 'any' or 'count:n'"
+
+
+def _allow_failure(value: object) -> Iterator[str]:
+    if not isinstance(value, bool):
+        yield f"allow_failure {_show(value)} must be true or false"
+
+
+def _timeout_sec(value: object) -> Iterator[str]:
+    if not _is_number(value) or not _SHORTEST_SEC <= value <= _YEAR_SEC:
+        yield (
+            f"timeout_sec {_show(value)} must be a number of seconds above 0 "
+            f"({_SHORTEST_SEC} at least, {_YEAR_SEC:,} at most)"
+        )
+
+
+def _routing(value: object) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f"routing {_show(value)} must be an object with 'on_success' and 'on_failure'"
+    elif any(value.values()):
+        yield "routing is not available yet; leave it out or its lists empty"
+
+
+def _io(value: object) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f"io {_show(value)} must be an object"
+        return
+    yield from _unknown_keys("io", value, _IO_KEYS)
+    for key in ("input_ref", "input_inline", "batching", "fn_args"):
+        if not isinstance(value.get(key), (dict, type(None))):
+            yield f"io.{key} {_show(value[key])} must be an object"
+    yield from _start_when(value.get("start_when"))
+    if not isinstance(value.get("fn"), (str, type(None))):
+        yield f"io.fn {_show(value['fn'])} must be the name of a coordinator function"
+    if isinstance(value.get("input_inline"), dict):
+        yield from input_adapters.inline_problems(value["input_inline"])
+    if (size := json_bytes(value)) > limits.NODE_IO_BYTES:
+        yield f"io is {size:,} bytes of JSON, more than {limits.NODE_IO_BYTES:,}: pass a reference in input_ref"
+
+
+def _start_when(value: object) -> Iterator[str]:
+    if value is None or (isinstance(value, str) and value.lower() == "ready"):
+        return
+    if isinstance(value, str) and value.lower() == "first_batch":
+        yield "io.start_when 'first_batch' is not available yet; use 'ready'"
+    else:
+        yield f"io.start_when {_show(value)} must be 'ready' or 'first_batch'"
+
+
+def _retry_policy(value: object) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f"retry_policy {_show(value)} must be an object"
+        return
+    yield from _unknown_keys("retry_policy", value, _RETRY_KEYS)
+    for key, (allowed, fits) in _RETRY_CHECKS.items():
+        if value.get(key) is not None and not fits(value[key]):
+            yield f"retry_policy.{key} {_show(value[key])} must be {allowed}"
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    )
+
+
+def _is_text_list(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+_SECONDS: tuple[str, Callable[[Any], bool]] = (
+    f"a number of seconds, 0 or more, {_YEAR_SEC:,} at most",
+    lambda v: _is_number(v) and 0 <= v <= _YEAR_SEC,
+)
+_RETRY_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "max": ("a whole number of retries, 0 or more", lambda v: _is_number(v) and v == int(v) and v >= 0),
+    "backoff_sec": _SECONDS,
+    "backoff_coefficient": ("a number, 1 or more", lambda v: _is_number(v) and v >= 1),
+    "max_backoff_sec": _SECONDS,
+    "jitter": ("a number between 0 and 1", lambda v: _is_number(v) and 0 <= v <= 1),
+    "permanent_on": ("a list of reason codes", _is_text_list),
+}
+
+_NODE_CHECKS: dict[str, Callable[[object], Iterator[str]]] = {
+    "depends_on": _depends_on,
+    "fan_in": _fan_in,
+    "allow_failure": _allow_failure,
+    "timeout_sec": _timeout_sec,
+    "routing": _routing,
+    "io": _io,
+    "retry_policy": _retry_policy,
+}

@@ -1,0 +1,36 @@
+"""What a client gives for a new task, checked before anything is started. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from flowkit import limits
+from flowkit.errors import GraphError
+from flowkit.graph.task_input import parse_input
+from flowkit.graph.validation import parse_graph, raise_if
+from flowkit.storable import storage_problems
+from flowkit.text import clean
+
+if TYPE_CHECKING:
+    from flowkit.models import Graph
+
+_REASON_CHARS = 300
+
+
+def checked(task_id: str, given: object, *, max_nodes: int | None = limits.MAX_NODES) -> Graph:
+    """The graph of a new task. GraphError names what is wrong, and what MongoDB could not store."""
+    new = parse_input(task_id, given)
+    graph = parse_graph(new.graph, params=new.params, max_nodes=max_nodes)
+    raise_if(storage_problems({"params": new.params, "graph": new.graph}))
+    return graph
+
+
+def jsonable(name: str, value: Any) -> Any:
+    """A copy of `value` in JSON types: tuples as lists, datetimes as ISO text. GraphError when there is none."""
+    try:
+        return to_jsonable_python(value)
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        text = " ".join(clean(str(error)).split())[:_REASON_CHARS]
+        raise GraphError([f"{name} cannot be written as JSON: {text}"]) from None

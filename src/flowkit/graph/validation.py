@@ -1,0 +1,263 @@
+"""From a graph as users write it to a graph that can run, or to errors that say what to change.
+
+Pure: no Temporal, no I/O. The same text comes from the front door and from the workflow. Each check yields its
+problems as sentences that name the place, the value and what is allowed (spec: graph schema, validation).
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from flowkit import limits
+from flowkit.arguments import printed
+from flowkit.errors import GraphError
+from flowkit.graph import field_checks
+from flowkit.graph.cycles import find_cycle
+from flowkit.graph.field_checks import json_bytes
+from flowkit.graph.input_adapters import with_alias
+from flowkit.models import (
+    COORDINATOR_FN,
+    FanIn,
+    Graph,
+    Node,
+    NodeIO,
+    OnNodeFailure,
+    RetryPolicy,
+    StartWhen,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+RESERVED_FUNCTIONS = frozenset({"open_task", "record", "close_task"})
+"""Names that no coordinator function may have: an engine's own activities have them."""
+
+_ENOUGH = 11
+
+FIRST_RULES = 0
+RULES = 1
+"""Version of the rules. A rule that refuses what the version before accepts gets a version of its own, because tasks
+that were accepted before keep running."""
+
+
+def parse_graph(
+    graph: object,
+    *,
+    params: object = None,
+    max_nodes: int | None = limits.MAX_NODES,
+    rules: int = RULES,
+) -> Graph:
+    """Validate and normalise `graph`.
+
+    `params` only counts for the size limit; `max_nodes` None leaves that limit to the engine; `rules` is the version
+    of the rules to apply. Raises GraphError with the problems found; `Graph.warnings` holds what is odd but runs.
+    """
+    raise_if(list(_size_problems(graph, params, max_nodes)))
+    raise_if(_first(field_checks.graph_problems(graph)))
+    assert isinstance(graph, dict)
+    raise_if(_first(field_checks.later_problems(graph, rules)))
+    parents, _ = _parents_by_node(graph)
+    raise_if(_first(_relation_problems(graph, parents)))
+    return normalised(graph)
+
+
+def normalised(graph: dict[str, Any], *, empty_sources: bool = True) -> Graph:
+    """Normalise a graph that was accepted before, whatever the rules say today.
+
+    With `empty_sources` False an explicit `from_nodes: []` means the parents, as it did in the first release.
+    """
+    parents, warnings = _parents_by_node(graph)
+    nodes = tuple(_node(index, raw, parents, empty_sources) for index, raw in enumerate(graph["nodes"]))
+    return Graph(
+        nodes=nodes,
+        name=graph.get("name") if isinstance(graph.get("name"), str) else None,
+        on_node_failure=OnNodeFailure(graph.get("on_node_failure", "fail")),
+        warnings=tuple(warnings),
+    )
+
+
+def raise_if(problems: list[str]) -> None:
+    """Raise GraphError when there is anything to say."""
+    if problems:
+        raise GraphError(problems)
+
+
+def _size_problems(graph: object, params: object, max_nodes: int | None) -> Iterator[str]:
+    size = json_bytes(graph, "graph") + json_bytes(params, "params")
+    if size > limits.TASK_INPUT_BYTES:
+        yield (
+            f"graph and params together are {size:,} bytes of JSON, more than {limits.TASK_INPUT_BYTES:,}: "
+            "put data into a store and pass a reference"
+        )
+    nodes = graph.get("nodes") if isinstance(graph, dict) else None
+    if (
+        isinstance(nodes, list)
+        and max_nodes is not None
+        and (problem := too_many_nodes(len(nodes), max_nodes))
+    ):
+        yield problem
+
+
+def _parents_by_node(graph: dict[str, Any]) -> tuple[dict[str, list[str]], list[str]]:
+    """Parents of each node: its own `depends_on` when given, else what the edges say."""
+    wired: dict[str, dict[str, None]] = {}
+    for source, target in field_checks.edge_pairs(graph):
+        wired.setdefault(target, {})[source] = None
+    parents: dict[str, list[str]] = {}
+    warnings: list[str] = []
+    for raw in graph["nodes"]:
+        node_id, own = raw["node_id"], list(dict.fromkeys(raw.get("depends_on") or []))
+        by_edges = list(wired.get(node_id, ()))
+        parents[node_id] = own or by_edges
+        if own and wired and set(own) != set(by_edges):
+            warnings.append(
+                f"node {node_id!r}: depends_on {own} and edges {by_edges} differ; depends_on wins"
+            )
+    return parents, warnings
+
+
+def parents_of(graph: dict[str, Any], node_id: str) -> list[str]:
+    """The parents of a node of a valid graph; none for an unknown node."""
+    return _parents_by_node(graph)[0].get(node_id, []) if graph else []
+
+
+def dependency_path(graph: dict[str, Any], node_id: str, sources: Sequence[str]) -> list[str]:
+    """From a node of a valid graph over those that depend on it back to itself, if it also waits for `sources`.
+
+    Empty when no source depends on it.
+    """
+    waits = {**_waits(graph, _parents_by_node(graph)[0]), node_id: list(sources)}
+    cycle = find_cycle(waits)[1:]
+    if node_id not in cycle:
+        return []
+    place = cycle.index(node_id)
+    return [node_id, *cycle[place + 1 :], *cycle[: place + 1]]
+
+
+def _relation_problems(graph: dict[str, Any], parents: Mapping[str, list[str]]) -> Iterator[str]:
+    counts = Counter(raw["node_id"] for raw in graph["nodes"])
+    duplicates = [node_id for node_id, n in counts.items() if n > 1]
+    for node_id in duplicates:
+        yield f"node id {node_id!r} is used {counts[node_id]} times: give each node its own id"
+    for source, target in field_checks.edge_pairs(graph):
+        for end in (source, target):
+            if end not in counts:
+                yield f"edge [{printed(source)}, {printed(target)}]: there is no node {printed(end)}{_nearest(end, counts)}"
+    for raw in graph["nodes"]:
+        yield from _parent_problems(raw, parents[raw["node_id"]], counts)
+    if not duplicates and (cycle := find_cycle(parents)):
+        yield f"the graph has a cycle: {' -> '.join(cycle)}; remove one of these dependencies"
+    elif not duplicates and (cycle := find_cycle(_waits(graph, parents))):
+        yield f"input_args.from_nodes makes nodes wait for each other: {' -> '.join(cycle)}; pull from earlier nodes"
+
+
+def _waits(graph: dict[str, Any], parents: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Which nodes each node cannot end without: the parents that it needs, and what it pulls from."""
+    waits = {}
+    for raw in graph["nodes"]:
+        own, fan_in = parents[raw["node_id"]], field_checks.parse_fan_in(raw.get("fan_in"))
+        needs_all = fan_in is None or fan_in.mode == "all" or len(own) == (fan_in.count or 1)
+        waits[raw["node_id"]] = [*(own if needs_all else ()), *(field_checks.pull_sources(raw) or ())]
+    return waits
+
+
+def _parent_problems(raw: dict[str, Any], own: list[str], known: Mapping[str, int]) -> Iterator[str]:
+    where = f"node {raw['node_id']!r}"
+    for parent in own:
+        if parent not in known:
+            yield f"{where}: depends_on names {printed(parent)}, which is no node{_nearest(parent, known)}"
+    fan_in = field_checks.parse_fan_in(raw.get("fan_in"))
+    assert fan_in is not None
+    if fan_in.mode == "count" and not 1 <= fan_in.count <= len(own):
+        yield f"{where}: fan_in 'count:{fan_in.count}' must lie between 1 and the number of parents ({len(own)})"
+    sources = field_checks.pull_sources(raw)
+    if field_checks.is_pulling(raw) and sources is None and not own:
+        yield f"{where}: input_args.from_nodes is missing, and the node has no parents to pull from"
+    for source in sources or ():
+        if source not in known:
+            yield f"{where}: input_args.from_nodes names {printed(source)}, which is no node{_nearest(source, known)}"
+
+
+def _nearest(word: str, known: Mapping[str, int]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _first(problems: Iterator[str]) -> list[str]:
+    """As many problems as an error shows, and one more: a guess at what was meant costs time for each."""
+    return list(itertools.islice(problems, _ENOUGH))
+
+
+def _node(index: int, raw: dict[str, Any], parents: Mapping[str, list[str]], empty_sources: bool) -> Node:
+    depends_on = tuple(parents[raw["node_id"]])
+    io = _io(raw.get("io") or {}, depends_on, empty_sources)
+    fan_in = field_checks.parse_fan_in(raw.get("fan_in"))
+    return Node(
+        node_id=raw["node_id"],
+        index=index,
+        type=raw["type"],
+        depends_on=depends_on,
+        fan_in=fan_in or FanIn(),
+        io=io,
+        retry_policy=_retry_policy(raw.get("retry_policy") or {}),
+        allow_failure=bool(raw.get("allow_failure", False)),
+        timeout_sec=raw.get("timeout_sec"),
+        io_bytes=json_bytes(raw.get("io") or {}),
+    )
+
+
+def _io(raw: dict[str, Any], depends_on: tuple[str, ...], empty_sources: bool) -> NodeIO:
+    return NodeIO(
+        input_ref=raw.get("input_ref"),
+        input_inline=_with_sources(raw.get("input_inline"), depends_on, empty_sources),
+        batching=raw.get("batching"),
+        start_when=StartWhen((raw.get("start_when") or "ready").lower()),
+        fn=raw.get("fn") or "noop",
+        fn_args=raw.get("fn_args") or {},
+    )
+
+
+def _with_sources(
+    inline: dict[str, Any] | None, depends_on: tuple[str, ...], empty_sources: bool
+) -> dict[str, Any] | None:
+    """`from_nodes` filled from the parents when a pulling node leaves it out; an explicit `[]` is kept."""
+    if not inline or not str(inline.get("input_adapter", "")).startswith("pull."):
+        return inline
+    args = with_alias(inline.get("input_args"))
+    named = args.get("from_nodes")
+    if named is None or not (named or empty_sources):
+        args["from_nodes"] = list(depends_on)
+    return {**inline, "input_args": args}
+
+
+def _retry_policy(raw: dict[str, Any]) -> RetryPolicy:
+    given = {key: value for key, value in raw.items() if value is not None and not key.startswith("x-")}
+    if "permanent_on" in given:
+        given["permanent_on"] = tuple(given["permanent_on"])
+    if "max" in given:
+        given["max"] = int(given["max"])
+    return RetryPolicy(**given)
+
+
+def unknown_function(raw: Mapping[str, Any], known: Collection[str]) -> str | None:
+    """The problem of a node that calls a coordinator function which is not among `known`, or None."""
+    name = (raw.get("io") or {}).get("fn") or "noop"
+    if raw["type"] == COORDINATOR_FN and name in RESERVED_FUNCTIONS:
+        return (
+            f"node {raw['node_id']!r}: io.fn is {name!r}, a name that the engine uses itself; choose another"
+        )
+    if raw["type"] != COORDINATOR_FN or name in known:
+        return None
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(sorted(known))}"
+    return f"node {raw['node_id']!r}: io.fn names the unknown function {printed(name)}; {hint}"
+
+
+def too_many_nodes(count: int, limit: int) -> str | None:
+    """The problem of a graph with more than `limit` nodes, or None."""
+    return (
+        f"graph.nodes has {count:,} entries, more than {limit:,}: split the task" if count > limit else None
+    )

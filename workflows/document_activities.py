@@ -1,0 +1,112 @@
+"""The calls that keep a task's document: opening, recording, closing."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import FailureError
+
+from flowkit.models import Opened, OpenTask
+from flowkit.workflows.failures import application_error
+from flowkit.workflows.payloads import slim
+
+if TYPE_CHECKING:
+    from flowkit.graph.task_input import NewTask
+    from flowkit.models import CloseTask, RecordTask
+
+_PATIENT = RetryPolicy(initial_interval=timedelta(seconds=0.2), maximum_interval=timedelta(seconds=10))
+_SILENCE = timedelta(seconds=10)
+"""A write that a dead engine has taken along is tried elsewhere after this: `record` and `close_task` heartbeat."""
+
+_WRITE_SEC = 60.0
+_WRITE_SEC_PER_NODE = 0.1
+"""A write takes milliseconds, but one of thousands of nodes may mark the end of each for those who pull from it."""
+
+_QUICK_TIMEOUT = timedelta(seconds=2)
+_OPEN = "open the task in MongoDB"
+
+
+async def open_document(new: NewTask) -> Opened:
+    """Open the task; waits for a database that is away, raises ApplicationError when the engine refuses the task."""
+    info = workflow.info()
+    opening = OpenTask(
+        task_id=info.workflow_id,
+        first_run_id=info.first_execution_run_id,
+        run_id=info.run_id,
+        at=workflow.now().timestamp(),
+        graph=new.graph,
+        params=new.params,
+    )
+    try:
+        return await _open_quickly(opening)
+    except FailureError as error:
+        refused = application_error(error)
+        if refused is not None and refused.non_retryable:
+            raise refused from None
+    opened: Opened = await _patiently("open_task", opening, _OPEN, Opened)
+    return opened
+
+
+async def _open_quickly(opening: OpenTask) -> Opened:
+    """One try without a round trip through the server; more would make the task deaf to cancels."""
+    opened: Opened = await workflow.execute_local_activity(
+        "open_task",
+        opening,
+        result_type=Opened,
+        schedule_to_close_timeout=_QUICK_TIMEOUT,
+        retry_policy=RetryPolicy(maximum_attempts=1),
+        summary=_OPEN,
+    )
+    return opened
+
+
+async def _patiently(
+    name: str,
+    record: object,
+    summary: str,
+    result_type: type[Any] | None = None,
+    *,
+    longest: timedelta | None = None,
+) -> Any:
+    """An ordinary activity on the engine's queue, retried until the database answers.
+
+    With `longest` the activity heartbeats, and a silent one is tried elsewhere long before.
+    """
+    return await workflow.execute_activity(
+        name,
+        record,
+        result_type=result_type,
+        start_to_close_timeout=longest or _SILENCE,
+        heartbeat_timeout=_SILENCE if longest else None,
+        retry_policy=_PATIENT,
+        summary=summary,
+    )
+
+
+def write_timeout(nodes: int) -> timedelta:
+    """Longest time of one write of so many nodes."""
+    return timedelta(seconds=_WRITE_SEC + _WRITE_SEC_PER_NODE * nodes)
+
+
+async def record_document(record: RecordTask) -> None:
+    """Write what only the workflow knows."""
+    await _patiently("record", slim(record), told(record), longest=write_timeout(len(record.nodes)))
+
+
+def told(record: RecordTask) -> str:
+    """Name of that write."""
+    nodes = len(record.nodes)
+    also = "" if nodes == 0 else ", 1 node" if nodes == 1 else f", {nodes} nodes"
+    what = "cancel flags" if record.cancel_reason else f"task {record.status.value}"
+    return f"write to MongoDB: {what}{also}"
+
+
+async def close_document(close: CloseTask, nodes: int) -> bool:
+    """Write the end of a task of so many nodes; False when there is no document."""
+    found: bool = await _patiently(
+        "close_task", slim(close), "close the task in MongoDB", bool, longest=write_timeout(nodes)
+    )
+    return found
