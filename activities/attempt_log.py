@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from flowkit.adapters.presence import accepted, batch_failed, batch_ok, heartbeat
+from flowkit.adapters.worker_events import accepted, batch_failed, batch_ok, heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowkit.adapters.presence import WorkerEvent
+    from flowkit.adapters.worker_events import WorkerEvent
     from flowkit.models import AttemptFailure, AttemptInput
 
 YOUNG_SEC = 5.0

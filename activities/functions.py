@@ -16,12 +16,12 @@ from temporalio.exceptions import ApplicationError
 from flowkit.activities.attempts import Attempt, AttemptFailed, Host, guarded
 from flowkit.activities.builtin_functions import IN_ONE_UPDATE, CoordinatorAdapters
 from flowkit.activities.cancelling import pending, request_cancel
-from flowkit.activities.roles import begin, mark, new_lease
 from flowkit.adapters.concurrent_writes import together
 from flowkit.adapters.retry import durably
 from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.adapters.tasks.node_writes import NodeWrite
 from flowkit.attempt.failures import failed_attempt, failure, lost, unexpected
+from flowkit.attempt.steps import begin, mark, new_lease
 from flowkit.errors import AdapterError, FlowKitError
 from flowkit.models import AttemptInput, AttemptResult
 

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import logging
 import time
-import uuid
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,14 +17,15 @@ from flowkit.activities.batches.batch_sources import Input, InputSettings, Wait
 from flowkit.activities.context import ArtifactsWriter, RunContext
 from flowkit.activities.handlers import BatchResult, FinalizeResult
 from flowkit.activities.processes import ProcessDied
-from flowkit.adapters.batch_uids import stable_hash
 from flowkit.adapters.concurrent_writes import together
 from flowkit.adapters.metrics import UNSTORABLE, storable
 from flowkit.adapters.retry import durably
 from flowkit.attempt.failures import failure, from_error, unexpected
+from flowkit.attempt.steps import begin, mark
 from flowkit.errors import FlowKitError
+from flowkit.hashing import stable_hash
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
-from flowkit.text import clean, error_text
+from flowkit.text import error_text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -33,10 +33,9 @@ if TYPE_CHECKING:
     from flowkit.activities.attempt_log import AttemptLog
     from flowkit.activities.handler_calls import Hooks
     from flowkit.activities.handlers import Batch, RoleHandler
-    from flowkit.activities.presence import EventLog
     from flowkit.activities.processes import ProcessPool
+    from flowkit.activities.worker_registration import EventLog
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.tasks.task_store import TaskStore
 
 _logger = logging.getLogger("flowkit.worker")
 
@@ -238,45 +237,6 @@ class RoleBody:
         except Exception:
             _logger.exception("classify_error of role %s failed itself", self._attempt.role)
             return unexpected(error)
-
-
-async def begin(
-    tasks: TaskStore, artifacts: ArtifactStore, attempt: AttemptInput, run_id: str, worker_id: str
-) -> dict[str, Any]:
-    """First writes of an attempt, answering its lease: it takes its epoch and removes the marker of an earlier one."""
-    now = time.time()
-    lease = new_lease(worker_id, now + attempt.lease_ttl_sec)
-    await durably(lambda: tasks.begin_attempt(attempt, run_id, lease, now))
-    if attempt.epoch > 1:
-        await durably(lambda: artifacts.drop_marker(attempt))
-    return lease
-
-
-def new_lease(worker_id: str, until: float) -> dict[str, Any]:
-    """A lease as documents show it."""
-    return {"worker_id": clean(worker_id), "lease_id": str(uuid.uuid4()), "deadline_ts_ms": int(until * 1000)}
-
-
-async def mark(
-    artifacts: ArtifactStore,
-    attempt: AttemptInput,
-    meta: dict[str, Any],
-    worker_id: str,
-    artifacts_ref: dict[str, Any] | None = None,
-) -> None:
-    """Complete marker of an attempt."""
-    now = time.time()
-    await durably(
-        lambda: artifacts.mark_complete(
-            attempt.task_id,
-            attempt.node_id,
-            attempt.epoch,
-            meta,
-            now,
-            worker_id=worker_id,
-            artifacts_ref=artifacts_ref,
-        )
-    )
 
 
 def payload_uid(batch: Batch) -> str:

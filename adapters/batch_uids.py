@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Any
 from urllib.parse import quote
 
 from bson import json_util
 
-
-def stable_hash(value: Any) -> str:
-    """BLAKE2b-160 of canonical JSON, as hex (protocol: stable_hash)."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
+from flowkit.hashing import stable_hash
 
 
 def uid_text(stored: Any) -> str:

@@ -5,47 +5,39 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 ROOT = Path(__file__).parents[1]
 LINKED = ("workflows", "activities", "adapters", "bridge")
 
-PURE = {
-    "flowkit.models",
-    "flowkit.errors",
-    "flowkit.limits",
-    "flowkit.arguments",
-    "flowkit.storable",
-    "flowkit.text",
-}
-ALLOWED: dict[str, set[str]] = {
-    "workflows": PURE | {"flowkit.workflows"},
-    "adapters": PURE | {"flowkit.adapters"},
-    "activities": PURE | {"flowkit.activities", "flowkit.adapters"},
-    "bridge": PURE | {"flowkit.bridge", "flowkit.adapters"},
-}
-EXCEPTIONS: dict[tuple[str, str], str] = {
-    (
-        "activities/batches/puller.py",
-        "flowkit.graph.input_adapters",
-    ): "the arguments that validation has parsed, for types",
-    (
-        "adapters/tasks/task_fields.py",
-        "flowkit.graph.field_checks",
-    ): "edges lead from where to where, by the rule of validation",
-    ("activities/tasks.py", "flowkit.graph.validation"): "the engine judges its own limit and functions",
-    (
-        "activities/batches/batch_sources.py",
-        "flowkit.graph.input_adapters",
-    ): "a worker parses the same arguments again",
-    (
-        "activities/batches/batch_sources.py",
-        "flowkit.graph.validation",
-    ): "a handler's sources obey the rules of a graph's",
-}
-"""Imports that point the other way, each with its reason; all of pure modules."""
+BASE = frozenset(
+    f"flowkit.{name}"
+    for name in (
+        *("models", "limits", "errors", "hashing", "text", "arguments", "storable", "version"),
+        *("protocol", "graph", "core", "config"),
+    )
+)
+LAYERS: tuple[frozenset[str], ...] = (
+    BASE,
+    frozenset({"flowkit.adapters"}),
+    frozenset({"flowkit.attempt"}),
+    frozenset({"flowkit.activities", "flowkit.bridge"}),
+    frozenset({"flowkit.engine", "flowkit.worker", "flowkit.connection", "flowkit.loops"}),
+)
+"""Each layer may import those before it. Above them is the public API: client, coordinator, plugin, command line."""
+
+SIBLINGS = frozenset({"flowkit.activities", "flowkit.bridge", "flowkit.engine", "flowkit.worker"})
+"""Packages that do not import another one of their own layer."""
+
+MOST_MODULES = 20
 
 IO = ("motor", "pymongo", "aiokafka", "socket", "subprocess", "requests", "http", "urllib", "pathlib", "os")
 
@@ -67,24 +59,68 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def within(name: str, modules: set[str]) -> bool:
+def within(name: str, modules: Collection[str]) -> bool:
     """Whether `name` is one of these modules or lies in one."""
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
-@pytest.mark.parametrize("folder", LINKED)
-def test_imports_point_one_way(folder: str) -> None:
+def sources() -> dict[str, Path]:
+    """Every module of the package by its name."""
+    found: dict[str, Path] = {}
+    for folder in (ROOT / "src" / "flowkit", *(ROOT / name for name in LINKED)):
+        base = ROOT / "src" if folder.parent.name == "src" else ROOT
+        for path in folder.rglob("*.py"):
+            if not any(parent.is_symlink() for parent in path.parents if parent != ROOT):
+                parts = path.relative_to(base).with_suffix("").parts
+                parts = parts if parts[0] == "flowkit" else ("flowkit", *parts)
+                found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+def layer_of(module: str) -> int | None:
+    """Place of a module's layer; None for the public API and the workflows."""
+    return next((place for place, layer in enumerate(LAYERS) if within(module, layer)), None)
+
+
+def allowed(module: str) -> frozenset[str]:
+    """What a module may import of the package."""
+    if within(module, {"flowkit.workflows"}):
+        return BASE | {"flowkit.workflows"}
+    place = layer_of(module)
+    if place is None:
+        return frozenset({"flowkit"})
+    below = frozenset().union(*LAYERS[:place])
+    own = next(name for name in LAYERS[place] if within(module, {name}))
+    beside = {own} if own in SIBLINGS else LAYERS[place]
+    engine_only = {"flowkit.workflows"} if own == "flowkit.engine" else set()
+    shared = LAYERS[place] - SIBLINGS
+    return below | beside | shared | engine_only
+
+
+def test_imports_point_to_lower_layers() -> None:
     wrong = {
-        (str(path.relative_to(ROOT)), name)
-        for path in files(folder)
+        (module, name)
+        for module, path in sources().items()
         for name in imports(path)
-        if within(name, {"flowkit"}) and not within(name, ALLOWED[folder])
+        if within(name, {"flowkit"}) and not within(name, allowed(module))
     }
-    assert sorted(wrong - EXCEPTIONS.keys()) == []
+    assert sorted(wrong) == []
 
 
-def test_every_exception_to_that_is_still_needed() -> None:
-    assert [pair for pair in EXCEPTIONS if pair[1] not in imports(ROOT / pair[0])] == []
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    modules = sources()
+    graph = {module: {name for name in imports(path) if name in modules} for module, path in modules.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"import cycle: {' -> '.join(error.args[1])}")
+
+
+def test_no_package_has_more_than_twenty_modules() -> None:
+    counts = Counter(
+        module.rpartition(".")[0] for module, path in sources().items() if path.stem != "__init__"
+    )
+    assert {package: count for package, count in counts.items() if count > MOST_MODULES} == {}
 
 
 @pytest.mark.parametrize("path", files("workflows"), ids=lambda path: path.stem)
@@ -92,28 +128,17 @@ def test_workflows_import_no_io(path: Path) -> None:
     assert [name for name in imports(path) if within(name, set(IO))] == []
 
 
-PURE_RULES = (
-    "graph",
-    "policy",
-    "validation",
-    "shapes",
-    "cycles",
-    "input_args",
-    "inputs",
-    "details",
-    "waiting",
-    "budget",
-    "reports",
-    "sending",
-    "slots",
-    "state_codec",
+PURE = (
+    *("scheduler", "retry", "details", "summaries", "budget", "reports", "payloads", "slots", "state_codec"),
 )
 
 
-@pytest.mark.parametrize("name", PURE_RULES)
-def test_the_rules_know_nothing_of_temporal(name: str) -> None:
-    known = imports(ROOT / "workflows" / f"{name}.py")
-    assert [module for module in known if within(module, {"temporalio", "asyncio"})] == []
+@pytest.mark.parametrize(
+    "path", [*(ROOT / "workflows" / f"{name}.py" for name in PURE), *files("src/flowkit/graph")], ids=str
+)
+def test_the_rules_know_nothing_of_temporal(path: Path) -> None:
+    known = imports(path)
+    assert [module for module in known if within(module, {"temporalio", "asyncio", *IO})] == []
 
 
 def test_every_module_has_one_name() -> None:

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import bson
 
 from flowkit.activities.batches.pull_sources import Sources, SourcesIdle
-from flowkit.adapters.batch_uids import qualified, stable_hash, uid_text
+from flowkit.adapters.batch_uids import qualified, uid_text
 from flowkit.adapters.entries import MAX_META_BYTES, PAGE_BYTES, fitting
 from flowkit.adapters.notifications import ByteBudget
 from flowkit.adapters.retry import durably
 from flowkit.errors import StoreUnavailable
+from flowkit.hashing import stable_hash
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from flowkit.activities.batches.batch_sources import InputSettings
-    from flowkit.activities.presence import EventLog
+    from flowkit.activities.worker_registration import EventLog
     from flowkit.models import AttemptFailure, AttemptInput
 
 

@@ -11,8 +11,8 @@ from tests.contract.builders import AT, TASK, WORKER, attempt, documents_of
 
 from flowkit.activities import attempt_log, presence
 from flowkit.activities.attempts import AttemptFailed
-from flowkit.activities.presence import EventLog
-from flowkit.adapters.presence import WorkerEvents, batch_failed, batch_ok, heartbeat
+from flowkit.activities.worker_registration import EventLog
+from flowkit.adapters.worker_events import WorkerEvents, batch_failed, batch_ok, heartbeat
 from flowkit.models import AttemptFailure, FailureKind
 
 if TYPE_CHECKING:

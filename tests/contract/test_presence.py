@@ -13,9 +13,10 @@ from tests.contract.drivers import DRIVERS, connected
 from tests.contract.recording import RecordingDatabase, conflicts
 from tests.integration.world import eventually
 
-from flowkit.activities.presence import Presence
+from flowkit.activities.worker_registration import Presence
 from flowkit.adapters.mongo import moment
-from flowkit.adapters.presence import WorkerEvents, WorkerRegistry, done
+from flowkit.adapters.worker_events import WorkerEvents, done
+from flowkit.adapters.worker_registry import WorkerRegistry
 from flowkit.errors import StoreRefused, StoreUnavailable
 from flowkit.local.ports import HOST, free_port
 from flowkit.testing import memory_database

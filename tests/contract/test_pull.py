@@ -9,7 +9,8 @@ import pytest
 from tests.contract.builders import AT, TASK, WORKER, attempt, batches, begun, documents_of, opened
 from tests.contract.pulling import PATIENCE, Pull, WatchedArtifacts, end, ended_source
 
-from flowkit.activities.batches.puller import slices, stable_hash
+from flowkit.activities.batches.puller import slices
+from flowkit.hashing import stable_hash
 
 if TYPE_CHECKING:
     from flowkit.adapters.tasks.task_store import TaskStore

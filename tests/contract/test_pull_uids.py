@@ -12,7 +12,7 @@ from tests.contract.builders import AT, TASK, WORKER, attempt, batches, document
 from tests.contract.pulling import Pull, end, ended_source
 from tests.unit.examples import examples
 
-from flowkit.adapters.batch_uids import stable_hash
+from flowkit.hashing import stable_hash
 
 if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore

@@ -15,15 +15,15 @@ from pymongo.errors import BulkWriteError
 from tests.contract.builders import AT, TASK, WORKER, attempt, documents_of, seconds
 
 from flowkit.activities.attempts import AttemptFailed
-from flowkit.activities.presence import EventLog
-from flowkit.adapters.presence import WorkerEvents, accepted, cancelled, done, failed
+from flowkit.activities.worker_registration import EventLog
+from flowkit.adapters.worker_events import WorkerEvents, accepted, cancelled, done, failed
 from flowkit.errors import Fenced, FlowKitError, StoreRefused, StoreTooLarge, StoreUnavailable
 from flowkit.models import AttemptFailure, FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowkit.adapters.presence import WorkerEvent
+    from flowkit.adapters.worker_events import WorkerEvent
 
 LEASE = {"worker_id": WORKER, "lease_id": "lease-1", "deadline_ts_ms": 5_000}
 BOOM = AttemptFailure(kind=FailureKind.FAILURE, code="boom", message="it broke", permanent=True)

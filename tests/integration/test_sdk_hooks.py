@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 from temporalio.client import WorkflowFailureError
 
-from flowkit.activities.batches.puller import stable_hash
+from flowkit.hashing import stable_hash
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
 from tests.integration.world import CEILING, let_pass, node
 

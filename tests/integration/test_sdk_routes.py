@@ -12,7 +12,8 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo.monitoring import CommandListener
 
 from flowkit.activities.batches import batch_sources
-from flowkit.activities.batches.puller import Puller, stable_hash
+from flowkit.activities.batches.puller import Puller
+from flowkit.hashing import stable_hash
 from flowkit.worker import Batch, BatchResult, RoleHandler, Worker, WorkerConfig
 from tests.integration.handlers import Paced, Quick
 from tests.integration.test_sdk_hooks import SOON, outcomes

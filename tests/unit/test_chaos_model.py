@@ -37,8 +37,8 @@ from tests.integration.chaos.plans import (
 from tests.integration.chaos.verify import Comparison, Stored, read_stored
 from tests.unit.examples import examples
 
-from flowkit.activities.batches.puller import stable_hash
 from flowkit.graph.validation import parse_graph
+from flowkit.hashing import stable_hash
 from flowkit.testing import memory_database, run_graph
 
 if TYPE_CHECKING:

@@ -72,7 +72,7 @@ def test_a_module_that_lists_its_names_has_them_all(module: str) -> None:
         ("flowkit.worker.WorkerConfig", "flowkit.core.config.WorkerConfig"),
         ("flowkit.worker.handlers.base.Handler", "flowkit.worker.RoleHandler"),
         ("flowkit.worker.handlers.base.RunContext", "flowkit.worker.context.RunContext"),
-        ("flowkit.core.utils.stable_hash", "flowkit.activities.batches.puller.stable_hash"),
+        ("flowkit.core.utils.stable_hash", "flowkit.hashing.stable_hash"),
     ],
 )
 def test_an_alias_is_the_thing_itself(one: str, other: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from flowkit.activities.batches.puller import stable_hash
+from flowkit.hashing import stable_hash
 
 __all__ = ["dumps", "jitter_ms", "loads", "stable_hash"]
 

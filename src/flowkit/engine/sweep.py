@@ -21,8 +21,8 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.activities.background import BackgroundLoop
-from flowkit.adapters.presence import WorkerRegistry
 from flowkit.adapters.tasks.open_tasks import OpenTasks
+from flowkit.adapters.worker_registry import WorkerRegistry
 from flowkit.errors import FlowKitError, StoreUnavailable
 from flowkit.limits import LAST_ERROR_CHARS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flowkit.activities.batches.puller import stable_hash
+from flowkit.hashing import stable_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable

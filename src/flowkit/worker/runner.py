@@ -20,10 +20,10 @@ from flowkit.activities.echo import EchoHandler
 from flowkit.activities.handler_calls import Hooks
 from flowkit.activities.handlers import RoleHandler
 from flowkit.activities.loop_portal import HomeLoop
-from flowkit.activities.presence import Presence
 from flowkit.activities.processes import ProcessPool
 from flowkit.activities.roles import RoleActivities, RoleHost
 from flowkit.activities.threads import Threads
+from flowkit.activities.worker_registration import Presence
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.notifications import ByteBudget
 from flowkit.adapters.tasks.task_store import TaskStore
@@ -44,7 +44,7 @@ from flowkit.errors import ConfigError
 if TYPE_CHECKING:
     from temporalio.client import Client
 
-    from flowkit.activities.presence import EventLog
+    from flowkit.activities.worker_registration import EventLog
     from flowkit.core.time import Clock
 
 __all__ = ["Worker", "WorkerConfig"]

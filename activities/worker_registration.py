@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from flowkit.activities.attempt_log import AttemptLog
 from flowkit.activities.attempts import AttemptFailed
 from flowkit.activities.background import BackgroundLoop
-from flowkit.adapters.presence import WorkerEvents, WorkerRegistry, cancelled, done, failed
+from flowkit.adapters.worker_events import WorkerEvents, cancelled, done, failed
+from flowkit.adapters.worker_registry import WorkerRegistry
 from flowkit.attempt.failures import from_error, handed_over
 from flowkit.errors import FlowKitError, StoreDenied, StoreRefused, StoreUnavailable
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from flowkit.adapters.mongo import Database
-    from flowkit.adapters.presence import WorkerEvent
+    from flowkit.adapters.worker_events import WorkerEvent
     from flowkit.models import AttemptInput
 
 _logger = logging.getLogger("flowkit.worker")

@@ -1,6 +1,6 @@
-"""Who works, and what attempts came to: `worker_registry` and `worker_events` (spec: collections; protocol: announces).
+"""The event log of attempts: `worker_events` (spec: collections; protocol: status events).
 
-Nothing that FlowKit decides depends on either; they are for people and monitoring.
+FlowKit decides nothing by it; it is for people and monitoring.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from pymongo import ASCENDING
-from pymongo.errors import BulkWriteError, DuplicateKeyError
+from pymongo.errors import BulkWriteError
 
-from flowkit.activities.batches.puller import stable_hash
 from flowkit.adapters.artifacts import FINAL_UID
 from flowkit.adapters.mongo import Database, ensure_index, moment, shortened
+from flowkit.hashing import stable_hash
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.text import clean
 
@@ -27,101 +27,8 @@ _EVENT = [(name, ASCENDING) for name in ("task_id", "node_id", "event_hash")]
 
 _DUPLICATE = 11000
 
-_SILENT_SEC = 180.0
-"""Three times the usual interval, for workers that do not say theirs."""
 _UID_CHARS = 500
 """Of a batch's uid, in an event's payload; its hash is that of the whole uid."""
-
-
-class WorkerStatus(StrEnum):
-    """Whether a worker runs, as far as the registry knows."""
-
-    ONLINE = "online"
-    OFFLINE = "offline"
-
-
-class WorkerRegistry:
-    """The `worker_registry` collection: one row for each worker id.
-
-    A row shows the process that came online last. `session` tells processes of one id apart: the end of an old one
-    does not hide a new one. What comes without a session (external workers have none) is one session to us.
-    """
-
-    def __init__(self, db: Database) -> None:
-        self._workers = db.worker_registry
-
-    @shortened
-    async def prepare(self) -> None:
-        """Create the index. StoreRefused names it when duplicate ids prevent it."""
-        await ensure_index(self._workers, "worker_id", "uniq_worker", unique=True)
-
-    @shortened
-    async def online(
-        self,
-        worker_id: str,
-        roles: Sequence[str],
-        version: str,
-        capacity: int,
-        at: float,
-        *,
-        session: str = "",
-        leaked_threads: int | None = None,
-        announce_interval_sec: float | None = None,
-    ) -> None:
-        """Show a process that has started. Several roles are one `type`, joined by commas, as in announces."""
-        shown = {
-            "type": ",".join(roles),
-            "capabilities": {"roles": list(roles)},
-            "version": version,
-            "capacity": {"tasks": capacity},
-            "announce_interval_sec": announce_interval_sec,
-            **_alive(at, session, leaked_threads),
-        }
-        try:
-            await self._workers.update_one({"worker_id": worker_id}, {"$set": shown}, upsert=True)
-        except DuplicateKeyError:
-            await self._workers.update_one({"worker_id": worker_id}, {"$set": shown})
-
-    @shortened
-    async def seen(
-        self, worker_id: str, at: float, *, session: str = "", leaked_threads: int | None = None
-    ) -> bool:
-        """Show that a process is still there; False when there is no row, so that it must come online again.
-
-        A newer process of the same id keeps the row as long as it is online.
-        """
-        own = {"worker_id": worker_id, "$or": [{"session": session}, {"status": WorkerStatus.OFFLINE.value}]}
-        done = await self._workers.update_one(own, {"$set": _alive(at, session, leaked_threads)})
-        if done.matched_count:
-            return True
-        return await self._workers.find_one({"worker_id": worker_id}, {"_id": 1}) is not None
-
-    @shortened
-    async def offline(self, worker_id: str, at: float, *, session: str = "") -> bool:
-        """Show that a process has stopped; False when the row shows another one, which stays."""
-        gone = {"status": WorkerStatus.OFFLINE.value, "last_seen": moment(at)}
-        done = await self._workers.update_one({"worker_id": worker_id, "session": session}, {"$set": gone})
-        return bool(done.matched_count)
-
-    @shortened
-    async def expire(self, at: float) -> int:
-        """Show as offline who missed three announces; answers how many. Being seen brings them back."""
-        online = {"status": WorkerStatus.ONLINE.value}
-        expired = 0
-        for interval in {*await self._workers.distinct("announce_interval_sec", online), None}:
-            silent_sec = 3 * interval if isinstance(interval, (int, float)) else _SILENT_SEC
-            silent = {"announce_interval_sec": interval, "last_seen": {"$lt": moment(at - silent_sec)}}
-            done = await self._workers.update_many(
-                {**online, **silent}, {"$set": {"status": WorkerStatus.OFFLINE.value}}
-            )
-            expired += int(done.modified_count)
-        return expired
-
-
-def _alive(at: float, session: str, leaked_threads: int | None) -> dict[str, Any]:
-    """`leaked_threads` is None where the worker does not count them, as external workers do not."""
-    leaked = {} if leaked_threads is None else {"leaked_threads": leaked_threads}
-    return {"status": WorkerStatus.ONLINE.value, "last_seen": moment(at), "session": session, **leaked}
 
 
 class EventKind(StrEnum):

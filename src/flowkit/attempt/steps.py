@@ -1,0 +1,54 @@
+"""The writes that every attempt makes, whoever executes it: it takes its epoch, and marks its node as complete."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from flowkit.adapters.retry import durably
+from flowkit.text import clean
+
+if TYPE_CHECKING:
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.models import AttemptInput
+
+
+async def begin(
+    tasks: TaskStore, artifacts: ArtifactStore, attempt: AttemptInput, run_id: str, worker_id: str
+) -> dict[str, Any]:
+    """First writes of an attempt, answering its lease: it takes its epoch and removes the marker of an earlier one."""
+    now = time.time()
+    lease = new_lease(worker_id, now + attempt.lease_ttl_sec)
+    await durably(lambda: tasks.begin_attempt(attempt, run_id, lease, now))
+    if attempt.epoch > 1:
+        await durably(lambda: artifacts.drop_marker(attempt))
+    return lease
+
+
+def new_lease(worker_id: str, until: float) -> dict[str, Any]:
+    """A lease as documents show it."""
+    return {"worker_id": clean(worker_id), "lease_id": str(uuid.uuid4()), "deadline_ts_ms": int(until * 1000)}
+
+
+async def mark(
+    artifacts: ArtifactStore,
+    attempt: AttemptInput,
+    meta: dict[str, Any],
+    worker_id: str,
+    artifacts_ref: dict[str, Any] | None = None,
+) -> None:
+    """Complete marker of an attempt."""
+    now = time.time()
+    await durably(
+        lambda: artifacts.mark_complete(
+            attempt.task_id,
+            attempt.node_id,
+            attempt.epoch,
+            meta,
+            now,
+            worker_id=worker_id,
+            artifacts_ref=artifacts_ref,
+        )
+    )
