@@ -1,6 +1,6 @@
-"""One attempt as Temporal sees it: heartbeats, cancellation, time limit, hand-over. What it does is its body's matter.
+"""One attempt as Temporal sees it: heartbeats, cancellation, time limit, hand-over. What it does is its executor's matter.
 
-Runs on the loop of Temporal's worker, so that a body that blocks its own loop keeps its lease and still times out.
+Runs on the loop of Temporal's worker, so that a executor that blocks its own loop keeps its lease and still times out.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from flowkit.activities.cancelling import pending, request_cancel
-from flowkit.activities.liveness import FlagWatch, Pulse, steadily
-from flowkit.adapters.retry import AttemptClock, durably, measured_by
+from flowkit.activities.liveness import CancelFlagPoller, HeartbeatThrottle, steadily
+from flowkit.adapters.retry import AttemptClock, measured_by, retry_while_unavailable
 from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.attempt.failures import failed_attempt, from_error, handed_over, lost, timed_out, unexpected
 from flowkit.errors import FlowKitError, WrongDeployment
 
 if TYPE_CHECKING:
-    from flowkit.activities.loop_portal import HomeLoop
+    from flowkit.activities.loop_portal import LoopPortal
     from flowkit.adapters.tasks.cancel_flags import CancelFlag
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
 
 _logger = logging.getLogger("flowkit.worker")
 
-_UNATTENDED_SEC = 1.5
+_UNSUPERVISED_SEC = 1.5
 """What ends sooner costs neither a heartbeat nor a look for flags; no cancel waits longer than this."""
 
-_ABORT_PATIENCE_SEC = 5.0
-"""How long an aborted body may take before it is left behind."""
+_ABORT_TIMEOUT_SEC = 5.0
+"""How long an aborted executor may take before it is left behind."""
 
 _DELIVERY_SEC = 30.0
 """How long an attempt that a flag has stopped waits for Temporal to cancel it."""
@@ -48,8 +48,8 @@ class AttemptFailed(Exception):
         super().__init__(failure.message or failure.code)
 
 
-class Body(Protocol):
-    """What an attempt does; all methods are called on the home loop."""
+class AttemptExecutor(Protocol):
+    """What an attempt does; all methods are called on the portal's loop."""
 
     async def run(self) -> AttemptResult:
         """Do the work. Raises AttemptFailed, or one of our errors."""
@@ -59,33 +59,33 @@ class Body(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class WorkerContext:
     """The process that runs attempts."""
 
     tasks: TaskStore
-    home: HomeLoop
+    portal: LoopPortal
     worker_id: str
     hb_interval_sec: float = 20.0
     cancel_poll_sec: float = 0.5
 
     @cached_property
-    def flags(self) -> FlagWatch:
+    def flags(self) -> CancelFlagPoller:
         """Where the attempts of this process see cancel flags."""
-        return FlagWatch(self.tasks, self.home, self.cancel_poll_sec)
+        return CancelFlagPoller(self.tasks, self.portal, self.cancel_poll_sec)
 
     @cached_property
-    def pulse(self) -> Pulse:
+    def heartbeats(self) -> HeartbeatThrottle:
         """How often each attempt of this process beats."""
-        return Pulse()
+        return HeartbeatThrottle()
 
 
 class Attempt:
-    """Runs one body under one activity of Temporal."""
+    """Runs one executor under one activity of Temporal."""
 
-    def __init__(self, host: Host, attempt: AttemptInput, body: Body) -> None:
+    def __init__(self, host: WorkerContext, attempt: AttemptInput, executor: AttemptExecutor) -> None:
         self._host = host
         self._attempt = attempt
-        self._body = body
+        self._executor = executor
         self._info = activity.info()
         self._clock = AttemptClock()
         self._given_up: asyncio.Future[AttemptFailure] = asyncio.get_running_loop().create_future()
@@ -94,20 +94,20 @@ class Attempt:
         """What becomes of the attempt that a flag stops, unless Temporal cancels it meanwhile."""
 
     async def run(self) -> AttemptResult:
-        """Run the body to its end; raises ApplicationError or CancelledError as the workflow expects them."""
+        """Run the executor to its end; raises ApplicationError or CancelledError as the workflow expects them."""
         if self._info.attempt > 1:
             raise failed_attempt(lost("lease_lost", "the worker that ran this attempt fell silent"))
         with measured_by(self._clock):
-            guard = guarded(self._host, self._attempt, self._body)
-            work = asyncio.create_task(self._host.home.run_to_end(guard))
-        attendance = asyncio.create_task(self._attend())
+            guard = run_checked(self._host, self._attempt, self._executor)
+            work = asyncio.create_task(self._host.portal.run_to_end(guard))
+        supervision = asyncio.create_task(self._supervise())
         try:
-            with self._host.pulse.attempt():
+            with self._host.heartbeats.attempt():
                 return await self._until_done(work)
         except AttemptFailed as error:
             raise failed_attempt(error.failure) from None
         finally:
-            for each in (work, attendance, self._verdict):
+            for each in (work, supervision, self._verdict):
                 if each is not None:
                     each.cancel()
 
@@ -190,37 +190,37 @@ class Attempt:
     async def _cancel_reason(self) -> str:
         """The reason stands in the document; Temporal does not tell it to activities."""
         try:
-            reason = self._host.home.run(self._host.tasks.cancel_flag(self._attempt))
+            reason = self._host.portal.run(self._host.tasks.cancel_flag(self._attempt))
             return await asyncio.wait_for(reason, timeout=1.0) or "cancelled"
         except (FlowKitError, TimeoutError):
             return "cancelled"
 
     def _ask_to_stop(self, reason: str) -> None:
-        self._host.home.call(self._body.cancel, reason, self._attempt.cancel_grace_sec)
+        self._host.portal.call(self._executor.cancel, reason, self._attempt.cancel_grace_sec)
 
     async def _abort(self, work: asyncio.Task[AttemptResult]) -> None:
         if work.done():
             return
         work.cancel()
-        _, hanging = await asyncio.wait([work], timeout=_ABORT_PATIENCE_SEC)
+        _, hanging = await asyncio.wait([work], timeout=_ABORT_TIMEOUT_SEC)
         if hanging:
             _logger.warning("node %s does not stop; its worker goes on without it", self._attempt.node_id)
 
-    async def _attend(self) -> None:
+    async def _supervise(self) -> None:
         """Keep the attempt alive and look for flags; an attempt that is over at once costs neither."""
-        await asyncio.sleep(min(_UNATTENDED_SEC, self._attempt.lease_ttl_sec / 4))
-        duties = (self._beat, self._renew, self._watch_flag)
+        await asyncio.sleep(min(_UNSUPERVISED_SEC, self._attempt.lease_ttl_sec / 4))
+        duties = (self._send_heartbeats, self._renew_lease, self._watch_flag)
         await asyncio.gather(*(steadily(duty, self._attempt.node_id) for duty in duties))
 
-    async def _beat(self) -> None:
-        pulse, lease_ttl_sec = self._host.pulse, self._attempt.lease_ttl_sec
-        pause = pulse.pause_sec(lease_ttl_sec) - _UNATTENDED_SEC
+    async def _send_heartbeats(self) -> None:
+        heartbeats, lease_ttl_sec = self._host.heartbeats, self._attempt.lease_ttl_sec
+        pause = heartbeats.pause_sec(lease_ttl_sec) - _UNSUPERVISED_SEC
         while True:
             await asyncio.sleep(pause)
             activity.heartbeat()
-            pause = pulse.pause_sec(lease_ttl_sec)
+            pause = heartbeats.pause_sec(lease_ttl_sec)
 
-    async def _renew(self) -> None:
+    async def _renew_lease(self) -> None:
         """Show in the document that the attempt is alive; nothing depends on it."""
         while True:
             await asyncio.sleep(self._host.hb_interval_sec)
@@ -228,14 +228,14 @@ class Attempt:
             deadline_ms = int((now + self._attempt.lease_ttl_sec) * 1000)
             run_id = self._info.workflow_run_id or ""
             try:
-                await self._host.home.run(
+                await self._host.portal.run(
                     self._host.tasks.extend_lease(self._attempt, run_id, deadline_ms, now)
                 )
             except FlowKitError as error:
                 _logger.warning("could not renew the lease of node %s: %s", self._attempt.node_id, error)
 
     async def _watch_flag(self) -> None:
-        """Stop the body when a flag is up; end the attempt after the grace when Temporal does not cancel it."""
+        """Stop the executor when a flag is up; end the attempt after the grace when Temporal does not cancel it."""
         with self._host.flags.watching(self._attempt.task_id):
             flag = await self._flag()
             while flag is None:
@@ -251,9 +251,9 @@ class Attempt:
     async def _flag(self) -> CancelFlag | None:
         """Return the flag that this attempt must obey; one of another run is left over."""
         try:
-            if not await self._host.flags.any_up(self._attempt.task_id):
+            if not await self._host.flags.any_set(self._attempt.task_id):
                 return None
-            flag = await self._host.home.run(self._host.tasks.raised_flag(self._attempt))
+            flag = await self._host.portal.run(self._host.tasks.raised_flag(self._attempt))
         except FlowKitError as error:
             _logger.warning("could not read the cancel flag of task %s: %s", self._attempt.task_id, error)
             return None
@@ -261,11 +261,11 @@ class Attempt:
         return flag if own else None
 
 
-async def guarded(host: Host, attempt: AttemptInput, body: Body) -> AttemptResult:
-    """Run the body on its own database only; all errors but Flagged leave as AttemptFailed."""
+async def run_checked(host: WorkerContext, attempt: AttemptInput, executor: AttemptExecutor) -> AttemptResult:
+    """Run the executor on its own database only; all errors but Flagged leave as AttemptFailed."""
     try:
         await _check_deployment(host, attempt)
-        return await body.run()
+        return await executor.run()
     except (AttemptFailed, Flagged):
         raise
     except FlowKitError as error:
@@ -275,8 +275,8 @@ async def guarded(host: Host, attempt: AttemptInput, body: Body) -> AttemptResul
         raise AttemptFailed(unexpected(error)) from None
 
 
-async def _check_deployment(host: Host, attempt: AttemptInput) -> None:
-    ours = await durably(host.tasks.deployment)
+async def _check_deployment(host: WorkerContext, attempt: AttemptInput) -> None:
+    ours = await retry_while_unavailable(host.tasks.deployment)
     if attempt.deployment and attempt.deployment != ours:
         raise WrongDeployment(
             f"the engine's database is deployment {attempt.deployment}, this worker's is {ours}: "

@@ -11,7 +11,7 @@ import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from flowkit.adapters.aggregates import Bookkeeping
+from flowkit.adapters.aggregates import Aggregates
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.adapters.vars import operations
 from flowkit.adapters.vars.sensitive import Detector
@@ -59,7 +59,7 @@ class CoordinatorAdapters:
         require(database_problem(db), clock_problem(clock))
         self._now = clock.now_dt if clock is not None else lambda: datetime.now(UTC)
         self._variables = Variables(TaskStore(db), self._now)
-        self._books = Bookkeeping(db)
+        self._aggregates = Aggregates(db)
         self._detector = Detector(detector)
         self._node: NodeWrite | None = None
 
@@ -114,10 +114,10 @@ class CoordinatorAdapters:
             raise AdapterError(f"merge.generic: 'target' must be a dict, not {operations.kind(target)}")
         node_id = target.get("node_id") or "coordinator"
         require(node_id_problem(node_id, "merge.generic: target['node_id']"), error=AdapterError)
-        await self._books.place_of(task_id)
+        await self._aggregates.place_of(task_id)
         at = self._now().timestamp()
-        meta = await self._books.merged(task_id, names, at)
-        await self._books.store_merged(task_id, node_id, meta, at)
+        meta = await self._aggregates.merged(task_id, names, at)
+        await self._aggregates.store_merged(task_id, node_id, meta, at)
         return {"ok": True, "meta": meta}
 
     async def metrics_aggregate(self, task_id: str, node_id: str, *, mode: str = "sum") -> dict[str, Any]:
@@ -128,8 +128,8 @@ class CoordinatorAdapters:
         """
         _require_task(task_id)
         require(node_id_problem(node_id, "metrics.aggregate: 'node_id'"), error=AdapterError)
-        stats = await self._books.aggregated(task_id, node_id, mode)
-        await self._books.store_stats(task_id, node_id, stats, self._variables.moment(), self._node)
+        stats = await self._aggregates.aggregated(task_id, node_id, mode)
+        await self._aggregates.store_stats(task_id, node_id, stats, self._variables.moment(), self._node)
         return {"ok": True, "mode": mode, "stats": stats}
 
     async def noop(self, /, task_id: str, **anything: Any) -> dict[str, Any]:

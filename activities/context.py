@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit.activities.resources import Resources, Subprocess
-from flowkit.adapters.retry import durably
+from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.arguments import is_unicode, shown
 from flowkit.errors import StoreUnavailable
 
@@ -38,7 +38,7 @@ class ArtifactsWriter:
         if not isinstance(batch_uid, str) or not batch_uid or not is_unicode(batch_uid):
             raise ValueError(f"batch_uid must not be empty and must be a text, not {shown(batch_uid)}")
         now = time.time()
-        await durably(
+        await retry_while_unavailable(
             lambda: self._store.upsert_partial(self._attempt, batch_uid, meta, self._worker_id, now)
         )
         return {**self._ref(), "batch_uid": batch_uid}
@@ -48,7 +48,7 @@ class ArtifactsWriter:
     ) -> dict[str, Any]:
         """Write the node's complete marker; answers a reference to it. The end of the run writes it anyway."""
         attempt, now = self._attempt, time.time()
-        await durably(
+        await retry_while_unavailable(
             lambda: self._store.mark_complete(
                 attempt.task_id,
                 attempt.node_id,
@@ -74,7 +74,7 @@ class ArtifactsWriter:
                 pages = self._store.pages(task_id, node_id, skip=given)
                 raise
 
-        while (page := await durably(next_page)) is not None:
+        while (page := await retry_while_unavailable(next_page)) is not None:
             given.update(partial["batch_uid"] for partial in page)
             for partial in page:
                 yield partial
@@ -152,7 +152,7 @@ class RunContext:
 
         Waits while MongoDB does not answer.
         """
-        return await durably(lambda: self._tasks.variables(self.task_id))
+        return await retry_while_unavailable(lambda: self._tasks.variables(self.task_id))
 
     async def run_subprocess(self, *command: str, grace_ms: int = 5000) -> int:
         """Run a command in a process group of its own and answer its return code.

@@ -13,11 +13,11 @@ from temporalio import activity
 from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
-from flowkit.activities.attempts import Attempt, AttemptFailed, Host, guarded
+from flowkit.activities.attempts import Attempt, AttemptFailed, WorkerContext, run_checked
 from flowkit.activities.builtin_functions import IN_ONE_UPDATE, CoordinatorAdapters
 from flowkit.activities.cancelling import pending, request_cancel
 from flowkit.adapters.concurrent_writes import together
-from flowkit.adapters.retry import durably
+from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.adapters.tasks.node_writes import NodeWrite
 from flowkit.attempt.failures import failed_attempt, failure, lost, unexpected
@@ -52,7 +52,12 @@ class FunctionActivities:
     """
 
     def __init__(
-        self, *, host: Host, artifacts: ArtifactStore, functions: Mapping[str, Function], threads: Threads
+        self,
+        *,
+        host: WorkerContext,
+        artifacts: ArtifactStore,
+        functions: Mapping[str, Function],
+        threads: Threads,
     ) -> None:
         self.functions = functions
         self._host = host
@@ -84,21 +89,21 @@ class FunctionActivities:
         if function is None:
             raise failed_attempt(lost("dispatch_lost", self._unknown(name)))
         run_id = activity.info().workflow_run_id or ""
-        body = self._body(attempt, run_id, function)
+        executor = self._executor(attempt, run_id, function)
         if not activity.info().is_local:
-            return await Attempt(self._host, attempt, body).run()
-        if not isinstance(body, BuiltInBody):
+            return await Attempt(self._host, attempt, executor).run()
+        if not isinstance(executor, BuiltInFunctionExecutor):
             raise ApplicationError("not a built-in function here", type="not_local", non_retryable=True)
-        return await self._run_quickly(attempt, body)
+        return await self._run_quickly(attempt, executor)
 
-    def _body(self, attempt: AttemptInput, run_id: str, function: Function) -> FunctionBody:
-        kind = BuiltInBody if is_built_in(function) else FunctionBody
+    def _executor(self, attempt: AttemptInput, run_id: str, function: Function) -> FunctionExecutor:
+        kind = BuiltInFunctionExecutor if is_built_in(function) else FunctionExecutor
         return kind(self._host, self._artifacts, attempt, run_id, function, self._threads)
 
-    async def _run_quickly(self, attempt: AttemptInput, body: BuiltInBody) -> AttemptResult:
+    async def _run_quickly(self, attempt: AttemptInput, executor: BuiltInFunctionExecutor) -> AttemptResult:
         """Run a local activity, which has no heartbeats: a cancel cannot reach it."""
         try:
-            return await self._host.home.run(guarded(self._host, attempt, body))
+            return await self._host.portal.run(run_checked(self._host, attempt, executor))
         except AttemptFailed as error:
             raise failed_attempt(error.failure) from None
         except Flagged as error:
@@ -112,12 +117,12 @@ class FunctionActivities:
         )
 
 
-class FunctionBody:
+class FunctionExecutor:
     """One call of a coordinator function; its return value is not kept."""
 
     def __init__(
         self,
-        host: Host,
+        host: WorkerContext,
         artifacts: ArtifactStore,
         attempt: AttemptInput,
         run_id: str,
@@ -143,7 +148,9 @@ class FunctionBody:
         await begin(host.tasks, self._artifacts, attempt, self._run_id, host.worker_id)
         answer = await self._answer()
         marked, now = mark(self._artifacts, attempt, self._meta(answer), host.worker_id), time.time()
-        await together(marked, durably(lambda: host.tasks.finish_attempt(attempt, self._run_id, now)))
+        await together(
+            marked, retry_while_unavailable(lambda: host.tasks.finish_attempt(attempt, self._run_id, now))
+        )
         return AttemptResult(worker_id=host.worker_id)
 
     async def _answer(self) -> Any:
@@ -177,7 +184,7 @@ class FunctionBody:
         return {}
 
 
-class BuiltInBody(FunctionBody):
+class BuiltInFunctionExecutor(FunctionExecutor):
     """One call of a built-in function; its effect counts once for each generation of the node."""
 
     async def run(self) -> AttemptResult:
@@ -189,7 +196,7 @@ class BuiltInBody(FunctionBody):
         try:
             await self._answer()
         except AdapterError:
-            await durably(
+            await retry_while_unavailable(
                 lambda: self._host.tasks.begin_attempt(self._attempt, self._run_id, write.lease, write.at)
             )
             raise
@@ -199,7 +206,7 @@ class BuiltInBody(FunctionBody):
     async def _invoke(self) -> Any:
         arguments = self._arguments()
         check_arguments(self._attempt.io.fn, self._function, self._attempt.task_id, arguments)
-        return await durably(lambda: self._function(self._attempt.task_id, **arguments))
+        return await retry_while_unavailable(lambda: self._function(self._attempt.task_id, **arguments))
 
     def _write(self) -> NodeWrite:
         now = time.time()

@@ -1,4 +1,4 @@
-"""Calls a handler's hooks, which may be coroutines or plain functions; plain ones run on threads of their own."""
+"""Calls a handler's invoker, which may be coroutines or plain functions; plain ones run on threads of their own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _END = object()
 
 
-class Hooks:
+class HandlerInvoker:
     """The two ways of calling a hook; a plain function never blocks the loop."""
 
     def __init__(self, threads: Threads) -> None:

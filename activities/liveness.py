@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from flowkit.activities.loop_portal import HomeLoop
+    from flowkit.activities.loop_portal import LoopPortal
     from flowkit.adapters.tasks.task_store import TaskStore
 
 _logger = logging.getLogger("flowkit.worker")
@@ -42,7 +42,7 @@ async def steadily(duty: Callable[[], Awaitable[None]], node_id: str) -> None:
             return
 
 
-class Pulse:
+class HeartbeatThrottle:
     """Keeps the heartbeats of a process at a bounded rate, however many attempts it runs."""
 
     def __init__(self) -> None:
@@ -62,16 +62,16 @@ class Pulse:
         return min(max(_BEAT_SEC, self._attempts / _BEATS_PER_SEC), lease_ttl_sec / 4)
 
 
-class FlagWatch:
+class CancelFlagPoller:
     """Looks for cancel flags once for all tasks that have attempts here, however many there are."""
 
-    def __init__(self, tasks: TaskStore, home: HomeLoop, every_sec: float) -> None:
+    def __init__(self, tasks: TaskStore, portal: LoopPortal, every_sec: float) -> None:
         self._tasks = tasks
-        self._home = home
+        self._portal = portal
         self._every_sec = every_sec
         self._watched: Counter[str] = Counter()
-        self._look: asyncio.Task[set[str]] | None = None
-        self._looked_at = 0.0
+        self._read: asyncio.Task[set[str]] | None = None
+        self._read_at = 0.0
 
     @contextmanager
     def watching(self, task_id: str) -> Iterator[None]:
@@ -84,11 +84,11 @@ class FlagWatch:
             if not self._watched[task_id]:
                 del self._watched[task_id]
 
-    async def any_up(self, task_id: str) -> bool:
+    async def any_set(self, task_id: str) -> bool:
         """Whether any cancel flag of a watched task was up at the latest look, which is no older than `every_sec`."""
         now = time.monotonic()
-        if self._look is None or now - self._looked_at >= self._every_sec:
-            self._looked_at = now
-            self._look = asyncio.create_task(self._home.run(self._tasks.flagged([*self._watched])))
-            self._look.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        return task_id in await asyncio.shield(self._look)
+        if self._read is None or now - self._read_at >= self._every_sec:
+            self._read_at = now
+            self._read = asyncio.create_task(self._portal.run(self._tasks.flagged([*self._watched])))
+            self._read.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        return task_id in await asyncio.shield(self._read)

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class HomeLoop:
+class LoopPortal:
     """The loop that owns the database handle and runs handlers (Motor objects are bound to one loop)."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.get_running_loop()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the home loop and wait for it; a cancel reaches it."""
+        """Run `work` on the portal's loop and wait for it; a cancel reaches it."""
         if asyncio.get_running_loop() is self._loop:
             return await work
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
@@ -28,22 +28,22 @@ class HomeLoop:
         """Like `run`, but a cancelled `work` is waited for; a second cancel ends the wait."""
         if asyncio.get_running_loop() is self._loop:
             return await work
-        guest = _Guest(self._loop, work)
-        ended = asyncio.wrap_future(guest.ended)
+        remote = _RemoteTask(self._loop, work)
+        ended = asyncio.wrap_future(remote.ended)
         try:
             return await asyncio.shield(ended)
         except asyncio.CancelledError:
             if ended.done():
                 raise
-            guest.cancel()
+            remote.cancel()
             return await asyncio.shield(ended)
 
     def call(self, function: Any, *args: Any) -> None:
-        """Call `function` soon on the home loop, from any thread."""
+        """Call `function` soon on the portal's loop, from any thread."""
         self._loop.call_soon_threadsafe(function, *args)
 
 
-class _Guest(Generic[T]):
+class _RemoteTask(Generic[T]):
     """A coroutine that runs as a task of another thread's loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:

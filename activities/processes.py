@@ -1,4 +1,4 @@
-"""Runs plain `process_batch` hooks in processes of their own, for work that would hold Python's global lock."""
+"""Runs plain `process_batch` invoker in processes of their own, for work that would hold Python's global lock."""
 
 from __future__ import annotations
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio import activity
 
-from flowkit.activities.attempts import Attempt, AttemptFailed, Host
+from flowkit.activities.attempts import Attempt, AttemptFailed, WorkerContext
 from flowkit.activities.batches.batch_sources import Input, InputSettings, Wait
 from flowkit.activities.context import ArtifactsWriter, RunContext
 from flowkit.activities.handlers import BatchResult, FinalizeResult
 from flowkit.activities.processes import ProcessDied
 from flowkit.adapters.concurrent_writes import together
 from flowkit.adapters.metrics import UNSTORABLE, storable
-from flowkit.adapters.retry import durably
+from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.attempt.failures import failure, from_error, unexpected
 from flowkit.attempt.steps import begin, mark
 from flowkit.errors import FlowKitError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from flowkit.activities.attempt_log import AttemptLog
-    from flowkit.activities.handler_calls import Hooks
+    from flowkit.activities.handler_calls import HandlerInvoker
     from flowkit.activities.handlers import Batch, RoleHandler
     from flowkit.activities.processes import ProcessPool
     from flowkit.activities.worker_registration import EventLog
@@ -41,12 +41,12 @@ _logger = logging.getLogger("flowkit.worker")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoleHost:
+class RoleContext:
     """What the roles of one worker process share, beside the host of its attempts."""
 
     artifacts: ArtifactStore
     handlers: Mapping[str, RoleHandler]
-    hooks: Hooks
+    invoker: HandlerInvoker
     inputs: InputSettings = field(default_factory=InputSettings)
     processes: ProcessPool | None = None
     clock: Any = None
@@ -56,7 +56,7 @@ class RoleHost:
 class RoleActivities:
     """The activities of a worker's roles."""
 
-    def __init__(self, *, host: Host, roles: RoleHost) -> None:
+    def __init__(self, *, host: WorkerContext, roles: RoleContext) -> None:
         self._host = host
         self._roles = roles
 
@@ -66,21 +66,23 @@ class RoleActivities:
         @activity.defn(name=role)
         async def run_role(attempt: AttemptInput) -> AttemptResult:
             run_id = activity.info().workflow_run_id or ""
-            body = RoleBody(attempt=attempt, run_id=run_id, host=self._host, roles=self._roles)
-            return await Attempt(self._host, attempt, body).run()
+            executor = RoleExecutor(attempt=attempt, run_id=run_id, host=self._host, roles=self._roles)
+            return await Attempt(self._host, attempt, executor).run()
 
         return run_role
 
 
-class RoleBody:
+class RoleExecutor:
     """One run of a handler, on the handler's own loop."""
 
-    def __init__(self, *, attempt: AttemptInput, run_id: str, host: Host, roles: RoleHost) -> None:
+    def __init__(
+        self, *, attempt: AttemptInput, run_id: str, host: WorkerContext, roles: RoleContext
+    ) -> None:
         self._attempt = attempt
         self._run_id = run_id
         self._roles = roles
         self._handler = roles.handlers[attempt.role]
-        self._hooks = roles.hooks
+        self._invoker = roles.invoker
         self._tasks = host.tasks
         self._artifacts = roles.artifacts
         self._worker_id = host.worker_id
@@ -131,10 +133,10 @@ class RoleBody:
         ref, _ = storable("artifacts_ref of finalize", final.artifacts_ref or {})
         writes = [
             mark(artifacts, attempt, metrics, self._worker_id, ref or final.artifacts_ref),
-            durably(lambda: self._tasks.finish_attempt(attempt, self._run_id, now)),
+            retry_while_unavailable(lambda: self._tasks.finish_attempt(attempt, self._run_id, now)),
         ]
         if metrics:
-            writes.append(durably(lambda: artifacts.store_final(attempt, metrics, now)))
+            writes.append(retry_while_unavailable(lambda: artifacts.store_final(attempt, metrics, now)))
         await together(*writes)
 
     def _refuse_stray_cancel(self) -> None:
@@ -145,13 +147,13 @@ class RoleBody:
             raise AttemptFailed(failure("cancelled_by_worker", text, permanent=False)) from None
 
     async def _handle(self) -> FinalizeResult:
-        attempt, handler, hooks = self._attempt, self._handler, self._hooks
-        await hooks.call(handler.init, self._info())
-        loaded = await hooks.call(handler.load_input, attempt.io.input_ref, attempt.io.input_inline)
+        attempt, handler, invoker = self._attempt, self._handler, self._invoker
+        await invoker.call(handler.init, self._info())
+        loaded = await invoker.call(handler.load_input, attempt.io.input_ref, attempt.io.input_inline)
         source = Input(
             attempt=attempt,
             handler=handler,
-            hooks=hooks,
+            invoker=invoker,
             artifacts=self._artifacts,
             tasks=self._tasks,
             settings=self._roles.inputs,
@@ -160,7 +162,7 @@ class RoleBody:
         async with aclosing(source.batches(loaded)) as batches:
             while await self._process_next(batches):
                 pass
-        return as_final(await hooks.call(handler.finalize, self._ctx))
+        return as_final(await invoker.call(handler.finalize, self._ctx))
 
     async def _process_next(self, batches: AsyncGenerator[Batch, None]) -> bool:
         """False after the last batch. Keeps no batch, so that the input need not count one that is done."""
@@ -200,13 +202,13 @@ class RoleBody:
     async def _answer(self, batch: Batch) -> Any:
         hook = self._handler.process_batch
         if self._roles.processes is None or inspect.iscoroutinefunction(hook):
-            return await self._hooks.call(hook, batch, self._ctx)
+            return await self._invoker.call(hook, batch, self._ctx)
         return await self._roles.processes.process(self._attempt.role, batch, self._ctx)
 
     async def _store(self, uid: str, result: BatchResult) -> None:
         now, ref = time.time(), result.artifacts_ref
         try:
-            await durably(
+            await retry_while_unavailable(
                 lambda: self._artifacts.store_batch(
                     self._attempt, uid, result.metrics, self._worker_id, now, artifacts_ref=ref
                 )
@@ -216,7 +218,7 @@ class RoleBody:
 
     async def _failed_batch(self, uid: str, failure: AttemptFailure) -> AttemptFailed:
         now, code = time.time(), failure.code
-        await durably(
+        await retry_while_unavailable(
             lambda: self._artifacts.store_failed_batch(
                 self._attempt, uid, code, now, worker_id=self._worker_id
             )

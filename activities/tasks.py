@@ -26,7 +26,7 @@ from flowkit.storable import storage_problems
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 
-    from flowkit.activities.loop_portal import HomeLoop
+    from flowkit.activities.loop_portal import LoopPortal
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.models import Settings
@@ -50,15 +50,15 @@ class TaskActivities:
         *,
         tasks: TaskStore,
         artifacts: ArtifactStore,
-        home: HomeLoop,
+        portal: LoopPortal,
         settings: Settings,
         functions: Mapping[str, Any],
         max_nodes: int,
         namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
     ) -> None:
         self._tasks = tasks
-        self._markers = Markers(tasks.database, artifacts.news)
-        self._home = home
+        self._markers = Markers(tasks.database, artifacts.notifier)
+        self._portal = portal
         self._settings = settings
         self._functions = functions
         self._max_nodes = max_nodes
@@ -88,7 +88,7 @@ class TaskActivities:
 
     async def _guarded(self, work: Coroutine[Any, Any, T]) -> T:
         try:
-            return await self._home.run(work)
+            return await self._portal.run(work)
         except FlowKitError as error:
             raise refusal(error) from None
 
@@ -145,15 +145,15 @@ class TaskActivities:
 
 @asynccontextmanager
 async def _beating() -> AsyncIterator[None]:
-    """Heartbeats of the activity that runs, from its own loop, whatever the home loop is busy with."""
-    beats = asyncio.create_task(_beat())
+    """Heartbeats of the activity that runs, from its own loop, whatever the portal's loop is busy with."""
+    beats = asyncio.create_task(_send_heartbeats())
     try:
         yield
     finally:
         beats.cancel()
 
 
-async def _beat() -> None:
+async def _send_heartbeats() -> None:
     while True:
         await asyncio.sleep(_BEAT_SEC)
         activity.heartbeat()

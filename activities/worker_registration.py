@@ -71,7 +71,7 @@ class EventLog:
         """Attempts that run, by their lease."""
         self._news = asyncio.Event()
         self._prepared = False
-        self._trouble = _Trouble("events of attempts cannot be written")
+        self._outage = OutageLogger("events of attempts cannot be written")
         self.loop = BackgroundLoop("events of attempts", self._write_news)
         self.lost = 0
         """Events that were given up."""
@@ -140,10 +140,10 @@ class EventLog:
             while self._waiting:
                 await self._write([self._waiting.popleft() for _ in range(min(_CHUNK, len(self._waiting)))])
         except FlowKitError as error:
-            self._trouble.begins(error)
+            self._outage.failed(error)
             self.loop.failed(error)
             return False
-        self._trouble.ends()
+        self._outage.recovered()
         self.loop.worked()
         return True
 
@@ -165,7 +165,7 @@ class EventLog:
             async with asyncio.timeout(_PATIENCE_SEC):
                 await self.flush()
         except TimeoutError as error:
-            self._trouble.begins(error)
+            self._outage.failed(error)
         if lost := self.lost + len(self._waiting):
             _logger.warning("%d events of attempts were never written", lost)
 
@@ -185,7 +185,7 @@ def _ended(attempt: AttemptInput, worker_id: str, error: BaseException, *, asked
 _HANDED_OVER = handed_over("the attempt was handed back before its end")
 
 
-class Presence:
+class WorkerRegistration:
     """One worker process in `worker_registry`, with its `events`, on the loop that calls it."""
 
     def __init__(
@@ -210,7 +210,7 @@ class Presence:
         self._session = secrets.token_hex(8)
         self._prepared = False
         self._shown = False
-        self._trouble = _Trouble(f"worker {worker_id} cannot be shown in worker_registry")
+        self._outage = OutageLogger(f"worker {worker_id} cannot be shown in worker_registry")
         self._duties: list[asyncio.Task[None]] = []
         self.loop = BackgroundLoop("announcing the worker", self._attend)
         self.events = EventLog(WorkerEvents(db), heartbeat_sec=hb_interval_sec)
@@ -226,7 +226,7 @@ class Presence:
         except StoreDenied:
             raise
         except StoreUnavailable as error:
-            self._trouble.begins(error)
+            self._outage.failed(error)
 
     async def _prepare_registry(self) -> None:
         if not self._prepared:
@@ -259,10 +259,10 @@ class Presence:
             async with asyncio.timeout(_PATIENCE_SEC):
                 await call()
         except (FlowKitError, TimeoutError) as error:
-            self._trouble.begins(error)
+            self._outage.failed(error)
             self.loop.failed(error)
         else:
-            self._trouble.ends()
+            self._outage.recovered()
             self.loop.worked()
 
     async def _show(self) -> None:
@@ -290,19 +290,21 @@ class Presence:
         await self._registry.offline(self._worker_id, time.time(), session=self._session)
 
 
-class _Trouble:
-    """Tells once that something fails, and once that it works again."""
+class OutageLogger:
+    """Logs an outage once when it begins, and once when it is over."""
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._there = False
+        self._is_down = False
 
-    def begins(self, error: Exception) -> None:
-        if not self._there:
+    def failed(self, error: Exception) -> None:
+        """Log the first failure of an outage."""
+        if not self._is_down:
             _logger.warning("%s: %s; trying on", self._what, str(error) or "no answer in time")
-        self._there = True
+        self._is_down = True
 
-    def ends(self) -> None:
-        if self._there:
+    def recovered(self) -> None:
+        """Log the end of an outage, if there was one."""
+        if self._is_down:
             _logger.info("no longer true: %s", self._what)
-        self._there = False
+        self._is_down = False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import DuplicateKeyError
 
-from flowkit.adapters.mongo import Database, iso, moment, shortened
+from flowkit.adapters.mongo import Database, iso, moment, translate_errors
 from flowkit.adapters.tasks import task_fields
 from flowkit.errors import AdapterError, Fenced
 from flowkit.models import NodeStatus
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 _NODE_IDS = {"_id": 0, "graph.nodes.node_id": 1}
 
 
-class Bookkeeping:
+class Aggregates:
     """Artifacts, metrics and stats of the tasks of one database."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
 
-    @shortened
+    @translate_errors
     async def place_of(self, task_id: str, node_id: str | None = None) -> int:
         """Place of a node in its graph. AdapterError for an unknown task, or for a node that it does not have."""
         found = await self._db.tasks.find_one({"id": task_id}, _NODE_IDS)
@@ -41,7 +41,7 @@ class Bookkeeping:
             raise AdapterError(f"task {task_id!r} has no node {node_id!r}")
         return 0 if node_id is None else nodes.index(node_id)
 
-    @shortened
+    @translate_errors
     async def merged(self, task_id: str, from_nodes: Sequence[str], at: float) -> dict[str, Any]:
         """The meta of a merge: which of these nodes are complete, and how many batches they have."""
         cursor = self._db.artifacts.find(
@@ -63,7 +63,7 @@ class Bookkeeping:
             "merged_at": iso(at),
         }
 
-    @shortened
+    @translate_errors
     async def store_merged(self, task_id: str, node_id: str, meta: dict[str, Any], at: float) -> None:
         """Make the complete artifact of `node_id` hold this meta; artifacts of batches stay."""
         key = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$exists": False}}
@@ -76,7 +76,7 @@ class Bookkeeping:
         except DuplicateKeyError:
             await self._db.artifacts.update_one(key, update, upsert=True)
 
-    @shortened
+    @translate_errors
     async def aggregated(self, task_id: str, node_id: str, mode: str) -> dict[str, float]:
         """Sum or mean of a node's metrics, by key, over all rows that did not fail."""
         cursor = self._db.metrics_raw.find(
@@ -84,7 +84,7 @@ class Bookkeeping:
         )
         return await _folded((row.get("metrics") or {} async for row in cursor), mode)
 
-    @shortened
+    @translate_errors
     async def store_stats(
         self, task_id: str, node_id: str, stats: dict[str, float], at: datetime, write: NodeWrite | None
     ) -> None:
@@ -93,7 +93,7 @@ class Bookkeeping:
         If an earlier try of the same attempt has already finished the node, its stats are stored: nothing is left to do.
         """
         path = f"graph.nodes.{await self.place_of(task_id, node_id)}"
-        held = {"id": task_id} if write is None else task_fields.own_attempt(write.attempt, write.run_id)
+        held = {"id": task_id} if write is None else task_fields.fence_filter(write.attempt, write.run_id)
         fields = {f"{path}.stats": stats, f"{path}.stats_cached_at": at, "updated_at": at}
         same_node: dict[str, Any] = {f"{path}.node_id": node_id}
         done = await self._db.tasks.update_one({**held, **same_node}, {"$set": fields})
@@ -105,7 +105,7 @@ class Bookkeeping:
         if write is None:
             return False
         status = {f"{write.path}.status": NodeStatus.FINISHED.value}
-        own = {**task_fields.own_attempt(write.attempt, write.run_id), **status}
+        own = {**task_fields.fence_filter(write.attempt, write.run_id), **status}
         return await self._db.tasks.find_one(own, {"_id": 1}) is not None
 
 

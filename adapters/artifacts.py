@@ -25,8 +25,8 @@ from flowkit.adapters.entries import (
 )
 from flowkit.adapters.fenced_rows import FencedRows
 from flowkit.adapters.metrics import EMPTY_BYTES, storable
-from flowkit.adapters.mongo import Database, ensure_index, moment, shortened
-from flowkit.adapters.notifications import Newsroom
+from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
+from flowkit.adapters.notifications import ArtifactNotifier
 from flowkit.errors import Fenced
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ class ArtifactStore:
         self._artifact_rows = FencedRows(self._artifacts)
         self._metrics_rows = FencedRows(self._metrics)
         self._claims = db.stream_progress
-        self.news = Newsroom()
+        self.notifier = ArtifactNotifier()
         """Tells pulling nodes of this process what others in it have written."""
 
-    @shortened
+    @translate_errors
     async def prepare(self) -> None:
         """Create the indexes under the names that external workers use."""
         await ensure_index(self._artifacts, _NODE_BATCH[:2], "ix_artifacts_task_node")
@@ -89,7 +89,7 @@ class ArtifactStore:
             self._store_partial(attempt, batch_uid, meta, worker_id, at, size, more),
         )
 
-    @shortened
+    @translate_errors
     async def _forget_failure(self, attempt: AttemptInput, batch_uid: str) -> None:
         row = {**_key(attempt, batch_uid), "failed": True, "attempt_epoch": {"$lte": attempt.epoch}}
         await self._metrics.delete_one(row)
@@ -135,9 +135,9 @@ class ArtifactStore:
     ) -> None:
         fields = {"status": "partial", "meta": meta, "size": size, "worker_id": worker_id, **more}
         await self._store_artifact(attempt, batch_uid, fields, at, size)
-        self.news.tell(attempt.task_id, attempt.node_id)
+        self.notifier.tell(attempt.task_id, attempt.node_id)
 
-    @shortened
+    @translate_errors
     async def _store_artifact(
         self, attempt: AttemptInput, batch_uid: str, fields: dict[str, Any], at: float, size: int
     ) -> None:
@@ -150,7 +150,7 @@ class ArtifactStore:
             forgotten=_REPLACED_FIELDS,
         )
 
-    @shortened
+    @translate_errors
     async def _store_metrics(
         self, attempt: AttemptInput, batch_uid: str, at: float, fields: dict[str, Any], size: int
     ) -> None:
@@ -158,7 +158,7 @@ class ArtifactStore:
         first = {"created_at": moment(at)}
         await self._metrics_rows.put(_key(attempt, batch_uid), attempt.epoch, row, first, size=size)
 
-    @shortened
+    @translate_errors
     async def mark_complete(
         self,
         task_id: str,
@@ -177,9 +177,9 @@ class ArtifactStore:
         key = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$exists": False}}
         first = {"worker_id": worker_id, "created_at": moment(at)}
         await self._artifact_rows.put(key, epoch, fields, first, size=size)
-        self.news.tell(task_id, node_id)
+        self.notifier.tell(task_id, node_id)
 
-    @shortened
+    @translate_errors
     async def drop_marker(self, attempt: AttemptInput) -> None:
         """Remove the marker of an earlier attempt before a new one begins."""
         await self._artifacts.delete_one(
@@ -191,7 +191,7 @@ class ArtifactStore:
             }
         )
 
-    @shortened
+    @translate_errors
     async def scan(self, task_id: str, sources: Sequence[str]) -> Scan:
         """Batches and markers of several nodes, in one read and without their metas."""
         cursor = self._artifacts.find(
@@ -208,13 +208,13 @@ class ArtifactStore:
                 found[source].append(artifact)
         return Scan(batches={source: entries(batches) for source, batches in found.items()}, markers=markers)
 
-    @shortened
+    @translate_errors
     async def batch_uids(self, task_id: str, node_id: str) -> set[str]:
         """Batches of a node whose result is stored whole: the artifact, and the row of its metrics if it has any."""
         partials, rows = await asyncio.gather(self._partials(task_id, node_id), self._rows(task_id, node_id))
         return {uid for uid, entry in partials.items() if is_whole(entry, rows.get(uid))}
 
-    @shortened
+    @translate_errors
     async def _partials(self, task_id: str, node_id: str) -> dict[str, Entry]:
         """A node's stored batches, oldest first."""
         cursor = self._artifacts.find(
@@ -243,7 +243,7 @@ class ArtifactStore:
             yield await self.metas(task_id, node_id, page)
             left = left[len(page) :]
 
-    @shortened
+    @translate_errors
     async def metas(self, task_id: str, node_id: str, page: Sequence[Entry]) -> list[dict[str, Any]]:
         """`batch_uid` and `meta` of these batches, in this order.
 
@@ -259,7 +259,7 @@ class ArtifactStore:
         found = {uid_text(partial.get("batch_uid")): partial async for partial in cursor}
         return [found[uid] for uid in map(uid_text, (entry.uid for entry in page)) if uid in found]
 
-    @shortened
+    @translate_errors
     async def claim(
         self, attempt: AttemptInput, from_node: str, batch_uids: Sequence[Any], at: float
     ) -> None:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError
 
-from flowkit.adapters.mongo import Database, moment, shortened
+from flowkit.adapters.mongo import Database, moment, translate_errors
 from flowkit.adapters.tasks.recording import chunks
 from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowkit.adapters.notifications import Newsroom
+    from flowkit.adapters.notifications import ArtifactNotifier
     from flowkit.models import NodeRecord
 
 Row = dict[str, Any]
@@ -30,7 +30,7 @@ _DUPLICATE = 11000
 class Markers:
     """Complete markers in the `artifacts` of one database. Tells `news` of those that it has written."""
 
-    def __init__(self, db: Database, news: Newsroom) -> None:
+    def __init__(self, db: Database, news: ArtifactNotifier) -> None:
         self._artifacts = db.artifacts
         self._news = news
 
@@ -40,7 +40,7 @@ class Markers:
             for node in await self._put(task_id, some, at):
                 self._news.tell(task_id, node.node_id)
 
-    @shortened
+    @translate_errors
     async def _put(self, task_id: str, nodes: Sequence[NodeRecord], at: float) -> Sequence[NodeRecord]:
         """Insert markers, the quickest there is; replace those that are older. Answers what was written."""
         try:

@@ -65,7 +65,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def shortened(method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+def translate_errors(method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
     """Turn a driver's error into ours with a short text; drivers print whole topologies, which Temporal refuses."""
 
     @functools.wraps(method)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 
-class News:
+class Subscription:
     """One listener's news."""
 
     def __init__(self) -> None:
@@ -29,16 +29,16 @@ class News:
         self._event.clear()
 
 
-class Newsroom:
+class ArtifactNotifier:
     """Passes on that a node has written a batch or its marker."""
 
     def __init__(self) -> None:
-        self._listeners: defaultdict[tuple[str, str], set[News]] = defaultdict(set)
+        self._listeners: defaultdict[tuple[str, str], set[Subscription]] = defaultdict(set)
 
     @contextmanager
-    def listener(self, task_id: str, nodes: Iterable[str]) -> Iterator[News]:
-        """News of these nodes, until the end of the block."""
-        keys, news = [(task_id, node) for node in nodes], News()
+    def listener(self, task_id: str, nodes: Iterable[str]) -> Iterator[Subscription]:
+        """Subscription of these nodes, until the end of the block."""
+        keys, news = [(task_id, node) for node in nodes], Subscription()
         for key in keys:
             self._listeners[key].add(news)
         try:

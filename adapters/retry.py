@@ -28,7 +28,7 @@ _QUICK_SEC = 0.1
 _LOOK_AGAIN_SEC = 0.25
 
 
-async def durably(call: Callable[[], Awaitable[T]]) -> T:
+async def retry_while_unavailable(call: Callable[[], Awaitable[T]]) -> T:
     """`await call()`, again and again while MongoDB does not answer; ends with the attempt that waits for it.
 
     The clock of the attempt stops meanwhile.

@@ -13,7 +13,7 @@ from pymongo import ASCENDING
 from pymongo.errors import BulkWriteError
 
 from flowkit.adapters.artifacts import FINAL_UID
-from flowkit.adapters.mongo import Database, ensure_index, moment, shortened
+from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
 from flowkit.hashing import stable_hash
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.text import clean
@@ -63,12 +63,12 @@ class WorkerEvents:
     def __init__(self, db: Database) -> None:
         self._events = db.worker_events
 
-    @shortened
+    @translate_errors
     async def prepare(self) -> None:
         """Create the index. StoreRefused names it when duplicate events prevent it."""
         await ensure_index(self._events, _EVENT, "uniq_worker_event", unique=True)
 
-    @shortened
+    @translate_errors
     async def append(self, events: Sequence[WorkerEvent], at: float) -> None:
         """Store `events`, received at `at`; those that are there already stay as they are.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import DuplicateKeyError
 
-from flowkit.adapters.mongo import Database, ensure_index, moment, shortened
+from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,12 +36,12 @@ class WorkerRegistry:
     def __init__(self, db: Database) -> None:
         self._workers = db.worker_registry
 
-    @shortened
+    @translate_errors
     async def prepare(self) -> None:
         """Create the index. StoreRefused names it when duplicate ids prevent it."""
         await ensure_index(self._workers, "worker_id", "uniq_worker", unique=True)
 
-    @shortened
+    @translate_errors
     async def online(
         self,
         worker_id: str,
@@ -68,7 +68,7 @@ class WorkerRegistry:
         except DuplicateKeyError:
             await self._workers.update_one({"worker_id": worker_id}, {"$set": shown})
 
-    @shortened
+    @translate_errors
     async def seen(
         self, worker_id: str, at: float, *, session: str = "", leaked_threads: int | None = None
     ) -> bool:
@@ -82,14 +82,14 @@ class WorkerRegistry:
             return True
         return await self._workers.find_one({"worker_id": worker_id}, {"_id": 1}) is not None
 
-    @shortened
+    @translate_errors
     async def offline(self, worker_id: str, at: float, *, session: str = "") -> bool:
         """Show that a process has stopped; False when the row shows another one, which stays."""
         gone = {"status": WorkerStatus.OFFLINE.value, "last_seen": moment(at)}
         done = await self._workers.update_one({"worker_id": worker_id, "session": session}, {"$set": gone})
         return bool(done.matched_count)
 
-    @shortened
+    @translate_errors
     async def expire(self, at: float) -> int:
         """Show as offline who missed three announces; answers how many. Being seen brings them back."""
         online = {"status": WorkerStatus.ONLINE.value}

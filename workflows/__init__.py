@@ -1,1 +1,1 @@
-"""Durable code: the Task workflow, the walk of one node, and the pure rules behind them."""
+"""Durable code: the Task workflow, the scheduler of one node, and the pure rules behind them."""

@@ -18,7 +18,7 @@ from flowkit.workflows.summaries import next_try
 
 if TYPE_CHECKING:
     from flowkit.models import Node, NodeState
-    from flowkit.workflows.scheduler import Walk
+    from flowkit.workflows.scheduler import Scheduler
 
 ROWS = 40
 """Nodes shown."""
@@ -49,15 +49,15 @@ class Home:
     queue: str
 
 
-def render(status: TaskStatus, walk: Walk, home: Home, reason: str | None = None) -> str:
+def render(status: TaskStatus, scheduler: Scheduler, home: Home, reason: str | None = None) -> str:
     """A heading with counts, where to see the workers of running nodes, and a table of nodes."""
-    shown = sorted(walk.nodes, key=lambda node: _RANK[walk.states[node.index].status])[:ROWS]
+    shown = sorted(scheduler.nodes, key=lambda node: _RANK[scheduler.states[node.index].status])[:ROWS]
     room = max(_NOTE_CHARS, _NOTES_CHARS // len(shown))
-    top = _LINE_BREAK.join([_heading(status, walk, reason), *_whom_to_ask(walk, shown, home)])
+    top = _LINE_BREAK.join([_heading(status, scheduler, reason), *_whom_to_ask(scheduler, shown, home)])
     above = [top, "", *_HEAD]
-    every_row = (_row(node, walk.states[node.index], room) for node in shown)
+    every_row = (_row(node, scheduler.states[node.index], room) for node in shown)
     rows = fitting(every_row, _bytes_of, BYTES - _MORE_BYTES - sum(map(_bytes_of, above)))
-    hidden = len(walk.nodes) - len(rows)
+    hidden = len(scheduler.nodes) - len(rows)
     more = [f"\n… and {hidden:,} more nodes; the query `status` has them all"] if hidden else []
     return "\n".join([*above, *rows, *more])
 
@@ -66,16 +66,16 @@ def _bytes_of(line: str) -> int:
     return len(line.encode("utf-8", "replace")) + 1
 
 
-def _heading(status: TaskStatus, walk: Walk, reason: str | None) -> str:
-    counts, total = walk.counts(), len(walk.nodes)
+def _heading(status: TaskStatus, scheduler: Scheduler, reason: str | None) -> str:
+    counts, total = scheduler.counts(), len(scheduler.nodes)
     told = ", ".join(f"{counts[kind]} {kind.value}" for kind in TELLING if counts[kind])
     why = f" ({_cell(reason, _REASON_CHARS)})" if reason else ""
     return f"Task **{status.value}**{why}: {told}, of {total:,} node{'' if total == 1 else 's'}"
 
 
-def _whom_to_ask(walk: Walk, shown: list[Node], home: Home) -> list[str]:
+def _whom_to_ask(scheduler: Scheduler, shown: list[Node], home: Home) -> list[str]:
     """The workflow cannot tell whether a worker has taken an attempt; the page of the role's queue can."""
-    running = (node for node in shown if walk.states[node.index].status is NodeStatus.RUNNING)
+    running = (node for node in shown if scheduler.states[node.index].status is NodeStatus.RUNNING)
     roles = list(dict.fromkeys(node.type for node in running if not node.is_function))
     if not roles:
         return []

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from flowkit.graph.task_input import NewTask
     from flowkit.models import CloseTask, RecordTask
 
-_PATIENT = RetryPolicy(initial_interval=timedelta(seconds=0.2), maximum_interval=timedelta(seconds=10))
+_UNLIMITED_RETRIES = RetryPolicy(
+    initial_interval=timedelta(seconds=0.2), maximum_interval=timedelta(seconds=10)
+)
 _SILENCE = timedelta(seconds=10)
 """A write that a dead engine has taken along is tried elsewhere after this: `record` and `close_task` heartbeat."""
 
@@ -25,7 +27,7 @@ _WRITE_SEC = 60.0
 _WRITE_SEC_PER_NODE = 0.1
 """A write takes milliseconds, but one of thousands of nodes may mark the end of each for those who pull from it."""
 
-_QUICK_TIMEOUT = timedelta(seconds=2)
+_LOCAL_TIMEOUT = timedelta(seconds=2)
 _OPEN = "open the task in MongoDB"
 
 
@@ -41,29 +43,29 @@ async def open_document(new: NewTask) -> Opened:
         params=new.params,
     )
     try:
-        return await _open_quickly(opening)
+        return await _open_locally(opening)
     except FailureError as error:
         refused = application_error(error)
         if refused is not None and refused.non_retryable:
             raise refused from None
-    opened: Opened = await _patiently("open_task", opening, _OPEN, Opened)
+    opened: Opened = await _execute_with_retries("open_task", opening, _OPEN, Opened)
     return opened
 
 
-async def _open_quickly(opening: OpenTask) -> Opened:
+async def _open_locally(opening: OpenTask) -> Opened:
     """One try without a round trip through the server; more would make the task deaf to cancels."""
     opened: Opened = await workflow.execute_local_activity(
         "open_task",
         opening,
         result_type=Opened,
-        schedule_to_close_timeout=_QUICK_TIMEOUT,
+        schedule_to_close_timeout=_LOCAL_TIMEOUT,
         retry_policy=RetryPolicy(maximum_attempts=1),
         summary=_OPEN,
     )
     return opened
 
 
-async def _patiently(
+async def _execute_with_retries(
     name: str,
     record: object,
     summary: str,
@@ -81,7 +83,7 @@ async def _patiently(
         result_type=result_type,
         start_to_close_timeout=longest or _SILENCE,
         heartbeat_timeout=_SILENCE if longest else None,
-        retry_policy=_PATIENT,
+        retry_policy=_UNLIMITED_RETRIES,
         summary=summary,
     )
 
@@ -93,10 +95,12 @@ def write_timeout(nodes: int) -> timedelta:
 
 async def record_document(record: RecordTask) -> None:
     """Write what only the workflow knows."""
-    await _patiently("record", slim(record), told(record), longest=write_timeout(len(record.nodes)))
+    await _execute_with_retries(
+        "record", slim(record), write_summary(record), longest=write_timeout(len(record.nodes))
+    )
 
 
-def told(record: RecordTask) -> str:
+def write_summary(record: RecordTask) -> str:
     """Name of that write."""
     nodes = len(record.nodes)
     also = "" if nodes == 0 else ", 1 node" if nodes == 1 else f", {nodes} nodes"
@@ -106,7 +110,7 @@ def told(record: RecordTask) -> str:
 
 async def close_document(close: CloseTask, nodes: int) -> bool:
     """Write the end of a task of so many nodes; False when there is no document."""
-    found: bool = await _patiently(
+    found: bool = await _execute_with_retries(
         "close_task", slim(close), "close the task in MongoDB", bool, longest=write_timeout(nodes)
     )
     return found

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 TASK = "Task"
 
 
-class OneInput(Interceptor):
+class SingleInputInterceptor(Interceptor):
     """Refuses tasks with several inputs, which their `run` could not even be called with."""
 
     def workflow_interceptor_class(
         self, input: WorkflowInterceptorClassInput
     ) -> type[WorkflowInboundInterceptor]:
         """What stands between Temporal and a workflow."""
-        return _TaskEntrance
+        return _SingleInputCheck
 
 
-class _TaskEntrance(WorkflowInboundInterceptor):
+class _SingleInputCheck(WorkflowInboundInterceptor):
     async def execute_workflow(self, input: ExecuteWorkflowInput) -> Any:
         if workflow.info().workflow_type == TASK and len(input.args) > 1:
             raise _too_many(len(input.args))

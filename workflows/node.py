@@ -17,12 +17,12 @@ from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeStatus
 from flowkit.workflows.failures import NOT_REGISTERED, is_reported, read_failure
 from flowkit.workflows.payloads import slim
-from flowkit.workflows.retry import Again, decide
+from flowkit.workflows.retry import Retry, decide
 from flowkit.workflows.summaries import attempt_text, timer_text
 
 if TYPE_CHECKING:
     from flowkit.models import Node, NodeState, Settings
-    from flowkit.workflows.node_context import Flight
+    from flowkit.workflows.node_context import NodeRunContext
 
 _NATIVE_RETRY = RetryPolicy(
     initial_interval=timedelta(seconds=1),
@@ -35,7 +35,7 @@ _ONE_TRY = RetryPolicy(maximum_attempts=1)
 _LOCAL_TIMEOUT = timedelta(seconds=2)
 """A local activity makes the task deaf to cancels: what takes longer goes through the server."""
 
-_LONGEST_ROW = 50
+_MAX_LOCAL_STREAK = 50
 """Local activities in a row, which one workflow task may hold; then one goes through the server, where cancels wait."""
 
 _NO_TIMEOUT = timedelta(days=365)
@@ -47,29 +47,29 @@ _STEADY_SEC = 60.0
 _INPUT_OVERHEAD = 500
 
 
-async def run_node(flight: Flight, node: Node, state: NodeState) -> NodeStatus | None:
+async def run_node(context: NodeRunContext, node: Node, state: NodeState) -> NodeStatus | None:
     """Run attempts of `node` until it finished or failed; None when it was stopped before."""
-    while not flight.halted():
-        await _wait_for_retry(flight, node, state)
-        async with flight.slot(node.type):
-            await flight.spend(node.io_bytes + _INPUT_OVERHEAD)
-            if flight.halted():
+    while not context.draining():
+        await _wait_for_retry(context, node, state)
+        async with context.slot(node.type):
+            await context.reserve_input_bytes(node.io_bytes + _INPUT_OVERHEAD)
+            if context.draining():
                 return None
-            with flight.airborne():
-                failure = await _attempt(flight, node, state)
-        if flight.halted() and state.status is NodeStatus.CANCELLING:
+            with context.count_in_flight():
+                failure = await _attempt(context, node, state)
+        if context.draining() and state.status is NodeStatus.CANCELLING:
             return None
         if failure is None:
             state.last_error = state.reason_code = None
             return NodeStatus.FINISHED
-        if not _goes_on(flight, node, state, failure):
+        if not _goes_on(context, node, state, failure):
             return NodeStatus.FAILED
         if state.next_retry_at is None:
-            await flight.repeating()
+            await context.repeating()
     return None
 
 
-async def _wait_for_retry(flight: Flight, node: Node, state: NodeState) -> None:
+async def _wait_for_retry(context: NodeRunContext, node: Node, state: NodeState) -> None:
     if state.next_retry_at is None:
         return
     wait = state.next_retry_at - workflow.now().timestamp()
@@ -79,21 +79,21 @@ async def _wait_for_retry(flight: Flight, node: Node, state: NodeState) -> None:
     if state.reason_code != FailureKind.YIELDED:
         await workflow.sleep(wait, summary=summary)
         return
-    seen = flight.progress_of(node)
+    seen = context.progress_of(node)
     with suppress(TimeoutError):
         await workflow.wait_condition(
-            lambda: flight.progress_of(node) != seen, timeout=wait, timeout_summary=summary
+            lambda: context.progress_of(node) != seen, timeout=wait, timeout_summary=summary
         )
 
 
-async def _attempt(flight: Flight, node: Node, state: NodeState) -> AttemptFailure | None:
+async def _attempt(context: NodeRunContext, node: Node, state: NodeState) -> AttemptFailure | None:
     waited, began = state.status is NodeStatus.DEFERRED, workflow.now()
     state.epoch += 1
     state.status, state.next_retry_at = NodeStatus.RUNNING, None
     if waited:
-        flight.stirred(node.index)
+        context.on_retry_state_change(node.index)
     try:
-        await _execute(flight, node, state)
+        await _execute(context, node, state)
     except FailureError as error:
         if (workflow.now() - began).total_seconds() >= _STEADY_SEC:
             state.yields = 0
@@ -102,12 +102,12 @@ async def _attempt(flight: Flight, node: Node, state: NodeState) -> AttemptFailu
     return None
 
 
-async def _execute(flight: Flight, node: Node, state: NodeState) -> None:
+async def _execute(context: NodeRunContext, node: Node, state: NodeState) -> None:
     """Run an attempt. Its result is not decoded: nothing depends on it, and a newer worker may return anything."""
-    given, settings = slim(attempt_input(flight, node, state)), flight.settings
-    if _may_be_quick(flight, node) and await _executed_quickly(node, state, given):
+    given, settings = slim(attempt_input(context, node, state)), context.settings
+    if _use_local_activity(context, node) and await _executed_quickly(node, state, given):
         return
-    flight.row = 0
+    context.local_streak = 0
     await workflow.execute_activity(
         node.io.fn if node.is_function else node.type,
         given,
@@ -130,10 +130,10 @@ def queue_of(node: Node, settings: Settings) -> str:
     return settings.queue if own else settings.function_queue or settings.queue
 
 
-def _may_be_quick(flight: Flight, node: Node) -> bool:
-    built_in = node.is_function and node.io.fn in flight.settings.local_functions
-    quick = built_in and flight.alone() and flight.row < _LONGEST_ROW
-    flight.row += quick
+def _use_local_activity(context: NodeRunContext, node: Node) -> bool:
+    built_in = node.is_function and node.io.fn in context.settings.local_functions
+    quick = built_in and context.is_only_running_node() and context.local_streak < _MAX_LOCAL_STREAK
+    context.local_streak += quick
     return quick
 
 
@@ -155,18 +155,18 @@ async def _executed_quickly(node: Node, state: NodeState, given: dict[str, Any])
     return True
 
 
-def attempt_input(flight: Flight, node: Node, state: NodeState) -> AttemptInput:
+def attempt_input(context: NodeRunContext, node: Node, state: NodeState) -> AttemptInput:
     """What the executor of the node's current attempt gets."""
-    settings = flight.settings
+    settings = context.settings
     return AttemptInput(
-        task_id=flight.task_id,
+        task_id=context.task_id,
         node_id=node.node_id,
         index=node.index,
         role=node.type,
         epoch=state.epoch,
         generation=state.generation,
         io=node.io,
-        sources={parent: epoch for parent in node.pulls_from if (epoch := flight.epoch_of(parent))}
+        sources={parent: epoch for parent in node.pulls_from if (epoch := context.epoch_of(parent))}
         if node.pulls
         else {},
         lease_ttl_sec=settings.lease_ttl_sec,
@@ -177,15 +177,15 @@ def attempt_input(flight: Flight, node: Node, state: NodeState) -> AttemptInput:
     )
 
 
-def _goes_on(flight: Flight, node: Node, state: NodeState, failure: AttemptFailure) -> bool:
-    chance = workflow.random().random() if node.retry_policy.jitter else 0.0
-    decision = decide(node.retry_policy, failure, state, chance)
-    if isinstance(decision, Again):
+def _goes_on(context: NodeRunContext, node: Node, state: NodeState, failure: AttemptFailure) -> bool:
+    random_value = workflow.random().random() if node.retry_policy.jitter else 0.0
+    decision = decide(node.retry_policy, failure, state, random_value)
+    if isinstance(decision, Retry):
         if decision.after > 0:
             note_failure(state, failure.code, failure.message)
             state.status = NodeStatus.DEFERRED
             state.next_retry_at = workflow.now().timestamp() + decision.after
-            flight.stirred(node.index)
+            context.on_retry_state_change(node.index)
         return True
     note_failure(state, decision.code, decision.message)
     return False

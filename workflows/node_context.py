@@ -64,29 +64,29 @@ async def _at_once() -> None:
 
 
 @dataclass(kw_only=True)
-class Flight:
+class NodeRunContext:
     """What all nodes of one task share while they run."""
 
     task_id: str
     settings: Settings
-    halted: Callable[[], bool]
+    draining: Callable[[], bool]
     """Whether no attempt may begin any more; asked right before each."""
     epoch_of: Callable[[str], int]
     """Epoch of an ended node, 0 while it is open."""
-    stirred: Callable[[int], None]
+    on_retry_state_change: Callable[[int], None]
     """Told when a node begins to wait for its retry, and when it goes on."""
     progress_of: Callable[[Node], int] = lambda node: 0
     """A number that changes when a source of a pulling node begins an attempt or ends."""
-    alone: Callable[[], bool] = lambda: False
+    is_only_running_node: Callable[[], bool] = lambda: False
     """Whether only one node is open, so that a local activity holds nobody up."""
     repeating: Callable[[], Awaitable[None]] = _at_once
     """Awaited before a node runs again at once, after an attempt that needs no wait."""
     in_flight: int = 0
-    row: int = 0
+    local_streak: int = 0
     """Local activities since the last ordinary one."""
     _windows: dict[str, asyncio.Semaphore] = field(default_factory=dict)
-    _spent: int = 0
-    _spent_at: int = -1
+    _reserved: int = 0
+    _reserved_at: int = -1
     _budget: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def slot(self, role: str) -> AbstractAsyncContextManager[None]:
@@ -102,7 +102,7 @@ class Flight:
         return SharedSlots(Slots(limit=limit, window=window)) if limit else None
 
     @contextmanager
-    def airborne(self) -> Iterator[None]:
+    def count_in_flight(self) -> Iterator[None]:
         """Count an attempt while it is in flight."""
         self.in_flight += 1
         try:
@@ -110,15 +110,15 @@ class Flight:
         finally:
             self.in_flight -= 1
 
-    async def spend(self, size: int) -> None:
+    async def reserve_input_bytes(self, size: int) -> None:
         """Wait for a later workflow task when this one already schedules too many bytes of input."""
         async with self._budget:
-            while not self._affords(size):
+            while not self._fits_budget(size):
                 await workflow.sleep(0.001, summary="next batch of starts")
-            self._spent += size
+            self._reserved += size
 
-    def _affords(self, size: int) -> bool:
+    def _fits_budget(self, size: int) -> bool:
         now = workflow.info().get_current_history_length()
-        if now != self._spent_at:
-            self._spent, self._spent_at = 0, now
-        return self._spent == 0 or self._spent + size <= ACTIVATION_INPUT_BYTES
+        if now != self._reserved_at:
+            self._reserved, self._reserved_at = 0, now
+        return self._reserved == 0 or self._reserved + size <= ACTIVATION_INPUT_BYTES

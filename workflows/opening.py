@@ -26,7 +26,7 @@ _REFUSAL_CHARS = 8_000
 
 
 async def enter(task: RawValue | None) -> tuple[TaskState, Graph]:
-    """The state and graph to walk: of the previous run, or of a task that is opened now.
+    """The state and graph to scheduler: of the previous run, or of a task that is opened now.
 
     Only the first run validates: a task keeps running under the rules that accepted it.
     """

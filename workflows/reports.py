@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowkit.models import CloseTask, Node, NodeState, RecordTask, TaskResult, TaskStatus
-    from flowkit.workflows.scheduler import Walk
+    from flowkit.workflows.scheduler import Scheduler
 
 TELLING = (
     NodeStatus.FAILED,
@@ -102,14 +102,18 @@ def _listed(text: str) -> int:
     return json_size(text) + 1
 
 
-def status_view(status: TaskStatus, walk: Walk | None, result: TaskResult | None) -> dict[str, Any]:
+def status_view(status: TaskStatus, scheduler: Scheduler | None, result: TaskResult | None) -> dict[str, Any]:
     """The result of the `status` query, in REPORT_BYTES.
 
     In large graphs errors are cut first. Where that is not enough, nodes are left out, finished ones before all others.
     """
     room = REPORT_BYTES - _FIELDS_BYTES
     handled = [] if result is None else fitting(result.handled_failures, _listed, room // 4)
-    views = [] if walk is None else [_node_view(node, walk.states[node.index]) for node in walk.nodes]
+    views = (
+        []
+        if scheduler is None
+        else [_node_view(node, scheduler.states[node.index]) for node in scheduler.nodes]
+    )
     errors = [view["last_error"] for view in views]
     for view in views:
         view["last_error"] = None

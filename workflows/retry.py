@@ -23,7 +23,7 @@ _LARGEST_FACTOR = 1e9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Again:
+class Retry:
     """Try again after `after` seconds."""
 
     after: float
@@ -31,44 +31,44 @@ class Again:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GiveUp:
+class Fail:
     """The node has failed for good."""
 
     code: str
     message: str
 
 
-def decide(policy: RetryPolicy, failure: AttemptFailure, state: NodeState, chance: float) -> Again | GiveUp:
+def decide(
+    policy: RetryPolicy, failure: AttemptFailure, state: NodeState, random_value: float
+) -> Retry | Fail:
     """Count `failure` in `state` and decide.
 
-    `chance` lies in 0…1 and drives the jitter. Failures and losses are counted apart: `retry_policy.max` bounds the
+    `random_value` lies in 0…1 and drives the jitter. Failures and losses are counted apart: `retry_policy.max` bounds the
     first, MAX_LOSSES the second. Hand-overs, epoch conflicts and yields count against neither.
     """
     state.free = failure.kind is not FailureKind.FAILURE
     match failure.kind:
         case FailureKind.HANDOVER:
-            return Again(after=0.0, why=failure.code)
+            return Retry(after=0.0, why=failure.code)
         case FailureKind.EPOCH_TAKEN:
             state.epoch = max(state.epoch, failure.current_epoch)
-            return Again(after=0.0, why=failure.code)
+            return Retry(after=0.0, why=failure.code)
         case FailureKind.YIELDED:
             state.yields = state.yields + 1 if state.reason_code == failure.code else 1
-            return Again(after=free_backoff(state.yields), why=failure.code)
+            return Retry(after=free_backoff(state.yields), why=failure.code)
         case FailureKind.LOSS:
             return _after_loss(failure, state)
         case FailureKind.FENCED:
-            return GiveUp(code=failure.code, message=failure.message)
+            return Fail(code=failure.code, message=failure.message)
     state.failures += 1
-    return _after_failure(policy, failure, state, chance)
+    return _after_failure(policy, failure, state, random_value)
 
 
-def _after_loss(failure: AttemptFailure, state: NodeState) -> Again | GiveUp:
+def _after_loss(failure: AttemptFailure, state: NodeState) -> Retry | Fail:
     state.losses += 1
     if state.losses > MAX_LOSSES:
-        return GiveUp(
-            code="worker_lost", message=f"lost {state.losses} executors, the last as {failure.code}"
-        )
-    return Again(after=free_backoff(state.losses), why=failure.code)
+        return Fail(code="worker_lost", message=f"lost {state.losses} executors, the last as {failure.code}")
+    return Retry(after=free_backoff(state.losses), why=failure.code)
 
 
 def free_backoff(count: int) -> float:
@@ -78,14 +78,14 @@ def free_backoff(count: int) -> float:
 
 
 def _after_failure(
-    policy: RetryPolicy, failure: AttemptFailure, state: NodeState, chance: float
-) -> Again | GiveUp:
+    policy: RetryPolicy, failure: AttemptFailure, state: NodeState, random_value: float
+) -> Retry | Fail:
     if failure.permanent or failure.code in policy.permanent_on or state.failures > policy.max:
-        return GiveUp(code=failure.code, message=failure.message)
-    return Again(after=backoff(policy, state.failures, chance), why=failure.code)
+        return Fail(code=failure.code, message=failure.message)
+    return Retry(after=backoff(policy, state.failures, random_value), why=failure.code)
 
 
-def backoff(policy: RetryPolicy, retry: int, chance: float) -> float:
+def backoff(policy: RetryPolicy, retry: int, random_value: float) -> float:
     """Seconds before the `retry`-th retry (from 1)."""
     wait = policy.backoff_sec
     if policy.backoff_coefficient > 1.0 and wait > 0:
@@ -93,4 +93,4 @@ def backoff(policy: RetryPolicy, retry: int, chance: float) -> float:
         wait *= float(policy.backoff_coefficient) ** steps
     if policy.max_backoff_sec is not None:
         wait = min(wait, policy.max_backoff_sec)
-    return min(wait, _LONGEST_BACKOFF_SEC) * (1.0 - policy.jitter * chance)
+    return min(wait, _LONGEST_BACKOFF_SEC) * (1.0 - policy.jitter * random_value)

@@ -1,6 +1,6 @@
 """Which nodes may start, which can never start, and what a failure does to the others.
 
-Pure: no Temporal, no I/O, no clock. A `Walk` is fed with the ends of nodes and answers with the nodes whose gates
+Pure: no Temporal, no I/O, no clock. A `Scheduler` is fed with the ends of nodes and answers with the nodes whose gates
 have opened; the nodes whose gates can no longer open it skips by itself (spec: scheduling semantics, failure).
 """
 
@@ -38,10 +38,10 @@ class Gate:
     """Why the node would be skipped, should its gate never open."""
 
 
-class Walk:
+class Scheduler:
     """The state of one task's graph.
 
-    `states` are changed in place and are all there is to carry: a walk built anew from them goes on where the old one
+    `states` are changed in place and are all there is to carry: a scheduler built anew from them goes on where the old one
     stopped.
     """
 
@@ -49,7 +49,7 @@ class Walk:
         self.nodes: Sequence[Node] = graph.nodes
         self.states = states
         self.changed: set[int] = set()
-        """Nodes that the walk itself has ended and whose documents do not show it yet."""
+        """Nodes that the scheduler itself has ended and whose documents do not show it yet."""
         self._on_failure = graph.on_node_failure
         self._children = _children(graph.nodes)
         self._depth = _depths(graph.nodes)
@@ -95,7 +95,7 @@ class Walk:
         """Number of nodes by status."""
         return Counter(state.status for state in self.states)
 
-    def take_ready(self) -> list[int]:
+    def pop_ready(self) -> list[int]:
         """Nodes whose gates have opened since the last call, in the order of their opening."""
         ready = [index for index in self._ready if not self.states[index].status.ended]
         self._ready.clear()

@@ -29,14 +29,14 @@ with workflow.unsafe.imports_passed_through():
         TaskStatus,
     )
     from flowkit.workflows import views
-    from flowkit.workflows.current_details import Display
+    from flowkit.workflows.current_details import TaskDetails
     from flowkit.workflows.document_activities import close_document, open_document, record_document
     from flowkit.workflows.node import run_node
-    from flowkit.workflows.node_context import Flight
+    from flowkit.workflows.node_context import NodeRunContext
     from flowkit.workflows.opening import enter
     from flowkit.workflows.recorder import Recorder
     from flowkit.workflows.reports import fitted, node_record, parts_of, pulled_nodes, status_view
-    from flowkit.workflows.scheduler import Walk
+    from flowkit.workflows.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState, encode_state
 
 if TYPE_CHECKING:
@@ -61,17 +61,17 @@ class Task:
     def __init__(self) -> None:
         self._ended: list[tuple[int, NodeStatus]] = []
         self._running: dict[int, asyncio.Task[None]] = {}
-        self._halted = False
+        self._draining = False
         self._leaving = False
         """Whether the main loop has ended: the task is stopped, or continues in a new run."""
         self._turns = 0
         """How often the main loop has decided not to continue in a new run."""
-        self._stirred = False
-        self._moved = False
-        self._broken: Exception | None = None
+        self._retry_state_changed = False
+        self._progressed = False
+        self._node_error: Exception | None = None
         """An error that no node should raise; it fails the workflow task, where everybody sees it."""
-        self._walk: Walk | None = None
-        self._display: Display | None = None
+        self._scheduler: Scheduler | None = None
+        self._display: TaskDetails | None = None
         self._result: TaskResult | None = None
 
     @workflow.run
@@ -80,7 +80,7 @@ class Task:
 
         The input is decoded in here, because what cannot be decoded must fail the task and not loop.
         """
-        body = asyncio.create_task(self._body(task))
+        body = asyncio.create_task(self._run_task(task))
         while not body.done():
             try:
                 await workflow.wait([body])
@@ -97,46 +97,48 @@ class Task:
     def status(self) -> dict[str, Any]:
         """What the workflow has decided so far: statuses, epochs, errors, skip reasons, retries, result."""
         status = TaskStatus.QUEUED if self._display is None else self._display.status
-        return status_view(status, self._walk, self._result)
+        return status_view(status, self._scheduler, self._result)
 
-    async def _body(self, task: RawValue) -> TaskResult | TaskState:
+    async def _run_task(self, task: RawValue) -> TaskResult | TaskState:
         self._state, self._graph = await enter(None if task is _ABSENT else task)
         self._pulled = pulled_nodes(self._graph.nodes)
-        self._walk = walk = Walk(self._graph, self._state.nodes)
-        self._flight = self._new_flight(walk)
-        self._display = display = Display(self._state, self._graph, walk)
+        self._scheduler = scheduler = Scheduler(self._graph, self._state.nodes)
+        self._context = self._new_context(scheduler)
+        self._display = display = TaskDetails(self._state, self._graph, scheduler)
         self._recorder = Recorder(lambda nodes, reason: self._record(display, nodes, reason))
-        display.become(TaskStatus.RUNNING)
-        while not walk.done:
-            if _cancelled() or walk.hard_failure:
-                return await self._stop(walk, display)
-            if self._pauses_for_new_run():
-                return await self._carry_on(walk, display)
+        display.set_status(TaskStatus.RUNNING)
+        while not scheduler.done:
+            if _cancelled() or scheduler.hard_failure:
+                return await self._stop(scheduler, display)
+            if self._should_continue_as_new():
+                return await self._prepare_continue_as_new(scheduler, display)
             self._turns += 1
-            self._start(walk.take_ready())
+            self._start(scheduler.pop_ready())
             await asyncio.sleep(0)
-            self._tell(walk, display)
+            self._publish_status(scheduler, display)
             await workflow.wait_condition(self._has_news)
-            self._settle(walk)
-        if walk.failures:
-            return await self._fail(walk, display)
-        return await self._close(walk, display, TaskStatus.FINISHED, None)
+            self._settle(scheduler)
+        if scheduler.failures:
+            return await self._fail(scheduler, display)
+        return await self._close(scheduler, display, TaskStatus.FINISHED, None)
 
-    def _new_flight(self, walk: Walk) -> Flight:
-        index_of = {node.node_id: node.index for node in walk.nodes}
+    def _new_context(self, scheduler: Scheduler) -> NodeRunContext:
+        index_of = {node.node_id: node.index for node in scheduler.nodes}
 
         def epoch_of(node_id: str) -> int:
-            state = walk.states[index_of[node_id]]
+            state = scheduler.states[index_of[node_id]]
             return state.epoch if state.status.ended else 0
 
-        return Flight(
+        return NodeRunContext(
             task_id=workflow.info().workflow_id,
             settings=self._state.opened.settings,
-            halted=lambda: self._halted or _cancelled(),
+            draining=lambda: self._draining or _cancelled(),
             epoch_of=epoch_of,
-            progress_of=lambda node: sum(progress(walk.states[index_of[name]]) for name in node.pulls_from),
-            stirred=self._stir,
-            alone=lambda: len(self._running) == 1,
+            progress_of=lambda node: sum(
+                progress(scheduler.states[index_of[name]]) for name in node.pulls_from
+            ),
+            on_retry_state_change=self._on_retry_state_change,
+            is_only_running_node=lambda: len(self._running) == 1,
             repeating=self._before_repeating,
         )
 
@@ -147,9 +149,9 @@ class Task:
 
     async def _run_node(self, node: Node, state: NodeState) -> None:
         try:
-            status = await run_node(self._flight, node, state)
+            status = await run_node(self._context, node, state)
         except Exception as error:
-            self._broken = error
+            self._node_error = error
             raise
         if status is not None:
             self._ended.append((node.index, status))
@@ -163,41 +165,41 @@ class Task:
         if self._leaving or self._has_news() or not self._has_to_continue():
             return
         if workflow.patched(WAKE):
-            self._stirred, turn = True, self._turns
-            await workflow.wait_condition(lambda: self._turns != turn or self._halted)
+            self._retry_state_changed, turn = True, self._turns
+            await workflow.wait_condition(lambda: self._turns != turn or self._draining)
 
     def _has_to_continue(self) -> bool:
-        if self._halted:
-            return self._flight.in_flight == 0
+        if self._draining:
+            return self._context.in_flight == 0
         return workflow.info().is_continue_as_new_suggested()
 
-    def _stir(self, index: int) -> None:
+    def _on_retry_state_change(self, index: int) -> None:
         """A node waits for its retry, or goes on after one."""
-        self._stirred = True
+        self._retry_state_changed = True
         if self._state.nodes[index].status is NodeStatus.DEFERRED:
             self._mark(index)
 
     def _has_news(self) -> bool:
-        return self._stirred or bool(self._ended) or self._broken is not None or _cancelled()
+        return self._retry_state_changed or bool(self._ended) or self._node_error is not None or _cancelled()
 
-    def _settle(self, walk: Walk) -> None:
+    def _settle(self, scheduler: Scheduler) -> None:
         """Take the ends that came in, in their order."""
-        if self._broken is not None:
-            raise self._broken
+        if self._node_error is not None:
+            raise self._node_error
         ended, self._ended = self._ended, []
-        self._stirred, self._moved = False, True
+        self._retry_state_changed, self._progressed = False, True
         for index, status in ended:
             self._running.pop(index, None)
-            walk.end(index, status)
+            scheduler.end(index, status)
             if status is NodeStatus.FAILED:
-                walk.changed.add(index)
-        if walk.hard_failure is None:
-            self._mark_changed(walk)
+                scheduler.changed.add(index)
+        if scheduler.hard_failure is None:
+            self._mark_changed(scheduler)
 
-    def _mark_changed(self, walk: Walk) -> None:
-        for index in sorted(walk.changed):
+    def _mark_changed(self, scheduler: Scheduler) -> None:
+        for index in sorted(scheduler.changed):
             self._mark(index)
-        walk.changed.clear()
+        scheduler.changed.clear()
 
     def _mark(self, index: int) -> None:
         self._recorder.mark(self._node_record(index))
@@ -206,56 +208,58 @@ class Task:
         node = self._graph.nodes[index]
         return node_record(node, self._state.nodes[index], pulled=node.node_id in self._pulled)
 
-    def _tell(self, walk: Walk, display: Display) -> None:
+    def _publish_status(self, scheduler: Scheduler, display: TaskDetails) -> None:
         """Bring the task's own status and its picture up to date."""
-        status = TaskStatus.RUNNING if self._flight.in_flight else views.open_status(walk)
-        if display.become(status):
+        status = TaskStatus.RUNNING if self._context.in_flight else views.open_status(scheduler)
+        if display.set_status(status):
             self._recorder.mark_task()
-        display.draw()
+        display.refresh()
 
-    def _pauses_for_new_run(self) -> bool:
+    def _should_continue_as_new(self) -> bool:
         """Whether the history is long enough to go on in a new run, now that nothing is in flight."""
         info, settings = workflow.info(), self._state.opened.settings
         if not info.is_continue_as_new_suggested():
             return False
         events, size = info.get_current_history_length(), info.get_current_history_size()
         if events >= settings.hold_starts_events or size >= settings.hold_starts_bytes:
-            self._halted = True
-        return self._flight.in_flight == 0 and self._moved
+            self._draining = True
+        return self._context.in_flight == 0 and self._progressed
 
-    async def _carry_on(self, walk: Walk, display: Display) -> TaskResult | TaskState:
+    async def _prepare_continue_as_new(
+        self, scheduler: Scheduler, display: TaskDetails
+    ) -> TaskResult | TaskState:
         """Everything the next run needs, once nothing of this one is unfinished."""
-        self._halted = self._leaving = True
+        self._draining = self._leaving = True
         await self._end_running(display, grace=0)
         await self._recorder.flushed()
         await workflow.wait_condition(workflow.all_handlers_finished)
-        return await self._stop(walk, display) if _cancelled() else self._state
+        return await self._stop(scheduler, display) if _cancelled() else self._state
 
-    async def _stop(self, walk: Walk, display: Display) -> TaskResult:
+    async def _stop(self, scheduler: Scheduler, display: TaskDetails) -> TaskResult:
         """End a cancelled task, or one that failed for good: flags first, then the attempts, then the close."""
-        failed = None if _cancelled() else walk.hard_failure
+        failed = None if _cancelled() else scheduler.hard_failure
         reason = views.stop_reason(failed, self._state.nodes, workflow.cancellation_reason())
-        self._halted = self._leaving = True
-        self._ask_to_stop(walk)
+        self._draining = self._leaving = True
+        self._mark_cancelling(scheduler)
         if failed is not None:
-            display.become(TaskStatus.FAILED)
+            display.set_status(TaskStatus.FAILED)
         self._recorder.mark_task(cancel_reason=reason)
         await _wait(lambda: self._recorder.idle, _FLAG_HEAD_START, "let the cancel flags reach MongoDB")
         await self._end_running(display, grace=self._state.opened.settings.cancel_grace_sec)
         skipped = SkipReason.TASK_CANCELLED if failed is None else SkipReason.TASK_FAILED
-        walk.stop(ran=NodeStatus.CANCELLED, skipped=skipped)
+        scheduler.stop(ran=NodeStatus.CANCELLED, skipped=skipped)
         if failed is not None:
-            return await self._fail(walk, display)
-        return await self._close(walk, display, TaskStatus.CANCELLED, reason)
+            return await self._fail(scheduler, display)
+        return await self._close(scheduler, display, TaskStatus.CANCELLED, reason)
 
-    def _ask_to_stop(self, walk: Walk) -> None:
+    def _mark_cancelling(self, scheduler: Scheduler) -> None:
         for index, state in enumerate(self._state.nodes):
             if state.status is NodeStatus.RUNNING:
                 state.status = NodeStatus.CANCELLING
-                walk.changed.add(index)
-        self._mark_changed(walk)
+                scheduler.changed.add(index)
+        self._mark_changed(scheduler)
 
-    async def _end_running(self, display: Display, grace: float) -> None:
+    async def _end_running(self, display: TaskDetails, grace: float) -> None:
         display.stop()
         running = list(self._running.values())
         for node in running:
@@ -267,27 +271,29 @@ class Task:
                 node.exception()
         self._running.clear()
 
-    async def _fail(self, walk: Walk, display: Display) -> TaskResult:
-        reason = views.failure_text(walk)
-        await self._close(walk, display, TaskStatus.FAILED, reason)
+    async def _fail(self, scheduler: Scheduler, display: TaskDetails) -> TaskResult:
+        reason = views.failure_text(scheduler)
+        await self._close(scheduler, display, TaskStatus.FAILED, reason)
         raise ApplicationError(reason, type="task_failed", non_retryable=True)
 
     async def _close(
-        self, walk: Walk, display: Display, status: TaskStatus, reason: str | None
+        self, scheduler: Scheduler, display: TaskDetails, status: TaskStatus, reason: str | None
     ) -> TaskResult:
-        display.become(status)
+        display.set_status(status)
         display.finish(reason if status is TaskStatus.CANCELLED else None)
         await self._recorder.flushed()
-        close = self._close_record(walk, display, reason)
-        while not await close_document(close, nodes=len(walk.nodes)):
+        close = self._close_record(scheduler, display, reason)
+        while not await close_document(close, nodes=len(scheduler.nodes)):
             await open_document(NewTask(params=self._state.params, graph=self._state.graph))
         self._result = TaskResult(
-            task_id=close.task_id, status=status, handled_failures=walk.handled_failures
+            task_id=close.task_id, status=status, handled_failures=scheduler.handled_failures
         )
         return self._result
 
-    def _close_record(self, walk: Walk, display: Display, reason: str | None) -> CloseTask:
-        unfinished = [i for i, state in enumerate(walk.states) if state.status is not NodeStatus.FINISHED]
+    def _close_record(self, scheduler: Scheduler, display: TaskDetails, reason: str | None) -> CloseTask:
+        unfinished = [
+            i for i, state in enumerate(scheduler.states) if state.status is not NodeStatus.FINISHED
+        ]
         return fitted(
             CloseTask(
                 task_id=workflow.info().workflow_id,
@@ -297,14 +303,14 @@ class Task:
                 status=display.status,
                 status_history=display.history,
                 nodes=[self._node_record(index) for index in unfinished],
-                handled_failures=walk.handled_failures,
+                handled_failures=scheduler.handled_failures,
                 reason=reason,
                 deployment=self._state.opened.settings.deployment,
                 status_history_omitted=display.omitted,
             )
         )
 
-    async def _record(self, display: Display, nodes: list[NodeRecord], cancel_reason: str | None) -> None:
+    async def _record(self, display: TaskDetails, nodes: list[NodeRecord], cancel_reason: str | None) -> None:
         record = RecordTask(
             task_id=workflow.info().workflow_id,
             run_id=workflow.info().run_id,

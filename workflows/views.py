@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from flowkit.models import Graph, Node, NodeState, StatusChange
-    from flowkit.workflows.scheduler import Walk
+    from flowkit.workflows.scheduler import Scheduler
 
 PIPELINE = "FlowkitPipeline"
 STATUS = "FlowkitStatus"
@@ -35,17 +35,17 @@ def stop_reason(failed: Node | None, states: Sequence[NodeState], cancel_reason:
     return clean(cancel_reason or DEFAULT_CANCEL_REASON)[:LAST_ERROR_CHARS]
 
 
-def failure_text(walk: Walk) -> str:
+def failure_text(scheduler: Scheduler) -> str:
     """Why the task failed, in one line."""
-    first, *others = walk.failures
-    error = walk.states[first.index].last_error or "failed"
+    first, *others = scheduler.failures
+    error = scheduler.states[first.index].last_error or "failed"
     more = f" (and {len(others)} more failed nodes)" if others else ""
     return f"node {first.node_id!r} failed: {error}"[:LAST_ERROR_CHARS] + more
 
 
-def open_status(walk: Walk) -> TaskStatus:
+def open_status(scheduler: Scheduler) -> TaskStatus:
     """`deferred` while nothing runs and a node waits for its retry, else `running`."""
-    counts = walk.counts()
+    counts = scheduler.counts()
     waits = counts[NodeStatus.DEFERRED] > 0
     idle = counts[NodeStatus.RUNNING] == 0
     return TaskStatus.DEFERRED if waits and idle else TaskStatus.RUNNING

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flowkit.activities.attempts import AttemptFailed
 from flowkit.activities.batches.puller import Puller, SourcesIdle
 from flowkit.activities.handlers import Batch
-from flowkit.adapters.retry import durably
+from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.attempt.failures import cut
 from flowkit.errors import BadInput
 from flowkit.graph.input_adapters import ADAPTERS, NOOP, PullArgs, parse_pull, with_alias
@@ -22,7 +22,7 @@ from flowkit.models import AttemptFailure, FailureKind
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 
-    from flowkit.activities.handler_calls import Hooks
+    from flowkit.activities.handler_calls import HandlerInvoker
     from flowkit.activities.handlers import RoleHandler
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.notifications import ByteBudget
@@ -83,7 +83,7 @@ class Input:
 
     attempt: AttemptInput
     handler: RoleHandler
-    hooks: Hooks
+    invoker: HandlerInvoker
     artifacts: ArtifactStore
     tasks: TaskStore
     settings: InputSettings
@@ -105,7 +105,7 @@ class Input:
                 del batch
 
     async def _own(self, loaded: Any) -> AsyncGenerator[Batch, None]:
-        async with aclosing(self.hooks.iterate(self.handler.iter_batches, loaded)) as given:
+        async with aclosing(self.invoker.iterate(self.handler.iter_batches, loaded)) as given:
             async for batch in given:
                 yield as_batch(batch)
                 del batch
@@ -142,7 +142,11 @@ class Input:
     async def _selected(self, route: dict[str, Any], source: str) -> PullArgs | None:
         pulls = route["input_adapter"] != NOOP
         by_handler = pulls and source == "handler"
-        graph = await durably(lambda: self.tasks.wiring(self.attempt.task_id)) if by_handler else {}
+        graph = (
+            await retry_while_unavailable(lambda: self.tasks.wiring(self.attempt.task_id))
+            if by_handler
+            else {}
+        )
         parents = parents_of(graph, self.attempt.node_id)
         _tell("selected", route, source, parents)
         if not pulls:

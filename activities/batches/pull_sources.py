@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flowkit.adapters.retry import durably
+from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Sources:
         """Whether the sources are still where `ended` has them: none has begun anew since."""
         if ended is None:
             return False
-        moved = await durably(
+        moved = await retry_while_unavailable(
             lambda: self._tasks.moved_on(self._attempt.task_id, ended.epochs, ended.unfinished)
         )
         self._moved |= moved
@@ -98,7 +98,7 @@ class Sources:
         if not self._moved and self._looked_at is not None and now - self._looked_at < _STATES_PAUSE_SEC:
             return
         self._looked_at, self._moved = now, False
-        self._states = await durably(lambda: self._tasks.node_states(self._attempt.task_id))
+        self._states = await retry_while_unavailable(lambda: self._tasks.node_states(self._attempt.task_id))
         going = {self._status(name) for name in self._names if not self._status(name).ended}
         idle = going and not going & {NodeStatus.RUNNING, NodeStatus.CANCELLING}
         self._idle_since = (self._idle_since or now) if idle else None

@@ -18,7 +18,7 @@ from flowkit.activities.batches.pull_sources import Sources, SourcesIdle
 from flowkit.adapters.batch_uids import qualified, uid_text
 from flowkit.adapters.entries import MAX_META_BYTES, PAGE_BYTES, fitting
 from flowkit.adapters.notifications import ByteBudget
-from flowkit.adapters.retry import durably
+from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.errors import StoreUnavailable
 from flowkit.hashing import stable_hash
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flowkit.activities.batches.pull_sources import Ended
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.entries import Entry, Scan
-    from flowkit.adapters.notifications import News
+    from flowkit.adapters.notifications import Subscription
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.graph.input_adapters import PullArgs
     from flowkit.models import AttemptInput
@@ -78,10 +78,12 @@ class Puller:
         if not self._names:
             return
         attempt, artifacts, args = self._attempt, self._artifacts, self._args
-        self._done = await durably(lambda: artifacts.batch_uids(attempt.task_id, attempt.node_id))
+        self._done = await retry_while_unavailable(
+            lambda: artifacts.batch_uids(attempt.task_id, attempt.node_id)
+        )
         wait_ms = args.poll_ms
         ended: Ended | None = None
-        with artifacts.news.listener(attempt.task_id, self._names) as news:
+        with artifacts.notifier.listener(attempt.task_id, self._names) as news:
             while True:
                 began = time.monotonic()
                 scan, still_ended = await asyncio.gather(self._scan(), self._sources.have_stayed(ended))
@@ -98,9 +100,9 @@ class Puller:
                     await self._pause(news, wait_ms / 1000, took)
 
     async def _scan(self) -> Scan:
-        return await durably(lambda: self._artifacts.scan(self._attempt.task_id, self._names))
+        return await retry_while_unavailable(lambda: self._artifacts.scan(self._attempt.task_id, self._names))
 
-    async def _pause(self, news: News, wait_sec: float, scan_took: float) -> None:
+    async def _pause(self, news: Subscription, wait_sec: float, scan_took: float) -> None:
         """Wait for news of a source in this process, or until it is time to look again."""
         least = max(_SCAN_PAUSE_SEC, scan_took * _SCAN_SHARE)
         await news.wait(least=least, most=max(wait_sec, least))
@@ -158,7 +160,9 @@ class Puller:
         return fresh[:count], fresh[count:]
 
     async def _take(self, source: str, stored: Sequence[Any]) -> None:
-        await durably(lambda: self._artifacts.claim(self._attempt, source, stored, time.time()))
+        await retry_while_unavailable(
+            lambda: self._artifacts.claim(self._attempt, source, stored, time.time())
+        )
         uids = [uid_text(uid) for uid in stored]
         self._warn_of_clashes(source, uids)
         self._taken[source].update(uids)

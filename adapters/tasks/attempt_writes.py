@@ -50,7 +50,7 @@ class AttemptWrites:
         """
         update = {
             "$set": task_fields.attempt_begun(attempt, run_id, lease, at),
-            "$unset": task_fields.attempt_forgets(attempt),
+            "$unset": task_fields.attempt_unset(attempt),
         }
         fence, alone = (
             task_fields.fresh_attempt_filter(attempt),
@@ -62,7 +62,7 @@ class AttemptWrites:
         """End the node. Fenced when a newer attempt has it; a node being cancelled is left alone."""
         update = {"$set": task_fields.attempt_finished(attempt, at)}
         fence, alone = (
-            task_fields.own_attempt(attempt, run_id),
+            task_fields.fence_filter(attempt, run_id),
             partial(self._finish, attempt, run_id, update),
         )
         await self._writes.write(_Write(attempt=attempt, fence=fence, update=update, alone=alone))
@@ -70,7 +70,7 @@ class AttemptWrites:
     async def check_hold(self, attempt: AttemptInput, run_id: str) -> None:
         """Fenced unless the node is still at this attempt's epoch and run."""
         any_status = {f"graph.nodes.{attempt.index}.status": {"$exists": True}}
-        held = {**task_fields.own_attempt(attempt, run_id), **any_status}
+        held = {**task_fields.fence_filter(attempt, run_id), **any_status}
         if await self._tasks.find_one(held, {"_id": 1}) is None:
             raise Fenced(f"node {attempt.node_id!r} has gone on without its attempt {attempt.epoch}")
 
@@ -101,7 +101,7 @@ class AttemptWrites:
         raise EpochTaken(nodes[attempt.index]["attempt_epoch"])
 
     async def _finish(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
-        done = await self._tasks.update_one(task_fields.own_attempt(attempt, run_id), update)
+        done = await self._tasks.update_one(task_fields.fence_filter(attempt, run_id), update)
         if not done.matched_count:
             await self.check_hold(attempt, run_id)
 

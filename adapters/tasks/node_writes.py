@@ -52,7 +52,7 @@ class NodeWrite:
     @property
     def forgets(self) -> dict[str, Any]:
         """`$unset`: what an earlier end of the node has left."""
-        left = task_fields.attempt_forgets(self.attempt)
+        left = task_fields.attempt_unset(self.attempt)
         return {path: "" for path in left if path != f"{self.path}.finished_at"}
 
     def applied(self, document: dict[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ASCENDING
 from pymongo.errors import DuplicateKeyError
 
-from flowkit.adapters.mongo import Database, iso, moment, shortened
+from flowkit.adapters.mongo import Database, iso, moment, translate_errors
 from flowkit.adapters.tasks import task_fields
 from flowkit.adapters.tasks.task_queries import aggregated
 from flowkit.models import OPEN_NODE_STATUSES, OPEN_TASK_STATUSES, NodeStatus, TaskStatus
@@ -57,24 +57,24 @@ class OpenTasks:
             yield page
             behind = {"_id": {"$gt": page[-1]["_id"]}}
 
-    @shortened
+    @translate_errors
     async def _page(self, wanted: Fields) -> list[Fields]:
         found = self._tasks.find(wanted, _LOOKED_AT).sort("_id", ASCENDING).limit(_OF_ONE_PAGE)
         return [document async for document in found]
 
-    @shortened
+    @translate_errors
     async def counts(self) -> dict[str | None, int]:
         """How many open documents each namespace has, by its id; None for those that name none."""
         grouped = {"$group": {"_id": "$namespace_id", "count": {"$sum": 1}}}
         rows = await aggregated(self._tasks, [{"$match": _NOT_CLOSED}, grouped])
         return {row["_id"]: row["count"] for row in rows}
 
-    @shortened
-    async def abandon(self, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
+    @translate_errors
+    async def close_orphan(self, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
         """End a task whose workflow is gone; False when the document has moved on meanwhile."""
-        return await abandon(self._tasks, task_id, run_id, reason, at)
+        return await close_orphan(self._tasks, task_id, run_id, reason, at)
 
-    @shortened
+    @translate_errors
     async def take_turn(self, namespace_id: str, owner: str, at: float, seconds: float) -> bool:
         """Whether `owner` sweeps the documents of this namespace for so long; one does at a time."""
         free = [{"owner": owner}, {"until": {"$lt": moment(at)}}]
@@ -89,7 +89,7 @@ class OpenTasks:
             return False
         return True
 
-    @shortened
+    @translate_errors
     async def end_turn(self, namespace_id: str, owner: str) -> None:
         """Let another one sweep at once."""
         await self._meta.delete_one({"_id": _turn(namespace_id), "owner": owner})
@@ -99,7 +99,7 @@ def _turn(namespace_id: str) -> str:
     return f"sweep:{namespace_id or 'unknown'}"
 
 
-async def abandon(tasks: Any, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
+async def close_orphan(tasks: Any, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
     """End a task in the `tasks` collection whose workflow is gone; False when the document has moved on meanwhile."""
     unchanged = {"id": task_id, "run_id": run_id, **_NOT_CLOSED}
     stored = await tasks.find_one(unchanged, {**task_fields.NODE_STATES, "run_id": 1, "status": 1})

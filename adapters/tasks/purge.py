@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo import ASCENDING
 
-from flowkit.adapters.mongo import Database, moment, shortened
+from flowkit.adapters.mongo import Database, moment, translate_errors
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence
@@ -42,20 +42,20 @@ class Purge:
             yield [document["id"] for document in page]
             behind = {"_id": {"$gt": page[-1]["_id"]}}
 
-    @shortened
+    @translate_errors
     async def _page(self, behind: Fields) -> list[Fields]:
         wanted = {**self._ended, "id": {"$type": "string"}, **behind}
         found = self._db.tasks.find(wanted, {"id": 1}).sort("_id", ASCENDING).limit(_OF_ONE_STEP)
         return [document async for document in found]
 
-    @shortened
+    @translate_errors
     async def count(self, task_ids: Sequence[str]) -> dict[str, int]:
         """How many rows belong to these tasks, by collection; `tasks` are the documents themselves."""
         own = _of(task_ids)
         counts = {name: await self._db[name].count_documents(own) for name in BELONGINGS}
         return {**counts, "tasks": await self._db.tasks.count_documents(self._documents(task_ids))}
 
-    @shortened
+    @translate_errors
     async def remove(self, task_ids: Sequence[str]) -> dict[str, int]:
         """Remove these tasks; answers how many rows of which collection. A task that was opened again stays."""
         own = _of(task_ids)

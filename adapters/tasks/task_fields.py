@@ -225,13 +225,13 @@ NODE_FLAGS = ("coordinator", "cancel_requested_at")
 """Fields of a node that ask it to stop."""
 
 
-def attempt_forgets(attempt: AttemptInput) -> Fields:
+def attempt_unset(attempt: AttemptInput) -> Fields:
     """The `$unset` of an attempt's first write: what an earlier end of the node has left."""
     left = ("finished_at", "skip_reason", *NODE_FLAGS)
     return {f"graph.nodes.{attempt.index}.{name}": "" for name in left}
 
 
-def own_attempt(attempt: AttemptInput, run_id: str) -> Fields:
+def fence_filter(attempt: AttemptInput, run_id: str) -> Fields:
     """Filter of a node that is still in `attempt`'s hands."""
     node = f"graph.nodes.{attempt.index}"
     return {

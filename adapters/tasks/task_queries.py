@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo import DESCENDING
 
-from flowkit.adapters.mongo import Database, ensure_index, shortened
+from flowkit.adapters.mongo import Database, ensure_index, translate_errors
 from flowkit.arguments import require, task_id_problem
 from flowkit.models import TaskStatus
 
@@ -27,39 +27,39 @@ _SUMMARY = {
 }
 
 
-class Catalog:
+class TaskQueries:
     """Reads of `tasks` and `artifacts` for people. StoreUnavailable when MongoDB does not answer."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
 
-    @shortened
+    @translate_errors
     async def prepare(self) -> None:
         """Create the indexes that these reads want."""
         await ensure_index(self._db.tasks, [("started_at", DESCENDING)], "ix_task_started")
 
-    @shortened
+    @translate_errors
     async def newest(self, status: str | None, limit: int) -> list[dict[str, Any]]:
         """The newest tasks first, of one status or of all, without their nodes."""
         wanted = {} if status is None else {"status": status}
         found = self._db.tasks.find(wanted, _SUMMARY).sort("started_at", DESCENDING).limit(limit)
         return [document async for document in found]
 
-    @shortened
+    @translate_errors
     async def document(self, task_id: str) -> dict[str, Any] | None:
         """A task's document; None when there is none. ConfigError for what is no task id."""
         require(task_id_problem(task_id))
         found: dict[str, Any] | None = await self._db.tasks.find_one({"id": task_id}, {"_id": 0})
         return found
 
-    @shortened
+    @translate_errors
     async def batches(self, task_id: str) -> dict[str, int]:
         """How many batches of each node are stored. ConfigError for what is no task id."""
         require(task_id_problem(task_id))
         stored = {"$match": {"task_id": task_id, "status": "partial"}}
         return await self._counted(self._db.artifacts, stored, "$node_id")
 
-    @shortened
+    @translate_errors
     async def open_counts(self) -> dict[str, int]:
         """How many tasks have which status, of those that have not ended."""
         return await self._counted(self._db.tasks, {"$match": {"status": {"$in": _OPEN}}}, "$status")

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ASCENDING, ReturnDocument
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
-from flowkit.adapters.mongo import Database, denial, denied, ensure_index, moment, shortened
+from flowkit.adapters.mongo import Database, denial, denied, ensure_index, moment, translate_errors
 from flowkit.adapters.tasks import task_fields
 from flowkit.adapters.tasks.attempt_writes import AttemptWrites
 from flowkit.adapters.tasks.cancel_flags import CancelFlags
 from flowkit.adapters.tasks.closing import Closing
-from flowkit.adapters.tasks.open_tasks import abandon
+from flowkit.adapters.tasks.open_tasks import close_orphan
 from flowkit.adapters.tasks.recording import Recording
-from flowkit.adapters.tasks.task_queries import Catalog
+from flowkit.adapters.tasks.task_queries import TaskQueries
 from flowkit.errors import TaskIdTaken
 from flowkit.models import NodeStatus, TaskStatus
 
@@ -61,7 +61,7 @@ class TaskStore:
         """The database that holds the collection."""
         return self._db
 
-    @shortened
+    @translate_errors
     async def prepare(self) -> None:
         """Create the indexes.
 
@@ -75,9 +75,9 @@ class TaskStore:
             if not denied(error):
                 raise
             raise await denial(self._db, error) from None
-        await Catalog(self._db).prepare()
+        await TaskQueries(self._db).prepare()
 
-    @shortened
+    @translate_errors
     async def deployment(self) -> str:
         """Id of this database, made by whoever asks first; tells engines and workers of two databases apart."""
         if self._deployment is None:
@@ -92,7 +92,7 @@ class TaskStore:
     def _meta(self) -> Any:
         return self._db.flowkit_meta
 
-    @shortened
+    @translate_errors
     async def insert_task(self, document: dict[str, Any]) -> None:
         """Write a new task document unless its id is there already."""
         await self._insert(document)
@@ -101,7 +101,7 @@ class TaskStore:
         with suppress(DuplicateKeyError):
             await self._tasks.update_one({"id": document["id"]}, {"$setOnInsert": document}, upsert=True)
 
-    @shortened
+    @translate_errors
     async def open_task(
         self, opening: OpenTask, *, namespace_id: str = "", database_id: str = ""
     ) -> tuple[int, dict[str, int]]:
@@ -163,7 +163,7 @@ class TaskStore:
         found: dict[str, Any] | None = await self._tasks.find_one({"id": opening.task_id, **own}, _EPOCHS)
         return found
 
-    @shortened
+    @translate_errors
     async def begin_attempt(
         self, attempt: AttemptInput, run_id: str, lease: dict[str, Any], at: float
     ) -> None:
@@ -174,7 +174,7 @@ class TaskStore:
         """
         await self._attempts.begin(attempt, run_id, lease, at)
 
-    @shortened
+    @translate_errors
     async def reopen(self, task_id: str, run_id: str) -> None:
         """A newer run goes on with a task that was closed in between (Temporal's Reset after a sweep)."""
         await self._tasks.update_one(
@@ -189,11 +189,11 @@ class TaskStore:
             },
         )
 
-    @shortened
+    @translate_errors
     async def extend_lease(self, attempt: AttemptInput, run_id: str, deadline_ms: int, at: float) -> None:
         """Move the lease's deadline forward; it never goes back."""
         await self._tasks.update_one(
-            task_fields.own_attempt(attempt, run_id),
+            task_fields.fence_filter(attempt, run_id),
             {
                 "$max": {
                     f"graph.nodes.{attempt.index}.lease.deadline_ts_ms": deadline_ms,
@@ -202,17 +202,17 @@ class TaskStore:
             },
         )
 
-    @shortened
+    @translate_errors
     async def finish_attempt(self, attempt: AttemptInput, run_id: str, at: float) -> None:
         """An attempt's last write. Fenced when a newer attempt has the node; a node being cancelled is left alone."""
         await self._attempts.finish(attempt, run_id, at)
 
-    @shortened
+    @translate_errors
     async def check_hold(self, attempt: AttemptInput, run_id: str) -> None:
         """Fenced unless the node is still at this attempt's epoch and run."""
         await self._attempts.check_hold(attempt, run_id)
 
-    @shortened
+    @translate_errors
     async def raised_flag(self, attempt: AttemptInput) -> CancelFlag | None:
         """Return the cancel flag that tells this attempt's node to stop; None while none is up."""
         return await self._flags.of(attempt)
@@ -222,26 +222,26 @@ class TaskStore:
         flag = await self.raised_flag(attempt)
         return flag.reason if flag else None
 
-    @shortened
+    @translate_errors
     async def flagged(self, task_ids: Sequence[str]) -> set[str]:
         """Those of these tasks of which any cancel flag is up: their own, or one of a node."""
         return await self._flags.among(task_ids)
 
-    @shortened
+    @translate_errors
     async def variables(self, task_id: str) -> dict[str, Any]:
         """`coordinator.vars` of a task, `{}` while there are none."""
         stored = await self._tasks.find_one({"id": task_id}, {"_id": 0, "coordinator.vars": 1}) or {}
         found: dict[str, Any] = stored.get("coordinator", {}).get("vars") or {}
         return found
 
-    @shortened
+    @translate_errors
     async def wiring(self, task_id: str) -> dict[str, Any]:
         """A task's graph, with what says which node depends on which; `{}` for an unknown task."""
         stored = await self._tasks.find_one({"id": task_id}, task_fields.WIRING) or {}
         found: dict[str, Any] = stored.get("graph") or {}
         return found
 
-    @shortened
+    @translate_errors
     async def moved_on(
         self, task_id: str, epochs: Mapping[str, int], unfinished: Collection[str] = ()
     ) -> bool:
@@ -249,19 +249,19 @@ class TaskStore:
         beyond = task_fields.beyond(epochs, unfinished)
         return await self._tasks.find_one({"id": task_id, **beyond}, {"_id": 1}) is not None
 
-    @shortened
+    @translate_errors
     async def node_states(self, task_id: str) -> dict[str, tuple[NodeStatus, int]]:
         """Status and epoch of every node."""
         stored = await self._tasks.find_one({"id": task_id}, task_fields.NODE_STATES)
         nodes = stored["graph"]["nodes"] if stored else []
         return {n["node_id"]: (NodeStatus(n["status"]), n.get("attempt_epoch", 0)) for n in nodes}
 
-    @shortened
+    @translate_errors
     async def record(self, record: RecordTask) -> None:
         """Write transitions that only the workflow knows; those behind the document change nothing."""
         await Recording(self._tasks).write(record)
 
-    @shortened
+    @translate_errors
     async def close_task(self, close: CloseTask) -> bool:
         """Write the end of a task and whatever its document missed; False when there is no document.
 
@@ -269,10 +269,10 @@ class TaskStore:
         """
         return await Closing(self._tasks).write(close)
 
-    @shortened
-    async def abandon(self, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
+    @translate_errors
+    async def close_orphan(self, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
         """End a task whose workflow is gone; False when the document has moved on meanwhile."""
-        return await abandon(self._tasks, task_id, run_id, reason, at)
+        return await close_orphan(self._tasks, task_id, run_id, reason, at)
 
 
 def _check_graph(stored: dict[str, Any], opening: OpenTask) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ReturnDocument
 from pymongo.errors import PyMongoError
 
-from flowkit.adapters.mongo import code_of, shortened, unavailable
+from flowkit.adapters.mongo import code_of, translate_errors, unavailable
 from flowkit.adapters.vars import operations, rules, size_bound
 from flowkit.arguments import require, task_id_problem
 from flowkit.errors import AdapterError, StoreUnavailable
@@ -84,7 +84,7 @@ class Variables:
                 return sorted(map(operations.full, empty))
         return []
 
-    @shortened
+    @translate_errors
     async def _remove(self, task_id: str, empty: Tree) -> bool:
         still = {operations.full(path): value for path, value in empty.items()}
         done = await self._tasks.update_one(
@@ -152,7 +152,7 @@ class Variables:
         await self._store.begin_attempt(write.attempt, write.run_id, write.lease, write.at)
         await self._store.finish_attempt(write.attempt, write.run_id, write.at)
 
-    @shortened
+    @translate_errors
     async def _document(self, task_id: str, shown: Tree) -> Tree:
         found: Tree | None = await self._tasks.find_one({"id": task_id}, shown)
         if found is None:

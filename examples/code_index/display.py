@@ -1,4 +1,4 @@
-"""Display of a running task: a live table, or lines if there is no terminal."""
+"""TaskDetails of a running task: a live table, or lines if there is no terminal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LINE_EVERY_PERCENT, LINE_AFTER_SECONDS, LINE_AT_LEAST_SECONDS = 10, 3.0, 30.0
 """The distance between two lines of a node whose status does not change."""
 
 
-class Display(Protocol):
+class TaskDetails(Protocol):
     """Shows the progress of a task."""
 
     def show(self, progress: Progress) -> None:
@@ -48,7 +48,7 @@ class Display(Protocol):
 
 
 @contextmanager
-def open_display(console: Console) -> Iterator[Display]:
+def open_display(console: Console) -> Iterator[TaskDetails]:
     """Open a live table on a terminal that can move its cursor, and plain lines anywhere else."""
     if not console.is_terminal or console.is_dumb_terminal:
         yield LineDisplay(console)

@@ -18,7 +18,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import limits
 from flowkit.adapters.tasks import task_fields
-from flowkit.adapters.tasks.task_queries import Catalog
+from flowkit.adapters.tasks.task_queries import TaskQueries
 from flowkit.arguments import (
     check_wait,
     choice_problem,
@@ -85,7 +85,7 @@ class TaskSummary:
     """Why it failed or was cancelled."""
 
 
-class TaskCatalog(Catalog):
+class TaskCatalog(TaskQueries):
     """Questions that people ask the `tasks` collection. StoreUnavailable when MongoDB does not answer."""
 
     async def list_tasks(self, status: str | None = None, limit: int = 50) -> list[TaskSummary]:

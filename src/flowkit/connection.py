@@ -175,7 +175,7 @@ class WorkerThread:
         self._caller.call_soon_threadsafe(_settle, future, error)
 
 
-class WorkerTask:
+class InlineWorkers:
     """Temporal workers on the caller's loop: saves the way between two, where nothing ever blocks it."""
 
     def __init__(self, build: Callable[[], Sequence[Worker]]) -> None:

@@ -23,7 +23,7 @@ from flowkit.arguments import (
     settings_problem,
 )
 from flowkit.config import DEFAULT_QUEUE, CoordinatorConfig, WorkerConfig
-from flowkit.engine.component import Duty, EngineDuty
+from flowkit.engine.component import EngineComponent, WorkerComponent
 from flowkit.engine.worker import activity_name, check_functions, throttled, with_task
 from flowkit.errors import ConfigError
 from flowkit.models import COORDINATOR_FN
@@ -81,7 +81,7 @@ class FlowKitPlugin(SimplePlugin):
         }
         check_functions(self._functions)
         self._handlers = dict(handlers or {})
-        self._duties: list[Duty] = []
+        self._components: list[WorkerComponent] = []
 
     def configure_replayer(self, config: temporal.ReplayerConfig) -> temporal.ReplayerConfig:
         """Replay tasks: their workflow and the data converter."""
@@ -101,32 +101,32 @@ class FlowKitPlugin(SimplePlugin):
         if role is None:
             self._refuse_to_idle(config, asked_for=self in given)
             return config
-        if (role or EngineDuty.MARK) in map(activity_name, config.get("activities") or ()):
+        if (role or EngineComponent.MARK) in map(activity_name, config.get("activities") or ()):
             return config  # done before, or an engine or worker of FlowKit itself
         self._check(config)
         try:
-            duty = self._duty(role)
+            component = self._component(role)
         except ConfigError as error:
             raise ConfigError(f"FlowKitPlugin on task queue {config['task_queue']!r}: {error}") from None
-        self._duties.append(duty)
-        return duty.configured(config)
+        self._components.append(component)
+        return component.configured(config)
 
     async def run_worker(
         self, worker: temporal.Worker, next: Callable[[temporal.Worker], Awaitable[None]]
     ) -> None:
         """Start what the worker needs, run it, and stop that again."""
-        duty = self._taken(worker)
-        if duty is None:
+        component = self._taken(worker)
+        if component is None:
             return await next(worker)
         try:
-            await duty.start(worker)
+            await component.start(worker)
         except Exception:
             await _end_before_it_ran(worker, next)
             raise
         else:
             await next(worker)
         finally:
-            await duty.stop()
+            await component.stop()
 
     def _role(self, queue: str) -> str | None:
         """Role of a queue, empty for the one that runs tasks; None when the queue is not one of ours."""
@@ -135,10 +135,10 @@ class FlowKitPlugin(SimplePlugin):
         prefix = f"{self._config.queue}."
         return queue.removeprefix(prefix) or None if queue.startswith(prefix) else None
 
-    def _duty(self, role: str) -> Duty:
+    def _component(self, role: str) -> WorkerComponent:
         if role:
-            return _RoleDuty(self._db, self._worker_config, role, self._handlers)
-        return EngineDuty(self._db, self._config, self._functions)
+            return RoleComponent(self._db, self._worker_config, role, self._handlers)
+        return EngineComponent(self._db, self._config, self._functions)
 
     def _refuse_to_idle(self, config: temporal.WorkerConfig, *, asked_for: bool) -> None:
         """A worker that merely shares its client with others is left alone."""
@@ -164,17 +164,17 @@ class FlowKitPlugin(SimplePlugin):
                 "give it the plugin as well, Client.connect(..., plugins=[FlowKitPlugin(...)])"
             )
 
-    def _taken(self, worker: temporal.Worker) -> Duty | None:
-        """The duty of a worker, for whoever asks first: the plugin may be its client's and its own."""
+    def _taken(self, worker: temporal.Worker) -> WorkerComponent | None:
+        """The component of a worker, for whoever asks first: the plugin may be its client's and its own."""
         registered = worker.config(active_config=True).get("activities") or ()
-        for duty in self._duties:
-            if duty.activities[0] in registered:
-                self._duties.remove(duty)
-                return duty
+        for component in self._components:
+            if component.activities[0] in registered:
+                self._components.remove(component)
+                return component
         return None
 
 
-class _RoleDuty(Duty):
+class RoleComponent(WorkerComponent):
     """Running the attempts of one role."""
 
     def __init__(self, db: Any, config: WorkerConfig, role: str, handlers: Mapping[str, RoleHandler]) -> None:
@@ -194,7 +194,7 @@ class _RoleDuty(Duty):
 
     async def start(self, worker: temporal.Worker) -> None:
         """As FlowKit's own worker starts, without its thread."""
-        self.made([(await self._worker.open()).of(self._role)])
+        self.bind([(await self._worker.open()).of(self._role)])
 
     async def stop(self) -> None:
         """Give it back."""

@@ -28,7 +28,7 @@ from flowkit.worker import RoleHandler
 class Count(RoleHandler):
     role = "count"
 
-class Again(RoleHandler):
+class Retry(RoleHandler):
     role = "count"
 
 class NoRole(RoleHandler):
@@ -84,7 +84,7 @@ WITHOUT_SERVERS = {
     ),
     "no attribute": Mistake("worker good:Cuont", ["'good' has no 'Cuont'", "did you mean 'Count'?"]),
     "attribute like none": Mistake(
-        "worker good:Zzz", ["has no 'Zzz'", "its handlers are Count, Again, NoRole"]
+        "worker good:Zzz", ["has no 'Zzz'", "its handlers are Count, Retry, NoRole"]
     ),
     "no handler": Mistake("worker good:number", ["good:number is of type int", "RoleHandler"]),
     "class of no handler": Mistake("worker good:Other", ["good:Other is a class", "RoleHandler"]),
@@ -100,7 +100,7 @@ WITHOUT_SERVERS = {
     "exits": Mistake("worker leaving:Count", ["'leaving'", "SystemExit: bye", "correct the module"]),
     "library": Mistake("worker needing:Count", ["imports 'a_library_that_is_not_there'", "install it"]),
     "two for one": Mistake(
-        "worker good:Count good:Again", ["good:Count and good:Again", "'count'", "one of them"]
+        "worker good:Count good:Retry", ["good:Count and good:Retry", "'count'", "one of them"]
     ),
     "unknown role": Mistake("worker good:ready --role cuont", ["role 'cuont'", "are for count"]),
     "concurrency": Mistake(

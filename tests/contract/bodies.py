@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from tests.contract.builders import RUN, WORKER
 
-from flowkit.activities.attempts import AttemptFailed, Host
-from flowkit.activities.functions import BuiltInBody, FunctionBody
-from flowkit.activities.handler_calls import Hooks
+from flowkit.activities.attempts import AttemptFailed, WorkerContext
+from flowkit.activities.functions import BuiltInFunctionExecutor, FunctionExecutor
+from flowkit.activities.handler_calls import HandlerInvoker
 from flowkit.activities.handlers import Batch, BatchResult, FinalizeResult, RoleHandler
-from flowkit.activities.loop_portal import HomeLoop
-from flowkit.activities.roles import RoleBody, RoleHost
+from flowkit.activities.loop_portal import LoopPortal
+from flowkit.activities.roles import RoleContext, RoleExecutor
 from flowkit.activities.threads import Threads
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
@@ -59,9 +59,9 @@ class Returning(RoleHandler):
         return self._final
 
 
-def host_of(db: Any) -> Host:
+def host_of(db: Any) -> WorkerContext:
     """A process that runs attempts on the current loop."""
-    return Host(tasks=TaskStore(db), home=HomeLoop(), worker_id=WORKER)
+    return WorkerContext(tasks=TaskStore(db), portal=LoopPortal(), worker_id=WORKER)
 
 
 def role_body(
@@ -71,28 +71,30 @@ def role_body(
     *,
     inputs: InputSettings | None = None,
     events: EventLog | None = None,
-) -> RoleBody:
+) -> RoleExecutor:
     """An attempt of a role."""
     shared: dict[str, Any] = {"inputs": inputs} if inputs is not None else {}
-    roles = RoleHost(
+    roles = RoleContext(
         artifacts=ArtifactStore(db),
         handlers={attempt.role: handler},
-        hooks=Hooks(Threads(1, "test-hook")),
+        invoker=HandlerInvoker(Threads(1, "test-hook")),
         events=events,
         **shared,
     )
-    return RoleBody(attempt=attempt, run_id=RUN, host=host_of(db), roles=roles)
+    return RoleExecutor(attempt=attempt, run_id=RUN, host=host_of(db), roles=roles)
 
 
-def function_body(db: Any, attempt: AttemptInput, function: Any) -> FunctionBody:
+def function_body(db: Any, attempt: AttemptInput, function: Any) -> FunctionExecutor:
     """An attempt of a coordinator function."""
     kind = (
-        BuiltInBody if isinstance(getattr(function, "__self__", None), CoordinatorAdapters) else FunctionBody
+        BuiltInFunctionExecutor
+        if isinstance(getattr(function, "__self__", None), CoordinatorAdapters)
+        else FunctionExecutor
     )
     return kind(host_of(db), ArtifactStore(db), attempt, RUN, function, Threads(1, "test-function"))
 
 
-async def failure_of(body: RoleBody) -> AttemptFailure:
+async def failure_of(body: RoleExecutor) -> AttemptFailure:
     """Why an attempt fails."""
     try:
         await asyncio.wait_for(body.run(), 30)

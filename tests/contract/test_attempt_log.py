@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.contract.builders import AT, TASK, WORKER, attempt, documents_of
 
-from flowkit.activities import attempt_log, presence
+from flowkit.activities import attempt_log, worker_registration
 from flowkit.activities.attempts import AttemptFailed
 from flowkit.activities.worker_registration import EventLog
 from flowkit.adapters.worker_events import WorkerEvents, batch_failed, batch_ok, heartbeat
@@ -77,7 +77,7 @@ class Attempt:
         self.now = AT
         clock = SimpleNamespace(time=lambda: self.now)
         monkeypatch.setattr(attempt_log, "time", clock)
-        monkeypatch.setattr(presence, "time", clock)
+        monkeypatch.setattr(worker_registration, "time", clock)
         events: Any = WorkerEvents(db) if db is not None else SimpleNamespace()
         self.log = EventLog(events)
         self._added: list[dict[str, Any]] = []

@@ -102,7 +102,7 @@ async def test_no_attempt_begins_in_another_graph(tasks: TaskStore, node_id: str
 
 async def test_a_newer_run_reopens_a_task_that_the_sweep_has_closed(db: Any, tasks: TaskStore) -> None:
     await begun(tasks, attempt(epoch=1))
-    assert await tasks.abandon(TASK, RUN, "terminated", AT)
+    assert await tasks.close_orphan(TASK, RUN, "terminated", AT)
     await begun(tasks, attempt(epoch=2), run="run-2")
     document = await stored(db)
     assert (document["status"], document["run_id"]) == ("running", "run-2")

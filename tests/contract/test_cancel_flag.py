@@ -139,7 +139,7 @@ async def closed(tasks: TaskStore) -> None:
 
 
 async def abandoned(tasks: TaskStore) -> None:
-    await tasks.abandon(TASK, RUN, "user_request", AT)
+    await tasks.close_orphan(TASK, RUN, "user_request", AT)
 
 
 @pytest.mark.parametrize("end", [cancelled, closed, abandoned])

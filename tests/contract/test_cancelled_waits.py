@@ -19,7 +19,7 @@ from flowkit.models import NodeIO
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from flowkit.activities.roles import RoleBody
+    from flowkit.activities.roles import RoleExecutor
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.task_store import TaskStore
 
@@ -40,7 +40,7 @@ async def prepared(db: Any, tasks: TaskStore, artifacts: ArtifactStore) -> Any:
     return db
 
 
-async def cancelled_soon(body: RoleBody, running: asyncio.Task[Any]) -> None:
+async def cancelled_soon(body: RoleExecutor, running: asyncio.Task[Any]) -> None:
     """Cancel an attempt as its host does; it ends soon."""
     body.cancel("budget is spent", 600)
     ended, _ = await asyncio.wait([running], timeout=SOON)

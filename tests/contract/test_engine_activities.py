@@ -12,7 +12,7 @@ from temporalio.testing import ActivityEnvironment
 from tests.contract.builders import RUN, TASK, close, documents_of, opening, record, shown, stored
 
 from flowkit.activities import tasks as activities
-from flowkit.activities.loop_portal import HomeLoop
+from flowkit.activities.loop_portal import LoopPortal
 from flowkit.activities.tasks import TaskActivities
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
@@ -35,7 +35,7 @@ def engine(tasks: TaskStore, namespace_id: str = "ns-1") -> TaskActivities:
     return TaskActivities(
         tasks=tasks,
         artifacts=ArtifactStore(tasks.database),
-        home=HomeLoop(),
+        portal=LoopPortal(),
         settings=Settings(),
         functions={},
         max_nodes=10,

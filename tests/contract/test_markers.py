@@ -10,7 +10,7 @@ from tests.contract.recording import RecordingDatabase
 
 from flowkit.adapters import markers as markers_of
 from flowkit.adapters.markers import Markers
-from flowkit.adapters.notifications import Newsroom
+from flowkit.adapters.notifications import ArtifactNotifier
 from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MANY = 120
 
 
-class Told(Newsroom):
+class Told(ArtifactNotifier):
     """Notes what it is told."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ async def test_many_markers_take_a_few_calls(
 async def test_a_marker_is_what_pulling_nodes_and_external_workers_expect(
     db: Any, recording: RecordingDatabase
 ) -> None:
-    await Markers(recording, Newsroom()).write(TASK, [skipped("a", epoch=3)], AT)
+    await Markers(recording, ArtifactNotifier()).write(TASK, [skipped("a", epoch=3)], AT)
     [row] = await documents_of(db.artifacts)
     del row["_id"], row["created_at"], row["updated_at"]
     assert row == {
@@ -86,7 +86,7 @@ async def test_a_marker_is_what_pulling_nodes_and_external_workers_expect(
 
 async def test_a_repetition_writes_only_what_is_missing(db: Any, recording: RecordingDatabase) -> None:
     news = Told()
-    await Markers(recording, Newsroom()).write(TASK, [skipped("a"), skipped("b")], AT)
+    await Markers(recording, ArtifactNotifier()).write(TASK, [skipped("a"), skipped("b")], AT)
     await Markers(recording, news).write(TASK, [skipped("a"), skipped("b"), skipped("c")], AT)
     assert set(await markers(db)) == {"a", "b", "c"}
     assert news.nodes == ["c"]
@@ -100,7 +100,7 @@ async def test_a_higher_epoch_replaces_and_a_lower_one_changes_nothing(
     await artifacts.mark_complete(TASK, "same", 2, {"n": 1}, AT, worker_id=WORKER)
     await artifacts.mark_complete(TASK, "new", 3, {"n": 1}, AT, worker_id=WORKER)
     failed = [skipped(name, 2, NodeStatus.FAILED) for name in ("old", "same", "new")]
-    await Markers(recording, Newsroom()).write(TASK, failed, AT)
+    await Markers(recording, ArtifactNotifier()).write(TASK, failed, AT)
     ended = (2, {"ended": "failed"})
     assert await markers(db) == {"old": ended, "same": ended, "new": (3, {"n": 1})}
 
@@ -112,7 +112,7 @@ async def test_a_marker_of_a_newer_attempt_that_comes_in_between_stays(
         await artifacts.mark_complete(TASK, "a", 5, {}, AT)
 
     recording.before["artifacts"].append(newer)
-    await Markers(recording, Newsroom()).write(TASK, [skipped("a"), skipped("b")], AT)
+    await Markers(recording, ArtifactNotifier()).write(TASK, [skipped("a"), skipped("b")], AT)
     assert await markers(db) == {"a": (5, {}), "b": (1, {"ended": "skipped"})}
 
 
@@ -120,7 +120,7 @@ async def test_batches_are_no_markers(
     db: Any, artifacts: ArtifactStore, recording: RecordingDatabase
 ) -> None:
     await artifacts.store_batch(attempt("a", epoch=4), "b1", {"n": 1}, WORKER, AT)
-    await Markers(recording, Newsroom()).write(TASK, [skipped("a")], AT)
+    await Markers(recording, ArtifactNotifier()).write(TASK, [skipped("a")], AT)
     assert await markers(db) == {"a": (1, {"ended": "skipped"})}
 
 
@@ -133,5 +133,5 @@ async def test_only_nodes_that_ended_badly_and_are_pulled_from_get_one(
         skipped("goes on", status=NodeStatus.DEFERRED),
         skipped("cancelled", status=NodeStatus.CANCELLED),
     ]
-    await Markers(recording, Newsroom()).write(TASK, nodes, AT)
+    await Markers(recording, ArtifactNotifier()).write(TASK, nodes, AT)
     assert set(await markers(db)) == {"cancelled"}

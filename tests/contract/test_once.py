@@ -286,7 +286,7 @@ async def test_a_newer_run_goes_on_with_a_closed_task(
 ) -> None:
     if applied:
         await count(adapters, write(1))
-    assert await tasks.abandon(TASK, RUN, "terminated", AT)
+    assert await tasks.close_orphan(TASK, RUN, "terminated", AT)
     await count(adapters, write(2, run="run-2"))
     document = await stored(db)
     assert (document["status"], document["run_id"], document["finished_at"]) == ("running", "run-2", None)

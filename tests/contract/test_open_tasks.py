@@ -30,7 +30,7 @@ async def test_open_documents_are_those_that_have_not_ended(tasks: TaskStore, fo
     for task_id in ("ended", "running"):
         await tasks.open_task(opening("a", task_id=task_id))
     await tasks.insert_task(new_task("a", task_id="queued"))
-    await found.abandon("ended", RUN, "lost", AT)
+    await found.close_orphan("ended", RUN, "lost", AT)
     [page] = [page async for page in found.pages(namespace_id="")]
     shown = {document["id"]: document for document in page}
     assert set(shown) == {"running", "queued"}
@@ -65,7 +65,7 @@ async def test_documents_come_in_pages_of_which_one_at_a_time_is_held(
     first = [each["id"] for each in await anext(pages)]
     left = sorted({f"t{number}" for number in range(5)}.difference(first))
     for ended in (first[0], left.pop()):
-        await found.abandon(ended, None, "lost", AT)
+        await found.close_orphan(ended, None, "lost", AT)
     assert len(first) == 2
     [second] = [page async for page in pages]
     assert sorted(each["id"] for each in second) == left
@@ -78,7 +78,7 @@ async def test_a_task_without_sound_nodes_can_be_abandoned(
     db: Any, found: OpenTasks, graph: dict[str, Any]
 ) -> None:
     await db.tasks.insert_one({"id": "odd", "status": "running", "run_id": RUN, **graph})
-    assert await found.abandon("odd", RUN, "lost", AT)
+    assert await found.close_orphan("odd", RUN, "lost", AT)
     document = await stored(db, "odd")
     assert (document["status"], document["reason"]) == ("failed", "lost")
 

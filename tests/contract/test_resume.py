@@ -13,7 +13,7 @@ from tests.contract.pulling import PATIENCE, Pull, ended_source
 from tests.contract.recording import RecordingDatabase
 
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.retry import durably
+from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.errors import Fenced
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ async def test_one_half_that_finds_no_server_is_written_later(
 
     recording.before[missing].append(away)
     store = ArtifactStore(recording)
-    await durably(lambda: store.store_batch(attempt(), "b1", {"n": 1}, WORKER, AT))
+    await retry_while_unavailable(lambda: store.store_batch(attempt(), "b1", {"n": 1}, WORKER, AT))
     assert [len(await documents_of(db[name])) for name in ("artifacts", "metrics_raw")] == [1, 1]
 
 

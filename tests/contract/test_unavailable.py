@@ -14,7 +14,7 @@ from tests.contract.drivers import DRIVERS, connected
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.entries import Entry
-from flowkit.adapters.mongo import away, shortened
+from flowkit.adapters.mongo import away, translate_errors
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.errors import FlowKitError, StoreDenied, StoreRefused, StoreTooLarge, StoreUnavailable
@@ -53,7 +53,7 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "node_states": lambda tasks: tasks.node_states(TASK),
     "record": lambda tasks: tasks.record(record()),
     "close_task": lambda tasks: tasks.close_task(close()),
-    "abandon": lambda tasks: tasks.abandon(TASK, RUN, "lost", AT),
+    "close_orphan": lambda tasks: tasks.close_orphan(TASK, RUN, "lost", AT),
 }
 
 
@@ -85,7 +85,7 @@ OPEN_CALLS: dict[str, Callable[[OpenTasks], Awaitable[object]]] = {
     "pages": first_open,
     "pages_of": lambda tasks: first_open(tasks, "ns"),
     "counts": lambda tasks: tasks.counts(),
-    "abandon": lambda tasks: tasks.abandon(TASK, RUN, "lost", AT),
+    "close_orphan": lambda tasks: tasks.close_orphan(TASK, RUN, "lost", AT),
     "take_turn": lambda tasks: tasks.take_turn("ns", "me", AT, 1),
     "end_turn": lambda tasks: tasks.end_turn("ns", "me"),
 }
@@ -168,7 +168,7 @@ NEVER = [
 async def ours(error: Exception) -> FlowKitError:
     """The error of ours that a call raises when the driver raises `error`."""
 
-    @shortened
+    @translate_errors
     async def fail() -> None:
         raise error
 

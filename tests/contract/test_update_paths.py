@@ -69,7 +69,7 @@ async def whole_life(db: RecordingDatabase) -> None:
         await tasks.close_task(close(cancelled, status=status, run_seq=run_seq, truncated=True, reason="x"))
     await begun(tasks, attempt("b", index=1, epoch=3), run="run-2")
     await opened(tasks, "a", "b", "c", run="run-3")
-    assert await tasks.abandon(TASK, "run-3", "lost", AT)
+    assert await tasks.close_orphan(TASK, "run-3", "lost", AT)
 
 
 async def life_of_a_crowd(db: RecordingDatabase) -> None:

@@ -10,7 +10,7 @@ from tests.integration.handlers import Quick
 from tests.integration.world import eventually, node
 
 if TYPE_CHECKING:
-    from flowkit.connection import WorkerTask, WorkerThread
+    from flowkit.connection import InlineWorkers, WorkerThread
     from flowkit.coordinator import Coordinator
     from flowkit.worker import Worker
     from tests.integration.world import World
@@ -42,7 +42,7 @@ async def test_a_worker_is_healthy_while_it_runs(world: World) -> None:
     assert not worker.health().running
 
 
-def running(process: Coordinator | Worker) -> WorkerThread | WorkerTask:
+def running(process: Coordinator | Worker) -> WorkerThread | InlineWorkers:
     """What polls Temporal for it."""
     assert process._thread is not None
     return process._thread

@@ -13,7 +13,7 @@ from temporalio.testing import ActivityEnvironment
 
 from flowkit import CoordinatorConfig
 from flowkit.activities.builtin_functions import CoordinatorAdapters, default_adapters
-from flowkit.activities.loop_portal import HomeLoop
+from flowkit.activities.loop_portal import LoopPortal
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.engine.worker import function_activities
@@ -75,7 +75,7 @@ class Place:
             config=CoordinatorConfig(),
             tasks=TaskStore(self.db),
             artifacts=ArtifactStore(self.db),
-            home=HomeLoop(),
+            portal=LoopPortal(),
             functions={**default_adapters(db=self.db), name: function}
             if function
             else default_adapters(db=self.db),

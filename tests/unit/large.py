@@ -10,7 +10,7 @@ from flowkit.graph.validation import parse_graph
 from flowkit.limits import LAST_ERROR_CHARS, MAX_NODES, REASON_CODE_CHARS, TASK_INPUT_BYTES
 from flowkit.models import Graph, NodeState, NodeStatus
 from flowkit.workflows.budget import json_size
-from flowkit.workflows.scheduler import Walk
+from flowkit.workflows.scheduler import Scheduler
 
 FOUR_BYTES = "".join(map(chr, range(0x1F300, 0x1F600)))
 ASCII = "".join(map(chr, range(32, 127)))
@@ -62,7 +62,7 @@ def all_failed(count: int, *, chars: int = LAST_ERROR_CHARS, alphabet: str = FOU
     ]
 
 
-def failed_walk(graph: dict[str, Any]) -> tuple[Graph, Walk]:
-    """A walk through a graph of which every node has failed."""
+def failed_walk(graph: dict[str, Any]) -> tuple[Graph, Scheduler]:
+    """A scheduler through a graph of which every node has failed."""
     parsed = parse_graph(graph, params={})
-    return parsed, Walk(parsed, all_failed(len(parsed.nodes)))
+    return parsed, Scheduler(parsed, all_failed(len(parsed.nodes)))

@@ -1,6 +1,6 @@
 """The rulings on gates once more, as one recomputation of the whole graph.
 
-Slow and without any memory on purpose: how a node has ended is all it looks at, so it shares no idea with the `Walk`
+Slow and without any memory on purpose: how a node has ended is all it looks at, so it shares no idea with the `Scheduler`
 that it judges.
 """
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowkit.adapters.retry import AttemptClock, clock_stopped, covered, durably, measured_by
+from flowkit.adapters.retry import AttemptClock, clock_stopped, covered, measured_by, retry_while_unavailable
 from flowkit.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ async def test_an_outage_stops_the_clock_of_the_attempt_that_waits() -> None:
         return "stored"
 
     with measured_by(clock):
-        assert await durably(call) == "stored"
+        assert await retry_while_unavailable(call) == "stored"
     assert clock.spent() < 0.1, "three retries take 0.1 s and more"
 
 

@@ -12,7 +12,7 @@ from flowkit.graph.validation import parse_graph
 from flowkit.models import AttemptInput, Node, NodeState, Settings
 from flowkit.workflows.document_activities import write_timeout
 from flowkit.workflows.node import attempt_input, note_failure, queue_of
-from flowkit.workflows.node_context import Flight
+from flowkit.workflows.node_context import NodeRunContext
 from flowkit.workflows.payloads import slim
 
 
@@ -23,12 +23,12 @@ def parsed(**fields: Any) -> Node:
 
 def sent(of: Node, **settings: Any) -> AttemptInput:
     """What the first attempt of a node gets under these settings."""
-    flight = Flight(
+    flight = NodeRunContext(
         task_id="t",
         settings=Settings(**settings),
-        halted=lambda: False,
+        draining=lambda: False,
         epoch_of=lambda name: 3,
-        stirred=lambda index: None,
+        on_retry_state_change=lambda index: None,
     )
     return attempt_input(flight, of, NodeState(epoch=1))
 

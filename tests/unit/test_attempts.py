@@ -16,10 +16,10 @@ from temporalio.testing import ActivityEnvironment
 from tests.contract.builders import RUN, TASK, attempt, begun, opened
 
 from flowkit.activities import attempts
-from flowkit.activities.attempts import Attempt, Host
-from flowkit.activities.liveness import Pulse
-from flowkit.activities.loop_portal import HomeLoop
-from flowkit.adapters.retry import durably
+from flowkit.activities.attempts import Attempt, WorkerContext
+from flowkit.activities.liveness import HeartbeatThrottle
+from flowkit.activities.loop_portal import LoopPortal
+from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.errors import StoreUnavailable
 from flowkit.models import AttemptResult, FailureKind
@@ -67,9 +67,11 @@ async def db() -> Any:
     return database
 
 
-async def run(db: Any, body: Doing, given: AttemptInput, home: HomeLoop | None = None) -> AttemptResult:
+async def run(db: Any, body: Doing, given: AttemptInput, home: LoopPortal | None = None) -> AttemptResult:
     """Run the body as Temporal's worker would."""
-    host = Host(tasks=TaskStore(db), home=home or HomeLoop(), worker_id="w", cancel_poll_sec=0.01)
+    host = WorkerContext(
+        tasks=TaskStore(db), portal=home or LoopPortal(), worker_id="w", cancel_poll_sec=0.01
+    )
     environment = ActivityEnvironment()
     environment.info = replace(environment.info, workflow_id=TASK, workflow_run_id=RUN)
 
@@ -80,7 +82,7 @@ async def run(db: Any, body: Doing, given: AttemptInput, home: HomeLoop | None =
     return await ending
 
 
-async def failed(db: Any, body: Doing, given: AttemptInput, home: HomeLoop | None = None) -> dict[str, Any]:
+async def failed(db: Any, body: Doing, given: AttemptInput, home: LoopPortal | None = None) -> dict[str, Any]:
     """The failure that the workflow is told."""
     with pytest.raises(ApplicationError) as caught:
         await asyncio.wait_for(run(db, body, given, home), FOREVER)
@@ -107,7 +109,7 @@ async def test_time_without_mongodb_does_not_count(db: Any) -> None:
         return "stored"
 
     begin = time.monotonic()
-    result = await run(db, Doing(lambda: durably(store)), replace(attempt(), timeout_sec=0.2))
+    result = await run(db, Doing(lambda: retry_while_unavailable(store)), replace(attempt(), timeout_sec=0.2))
     assert result.worker_id == "w"
     assert time.monotonic() - begin > 0.2, "the retries take 0.1, 0.2, 0.4 s, or a second with jitter"
 
@@ -138,7 +140,7 @@ def another_loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 async def test_a_handler_that_blocks_its_loop_times_out(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "_ABORT_PATIENCE_SEC", 0.1)
+    monkeypatch.setattr(attempts, "_ABORT_TIMEOUT_SEC", 0.1)
     released = threading.Event()
 
     async def block() -> None:
@@ -146,7 +148,7 @@ async def test_a_handler_that_blocks_its_loop_times_out(db: Any, monkeypatch: py
 
     with another_loop() as loop:
         try:
-            told = await failed(db, Doing(block), replace(attempt(), timeout_sec=0.1), HomeLoop(loop))
+            told = await failed(db, Doing(block), replace(attempt(), timeout_sec=0.1), LoopPortal(loop))
         finally:
             released.set()
     assert told["code"] == "timeout"
@@ -194,7 +196,7 @@ async def test_a_bug_in_one_duty_leaves_the_heartbeats_alone(
 ) -> None:
     beats = asyncio.Event()
 
-    class Counting(Pulse):
+    class Counting(HeartbeatThrottle):
         """Beats quickly; after ten beats the attempt may end."""
 
         asked = 0
@@ -208,8 +210,8 @@ async def test_a_bug_in_one_duty_leaves_the_heartbeats_alone(
     def broken(*_: Any) -> Any:
         raise RuntimeError("an odd document")
 
-    monkeypatch.setattr(attempts, "_UNATTENDED_SEC", 0.0)
-    monkeypatch.setattr(attempts, "Pulse", Counting)
+    monkeypatch.setattr(attempts, "_UNSUPERVISED_SEC", 0.0)
+    monkeypatch.setattr(attempts, "HeartbeatThrottle", Counting)
     monkeypatch.setattr(TaskStore, "flagged", broken)
     assert (await asyncio.wait_for(run(db, Doing(beats.wait), attempt()), FOREVER)).worker_id == "w"
 
@@ -220,7 +222,7 @@ async def test_a_bug_in_one_duty_leaves_the_heartbeats_alone(
 @pytest.fixture
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No patience where a test would wait for it."""
-    monkeypatch.setattr(attempts, "_UNATTENDED_SEC", 0.0)
+    monkeypatch.setattr(attempts, "_UNSUPERVISED_SEC", 0.0)
     monkeypatch.setattr(attempts, "_DELIVERY_SEC", 0.05)
 
 
@@ -270,7 +272,7 @@ async def test_a_flag_of_another_run_is_no_reason_to_stop(db: Any) -> None:
     body = Doing(looked.wait)
     environment = ActivityEnvironment()
     environment.info = replace(environment.info, workflow_id=TASK, workflow_run_id=RUN)
-    host = Host(tasks=host_tasks, home=HomeLoop(), worker_id="w", cancel_poll_sec=0.01)
+    host = WorkerContext(tasks=host_tasks, portal=LoopPortal(), worker_id="w", cancel_poll_sec=0.01)
 
     async def run_attempt() -> AttemptResult:
         return await Attempt(host, attempt(), body).run()

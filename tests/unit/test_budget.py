@@ -72,10 +72,10 @@ def test_texts_are_cut_to_the_room_that_they_share(texts: list[str | None], room
         assert cut == texts
     else:
         whole = [inner(after or "") for before, after in zip(texts, cut, strict=True) if before == after]
-        shortened = [
+        translate_errors = [
             inner(after) for before, after in zip(texts, cut, strict=True) if after and before != after
         ]
-        assert not whole or not shortened or max(whole) <= max(shortened) + 6
+        assert not whole or not translate_errors or max(whole) <= max(translate_errors) + 6
 
 
 @THOROUGH

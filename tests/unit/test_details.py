@@ -14,20 +14,20 @@ from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus, SkipReason, TaskStatus
 from flowkit.workflows.details import BYTES, ROWS, Home
 from flowkit.workflows.details import render as render_at
-from flowkit.workflows.scheduler import Walk
+from flowkit.workflows.scheduler import Scheduler
 
 HOME = Home(namespace="default", queue="flowkit")
 
 
-def render(status: TaskStatus, walked: Walk, reason: str | None = None) -> str:
+def render(status: TaskStatus, walked: Scheduler, reason: str | None = None) -> str:
     """The details of a task whose workers poll the usual queues."""
     return render_at(status, walked, HOME, reason)
 
 
-def walk(*states: NodeState, **fields: Any) -> Walk:
-    """A walk over unconnected nodes `n0`, `n1`, … in these states."""
+def walk(*states: NodeState, **fields: Any) -> Scheduler:
+    """A scheduler over unconnected nodes `n0`, `n1`, … in these states."""
     graph = parse_graph({"nodes": [node(f"n{i}", **fields) for i in range(len(states))]})
-    return Walk(graph, list(states))
+    return Scheduler(graph, list(states))
 
 
 def rows(text: str) -> list[list[str]]:
@@ -122,7 +122,9 @@ def test_a_queue_that_does_not_fit_into_an_address_is_named_without_a_link(queue
 
 def test_of_many_roles_only_some_are_named() -> None:
     graph = parse_graph({"nodes": [node(f"n{i}", type=f"r{i}") for i in range(9)]})
-    text = render(TaskStatus.RUNNING, Walk(graph, [NodeState(status=NodeStatus.RUNNING) for _ in range(9)]))
+    text = render(
+        TaskStatus.RUNNING, Scheduler(graph, [NodeState(status=NodeStatus.RUNNING) for _ in range(9)])
+    )
     assert "Workers of its roles: [r0](" in text
     assert "flowkit.r5), 3 more\n" in text
 
@@ -166,7 +168,7 @@ def test_details_of_four_byte_characters_fit_and_say_how_many_nodes_are_hidden()
         for n in range(50)
     ]
     states = [NodeState(status=NodeStatus.FAILED, epoch=1, last_error="\U0001f602" * 2_000) for _ in nodes]
-    text = render(TaskStatus.FAILED, Walk(parse_graph({"nodes": nodes}), states), "\U0001f603" * 5_000)
+    text = render(TaskStatus.FAILED, Scheduler(parse_graph({"nodes": nodes}), states), "\U0001f603" * 5_000)
     assert 15_000 < len(text.encode()) <= BYTES
     assert f"… and {50 - len(rows(text))} more nodes; the query `status` has them all" in text
 

@@ -1,4 +1,4 @@
-"""`Walk` against the reference model on random graphs, ended in random order."""
+"""`Scheduler` against the reference model on random graphs, ended in random order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.examples import examples
 from tests.unit.reference_model import End, ends_of, settled, startable
 
 from flowkit.models import FanIn, Graph, Node, NodeState, NodeStatus, OnNodeFailure, SkipReason
-from flowkit.workflows.scheduler import Walk
+from flowkit.workflows.scheduler import Scheduler
 
 THOROUGH = settings(
     max_examples=examples(400), deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
@@ -35,7 +35,7 @@ STOPS = [SkipReason.TASK_FAILED, SkipReason.TASK_CANCELLED]
 
 
 class Move(NamedTuple):
-    """One node ends; before that, perhaps, the walk is built anew."""
+    """One node ends; before that, perhaps, the scheduler is built anew."""
 
     pick: int
     end: End
@@ -77,17 +77,17 @@ def graphs(draw: st.DrawFn, sizes: st.SearchStrategy[int]) -> Graph:
 
 
 class Play:
-    """A walk through a graph that is compared with the model after every move."""
+    """A scheduler through a graph that is compared with the model after every move."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.ends: list[End | None] = [None] * len(graph.nodes)
         self.failed: list[int] = []
         self.rebuilt = False
-        self._start(Walk(graph, [NodeState() for _ in graph.nodes]))
+        self._start(Scheduler(graph, [NodeState() for _ in graph.nodes]))
 
-    def _start(self, walk: Walk) -> None:
-        self.walk = walk
+    def _start(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
         self.released: list[int] = []
         self.changed: set[int] = set()
         self.check()
@@ -95,14 +95,14 @@ class Play:
     def rebuild(self) -> None:
         """Go on as after continue-as-new: with nothing but the states."""
         self.rebuilt = True
-        self._start(Walk(self.graph, self.walk.states))
+        self._start(Scheduler(self.graph, self.scheduler.states))
 
     def run(self, moves: list[Move]) -> None:
         """Make `moves` until every node has ended."""
         for move in moves:
             if move.rebuild:
                 self.rebuild()
-            if not self.walk.done:
+            if not self.scheduler.done:
                 self.move(move)
 
     def move(self, move: Move) -> None:
@@ -110,7 +110,7 @@ class Play:
         skip = move.end.status is NodeStatus.SKIPPED
         open_ = [i for i, end in enumerate(self.ends) if end is None and (skip or i in self.released)]
         index = open_[move.pick % len(open_)]
-        self.walk.end(index, *move.end)
+        self.scheduler.end(index, *move.end)
         self.ends[index] = move.end
         before, self.ends = self.ends, settled(self.graph, self.ends)
         self.changed |= {i for i, end in enumerate(self.ends) if end != before[i]}
@@ -119,14 +119,16 @@ class Play:
         self.check()
 
     def check(self) -> None:
-        """Compare everything that the walk tells."""
-        assert ends_of(self.walk.states) == self.ends
-        self._check_released(self.walk.take_ready())
+        """Compare everything that the scheduler tells."""
+        assert ends_of(self.scheduler.states) == self.ends
+        self._check_released(self.scheduler.pop_ready())
         self._check_failures()
-        assert self.walk.done == (None not in self.ends)
-        assert self.walk.changed == self.changed
+        assert self.scheduler.done == (None not in self.ends)
+        assert self.scheduler.changed == self.changed
         for status in NodeStatus:
-            assert self.walk.counts()[status] == sum(state.status is status for state in self.walk.states)
+            assert self.scheduler.counts()[status] == sum(
+                state.status is status for state in self.scheduler.states
+            )
 
     def _check_released(self, ready: list[int]) -> None:
         self.released += ready
@@ -134,17 +136,17 @@ class Play:
         still_open = {i for i in self.released if self.ends[i] is None}
         assert still_open == startable(self.graph, self.ends)
         assert all(self.ends[i] is None for i in ready), "an ended node was released"
-        assert self.walk.done or self.released, "nothing can run although nodes are open"
+        assert self.scheduler.done or self.released, "nothing can run although nodes are open"
         for index in ready:
-            self.walk.states[index].epoch += 1
-            self.walk.states[index].status = NodeStatus.RUNNING
+            self.scheduler.states[index].epoch += 1
+            self.scheduler.states[index].status = NodeStatus.RUNNING
 
     def _check_failures(self) -> None:
         failed = {i for i, end in enumerate(self.ends) if end and end.status is NodeStatus.FAILED}
         minded = sorted(self.failed)
-        assert [node.index for node in self.walk.failures] == minded
-        assert self.walk.handled_failures == [f"n{i}" for i in sorted(failed - set(minded))]
-        hard = self.walk.hard_failure
+        assert [node.index for node in self.scheduler.failures] == minded
+        assert self.scheduler.handled_failures == [f"n{i}" for i in sorted(failed - set(minded))]
+        hard = self.scheduler.hard_failure
         if self.graph.on_node_failure is OnNodeFailure.CONTINUE or not minded:
             assert hard is None
         else:
@@ -168,7 +170,7 @@ def test_walk_follows_the_rulings_after_every_end(game: tuple[Graph, list[Move]]
     graph, moves = game
     play = Play(graph)
     play.run([move._replace(rebuild=False) for move in moves])
-    assert play.walk.done
+    assert play.scheduler.done
 
 
 @THOROUGH
@@ -177,7 +179,7 @@ def test_walk_built_anew_from_the_states_goes_on_the_same_way(game: tuple[Graph,
     graph, moves = game
     play = Play(graph)
     play.run(moves)
-    assert play.walk.done
+    assert play.scheduler.done
 
 
 @LARGE
@@ -186,7 +188,7 @@ def test_walk_follows_the_rulings_on_large_graphs(game: tuple[Graph, list[Move]]
     graph, moves = game
     play = Play(graph)
     play.run(moves)
-    assert play.walk.done
+    assert play.scheduler.done
 
 
 @THOROUGH
@@ -200,11 +202,11 @@ def test_stop_ends_begun_nodes_one_way_and_skips_the_others_for_the_given_reason
     stopped = {i for i, end in enumerate(play.ends) if end is None}
     ran, skipped = End(NodeStatus.CANCELLED), End(NodeStatus.SKIPPED, reason)
     expected = [end or (ran if i in play.released else skipped) for i, end in enumerate(play.ends)]
-    play.walk.stop(NodeStatus.CANCELLED, reason)
-    assert ends_of(play.walk.states) == expected
-    assert play.walk.changed == play.changed | stopped
-    assert play.walk.done
-    assert play.walk.take_ready() == []
+    play.scheduler.stop(NodeStatus.CANCELLED, reason)
+    assert ends_of(play.scheduler.states) == expected
+    assert play.scheduler.changed == play.changed | stopped
+    assert play.scheduler.done
+    assert play.scheduler.pop_ready() == []
 
 
 def graph_of(*nodes: tuple[str, list[str], FanIn], mode: OnNodeFailure = OnNodeFailure.FAIL) -> Graph:
@@ -218,9 +220,9 @@ def graph_of(*nodes: tuple[str, list[str], FanIn], mode: OnNodeFailure = OnNodeF
     )
 
 
-def walk_of(graph: Graph) -> Walk:
-    """A walk through a graph that has not begun."""
-    return Walk(graph, [NodeState() for _ in graph.nodes])
+def walk_of(graph: Graph) -> Scheduler:
+    """A scheduler through a graph that has not begun."""
+    return Scheduler(graph, [NodeState() for _ in graph.nodes])
 
 
 ALL, ANY = FanIn(), FanIn(mode="any")
@@ -228,11 +230,11 @@ ALL, ANY = FanIn(), FanIn(mode="any")
 
 @pytest.mark.parametrize("fan_in", [ANY, FanIn(mode="count", count=1)])
 def test_a_gate_that_has_opened_stays_open_when_the_other_parent_fails(fan_in: FanIn) -> None:
-    walk = walk_of(graph_of(("a", [], ALL), ("b", [], ALL), ("c", ["a", "b"], fan_in)))
-    walk.end(0, NodeStatus.FINISHED)
-    walk.end(1, NodeStatus.FAILED)
-    assert walk.take_ready() == [2]
-    assert walk.states[2].status is NodeStatus.QUEUED
+    scheduler = walk_of(graph_of(("a", [], ALL), ("b", [], ALL), ("c", ["a", "b"], fan_in)))
+    scheduler.end(0, NodeStatus.FINISHED)
+    scheduler.end(1, NodeStatus.FAILED)
+    assert scheduler.pop_ready() == [2]
+    assert scheduler.states[2].status is NodeStatus.QUEUED
 
 
 @pytest.mark.parametrize("first, second", [("p", "q"), ("q", "p")])
@@ -243,22 +245,22 @@ def test_a_skip_inherits_the_strongest_reason_whatever_the_order_of_nodes(first:
     graph = graph_of(
         ("x", [], ALL), ("y", [], ALL), (first, *fans[first]), (second, *fans[second]), ("c", ["p", "q"], two)
     )
-    walk = walk_of(graph)
-    walk.end(1, NodeStatus.FAILED)
-    walk.end(0, NodeStatus.SKIPPED, SkipReason.ROUTING)
-    assert walk.states[4].skip_reason is SkipReason.UPSTREAM_FAILED
+    scheduler = walk_of(graph)
+    scheduler.end(1, NodeStatus.FAILED)
+    scheduler.end(0, NodeStatus.SKIPPED, SkipReason.ROUTING)
+    assert scheduler.states[4].skip_reason is SkipReason.UPSTREAM_FAILED
 
 
 def test_nodes_below_a_stopped_node_carry_the_reason_of_the_stop() -> None:
-    walk = walk_of(graph_of(("a", [], ALL), ("b", ["a"], ALL), ("c", ["b"], ALL)))
-    walk.states[0].epoch = 1
-    walk.stop(NodeStatus.CANCELLED, SkipReason.TASK_CANCELLED)
-    assert [state.skip_reason for state in walk.states] == [None, *[SkipReason.TASK_CANCELLED] * 2]
+    scheduler = walk_of(graph_of(("a", [], ALL), ("b", ["a"], ALL), ("c", ["b"], ALL)))
+    scheduler.states[0].epoch = 1
+    scheduler.stop(NodeStatus.CANCELLED, SkipReason.TASK_CANCELLED)
+    assert [state.skip_reason for state in scheduler.states] == [None, *[SkipReason.TASK_CANCELLED] * 2]
 
 
 def test_an_end_that_comes_too_late_changes_nothing() -> None:
-    walk = walk_of(graph_of(("a", [], ALL), ("b", ["a"], ALL)))
-    walk.end(0, NodeStatus.FINISHED)
-    walk.end(0, NodeStatus.FAILED)
-    assert walk.states[0].status is NodeStatus.FINISHED
-    assert walk.hard_failure is None
+    scheduler = walk_of(graph_of(("a", [], ALL), ("b", ["a"], ALL)))
+    scheduler.end(0, NodeStatus.FINISHED)
+    scheduler.end(0, NodeStatus.FAILED)
+    assert scheduler.states[0].status is NodeStatus.FINISHED
+    assert scheduler.hard_failure is None

@@ -18,7 +18,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 from temporalio.workflow import NondeterminismError
 
 from flowkit import CoordinatorConfig, WorkerConfig
-from flowkit.engine.component import Duty
+from flowkit.engine.component import WorkerComponent
 from flowkit.errors import ConfigError
 from flowkit.models import AttemptInput, FailureKind
 from flowkit.plugin import FlowKitPlugin
@@ -91,7 +91,7 @@ async def test_a_poisoned_history_is_noticed() -> None:
 
 
 async def test_an_attempt_that_reaches_a_worker_which_could_not_start_is_handed_over() -> None:
-    run_attempt = Duty([]).attempt("quick")
+    run_attempt = WorkerComponent([]).attempt("quick")
     attempt = AttemptInput.__new__(AttemptInput)
     with pytest.raises(ApplicationError) as caught:
         await ActivityEnvironment().run(run_attempt, attempt)

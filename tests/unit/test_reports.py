@@ -26,20 +26,20 @@ from flowkit.models import (
 from flowkit.workflows.budget import json_size
 from flowkit.workflows.payloads import slim
 from flowkit.workflows.reports import fitted, node_record, parts_of, status_view
-from flowkit.workflows.scheduler import Walk
+from flowkit.workflows.scheduler import Scheduler
 
 HISTORY = [StatusChange(from_="running", to="deferred", at=1_763_788_905.123456)] * 100
 COMMON: dict[str, Any] = {"task_id": "t" * 200, "run_id": "r" * 36, "run_seq": 1, "at": 0.5}
 
 
 @cache
-def walk(shape: str) -> Walk:
+def walk(shape: str) -> Scheduler:
     """A task at the edge of what validation lets pass, of which every node has failed."""
     return large.failed_walk(large.many_nodes() if shape == "most nodes" else large.longest_ids())[1]
 
 
-def records(of: Walk) -> list[NodeRecord]:
-    """All nodes of a walk, as documents are to show them."""
+def records(of: Scheduler) -> list[NodeRecord]:
+    """All nodes of a scheduler, as documents are to show them."""
     return [node_record(each, of.states[each.index], pulled=True) for each in of.nodes]
 
 
@@ -158,7 +158,7 @@ def test_finished_nodes_are_left_out_before_those_that_people_look_for() -> None
         NodeState(status=NodeStatus.FAILED if i % 10 == 0 else NodeStatus.FINISHED)
         for i in range(len(graph.nodes))
     ]
-    view = status_view(TaskStatus.RUNNING, Walk(graph, states), None)
+    view = status_view(TaskStatus.RUNNING, Scheduler(graph, states), None)
     assert view["nodes_omitted"] > 0
     shown = [each["node_id"] for each in view["nodes"] if each["status"] == "failed"]
     assert shown == [each.node_id for each in graph.nodes[::10]]
@@ -167,9 +167,9 @@ def test_finished_nodes_are_left_out_before_those_that_people_look_for() -> None
     assert places == sorted(places)
 
 
-def small(*states: NodeState) -> Walk:
-    """A walk over unconnected nodes `n0`, `n1`, … in these states."""
-    return Walk(parse_graph({"nodes": [node(f"n{i}") for i in range(len(states))]}), list(states))
+def small(*states: NodeState) -> Scheduler:
+    """A scheduler over unconnected nodes `n0`, `n1`, … in these states."""
+    return Scheduler(parse_graph({"nodes": [node(f"n{i}") for i in range(len(states))]}), list(states))
 
 
 def test_the_status_view_tells_what_the_workflow_decided() -> None:

@@ -122,7 +122,7 @@ def _ancestors(name: str) -> list[str]:
 def ranking_bars(ranking: Sequence[Package]) -> Figure:
     """Return stacked bars of functions and branches of the most complex packages."""
     bottom_up = [*reversed(ranking)]
-    # Bars are identified by position, because two long names may be shortened to the same label.
+    # Bars are identified by position, because two long names may be translate_errors to the same label.
     positions = [*range(len(bottom_up))]
     parts = {
         "functions": (BLUE, [package.functions for package in bottom_up]),

@@ -6,7 +6,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from flowkit.adapters.retry import durably
+from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.text import clean
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ async def begin(
     """First writes of an attempt, answering its lease: it takes its epoch and removes the marker of an earlier one."""
     now = time.time()
     lease = new_lease(worker_id, now + attempt.lease_ttl_sec)
-    await durably(lambda: tasks.begin_attempt(attempt, run_id, lease, now))
+    await retry_while_unavailable(lambda: tasks.begin_attempt(attempt, run_id, lease, now))
     if attempt.epoch > 1:
-        await durably(lambda: artifacts.drop_marker(attempt))
+        await retry_while_unavailable(lambda: artifacts.drop_marker(attempt))
     return lease
 
 
@@ -41,7 +41,7 @@ async def mark(
 ) -> None:
     """Complete marker of an attempt."""
     now = time.time()
-    await durably(
+    await retry_while_unavailable(
         lambda: artifacts.mark_complete(
             attempt.task_id,
             attempt.node_id,

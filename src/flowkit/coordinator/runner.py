@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flowkit import version
 from flowkit.activities.background import Health
 from flowkit.activities.builtin_functions import default_adapters
-from flowkit.activities.loop_portal import HomeLoop
+from flowkit.activities.loop_portal import LoopPortal
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.adapters.vars.store import Variables
@@ -30,7 +30,7 @@ from flowkit.arguments import (
 )
 from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.config import CoordinatorConfig
-from flowkit.connection import Namespace, WorkerTask, WorkerThread, connect
+from flowkit.connection import InlineWorkers, Namespace, WorkerThread, connect
 from flowkit.core.time import SystemClock
 from flowkit.engine.sweep import Sweep
 from flowkit.engine.worker import check_functions, engine_workers, prepared_settings
@@ -113,7 +113,7 @@ class Coordinator:
         self._artifacts = ArtifactStore(db)
         self._client: TaskClient | None = None
         self._own_thread = own_thread
-        self._thread: WorkerThread | WorkerTask | None = None
+        self._thread: WorkerThread | InlineWorkers | None = None
         self._sweep: Sweep | None = None
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -166,7 +166,7 @@ class Coordinator:
         return client
 
     async def _run(self, client: Client, settings: Settings, namespace: Namespace) -> None:
-        home = HomeLoop()
+        portal = LoopPortal()
         await namespace.id()
 
         def build() -> list[Worker]:
@@ -176,13 +176,13 @@ class Coordinator:
                 settings=settings,
                 tasks=self._tasks,
                 artifacts=self._artifacts,
-                home=home,
+                portal=portal,
                 functions=self.adapters,
                 identity=clean(f"engine-{os.getpid()}@{socket.gethostname()}"),
                 namespace_id=namespace.id,
             )
 
-        thread = WorkerThread("flowkit-engine", build) if self._own_thread else WorkerTask(build)
+        thread = WorkerThread("flowkit-engine", build) if self._own_thread else InlineWorkers(build)
         await thread.start()
         self._thread = thread
         self._sweep = Sweep(client, self._tasks, namespace, every_sec=self.cfg.sweep_sec)

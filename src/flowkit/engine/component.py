@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from temporalio import activity
 
-from flowkit.activities.loop_portal import HomeLoop
+from flowkit.activities.loop_portal import LoopPortal
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.attempt.failures import failed_attempt, handed_over
@@ -26,7 +26,7 @@ from flowkit.engine.worker import (
     with_task,
 )
 from flowkit.models import AttemptInput, AttemptResult, CloseTask, Opened, OpenTask, RecordTask
-from flowkit.workflows.interceptor import OneInput
+from flowkit.workflows.interceptor import SingleInputInterceptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("flowkit.engine.worker")
 
 
-class Duty:
+class WorkerComponent:
     """What a Temporal worker of somebody else's does for FlowKit.
 
     Its activities are registered when the worker is made, and do their work once `made` has been called: the loop,
@@ -50,7 +50,7 @@ class Duty:
 
     def __init__(self, activities: Sequence[Callable[..., Any]]) -> None:
         self.activities = activities
-        self._made: dict[str | None, Callable[..., Any]] = {}
+        self._bound: dict[str | None, Callable[..., Any]] = {}
 
     def configured(self, config: WorkerConfig) -> WorkerConfig:
         """The worker's settings with ours beside."""
@@ -63,28 +63,28 @@ class Duty:
     async def stop(self) -> None:
         """Give back what `start` has made."""
 
-    def made(self, activities: Iterable[Callable[..., Any]]) -> None:
+    def bind(self, activities: Iterable[Callable[..., Any]]) -> None:
         """The activities that do the work, under the same names."""
-        self._made = {activity_name(each): each for each in activities}
+        self._bound = {activity_name(each): each for each in activities}
 
     def attempt(self, name: str) -> Callable[..., Any]:
         """An activity to register that runs attempts."""
 
         @activity.defn(name=name)
         async def run_attempt(attempt: AttemptInput) -> AttemptResult:
-            if name not in self._made:
+            if name not in self._bound:
                 raise failed_attempt(handed_over("the worker could not start"))
-            result: AttemptResult = await self._made[name](attempt)
+            result: AttemptResult = await self._bound[name](attempt)
             return result
 
         return run_attempt
 
 
-class EngineDuty(Duty):
+class EngineComponent(WorkerComponent):
     """Running tasks: their workflow, its activities, the coordinator functions and the sweep."""
 
     MARK = "open_task"
-    """An activity by which a worker with this duty is known."""
+    """An activity by which a worker with this component is known."""
 
     def __init__(self, db: Database, config: CoordinatorConfig, functions: Mapping[str, Function]) -> None:
         own: list[Callable[..., Any]] = [self.open_task, self.record, self.close_task]
@@ -100,7 +100,7 @@ class EngineDuty(Duty):
     def configured(self, config: WorkerConfig) -> WorkerConfig:
         """With the Task workflow."""
         config["workflows"] = with_task(config.get("workflows"))
-        config["interceptors"] = [*(config.get("interceptors") or ()), OneInput()]
+        config["interceptors"] = [*(config.get("interceptors") or ()), SingleInputInterceptor()]
         return super().configured(throttled(config))
 
     async def start(self, worker: Worker) -> None:
@@ -114,23 +114,23 @@ class EngineDuty(Duty):
         )
         namespace = Namespace(worker.client)
         await namespace.id()
-        home = HomeLoop()
+        portal = LoopPortal()
         identity = worker.config(active_config=True).get("identity") or worker.client.identity
         calls = function_activities(
             config=self._config,
             tasks=self._tasks,
             artifacts=self._artifacts,
-            home=home,
+            portal=portal,
             functions=self._functions,
             identity=identity,
         )
-        self.made(
+        self.bind(
             engine_activities(
                 config=self._config,
                 settings=settings,
                 tasks=self._tasks,
                 artifacts=self._artifacts,
-                home=home,
+                portal=portal,
                 calls=calls,
                 by_name=True,
                 namespace_id=namespace.id,
@@ -152,18 +152,18 @@ class EngineDuty(Duty):
     @activity.defn(name=MARK)
     async def open_task(self, opening: OpenTask) -> Opened:
         """TaskActivities.open_task; before there is one a KeyError, which Temporal retries."""
-        opened: Opened = await self._made["open_task"](opening)
+        opened: Opened = await self._bound["open_task"](opening)
         return opened
 
     @activity.defn(name="record")
     async def record(self, record: RecordTask) -> None:
         """TaskActivities.record."""
-        await self._made["record"](record)
+        await self._bound["record"](record)
 
     @activity.defn(name="close_task")
     async def close_task(self, close: CloseTask) -> bool:
         """TaskActivities.close_task."""
-        return bool(await self._made["close_task"](close))
+        return bool(await self._bound["close_task"](close))
 
 
 class SideWorker:

@@ -171,7 +171,7 @@ class Sweep:
         reason = await self._reason(document, seen)
         if reason is None:
             return False
-        closed = await self._tasks.abandon(document["id"], document.get("run_id"), reason, time.time())
+        closed = await self._tasks.close_orphan(document["id"], document.get("run_id"), reason, time.time())
         if closed:
             _logger.warning("task %s was closed as failed: %s", document["id"], reason)
         return closed

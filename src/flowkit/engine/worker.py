@@ -12,7 +12,7 @@ from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSe
 from temporalio.service import RPCError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from flowkit.activities.attempts import Host
+from flowkit.activities.attempts import WorkerContext
 from flowkit.activities.functions import FunctionActivities, built_in
 from flowkit.activities.tasks import TaskActivities, unknown_namespace
 from flowkit.activities.threads import Threads
@@ -22,7 +22,7 @@ from flowkit.models import (
     COORDINATOR_FN,
     Settings,
 )
-from flowkit.workflows.interceptor import OneInput
+from flowkit.workflows.interceptor import SingleInputInterceptor
 from flowkit.workflows.task import Task
 from flowkit.workflows.views import SEARCH_ATTRIBUTES
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from temporalio.worker import WorkerConfig
 
     from flowkit.activities.functions import Function
-    from flowkit.activities.loop_portal import HomeLoop
+    from flowkit.activities.loop_portal import LoopPortal
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.config import CoordinatorConfig
@@ -115,12 +115,12 @@ def function_activities(
     config: CoordinatorConfig,
     tasks: TaskStore,
     artifacts: ArtifactStore,
-    home: HomeLoop,
+    portal: LoopPortal,
     functions: Mapping[str, Function],
     identity: str,
 ) -> FunctionActivities:
     """What runs an engine's coordinator functions, for all its Temporal workers."""
-    host = Host(tasks=tasks, home=home, worker_id=identity)
+    host = WorkerContext(tasks=tasks, portal=portal, worker_id=identity)
     threads = Threads(config.function_slots, "flowkit-function")
     return FunctionActivities(host=host, artifacts=artifacts, functions=functions, threads=threads)
 
@@ -131,7 +131,7 @@ def engine_activities(
     settings: Settings,
     tasks: TaskStore,
     artifacts: ArtifactStore,
-    home: HomeLoop,
+    portal: LoopPortal,
     calls: FunctionActivities,
     by_name: bool = False,
     namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
@@ -143,7 +143,7 @@ def engine_activities(
     own = TaskActivities(
         tasks=tasks,
         artifacts=artifacts,
-        home=home,
+        portal=portal,
         settings=settings,
         functions=calls.functions,
         max_nodes=config.max_nodes,
@@ -159,7 +159,7 @@ def engine_workers(
     settings: Settings,
     tasks: TaskStore,
     artifacts: ArtifactStore,
-    home: HomeLoop,
+    portal: LoopPortal,
     functions: Mapping[str, Function],
     identity: str,
     namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
@@ -170,14 +170,14 @@ def engine_workers(
     sandbox would cost a third of the engine's time.
     """
     calls = function_activities(
-        config=config, tasks=tasks, artifacts=artifacts, home=home, functions=functions, identity=identity
+        config=config, tasks=tasks, artifacts=artifacts, portal=portal, functions=functions, identity=identity
     )
     activities = engine_activities(
         config=config,
         settings=settings,
         tasks=tasks,
         artifacts=artifacts,
-        home=home,
+        portal=portal,
         calls=calls,
         namespace_id=namespace_id,
     )
@@ -187,7 +187,7 @@ def engine_workers(
         workflows=[Task],
         activities=activities,
         workflow_runner=UnsandboxedWorkflowRunner(),
-        interceptors=[OneInput()],
+        interceptors=[SingleInputInterceptor()],
         identity=identity,
         max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,

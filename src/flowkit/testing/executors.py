@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio.testing import ActivityEnvironment
 
-from flowkit.activities.loop_portal import HomeLoop
+from flowkit.activities.loop_portal import LoopPortal
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.config import CoordinatorConfig
@@ -65,7 +65,7 @@ async def executors(
         "config": config,
         "tasks": tasks,
         "artifacts": ArtifactStore(db),
-        "home": HomeLoop(),
+        "portal": LoopPortal(),
     }
     calls = function_activities(**stores, functions=functions, identity="test-engine")
     engine = engine_activities(**stores, settings=settings, calls=calls, by_name=True)

@@ -15,7 +15,7 @@ from flowkit.graph.validation import raise_if, unknown_function
 from flowkit.models import NodeStatus
 from flowkit.testing.executors import executors
 from flowkit.testing.memory import memory_database
-from flowkit.testing.task import TimelessTask
+from flowkit.testing.task import InProcessTask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,7 +81,7 @@ async def run_graph(
     known = {**default_adapters(db=database), **(functions or {})}
     raise_if([problem for node in new.graph["nodes"] if (problem := unknown_function(node, known))])
     async with executors(database, parsed, handlers, known) as ready:
-        task = TimelessTask(task_id, new, parsed, ready)
+        task = InProcessTask(task_id, new, parsed, ready)
         await task.run()
     return GraphRun(
         task_id=task_id,
@@ -93,8 +93,8 @@ async def run_graph(
     )
 
 
-async def _node_run(task: TimelessTask, node: Node, db: Database) -> NodeRun:
-    state, metas = task.walk.states[node.index], []
+async def _node_run(task: InProcessTask, node: Node, db: Database) -> NodeRun:
+    state, metas = task.scheduler.states[node.index], []
     async for page in ArtifactStore(db).pages(task.task_id, node.node_id):
         metas += [partial["meta"] for partial in page]
     return NodeRun(
@@ -107,7 +107,7 @@ async def _node_run(task: TimelessTask, node: Node, db: Database) -> NodeRun:
     )
 
 
-async def _final(task: TimelessTask, node: Node, db: Database) -> dict[str, Any]:
+async def _final(task: InProcessTask, node: Node, db: Database) -> dict[str, Any]:
     marker = {"task_id": task.task_id, "node_id": node.node_id, "status": "complete"}
     complete: dict[str, Any] = await db.artifacts.find_one(marker) or {}
     return complete.get("meta") or {}

@@ -23,10 +23,10 @@ from flowkit.models import (
 from flowkit.testing.executors import RUN
 from flowkit.workflows.failures import read_failure
 from flowkit.workflows.node import attempt_input, note_failure
-from flowkit.workflows.node_context import Flight
+from flowkit.workflows.node_context import NodeRunContext
 from flowkit.workflows.reports import node_record, pulled_nodes
-from flowkit.workflows.retry import GiveUp, decide
-from flowkit.workflows.scheduler import Walk
+from flowkit.workflows.retry import Fail, decide
+from flowkit.workflows.scheduler import Scheduler
 from flowkit.workflows.views import failure_text
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 _RUN_SEQ = 1
 
 
-class TimelessTask:
+class InProcessTask:
     """One task: nodes start when their gates open, and a retry follows at once."""
 
     def __init__(self, task_id: str, new: NewTask, graph: Graph, executors: Executors) -> None:
         self.task_id = task_id
-        self.walk = Walk(graph, [NodeState() for _ in graph.nodes])
+        self.scheduler = Scheduler(graph, [NodeState() for _ in graph.nodes])
         self.reason: str | None = None
         """Why it failed."""
         self._new = new
@@ -52,40 +52,40 @@ class TimelessTask:
         index_of = {node.node_id: node.index for node in graph.nodes}
 
         def epoch_of(node_id: str) -> int:
-            state = self.walk.states[index_of[node_id]]
+            state = self.scheduler.states[index_of[node_id]]
             return state.epoch if state.status.ended else 0
 
-        self._flight = Flight(
+        self._flight = NodeRunContext(
             task_id=task_id,
             settings=executors.settings,
-            halted=lambda: False,
+            draining=lambda: False,
             epoch_of=epoch_of,
-            stirred=lambda index: None,
+            on_retry_state_change=lambda index: None,
         )
 
     @property
     def status(self) -> TaskStatus:
         """How it has ended."""
-        return TaskStatus.FAILED if self.walk.failures else TaskStatus.FINISHED
+        return TaskStatus.FAILED if self.scheduler.failures else TaskStatus.FINISHED
 
     async def run(self) -> None:
         """The whole task, from its first write to its last."""
         await self._executors.engine("open_task", self._opening())
         await self._run_nodes()
-        if self.walk.failures:
-            self.walk.stop(ran=NodeStatus.CANCELLED, skipped=SkipReason.TASK_FAILED)
-            self.reason = failure_text(self.walk)
+        if self.scheduler.failures:
+            self.scheduler.stop(ran=NodeStatus.CANCELLED, skipped=SkipReason.TASK_FAILED)
+            self.reason = failure_text(self.scheduler)
         await self._executors.engine("close_task", self._closing())
 
     async def _run_nodes(self) -> None:
         running: dict[asyncio.Task[NodeStatus], int] = {}
         try:
-            while not self.walk.done and self.walk.hard_failure is None:
-                for index in self.walk.take_ready():
-                    running[asyncio.create_task(self._run_node(self.walk.nodes[index]))] = index
+            while not self.scheduler.done and self.scheduler.hard_failure is None:
+                for index in self.scheduler.pop_ready():
+                    running[asyncio.create_task(self._run_node(self.scheduler.nodes[index]))] = index
                 ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for each in ended:
-                    self.walk.end(running.pop(each), each.result())
+                    self.scheduler.end(running.pop(each), each.result())
                 await self._record()
         finally:
             for each in running:
@@ -93,10 +93,10 @@ class TimelessTask:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def _run_node(self, node: Node) -> NodeStatus:
-        state = self.walk.states[node.index]
+        state = self.scheduler.states[node.index]
         while failure := await self._attempt(node, state):
             decision = decide(node.retry_policy, failure, state, 0.0)
-            if isinstance(decision, GiveUp):
+            if isinstance(decision, Fail):
                 note_failure(state, decision.code, decision.message)
                 return NodeStatus.FAILED
         return NodeStatus.FINISHED
@@ -118,10 +118,10 @@ class TimelessTask:
             await self._executors.engine("record", self._recording(nodes))
 
     def _unfinished(self) -> list[NodeRecord]:
-        states = self.walk.states
+        states = self.scheduler.states
         return [
             node_record(node, states[node.index], pulled=node.node_id in self._pulled)
-            for node in self.walk.nodes
+            for node in self.scheduler.nodes
             if states[node.index].status.ended and states[node.index].status is not NodeStatus.FINISHED
         ]
 
@@ -155,7 +155,7 @@ class TimelessTask:
             status=self.status,
             status_history=[*self._history, _change(TaskStatus.RUNNING, self.status)],
             nodes=self._unfinished(),
-            handled_failures=self.walk.handled_failures,
+            handled_failures=self.scheduler.handled_failures,
             reason=self.reason,
         )
 

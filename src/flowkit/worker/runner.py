@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio import worker as temporal
 
-from flowkit.activities.attempts import Host
+from flowkit.activities.attempts import WorkerContext
 from flowkit.activities.background import Health
 from flowkit.activities.batches.batch_sources import InputSettings
 from flowkit.activities.echo import EchoHandler
-from flowkit.activities.handler_calls import Hooks
+from flowkit.activities.handler_calls import HandlerInvoker
 from flowkit.activities.handlers import RoleHandler
-from flowkit.activities.loop_portal import HomeLoop
+from flowkit.activities.loop_portal import LoopPortal
 from flowkit.activities.processes import ProcessPool
-from flowkit.activities.roles import RoleActivities, RoleHost
+from flowkit.activities.roles import RoleActivities, RoleContext
 from flowkit.activities.threads import Threads
-from flowkit.activities.worker_registration import Presence
+from flowkit.activities.worker_registration import WorkerRegistration
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.notifications import ByteBudget
 from flowkit.adapters.tasks.task_store import TaskStore
@@ -89,7 +89,7 @@ class Worker:
         self._tasks = TaskStore(db)
         self._artifacts = ArtifactStore(db)
         self._thread: WorkerThread | None = None
-        self._presence: Presence | None = None
+        self._registration: WorkerRegistration | None = None
         self._threads: Threads | None = None
         self._processes: ProcessPool | None = None
         self._check_handlers()
@@ -133,17 +133,17 @@ class Worker:
         _logger.info("worker %s runs %s (process %d)", self.worker_id, ", ".join(self.roles), os.getpid())
 
     async def open(self) -> RoleActivities:
-        """All of a start but the polling: indexes, presence, and the activities to poll for; `stop` gives it back."""
+        """All of a start but the polling: indexes, registration, and the activities to poll for; `stop` gives it back."""
         await self._artifacts.prepare()
-        presence = self._new_presence()
-        await presence.prepare()
-        activities = self._activities(presence.events)
-        self._presence = presence
-        await presence.start()
+        registration = self._new_registration()
+        await registration.prepare()
+        activities = self._activities(registration.events)
+        self._registration = registration
+        await registration.start()
         return activities
 
-    def _new_presence(self) -> Presence:
-        return Presence(
+    def _new_registration(self) -> WorkerRegistration:
+        return WorkerRegistration(
             self.db,
             worker_id=self.worker_id,
             roles=self.roles,
@@ -159,17 +159,17 @@ class Worker:
         self._threads = Threads(slots, "flowkit-hook")
         if self.cfg.executor == "process":
             self._processes = ProcessPool(self.handlers, processes=self.cfg.process_workers)
-        host = Host(
+        host = WorkerContext(
             tasks=self._tasks,
-            home=HomeLoop(),
+            portal=LoopPortal(),
             worker_id=self.worker_id,
             hb_interval_sec=self.cfg.hb_interval_sec,
             cancel_poll_sec=self.cfg.db_cancel_poll_ms / 1000,
         )
-        roles = RoleHost(
+        roles = RoleContext(
             artifacts=self._artifacts,
             handlers=self.handlers,
-            hooks=Hooks(self._threads),
+            invoker=HandlerInvoker(self._threads),
             inputs=self._inputs(slots),
             processes=self._processes,
             clock=self.clock,
@@ -201,9 +201,9 @@ class Worker:
         thread, self._thread = self._thread, None
         if thread is not None:
             await thread.stop()
-        presence, self._presence = self._presence, None
-        if presence is not None:
-            await presence.stop()
+        registration, self._registration = self._registration, None
+        if registration is not None:
+            await registration.stop()
         if self._threads is not None:
             self._threads.close()
         if self._processes is not None:
@@ -211,14 +211,14 @@ class Worker:
 
     def health(self) -> Health:
         """Whether attempts are run here now, what has ended that, and how the background loops do. Asks no server."""
-        thread, presence = self._thread, self._presence
+        thread, registration = self._thread, self._registration
         error = thread.error if thread is not None else None
-        loops = () if presence is None else (presence.loop.health, presence.events.loop.health)
+        loops = () if registration is None else (registration.loop.health, registration.events.loop.health)
         return Health(
             running=thread is not None and thread.alive,
             error=None if error is None else str(error) or type(error).__name__,
             loops=loops,
-            lost_events=0 if presence is None else presence.events.lost,
+            lost_events=0 if registration is None else registration.events.lost,
         )
 
     async def wait_stopped(self) -> None:

@@ -84,7 +84,7 @@ def task_end(plan: TaskPlan) -> TaskEnd:
         nodes=ends,
         handled_failures=tuple(node.node_id for node in failed if node.allow_failure),
         stats=dict(_stats(plan.nodes, ends)),
-        books=dict(_books(plan.nodes, ends)),
+        books=dict(_aggregates(plan.nodes, ends)),
         stops=bool(minded) and not plan.continues,
     )
 
@@ -210,7 +210,9 @@ def _sums(end: NodeEnd, *, mean: bool) -> dict[str, float]:
     return {**shares, **{name: float(value) for name, value in end.final.items()}}
 
 
-def _books(nodes: Collection[NodePlan], ends: Mapping[str, NodeEnd]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _aggregates(
+    nodes: Collection[NodePlan], ends: Mapping[str, NodeEnd]
+) -> Iterator[tuple[str, dict[str, Any]]]:
     for node in nodes:
         if node.call and node.call.fn == "merge.generic" and ends[node.node_id].status == FINISHED:
             uids = [uid for name in node.parents for uid in ends[name].rows]

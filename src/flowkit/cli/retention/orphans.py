@@ -78,7 +78,7 @@ async def close_orphans(where: Where, namespace_id: str, *, dry_run: bool) -> in
         closed = 0
         async for page in tasks.pages_of(namespace_id):
             for document in (each for each in page if isinstance(each.get("id"), str)):
-                closed += await tasks.abandon(document["id"], document.get("run_id"), LOST, time.time())
+                closed += await tasks.close_orphan(document["id"], document.get("run_id"), LOST, time.time())
         return closed
 
 

@@ -13,7 +13,7 @@ from tests.contract.drivers import DRIVERS, connected
 from tests.contract.recording import RecordingDatabase, conflicts
 from tests.integration.world import eventually
 
-from flowkit.activities.worker_registration import Presence
+from flowkit.activities.worker_registration import WorkerRegistration
 from flowkit.adapters.mongo import moment
 from flowkit.adapters.worker_events import WorkerEvents, done
 from flowkit.adapters.worker_registry import WorkerRegistry
@@ -212,8 +212,8 @@ async def test_every_call_says_in_short_that_no_server_answers(
 # --- presence of a process ----------------------------------------------------------------------------------
 
 
-def presence(db: Any, every_sec: float = 60.0) -> Presence:
-    return Presence(
+def presence(db: Any, every_sec: float = 60.0) -> WorkerRegistration:
+    return WorkerRegistration(
         db,
         worker_id=WORKER,
         roles=["crawler"],

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.examples import examples
 
 from flowkit.models import AttemptFailure, FailureKind, NodeState, RetryPolicy
-from flowkit.workflows.retry import MAX_LOSSES, Again, GiveUp, backoff, decide
+from flowkit.workflows.retry import MAX_LOSSES, Fail, Retry, backoff, decide
 
 BOOM = AttemptFailure(kind=FailureKind.FAILURE, code="boom", message="it broke")
 LOST = AttemptFailure(kind=FailureKind.LOSS, code="lease_lost", message="no heartbeat")
@@ -35,10 +35,10 @@ def failing(code: str, *, permanent: bool = False) -> AttemptFailure:
     return AttemptFailure(kind=FailureKind.FAILURE, code=code, message="why", permanent=permanent)
 
 
-def again(policy: RetryPolicy, failure: AttemptFailure, state: NodeState, chance: float = 0.0) -> float:
+def again(policy: RetryPolicy, failure: AttemptFailure, state: NodeState, random_value: float = 0.0) -> float:
     """Seconds until the next attempt, which there must be."""
-    decision = decide(policy, failure, state, chance)
-    assert isinstance(decision, Again)
+    decision = decide(policy, failure, state, random_value)
+    assert isinstance(decision, Retry)
     assert decision.why == failure.code
     return decision.after
 
@@ -48,24 +48,24 @@ def test_max_is_the_number_of_retries(retries: int) -> None:
     policy, state = RetryPolicy(max=retries), NodeState()
     for _ in range(retries):
         again(policy, BOOM, state)
-    assert decide(policy, BOOM, state, 0.0) == GiveUp(code="boom", message="it broke")
+    assert decide(policy, BOOM, state, 0.0) == Fail(code="boom", message="it broke")
     assert state.failures == retries + 1
 
 
 def test_by_default_a_node_is_retried_twice_after_300_seconds() -> None:
     state = NodeState()
     assert [again(RetryPolicy(), BOOM, state) for _ in range(2)] == [300.0, 300.0]
-    assert isinstance(decide(RetryPolicy(), BOOM, state, 0.0), GiveUp)
+    assert isinstance(decide(RetryPolicy(), BOOM, state, 0.0), Fail)
 
 
 @pytest.mark.parametrize("code", ["bad_input", "schema_mismatch"])
 def test_default_permanent_reasons_are_never_retried(code: str) -> None:
-    assert decide(RetryPolicy(), failing(code), NodeState(), 0.0) == GiveUp(code=code, message="why")
+    assert decide(RetryPolicy(), failing(code), NodeState(), 0.0) == Fail(code=code, message="why")
 
 
 def test_reasons_in_permanent_on_are_never_retried() -> None:
     policy = RetryPolicy(permanent_on=("teapot",))
-    assert isinstance(decide(policy, failing("teapot"), NodeState(), 0.0), GiveUp)
+    assert isinstance(decide(policy, failing("teapot"), NodeState(), 0.0), Fail)
 
 
 def test_permanent_on_replaces_the_default_reasons() -> None:
@@ -74,7 +74,7 @@ def test_permanent_on_replaces_the_default_reasons() -> None:
 
 def test_a_failure_that_calls_itself_permanent_is_never_retried() -> None:
     failure = failing("boom", permanent=True)
-    assert decide(RetryPolicy(max=9), failure, NodeState(), 0.0) == GiveUp(code="boom", message="why")
+    assert decide(RetryPolicy(max=9), failure, NodeState(), 0.0) == Fail(code="boom", message="why")
 
 
 def test_five_losses_are_forgiven_and_the_sixth_ends_the_node_as_worker_lost() -> None:
@@ -82,7 +82,7 @@ def test_five_losses_are_forgiven_and_the_sixth_ends_the_node_as_worker_lost() -
     for _ in range(5):
         again(policy, LOST, state)
     decision = decide(policy, LOST, state, 0.0)
-    assert isinstance(decision, GiveUp)
+    assert isinstance(decision, Fail)
     assert decision.code == "worker_lost"
     assert "lease_lost" in decision.message
     assert MAX_LOSSES == 5
@@ -122,8 +122,8 @@ def test_each_budget_is_used_up_by_its_own_kind_only(kinds: list[AttemptFailure]
         decision = decide(RetryPolicy(max=retries), failure, state, 0.0)
         failures, losses = (kinds[:at].count(kind) for kind in (BOOM, LOST))
         assert (state.failures, state.losses) == (failures, losses)
-        assert isinstance(decision, GiveUp) == (failures > retries or losses > MAX_LOSSES)
-        if isinstance(decision, GiveUp):
+        assert isinstance(decision, Fail) == (failures > retries or losses > MAX_LOSSES)
+        if isinstance(decision, Fail):
             return
 
 
@@ -147,7 +147,7 @@ def test_a_taken_epoch_never_takes_the_epoch_back() -> None:
 
 def test_a_fenced_attempt_ends_for_good_and_is_not_counted() -> None:
     state = NodeState()
-    assert decide(RetryPolicy(), FENCED, state, 0.0) == GiveUp(code="fenced", message="a newer attempt")
+    assert decide(RetryPolicy(), FENCED, state, 0.0) == Fail(code="fenced", message="a newer attempt")
     assert state == NodeState(free=True)
 
 
@@ -199,7 +199,7 @@ def test_the_1025th_yield_waits_like_the_one_before() -> None:
     coefficient=COEFFICIENTS,
     cap=st.none() | SECONDS,
     jitter=st.floats(0, 1),
-    chance=st.floats(0, 1),
+    random_value=st.floats(0, 1),
 )
 def test_no_count_and_no_policy_that_validation_allows_breaks_the_arithmetic(
     failure: AttemptFailure,
@@ -211,14 +211,14 @@ def test_no_count_and_no_policy_that_validation_allows_breaks_the_arithmetic(
     coefficient: float,
     cap: float | None,
     jitter: float,
-    chance: float,
+    random_value: float,
 ) -> None:
     policy = RetryPolicy(
         max=retries, backoff_sec=seconds, backoff_coefficient=coefficient, max_backoff_sec=cap, jitter=jitter
     )
     state = NodeState(failures=failures, losses=losses, yields=yielded, reason_code=failure.code)
-    decision = decide(policy, failure, state, chance)
-    if isinstance(decision, Again):
+    decision = decide(policy, failure, state, random_value)
+    if isinstance(decision, Retry):
         assert 0.0 <= decision.after <= YEAR_SEC
         assert isinstance(decision.after, float)
 
@@ -248,9 +248,9 @@ def test_a_cap_of_zero_retries_at_once() -> None:
     assert backoff(RetryPolicy(max_backoff_sec=0.0), 1, 0.0) == 0.0
 
 
-@pytest.mark.parametrize("chance, wait", [(0.0, 100.0), (0.5, 90.0), (1.0, 80.0)])
-def test_jitter_takes_off_its_part_of_the_wait_by_chance(chance: float, wait: float) -> None:
-    assert backoff(RetryPolicy(backoff_sec=100.0, jitter=0.2), 1, chance) == pytest.approx(wait)
+@pytest.mark.parametrize("random_value, wait", [(0.0, 100.0), (0.5, 90.0), (1.0, 80.0)])
+def test_jitter_takes_off_its_part_of_the_wait_by_chance(random_value: float, wait: float) -> None:
+    assert backoff(RetryPolicy(backoff_sec=100.0, jitter=0.2), 1, random_value) == pytest.approx(wait)
 
 
 def test_jitter_is_taken_off_the_capped_wait() -> None:
@@ -279,11 +279,11 @@ def test_a_steep_coefficient_never_breaks_a_late_retry(coefficient: float) -> No
     coefficient=st.floats(1, 100),
     jitter=st.floats(0, 1),
     retry=st.integers(1, 1000),
-    chance=st.floats(0, 1),
+    random_value=st.floats(0, 1),
 )
 def test_a_wait_lies_between_zero_and_what_it_would_be_without_jitter(
-    seconds: float, coefficient: float, jitter: float, retry: int, chance: float
+    seconds: float, coefficient: float, jitter: float, retry: int, random_value: float
 ) -> None:
     plain = RetryPolicy(backoff_sec=seconds, backoff_coefficient=coefficient)
     shaken = RetryPolicy(backoff_sec=seconds, backoff_coefficient=coefficient, jitter=jitter)
-    assert 0.0 <= backoff(shaken, retry, chance) <= backoff(plain, retry, chance) < math.inf
+    assert 0.0 <= backoff(shaken, retry, random_value) <= backoff(plain, retry, random_value) < math.inf

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.integration.world import let_pass
 
-from flowkit.adapters.notifications import ByteBudget, News, Newsroom
+from flowkit.adapters.notifications import ArtifactNotifier, ByteBudget, Subscription
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -29,7 +29,7 @@ async def in_time(work: Coroutine[None, None, None] | asyncio.Task[None]) -> Non
     await asyncio.wait_for(work, PATIENCE)
 
 
-async def is_told(news: News) -> bool:
+async def is_told(news: Subscription) -> bool:
     """Whether there is news already."""
     waiting = asyncio.create_task(news.wait(least=0, most=LONG))
     await settle()
@@ -41,7 +41,7 @@ async def is_told(news: News) -> bool:
 
 
 async def test_news_end_the_wait() -> None:
-    news = News()
+    news = Subscription()
     waiting = asyncio.create_task(news.wait(least=0, most=LONG))
     await settle()
     assert not waiting.done()
@@ -50,13 +50,13 @@ async def test_news_end_the_wait() -> None:
 
 
 async def test_news_that_came_before_the_wait_are_not_missed() -> None:
-    news = News()
+    news = Subscription()
     news.tell()
     await in_time(news.wait(least=0, most=LONG))
 
 
 async def test_news_do_not_end_the_wait_before_its_least() -> None:
-    news = News()
+    news = Subscription()
     news.tell()
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -65,19 +65,19 @@ async def test_news_do_not_end_the_wait_before_its_least() -> None:
 
 
 async def test_a_wait_without_news_ends_at_its_most() -> None:
-    await in_time(News().wait(least=0.01, most=0.05))
-    await in_time(News().wait(least=0.01, most=0.01))
+    await in_time(Subscription().wait(least=0.01, most=0.05))
+    await in_time(Subscription().wait(least=0.01, most=0.01))
 
 
 async def test_news_are_told_once() -> None:
-    news = News()
+    news = Subscription()
     news.tell()
     await in_time(news.wait(least=0, most=LONG))
     assert not await is_told(news)
 
 
 async def test_a_listener_hears_of_its_nodes_only() -> None:
-    room = Newsroom()
+    room = ArtifactNotifier()
     with room.listener("t", ["a", "b"]) as news:
         for task_id, node in (("t", "c"), ("other", "a"), ("", "")):
             room.tell(task_id, node)
@@ -87,7 +87,7 @@ async def test_a_listener_hears_of_its_nodes_only() -> None:
 
 
 async def test_all_listeners_of_a_node_hear_of_it() -> None:
-    room = Newsroom()
+    room = ArtifactNotifier()
     with room.listener("t", ["a"]) as one, room.listener("t", ["a", "b"]) as other:
         room.tell("t", "a")
         await in_time(one.wait(least=0, most=LONG))
@@ -95,7 +95,7 @@ async def test_all_listeners_of_a_node_hear_of_it() -> None:
 
 
 async def test_a_listener_that_has_gone_hears_nothing_and_leaves_nothing_behind() -> None:
-    room = Newsroom()
+    room = ArtifactNotifier()
     with room.listener("t", ["a"]) as kept:
         with pytest.raises(ValueError, match="over"), room.listener("t", ["a", "b"]) as gone:
             raise ValueError("over")

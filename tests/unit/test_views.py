@@ -11,15 +11,15 @@ from flowkit.graph.validation import parse_graph
 from flowkit.limits import LAST_ERROR_CHARS
 from flowkit.models import NodeState, NodeStatus, StatusChange, TaskStatus
 from flowkit.workflows import views
-from flowkit.workflows.scheduler import Walk
+from flowkit.workflows.scheduler import Scheduler
 
 FAILED = NodeState(status=NodeStatus.FAILED, epoch=1, reason_code="flaky", last_error="flaky: no")
 
 
-def walk(*states: NodeState, **graph: Any) -> Walk:
-    """A walk over unconnected nodes `n0`, `n1`, … in these states."""
+def walk(*states: NodeState, **graph: Any) -> Scheduler:
+    """A scheduler over unconnected nodes `n0`, `n1`, … in these states."""
     nodes = [node(f"n{i}") for i in range(len(states))]
-    return Walk(parse_graph({"nodes": nodes, **graph}), list(states))
+    return Scheduler(parse_graph({"nodes": nodes, **graph}), list(states))
 
 
 def test_a_task_that_failed_hard_is_stopped_for_the_failures_code() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flowkit.activities.attempts import AttemptFailed
 from flowkit.activities.batches.batch_sources import Input, InputSettings
-from flowkit.activities.handler_calls import Hooks
+from flowkit.activities.handler_calls import HandlerInvoker
 from flowkit.activities.handlers import RoleHandler
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.errors import BadInput, GraphError
@@ -280,7 +280,7 @@ async def refused(
     source = Input(
         attempt=attempt,
         handler=RoleHandler(),
-        hooks=Hooks(anything),
+        invoker=HandlerInvoker(anything),
         artifacts=anything,
         tasks=Nobody(),
         settings=InputSettings(strict=strict),

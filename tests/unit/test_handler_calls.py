@@ -1,4 +1,4 @@
-"""Hooks may be coroutines or plain functions, generators of either kind, or functions that return a list."""
+"""HandlerInvoker may be coroutines or plain functions, generators of either kind, or functions that return a list."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.unit.turns import others_had_their_turn
 
 from flowkit.activities.batches.batch_sources import as_batch
-from flowkit.activities.handler_calls import Hooks
+from flowkit.activities.handler_calls import HandlerInvoker
 from flowkit.activities.handlers import Batch, BatchResult
 from flowkit.activities.roles import as_result
 from flowkit.activities.threads import Threads
@@ -32,20 +32,20 @@ def threads() -> Iterator[Threads]:
 
 
 @pytest.fixture
-def hooks(threads: Threads) -> Hooks:
-    return Hooks(threads)
+def invoker(threads: Threads) -> HandlerInvoker:
+    return HandlerInvoker(threads)
 
 
-async def call(hooks: Hooks, hook: Callable[..., Any], *args: Any) -> Any:
+async def call(invoker: HandlerInvoker, hook: Callable[..., Any], *args: Any) -> Any:
     """The hook's answer; TimeoutError when there is none."""
-    return await asyncio.wait_for(hooks.call(hook, *args), PATIENCE)
+    return await asyncio.wait_for(invoker.call(hook, *args), PATIENCE)
 
 
-async def all_of(hooks: Hooks, hook: Callable[..., Any], *args: Any) -> list[Any]:
+async def all_of(invoker: HandlerInvoker, hook: Callable[..., Any], *args: Any) -> list[Any]:
     """Everything that a hook yields."""
 
     async def collect() -> list[Any]:
-        return [item async for item in hooks.iterate(hook, *args)]
+        return [item async for item in invoker.iterate(hook, *args)]
 
     return await asyncio.wait_for(collect(), PATIENCE)
 
@@ -70,33 +70,33 @@ class Wrapped:
 # --- calls ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_coroutine_runs_on_the_loop(hooks: Hooks) -> None:
-    assert await call(hooks, here_async) == here()
+async def test_a_coroutine_runs_on_the_loop(invoker: HandlerInvoker) -> None:
+    assert await call(invoker, here_async) == here()
 
 
 @pytest.mark.parametrize("hook", [here, partial(here), lambda: here()])
-async def test_a_plain_function_runs_on_a_thread(hooks: Hooks, hook: Callable[[], str]) -> None:
-    assert (await call(hooks, hook)).startswith("hook")
+async def test_a_plain_function_runs_on_a_thread(invoker: HandlerInvoker, hook: Callable[[], str]) -> None:
+    assert (await call(invoker, hook)).startswith("hook")
 
 
-async def test_arguments_reach_the_hook(hooks: Hooks) -> None:
-    assert (await call(hooks, Wrapped(), "ran on")).startswith("ran on hook")
+async def test_arguments_reach_the_hook(invoker: HandlerInvoker) -> None:
+    assert (await call(invoker, Wrapped(), "ran on")).startswith("ran on hook")
 
 
-async def test_what_a_plain_function_returns_is_awaited_on_the_loop(hooks: Hooks) -> None:
-    assert await call(hooks, lambda: here_async()) == here()
+async def test_what_a_plain_function_returns_is_awaited_on_the_loop(invoker: HandlerInvoker) -> None:
+    assert await call(invoker, lambda: here_async()) == here()
 
 
-async def test_a_blocked_plain_function_leaves_the_loop_alone(hooks: Hooks) -> None:
+async def test_a_blocked_plain_function_leaves_the_loop_alone(invoker: HandlerInvoker) -> None:
     released = threading.Event()
-    blocked = asyncio.create_task(call(hooks, partial(released.wait, PATIENCE)))
-    assert await call(hooks, here_async) == here()
+    blocked = asyncio.create_task(call(invoker, partial(released.wait, PATIENCE)))
+    assert await call(invoker, here_async) == here()
     assert not blocked.done()
     released.set()
     assert await blocked is True
 
 
-async def test_context_variables_are_seen_on_the_thread_and_do_not_leak_back(hooks: Hooks) -> None:
+async def test_context_variables_are_seen_on_the_thread_and_do_not_leak_back(invoker: HandlerInvoker) -> None:
     trace: contextvars.ContextVar[str] = contextvars.ContextVar("trace", default="nothing")
     trace.set("a request")
 
@@ -105,34 +105,36 @@ async def test_context_variables_are_seen_on_the_thread_and_do_not_leak_back(hoo
         trace.set("changed")
         return seen
 
-    assert await call(hooks, look) == "a request"
+    assert await call(invoker, look) == "a request"
     assert trace.get() == "a request"
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyError("no"), asyncio.CancelledError("no")])
-async def test_what_a_plain_function_raises_is_raised_here(hooks: Hooks, error: BaseException) -> None:
+async def test_what_a_plain_function_raises_is_raised_here(
+    invoker: HandlerInvoker, error: BaseException
+) -> None:
     def fail() -> None:
         raise error
 
     with pytest.raises(type(error)):
-        await call(hooks, fail)
+        await call(invoker, fail)
 
 
-async def test_a_stop_iteration_of_a_plain_hook_is_an_error_and_no_hang(hooks: Hooks) -> None:
+async def test_a_stop_iteration_of_a_plain_hook_is_an_error_and_no_hang(invoker: HandlerInvoker) -> None:
     nothing: Iterator[int] = iter(())
     with pytest.raises(RuntimeError):
-        await asyncio.wait_for(hooks.call(lambda: next(nothing)), 3)
+        await asyncio.wait_for(invoker.call(lambda: next(nothing)), 3)
 
 
 # --- calls that nobody waits for any more -----------------------------------------------------------------------
 
 
 async def test_a_call_that_is_given_up_keeps_its_thread_but_not_its_slot(
-    hooks: Hooks, threads: Threads, caplog: pytest.LogCaptureFixture
+    invoker: HandlerInvoker, threads: Threads, caplog: pytest.LogCaptureFixture
 ) -> None:
     released = threading.Event()
-    stuck = [asyncio.create_task(call(hooks, partial(released.wait, PATIENCE))) for _ in range(2)]
-    waiting = asyncio.create_task(call(hooks, here))
+    stuck = [asyncio.create_task(call(invoker, partial(released.wait, PATIENCE))) for _ in range(2)]
+    waiting = asyncio.create_task(call(invoker, here))
     await others_had_their_turn()
     for each in stuck:
         each.cancel()
@@ -144,16 +146,18 @@ async def test_a_call_that_is_given_up_keeps_its_thread_but_not_its_slot(
         await others_had_their_turn()
 
 
-async def test_a_call_that_ends_by_its_cancel_leaves_no_thread_behind(hooks: Hooks, threads: Threads) -> None:
+async def test_a_call_that_ends_by_its_cancel_leaves_no_thread_behind(
+    invoker: HandlerInvoker, threads: Threads
+) -> None:
     def stop() -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        await call(hooks, stop)
+        await call(invoker, stop)
     assert threads.leaked == 0
 
 
-async def test_no_more_calls_run_at_once_than_there_are_slots(hooks: Hooks) -> None:
+async def test_no_more_calls_run_at_once_than_there_are_slots(invoker: HandlerInvoker) -> None:
     now, most, lock = 0, 0, threading.Lock()
 
     def count() -> None:
@@ -165,16 +169,16 @@ async def test_no_more_calls_run_at_once_than_there_are_slots(hooks: Hooks) -> N
         with lock:
             now -= 1
 
-    await asyncio.gather(*(call(hooks, count) for _ in range(20)))
+    await asyncio.gather(*(call(invoker, count) for _ in range(20)))
     assert most == 2
 
 
-async def test_the_wait_for_a_slot_is_no_time_of_the_attempt(hooks: Hooks) -> None:
+async def test_the_wait_for_a_slot_is_no_time_of_the_attempt(invoker: HandlerInvoker) -> None:
     clock, released = AttemptClock(), threading.Event()
-    stuck = [asyncio.create_task(call(hooks, partial(released.wait, PATIENCE))) for _ in range(2)]
+    stuck = [asyncio.create_task(call(invoker, partial(released.wait, PATIENCE))) for _ in range(2)]
     await others_had_their_turn()
     with measured_by(clock):
-        waiting = asyncio.create_task(call(hooks, here))
+        waiting = asyncio.create_task(call(invoker, here))
     await asyncio.wait([waiting], timeout=0.5)
     released.set()
     await asyncio.gather(waiting, *stuck)
@@ -214,19 +218,19 @@ FORMS: dict[str, Callable[[int], Any]] = {
 
 @pytest.mark.parametrize("upto", [0, 1, 5])
 @pytest.mark.parametrize("form", FORMS)
-async def test_every_form_yields_the_same(hooks: Hooks, form: str, upto: int) -> None:
-    assert await all_of(hooks, FORMS[form], upto) == list(range(upto))
+async def test_every_form_yields_the_same(invoker: HandlerInvoker, form: str, upto: int) -> None:
+    assert await all_of(invoker, FORMS[form], upto) == list(range(upto))
 
 
-async def test_every_step_of_a_plain_generator_runs_on_a_thread(hooks: Hooks) -> None:
+async def test_every_step_of_a_plain_generator_runs_on_a_thread(invoker: HandlerInvoker) -> None:
     def threads() -> Iterator[str]:
         yield here()
         yield here()
 
-    assert all(name.startswith("hook") for name in await all_of(hooks, threads))
+    assert all(name.startswith("hook") for name in await all_of(invoker, threads))
 
 
-async def test_a_plain_generator_is_asked_only_for_what_is_taken(hooks: Hooks) -> None:
+async def test_a_plain_generator_is_asked_only_for_what_is_taken(invoker: HandlerInvoker) -> None:
     made: list[int] = []
 
     def eager() -> Iterator[int]:
@@ -234,13 +238,15 @@ async def test_a_plain_generator_is_asked_only_for_what_is_taken(hooks: Hooks) -
             made.append(number)
             yield number
 
-    stream = hooks.iterate(eager)
+    stream = invoker.iterate(eager)
     assert [await anext(stream), await anext(stream)] == [0, 1]
     assert made == [0, 1]
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
-async def test_what_a_generator_raises_after_some_items_is_raised_here(hooks: Hooks, kind: str) -> None:
+async def test_what_a_generator_raises_after_some_items_is_raised_here(
+    invoker: HandlerInvoker, kind: str
+) -> None:
     def plain() -> Iterator[int]:
         yield 1
         raise ConnectionError("the source broke")
@@ -249,22 +255,22 @@ async def test_what_a_generator_raises_after_some_items_is_raised_here(hooks: Ho
         yield 1
         raise ConnectionError("the source broke")
 
-    stream = hooks.iterate(plain if kind == "plain" else coroutine)
+    stream = invoker.iterate(plain if kind == "plain" else coroutine)
     assert await anext(stream) == 1
     with pytest.raises(ConnectionError, match="the source broke"):
         await anext(stream)
 
 
 @pytest.mark.parametrize("nothing", [None, 7])
-async def test_what_yields_nothing_at_all_is_named(hooks: Hooks, nothing: object) -> None:
+async def test_what_yields_nothing_at_all_is_named(invoker: HandlerInvoker, nothing: object) -> None:
     def iter_batches() -> Any:
         return nothing
 
     with pytest.raises(TypeError, match=r"iter_batches must yield batches, not return (NoneType|int)"):
-        await all_of(hooks, iter_batches)
+        await all_of(invoker, iter_batches)
 
 
-# --- what hooks return ------------------------------------------------------------------------------------------
+# --- what invoker return ------------------------------------------------------------------------------------------
 
 
 def test_a_result_and_a_batch_are_taken_as_they_are() -> None:

@@ -9,7 +9,7 @@ from tests.unit.graphs import node
 
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeRecord, NodeState, NodeStatus, RecordTask, TaskStatus
-from flowkit.workflows.document_activities import told
+from flowkit.workflows.document_activities import write_summary
 from flowkit.workflows.summaries import attempt_text, next_try, span, timer_text
 
 LONG_ID = "n" * 200
@@ -132,4 +132,4 @@ WRITES: list[tuple[RecordTask, str]] = [
 
 @pytest.mark.parametrize("write, name", WRITES, ids=[name for _, name in WRITES])
 def test_a_write_of_the_engine_says_that_it_is_one_and_what_it_holds(write: RecordTask, name: str) -> None:
-    assert told(write) == name
+    assert write_summary(write) == name
