@@ -36,7 +36,7 @@ _LOCAL_TIMEOUT = timedelta(seconds=2)
 """Time limit of a local activity. The workflow receives no cancel requests while a local activity runs."""
 
 _MAX_LOCAL_STREAK = 50
-"""Local activities in a row. The next one is a regular activity, so that the workflow receives cancel requests."""
+"""Longest run of local activities. A regular activity follows, so that the workflow receives cancel requests."""
 
 _NO_TIMEOUT = timedelta(days=365)
 """Temporal requires a timeout. The executor enforces a node's `timeout_sec`, because it does not count outages."""
