@@ -145,7 +145,7 @@ class UnknownTask(FlowKitError, LookupError):
 
 
 class TaskFailed(FlowKitError):
-    """The task has failed, so it has no result."""
+    """The task whose result was requested has failed."""
 
     code = "task_failed"
 
@@ -158,7 +158,7 @@ class TaskFailed(FlowKitError):
 
 
 class TaskCancelled(FlowKitError):
-    """The task was cancelled, so it has no result."""
+    """The task whose result was requested was cancelled."""
 
     code = "task_cancelled"
 
