@@ -56,7 +56,7 @@ def cut_utf8(text: str, limit: int) -> str:
 def fair_level(sizes: Iterable[int], room: int) -> int:
     """Return the largest cap, in bytes, for which all of `sizes` together fit into `room`.
 
-    Only sizes above the cap are reduced, so the longest items are cut first.
+    Only sizes above the cap are reduced, so only the largest items shrink.
     """
     rest, level = room, 0
     ordered = sorted(sizes)
@@ -68,7 +68,7 @@ def fair_level(sizes: Iterable[int], room: int) -> int:
 
 
 def cut_fairly(texts: Sequence[str | None], room: int) -> list[str | None]:
-    """Return `texts`, truncated so that their JSON has at most `room` bytes; the longest are cut first.
+    """Return `texts`, truncated so that their JSON has at most `room` bytes; the longest are truncated first.
 
     If each text could keep only a few letters, all of them become None.
     """

@@ -21,7 +21,7 @@ NODE_IO_BYTES = 64_000
 """Largest `io` of one node."""
 
 MAX_NODES = 5_000
-"""Default number of nodes that one graph may have; `CoordinatorConfig.max_nodes` overrides it."""
+"""Maximum number of nodes in a graph; `CoordinatorConfig.max_nodes` overrides it."""
 
 MAX_RETRIES = 10_000
 """Largest `retry_policy.max` of a node."""
@@ -42,16 +42,16 @@ PAYLOAD_BYTES = 1_900_000
 """Largest payload that FlowKit sends; Temporal rejects payloads of 2 MB."""
 
 STATUS_CHANGES = 100
-"""Most entries of `status_history`: the first ten and the latest. FlowKit counts the entries it drops in between."""
+"""Maximum number of entries in `status_history`: the first ten and the latest. FlowKit counts dropped entries."""
 
 BATCH_META_BYTES = 8_000_000
 """Largest BSON size of the metrics of one batch, which become the `meta` of its artifact."""
 
 VARS_KEYS = 256
-"""Most paths in one operation on a task's variables."""
+"""Maximum number of paths in one operation on a task's variables."""
 
 VARS_DEPTH = 14
-"""Most segments of a variable's path below `coordinator.vars`."""
+"""Maximum number of segments in a variable's path below `coordinator.vars`."""
 
 VARS_PATH_CHARS = 512
 """Longest path of a variable, including the prefix `coordinator.vars.`."""
@@ -78,4 +78,4 @@ CANCEL_REASON_CHARS = 1_000
 """Longest reason of a cancel request; longer ones are truncated."""
 
 LIST_TASKS = 10_000
-"""Most tasks that one call of `list_tasks` returns."""
+"""Maximum number of tasks that one call of `list_tasks` returns."""

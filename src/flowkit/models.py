@@ -179,7 +179,7 @@ class NodeState:
 
     status: NodeStatus = NodeStatus.QUEUED
     epoch: int = 0
-    """Epoch of the latest attempt, 0 before the first. Each attempt has a higher epoch than the one before."""
+    """Epoch of the latest attempt in any run; 0 if there was none. Each attempt has a higher epoch than the last."""
     generation: int = 0
     """Number of times the node was rerun."""
     failures: int = 0
