@@ -1,1 +1,1 @@
-"""Durable code: the Task workflow, the scheduler of one node, and the pure rules behind them."""
+"""Workflow code: the `Task` workflow, the execution of one node, and the pure scheduling rules they use."""

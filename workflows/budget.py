@@ -1,4 +1,4 @@
-"""Byte budgets: how large values are as UTF-8 JSON, and how texts are cut so that together they fit. Pure."""
+"""Byte budgets: measure values as UTF-8 JSON and truncate texts to fit a limit. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ _ELLIPSIS = "…"
 _ELLIPSIS_BYTES = len(_ELLIPSIS.encode())
 _LONGEST_ESCAPE = len("\\u0000")
 _LEAST_BYTES = 20
-"""A text that may keep no more than this is left out: a few letters say nothing."""
+"""Omit a text that could keep fewer bytes than this, because a few letters carry no information."""
 
 
 def json_size(value: object) -> int:
-    """Size of `value` as compact UTF-8 JSON, as Temporal stores it."""
+    """Return the size of `value` in bytes as compact UTF-8 JSON, the form in which Temporal stores it."""
     return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"))
 
 
 def cut_json(text: str, limit: int) -> str:
-    """`text`, cut so that its JSON between the quotes has `limit` bytes at most; a cut text ends in `…`."""
+    """Return `text`, truncated to at most `limit` bytes of JSON, not counting the quotes.
+
+    A truncated text ends in `…`.
+    """
     inner = json.dumps(text, ensure_ascii=False)[1:-1].encode("utf-8", "replace")
     if len(inner) <= limit:
         return text
@@ -32,7 +35,7 @@ def cut_json(text: str, limit: int) -> str:
 
 
 def _unescaped(head: str) -> str:
-    """The text behind the beginning of a JSON string, without an escape that was cut in two."""
+    """Decode the beginning of a JSON string; drop an escape sequence that truncation has split."""
     for dropped in range(_LONGEST_ESCAPE):
         try:
             text: str = json.loads(f'"{head[: len(head) - dropped]}"', strict=False)
@@ -43,7 +46,7 @@ def _unescaped(head: str) -> str:
 
 
 def cut_utf8(text: str, limit: int) -> str:
-    """`text`, cut so that it has `limit` bytes of UTF-8 at most; a cut text ends in `…`."""
+    """Return `text`, truncated to at most `limit` bytes of UTF-8. A truncated text ends in `…`."""
     encoded = text.encode("utf-8", "replace")
     if len(encoded) <= limit:
         return text
@@ -51,7 +54,10 @@ def cut_utf8(text: str, limit: int) -> str:
 
 
 def fair_level(sizes: Iterable[int], room: int) -> int:
-    """The largest size to which all of `sizes` can be cut so that their sum fits `room`: the longest are cut first."""
+    """Return the largest cap, in bytes, for which all of `sizes` together fit into `room`.
+
+    Only sizes above the cap are reduced, so only the largest items shrink.
+    """
     rest, level = room, 0
     ordered = sorted(sizes)
     for place, size in enumerate(ordered):
@@ -62,7 +68,10 @@ def fair_level(sizes: Iterable[int], room: int) -> int:
 
 
 def cut_fairly(texts: Sequence[str | None], room: int) -> list[str | None]:
-    """`texts`, cut so that their JSON has `room` bytes at most; where room is short, nearly empty ones become None."""
+    """Return `texts`, truncated so that their JSON has at most `room` bytes; the longest are truncated first.
+
+    If each text could keep only a few letters, all of them become None.
+    """
     sizes = [json_size(text) - 2 for text in texts if text]
     if sum(sizes) <= room:
         return list(texts)
@@ -73,7 +82,7 @@ def cut_fairly(texts: Sequence[str | None], room: int) -> list[str | None]:
 
 
 def split_by_size(items: Iterable[T], size: Callable[[T], int], room: int) -> Iterator[list[T]]:
-    """`items` in order, in parts of `room` bytes at most; an item that is larger is a part of its own."""
+    """Split `items`, in order, into parts of at most `room` bytes. A larger item forms a part of its own."""
     part: list[T] = []
     taken = 0
     for item in items:
@@ -88,7 +97,7 @@ def split_by_size(items: Iterable[T], size: Callable[[T], int], room: int) -> It
 
 
 def fitting(items: Iterable[T], size: Callable[[T], int], room: int) -> list[T]:
-    """The first of `items` that fit into `room` bytes together."""
+    """Return as many of the first `items` as fit into `room` bytes together."""
     kept: list[T] = []
     for item in items:
         room -= size(item)

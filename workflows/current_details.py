@@ -1,4 +1,4 @@
-"""What people see of a running task in Temporal: its status, search attributes and current details."""
+"""What Temporal shows of a running task: its status, search attributes and current details."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 _REFRESH_EVERY_SEC = 1.0
 _SECOND_REFRESH_SEC = 5.0
-"""A timer costs the server as much as half a node: it only draws what nobody drew meanwhile."""
+"""Delay of the second refresh. It is long because a timer costs the server as much as half a node."""
 
 
 class TaskDetails:
-    """The task's own status with its history, and the picture of its nodes."""
+    """Keep the task's status and status history, and publish the current details of the run."""
 
     def __init__(self, state: TaskState, graph: Graph, scheduler: Scheduler) -> None:
         self._state = state
@@ -36,19 +36,19 @@ class TaskDetails:
 
     @property
     def history(self) -> list[StatusChange]:
-        """The statuses that the task has had: the first and the latest."""
+        """The status changes of the task. A long history keeps only the first and the latest."""
         return self._state.status_history
 
     @property
     def omitted(self) -> int:
-        """How many entries `history` leaves out in its middle."""
+        """Number of entries dropped from the middle of `history`."""
         return self._state.status_history_omitted
 
     def _shorten(self) -> None:
         self._state.status_history_omitted += views.shorten(self.history)
 
     def set_status(self, status: TaskStatus) -> bool:
-        """Give the task a status; False when it has it already."""
+        """Set the task's status. Return False if the task already has it."""
         if status is self.status:
             return False
         at = workflow.now().timestamp()
@@ -61,7 +61,10 @@ class TaskDetails:
         return True
 
     def refresh(self) -> None:
-        """Bring the details up to date; a large graph is redrawn once a second at most, and then within five."""
+        """Update the current details.
+
+        The details of a large graph are updated at most once per second, and at the latest after five seconds.
+        """
         if len(self._scheduler.nodes) <= details.ROWS or self._refreshing and self._is_old():
             self._refresh_now()
         elif self._refreshing is None:
@@ -71,13 +74,13 @@ class TaskDetails:
         return workflow.now().timestamp() - self._refreshed_at >= _REFRESH_EVERY_SEC
 
     def finish(self, reason: str | None) -> None:
-        """Draw for the last time; `reason` tells why the task was stopped, if it was."""
+        """Publish the final details. `reason` says why the task was stopped; None if it was not stopped."""
         self._reason = reason
         self.stop()
         self._refresh_now()
 
     def stop(self) -> None:
-        """Leave no timer behind."""
+        """Cancel the refresh timer."""
         if self._refreshing is not None:
             self._refreshing.cancel()
             self._refreshing = None

@@ -1,6 +1,6 @@
-"""The Markdown that Temporal's Web UI shows as a run's current details. Pure.
+"""Render the Markdown that Temporal's Web UI shows as a run's current details. Pure.
 
-The Web UI shows about eight lines of it before one must scroll, so what matters comes first.
+The Web UI shows about eight lines without scrolling, so the most important information comes first.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from flowkit.workflows.scheduler import Scheduler
 
 ROWS = 40
-"""Nodes shown."""
+"""Largest number of nodes in the table."""
 
 BYTES = 20_000
-"""What Temporal keeps of a run's details."""
+"""Largest size of a run's current details that Temporal keeps."""
 
 _MORE_BYTES = 100
 
@@ -34,7 +34,7 @@ _LINE_BREAK = "  \n"
 _NAME_CHARS = 60
 _NOTE_CHARS = 80
 _NOTES_CHARS = 1_200
-"""What the notes of a small graph may have together; a note may always have `_NOTE_CHARS`."""
+"""Characters for all notes of a small graph together. Each note may always have `_NOTE_CHARS`."""
 
 _REASON_CHARS = 200
 _ROLES = 6
@@ -43,17 +43,17 @@ _PART_OF_AN_ADDRESS = re.compile(r"[A-Za-z0-9_.-]+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Home:
-    """Where the attempts of a task go: to task queues of this namespace, whose names begin with `queue`."""
+    """The namespace of a task and the prefix `queue` of the task queues that run its attempts."""
 
     namespace: str
     queue: str
 
 
 def render(status: TaskStatus, scheduler: Scheduler, home: Home, reason: str | None = None) -> str:
-    """A heading with counts, where to see the workers of running nodes, and a table of nodes."""
+    """Return Markdown with node counts, links to the task queues of running nodes, and a table of nodes."""
     shown = sorted(scheduler.nodes, key=lambda node: _RANK[scheduler.states[node.index].status])[:ROWS]
     room = max(_NOTE_CHARS, _NOTES_CHARS // len(shown))
-    top = _LINE_BREAK.join([_heading(status, scheduler, reason), *_whom_to_ask(scheduler, shown, home)])
+    top = _LINE_BREAK.join([_heading(status, scheduler, reason), *_queue_links(scheduler, shown, home)])
     above = [top, "", *_HEAD]
     every_row = (_row(node, scheduler.states[node.index], room) for node in shown)
     rows = fitting(every_row, _bytes_of, BYTES - _MORE_BYTES - sum(map(_bytes_of, above)))
@@ -68,13 +68,13 @@ def _bytes_of(line: str) -> int:
 
 def _heading(status: TaskStatus, scheduler: Scheduler, reason: str | None) -> str:
     counts, total = scheduler.counts(), len(scheduler.nodes)
-    told = ", ".join(f"{counts[kind]} {kind.value}" for kind in TELLING if counts[kind])
+    parts = ", ".join(f"{counts[kind]} {kind.value}" for kind in TELLING if counts[kind])
     why = f" ({_cell(reason, _REASON_CHARS)})" if reason else ""
-    return f"Task **{status.value}**{why}: {told}, of {total:,} node{'' if total == 1 else 's'}"
+    return f"Task **{status.value}**{why}: {parts}, of {total:,} node{'' if total == 1 else 's'}"
 
 
-def _whom_to_ask(scheduler: Scheduler, shown: list[Node], home: Home) -> list[str]:
-    """The workflow cannot tell whether a worker has taken an attempt; the page of the role's queue can."""
+def _queue_links(scheduler: Scheduler, shown: list[Node], home: Home) -> list[str]:
+    """Link to the task queues of running roles. Only these pages show whether a worker has taken an attempt."""
     running = (node for node in shown if scheduler.states[node.index].status is NodeStatus.RUNNING)
     roles = list(dict.fromkeys(node.type for node in running if not node.is_function))
     if not roles:
@@ -87,7 +87,7 @@ def _whom_to_ask(scheduler: Scheduler, shown: list[Node], home: Home) -> list[st
 
 @lru_cache(maxsize=1024)
 def _link(role: str, home: Home) -> str:
-    """To the page of the role's queue, from wherever the Web UI is served."""
+    """Link to the page of the role's task queue, relative to the root of the Web UI."""
     queue = f"{home.queue}.{role}"
     if all(_PART_OF_AN_ADDRESS.fullmatch(part) for part in (home.namespace, queue)):
         return f"[{role}](namespaces/{home.namespace}/task-queues/{queue})"
@@ -101,7 +101,7 @@ def _row(node: Node, state: NodeState, room: int) -> str:
 
 @lru_cache(maxsize=4096)
 def _cells(node_id: str, label: str, status: str, epoch: int, remark: str, room: int) -> str:
-    """One row; cached, because of all rows only one or two differ from the previous picture."""
+    """Return one row. Cached because usually only one or two rows change between two updates."""
     attempt = str(epoch) if epoch else ""
     names = (_cell(node_id, _NAME_CHARS), _cell(label, _NAME_CHARS), status)
     return "| " + " | ".join([*names, attempt, _cell(remark, room)]) + " |"

@@ -1,4 +1,4 @@
-"""The calls that keep a task's document: opening, recording, closing."""
+"""Call the activities that open, update and close the task document."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ _UNLIMITED_RETRIES = RetryPolicy(
     initial_interval=timedelta(seconds=0.2), maximum_interval=timedelta(seconds=10)
 )
 _SILENCE = timedelta(seconds=10)
-"""A write that a dead engine has taken along is tried elsewhere after this: `record` and `close_task` heartbeat."""
+"""Time after which Temporal retries a write whose engine crashed. `record` and `close_task` send heartbeats."""
 
 _WRITE_SEC = 60.0
 _WRITE_SEC_PER_NODE = 0.1
-"""A write takes milliseconds, but one of thousands of nodes may mark the end of each for those who pull from it."""
+"""A write takes milliseconds, but one for thousands of nodes may also write a complete marker for each of them."""
 
 _LOCAL_TIMEOUT = timedelta(seconds=2)
 _OPEN = "open the task in MongoDB"
 
 
 async def open_document(new: NewTask) -> Opened:
-    """Open the task; waits for a database that is away, raises ApplicationError when the engine refuses the task."""
+    """Open the task document and return the result. Waits while MongoDB is unavailable.
+
+    Raise ApplicationError when the engine rejects the task.
+    """
     info = workflow.info()
     opening = OpenTask(
         task_id=info.workflow_id,
@@ -53,7 +56,10 @@ async def open_document(new: NewTask) -> Opened:
 
 
 async def _open_locally(opening: OpenTask) -> Opened:
-    """One try without a round trip through the server; more would make the task deaf to cancels."""
+    """Try once as a local activity, which saves a round trip through the server.
+
+    There is no second try because the workflow receives no cancel requests during a local activity.
+    """
     opened: Opened = await workflow.execute_local_activity(
         "open_task",
         opening,
@@ -73,9 +79,9 @@ async def _execute_with_retries(
     *,
     longest: timedelta | None = None,
 ) -> Any:
-    """An ordinary activity on the engine's queue, retried until the database answers.
+    """Run a regular activity on the engine's task queue. Retry it until MongoDB responds.
 
-    With `longest` the activity heartbeats, and a silent one is tried elsewhere long before.
+    `longest` is the time limit of an activity that sends heartbeats. If heartbeats stop, Temporal retries it sooner.
     """
     return await workflow.execute_activity(
         name,
@@ -89,19 +95,19 @@ async def _execute_with_retries(
 
 
 def write_timeout(nodes: int) -> timedelta:
-    """Longest time of one write of so many nodes."""
+    """Return the time limit of one write that updates `nodes` nodes."""
     return timedelta(seconds=_WRITE_SEC + _WRITE_SEC_PER_NODE * nodes)
 
 
 async def record_document(record: RecordTask) -> None:
-    """Write what only the workflow knows."""
+    """Write the state that only the workflow knows to the task document."""
     await _execute_with_retries(
         "record", slim(record), write_summary(record), longest=write_timeout(len(record.nodes))
     )
 
 
 def write_summary(record: RecordTask) -> str:
-    """Name of that write."""
+    """Return the summary that the Web UI shows for this write."""
     nodes = len(record.nodes)
     also = "" if nodes == 0 else ", 1 node" if nodes == 1 else f", {nodes} nodes"
     what = "cancel flags" if record.cancel_reason else f"task {record.status.value}"
@@ -109,7 +115,7 @@ def write_summary(record: RecordTask) -> str:
 
 
 async def close_document(close: CloseTask, nodes: int) -> bool:
-    """Write the end of a task of so many nodes; False when there is no document."""
+    """Close the document of a task with `nodes` nodes. Return False if the document does not exist."""
     found: bool = await _execute_with_retries(
         "close_task", slim(close), "close the task in MongoDB", bool, longest=write_timeout(nodes)
     )

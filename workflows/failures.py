@@ -1,7 +1,7 @@
-"""What an attempt's error means to the workflow. Pure: reads Temporal's errors, decides nothing.
+"""Translate Temporal's errors into attempt failures. Pure: `retry` decides what happens next.
 
-Errors come from other processes, perhaps of a newer release or not ours at all, so nothing here relies on their form:
-an exception would fail the workflow task again and again.
+Errors come from other processes, which may run a newer release or other software. This module therefore accepts any
+form of error. An exception raised here would make the workflow task fail repeatedly.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from flowkit.models import AttemptFailure, FailureKind
 from flowkit.text import clean
 
 NATIVE_SHUTDOWN = "WorkerShutdown"
-"""Type of the error with which a stopping Temporal worker hands an attempt back."""
+"""Type of the error that a Temporal worker reports for an attempt when the worker shuts down."""
 
 
 NOT_REGISTERED = "NotFoundError"
-"""Type of the error with which Temporal's library says that a worker does not know an activity."""
+"""Type of the error that Temporal's SDK reports when a worker has not registered the activity."""
 
 _LARGEST_EPOCH = 2**31 - 1
 _UNNAMED = "unexpected_error"
 
 
 def read_failure(error: FailureError) -> AttemptFailure | None:
-    """The failure behind `error`; None when the attempt was cancelled."""
+    """Return the failure that `error` reports, or None if the attempt was cancelled."""
     match error.cause if isinstance(error, ActivityError) else error:
         case CancelledError():
             return None
@@ -70,7 +70,7 @@ def _reported(failure: ApplicationError) -> AttemptFailure:
 
 
 def _detailed(detail: dict[Any, Any], failure: ApplicationError) -> AttemptFailure:
-    """What an executor reported. Unknown keys are ignored, and an unknown kind is an ordinary failure."""
+    """Read the details of an executor's report. Ignore unknown keys; treat an unknown kind as a failure."""
     message = detail.get("message")
     return AttemptFailure(
         kind=_kind(detail["kind"]),
@@ -102,12 +102,12 @@ def _details(failure: ApplicationError) -> dict[Any, Any] | None:
 
 
 def is_reported(error: FailureError) -> bool:
-    """Whether an executor of ours has judged the attempt; else it was something on the way."""
+    """Return whether a FlowKit executor reported the error; otherwise Temporal or another component raised it."""
     failure = application_error(error)
     return failure is not None and _details(failure) is not None
 
 
 def application_error(error: BaseException) -> ApplicationError | None:
-    """The ApplicationError that `error` is or wraps (a local activity raises it bare)."""
+    """Return the ApplicationError that `error` is or wraps, or None. A local activity raises it unwrapped."""
     cause = error.cause if isinstance(error, ActivityError) else error
     return cause if isinstance(cause, ApplicationError) else None

@@ -1,4 +1,4 @@
-"""The door in front of the Task workflow: a start with more than one input fails instead of looping."""
+"""Interceptor that fails a task started with more than one input, instead of retrying it forever."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TASK = "Task"
 
 
 class SingleInputInterceptor(Interceptor):
-    """Refuses tasks with several inputs, which their `run` could not even be called with."""
+    """Reject tasks that have several inputs, because `Task.run` accepts only one."""
 
     def workflow_interceptor_class(
         self, input: WorkflowInterceptorClassInput
     ) -> type[WorkflowInboundInterceptor]:
-        """What stands between Temporal and a workflow."""
+        """Return the interceptor class for workflow executions."""
         return _SingleInputCheck
 
 

@@ -1,6 +1,6 @@
-"""One node, from its opened gate to its end: attempts, backoff, slots.
+"""Run one node from the opening of its gate to its end: attempts, backoff and slots.
 
-Acts only; what follows a failure is decided in `policy`.
+The module `retry` decides what follows a failure.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ _NATIVE_RETRY = RetryPolicy(
     backoff_coefficient=1.0,
     non_retryable_error_types=["TemporalTimeout:StartToClose", NOT_REGISTERED],
 )
-"""Temporal itself retries nothing but a lost heartbeat: everything an executor reports is non-retryable."""
+"""Temporal retries only attempts whose heartbeats stopped. Every error that an executor reports is non-retryable."""
 
 _ONE_TRY = RetryPolicy(maximum_attempts=1)
 _LOCAL_TIMEOUT = timedelta(seconds=2)
-"""A local activity makes the task deaf to cancels: what takes longer goes through the server."""
+"""Time limit of a local activity. The workflow receives no cancel requests while a local activity runs."""
 
 _MAX_LOCAL_STREAK = 50
-"""Local activities in a row, which one workflow task may hold; then one goes through the server, where cancels wait."""
+"""Longest run of local activities. A regular activity follows, so that the workflow receives cancel requests."""
 
 _NO_TIMEOUT = timedelta(days=365)
-"""Temporal asks for a timeout; `timeout_sec` of a node is enforced by the executor, which does not count outages."""
+"""Temporal requires a timeout. The executor enforces a node's `timeout_sec`, because it does not count outages."""
 
 _STEADY_SEC = 60.0
-"""An attempt that ran so long was no vain try: the waits after yields begin anew."""
+"""Run time after which an attempt counts as productive, so that the backoff after yields starts again."""
 
 _INPUT_OVERHEAD = 500
 
 
 async def run_node(context: NodeRunContext, node: Node, state: NodeState) -> NodeStatus | None:
-    """Run attempts of `node` until it finished or failed; None when it was stopped before."""
+    """Run attempts of `node` until it finishes or fails. Return None if the task stops before that."""
     while not context.draining():
         await _wait_for_retry(context, node, state)
         async with context.slot(node.type):
@@ -62,7 +62,7 @@ async def run_node(context: NodeRunContext, node: Node, state: NodeState) -> Nod
         if failure is None:
             state.last_error = state.reason_code = None
             return NodeStatus.FINISHED
-        if not _goes_on(context, node, state, failure):
+        if not _prepare_retry(context, node, state, failure):
             return NodeStatus.FAILED
         if state.next_retry_at is None:
             await context.repeating()
@@ -97,13 +97,16 @@ async def _attempt(context: NodeRunContext, node: Node, state: NodeState) -> Att
     except FailureError as error:
         if (workflow.now() - began).total_seconds() >= _STEADY_SEC:
             state.yields = 0
-        unasked = AttemptFailure(kind=FailureKind.FAILURE, code="cancelled_by_worker")
-        return read_failure(error) or unasked
+        unrequested_cancel = AttemptFailure(kind=FailureKind.FAILURE, code="cancelled_by_worker")
+        return read_failure(error) or unrequested_cancel
     return None
 
 
 async def _execute(context: NodeRunContext, node: Node, state: NodeState) -> None:
-    """Run an attempt. Its result is not decoded: nothing depends on it, and a newer worker may return anything."""
+    """Run an attempt.
+
+    The result is not decoded because the workflow does not use it, and a newer worker may return a different type.
+    """
     given, settings = slim(attempt_input(context, node, state)), context.settings
     if _use_local_activity(context, node) and await _executed_quickly(node, state, given):
         return
@@ -123,7 +126,7 @@ async def _execute(context: NodeRunContext, node: Node, state: NodeState) -> Non
 
 
 def queue_of(node: Node, settings: Settings) -> str:
-    """The task queue of a node's attempts: its role's, or the one of functions."""
+    """Return the task queue of a node's attempts: the queue of its role, or the queue of coordinator functions."""
     if not node.is_function:
         return f"{settings.queue}.{node.type}"
     own = node.io.fn in settings.local_functions
@@ -138,7 +141,10 @@ def _use_local_activity(context: NodeRunContext, node: Node) -> bool:
 
 
 async def _executed_quickly(node: Node, state: NodeState, given: dict[str, Any]) -> bool:
-    """One try of a built-in function without a round trip through the server; False when that did not work."""
+    """Try a built-in function once as a local activity, which saves a round trip through the server.
+
+    Return False if the try failed for a reason other than a cancel or an error that the function reported.
+    """
     try:
         await workflow.execute_local_activity(
             node.io.fn,
@@ -156,7 +162,7 @@ async def _executed_quickly(node: Node, state: NodeState, given: dict[str, Any])
 
 
 def attempt_input(context: NodeRunContext, node: Node, state: NodeState) -> AttemptInput:
-    """What the executor of the node's current attempt gets."""
+    """Return the input of the node's current attempt."""
     settings = context.settings
     return AttemptInput(
         task_id=context.task_id,
@@ -177,7 +183,8 @@ def attempt_input(context: NodeRunContext, node: Node, state: NodeState) -> Atte
     )
 
 
-def _goes_on(context: NodeRunContext, node: Node, state: NodeState, failure: AttemptFailure) -> bool:
+def _prepare_retry(context: NodeRunContext, node: Node, state: NodeState, failure: AttemptFailure) -> bool:
+    """Store the decision about a failed attempt in `state`. Return whether the node runs again."""
     random_value = workflow.random().random() if node.retry_policy.jitter else 0.0
     decision = decide(node.retry_policy, failure, state, random_value)
     if isinstance(decision, Retry):
@@ -192,6 +199,6 @@ def _goes_on(context: NodeRunContext, node: Node, state: NodeState, failure: Att
 
 
 def note_failure(state: NodeState, code: str, message: str) -> None:
-    """Keep what documents and people are told of a failure."""
+    """Store the reason code and the error text of a failure in `state`, truncated to their limits."""
     state.reason_code = code[:REASON_CODE_CHARS]
     state.last_error = (f"{code}: {message}" if message and message != code else code)[:LAST_ERROR_CHARS]

@@ -1,4 +1,4 @@
-"""What the nodes of one task share while they run: slots, the budget of inputs, and what the main loop is asked."""
+"""State that the nodes of one task share while they run: slots, the input budget and callbacks to the main loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SharedSlots:
-    """`Slots` to be awaited."""
+    """Asynchronous interface to `Slots`."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -30,15 +30,15 @@ class SharedSlots:
 
     @asynccontextmanager
     async def slot(self, role: str) -> AsyncIterator[None]:
-        """A slot for an attempt of `role`; waits for its turn."""
+        """Hold a slot for an attempt of `role`. Waits until one is free."""
         if not self._slots.take(role):
-            await self._turn(role)
+            await self._wait_for_slot(role)
         try:
             yield
         finally:
             self._give_back(role)
 
-    async def _turn(self, role: str) -> None:
+    async def _wait_for_slot(self, role: str) -> None:
         self._tickets += 1
         ticket, granted = self._tickets, asyncio.get_running_loop().create_future()
         self._granted[ticket] = granted
@@ -59,45 +59,46 @@ class SharedSlots:
                 granted.set_result(None)
 
 
-async def _at_once() -> None:
-    """Nothing to wait for."""
+async def _no_wait() -> None:
+    """Return immediately."""
 
 
 @dataclass(kw_only=True)
 class NodeRunContext:
-    """What all nodes of one task share while they run."""
+    """State and callbacks that all nodes of one task share while they run."""
 
     task_id: str
     settings: Settings
     draining: Callable[[], bool]
-    """Whether no attempt may begin any more; asked right before each."""
+    """Return whether the task has stopped starting attempts. Called immediately before each attempt."""
     epoch_of: Callable[[str], int]
-    """Epoch of an ended node, 0 while it is open."""
+    """Return the epoch of a node that has ended, or 0 while the node is open."""
     on_retry_state_change: Callable[[int], None]
-    """Told when a node begins to wait for its retry, and when it goes on."""
+    """Called when a node starts to wait for its retry and when its next attempt starts."""
     progress_of: Callable[[Node], int] = lambda node: 0
-    """A number that changes when a source of a pulling node begins an attempt or ends."""
+    """Return a number that changes when a source of a pulling node starts an attempt or ends."""
     is_only_running_node: Callable[[], bool] = lambda: False
-    """Whether only one node is open, so that a local activity holds nobody up."""
-    repeating: Callable[[], Awaitable[None]] = _at_once
-    """Awaited before a node runs again at once, after an attempt that needs no wait."""
+    """Return whether only one node runs, so that a local activity delays no other node."""
+    repeating: Callable[[], Awaitable[None]] = _no_wait
+    """Awaited before a node runs again without backoff."""
     in_flight: int = 0
+    """Number of attempts that are scheduled or running."""
     local_streak: int = 0
-    """Local activities since the last ordinary one."""
+    """Number of local activities since the last regular activity."""
     _windows: dict[str, asyncio.Semaphore] = field(default_factory=dict)
     _reserved: int = 0
     _reserved_at: int = -1
     _budget: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def slot(self, role: str) -> AbstractAsyncContextManager[None]:
-        """A slot for an attempt of `role`, held while it runs."""
+        """Return a context manager that holds a slot for an attempt of `role`."""
         if self._shared is not None:
             return self._shared.slot(role)
         return self._windows.setdefault(role, asyncio.Semaphore(self.settings.window))
 
     @cached_property
     def _shared(self) -> SharedSlots | None:
-        """Slots shared by all roles; None for tasks of an earlier release, whose histories know only windows."""
+        """The slots that all roles share. None for tasks of an earlier release, whose histories use only windows."""
         limit, window = self.settings.max_in_flight, self.settings.window
         return SharedSlots(Slots(limit=limit, window=window)) if limit else None
 
@@ -111,7 +112,7 @@ class NodeRunContext:
             self.in_flight -= 1
 
     async def reserve_input_bytes(self, size: int) -> None:
-        """Wait for a later workflow task when this one already schedules too many bytes of input."""
+        """Reserve `size` bytes of input. Waits for a later workflow task if this one already schedules too many."""
         async with self._budget:
             while not self._fits_budget(size):
                 await workflow.sleep(0.001, summary="next batch of starts")

@@ -1,4 +1,4 @@
-"""How a run of the Task workflow begins: with a new task, or with the state of the run before."""
+"""Start a run of the `Task` workflow: open a new task, or restore the state of the previous run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from flowkit.models import Graph
 
 _REFUSAL_CHARS = 8_000
-"""A refusal names up to ten problems, of which one may name a cycle of thousands of nodes."""
+"""Largest message of a rejection. It lists up to ten problems; one of them may be a cycle of thousands of nodes."""
 
 
 async def enter(task: RawValue | None) -> tuple[TaskState, Graph]:
-    """The state and graph to scheduler: of the previous run, or of a task that is opened now.
+    """Return the state and the graph of the task, from the previous run or from opening the task now.
 
-    Only the first run validates: a task keeps running under the rules that accepted it.
+    Only the first run validates the graph, because a task continues under the rules that accepted it.
+    Raise ApplicationError when the input or the graph is not valid, or when the engine rejects the task.
     """
     given = None if task is None else _decoded(task)
     if workflow.info().continued_run_id and is_state(given):
@@ -44,13 +45,16 @@ async def enter(task: RawValue | None) -> tuple[TaskState, Graph]:
 def _decoded(task: RawValue) -> Any:
     try:
         return workflow.payload_converter().from_payload(task.payload)
-    except Exception as error:  # noqa: BLE001 - whatever a decoder raises, the task must fail and say why
+    except Exception as error:  # noqa: BLE001 - for any decoding error, the task must fail and report the reason
         problem = "the input of a task is one JSON object; this one cannot be read"
         raise _refusal(GraphError([f"{problem}: {str(error)[:200]}"])) from None
 
 
 def _accepted(new: NewTask) -> Graph:
-    """The graph of a new task; refuses it by today's rules, unless the task was opened under earlier ones."""
+    """Return the graph of a new task.
+
+    Raise ApplicationError if the current rules reject it, unless the task was opened under earlier rules.
+    """
     try:
         return parse_graph(new.graph, params=new.params, max_nodes=None)
     except GraphError as error:
@@ -61,7 +65,7 @@ def _accepted(new: NewTask) -> Graph:
 
 
 def _accepted_before(new: NewTask) -> Graph | None:
-    """The graph by the rules of the first release, None when these refuse it too."""
+    """Return the graph under the rules of the first release, or None if those rules reject it too."""
     try:
         return parse_graph(new.graph, params=new.params, max_nodes=None, rules=FIRST_RULES)
     except GraphError:

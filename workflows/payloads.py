@@ -1,4 +1,4 @@
-"""Records as the workflow sends them to activities. Pure."""
+"""Convert records to the payloads that the workflow sends to activities. Pure."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {
 
 
 def slim(record: AttemptInput | RecordTask | CloseTask | NodeRecord) -> dict[str, Any]:
-    """`record` as it travels, without default values: server, worker and every replay read each byte."""
+    """Return `record` as a dict without its default values.
+
+    This keeps payloads small, because the server, the worker and every replay read them.
+    """
     sent: dict[str, Any] = _ADAPTERS[type(record)].dump_python(record, exclude_defaults=True)
     return sent

@@ -1,4 +1,7 @@
-"""Brings to the task's document what only the workflow knows; off the critical path, one write at a time."""
+"""Write state that only the workflow knows to the task document.
+
+The writes run in the background, one at a time, so they do not delay nodes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """Collects changed nodes and writes them together while the previous write is under way."""
+    """Collect changed nodes while a write is in progress, and write them together afterwards."""
 
     def __init__(self, write: Callable[[list[NodeRecord], str | None], Awaitable[None]]) -> None:
         self._write = write
@@ -24,23 +27,23 @@ class Recorder:
         self._running: asyncio.Task[None] | None = None
 
     def mark(self, record: NodeRecord) -> None:
-        """Write this node soon."""
+        """Schedule a write of this node."""
         self._dirty[record.index] = record
         self._start()
 
     def mark_task(self, cancel_reason: str | None = None) -> None:
-        """Write the task's own fields soon, with the cancel flags when a reason is given."""
+        """Schedule a write of the task's own fields. With `cancel_reason`, the write also sets the cancel flags."""
         self._task_dirty = True
         self._cancel_reason = cancel_reason or self._cancel_reason
         self._start()
 
     @property
     def idle(self) -> bool:
-        """Whether everything marked so far is written."""
+        """Whether no write is pending or in progress."""
         return self._running is None
 
     async def flushed(self) -> None:
-        """Wait until everything marked so far is written."""
+        """Wait until no write is pending or in progress."""
         while self._running is not None:
             await workflow.wait([self._running])
 

@@ -1,4 +1,4 @@
-"""What the workflow reports, within its byte budgets: writes to the document, and the query `status`. Pure."""
+"""Build what the workflow reports, within byte budgets: document writes and the result of the query `status`. Pure."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ TELLING = (
     NodeStatus.QUEUED,
     NodeStatus.FINISHED,
 )
-"""Statuses of nodes, those first that people look for."""
+"""Node statuses in display order: those that need attention come first."""
 
 _RANK = {status.value: place for place, status in enumerate(TELLING)}
 _FIELDS_BYTES = 200
-"""More than a node's record has besides its texts."""
+"""Upper bound for the size of a node's record without its texts."""
 
 _MOST_BYTES_OF_A_CHARACTER = 6
 
 
 def node_record(node: Node, state: NodeState, *, pulled: bool) -> NodeRecord:
-    """`state` as the document is to show it."""
+    """Return the record that writes `state` to the task document. `pulled`: whether another node pulls from it."""
     return NodeRecord(
         index=node.index,
         node_id=node.node_id,
@@ -50,12 +50,15 @@ def node_record(node: Node, state: NodeState, *, pulled: bool) -> NodeRecord:
 
 
 def pulled_nodes(nodes: Sequence[Node]) -> frozenset[str]:
-    """Ids of the nodes that somebody reads artifacts of."""
+    """Return the ids of the nodes whose artifacts other nodes pull."""
     return frozenset(source for node in nodes for source in node.pulls_from)
 
 
 def parts_of(record: RecordTask) -> list[RecordTask]:
-    """`record`, or several of REPORT_BYTES at most whose first has the cancel reason; failed nodes come first then."""
+    """Split `record` into records of at most REPORT_BYTES; return it unchanged if it fits.
+
+    When it is split, failed nodes come first, and only the first part has the cancel reason.
+    """
     if _is_surely_small(record.nodes):
         return [record]
     room = REPORT_BYTES - json_size(slim(replace(record, nodes=[])))
@@ -70,7 +73,7 @@ def parts_of(record: RecordTask) -> list[RecordTask]:
 
 
 def _is_surely_small(nodes: Sequence[NodeRecord]) -> bool:
-    """A quick look that spares most writes the exact one."""
+    """Return whether the nodes fit by a quick upper estimate, which saves most writes the exact measurement."""
     letters = sum(len(node.node_id) + len(node.last_error or "") for node in nodes)
     return _FIELDS_BYTES * len(nodes) + _MOST_BYTES_OF_A_CHARACTER * letters < REPORT_BYTES // 2
 
@@ -80,14 +83,15 @@ def _size(node: NodeRecord) -> int:
 
 
 def fitted(close: CloseTask) -> CloseTask:
-    """`close` in REPORT_BYTES, as far as cut error texts can bring it there; every node's status stays.
+    """Return `close` with error texts truncated so that it fits into REPORT_BYTES, if that is possible.
 
-    Ids of nodes are never cut, but of `handled_failures` only so many are kept as Temporal lets pass.
+    The status of every node and all node ids stay complete. `handled_failures` keeps only as many ids as fit into
+    PAYLOAD_BYTES, the limit for one payload.
     """
     bare = [replace(node, last_error=None) for node in close.nodes]
     taken = json_size(slim(replace(close, nodes=[], handled_failures=[]))) + sum(map(_size, bare))
-    handled = fitting(close.handled_failures, _listed, PAYLOAD_BYTES - taken)
-    room = REPORT_BYTES - taken - sum(map(_listed, handled)) - len(bare) * len(',"last_error":""')
+    handled = fitting(close.handled_failures, _entry_size, PAYLOAD_BYTES - taken)
+    room = REPORT_BYTES - taken - sum(map(_entry_size, handled)) - len(bare) * len(',"last_error":""')
     before = [node.last_error for node in close.nodes]
     errors = cut_fairly(before, room)
     return replace(
@@ -98,17 +102,17 @@ def fitted(close: CloseTask) -> CloseTask:
     )
 
 
-def _listed(text: str) -> int:
+def _entry_size(text: str) -> int:
     return json_size(text) + 1
 
 
 def status_view(status: TaskStatus, scheduler: Scheduler | None, result: TaskResult | None) -> dict[str, Any]:
-    """The result of the `status` query, in REPORT_BYTES.
+    """Return the result of the query `status`, in at most REPORT_BYTES.
 
-    In large graphs errors are cut first. Where that is not enough, nodes are left out, finished ones before all others.
+    For a large graph, error texts are truncated first. If that is not enough, nodes are omitted, finished nodes first.
     """
     room = REPORT_BYTES - _FIELDS_BYTES
-    handled = [] if result is None else fitting(result.handled_failures, _listed, room // 4)
+    handled = [] if result is None else fitting(result.handled_failures, _entry_size, room // 4)
     views = (
         []
         if scheduler is None
@@ -117,7 +121,7 @@ def status_view(status: TaskStatus, scheduler: Scheduler | None, result: TaskRes
     errors = [view["last_error"] for view in views]
     for view in views:
         view["last_error"] = None
-    kept, room = _most_telling(views, room - sum(map(_listed, handled)))
+    kept, room = _most_relevant(views, room - sum(map(_entry_size, handled)))
     shown = cut_fairly([errors[index] for index in kept], room)
     for index, error in zip(kept, shown, strict=True):
         views[index]["last_error"] = error
@@ -131,8 +135,8 @@ def status_view(status: TaskStatus, scheduler: Scheduler | None, result: TaskRes
     }
 
 
-def _most_telling(views: Sequence[dict[str, Any]], room: int) -> tuple[list[int], int]:
-    """Places of the views that fit, in graph order, and the room that is left."""
+def _most_relevant(views: Sequence[dict[str, Any]], room: int) -> tuple[list[int], int]:
+    """Return the indexes of the views that fit into `room` bytes, in graph order, and the bytes that remain."""
     sizes = [json_size(view) + 1 for view in views]
     ranked = sorted(range(len(views)), key=lambda index: _RANK[views[index]["status"]])
     kept = sorted(fitting(ranked, sizes.__getitem__, room))

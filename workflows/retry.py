@@ -1,4 +1,4 @@
-"""What follows a failed attempt: another one, after how long, or the end of the node. Pure."""
+"""Decide whether to retry a node after a failed attempt, and after which backoff. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from flowkit.models import AttemptFailure, NodeState, RetryPolicy
 
 MAX_LOSSES = 5
-"""Executors a node may lose before it fails as `worker_lost`."""
+"""Budget of losses: with one more, the node fails as `worker_lost`."""
 
 _FREE_BACKOFF_MAX_SEC = 30.0
 _FREE_DOUBLINGS = 5
-"""Doublings of one second after which the wait has reached `_FREE_BACKOFF_MAX_SEC`."""
+"""Number of doublings after which a backoff of one second reaches `_FREE_BACKOFF_MAX_SEC`."""
 
 _LONGEST_BACKOFF_SEC = 365 * 24 * 3600.0
 _LARGEST_FACTOR = 1e9
@@ -24,7 +24,7 @@ _LARGEST_FACTOR = 1e9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retry:
-    """Try again after `after` seconds."""
+    """Decision to start the next attempt after `after` seconds; `why` is the reason code."""
 
     after: float
     why: str
@@ -32,7 +32,7 @@ class Retry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fail:
-    """The node has failed for good."""
+    """Decision that the node has failed permanently."""
 
     code: str
     message: str
@@ -41,10 +41,10 @@ class Fail:
 def decide(
     policy: RetryPolicy, failure: AttemptFailure, state: NodeState, random_value: float
 ) -> Retry | Fail:
-    """Count `failure` in `state` and decide.
+    """Count `failure` in `state` and decide whether to retry.
 
-    `random_value` lies in 0…1 and drives the jitter. Failures and losses are counted apart: `retry_policy.max` bounds the
-    first, MAX_LOSSES the second. Hand-overs, epoch conflicts and yields count against neither.
+    `retry_policy.max` limits failures, and MAX_LOSSES limits losses. Hand-overs, epoch conflicts and yields do not
+    count against any budget. `random_value`, from 0 to 1, determines the jitter.
     """
     state.free = failure.kind is not FailureKind.FAILURE
     match failure.kind:
@@ -72,7 +72,7 @@ def _after_loss(failure: AttemptFailure, state: NodeState) -> Retry | Fail:
 
 
 def free_backoff(count: int) -> float:
-    """Seconds before the next attempt after the `count`-th loss or yield (from 1): 1, 2, 4, … up to 30."""
+    """Return the backoff in seconds after the `count`-th loss or yield, counted from 1: 1, 2, 4, … up to 30."""
     doublings = min(max(count - 1, 0), _FREE_DOUBLINGS)
     return min(2.0**doublings, _FREE_BACKOFF_MAX_SEC)
 
@@ -86,7 +86,7 @@ def _after_failure(
 
 
 def backoff(policy: RetryPolicy, retry: int, random_value: float) -> float:
-    """Seconds before the `retry`-th retry (from 1)."""
+    """Return the backoff in seconds before retry number `retry`, counted from 1."""
     wait = policy.backoff_sec
     if policy.backoff_coefficient > 1.0 and wait > 0:
         steps = min(float(retry - 1), math.log(_LARGEST_FACTOR) / math.log(policy.backoff_coefficient))

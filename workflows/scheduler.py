@@ -1,7 +1,7 @@
-"""Which nodes may start, which can never start, and what a failure does to the others.
+"""Decide which nodes may start, which are skipped, and how a failure affects other nodes.
 
-Pure: no Temporal, no I/O, no clock. A `Scheduler` is fed with the ends of nodes and answers with the nodes whose gates
-have opened; the nodes whose gates can no longer open it skips by itself (spec: scheduling semantics, failure).
+Pure: no Temporal, no I/O, no clock. The workflow reports to a `Scheduler` which nodes have ended. The scheduler returns
+the nodes whose gates have opened, and skips nodes whose gates can no longer open (spec: scheduling semantics, failure).
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ if TYPE_CHECKING:
     from flowkit.models import Graph, Node
 
 _INHERITED = (SkipReason.UPSTREAM_FAILED, SkipReason.CONDITION, SkipReason.ROUTING, SkipReason.USER)
-"""Reasons a child takes over from its parents, the strongest first."""
+"""Skip reasons that a child inherits from its parents, in order of precedence."""
 
 _TOLERATED = frozenset({SkipReason.CONDITION, SkipReason.ROUTING, SkipReason.USER})
-"""Skips that an `all` gate accepts as long as some other parent finished."""
+"""Skip reasons that an `all` gate accepts if at least one parent finished."""
 
 
 @dataclass(slots=True)
 class Gate:
-    """How far a node's parents have come."""
+    """The state of a node's fan-in: counts of its parents by how they ended."""
 
     open_parents: int
     finished: int = 0
     blocked: int = 0
-    """Parents that ended in a way no `all` gate accepts."""
+    """Parents that ended in a way that closes an `all` gate."""
     reason: SkipReason | None = None
-    """Why the node would be skipped, should its gate never open."""
+    """The skip reason of the node if its gate closes."""
 
 
 class Scheduler:
-    """The state of one task's graph.
+    """Schedule the nodes of one task's graph.
 
-    `states` are changed in place and are all there is to carry: a scheduler built anew from them goes on where the old one
-    stopped.
+    The scheduler changes `states` in place. They are its complete state: a new scheduler created from them continues
+    where the previous one stopped.
     """
 
     def __init__(self, graph: Graph, states: list[NodeState]) -> None:
         self.nodes: Sequence[Node] = graph.nodes
         self.states = states
         self.changed: set[int] = set()
-        """Nodes that the scheduler itself has ended and whose documents do not show it yet."""
+        """Indexes of nodes with a status change that the workflow must still write to the task document."""
         self._on_failure = graph.on_node_failure
         self._children = _children(graph.nodes)
         self._depth = _depths(graph.nodes)
@@ -75,7 +75,7 @@ class Scheduler:
 
     @property
     def hard_failure(self) -> Node | None:
-        """The node whose permanent failure ends the whole task now, if there is one."""
+        """The node whose permanent failure stops the task, or None."""
         return None if self._hard_failure is None else self.nodes[self._hard_failure]
 
     @property
@@ -85,24 +85,24 @@ class Scheduler:
 
     @property
     def handled_failures(self) -> list[str]:
-        """Ids of failed nodes that nobody minds, in graph order."""
+        """Ids of failed nodes with `allow_failure`, in graph order."""
         return [node.node_id for node in self._failed() if node.allow_failure]
 
     def _failed(self) -> Iterator[Node]:
         return (node for node in self.nodes if self.states[node.index].status is NodeStatus.FAILED)
 
     def counts(self) -> Counter[NodeStatus]:
-        """Number of nodes by status."""
+        """Return the number of nodes with each status."""
         return Counter(state.status for state in self.states)
 
     def pop_ready(self) -> list[int]:
-        """Nodes whose gates have opened since the last call, in the order of their opening."""
+        """Return the indexes of nodes whose gates have opened since the last call, in the order of opening."""
         ready = [index for index in self._ready if not self.states[index].status.ended]
         self._ready.clear()
         return ready
 
     def end(self, index: int, status: NodeStatus, reason: SkipReason | None = None) -> None:
-        """End a node; skip whatever can no longer run because of it."""
+        """End a node with `status`, and skip the nodes whose gates can no longer open."""
         pending = [(self._depth[index], index)]
         while pending:
             _, at = heapq.heappop(pending)
@@ -122,7 +122,7 @@ class Scheduler:
         return self._gates[index].reason or SkipReason.UPSTREAM_FAILED
 
     def stop(self, ran: NodeStatus, skipped: SkipReason) -> None:
-        """End every open node: those that have begun become `ran`, the others are skipped."""
+        """End all open nodes. Nodes that had an attempt get the status `ran`; the others are skipped as `skipped`."""
         for index, state in enumerate(self.states):
             if not state.status.ended:
                 begun = state.epoch > 0
@@ -132,7 +132,7 @@ class Scheduler:
                 self._settle(index)
 
     def _settle(self, index: int) -> Iterable[int]:
-        """Count an ended node at its children's gates; answers the children that are still open."""
+        """Update the gates of an ended node's children. Return the children that are still open."""
         state, node = self.states[index], self.nodes[index]
         self._open -= 1
         hard = state.status is NodeStatus.FAILED and not node.allow_failure
@@ -143,7 +143,7 @@ class Scheduler:
             gate.open_parents -= 1
             gate.finished += state.status is NodeStatus.FINISHED
             gate.blocked += _blocks(state)
-            gate.reason = _stronger(gate.reason, _passed_on(state))
+            gate.reason = _stronger(gate.reason, _inherited_reason(state))
         return [child for child in self._children[index] if not self.states[child].status.ended]
 
     def _release(self, index: int) -> None:
@@ -184,7 +184,7 @@ def _children(nodes: Sequence[Node]) -> list[list[int]]:
 
 
 def _depths(nodes: Sequence[Node]) -> list[int]:
-    """Every parent's place in an order in which parents come first."""
+    """Return the position of each node in a topological order, in which parents come before their children."""
     order = TopologicalSorter({node.node_id: node.depends_on for node in nodes}).static_order()
     depth = {node_id: place for place, node_id in enumerate(order)}
     return [depth[node.node_id] for node in nodes]
@@ -196,7 +196,7 @@ def _blocks(state: NodeState) -> bool:
     return not (state.status is NodeStatus.SKIPPED and state.skip_reason in _TOLERATED)
 
 
-def _passed_on(state: NodeState) -> SkipReason | None:
+def _inherited_reason(state: NodeState) -> SkipReason | None:
     if state.status is NodeStatus.FINISHED:
         return None
     if state.status is NodeStatus.SKIPPED and state.skip_reason in _INHERITED:

@@ -1,4 +1,4 @@
-"""Who may begin an attempt while a task has as many in flight as it may. Pure."""
+"""Limit how many attempts of a task are in flight, and queue the nodes that wait for a slot. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections import Counter, deque
 
 
 class Slots:
-    """At most `limit` attempts of a task at once, and at most `window` of one role.
+    """Slots for at most `limit` attempts of a task at once, and at most `window` attempts of one role.
 
-    A slot that becomes free goes to the roles that wait, in turn, and within a role to the node that waits longest.
+    Waiting roles get free slots in turn. Within a role, the node that has waited longest gets the slot.
     """
 
     def __init__(self, *, limit: int, window: int) -> None:
@@ -16,30 +16,33 @@ class Slots:
         self._window = window
         self._taken: Counter[str] = Counter()
         self._waiting: dict[str, deque[int]] = {}
-        """Tickets by role; the roles in the order of their turns."""
+        """Waiting tickets by role; roles are in the order of their turns."""
 
     @property
     def in_use(self) -> int:
-        """Slots that are taken."""
+        """Number of slots in use."""
         return self._taken.total()
 
     def in_use_by(self, role: str) -> int:
-        """Slots that a role has taken."""
+        """Return the number of slots that `role` uses."""
         return self._taken[role]
 
     def take(self, role: str) -> bool:
-        """Take a slot if one is free. A free slot that the role may have is one that no waiting node may have."""
+        """Take a slot, and return whether one was free.
+
+        If one is free, no waiting node can use it, because the roles that wait have used up their windows.
+        """
         if not self._has_room(role):
             return False
         self._taken[role] += 1
         return True
 
     def wait(self, role: str, ticket: int) -> None:
-        """Queue up for a slot."""
+        """Add `ticket` to the nodes of `role` that wait for a slot."""
         self._waiting.setdefault(role, deque()).append(ticket)
 
     def give_back(self, role: str) -> list[int]:
-        """Return a slot; returns the tickets that have one now."""
+        """Free a slot of `role`. Return the tickets that get a slot now."""
         self._taken[role] -= 1
         granted: list[int] = []
         while (following := self._next_role()) is not None:
@@ -47,7 +50,7 @@ class Slots:
         return granted
 
     def leave(self, role: str, ticket: int) -> bool:
-        """Stop waiting; False when the ticket has its slot already, which then must be given back."""
+        """Stop waiting. Return False if the ticket already has its slot; the caller must then give it back."""
         queue = self._waiting.get(role, deque())
         if ticket not in queue:
             return False

@@ -1,8 +1,8 @@
-"""The form in which a task's state travels into the next run of its workflow. Pure.
+"""Encode a task's state as input of the next run of its workflow (continue-as-new). Pure.
 
-Temporal refuses payloads of 2 MB. Graph and params have 1 MB at most when a task begins, so what is carried besides
-them has 1 MB at most as well: nodes travel as columns, equal texts once, and texts that do not fit are cut, the
-longest first. Large parts are compressed on top of that.
+Temporal rejects payloads of 2 MB. The graph and params of a task have at most 1 MB, so the rest of the state may have
+at most 1 MB as well. To fit, nodes are encoded as columns, and equal texts are stored once. Texts that do not fit are
+truncated, the longest first. In addition, large parts are compressed.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ _REASON_OF = {letter: reason for reason, letter in _REASONS.items()}
 _COUNTS = ("epoch", "generation", "failures", "losses", "yields")
 _TEXTS = ("last_error", "reason_code")
 _PLAIN_BYTES = 1_000
-"""Up to this size nothing is compressed, so that people can read it in Temporal's Web UI."""
+"""Values up to this size are not compressed, so that they stay readable in Temporal's Web UI."""
 
 _TEXT_OVERHEAD = len('"",')
 
 
 @wire.dataclass(kw_only=True, slots=True)
 class TaskState:
-    """Everything a task carries from one run of its workflow to the next."""
+    """The complete state of a task that one run of its workflow hands over to the next."""
 
     params: dict[str, Any]
     graph: dict[str, Any]
@@ -71,12 +71,12 @@ class TaskState:
 
 
 def is_state(given: object) -> TypeGuard[dict[str, Any]]:
-    """Whether `given` is what a previous run of the same task handed over."""
+    """Return whether `given` is the state that a previous run of the same task handed over."""
     return isinstance(given, dict) and "opened" in given
 
 
 def encode_state(state: TaskState) -> dict[str, Any]:
-    """`state` as an input of the next run: at most CARRIED_STATE_BYTES, and graph and params besides."""
+    """Return `state` as input of the next run, in at most CARRIED_STATE_BYTES plus the size of graph and params."""
     carried = {
         "opened": _opened().dump_python(replace(state.opened, epochs={}), mode="json"),
         "status_history": [[change.from_, change.to, change.at] for change in state.status_history],
@@ -88,7 +88,7 @@ def encode_state(state: TaskState) -> dict[str, Any]:
 
 
 def parse_state(given: dict[str, Any]) -> TaskState:
-    """The state that the previous run of the same task handed over, also in the form of the first release."""
+    """Decode the state that the previous run of the same task handed over. Accepts the first release's form as well."""
     if "task" not in given:
         return _first_form().validate_python(given)
     return TaskState(
@@ -111,9 +111,10 @@ def _opened() -> TypeAdapter[Opened]:
 
 
 def columns_of(states: Sequence[NodeState], room: int) -> Columns:
-    """The nodes' states, one column for each field that any of them has set; `room` bytes of JSON at most.
+    """Encode the nodes' states as columns, one for each field that any node has set.
 
-    Texts stand in a table, each once, and the columns name their places in it from 1.
+    A table holds each text once, and the columns refer to its entries by position, counted from 1. Texts are truncated
+    so that the result has at most `room` bytes of JSON.
     """
     columns: Columns = {"status": "".join(_STATUSES[state.status] for state in states)}
     for name in _COUNTS:
@@ -142,7 +143,7 @@ def _place(table: dict[str, int], text: str | None) -> int:
 
 
 def states_of(columns: Columns) -> list[NodeState]:
-    """The nodes' states behind `columns`."""
+    """Decode the nodes' states from `columns`."""
     states = [NodeState(status=_STATUS_OF[letter]) for letter in columns["status"]]
     for name in _COUNTS:
         _set(states, name, columns.get(name, ()))
@@ -161,7 +162,7 @@ def _set(states: list[NodeState], name: str, values: Sequence[Any]) -> None:
 
 
 def pack(value: Any) -> Packed:
-    """`value` compressed, or as it is where that is not smaller."""
+    """Return `value` compressed, or unchanged if it is small or compression does not make it smaller."""
     plain = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     if len(plain) > _PLAIN_BYTES:
         packed = base64.b64encode(zlib.compress(plain)).decode()
@@ -171,7 +172,7 @@ def pack(value: Any) -> Packed:
 
 
 def unpack(packed: Packed) -> Any:
-    """What `pack` was given."""
+    """Return the value that `pack` received."""
     return (
         packed["json"] if "json" in packed else json.loads(zlib.decompress(base64.b64decode(packed["zlib"])))
     )

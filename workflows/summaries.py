@@ -1,4 +1,4 @@
-"""How a node's wait for its next attempt is told in Temporal and in the task's details. Pure."""
+"""Format the summaries of attempts and retry timers for Temporal and for the task's details. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from flowkit.models import Node, NodeState
 
 _FREE_CODES = frozenset({"lease_lost", "dispatch_lost", FailureKind.YIELDED})
-"""Reason codes that do not count against the retries, for tasks of an earlier release; since then `state.free` says."""
+"""Reason codes that use no retry budget. Only tasks of an earlier release need them; newer tasks set `state.free`."""
 
 _SUMMARY_CHARS = 100
 _SUMMARY_BYTES = 200
-"""Temporal refuses longer summaries, which would fail the workflow task."""
+"""Temporal rejects longer summaries, which would fail the workflow task."""
 
 _ID_CHARS = 60
 _ID_BYTES = 120
@@ -23,14 +23,14 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 def next_try(node: Node, state: NodeState) -> str:
-    """`retry 1 of 2` after a failure; `next try` after what does not count against the retries."""
+    """Return `retry 1 of 2` after a failure, and `next try` after an end that does not use the retry budget."""
     if state.free or state.reason_code in _FREE_CODES or not state.failures:
         return "next try"
     return f"retry {state.failures} of {node.retry_policy.max}"
 
 
 def timer_text(node: Node, state: NodeState, seconds: float) -> str:
-    """Name of the timer of a node that waits so long."""
+    """Return the summary of the timer of a node that waits for `seconds`."""
     name, wait = _short(node), span(seconds)
     if state.reason_code == FailureKind.YIELDED:
         return f"{name}: waits for a source, {wait} at most"
@@ -38,14 +38,14 @@ def timer_text(node: Node, state: NodeState, seconds: float) -> str:
 
 
 def attempt_text(node: Node, state: NodeState) -> str:
-    """Name of an attempt: its node, and which retry it is."""
+    """Return the summary of an attempt: the node id and, after failures, the number of the retry."""
     if not state.failures:
         return _summary(node.node_id)
     return f"{_short(node)}, retry {state.failures} of {node.retry_policy.max}"
 
 
 def span(seconds: float) -> str:
-    """A time in the two largest of its units: `0.5 s`, `45 s`, `10 min`, `1 h 30 min`, `2 d`."""
+    """Format a duration in its two largest units: `0.5 s`, `45 s`, `10 min`, `1 h 30 min`, `2 d`."""
     if seconds < 120:
         return f"{seconds:.3g} s"
     parts: list[str] = []

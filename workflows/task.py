@@ -1,6 +1,6 @@
-"""The Task workflow: opens a task, walks its graph, closes it.
+"""The `Task` workflow opens a task, runs the nodes of its graph and closes it.
 
-Started by `Coordinator.create_task` or by nothing but Temporal:
+Start it with `Coordinator.create_task`, or with Temporal alone:
 `temporal workflow start --type Task --task-queue flowkit --input '{"params": {}, "graph": {...}}'`.
 """
 
@@ -43,42 +43,42 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _FLAG_HEAD_START = 1.0
-"""Seconds that a cancel waits for the flags to reach MongoDB before it reaches the attempts."""
+"""Seconds that a stopping task waits for its cancel flags to reach MongoDB before it cancels the attempts."""
 
 _ABSENT = RawValue(Payload())
 
 WAKE = "wake-main-loop"
-"""Patch: an attempt that is repeated at once wakes the main loop when the task has to continue in a new run."""
+"""Patch id: an attempt repeated without backoff wakes the main loop when the task must continue in a new run."""
 
 PARTS = "record-parts"
-"""Patch: a write that is too large for one activity is made in several."""
+"""Patch id: a write that is too large for one activity is split into several."""
 
 
 @workflow.defn(name="Task")
 class Task:
-    """One task; its workflow id is the task id."""
+    """Run one task. The workflow id is the task id."""
 
     def __init__(self) -> None:
         self._ended: list[tuple[int, NodeStatus]] = []
         self._running: dict[int, asyncio.Task[None]] = {}
         self._draining = False
         self._leaving = False
-        """Whether the main loop has ended: the task is stopped, or continues in a new run."""
+        """Whether the main loop has ended because the task stops or continues in a new run."""
         self._turns = 0
-        """How often the main loop has decided not to continue in a new run."""
+        """Number of times the main loop has decided not to continue in a new run."""
         self._retry_state_changed = False
         self._progressed = False
         self._node_error: Exception | None = None
-        """An error that no node should raise; it fails the workflow task, where everybody sees it."""
+        """An unexpected error of a node. It fails the workflow task, so that Temporal shows it."""
         self._scheduler: Scheduler | None = None
         self._display: TaskDetails | None = None
         self._result: TaskResult | None = None
 
     @workflow.run
     async def run(self, task: RawValue = _ABSENT) -> TaskResult:
-        """Run the task to its end; fails with `task_failed`, `invalid_graph` or `task_id_taken`.
+        """Run the task and return its result. Raise `task_failed`, `invalid_graph` or `task_id_taken`.
 
-        The input is decoded in here, because what cannot be decoded must fail the task and not loop.
+        The method decodes its input itself, so that invalid input fails the task instead of being retried forever.
         """
         body = asyncio.create_task(self._run_task(task))
         while not body.done():
@@ -95,7 +95,7 @@ class Task:
 
     @workflow.query
     def status(self) -> dict[str, Any]:
-        """What the workflow has decided so far: statuses, epochs, errors, skip reasons, retries, result."""
+        """Return the statuses, epochs, errors, skip reasons, retries and handled failures of the task so far."""
         status = TaskStatus.QUEUED if self._display is None else self._display.status
         return status_view(status, self._scheduler, self._result)
 
@@ -116,7 +116,7 @@ class Task:
             self._start(scheduler.pop_ready())
             await asyncio.sleep(0)
             self._publish_status(scheduler, display)
-            await workflow.wait_condition(self._has_news)
+            await workflow.wait_condition(self._has_events)
             self._settle(scheduler)
         if scheduler.failures:
             return await self._fail(scheduler, display)
@@ -157,12 +157,12 @@ class Task:
             self._ended.append((node.index, status))
 
     async def _before_repeating(self) -> None:
-        """Wake the main loop before an attempt is repeated at once, when otherwise it might never continue as new.
+        """Wake the main loop before an attempt without backoff, if the task must continue in a new run.
 
-        Such a repetition is no news: a node that repeats itself for ever would fill the history, and after the last
-        attempt of a task whose starts are held back nothing would happen any more.
+        Such an attempt does not wake the main loop by itself. Without this call, a node that repeats forever would fill
+        the history, and a task that holds back its starts would hang after its last attempt.
         """
-        if self._leaving or self._has_news() or not self._has_to_continue():
+        if self._leaving or self._has_events() or not self._has_to_continue():
             return
         if workflow.patched(WAKE):
             self._retry_state_changed, turn = True, self._turns
@@ -174,16 +174,16 @@ class Task:
         return workflow.info().is_continue_as_new_suggested()
 
     def _on_retry_state_change(self, index: int) -> None:
-        """A node waits for its retry, or goes on after one."""
+        """Handle that a node starts to wait for its retry, or that its next attempt starts."""
         self._retry_state_changed = True
         if self._state.nodes[index].status is NodeStatus.DEFERRED:
             self._mark(index)
 
-    def _has_news(self) -> bool:
+    def _has_events(self) -> bool:
         return self._retry_state_changed or bool(self._ended) or self._node_error is not None or _cancelled()
 
     def _settle(self, scheduler: Scheduler) -> None:
-        """Take the ends that came in, in their order."""
+        """Report the nodes that have ended to the scheduler, in the order in which they ended."""
         if self._node_error is not None:
             raise self._node_error
         ended, self._ended = self._ended, []
@@ -209,14 +209,14 @@ class Task:
         return node_record(node, self._state.nodes[index], pulled=node.node_id in self._pulled)
 
     def _publish_status(self, scheduler: Scheduler, display: TaskDetails) -> None:
-        """Bring the task's own status and its picture up to date."""
+        """Update the task's own status and its current details."""
         status = TaskStatus.RUNNING if self._context.in_flight else views.open_status(scheduler)
         if display.set_status(status):
             self._recorder.mark_task()
         display.refresh()
 
     def _should_continue_as_new(self) -> bool:
-        """Whether the history is long enough to go on in a new run, now that nothing is in flight."""
+        """Return whether the history is long enough to continue as new, and no attempt is in flight."""
         info, settings = workflow.info(), self._state.opened.settings
         if not info.is_continue_as_new_suggested():
             return False
@@ -228,7 +228,7 @@ class Task:
     async def _prepare_continue_as_new(
         self, scheduler: Scheduler, display: TaskDetails
     ) -> TaskResult | TaskState:
-        """Everything the next run needs, once nothing of this one is unfinished."""
+        """Finish all pending work, then return the state for the next run, or the result if the task was cancelled."""
         self._draining = self._leaving = True
         await self._end_running(display, grace=0)
         await self._recorder.flushed()
@@ -236,7 +236,7 @@ class Task:
         return await self._stop(scheduler, display) if _cancelled() else self._state
 
     async def _stop(self, scheduler: Scheduler, display: TaskDetails) -> TaskResult:
-        """End a cancelled task, or one that failed for good: flags first, then the attempts, then the close."""
+        """Stop a cancelled or failed task: set the cancel flags, end the attempts, close the task document."""
         failed = None if _cancelled() else scheduler.hard_failure
         reason = views.stop_reason(failed, self._state.nodes, workflow.cancellation_reason())
         self._draining = self._leaving = True
@@ -329,12 +329,12 @@ class Task:
 
 
 def progress(state: NodeState) -> int:
-    """Grows with every attempt of a node and with its end."""
+    """Return a number that increases with each attempt of a node and when the node ends."""
     return 2 * state.epoch + state.status.ended
 
 
 async def _wait(done: Callable[[], bool], seconds: float | None, timer: str) -> None:
-    """Wait until `done`, `seconds` at most; the timer has a name in the Web UI."""
+    """Wait until `done` returns true, for at most `seconds`. The Web UI shows the timer under the name `timer`."""
     with suppress(TimeoutError):
         await workflow.wait_condition(done, timeout=seconds, timeout_summary=timer)
 

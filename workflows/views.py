@@ -1,4 +1,4 @@
-"""How a task's state is told to the outside: reasons, views, search attributes. Pure."""
+"""Derive reasons, statuses and search attributes from a task's state. Pure."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 PIPELINE = "FlowkitPipeline"
 STATUS = "FlowkitStatus"
 SEARCH_ATTRIBUTES = (PIPELINE, STATUS)
-"""Search attributes that FlowKit fills when they are registered; both are keywords."""
+"""Search attributes that FlowKit sets if they are registered. Both have the type keyword."""
 
 DEFAULT_CANCEL_REASON = "user_request"
 _PIPELINE_CHARS = 200
-"""Temporal's visibility stores keep keywords of 255 characters at most."""
+"""Temporal's visibility stores accept keywords of at most 255 characters."""
 
 _FIRST_CHANGES = 10
 
 
 def stop_reason(failed: Node | None, states: Sequence[NodeState], cancel_reason: str | None) -> str:
-    """`cancel_reason` of a task that is stopped: the failure's code, or what the canceller said."""
+    """Return the `cancel_reason` of a stopped task: the failed node's reason code, or the given `cancel_reason`."""
     if failed is not None:
         return f"hard_fail:{states[failed.index].reason_code}"
     return clean(cancel_reason or DEFAULT_CANCEL_REASON)[:LAST_ERROR_CHARS]
 
 
 def failure_text(scheduler: Scheduler) -> str:
-    """Why the task failed, in one line."""
+    """Return in one line why the task failed."""
     first, *others = scheduler.failures
     error = scheduler.states[first.index].last_error or "failed"
     more = f" (and {len(others)} more failed nodes)" if others else ""
@@ -44,7 +44,7 @@ def failure_text(scheduler: Scheduler) -> str:
 
 
 def open_status(scheduler: Scheduler) -> TaskStatus:
-    """`deferred` while nothing runs and a node waits for its retry, else `running`."""
+    """Return `deferred` if no node runs and at least one waits for its retry, otherwise `running`."""
     counts = scheduler.counts()
     waits = counts[NodeStatus.DEFERRED] > 0
     idle = counts[NodeStatus.RUNNING] == 0
@@ -52,7 +52,7 @@ def open_status(scheduler: Scheduler) -> TaskStatus:
 
 
 def shorten(history: list[StatusChange]) -> int:
-    """Drop entries from the middle of a long history; returns how many. The first ten and the latest stay."""
+    """Drop entries from the middle of a long history; keep the first ten and the latest. Return the number dropped."""
     surplus = max(0, len(history) - STATUS_CHANGES)
     del history[_FIRST_CHANGES : _FIRST_CHANGES + surplus]
     return surplus
@@ -61,14 +61,14 @@ def shorten(history: list[StatusChange]) -> int:
 def search_attributes(
     registered: Collection[str], history: Sequence[StatusChange], graph: Graph, params: dict[str, Any]
 ) -> list[SearchAttributeUpdate[Any]]:
-    """Values to set after the latest change of status, for those attributes that are registered.
+    """Return the updates of registered search attributes after the latest status change.
 
-    A task that runs from its start to its end is told by Temporal's own status, which costs nothing; ours is set from
-    the first time on that it says more (`deferred`, or `failed` while attempts still end).
+    Temporal's own status is sufficient, and free, for a task that only runs and then ends. FlowKit therefore sets its
+    status attribute only once a status adds information: `deferred`, or `failed` while attempts still end.
     """
     pairs: list[SearchAttributeUpdate[Any]] = []
     status = history[-1].to
-    if STATUS in registered and any(change.to not in _TOLD_BY_TEMPORAL for change in history):
+    if STATUS in registered and any(change.to not in _SHOWN_BY_TEMPORAL for change in history):
         pairs.append(SearchAttributeKey.for_keyword(STATUS).value_set(status))
     name = pipeline_name(graph.name, params)
     if PIPELINE in registered and name and history[-1].from_ == TaskStatus.QUEUED:
@@ -76,18 +76,18 @@ def search_attributes(
     return pairs
 
 
-_TOLD_BY_TEMPORAL = frozenset(
+_SHOWN_BY_TEMPORAL = frozenset(
     {TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.FINISHED, TaskStatus.CANCELLED}
 )
 
 
 def pipeline_name(graph_name: str | None, params: dict[str, Any]) -> str | None:
-    """What people call the task: `params.pipeline_name`, else the graph's name."""
+    """Return `params.pipeline_name` or, without it, the graph's name. None if the task has neither."""
     name = params.get("pipeline_name")
     chosen = name if isinstance(name, str) and name else graph_name
     return _printable(clean(chosen)[:_PIPELINE_CHARS]) if chosen else None
 
 
 def _printable(text: str) -> str:
-    """`text` without characters that some databases refuse, such as NUL."""
+    """Replace characters that some databases reject, such as NUL."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)

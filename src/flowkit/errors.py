@@ -1,4 +1,6 @@
-"""Every error FlowKit raises on purpose.
+"""The errors that FlowKit raises.
+
+The first line of a class's docstring is its default message.
 
 * FlowKitError
     + GraphError (also ValueError)
@@ -29,17 +31,17 @@ class FlowKitError(Exception):
     """Something in FlowKit went wrong."""
 
     retryable: ClassVar[bool] = False
-    """Whether the same call may succeed later without any change."""
+    """Whether the same call may succeed later without changes."""
 
     code: ClassVar[str] = "flowkit_error"
-    """The name under which Temporal's Web UI shows the error."""
+    """The reason code, which Temporal's Web UI shows as the type of the error."""
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or (type(self).__doc__ or "").strip().partition("\n")[0])
 
 
 class GraphError(FlowKitError, ValueError):
-    """A graph (or what stands around it) cannot be run as it is."""
+    """A graph, its params or its task id is not valid; `problems` lists the reasons."""
 
     code = "invalid_graph"
 
@@ -117,7 +119,7 @@ class WrongDeployment(FlowKitError):
 
 
 class BadInput(FlowKitError):
-    """The input route of a node cannot be used."""
+    """The input adapter of a node or its arguments are not valid."""
 
     code = "bad_input_args"
 
@@ -133,7 +135,7 @@ class AdapterError(FlowKitError):
 
 
 class UnknownTask(FlowKitError, LookupError):
-    """There is no task of this id."""
+    """No task has this id."""
 
     code = "unknown_task"
 
@@ -143,7 +145,7 @@ class UnknownTask(FlowKitError, LookupError):
 
 
 class TaskFailed(FlowKitError):
-    """The task whose result was asked for has failed."""
+    """The task whose result was requested has failed."""
 
     code = "task_failed"
 
@@ -156,7 +158,7 @@ class TaskFailed(FlowKitError):
 
 
 class TaskCancelled(FlowKitError):
-    """The task whose result was asked for was cancelled."""
+    """The task whose result was requested was cancelled."""
 
     code = "task_cancelled"
 
@@ -167,7 +169,7 @@ class TaskCancelled(FlowKitError):
 
 
 class TaskStillOpen(FlowKitError, TimeoutError):
-    """The task has not ended within the time that the caller gave it; it goes on."""
+    """The task did not end within the timeout of the call. The task continues."""
 
     code = "task_still_open"
 

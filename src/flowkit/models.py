@@ -1,7 +1,7 @@
-"""The records that travel between client, workflow, activities and store.
+"""Records that clients, workflows, activities and stores exchange.
 
-Plain dataclasses: a workflow, an activity and a signal each take one record and return one. Fields are added, never
-moved, because recorded histories hold them. Times are seconds since the epoch in UTC unless the name ends in `_ms`.
+They are plain dataclasses. Each workflow, activity and signal takes one record and returns one. Add fields, but never
+move them, because recorded histories contain them. Times are Unix timestamps in seconds unless the name ends in `_ms`.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from pydantic import dataclasses as wire
 
 
 class TaskStatus(StrEnum):
-    """Status of a task as its document shows it (spec: task lifecycle)."""
+    """Status of a task in its task document (spec: task lifecycle)."""
 
     QUEUED = "queued"
     RUNNING = "running"
     DEFERRED = "deferred"
-    """Nothing runs and at least one node waits for its retry."""
+    """No node runs, and at least one waits for its retry."""
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
 
     @property
     def closed(self) -> bool:
-        """Whether the task has ended for good."""
+        """Whether the task has ended."""
         return self in {TaskStatus.FINISHED, TaskStatus.FAILED, TaskStatus.CANCELLED}
 
 
@@ -36,18 +36,18 @@ class NodeStatus(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
     DEFERRED = "deferred"
-    """Waits for its retry."""
+    """The node waits for its retry."""
     CANCELLING = "cancelling"
-    """Was asked to stop and has not answered yet."""
+    """FlowKit has requested a cancel, and the attempt has not ended yet."""
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
     SKIPPED = "skipped"
-    """Never ran; `skip_reason` says why."""
+    """The node will not run; `skip_reason` says why."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more happens to the node."""
+        """Whether the node has ended."""
         return self in _ENDED
 
 
@@ -58,14 +58,14 @@ RUNTIME_KEYS = frozenset(
     | {"last_event_recv_ms", "next_retry_at_ms", "last_error", "stats_cached_at", "cancel_requested_at"}
     | {"coordinator", "skip_reason", "applied_generation"}
 )
-"""Fields of a node that an engine writes; a graph taken from a task document may hold them, and they are ignored."""
+"""Fields of a node that the engine writes. FlowKit ignores them in graphs that were copied from a task document."""
 
 OPEN_NODE_STATUSES = [s.value for s in NodeStatus if s not in _ENDED]
 OPEN_TASK_STATUSES = [s.value for s in TaskStatus if not s.closed]
 
 
 class SkipReason(StrEnum):
-    """Why a node never ran."""
+    """Why a node was skipped."""
 
     ROUTING = "routing"
     CONDITION = "condition"
@@ -76,12 +76,12 @@ class SkipReason(StrEnum):
 
 
 class OnNodeFailure(StrEnum):
-    """What the permanent failure of one node does to the rest of its task."""
+    """How the permanent failure of a node affects the rest of its task."""
 
     FAIL = "fail"
-    """Stop the task: running nodes are cancelled, the others skipped."""
+    """Stop the task: cancel running nodes and skip the others."""
     CONTINUE = "continue"
-    """Let branches that do not depend on the node finish; the task ends `failed` all the same."""
+    """Let branches that do not depend on the node finish. The task still ends as `failed`."""
 
 
 class StartWhen(StrEnum):
@@ -93,7 +93,7 @@ class StartWhen(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FanIn:
-    """How many finished parents open a node's gate."""
+    """How many parents must finish before a node starts: mode `all`, `any`, or `count` with a number."""
 
     mode: str = "all"
     count: int = 0
@@ -101,23 +101,23 @@ class FanIn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetryPolicy:
-    """When a failed attempt of a node is tried again."""
+    """Whether and when FlowKit retries a failed attempt of a node."""
 
     max: int = 2
-    """Retries; attempts = max + 1."""
+    """Retry budget; a node that only fails has `max` + 1 attempts."""
     backoff_sec: float = 300.0
     backoff_coefficient: float = 1.0
-    """Each further retry waits this many times longer."""
+    """Factor by which the backoff grows with each retry."""
     max_backoff_sec: float | None = None
     jitter: float = 0.0
-    """Part of the wait (0…1) that is taken off by chance."""
+    """Largest part of the backoff, from 0 to 1, that FlowKit subtracts at random."""
     permanent_on: tuple[str, ...] = ("bad_input", "schema_mismatch")
-    """Reason codes that are never retried."""
+    """Reason codes that FlowKit never retries."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class NodeIO:
-    """A node's input and, for coordinator functions, what to call."""
+    """The input of a node and, for coordinator functions, the function and its arguments."""
 
     input_ref: dict[str, Any] | None = None
     input_inline: dict[str, Any] | None = None
@@ -129,11 +129,11 @@ class NodeIO:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """One normalised node of a graph."""
+    """One normalized node of a graph."""
 
     node_id: str
     index: int
-    """Place in `graph.nodes`; documents address the node by it."""
+    """Position in `graph.nodes`, by which the task document addresses the node."""
     type: str
     depends_on: tuple[str, ...] = ()
     fan_in: FanIn = field(default_factory=FanIn)
@@ -145,7 +145,7 @@ class Node:
 
     @property
     def is_function(self) -> bool:
-        """Whether the engine itself runs the node as a coordinator function."""
+        """Whether the engine runs the node as a coordinator function."""
         return self.type == COORDINATOR_FN
 
     @property
@@ -155,7 +155,7 @@ class Node:
 
     @property
     def pulls_from(self) -> tuple[str, ...]:
-        """The nodes whose artifacts it reads."""
+        """Ids of the nodes whose artifacts the node reads."""
         args = (self.io.input_inline or {}).get("input_args") or {}
         return tuple(args.get("from_nodes") or ()) if self.pulls else ()
 
@@ -175,19 +175,19 @@ class Graph:
 
 @wire.dataclass(kw_only=True, slots=True)
 class NodeState:
-    """What the workflow has decided about one node so far."""
+    """The state of one node in the workflow."""
 
     status: NodeStatus = NodeStatus.QUEUED
     epoch: int = 0
-    """Attempts begun so far; every attempt has its own."""
+    """Epoch of the latest attempt in any run; 0 if there was none. Each attempt has a higher epoch than the last."""
     generation: int = 0
-    """Reruns of the node."""
+    """Number of times the node was rerun."""
     failures: int = 0
     losses: int = 0
     yields: int = 0
-    """Times in a row that the node gave its slot back for the same reason, at no charge."""
+    """Number of consecutive yields for the same reason; yields use no budget."""
     free: bool = False
-    """Whether the last attempt ended in a way that does not count against the node's retries."""
+    """Whether the last attempt ended in a way that does not use the retry budget."""
     next_retry_at: float | None = None
     last_error: str | None = None
     reason_code: str | None = None
@@ -196,30 +196,30 @@ class NodeState:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The part of the engine's settings that a task keeps for its whole life."""
+    """Engine settings that a task keeps until it ends, even if the engine's configuration changes."""
 
     queue: str = "flowkit"
     lease_ttl_sec: float = 45.0
     cancel_grace_sec: float = 30.0
     function_timeout_sec: float = 300.0
     window: int = 100
-    """Attempts of one role in flight at once."""
+    """Largest number of attempts of one role in flight."""
     hold_starts_events: int = 40_000
     hold_starts_bytes: int = 40_000_000
     deployment: str = ""
-    """Id of the engine's database."""
+    """Database id of the engine."""
     search_attributes: tuple[str, ...] = ()
-    """Search attributes known to be registered."""
+    """Search attributes that are registered in Temporal."""
     local_functions: tuple[str, ...] = ()
-    """Built-in coordinator functions of the engine: each is one write, tried without a round trip through the server."""
+    """The engine's built-in functions. Each makes one write and may run as a local activity."""
     function_queue: str = ""
-    """Task queue of coordinator functions that are not built in; empty: the engine's own queue."""
+    """Task queue of coordinator functions that are not built in. Empty means the engine's own task queue."""
     max_in_flight: int = 0
-    """Attempts of one task in flight at once, over all roles; 0 (tasks opened by an earlier release): no limit."""
+    """Largest number of attempts in flight over all roles. 0, for tasks of an earlier release, means no limit."""
     qualify_uids: bool = False
-    """Whether batches of several sources get uids of their own (hazard H22); off for tasks of an earlier release."""
+    """Whether batches of several sources get distinct uids (hazard H22). False for tasks of an earlier release."""
     empty_sources: bool = False
-    """Whether `from_nodes: []` means no sources; off for tasks of an earlier release, where it meant the parents."""
+    """Whether `from_nodes: []` means no sources. False for tasks of an earlier release, where it meant the parents."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,14 +236,14 @@ class OpenTask:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class Opened:
-    """Result of `open_task`: what the workflow needs from outside for its whole life."""
+    """Result of `open_task`: the external data that the workflow needs until it ends."""
 
     run_seq: int
-    """Grows with every run that opened the document; an older run's close is refused."""
+    """Number that grows with each run that opens the document. A close by an older run is rejected."""
     settings: Settings
     created_at: float
     epochs: dict[str, int] = field(default_factory=dict)
-    """Epochs that an earlier run has used, by node id; absent means 0."""
+    """Highest epoch that an earlier run has used, by node id. A missing node means 0."""
 
 
 @wire.dataclass(kw_only=True, slots=True)
@@ -257,7 +257,7 @@ class StatusChange:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptInput:
-    """What an executor gets for one attempt. Default values are not sent (`slim`), so they never change."""
+    """Input of one attempt. Never change its default values, because they are not sent (see `slim`)."""
 
     task_id: str
     node_id: str
@@ -267,39 +267,39 @@ class AttemptInput:
     generation: int = 0
     io: NodeIO = field(default_factory=NodeIO)
     sources: dict[str, int] = field(default_factory=dict)
-    """Epochs of the parents that have ended, by node id."""
+    """Epochs of the sources that have ended, by node id."""
     lease_ttl_sec: float = 45.0
     cancel_grace_sec: float = 30.0
     deployment: str = ""
     timeout_sec: float | None = None
-    """Seconds after which the executor ends the attempt; time spent waiting for MongoDB does not count."""
+    """Seconds after which the executor ends the attempt. Time spent waiting for MongoDB does not count."""
     qualify_uids: bool = False
-    """`Settings.qualify_uids` of the task."""
+    """The value of `Settings.qualify_uids` for the task."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptResult:
-    """What a finished attempt tells the workflow."""
+    """Result of a finished attempt."""
 
     worker_id: str = ""
     batches: int = 0
 
 
 class FailureKind(StrEnum):
-    """How the workflow treats a failed attempt."""
+    """How an attempt ended early, which determines how the workflow continues."""
 
     FAILURE = "failure"
-    """Counts against the node's retries."""
+    """The attempt failed. It uses one retry of the retry budget."""
     LOSS = "loss"
-    """The executor went away: counts against the losses."""
+    """The executor disappeared. The loss counts against the budget of losses."""
     HANDOVER = "handover"
-    """A worker stopped gently: goes on elsewhere at once, at no charge."""
+    """The worker shuts down. Another worker continues the node immediately, without using any budget."""
     EPOCH_TAKEN = "epoch_taken"
-    """The epoch was used by another run: goes on behind it, at no charge."""
+    """Another run has used the epoch. The node continues with a higher epoch, without using any budget."""
     YIELDED = "yielded"
-    """Nothing to pull and no source at work: goes on when one is, at no charge."""
+    """The attempt waits for a source or a service. The node is retried later, without using any budget."""
     FENCED = "fenced"
-    """A newer attempt has taken over; ends this one for good."""
+    """A newer attempt has replaced this one, which ends permanently."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -315,7 +315,7 @@ class AttemptFailure:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRecord:
-    """One node as the workflow wants its document to show it. Default values are not sent (`slim`)."""
+    """State of one node to write to the task document. Default values are not sent (see `slim`)."""
 
     index: int
     node_id: str
@@ -325,12 +325,12 @@ class NodeRecord:
     last_error: str | None = None
     skip_reason: SkipReason | None = None
     marker: bool = False
-    """Whether somebody pulls from the node, so that its end needs a complete marker."""
+    """Whether another node pulls from this one, so that its end needs a complete marker."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class RecordTask:
-    """Input of `record`: transitions that only the workflow knows. Default values are not sent (`slim`)."""
+    """Input of `record`: state that only the workflow knows. Default values are not sent (see `slim`)."""
 
     task_id: str
     run_id: str
@@ -340,16 +340,16 @@ class RecordTask:
     status: TaskStatus
     status_history: list[StatusChange]
     cancel_reason: str | None = None
-    """Set: the task's cancel flags go up in the same write."""
+    """If set, the same write sets the cancel flags of the task."""
     deployment: str = ""
-    """Id of the database that holds the document; empty for tasks of an earlier release."""
+    """Database id of the task document. Empty for tasks of an earlier release."""
     status_history_omitted: int = 0
     """Entries dropped from the middle of `status_history`."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class CloseTask:
-    """Input of `close_task`. Default values are not sent (`slim`)."""
+    """Input of `close_task`. Default values are not sent (see `slim`)."""
 
     task_id: str
     run_id: str
@@ -358,22 +358,22 @@ class CloseTask:
     status: TaskStatus
     status_history: list[StatusChange]
     nodes: list[NodeRecord]
-    """Nodes that did not finish; all the others did."""
+    """Nodes that did not finish. All other nodes finished."""
     handled_failures: list[str] = field(default_factory=list)
     reason: str | None = None
     truncated: bool = False
-    """Whether error texts or `handled_failures` were cut to keep this record small."""
+    """Whether error texts or `handled_failures` were truncated to limit the size of this record."""
     deployment: str = ""
-    """Id of the database that holds the document; empty for tasks of an earlier release."""
+    """Database id of the task document. Empty for tasks of an earlier release."""
     status_history_omitted: int = 0
     """Entries dropped from the middle of `status_history`."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class TaskResult:
-    """What the workflow returns when its task finished."""
+    """Result of the workflow."""
 
     task_id: str
     status: TaskStatus
     handled_failures: list[str] = field(default_factory=list)
-    """Nodes that failed although nobody minds (`allow_failure`)."""
+    """Ids of failed nodes with `allow_failure`."""

@@ -1,4 +1,4 @@
-"""Cycles in a dependency relation."""
+"""Find cycles in the dependencies between nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def find_cycle(parents: Mapping[str, Sequence[str]]) -> list[str]:
-    """One cycle, from a node back to itself in the order of execution; empty when there is none."""
+    """Return one cycle, from a node back to itself in order of execution, or an empty list if there is none."""
     try:
         TopologicalSorter(parents).prepare()
     except CycleError as error:

@@ -1,4 +1,4 @@
-"""Shapes of a graph as users write it: which keys there are and what each may hold. Pure."""
+"""Check the keys and values of a graph as users write it. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _FAN_IN = re.compile(r"(all|any)|count:(\d{1,9})", re.IGNORECASE)
 
 
 def graph_problems(graph: object) -> Iterator[str]:
-    """Everything wrong with the form of `graph`, before any relation between nodes is looked at."""
+    """Yield every problem with the keys and values of `graph`. Relations between nodes are not checked here."""
     if not isinstance(graph, dict):
         yield f"graph must be an object with 'nodes', not {_show(graph)}"
         return
@@ -65,7 +65,10 @@ def graph_problems(graph: object) -> Iterator[str]:
 
 
 def json_bytes(value: object, name: str = "the input") -> int:
-    """Size of `value` as UTF-8 JSON; GraphError names the part that cannot be written as JSON."""
+    """Return the size of `value` in bytes of UTF-8 JSON.
+
+    Raise GraphError, which names the first part that JSON cannot represent.
+    """
     try:
         return len(_json(value))
     except (TypeError, ValueError, RecursionError) as error:
@@ -77,7 +80,7 @@ def _json(value: object) -> bytes:
 
 
 def _place(value: Any, path: str, depth: int) -> str:
-    """Path to the first part of `value` that JSON cannot hold, with the id of the node it belongs to."""
+    """Return the path to the first part of `value` that JSON cannot represent, with the id of its node."""
     if isinstance(value, dict | list | tuple) and depth < _PATH_STEPS:
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         for key, part in pairs:
@@ -97,13 +100,13 @@ def _is_json(value: object) -> bool:
 
 
 def edge_pairs(graph: dict[str, Any]) -> list[tuple[str, str]]:
-    """`edges` and `edges_ex` as (parent, child) pairs."""
+    """Return `edges` and `edges_ex` as (parent, child) pairs."""
     pairs = [(source, target) for source, target in graph.get("edges") or []]
     return pairs + [(edge["from"], edge["to"]) for edge in graph.get("edges_ex") or []]
 
 
 def parse_fan_in(value: object) -> FanIn | None:
-    """A fan-in, `all` when absent; None for anything that is none."""
+    """Return the fan-in, which is `all` when `value` is None. Return None if `value` is not valid."""
     if value is None:
         return FanIn()
     match = _FAN_IN.fullmatch(value) if isinstance(value, str) else None
@@ -113,13 +116,16 @@ def parse_fan_in(value: object) -> FanIn | None:
 
 
 def is_pulling(node: dict[str, Any]) -> bool:
-    """Whether a node names one of the adapters that read other nodes' artifacts."""
+    """Return whether the node uses an input adapter that reads other nodes' artifacts."""
     inline = (node.get("io") or {}).get("input_inline") or {}
     return inline.get("input_adapter") in (input_adapters.PULL, input_adapters.RECHUNK)
 
 
 def pull_sources(node: dict[str, Any]) -> list[str] | None:
-    """The nodes that a pulling node names as its input; None when it names none, which means its parents."""
+    """Return the `from_nodes` of a pulling node.
+
+    Return None if the node does not pull, or if it leaves `from_nodes` out and therefore pulls from its parents.
+    """
     if not is_pulling(node):
         return None
     named = input_adapters.with_alias(node["io"]["input_inline"].get("input_args")).get("from_nodes")
@@ -127,7 +133,10 @@ def pull_sources(node: dict[str, Any]) -> list[str] | None:
 
 
 def later_problems(graph: dict[str, Any], rules: int) -> Iterator[str]:
-    """What rules that came after the first release refuse in a graph that passed the first ones."""
+    """Yield the problems that rules newer than the first release, up to version `rules`, find in a graph.
+
+    The graph must have passed the checks of the first release.
+    """
     for node in graph["nodes"]:
         for since, check in _LATER_CHECKS:
             if since <= rules:
@@ -141,7 +150,7 @@ def _too_many_retries(node: dict[str, Any]) -> Iterator[str]:
 
 
 _LATER_CHECKS: tuple[tuple[int, Callable[[dict[str, Any]], Iterator[str]]], ...] = ((1, _too_many_retries),)
-"""Each check with the version of the rules in which it came; see `validation.RULES`."""
+"""Each check with the version of the rules that introduced it; see `validation.RULES`."""
 
 
 def _edge_problems(graph: dict[str, Any]) -> Iterator[str]:

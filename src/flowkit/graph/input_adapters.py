@@ -1,4 +1,4 @@
-"""Input routes of a node and their arguments (spec: input routing). Pure; used by validation and by workers."""
+"""Input adapters of a node and their arguments (spec: input routing). Pure; validation and workers use it."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 PULL = "pull.from_artifacts"
 RECHUNK = "pull.from_artifacts.rechunk:size"
 NOOP = "noop"
-"""No input: the handler's own `iter_batches` runs."""
+"""No input from other nodes: the worker calls the handler's own `iter_batches`."""
 
 ADAPTERS = (PULL, RECHUNK, NOOP)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PullArgs:
-    """Arguments of both pulling adapters."""
+    """Arguments of the two pulling input adapters."""
 
     from_nodes: tuple[str, ...]
     poll_ms: int = 300
     eof_on_task_done: bool = True
     backoff_max_ms: int = 4000
     size: int | None = None
-    """Items per chunk; None: every upstream batch is delivered as it is."""
+    """Items per chunk. None delivers every upstream batch unchanged."""
     meta_list_key: str | None = None
 
 
@@ -59,7 +59,7 @@ _RECHUNK_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def inline_problems(inline: dict[str, Any], *, strict: bool = False) -> Iterator[str]:
-    """What is wrong with `io.input_inline` as an input route; nothing when it names no adapter."""
+    """Yield the problems of the input adapter in `io.input_inline`. Yield nothing if it names no adapter."""
     adapter = inline.get("input_adapter")
     if adapter is None:
         return
@@ -72,7 +72,7 @@ def inline_problems(inline: dict[str, Any], *, strict: bool = False) -> Iterator
 
 
 def args_problems(adapter: str, args: object, *, strict: bool = False) -> Iterator[str]:
-    """What is wrong with `input_args` of a known adapter; `strict` asks for `meta_list_key` as well."""
+    """Yield the problems of `input_args` for a known adapter. `strict` also requires `meta_list_key` to rechunk."""
     if adapter == NOOP or args is None:
         args = {}
     if not isinstance(args, dict):
@@ -98,7 +98,7 @@ def _missing(args: dict[str, Any], *, strict: bool) -> Iterator[str]:
 
 
 def with_alias(args: dict[str, Any] | None) -> dict[str, Any]:
-    """A copy of `args` in which the alias `from_node` reads `from_nodes`."""
+    """Return a copy of `args` in which the alias `from_node` is replaced by `from_nodes`."""
     given = dict(args or {})
     if "from_node" in given:
         given["from_nodes"] = [given.pop("from_node")]
@@ -112,10 +112,10 @@ def parse_pull(
     defaults: Mapping[str, int] | None = None,
     strict: bool = False,
 ) -> PullArgs:
-    """Arguments of the pulling adapter that `inline` names; BadInput names every problem.
+    """Return the arguments of the pulling adapter that `inline` names. Raise BadInput, which lists every problem.
 
-    `parents` replace `from_nodes` when it is left out, `defaults` an absent `poll_ms` and `backoff_max_ms`. An explicit
-    `from_nodes: []` means no sources.
+    `parents` are used when `from_nodes` is left out; an explicit `from_nodes: []` means no sources. `defaults` provides
+    `poll_ms` and `backoff_max_ms` when they are left out.
     """
     problems = list(inline_problems(inline, strict=strict))
     args = {} if problems else with_alias(inline.get("input_args"))

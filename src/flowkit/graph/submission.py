@@ -1,4 +1,4 @@
-"""What a client gives for a new task, checked before anything is started. Pure."""
+"""Check the input of a new task in the client, before it starts the workflow. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _REASON_CHARS = 300
 
 
 def checked(task_id: str, given: object, *, max_nodes: int | None = limits.MAX_NODES) -> Graph:
-    """The graph of a new task. GraphError names what is wrong, and what MongoDB could not store."""
+    """Return the validated graph of a new task.
+
+    Raise GraphError if the input is not valid or contains something that MongoDB cannot store.
+    """
     new = parse_input(task_id, given)
     graph = parse_graph(new.graph, params=new.params, max_nodes=max_nodes)
     raise_if(storage_problems({"params": new.params, "graph": new.graph}))
@@ -28,7 +31,10 @@ def checked(task_id: str, given: object, *, max_nodes: int | None = limits.MAX_N
 
 
 def jsonable(name: str, value: Any) -> Any:
-    """A copy of `value` in JSON types: tuples as lists, datetimes as ISO text. GraphError when there is none."""
+    """Return a copy of `value` in JSON types: tuples become lists, and datetimes become ISO text.
+
+    Raise GraphError, which contains `name`, if JSON cannot represent the value.
+    """
     try:
         return to_jsonable_python(value)
     except (PydanticSerializationError, ValueError, RecursionError) as error:

@@ -1,4 +1,7 @@
-"""What a new task is started with. Pure; badly shaped input must fail with a message, not loop in decoding."""
+"""Parse the input of a new task. Pure.
+
+Malformed input fails with a message, because an error while decoding would be retried forever.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,17 @@ _KEYS = ("params", "graph")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewTask:
-    """A task as a client starts it."""
+    """The input with which a client starts a task."""
 
     params: dict[str, Any] = field(default_factory=dict)
     graph: dict[str, Any] = field(default_factory=dict)
 
 
 def parse_input(task_id: str, given: object) -> NewTask:
-    """The task in `given`; GraphError says what is wrong with its outer shape. The graph itself is not looked at."""
+    """Return the input of a new task. The content of the graph is not checked here.
+
+    Raise GraphError if the task id or the top-level structure of `given` is not valid.
+    """
     problems = [*_id_problems(task_id), *_outer_problems(given)]
     if problems or not isinstance(given, dict):
         raise GraphError(problems)

@@ -1,7 +1,7 @@
-"""From a graph as users write it to a graph that can run, or to errors that say what to change.
+"""Validate and normalize a graph as users write it.
 
-Pure: no Temporal, no I/O. The same text comes from the front door and from the workflow. Each check yields its
-problems as sentences that name the place, the value and what is allowed (spec: graph schema, validation).
+Pure: no Temporal, no I/O. The client and the workflow use the same checks, so they report the same errors. Each check
+yields problems as texts that name the place, the value and what is allowed (spec: graph schema, validation).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
 RESERVED_FUNCTIONS = frozenset({"open_task", "record", "close_task"})
-"""Names that no coordinator function may have: an engine's own activities have them."""
+"""Names that coordinator functions must not have, because the engine's own activities use them."""
 
 _ENOUGH = 11
 
 FIRST_RULES = 0
 RULES = 1
-"""Version of the rules. A rule that refuses what the version before accepts gets a version of its own, because tasks
-that were accepted before keep running."""
+"""Current version of the rules. A rule that rejects graphs which the previous version accepts needs a new version,
+because tasks that were accepted before continue to run."""
 
 
 def parse_graph(
@@ -50,10 +50,10 @@ def parse_graph(
     max_nodes: int | None = limits.MAX_NODES,
     rules: int = RULES,
 ) -> Graph:
-    """Validate and normalise `graph`.
+    """Validate `graph` and return it normalized. Raise GraphError with the problems found.
 
-    `params` only counts for the size limit; `max_nodes` None leaves that limit to the engine; `rules` is the version
-    of the rules to apply. Raises GraphError with the problems found; `Graph.warnings` holds what is odd but runs.
+    `params` counts only toward the size limit. With `max_nodes` None, the engine enforces that limit. `rules` is the
+    version of the rules to apply. `Graph.warnings` lists problems that do not prevent the graph from running.
     """
     raise_if(list(_size_problems(graph, params, max_nodes)))
     raise_if(_first(field_checks.graph_problems(graph)))
@@ -65,9 +65,9 @@ def parse_graph(
 
 
 def normalised(graph: dict[str, Any], *, empty_sources: bool = True) -> Graph:
-    """Normalise a graph that was accepted before, whatever the rules say today.
+    """Return the normalized form of a graph that was accepted before, without validating it again.
 
-    With `empty_sources` False an explicit `from_nodes: []` means the parents, as it did in the first release.
+    With `empty_sources` False, an explicit `from_nodes: []` means the parents, as in the first release.
     """
     parents, warnings = _parents_by_node(graph)
     nodes = tuple(_node(index, raw, parents, empty_sources) for index, raw in enumerate(graph["nodes"]))
@@ -80,7 +80,7 @@ def normalised(graph: dict[str, Any], *, empty_sources: bool = True) -> Graph:
 
 
 def raise_if(problems: list[str]) -> None:
-    """Raise GraphError when there is anything to say."""
+    """Raise GraphError if there are any problems."""
     if problems:
         raise GraphError(problems)
 
@@ -102,7 +102,7 @@ def _size_problems(graph: object, params: object, max_nodes: int | None) -> Iter
 
 
 def _parents_by_node(graph: dict[str, Any]) -> tuple[dict[str, list[str]], list[str]]:
-    """Parents of each node: its own `depends_on` when given, else what the edges say."""
+    """Return the parents of each node, and warnings. `depends_on` takes precedence over edges."""
     wired: dict[str, dict[str, None]] = {}
     for source, target in field_checks.edge_pairs(graph):
         wired.setdefault(target, {})[source] = None
@@ -120,14 +120,14 @@ def _parents_by_node(graph: dict[str, Any]) -> tuple[dict[str, list[str]], list[
 
 
 def parents_of(graph: dict[str, Any], node_id: str) -> list[str]:
-    """The parents of a node of a valid graph; none for an unknown node."""
+    """Return the parents of a node in a valid graph, or an empty list for an unknown node."""
     return _parents_by_node(graph)[0].get(node_id, []) if graph else []
 
 
 def dependency_path(graph: dict[str, Any], node_id: str, sources: Sequence[str]) -> list[str]:
-    """From a node of a valid graph over those that depend on it back to itself, if it also waits for `sources`.
+    """Return the cycle that arises in a valid graph if the node also waits for `sources`.
 
-    Empty when no source depends on it.
+    The path leads from the node, over nodes that depend on it, back to itself. It is empty if no source depends on it.
     """
     waits = {**_waits(graph, _parents_by_node(graph)[0]), node_id: list(sources)}
     cycle = find_cycle(waits)[1:]
@@ -155,7 +155,7 @@ def _relation_problems(graph: dict[str, Any], parents: Mapping[str, list[str]]) 
 
 
 def _waits(graph: dict[str, Any], parents: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Which nodes each node cannot end without: the parents that it needs, and what it pulls from."""
+    """Return the nodes that each node must wait for: the parents it cannot start without, and its sources."""
     waits = {}
     for raw in graph["nodes"]:
         own, fan_in = parents[raw["node_id"]], field_checks.parse_fan_in(raw.get("fan_in"))
@@ -187,7 +187,7 @@ def _nearest(word: str, known: Mapping[str, int]) -> str:
 
 
 def _first(problems: Iterator[str]) -> list[str]:
-    """As many problems as an error shows, and one more: a guess at what was meant costs time for each."""
+    """Return one problem more than an error shows. Limited because finding the suggested name is slow."""
     return list(itertools.islice(problems, _ENOUGH))
 
 
@@ -223,7 +223,7 @@ def _io(raw: dict[str, Any], depends_on: tuple[str, ...], empty_sources: bool) -
 def _with_sources(
     inline: dict[str, Any] | None, depends_on: tuple[str, ...], empty_sources: bool
 ) -> dict[str, Any] | None:
-    """`from_nodes` filled from the parents when a pulling node leaves it out; an explicit `[]` is kept."""
+    """Set `from_nodes` to the parents if a pulling node leaves it out. An explicit `[]` stays if `empty_sources`."""
     if not inline or not str(inline.get("input_adapter", "")).startswith("pull."):
         return inline
     args = with_alias(inline.get("input_args"))
@@ -243,7 +243,7 @@ def _retry_policy(raw: dict[str, Any]) -> RetryPolicy:
 
 
 def unknown_function(raw: Mapping[str, Any], known: Collection[str]) -> str | None:
-    """The problem of a node that calls a coordinator function which is not among `known`, or None."""
+    """Return the problem of a node whose coordinator function is reserved or not in `known`, or None."""
     name = (raw.get("io") or {}).get("fn") or "noop"
     if raw["type"] == COORDINATOR_FN and name in RESERVED_FUNCTIONS:
         return (
@@ -257,7 +257,7 @@ def unknown_function(raw: Mapping[str, Any], known: Collection[str]) -> str | No
 
 
 def too_many_nodes(count: int, limit: int) -> str | None:
-    """The problem of a graph with more than `limit` nodes, or None."""
+    """Return the problem of a graph with more than `limit` nodes, or None."""
     return (
         f"graph.nodes has {count:,} entries, more than {limit:,}: split the task" if count > limit else None
     )
