@@ -127,7 +127,7 @@ class RoleExecutor:
         await self._end(final)
 
     async def _end(self, final: FinalizeResult) -> None:
-        """Write the final metrics, the complete marker and the end of the attempt concurrently; they are independent."""
+        """Write the final metrics, the complete marker and the end of the attempt concurrently: each is independent."""
         attempt, artifacts, now = self._attempt, self._artifacts, time.time()
         metrics, _ = storable("metrics of finalize", final.metrics)
         ref, _ = storable("artifacts_ref of finalize", final.artifacts_ref or {})
