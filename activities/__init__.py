@@ -1,1 +1,1 @@
-"""What workflows call: opening and closing tasks, running role handlers and coordinator functions."""
+"""The Temporal activities: they open and close tasks, and run role handlers and coordinator functions."""

@@ -1,4 +1,4 @@
-"""What one attempt adds to `worker_events` while it runs: little, whatever it does."""
+"""The `worker_events` of one running attempt, whose number stays small even for a long attempt."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from flowkit.models import AttemptFailure, AttemptInput
 
 YOUNG_SEC = 5.0
-"""An attempt that succeeds sooner leaves its end alone."""
+"""An attempt that succeeds within this time writes only its end."""
 
 _SPARSER = 20
-"""Rows of one kind follow each other at the earliest after this part of the attempt's age, which bounds their number."""
+"""The gap between two rows of one kind is at least the attempt's age divided by this, which limits their number."""
 
 
 class AttemptLog:
-    """The events of one attempt between its start and its end, coalesced.
+    """Collects and coalesces the events of one attempt from its start to its end.
 
-    Nothing here waits or writes: batches are counted, and `tick`, which the log calls about once a second, makes events
-    of what was counted.
+    The methods neither wait nor write. They count batches; `tick`, which EventLog calls about once a second, creates
+    events from the counts.
     """
 
     def __init__(
@@ -44,21 +44,21 @@ class AttemptLog:
         self._batch_gap_sec = batch_gap_sec
         self._heartbeat_sec = heartbeat_sec
         self._batches = 0
-        self._news: tuple[str, float] | None = None
+        self._last_batch: tuple[str, float] | None = None
         self._failed: WorkerEvent | None = None
         self._batch_row_at = self._heartbeat_at = self._begun_at
 
     def batch_ok(self, batch_uid: str) -> None:
         """Count a batch whose result is stored."""
         self._batches += 1
-        self._news = batch_uid, time.time()
+        self._last_batch = batch_uid, time.time()
 
     def batch_failed(self, batch_uid: str, failure: AttemptFailure) -> None:
-        """Note the batch that ends the attempt."""
+        """Record the failed batch that ends the attempt."""
         self._failed = batch_failed(self._attempt, self._worker_id, batch_uid, failure, time.time())
 
     def tick(self, now: float) -> None:
-        """Add what is due, once the attempt is no longer young."""
+        """Add the events that are due, once the attempt is older than YOUNG_SEC."""
         if now - self._begun_at >= YOUNG_SEC:
             self.begin()
             if self._is_due(self._batch_row_at, self._batch_gap_sec, now):
@@ -68,13 +68,13 @@ class AttemptLog:
                 self._add(heartbeat(self._attempt, self._lease, self._heartbeat_sec, now))
 
     def begin(self) -> None:
-        """Add the start, unless it was added before."""
+        """Add the start event, unless it was already added."""
         start, self._start = self._start, None
         if start is not None:
             self._add(start)
 
     def end(self, event: WorkerEvent, *, failed: bool) -> None:
-        """Add the end, and before it what it needs to be understood; a quick success is its end alone."""
+        """Add the end event, after the start and batch events that explain it. A quick success adds only its end."""
         now = time.time()
         old = now - self._begun_at >= YOUNG_SEC
         if failed or old:
@@ -93,7 +93,7 @@ class AttemptLog:
         return now - last >= max(gap_sec, (now - self._begun_at) / _SPARSER)
 
     def _add_batches(self, now: float) -> None:
-        if self._news is not None:
-            (uid, at), self._news = self._news, None
+        if self._last_batch is not None:
+            (uid, at), self._last_batch = self._last_batch, None
             self._batch_row_at = now
             self._add(batch_ok(self._attempt, self._worker_id, uid, self._batches, at))

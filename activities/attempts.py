@@ -1,6 +1,7 @@
-"""One attempt as Temporal sees it: heartbeats, cancellation, time limit, hand-over. What it does is its executor's matter.
+"""Runs an attempt as a Temporal activity: heartbeats, cancellation, time limit, hand-over. An executor does the work.
 
-Runs on the loop of Temporal's worker, so that a executor that blocks its own loop keeps its lease and still times out.
+This code runs on the event loop of Temporal's worker. An executor that blocks its own loop therefore keeps its lease
+and still times out.
 """
 
 from __future__ import annotations
@@ -31,17 +32,20 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("flowkit.worker")
 
 _UNSUPERVISED_SEC = 1.5
-"""What ends sooner costs neither a heartbeat nor a look for flags; no cancel waits longer than this."""
+"""An attempt that ends within this time sends no heartbeat and does not read cancel flags, which limits the load.
+
+It is also the longest time that a cancel flag waits before a new attempt reads it.
+"""
 
 _ABORT_TIMEOUT_SEC = 5.0
-"""How long an aborted executor may take before it is left behind."""
+"""How long to wait for an aborted executor before abandoning it."""
 
 _DELIVERY_SEC = 30.0
-"""How long an attempt that a flag has stopped waits for Temporal to cancel it."""
+"""How long an attempt that a cancel flag stopped waits for Temporal to cancel it."""
 
 
 class AttemptFailed(Exception):
-    """An attempt ended without success; carries what the workflow is to know."""
+    """Raised when an attempt does not succeed; carries the failure to report to the workflow."""
 
     def __init__(self, failure: AttemptFailure) -> None:
         self.failure = failure
@@ -49,18 +53,18 @@ class AttemptFailed(Exception):
 
 
 class AttemptExecutor(Protocol):
-    """What an attempt does; all methods are called on the portal's loop."""
+    """Does the work of an attempt. All methods are called on the portal's loop."""
 
     async def run(self) -> AttemptResult:
-        """Do the work. Raises AttemptFailed, or one of our errors."""
+        """Do the work and return the result. Raise AttemptFailed or a FlowKitError."""
 
     def cancel(self, reason: str, grace_sec: float) -> None:
-        """Ask it to stop."""
+        """Request that the work stop within `grace_sec` seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """The process that runs attempts."""
+    """What all attempts of one process share: its task store, its loop portal and its settings."""
 
     tasks: TaskStore
     portal: LoopPortal
@@ -70,17 +74,17 @@ class WorkerContext:
 
     @cached_property
     def flags(self) -> CancelFlagPoller:
-        """Where the attempts of this process see cancel flags."""
+        """Return the poller that reads cancel flags for all attempts of this process."""
         return CancelFlagPoller(self.tasks, self.portal, self.cancel_poll_sec)
 
     @cached_property
     def heartbeats(self) -> HeartbeatThrottle:
-        """How often each attempt of this process beats."""
+        """Return the throttle that limits the heartbeats of this process."""
         return HeartbeatThrottle()
 
 
 class Attempt:
-    """Runs one executor under one activity of Temporal."""
+    """Runs one executor within one Temporal activity."""
 
     def __init__(self, host: WorkerContext, attempt: AttemptInput, executor: AttemptExecutor) -> None:
         self._host = host
@@ -88,13 +92,13 @@ class Attempt:
         self._executor = executor
         self._info = activity.info()
         self._clock = AttemptClock()
-        self._given_up: asyncio.Future[AttemptFailure] = asyncio.get_running_loop().create_future()
-        """Set when the attempt must end although Temporal does not cancel it."""
-        self._verdict: asyncio.Task[AttemptFailure] | None = None
-        """What becomes of the attempt that a flag stops, unless Temporal cancels it meanwhile."""
+        self._forced_end: asyncio.Future[AttemptFailure] = asyncio.get_running_loop().create_future()
+        """Resolved when the attempt must end although Temporal has not cancelled it."""
+        self._flag_failure: asyncio.Task[AttemptFailure] | None = None
+        """Determines the failure of an attempt that a cancel flag stopped, in case Temporal does not cancel it."""
 
     async def run(self) -> AttemptResult:
-        """Run the executor to its end; raises ApplicationError or CancelledError as the workflow expects them."""
+        """Run the executor and return its result. Raise ApplicationError or CancelledError, as the workflow expects."""
         if self._info.attempt > 1:
             raise failed_attempt(lost("lease_lost", "the worker that ran this attempt fell silent"))
         with measured_by(self._clock):
@@ -107,13 +111,13 @@ class Attempt:
         except AttemptFailed as error:
             raise failed_attempt(error.failure) from None
         finally:
-            for each in (work, supervision, self._verdict):
-                if each is not None:
-                    each.cancel()
+            for task in (work, supervision, self._flag_failure):
+                if task is not None:
+                    task.cancel()
 
     async def _until_done(self, work: asyncio.Task[AttemptResult]) -> AttemptResult:
         limit = self._attempt.timeout_sec
-        ends: list[asyncio.Future[Any]] = [work, self._given_up]
+        ends: list[asyncio.Future[Any]] = [work, self._forced_end]
         while not work.done():
             try:
                 await asyncio.wait(
@@ -127,9 +131,9 @@ class Attempt:
         return await self._outcome(work)
 
     def _overdue(self) -> AttemptFailure | None:
-        """Return why the attempt has to end now, if it has to."""
-        if self._given_up.done():
-            return self._given_up.result()
+        """Return the failure with which the attempt must end now, or None if it may continue."""
+        if self._forced_end.done():
+            return self._forced_end.result()
         limit = self._attempt.timeout_sec
         return timed_out(limit) if limit is not None and self._clock.spent() >= limit else None
 
@@ -139,24 +143,24 @@ class Attempt:
                 return work.result()
             except Flagged as error:
                 return await self._stopped_for(error.flag)
-        if self._verdict is not None:
-            return await self._give_way(self._verdict)
+        if self._flag_failure is not None:
+            return await self._await_cancel(self._flag_failure)
         raise AttemptFailed(handed_over("the process that ran the attempt is ending"))
 
     async def _stopped_for(self, flag: CancelFlag) -> AttemptResult:
-        self._verdict = self._verdict or asyncio.create_task(self._judged(flag))
-        return await self._give_way(self._verdict)
+        self._flag_failure = self._flag_failure or asyncio.create_task(self._report_flag(flag))
+        return await self._await_cancel(self._flag_failure)
 
-    async def _give_way(self, verdict: asyncio.Task[AttemptFailure]) -> AttemptResult:
-        """Wait until Temporal cancels the attempt, or until it is clear that it does not."""
+    async def _await_cancel(self, flag_failure: asyncio.Task[AttemptFailure]) -> AttemptResult:
+        """Wait until Temporal cancels the attempt, or until `flag_failure` shows that it does not."""
         try:
-            failure = await asyncio.shield(verdict)
+            failure = await asyncio.shield(flag_failure)
         except asyncio.CancelledError:
             raise self._why_interrupted() from None
         raise AttemptFailed(failure)
 
-    async def _judged(self, flag: CancelFlag) -> AttemptFailure:
-        """Let Temporal know of the flag; return why the attempt ends when Temporal does not cancel it then."""
+    async def _report_flag(self, flag: CancelFlag) -> AttemptFailure:
+        """Report the flag to Temporal. Return the failure to use if Temporal does not cancel the attempt."""
         refused = await request_cancel(self._attempt, flag)
         if refused is not None:
             return refused
@@ -164,7 +168,7 @@ class Attempt:
         return pending(flag)
 
     async def _interrupted(self, work: asyncio.Task[AttemptResult]) -> None:
-        """Temporal wants the attempt to end; find out why and act on it."""
+        """Stop the executor after Temporal cancelled the activity, and raise the error that fits the reason."""
         details = activity.cancellation_details()
         if details is not None and details.cancel_requested:
             await self._stop_gently(work)
@@ -188,7 +192,7 @@ class Attempt:
         await self._abort(work)
 
     async def _cancel_reason(self) -> str:
-        """The reason stands in the document; Temporal does not tell it to activities."""
+        """Return the reason of the cancel from the task document, since Temporal does not pass it to activities."""
         try:
             reason = self._host.portal.run(self._host.tasks.cancel_flag(self._attempt))
             return await asyncio.wait_for(reason, timeout=1.0) or "cancelled"
@@ -207,10 +211,10 @@ class Attempt:
             _logger.warning("node %s does not stop; its worker goes on without it", self._attempt.node_id)
 
     async def _supervise(self) -> None:
-        """Keep the attempt alive and look for flags; an attempt that is over at once costs neither."""
+        """Send heartbeats, renew the lease and watch the cancel flag. A very short attempt ends before this starts."""
         await asyncio.sleep(min(_UNSUPERVISED_SEC, self._attempt.lease_ttl_sec / 4))
-        duties = (self._send_heartbeats, self._renew_lease, self._watch_flag)
-        await asyncio.gather(*(steadily(duty, self._attempt.node_id) for duty in duties))
+        loops = (self._send_heartbeats, self._renew_lease, self._watch_flag)
+        await asyncio.gather(*(steadily(loop, self._attempt.node_id) for loop in loops))
 
     async def _send_heartbeats(self) -> None:
         heartbeats, lease_ttl_sec = self._host.heartbeats, self._attempt.lease_ttl_sec
@@ -221,7 +225,7 @@ class Attempt:
             pause = heartbeats.pause_sec(lease_ttl_sec)
 
     async def _renew_lease(self) -> None:
-        """Show in the document that the attempt is alive; nothing depends on it."""
+        """Extend the lease in the task document. It is informational; Temporal enforces the real one by heartbeats."""
         while True:
             await asyncio.sleep(self._host.hb_interval_sec)
             now = time.time()
@@ -235,21 +239,21 @@ class Attempt:
                 _logger.warning("could not renew the lease of node %s: %s", self._attempt.node_id, error)
 
     async def _watch_flag(self) -> None:
-        """Stop the executor when a flag is up; end the attempt after the grace when Temporal does not cancel it."""
+        """Stop the executor when a cancel flag is set, and end the attempt if Temporal does not cancel it in time."""
         with self._host.flags.watching(self._attempt.task_id):
             flag = await self._flag()
             while flag is None:
                 await asyncio.sleep(self._host.cancel_poll_sec)
                 flag = await self._flag()
         self._ask_to_stop(flag.reason)
-        self._verdict = self._verdict or asyncio.create_task(self._judged(flag))
-        failure = await asyncio.shield(self._verdict)
+        self._flag_failure = self._flag_failure or asyncio.create_task(self._report_flag(flag))
+        failure = await asyncio.shield(self._flag_failure)
         await asyncio.sleep(self._attempt.cancel_grace_sec)
-        if not self._given_up.done():
-            self._given_up.set_result(failure)
+        if not self._forced_end.done():
+            self._forced_end.set_result(failure)
 
     async def _flag(self) -> CancelFlag | None:
-        """Return the flag that this attempt must obey; one of another run is left over."""
+        """Return the cancel flag that applies to this attempt, or None. A flag of another run is stale and ignored."""
         try:
             if not await self._host.flags.any_set(self._attempt.task_id):
                 return None
@@ -262,7 +266,7 @@ class Attempt:
 
 
 async def run_checked(host: WorkerContext, attempt: AttemptInput, executor: AttemptExecutor) -> AttemptResult:
-    """Run the executor on its own database only; all errors but Flagged leave as AttemptFailed."""
+    """Check that engine and worker share a database, then run the executor. Raise AttemptFailed, or Flagged as is."""
     try:
         await _check_deployment(host, attempt)
         return await executor.run()

@@ -1,4 +1,4 @@
-"""Loops that run beside the work: they outlive every error, and show how they do."""
+"""Background loops, which survive every error of their steps and report their health."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("flowkit.loops")
 
 _AFTER_ERROR_SEC = 1.0
-"""A step that fails at once is not tried without end."""
+"""The pause after an unexpected error, so that a step that always fails does not run in a tight loop."""
 
 
 @dataclass(kw_only=True, slots=True)
 class LoopHealth:
-    """How one background loop does. Times are seconds since the epoch."""
+    """The health of one background loop. Times are seconds since the Unix epoch."""
 
     name: str
     running: bool = False
-    """False before the loop starts and after it has ended."""
+    """False before the loop starts and after it ends."""
     last_ok_at: float | None = None
-    """When its last step ended well."""
+    """When a step last succeeded."""
     last_error_at: float | None = None
     last_error: str | None = None
-    """Text of the last error; it stays when later steps end well."""
+    """The text of the last error; it stays after later steps succeed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Health:
-    """How an engine or a worker does."""
+    """The health of an engine or a worker."""
 
     running: bool
-    """Whether it polls Temporal: it was started, not stopped, and nothing has ended it."""
+    """Whether it polls Temporal: it was started, was not stopped and did not fail."""
     error: str | None = None
-    """What has ended it, if an error did."""
+    """The error that ended it, if any."""
     loops: tuple[LoopHealth, ...] = field(default=())
-    """Its background loops. None of them decides about tasks."""
+    """Its background loops. None of them makes decisions about tasks."""
     lost_events: int = 0
-    """Events of attempts that a worker has given up because MongoDB was away for too long."""
+    """Number of attempt events that a worker dropped because MongoDB was unavailable for too long."""
 
     @property
     def ok(self) -> bool:
-        """Whether it runs, with all of its loops."""
+        """Return whether it is running with all of its background loops."""
         return self.running and all(loop.running for loop in self.loops)
 
 
 class BackgroundLoop:
-    """Calls `step` again and again; an error that it raises is logged and noted, and the loop continues.
+    """Calls `step` repeatedly. If a step raises an error, the loop logs and records it, then continues.
 
-    The step itself says when it ended well (`worked`), and which errors are usual (`failed`).
+    The step reports its own success by calling `worked`, and expected errors by calling `failed`.
     """
 
     def __init__(self, name: str, step: Callable[[], Awaitable[object]], *, pause_sec: float = 0.0) -> None:
@@ -62,7 +62,7 @@ class BackgroundLoop:
         self._pause_sec = pause_sec
 
     async def run(self) -> None:
-        """Run until cancelled, even when the step swallows the cancel (PyMongo's asynchronous client may)."""
+        """Run until cancelled, even if the step suppresses the cancel, as PyMongo's asynchronous client may."""
         self.health.running = True
         task = asyncio.current_task()
         try:
@@ -81,10 +81,10 @@ class BackgroundLoop:
             await asyncio.sleep(_AFTER_ERROR_SEC)
 
     def failed(self, error: Exception) -> None:
-        """Note an error of a step; logging it is the caller's."""
+        """Record an error of a step. The caller logs it."""
         self.health.last_error_at = time.time()
         self.health.last_error = str(error) or type(error).__name__
 
     def worked(self) -> None:
-        """Note that a step ended well."""
+        """Record that a step succeeded."""
         self.health.last_ok_at = time.time()

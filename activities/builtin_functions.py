@@ -1,7 +1,7 @@
 """CoordinatorAdapters: the built-in coordinator functions, for graphs and for Python (spec: CoordinatorAdapters).
 
-Called from Python they are done as often as they are called. Called by a `coordinator_fn` node they are done once for
-each generation of the node, whatever is retried or dies in between.
+A call from Python takes effect every time. When a `coordinator_fn` node calls a function, it takes effect once for
+each generation of the node, even if the attempt is retried or its engine crashes.
 """
 
 from __future__ import annotations
@@ -39,20 +39,22 @@ METHODS = {
     "metrics.aggregate": "metrics_aggregate",
     "noop": "noop",
 }
-"""Built-in functions by their names in graphs."""
+"""Methods of CoordinatorAdapters by the names that graphs use."""
 
 IN_ONE_UPDATE = frozenset({"vars_set", "vars_merge", "vars_incr", "vars_unset", "noop"})
-"""Methods whose one write takes a function node from its begin to its end."""
+"""Methods that start and finish their function node in the same write that makes their change."""
 
 
 class CoordinatorAdapters:
-    """Changes to a task's variables and bookkeeping, each checked before anything is written.
+    """Changes a task's variables and aggregates its results. Every call is validated before it writes anything.
 
-    `db` is a Motor database, or one with its interface; `clock` gives the times that documents show (see
-    `flowkit.core.time`); `detector` judges which values look like secrets, in any of the forms of `sensitive.Detector`.
+    `db` is a Motor database or an object with the same interface. `clock` supplies the timestamps in documents (see
+    `flowkit.core.time`). `detector` decides which values look like secrets, in any of the forms of
+    `sensitive.Detector`.
 
-    AdapterError names what is wrong: an unknown task, a bad path or value, a limit. StoreUnavailable: MongoDB does not
-    answer; whether the call was done is unknown then, as it has no identity.
+    Raise AdapterError for an unknown task, an invalid path or value, or an exceeded limit. Raise StoreUnavailable when
+    MongoDB does not respond. In that case the call may or may not have taken effect, because a call from Python has no
+    identity that would make it idempotent.
     """
 
     def __init__(self, *, db: Database, clock: Any = None, detector: Any = None) -> None:
@@ -64,49 +66,51 @@ class CoordinatorAdapters:
         self._node: NodeWrite | None = None
 
     def for_node(self, write: NodeWrite) -> CoordinatorAdapters:
-        """The same functions as one attempt of a function node calls them."""
+        """Return a copy whose calls belong to one attempt of a function node."""
         bound = copy.copy(self)
         bound._node = write
         return bound
 
     async def vars_set(self, /, task_id: str, **kv: Any) -> dict[str, Any]:
-        """Set variables: `kv={...}` or keywords, dotted paths or nested objects, all in one atomic write.
+        """Set variables in one atomic write.
 
-        `block_sensitive=True` refuses values that look like secrets. Answers `{"ok": True, "touched": paths}`.
+        Pass `kv={...}` or keywords, with dotted paths or nested objects. `block_sensitive=True` rejects values that
+        look like secrets. Return `{"ok": True, "touched": paths}`.
         """
         return await self._change(task_id, lambda: operations.setting(kv))
 
     async def vars_merge(self, /, task_id: str, **kv: Any) -> dict[str, Any]:
-        """Merge a tree (`data={...}`, `kv={...}` or keywords) into the variables: its leaves overwrite.
+        """Merge a tree into the variables; its leaves overwrite existing values.
 
-        `block_sensitive=True` refuses values that look like secrets. Answers `{"ok": True, "touched": paths}`.
+        Pass `data={...}`, `kv={...}` or keywords. `block_sensitive=True` rejects values that look like secrets.
+        Return `{"ok": True, "touched": paths}`.
         """
         return await self._change(task_id, lambda: operations.merging(kv))
 
     async def vars_incr(self, task_id: str, *, key: str, by: float = 1) -> dict[str, Any]:
-        """Add `by` to a number, or begin with it. Answers `{"ok": True, "key": key, "by": by}`."""
+        """Add `by` to a numeric variable; a missing one becomes `by`. Return `{"ok": True, "key": key, "by": by}`."""
         await self._change(task_id, lambda: operations.incrementing(key, by))
         return {"ok": True, "key": key, "by": by}
 
     async def vars_unset(
         self, task_id: str, *paths: str, keys: Iterable[str] | None = None
     ) -> dict[str, Any]:
-        """Remove variables, present or not, then every object that is left without a leaf.
+        """Remove variables, then every object that has no leaf left. A missing variable is not an error.
 
-        Returns `{"ok": True, "touched": n}`, where n counts every path as often as it was named.
+        Return `{"ok": True, "touched": n}`, where n is the number of paths passed, duplicates included.
         """
-        answer = await self._change(task_id, lambda: operations.unsetting(paths, keys))
-        if answer["touched"] and (pruned := await self._variables.prune(task_id)):
+        result = await self._change(task_id, lambda: operations.unsetting(paths, keys))
+        if result["touched"] and (pruned := await self._variables.prune(task_id)):
             self._log("coord.vars.unset.prune", task_id, keys=pruned, n=len(pruned))
-        return answer
+        return result
 
     async def merge_generic(
         self, task_id: str, from_nodes: Sequence[str], target: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Sum up which of `from_nodes` are complete, in the complete artifact of `target["node_id"]`.
+        """Write a summary of which `from_nodes` are complete into the complete marker of `target["node_id"]`.
 
-        It merges bookkeeping, not data. A function node is its own target unless it names one; elsewhere that is
-        `coordinator`. Answers `{"ok": True, "meta": summary}`.
+        The summary contains status information, not the nodes' data. If `target` has no `node_id`, a function node is
+        its own target; a call from Python uses `coordinator`. Return `{"ok": True, "meta": summary}`.
         """
         _require_task(task_id)
         names = _node_ids(from_nodes)
@@ -121,10 +125,10 @@ class CoordinatorAdapters:
         return {"ok": True, "meta": meta}
 
     async def metrics_aggregate(self, task_id: str, node_id: str, *, mode: str = "sum") -> dict[str, Any]:
-        """Replace a node's `stats` with the sum of its metrics, or their mean with `mode="mean"`.
+        """Replace a node's `stats` with the sum of its metrics, or with their mean if `mode="mean"`.
 
-        Final metrics count as well: a handler that returns totals under the keys of its batches counts twice.
-        Answers `{"ok": True, "mode": mode, "stats": {...}}`.
+        Final metrics are included. If a handler's `finalize` returns totals under the same keys as its batches, those
+        values count twice. Return `{"ok": True, "mode": mode, "stats": {...}}`.
         """
         _require_task(task_id)
         require(node_id_problem(node_id, "metrics.aggregate: 'node_id'"), error=AdapterError)
@@ -133,7 +137,7 @@ class CoordinatorAdapters:
         return {"ok": True, "mode": mode, "stats": stats}
 
     async def noop(self, /, task_id: str, **anything: Any) -> dict[str, Any]:
-        """Do nothing, whatever the arguments."""
+        """Do nothing. Accept any keyword arguments and return `{"ok": True}`."""
         _require_task(task_id)
         if self._node is not None:
             await self._variables.write(task_id, operations.NOTHING, self._node)
@@ -145,7 +149,7 @@ class CoordinatorAdapters:
         hits = self._hits(change)
         first = await self._variables.write(task_id, change, self._node)
         if change.paths and first is not None:
-            self._tell(task_id, change, hits, first=first)
+            self._log_change(task_id, change, hits, first=first)
         return {"ok": True, "touched": change.touched}
 
     def _hits(self, change: Change) -> int:
@@ -154,8 +158,8 @@ class CoordinatorAdapters:
             raise AdapterError(f"vars.{change.operation} blocked: {hits} sensitive-looking values")
         return hits
 
-    def _tell(self, task_id: str, change: Change, hits: int, *, first: bool) -> None:
-        """One record with paths and counts, never a value."""
+    def _log_change(self, task_id: str, change: Change, hits: int, *, first: bool) -> None:
+        """Log one record with paths and counts. Values are never logged, because they may be secrets."""
         fields: dict[str, Any] = {"keys": change.paths, "n": len(change.paths)}
         if change.sets:
             fields["sensitive_hits"] = hits
@@ -165,14 +169,14 @@ class CoordinatorAdapters:
         self._log(f"coord.vars.{operation}", task_id, **fields)
 
     def _log(self, event: str, task_id: str, **fields: Any) -> None:
-        told = {"event": event, "task_id": task_id, **fields}
+        extra = {"event": event, "task_id": task_id, **fields}
         _logger.info(
-            "%s task_id=%s %s", event, task_id, " ".join(f"{k}={v}" for k, v in fields.items()), extra=told
+            "%s task_id=%s %s", event, task_id, " ".join(f"{k}={v}" for k, v in fields.items()), extra=extra
         )
 
 
 def default_adapters(*, db: Database, clock: Any = None, detector: Any = None) -> dict[str, Any]:
-    """The built-in coordinator functions by their names in graphs."""
+    """Return the built-in coordinator functions by the names that graphs use."""
     adapters = CoordinatorAdapters(db=db, clock=clock, detector=detector)
     return {name: getattr(adapters, method) for name, method in METHODS.items()}
 
@@ -188,5 +192,5 @@ def _node_ids(given: Any) -> list[str]:
 
 
 def _require_task(task_id: object) -> None:
-    """AdapterError for what is no task id: as part of a filter, it may be met by other tasks."""
+    """Raise AdapterError unless `task_id` is a valid id. Used in a filter, another value could match other tasks."""
     require(task_id_problem(task_id), error=AdapterError)

@@ -1,8 +1,8 @@
-"""What an attempt does about a cancel flag in its task's document: Temporal must know of every cancel.
+"""Handles a cancel flag in a task document, so that Temporal learns of every cancel.
 
-A flag that the workflow has raised announces a cancel that Temporal is about to deliver. A flag that was written into
-the document by someone else becomes a cancel request to Temporal. An attempt that must stop although Temporal does not
-cancel it fails at no charge; the workflow tries again later and shows the reason in the document.
+If the workflow set the flag, Temporal is about to deliver the cancel. If another client wrote the flag into the
+document, the attempt sends a cancel request to Temporal. If Temporal does not cancel an attempt that must stop, the
+attempt yields. The workflow retries it later and shows the reason in the task document.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _RPC_TIMEOUT = timedelta(seconds=10)
 
 
 async def request_cancel(attempt: AttemptInput, flag: CancelFlag) -> AttemptFailure | None:
-    """Ask Temporal to cancel the attempt's own run, unless the workflow itself raised the flag.
+    """Request that Temporal cancel the attempt's own run, unless the workflow itself set the flag.
 
-    Returns the attempt's failure when Temporal refuses.
+    Return the failure of the attempt if Temporal rejects the request, otherwise None.
     """
     if flag.run_id is not None:
         return None
@@ -55,6 +55,6 @@ async def _cancel_own_run(task_id: str, reason: str) -> None:
 
 
 def pending(flag: CancelFlag) -> AttemptFailure:
-    """Return the failure of an attempt that stopped for a flag before Temporal cancelled it."""
+    """Return the failure of an attempt that stopped because of a cancel flag before Temporal cancelled it."""
     raised_by = "the document" if flag.run_id is None else f"run {flag.run_id} of the workflow"
     return not_now(PENDING, f"cancelled ({flag.reason}) by {raised_by}; Temporal has not cancelled it yet")

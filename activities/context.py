@@ -1,4 +1,4 @@
-"""What a handler sees of its run (spec: RunContext): identity, cancellation, scratch space, artifacts."""
+"""RunContext, a handler's view of its run (spec: RunContext): identity, cancellation, scratch space, artifacts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ T = TypeVar("T")
 
 
 class ArtifactsWriter:
-    """Artifacts of the node that is running, for handlers that write or read them themselves.
+    """Writes and reads the artifacts of the running node, for handlers that manage artifacts themselves.
 
-    All methods wait while MongoDB does not answer.
+    All methods wait while MongoDB is unavailable.
     """
 
     def __init__(self, store: ArtifactStore, attempt: AttemptInput, worker_id: str) -> None:
@@ -34,7 +34,7 @@ class ArtifactsWriter:
         self._worker_id = worker_id
 
     async def upsert_partial(self, batch_uid: str, meta: dict[str, Any]) -> dict[str, Any]:
-        """Store `meta` as the artifact of a batch; returns a reference to it. ValueError for what is no uid."""
+        """Store `meta` as the artifact of a batch and return a reference to it. Raise ValueError for an invalid uid."""
         if not isinstance(batch_uid, str) or not batch_uid or not is_unicode(batch_uid):
             raise ValueError(f"batch_uid must not be empty and must be a text, not {shown(batch_uid)}")
         now = time.time()
@@ -46,7 +46,7 @@ class ArtifactsWriter:
     async def mark_complete(
         self, meta: dict[str, Any], artifacts_ref: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Write the node's complete marker; answers a reference to it. The end of the run writes it anyway."""
+        """Write the node's complete marker and return a reference to it. FlowKit also writes it when the run ends."""
         attempt, now = self._attempt, time.time()
         await retry_while_unavailable(
             lambda: self._store.mark_complete(
@@ -62,20 +62,20 @@ class ArtifactsWriter:
         return artifacts_ref or self._ref()
 
     async def partials(self) -> AsyncIterator[dict[str, Any]]:
-        """`batch_uid` and `meta` of this node's own stored batches, those of earlier attempts included."""
+        """Yield `batch_uid` and `meta` of each batch that this node has stored, in earlier attempts too."""
         task_id, node_id = self._attempt.task_id, self._attempt.node_id
-        pages, given = self._store.pages(task_id, node_id), set[str]()
+        pages, yielded = self._store.pages(task_id, node_id), set[str]()
 
         async def next_page() -> list[dict[str, Any]] | None:
             nonlocal pages
             try:
                 return await anext(pages, None)
             except StoreUnavailable:
-                pages = self._store.pages(task_id, node_id, skip=given)
+                pages = self._store.pages(task_id, node_id, skip=yielded)
                 raise
 
         while (page := await retry_while_unavailable(next_page)) is not None:
-            given.update(partial["batch_uid"] for partial in page)
+            yielded.update(partial["batch_uid"] for partial in page)
             for partial in page:
                 yield partial
 
@@ -84,7 +84,7 @@ class ArtifactsWriter:
 
 
 class RunContext:
-    """One run of a handler: its identity, its cancellation, its scratch space, and what it has to give back."""
+    """One run of a handler: its identity, cancellation, scratch space, and resources to release at its end."""
 
     def __init__(
         self,
@@ -105,30 +105,33 @@ class RunContext:
         self._tasks = tasks
         self._resources = Resources()
         self.kv: dict[str, Any] = {}
-        """Scratch space of this run; empty again in the next attempt."""
+        """Scratch space of this run; every attempt starts with an empty one."""
         self.cancel_flag = asyncio.Event()
-        """Set when the run is to stop."""
+        """Set when the run is cancelled."""
         self.cancel_reason: str | None = None
         self.cancel_deadline_ts_ms: int | None = None
-        """When the run is ended by force, in milliseconds since the epoch."""
+        """When FlowKit stops a cancelled run by force, in milliseconds since the Unix epoch."""
 
     def cancelled(self) -> bool:
-        """Whether the run is to stop."""
+        """Return whether the run is cancelled."""
         return self.cancel_flag.is_set()
 
     def remaining_ms(self) -> float | None:
-        """Milliseconds until the run is ended by force; None while nobody cancelled it."""
+        """Return the milliseconds until FlowKit stops the run by force, or None if the run is not cancelled."""
         if self.cancel_deadline_ts_ms is None:
             return None
         return max(0.0, self.cancel_deadline_ts_ms - time.time() * 1000)
 
     async def raise_if_cancelled(self) -> None:
-        """Raise asyncio.CancelledError when the run is to stop."""
+        """Raise asyncio.CancelledError if the run is cancelled."""
         if self.cancelled():
             raise asyncio.CancelledError(self.cancel_reason)
 
     async def cancellable(self, work: Awaitable[T]) -> T:
-        """Wait for `work`; cancel it and raise asyncio.CancelledError as soon as the run is to stop."""
+        """Await `work` and return its result.
+
+        As soon as the run is cancelled, cancel `work` and raise asyncio.CancelledError.
+        """
         task = asyncio.ensure_future(work)
         flag = asyncio.create_task(self.cancel_flag.wait())
         try:
@@ -141,24 +144,24 @@ class RunContext:
             task.cancel()
 
     def cancel(self, reason: str, grace_sec: float) -> None:
-        """Ask the run to stop; the first reason is kept."""
+        """Request that the run stop. Later calls do not change the reason or the deadline."""
         if not self.cancel_flag.is_set():
             self.cancel_reason = reason
             self.cancel_deadline_ts_ms = int((time.time() + grace_sec) * 1000)
             self.cancel_flag.set()
 
     async def vars(self) -> dict[str, Any]:
-        """The task's variables (`coordinator.vars`) as they are now; `{}` while there are none.
+        """Return the current variables of the task (`coordinator.vars`), or `{}` if it has none.
 
-        Waits while MongoDB does not answer.
+        Wait while MongoDB is unavailable.
         """
         return await retry_while_unavailable(lambda: self._tasks.variables(self.task_id))
 
     async def run_subprocess(self, *command: str, grace_ms: int = 5000) -> int:
-        """Run a command in a process group of its own and answer its return code.
+        """Run a command in its own process group and return its return code.
 
-        When the run is to stop, the whole group is terminated, after `grace_ms` milliseconds killed, and
-        asyncio.CancelledError raised. What it prints is not kept, but for the end of it in the log of a failure.
+        If the run is cancelled, FlowKit terminates the whole group, kills it after `grace_ms` milliseconds, and raises
+        asyncio.CancelledError. FlowKit discards the output; if the command fails, the log shows its last part.
         """
         process = await Subprocess.start(*command)
         try:
@@ -167,17 +170,17 @@ class RunContext:
             await asyncio.shield(process.end(grace_ms / 1000))
 
     def register_subprocess(self, process: Any) -> None:
-        """Kill `process` (of asyncio or subprocess) at the end of the run, if it still runs then."""
+        """Kill `process` (from asyncio or subprocess) when the run ends, if it is still running."""
         self._resources.add_process(process)
 
     def register_temp_path(self, path: str | os.PathLike[str]) -> None:
-        """Remove a file or folder at the end of the run."""
+        """Remove a file or directory when the run ends."""
         self._resources.add_path(path)
 
     def on_cleanup(self, callback: Callable[[], Any]) -> None:
-        """Call `callback`, plain or coroutine function, at the end of the run; the last registered comes first."""
+        """Call `callback`, a plain or coroutine function, when the run ends. The last one registered runs first."""
         self._resources.add(callback)
 
     async def release(self) -> None:
-        """Give back what the run has registered; called after every end of a run."""
+        """Release everything that the run registered; FlowKit calls this however the run ends."""
         await self._resources.release()

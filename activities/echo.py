@@ -1,4 +1,4 @@
-"""The built-in handler of the role `echo` (spec: EchoHandler): something to run before one's own exists."""
+"""The built-in handler of the role `echo` (spec: EchoHandler), for trying out FlowKit without writing a handler."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _STEP_SEC = 0.05
 
 
 class EchoHandler(RoleHandler):
-    """Takes about a quarter of a second for a batch and answers how many steps that took."""
+    """Processes a batch in about a quarter of a second and returns the number of steps as a metric."""
 
     role = "echo"
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """Five short steps; each looks whether the run is to stop."""
+        """Run five short steps and check for a cancel before each one."""
         for _ in range(_STEPS):
             await ctx.raise_if_cancelled()
             await ctx.cancellable(asyncio.sleep(_STEP_SEC))

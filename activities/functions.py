@@ -1,4 +1,4 @@
-"""Coordinator functions: nodes that the engine runs itself (spec: coordinator_fn nodes)."""
+"""Runs coordinator functions, which the engine calls for `coordinator_fn` nodes (spec: coordinator_fn nodes)."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
 
 Function = Any
-"""`async def fn(task_id, **fn_args)`; a plain function is called on a thread."""
+"""A coordinator function: `async def fn(task_id, **fn_args)`, or a plain function, which runs on a thread."""
 
 
 def is_built_in(function: Function) -> bool:
-    """Whether this is one of ours, of which a node's call counts once whatever happens."""
+    """Return whether `function` is a built-in function, whose effect counts exactly once for a node."""
     return isinstance(getattr(function, "__self__", None), CoordinatorAdapters)
 
 
 def built_in(functions: Mapping[str, Function]) -> tuple[str, ...]:
-    """Names of the functions that are ours and not replaced by others."""
+    """Return the sorted names of the built-in functions, without those that the user has replaced."""
     return tuple(sorted(name for name, function in functions.items() if is_built_in(function)))
 
 
 class FunctionActivities:
-    """The activities of an engine's coordinator functions. `functions` is read at every call: it may grow.
+    """The activities of an engine's coordinator functions.
 
-    Plain functions run on `threads`.
+    `functions` is read at every call, so functions can be added later. Plain functions run on `threads`.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class FunctionActivities:
         self._threads = threads
 
     def of(self, name: str) -> Callable[..., Awaitable[AttemptResult]]:
-        """The activity that runs nodes whose `io.fn` is `name`."""
+        """Return the activity that runs nodes whose `io.fn` is `name`."""
 
         @activity.defn(name=name)
         async def run_function(attempt: AttemptInput) -> AttemptResult:
@@ -74,7 +74,7 @@ class FunctionActivities:
         return run_function
 
     def any(self) -> Callable[..., Awaitable[AttemptResult]]:
-        """One activity for every name, also those that are registered later."""
+        """Return a dynamic activity that runs any name, including functions that are added later."""
 
         @activity.defn(dynamic=True)
         async def run_any_function(args: Sequence[RawValue]) -> AttemptResult:
@@ -87,21 +87,21 @@ class FunctionActivities:
     async def _run(self, name: str, attempt: AttemptInput) -> AttemptResult:
         function = self.functions.get(name)
         if function is None:
-            raise failed_attempt(lost("dispatch_lost", self._unknown(name)))
+            raise failed_attempt(lost("dispatch_lost", self._unknown_text(name)))
         run_id = activity.info().workflow_run_id or ""
         executor = self._executor(attempt, run_id, function)
         if not activity.info().is_local:
             return await Attempt(self._host, attempt, executor).run()
         if not isinstance(executor, BuiltInFunctionExecutor):
             raise ApplicationError("not a built-in function here", type="not_local", non_retryable=True)
-        return await self._run_quickly(attempt, executor)
+        return await self._run_locally(attempt, executor)
 
     def _executor(self, attempt: AttemptInput, run_id: str, function: Function) -> FunctionExecutor:
         kind = BuiltInFunctionExecutor if is_built_in(function) else FunctionExecutor
         return kind(self._host, self._artifacts, attempt, run_id, function, self._threads)
 
-    async def _run_quickly(self, attempt: AttemptInput, executor: BuiltInFunctionExecutor) -> AttemptResult:
-        """Run a local activity, which has no heartbeats: a cancel cannot reach it."""
+    async def _run_locally(self, attempt: AttemptInput, executor: BuiltInFunctionExecutor) -> AttemptResult:
+        """Run the executor in a local activity. It sends no heartbeats, so Temporal cannot cancel it."""
         try:
             return await self._host.portal.run(run_checked(self._host, attempt, executor))
         except AttemptFailed as error:
@@ -110,7 +110,7 @@ class FunctionActivities:
             refused = await request_cancel(attempt, error.flag)
             raise failed_attempt(refused or pending(error.flag)) from None
 
-    def _unknown(self, name: str) -> str:
+    def _unknown_text(self, name: str) -> str:
         return (
             f"engine {self._host.worker_id} has no coordinator function {name!r}: give every engine of the queue "
             "the same functions"
@@ -118,7 +118,7 @@ class FunctionActivities:
 
 
 class FunctionExecutor:
-    """One call of a coordinator function; its return value is not kept."""
+    """Runs one call of a coordinator function. The function's return value is not stored."""
 
     def __init__(
         self,
@@ -138,22 +138,22 @@ class FunctionExecutor:
         self._call: asyncio.Task[Any] | None = None
 
     def cancel(self, reason: str, grace_sec: float) -> None:
-        """Functions have no flag to look at: the call is cancelled. One on a thread is left behind."""
+        """Cancel the call, because functions have no cancel flag. A call on a thread continues until it returns."""
         if self._call is not None:
             self._call.cancel(reason)
 
     async def run(self) -> AttemptResult:
-        """The whole attempt, from its first write to its last."""
+        """Run the whole attempt, from its first write to its last."""
         host, attempt = self._host, self._attempt
         await begin(host.tasks, self._artifacts, attempt, self._run_id, host.worker_id)
-        answer = await self._answer()
-        marked, now = mark(self._artifacts, attempt, self._meta(answer), host.worker_id), time.time()
+        result = await self._await_call()
+        marked, now = mark(self._artifacts, attempt, self._meta(result), host.worker_id), time.time()
         await together(
             marked, retry_while_unavailable(lambda: host.tasks.finish_attempt(attempt, self._run_id, now))
         )
         return AttemptResult(worker_id=host.worker_id)
 
-    async def _answer(self) -> Any:
+    async def _await_call(self) -> Any:
         self._call = asyncio.create_task(self._invoke())
         try:
             return await self._call
@@ -173,28 +173,32 @@ class FunctionExecutor:
         return await called(self._threads, self._function, self._attempt.task_id, arguments)
 
     def _arguments(self) -> dict[str, Any]:
-        """`fn_args`; a `target` names this node unless it names another."""
+        """Return `fn_args`. A `target` without a `node_id` gets the id of this node."""
         arguments = dict(self._attempt.io.fn_args)
         if isinstance(arguments.get("target"), dict):
             arguments["target"] = {"node_id": self._attempt.node_id} | arguments["target"]
         return arguments
 
-    def _meta(self, answer: Any) -> dict[str, Any]:
-        """What the node's complete marker holds."""
+    def _meta(self, result: Any) -> dict[str, Any]:
+        """Return the `meta` of the node's complete marker."""
         return {}
 
 
 class BuiltInFunctionExecutor(FunctionExecutor):
-    """One call of a built-in function; its effect counts once for each generation of the node."""
+    """Runs one call of a built-in function. Its effect counts once for each generation of the node."""
 
     async def run(self) -> AttemptResult:
-        """The whole attempt: in one update and a marker where the function is one write."""
+        """Run the whole attempt.
+
+        A function in IN_ONE_UPDATE needs only its own write and the complete marker. If it fails, begin the attempt
+        separately, so that the task document shows it.
+        """
         write, method = self._write(), self._function.__name__
         self._function = getattr(self._function.__self__.for_node(write), method)
         if method not in IN_ONE_UPDATE:
             return await super().run()
         try:
-            await self._answer()
+            await self._await_call()
         except AdapterError:
             await retry_while_unavailable(
                 lambda: self._host.tasks.begin_attempt(self._attempt, self._run_id, write.lease, write.at)
@@ -213,16 +217,16 @@ class BuiltInFunctionExecutor(FunctionExecutor):
         lease = new_lease(self._host.worker_id, now)
         return NodeWrite(attempt=self._attempt, run_id=self._run_id, lease=lease, at=now)
 
-    def _meta(self, answer: Any) -> dict[str, Any]:
-        """A merge whose target is the node itself is the node's own artifact."""
+    def _meta(self, result: Any) -> dict[str, Any]:
+        """Return the summary of a merge whose target is this node, so that the marker does not overwrite it."""
         target = self._arguments().get("target")
         own = isinstance(target, dict) and target.get("node_id") == self._attempt.node_id
-        meta: dict[str, Any] = answer["meta"] if own and "meta" in answer else {}
+        meta: dict[str, Any] = result["meta"] if own and "meta" in result else {}
         return meta
 
 
 def check_arguments(name: str, function: Function, task_id: str, arguments: Mapping[str, Any]) -> None:
-    """AdapterError when the function cannot be called with these arguments: no other try would help."""
+    """Raise AdapterError if the function does not accept these arguments. A retry would fail in the same way."""
     try:
         inspect.signature(function).bind(task_id, **arguments)
     except TypeError as error:
@@ -232,8 +236,8 @@ def check_arguments(name: str, function: Function, task_id: str, arguments: Mapp
 
 
 async def called(threads: Threads, function: Function, task_id: str, arguments: Mapping[str, Any]) -> Any:
-    """What the function answers; a plain one runs on a thread, so that it blocks nobody."""
+    """Call `function` and return its result. A plain function runs on a thread, so that it does not block the loop."""
     if any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
         return await function(task_id, **arguments)
-    answer = await threads.run(functools.partial(function, task_id, **arguments))
-    return await answer if inspect.isawaitable(answer) else answer
+    result = await threads.run(functools.partial(function, task_id, **arguments))
+    return await result if inspect.isawaitable(result) else result

@@ -1,4 +1,4 @@
-"""Calls a handler's invoker, which may be coroutines or plain functions; plain ones run on threads of their own."""
+"""Calls the methods of a handler, which may be coroutine functions or plain functions. Plain ones run on threads."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ _END = object()
 
 
 class HandlerInvoker:
-    """The two ways of calling a hook; a plain function never blocks the loop."""
+    """Calls handler methods ("hooks") so that a plain function never blocks the event loop."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
 
     async def call(self, hook: Callable[..., Any], *args: Any) -> Any:
-        """The hook's answer; a coroutine function is awaited here, a plain one runs on a thread."""
+        """Call `hook` and return its result. Coroutine functions run on the current loop, plain ones on a thread."""
         if inspect.iscoroutinefunction(hook):
             return await hook(*args)
-        answer = await self._threads.run(hook, *args)
-        return await answer if inspect.isawaitable(answer) else answer
+        result = await self._threads.run(hook, *args)
+        return await result if inspect.isawaitable(result) else result
 
     async def iterate(self, hook: Callable[..., Any], *args: Any) -> AsyncGenerator[Any, None]:
-        """What a hook yields: an async or plain generator, or anything iterable that it returns."""
+        """Yield the items of `hook`, which is a generator function or returns an iterable, asynchronous or plain.
+
+        Raise TypeError if it returns anything else.
+        """
         if inspect.isasyncgenfunction(hook):
             produced: Any = hook(*args)
         else:
@@ -47,7 +50,7 @@ class HandlerInvoker:
                 yield item
 
     async def _stepwise(self, items: Iterator[Any]) -> AsyncGenerator[Any, None]:
-        """The items; each is made on a thread, on which a generator is closed as well."""
+        """Yield the items. A plain generator runs, and is closed, on a thread, because it may block."""
         while (item := await self._threads.run(next, items, _END)) is not _END:
             try:
                 yield item
@@ -57,9 +60,9 @@ class HandlerInvoker:
 
 
 def _closing(items: AsyncIterable[Any]) -> AbstractAsyncContextManager[Any]:
-    """Closes a generator at the end of the block; what is none has nothing to close."""
+    """Return a context manager that closes `items` at its end, if `items` is a generator."""
     return aclosing(items) if inspect.isasyncgen(items) else nullcontext()
 
 
 def _nothing() -> None:
-    """How items are closed that have nothing to close."""
+    """Do nothing, in place of the `close` method of an iterator that has none."""

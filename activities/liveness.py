@@ -1,6 +1,6 @@
-"""What the attempts of one process share, so that many of them cost little more than one: heartbeats, looks for flags.
+"""Shared heartbeat and cancel-flag handling for the attempts of one process, which limits the load of many attempts.
 
-Used on the loop of Temporal's worker.
+Use these classes on the loop of Temporal's worker.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("flowkit.worker")
 
-_BEAT_SEC = 1.0
-_BEATS_PER_SEC = 20
-"""Of all attempts of a process: with more than this many, each beats less often. The flags still tell of cancels."""
+_HEARTBEAT_SEC = 1.0
+_MAX_HEARTBEATS_PER_SEC = 20
+"""Limit for all attempts of a process together. With more attempts, each sends fewer heartbeats.
+
+Cancels are not delayed, because the cancel flags also report them.
+"""
 
 _AFTER_ERROR_SEC = 1.0
 
 
-async def steadily(duty: Callable[[], Awaitable[None]], node_id: str) -> None:
-    """Run one of the duties beside an attempt; after an unexpected error log it and run the duty again.
+async def steadily(loop: Callable[[], Awaitable[None]], node_id: str) -> None:
+    """Run one of the background loops of an attempt. Log an unexpected error and run the loop again.
 
-    An error in one duty must end neither the attempt nor its other duties, such as its heartbeats.
+    An error in one loop must not end the attempt or its other loops, such as its heartbeats.
     """
     while True:
         try:
-            await duty()
+            await loop()
         except Exception:
             _logger.exception("attending node %s failed; trying again", node_id)
             await asyncio.sleep(_AFTER_ERROR_SEC)
@@ -43,7 +46,7 @@ async def steadily(duty: Callable[[], Awaitable[None]], node_id: str) -> None:
 
 
 class HeartbeatThrottle:
-    """Keeps the heartbeats of a process at a bounded rate, however many attempts it runs."""
+    """Limits the rate of the heartbeats of a process, however many attempts it runs."""
 
     def __init__(self) -> None:
         self._attempts = 0
@@ -58,12 +61,12 @@ class HeartbeatThrottle:
             self._attempts -= 1
 
     def pause_sec(self, lease_ttl_sec: float) -> float:
-        """Seconds between two heartbeats of an attempt: never more than a quarter of its lease."""
-        return min(max(_BEAT_SEC, self._attempts / _BEATS_PER_SEC), lease_ttl_sec / 4)
+        """Return the seconds between two heartbeats of an attempt, at most a quarter of its lease."""
+        return min(max(_HEARTBEAT_SEC, self._attempts / _MAX_HEARTBEATS_PER_SEC), lease_ttl_sec / 4)
 
 
 class CancelFlagPoller:
-    """Looks for cancel flags once for all tasks that have attempts here, however many there are."""
+    """Reads the cancel flags of all tasks that have attempts in this process with a single query."""
 
     def __init__(self, tasks: TaskStore, portal: LoopPortal, every_sec: float) -> None:
         self._tasks = tasks
@@ -75,7 +78,7 @@ class CancelFlagPoller:
 
     @contextmanager
     def watching(self, task_id: str) -> Iterator[None]:
-        """Let the next looks see the flags of this task."""
+        """Include the flags of this task in the reads while the block runs."""
         self._watched[task_id] += 1
         try:
             yield
@@ -85,7 +88,7 @@ class CancelFlagPoller:
                 del self._watched[task_id]
 
     async def any_set(self, task_id: str) -> bool:
-        """Whether any cancel flag of a watched task was up at the latest look, which is no older than `every_sec`."""
+        """Return whether the task had a cancel flag at the latest read, which is at most `every_sec` seconds old."""
         now = time.monotonic()
         if self._read is None or now - self._read_at >= self._every_sec:
             self._read_at = now

@@ -1,4 +1,4 @@
-"""Two event loops: Temporal's worker has its own, the database and handlers stay on the caller's."""
+"""Runs code across two event loops: Temporal's worker has its own; the database and handlers use the caller's."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ T = TypeVar("T")
 
 
 class LoopPortal:
-    """The loop that owns the database handle and runs handlers (Motor objects are bound to one loop)."""
+    """Access to the loop that owns the database handle and runs handlers. Motor objects are bound to one loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.get_running_loop()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the portal's loop and wait for it; a cancel reaches it."""
+        """Run `work` on the portal's loop and return its result. Cancelling this call also cancels `work`."""
         if asyncio.get_running_loop() is self._loop:
             return await work
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def run_to_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Like `run`, but a cancelled `work` is waited for; a second cancel ends the wait."""
+        """Run `work` like `run`, but after a cancel wait until it has ended. A second cancel ends the wait."""
         if asyncio.get_running_loop() is self._loop:
             return await work
         remote = _RemoteTask(self._loop, work)
@@ -39,12 +39,12 @@ class LoopPortal:
             return await asyncio.shield(ended)
 
     def call(self, function: Any, *args: Any) -> None:
-        """Call `function` soon on the portal's loop, from any thread."""
+        """Schedule a call of `function` on the portal's loop. This method is safe to call from any thread."""
         self._loop.call_soon_threadsafe(function, *args)
 
 
 class _RemoteTask(Generic[T]):
-    """A coroutine that runs as a task of another thread's loop."""
+    """A coroutine that runs as a task on the loop of another thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
         self._loop = loop

@@ -1,4 +1,4 @@
-"""Runs plain `process_batch` invoker in processes of their own, for work that would hold Python's global lock."""
+"""Runs plain `process_batch` functions in separate processes, for work that would hold Python's global lock."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from flowkit.activities.handlers import Batch, RoleHandler
 
 _spawning = multiprocessing.get_context("spawn")
-"""A fork of a process with threads may hang; a fresh interpreter does not."""
+"""Start fresh interpreters, because a fork of a process with threads can hang."""
 
 _handlers: Mapping[str, RoleHandler] = {}
 _shared: Any = None
 
 
 class ProcessDied(Exception):
-    """The process that worked on a batch ended before it was done, for example for want of memory."""
+    """Raised when the process that worked on a batch exited too early, for example because it ran out of memory."""
 
 
 @dataclass(kw_only=True)
 class ProcessContext:
-    """What `process_batch` sees of its run in another process: its identity, its cancel flag, its scratch space.
+    """The run context of a `process_batch` in a separate process: identity, cancel flag, scratch space.
 
-    Everything else of a RunContext needs the worker's process and is missing: `artifacts`, `vars()`, `clock`,
+    The other members of RunContext need the worker's process and are not available: `artifacts`, `vars()`, `clock`,
     `cancel_flag`, `cancel_reason`, `cancel_deadline_ts_ms`, `remaining_ms()`, `cancellable()`, `run_subprocess()`,
     `register_subprocess()`, `register_temp_path()`, `on_cleanup()`.
     """
@@ -47,20 +47,20 @@ class ProcessContext:
     attempt_epoch: int
     worker_id: str
     kv: dict[str, Any] = field(default_factory=dict)
-    """Scratch space of this run; what it holds must be picklable."""
+    """Scratch space of this run; its values must be picklable."""
 
     def cancelled(self) -> bool:
-        """Whether the run is to stop."""
+        """Return whether the run is cancelled."""
         return bool(_shared[_STATE] != _RUNS)
 
     def raise_if_cancelled(self) -> None:
-        """Raise asyncio.CancelledError when the run is to stop; not a coroutine here."""
+        """Raise asyncio.CancelledError if the run is cancelled. Unlike in RunContext, this is not a coroutine."""
         if self.cancelled():
             raise asyncio.CancelledError
 
 
 class ProcessPool:
-    """Processes that share a worker's handlers. Each runs one batch at a time; one that ends is replaced."""
+    """Processes that share the handlers of a worker. Each runs one batch at a time; one that exits is replaced."""
 
     def __init__(self, handlers: Mapping[str, RoleHandler], *, processes: int | None) -> None:
         count = processes or os.cpu_count() or 1
@@ -69,7 +69,7 @@ class ProcessPool:
         self._free = asyncio.Semaphore(count)
 
     async def process(self, role: str, batch: Batch, ctx: RunContext) -> Any:
-        """What the role's `process_batch` answers. ProcessDied when its process has ended."""
+        """Run the role's `process_batch` and return its result. Raise ProcessDied if its process exits early."""
         view = ProcessContext(
             task_id=ctx.task_id,
             node_id=ctx.node_id,
@@ -78,16 +78,16 @@ class ProcessPool:
             kv=ctx.kv,
         )
         async with self._idle_process() as process:
-            asking = asyncio.create_task(process.ask_to_stop_with(ctx.cancel_flag))
+            forwarding = asyncio.create_task(process.ask_to_stop_with(ctx.cancel_flag))
             try:
                 result, ctx.kv = await process.run(role, batch, view)
             finally:
-                asking.cancel()
+                forwarding.cancel()
         return result
 
     @asynccontextmanager
     async def _idle_process(self) -> AsyncIterator[_Process]:
-        """The process that was used last, which has started already."""
+        """Yield the idle process that was used last, because it has most likely already started."""
         with clock_stopped():
             await self._free.acquire()
         process = self._idle.pop()
@@ -98,20 +98,20 @@ class ProcessPool:
             self._free.release()
 
     def close(self) -> None:
-        """End the processes as soon as they have nothing to do."""
+        """Shut down every process as soon as it is idle."""
         for process in self._all:
             process.end()
 
 
 _STATE, _PID, _BEGUN = 0, 1, 2
-"""Places in the memory that a process shares with its worker."""
+"""Indexes into the memory that a process shares with its worker."""
 
 _RUNS, _CANCELLED, _GIVEN_UP = 0, 1, 2
-"""States of the batch in it."""
+"""Values at `_STATE`: the state of the batch."""
 
 
 class _Process:
-    """One process; the next batch starts a new one when it has ended."""
+    """One process of the pool. If it has exited, the next batch starts a new one."""
 
     def __init__(self, handlers: Mapping[str, RoleHandler]) -> None:
         self._handlers = handlers
@@ -119,7 +119,7 @@ class _Process:
         self._executor: ProcessPoolExecutor | None = None
 
     async def run(self, role: str, batch: Batch, view: ProcessContext) -> tuple[Any, dict[str, Any]]:
-        """What the hook answers, and the scratch space after it. A process that died while idle costs nothing."""
+        """Run a batch and return the hook's result and the scratch space. Start over if the process died while idle."""
         try:
             return await self._run(role, batch, view)
         except BrokenProcessPool:
@@ -132,7 +132,7 @@ class _Process:
         raise ProcessDied(f"the process that worked on batch {batch.batch_uid!r} has ended")
 
     async def _run(self, role: str, batch: Batch, view: ProcessContext) -> tuple[Any, dict[str, Any]]:
-        """Kills the process when the batch is given up."""
+        """Run a batch, and kill the process if this call is cancelled."""
         running = self._started().submit(_process, role, batch, view)
         try:
             return await asyncio.wrap_future(running)
@@ -142,7 +142,7 @@ class _Process:
             raise
 
     async def ask_to_stop_with(self, flag: asyncio.Event) -> None:
-        """Show the hook that its run is cancelled as soon as `flag` is set."""
+        """Wait for `flag`, then show the process that its run is cancelled."""
         await flag.wait()
         self._shared[_STATE] = _CANCELLED
 
@@ -156,7 +156,7 @@ class _Process:
         return self._executor
 
     def _kill(self) -> None:
-        """The batch that it works on has been given up; it must hold up no other."""
+        """Kill the process after its batch was abandoned, so that it does not block the next batch."""
         self._shared[_STATE] = _GIVEN_UP
         if pid := self._shared[_PID]:
             with suppress(ProcessLookupError):
@@ -164,16 +164,17 @@ class _Process:
         self.end()
 
     def end(self) -> None:
-        """End the process as soon as it has nothing to do."""
+        """Shut down the process as soon as it is idle."""
         executor, self._executor = self._executor, None
         if executor is not None:
             threading.Thread(target=_dispose, args=(executor,), name="flowkit-pool-end").start()
 
 
 def _dispose(executor: ProcessPoolExecutor) -> None:
-    """End the process and let go of its semaphores here.
+    """Shut down the process and free its semaphores now.
 
-    They are freed by imports, which Temporal's sandbox would refuse if Python collected them during a workflow's turn.
+    Freeing them imports modules. If Python collected them while a workflow runs, Temporal's sandbox would reject those
+    imports.
     """
     executor.shutdown(cancel_futures=True)
     gc.collect()
@@ -187,7 +188,7 @@ def _begin(handlers: Mapping[str, RoleHandler], shared: Any) -> None:
 
 
 def _end_with_the_worker() -> None:
-    """A process of the pool would otherwise wait for ever for the next batch of a worker that was killed."""
+    """Exit when the worker's process exits. Otherwise a killed worker would leave its pool waiting forever."""
     worker = multiprocessing.parent_process()
     if worker is not None:
         worker.join()
@@ -195,7 +196,7 @@ def _end_with_the_worker() -> None:
 
 
 def _process(role: str, batch: Batch, view: ProcessContext) -> tuple[Any, dict[str, Any]]:
-    if _shared[_STATE] == _GIVEN_UP:  # before the process had started
+    if _shared[_STATE] == _GIVEN_UP:  # The batch was abandoned before this process had started.
         os._exit(1)
     _shared[_BEGUN] = 1
     hook: Any = _handlers[role].process_batch

@@ -1,4 +1,4 @@
-"""What a run has to give back at its end: processes, temporary files, clean-ups (spec: RunContext)."""
+"""Resources that a run releases at its end: processes, temporary files, clean-up callbacks (spec: RunContext)."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("flowkit.worker")
 
-_LAST_WORDS_SEC = 0.5
+_OUTPUT_WAIT_SEC = 0.5
+"""How long to wait for the last output of a failed process before logging it."""
 _TAIL_BYTES = 4_096
-"""Of a process's output, how much is kept for the log."""
+"""How many bytes at the end of a process's output to keep for the log."""
 
 
 class Resources:
-    """Given back in reverse order of their registration; an error of one does not keep the others."""
+    """Releases resources in reverse order of registration. An error in one does not prevent the others."""
 
     def __init__(self) -> None:
         self._clean_ups: list[Callable[[], Any]] = []
 
     def add(self, clean_up: Callable[[], Any]) -> None:
-        """Call `clean_up`, plain or coroutine function, at the end of the run."""
+        """Call `clean_up`, a plain or coroutine function, when the run ends."""
         self._clean_ups.append(clean_up)
 
     def add_path(self, path: str | os.PathLike[str]) -> None:
-        """Remove a file or folder at the end of the run."""
+        """Remove a file or directory when the run ends."""
         self.add(lambda: _remove(Path(path)))
 
     def add_process(self, process: Any) -> None:
-        """End a process at the end of the run, if it still runs then."""
+        """Kill a process when the run ends, if it is still running."""
         self.add(lambda: _end_now(process))
 
     async def release(self) -> None:
-        """Give everything back."""
+        """Release everything that was registered."""
         while self._clean_ups:
             clean_up = self._clean_ups.pop()
             try:
@@ -51,13 +52,13 @@ class Resources:
 
 
 async def _call(clean_up: Callable[[], Any]) -> None:
-    answer = clean_up()
-    if inspect.isawaitable(answer):
-        await answer
+    result = clean_up()
+    if inspect.isawaitable(result):
+        await result
 
 
 class Subprocess:
-    """A command in a process group of its own; its output is read, so that it never waits for a reader."""
+    """A command in its own process group. Its output is read continuously, so that a full pipe never blocks it."""
 
     def __init__(self, process: asyncio.subprocess.Process, output: int) -> None:
         self._process = process
@@ -66,25 +67,28 @@ class Subprocess:
 
     @classmethod
     async def start(cls, *command: str) -> Subprocess:
-        """Start the command; OSError when there is none of that name."""
-        ours, theirs = os.pipe()
+        """Start the command. Raise OSError if it does not exist."""
+        read_end, write_end = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=theirs,
-                stderr=theirs,
+                stdout=write_end,
+                stderr=write_end,
                 start_new_session=True,
             )
         except BaseException:
-            os.close(ours)
+            os.close(read_end)
             raise
         finally:
-            os.close(theirs)
-        return cls(process, ours)
+            os.close(write_end)
+        return cls(process, read_end)
 
     async def _read(self, output: int) -> None:
-        """A pipe of our own: asyncio's `wait` would wait until all who inherited one of its pipes have ended."""
+        """Read the output through a separate pipe.
+
+        With asyncio's own pipes, `wait` would block until every process that inherited one of them has exited.
+        """
         reader = asyncio.StreamReader()
         pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(output, "rb", 0)
@@ -96,18 +100,18 @@ class Subprocess:
             pipe.close()
 
     async def wait(self) -> int:
-        """Its return code; below zero: the signal that ended it."""
+        """Wait for the process and return its return code; a negative code is the signal that ended it."""
         code = await self._process.wait()
         if code != 0:
-            await asyncio.wait([self._reading], timeout=_LAST_WORDS_SEC)
-            _logger.warning("a subprocess ended with code %d: %s", code, self._said())
+            await asyncio.wait([self._reading], timeout=_OUTPUT_WAIT_SEC)
+            _logger.warning("a subprocess ended with code %d: %s", code, self._output_tail())
         return code
 
-    def _said(self) -> str:
+    def _output_tail(self) -> str:
         return self._tail.decode(errors="replace").strip()[-500:]
 
     async def end(self, grace_sec: float) -> None:
-        """Terminate its whole group, and kill it when it still runs after `grace_sec`."""
+        """Terminate the whole process group, and kill it after `grace_sec` seconds."""
         if self._process.returncode is None:
             _signal_group(self._process.pid, signal.SIGTERM)
             with suppress(TimeoutError):
@@ -124,7 +128,7 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 
 
 def _end_now(process: Any) -> None:
-    """A process that a handler started itself; its group is ended only when it leads one of its own."""
+    """Kill a process that a handler started itself, and its group only if the process leads that group."""
     with suppress(ProcessLookupError):
         leads_group = os.getpgid(process.pid) == process.pid
         if leads_group:

@@ -1,4 +1,4 @@
-"""Runs a RoleHandler as one attempt of a node (spec: worker side; call order and error codes as documented)."""
+"""Runs a RoleHandler for one attempt of a node (spec: worker side). RoleHandler documents the order of the calls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _logger = logging.getLogger("flowkit.worker")
 
 @dataclass(frozen=True, kw_only=True)
 class RoleContext:
-    """What the roles of one worker process share, beside the host of its attempts."""
+    """What all roles of one worker process share, in addition to the WorkerContext of its attempts."""
 
     artifacts: ArtifactStore
     handlers: Mapping[str, RoleHandler]
@@ -61,7 +61,7 @@ class RoleActivities:
         self._roles = roles
 
     def of(self, role: str) -> Callable[..., Awaitable[AttemptResult]]:
-        """The activity that runs attempts of `role`."""
+        """Return the activity that runs attempts of `role`."""
 
         @activity.defn(name=role)
         async def run_role(attempt: AttemptInput) -> AttemptResult:
@@ -73,7 +73,7 @@ class RoleActivities:
 
 
 class RoleExecutor:
-    """One run of a handler, on the handler's own loop."""
+    """Runs a handler for one attempt, on the handler's own loop."""
 
     def __init__(
         self, *, attempt: AttemptInput, run_id: str, host: WorkerContext, roles: RoleContext
@@ -98,12 +98,12 @@ class RoleExecutor:
         self._log: AttemptLog | None = None
 
     def cancel(self, reason: str, grace_sec: float) -> None:
-        """Raise the handler's cancel flag; an attempt that waits for its next batch ends at once."""
+        """Set the handler's cancel flag. An attempt that is waiting for its next batch ends at once."""
         self._ctx.cancel(reason, grace_sec)
         self._wait.end()
 
     async def run(self) -> AttemptResult:
-        """The whole attempt, from its first write to its last."""
+        """Run the whole attempt, from its first write to its last."""
         lease = await begin(self._tasks, self._artifacts, self._attempt, self._run_id, self._worker_id)
         events = self._roles.events
         with (
@@ -127,7 +127,7 @@ class RoleExecutor:
         await self._end(final)
 
     async def _end(self, final: FinalizeResult) -> None:
-        """The final metrics, the marker for pullers and the node's own end; none needs the others."""
+        """Write the final metrics, the complete marker and the end of the attempt concurrently: each is independent."""
         attempt, artifacts, now = self._attempt, self._artifacts, time.time()
         metrics, _ = storable("metrics of finalize", final.metrics)
         ref, _ = storable("artifacts_ref of finalize", final.artifacts_ref or {})
@@ -140,7 +140,7 @@ class RoleExecutor:
         await together(*writes)
 
     def _refuse_stray_cancel(self) -> None:
-        """A handler that raises CancelledError of its own accord has failed, and may be retried."""
+        """Raise AttemptFailed if the handler raised CancelledError without a cancel. The failure can be retried."""
         task = asyncio.current_task()
         if not self._ctx.cancelled() and task is not None and not task.cancelling():
             text = "the handler raised CancelledError although nobody cancelled it"
@@ -165,7 +165,10 @@ class RoleExecutor:
         return as_final(await invoker.call(handler.finalize, self._ctx))
 
     async def _process_next(self, batches: AsyncGenerator[Batch, None]) -> bool:
-        """False after the last batch. Keeps no batch, so that the input need not count one that is done."""
+        """Process the next batch. Return False if there is none.
+
+        Do not keep the batch afterwards, because the input's byte budget no longer counts it.
+        """
         await self._ctx.raise_if_cancelled()
         batch = await anext(batches, None)
         await self._ctx.raise_if_cancelled()
@@ -185,7 +188,7 @@ class RoleExecutor:
     async def _process(self, batch: Batch) -> None:
         uid = batch.batch_uid or payload_uid(batch)
         try:
-            result = as_result(await self._answer(batch))
+            result = as_result(await self._call_handler(batch))
         except UNSTORABLE as error:
             raise await self._failed_batch(uid, from_error(error)) from None
         except (FlowKitError, asyncio.CancelledError):
@@ -199,7 +202,7 @@ class RoleExecutor:
         if self._log is not None:
             self._log.batch_ok(uid)
 
-    async def _answer(self, batch: Batch) -> Any:
+    async def _call_handler(self, batch: Batch) -> Any:
         hook = self._handler.process_batch
         if self._roles.processes is None or inspect.iscoroutinefunction(hook):
             return await self._invoker.call(hook, batch, self._ctx)
@@ -242,7 +245,7 @@ class RoleExecutor:
 
 
 def payload_uid(batch: Batch) -> str:
-    """The uid of a batch without one; TypeError when its payload has no hash."""
+    """Return the uid for a batch that has none: a hash of its payload. Raise TypeError if JSON cannot hold it."""
     try:
         return stable_hash({"payload": batch.payload})
     except (TypeError, ValueError, RecursionError) as error:
@@ -250,7 +253,7 @@ def payload_uid(batch: Batch) -> str:
 
 
 def as_result(given: Any) -> BatchResult:
-    """What `process_batch` has answered; TypeError when that is no result."""
+    """Return `given`, the result of `process_batch`. Raise TypeError if it is not a BatchResult."""
     if isinstance(given, BatchResult):
         return given
     raise TypeError(
@@ -259,7 +262,7 @@ def as_result(given: Any) -> BatchResult:
 
 
 def as_final(given: Any) -> FinalizeResult:
-    """What `finalize` has answered; TypeError when that is neither a result nor None."""
+    """Return `given`, the result of `finalize`, or an empty result for None. Raise TypeError for anything else."""
     if given is None:
         return FinalizeResult()
     if isinstance(given, FinalizeResult):

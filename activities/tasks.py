@@ -1,4 +1,4 @@
-"""The engine's own activities: open a task, record what only its workflow knows, close it."""
+"""The engine's own activities, which open a task, record the state that its workflow reports, and close it."""
 
 from __future__ import annotations
 
@@ -34,16 +34,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BEAT_SEC = 0.5
-"""A call that is under way tells Temporal so; a dead engine's is tried elsewhere soon."""
+"""Seconds between the heartbeats of `record` and `close_task`.
+
+If their engine crashes, the missing heartbeats let Temporal retry the call on another engine soon.
+"""
 
 
 async def unknown_namespace() -> str:
-    """For engines without a Temporal server, and those that it does not tell its namespace's id."""
+    """Return an empty namespace id, for engines that have no Temporal server or cannot get the id from it."""
     return ""
 
 
 class TaskActivities:
-    """`open_task`, `record` and `close_task` over one database."""
+    """The activities `open_task`, `record` and `close_task` for one database."""
 
     def __init__(
         self,
@@ -66,24 +69,24 @@ class TaskActivities:
 
     @property
     def all(self) -> list[Callable[..., Any]]:
-        """The activities, for a Temporal worker."""
+        """Return the activities to register with a Temporal worker."""
         return [self.open_task, self.record, self.close_task]
 
     @activity.defn(name="open_task")
     async def open_task(self, opening: OpenTask) -> Opened:
-        """Take the task's document over, or insert it; answer the settings the task keeps."""
+        """Insert the task document or take over an existing one. Return the settings that the task keeps."""
         return await self._guarded(self._open(opening, await self._namespace_id()))
 
     @activity.defn(name="record")
     async def record(self, record: RecordTask) -> None:
-        """Write transitions and flags of a running task."""
-        async with _beating():
+        """Write state transitions and flags of a running task to its document."""
+        async with _heartbeats():
             await self._guarded(self._record(record))
 
     @activity.defn(name="close_task")
     async def close_task(self, close: CloseTask) -> bool:
-        """Write the end of a task; False when there is no document to write to."""
-        async with _beating():
+        """Write the end of a task to its document. Return False if the document does not exist."""
+        async with _heartbeats():
             return await self._guarded(self._close(close))
 
     async def _guarded(self, work: Coroutine[Any, Any, T]) -> T:
@@ -105,7 +108,7 @@ class TaskActivities:
         return Opened(run_seq=run_seq, settings=self._settings, created_at=opening.at, epochs=epochs)
 
     def _check(self, opening: OpenTask) -> None:
-        """What only the engine can judge: its own limit and its own functions."""
+        """Raise GraphError if the graph exceeds the engine's own node limit or names a function it does not have."""
         nodes = opening.graph["nodes"]
         problems = [unknown_function(node, self._functions) for node in nodes]
         problems.append(too_many_nodes(len(nodes), self._max_nodes))
@@ -124,7 +127,11 @@ class TaskActivities:
         return found
 
     async def _end(self, close: CloseTask) -> bool:
-        """A task ends some day, whatever MongoDB says today; only a document that is too large is given up."""
+        """Close the task document. Return whether it exists.
+
+        Every task must be able to close, so treat a rejected write as temporary and let Temporal retry it. Only a
+        document that is too large is a permanent error.
+        """
         try:
             return await self._tasks.close_task(close)
         except StoreTooLarge:
@@ -133,7 +140,7 @@ class TaskActivities:
             raise StoreUnavailable(str(error)) from None
 
     async def _check_database(self, task_id: str, wanted: str) -> None:
-        """Another engine of the queue may have the right database, so Temporal tries again."""
+        """Raise an error if the task uses a different database. Temporal retries it, since another engine may fit."""
         ours = await self._tasks.deployment()
         if wanted and wanted != ours:
             raise ApplicationError(
@@ -144,13 +151,13 @@ class TaskActivities:
 
 
 @asynccontextmanager
-async def _beating() -> AsyncIterator[None]:
-    """Heartbeats of the activity that runs, from its own loop, whatever the portal's loop is busy with."""
-    beats = asyncio.create_task(_send_heartbeats())
+async def _heartbeats() -> AsyncIterator[None]:
+    """Send heartbeats for the running activity, on Temporal's loop, so that a busy portal loop cannot delay them."""
+    heartbeats = asyncio.create_task(_send_heartbeats())
     try:
         yield
     finally:
-        beats.cancel()
+        heartbeats.cancel()
 
 
 async def _send_heartbeats() -> None:

@@ -17,29 +17,32 @@ T = TypeVar("T")
 
 _logger = logging.getLogger("flowkit.worker")
 
-_MOST = 10_000
-"""Threads of one executor: so many that only `slots` limits the calls."""
+_MAX_THREADS = 10_000
+"""Thread limit of one executor; high enough that only `slots` limits the calls."""
 
 
 class Threads:
     """Runs up to `slots` calls at once.
 
-    Python cannot end a thread. A call that its caller has given up keeps its thread until it returns, but not its
-    slot: another thread takes its place, and `leaked` counts the thread until then.
+    Python cannot stop a thread. A call whose caller was cancelled keeps its thread until it returns, and `leaked`
+    counts that thread until then. The call's slot becomes free at once, so another thread can take its place.
     """
 
     def __init__(self, slots: int, name: str) -> None:
         self._free = asyncio.Semaphore(slots)
-        self._executor = ThreadPoolExecutor(_MOST, thread_name_prefix=name)
+        self._executor = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix=name)
         self._leaked: set[Future[Any]] = set()
 
     @property
     def leaked(self) -> int:
-        """Threads that still run a call which nobody waits for."""
+        """Return the number of threads that still run a call whose caller was cancelled."""
         return len(self._leaked)
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Return what `function` returns. Time spent waiting for a free slot does not count for the attempt."""
+        """Run `function` on a thread and return its result.
+
+        The time spent waiting for a free slot does not count toward the attempt's time limit.
+        """
         with clock_stopped():
             await self._free.acquire()
         try:
@@ -67,12 +70,12 @@ class Threads:
         )
 
     def close(self) -> None:
-        """Let the threads end, each after the call that it runs."""
+        """Shut down without waiting; each thread exits when its current call returns."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 def _without_stop_iteration(function: Callable[..., T], *args: Any) -> T:
-    """A future cannot hold a StopIteration; as in a coroutine, it becomes a RuntimeError."""
+    """Call `function`, and turn a StopIteration into a RuntimeError, because a future cannot hold a StopIteration."""
     try:
         return function(*args)
     except StopIteration as error:

@@ -1,7 +1,7 @@
-"""What a worker process shows of itself: its row in `worker_registry`, its attempts in `worker_events`.
+"""Reports a worker process to MongoDB: its row in `worker_registry` and its attempts in `worker_events`.
 
-Both are for people and monitoring, so neither may cost an attempt anything: they are written in the background, and
-a MongoDB that is away is logged once and met again later.
+Both collections are for monitoring only, so they must not slow down or fail an attempt. The worker writes them in the
+background. If MongoDB is unavailable, the worker logs the outage once and retries later.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("flowkit.worker")
 
 _WAITING = 10_000
-"""Events that wait for MongoDB at most: some megabytes, or a minute of a very busy worker."""
+"""The largest number of queued events: a few megabytes, or one minute of a very busy worker."""
 
 _PAUSE_SEC = 1.0
+"""The time between two writes of events."""
 
 _HEARTBEAT_SEC = 20.0
 
 _CHUNK = 500
-_PATIENCE_SEC = 5.0
-"""How long a start or stop waits for MongoDB; what was not said by then is said later, or never."""
+_MONGO_TIMEOUT_SEC = 5.0
+"""How long a start or stop waits for MongoDB. After a start, a failed write is retried; after a stop, it is lost."""
 
 
 class EventLog:
-    """Events of attempts on their way into `worker_events`.
+    """Queues the events of attempts and writes them to `worker_events`.
 
-    An attempt that succeeds within five seconds leaves one event, its end. A longer one also leaves its start, a row
-    for its batches about once a second at first and ever more rarely later, and heartbeats: `artifacts` and
-    `metrics_raw` have a row for every batch, so this never becomes the largest collection.
+    An attempt that succeeds within five seconds writes one event, its end. A longer attempt also writes its start, its
+    heartbeats, and a row for its batches: about once a second at first, then less and less often. `artifacts` and
+    `metrics_raw` have a row for every batch, so `worker_events` never becomes the largest collection.
 
-    Events are collected and written together, about once a second. They are a log and not truth: when MongoDB is away
-    for long, the oldest are dropped.
+    The log writes its queued events together, about once a second. The events are only a log: if MongoDB is unavailable
+    for a long time, the oldest ones are dropped.
     """
 
     def __init__(
@@ -63,30 +64,30 @@ class EventLog:
         heartbeat_sec: float = _HEARTBEAT_SEC,
     ) -> None:
         self._events = events
-        self._most = waiting
+        self._max_waiting = waiting
         self._pause_sec = pause_sec
         self._heartbeat_sec = heartbeat_sec
         self._waiting: deque[WorkerEvent] = deque()
         self._running: dict[str, AttemptLog] = {}
-        """Attempts that run, by their lease."""
-        self._news = asyncio.Event()
+        """Logs of the running attempts by lease id."""
+        self._wake = asyncio.Event()
         self._prepared = False
         self._outage = OutageLogger("events of attempts cannot be written")
-        self.loop = BackgroundLoop("events of attempts", self._write_news)
+        self.loop = BackgroundLoop("events of attempts", self._write_queued)
         self.lost = 0
-        """Events that were given up."""
+        """Number of events that were dropped."""
 
     @contextmanager
     def attempt(
         self, attempt: AttemptInput, lease: dict[str, Any], was_cancelled: Callable[[], bool]
     ) -> Iterator[AttemptLog]:
-        """Log an attempt that has begun and, on leaving, how it has ended."""
+        """Log the start of an attempt and, when the block exits, its end."""
         worker_id, own = lease["worker_id"], lease["lease_id"]
         log = AttemptLog(
             attempt, lease, self.add, batch_gap_sec=self._pause_sec, heartbeat_sec=self._heartbeat_sec
         )
         self._running[own] = log
-        self._news.set()
+        self._wake.set()
         try:
             yield log
         except BaseException as error:
@@ -98,20 +99,22 @@ class EventLog:
             del self._running[own]
 
     def add(self, event: WorkerEvent) -> None:
-        """Take an event, on the loop that runs `run`; never waits."""
+        """Queue an event without waiting. Call this only on the loop that runs `run`."""
         self._waiting.append(event)
         self._keep_bounded()
-        self._news.set()
+        self._wake.set()
 
     def _keep_bounded(self) -> None:
-        while len(self._waiting) > self._most:
+        while len(self._waiting) > self._max_waiting:
             self._waiting.popleft()
             if not self.lost:
-                _logger.warning("more than %d events wait for MongoDB; the oldest are given up", self._most)
+                _logger.warning(
+                    "more than %d events wait for MongoDB; the oldest are given up", self._max_waiting
+                )
             self.lost += 1
 
     async def prepare(self) -> None:
-        """Create the index. StoreRefused when duplicates prevent it."""
+        """Create the index. Raise StoreRefused if duplicates prevent it."""
         if not self._prepared:
             await self._events.prepare()
             self._prepared = True
@@ -120,10 +123,10 @@ class EventLog:
         """Write events until cancelled."""
         await self.loop.run()
 
-    async def _write_news(self) -> None:
-        await self._news.wait()
+    async def _write_queued(self) -> None:
+        await self._wake.wait()
         await asyncio.sleep(self._pause_sec)
-        self._news.clear()
+        self._wake.clear()
         for log in [*self._running.values()]:
             log.tick(time.time())
         written = False
@@ -131,10 +134,10 @@ class EventLog:
             written = await self.flush()
         finally:
             if not written or self._running:
-                self._news.set()
+                self._wake.set()
 
     async def flush(self) -> bool:
-        """Write what waits; False when it waits on because MongoDB does not answer."""
+        """Write the queued events. Return False if MongoDB does not accept them; they stay in the queue."""
         try:
             await self.prepare()
             while self._waiting:
@@ -158,11 +161,11 @@ class EventLog:
             raise
 
     async def close(self) -> None:
-        """Write what waits, if MongoDB takes it soon."""
+        """Write the queued events, but wait for MongoDB at most five seconds."""
         for log in self._running.values():
             log.begin()
         try:
-            async with asyncio.timeout(_PATIENCE_SEC):
+            async with asyncio.timeout(_MONGO_TIMEOUT_SEC):
                 await self.flush()
         except TimeoutError as error:
             self._outage.failed(error)
@@ -186,7 +189,7 @@ _HANDED_OVER = handed_over("the attempt was handed back before its end")
 
 
 class WorkerRegistration:
-    """One worker process in `worker_registry`, with its `events`, on the loop that calls it."""
+    """Keeps the row of one worker process in `worker_registry` and its `events`. It runs on the caller's loop."""
 
     def __init__(
         self,
@@ -209,16 +212,16 @@ class WorkerRegistration:
         self._interval_sec = announce_interval_sec
         self._session = secrets.token_hex(8)
         self._prepared = False
-        self._shown = False
+        self._is_registered = False
         self._outage = OutageLogger(f"worker {worker_id} cannot be shown in worker_registry")
-        self._duties: list[asyncio.Task[None]] = []
-        self.loop = BackgroundLoop("announcing the worker", self._attend)
+        self._loops: list[asyncio.Task[None]] = []
+        self.loop = BackgroundLoop("announcing the worker", self._announce_later)
         self.events = EventLog(WorkerEvents(db), heartbeat_sec=hb_interval_sec)
 
     async def prepare(self) -> None:
-        """Create the indexes. A MongoDB that is away is met again later.
+        """Create the indexes. If MongoDB is unavailable, log it and retry later.
 
-        StoreRefused when duplicates prevent one, StoreDenied when the user has no right to make it.
+        Raise StoreRefused if duplicates prevent an index, and StoreDenied if the user may not create it.
         """
         try:
             await self._prepare_registry()
@@ -234,29 +237,33 @@ class WorkerRegistration:
             self._prepared = True
 
     async def start(self) -> None:
-        """Come online; from now on the row is kept fresh and events are written."""
+        """Register the worker as online, then keep its row up to date and write events in the background."""
         await self._announce()
-        self._duties = [asyncio.create_task(self.loop.run()), asyncio.create_task(self.events.run())]
+        self._loops = [asyncio.create_task(self.loop.run()), asyncio.create_task(self.events.run())]
 
     async def stop(self) -> None:
-        """Write the last events and go offline, in five seconds or not at all. Attempts must have ended before."""
-        duties, self._duties = self._duties, []
-        for duty in duties:
-            duty.cancel()
-        await asyncio.gather(*duties, return_exceptions=True)
-        if duties:
-            await asyncio.gather(self.events.close(), self._quietly(self._go_offline))
+        """Write the last events and register the worker as offline. Call this after all attempts have ended.
 
-    async def _attend(self) -> None:
-        await asyncio.sleep(self._interval_sec if self._shown else min(self._interval_sec, _PATIENCE_SEC))
+        Writes that take more than five seconds are dropped.
+        """
+        loops, self._loops = self._loops, []
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+        if loops:
+            await asyncio.gather(self.events.close(), self._log_outage_of(self._go_offline))
+
+    async def _announce_later(self) -> None:
+        retry_sec = min(self._interval_sec, _MONGO_TIMEOUT_SEC)
+        await asyncio.sleep(self._interval_sec if self._is_registered else retry_sec)
         await self._announce()
 
     async def _announce(self) -> None:
-        await self._quietly(self._show)
+        await self._log_outage_of(self._register)
 
-    async def _quietly(self, call: Callable[[], Awaitable[None]]) -> None:
+    async def _log_outage_of(self, call: Callable[[], Awaitable[None]]) -> None:
         try:
-            async with asyncio.timeout(_PATIENCE_SEC):
+            async with asyncio.timeout(_MONGO_TIMEOUT_SEC):
                 await call()
         except (FlowKitError, TimeoutError) as error:
             self._outage.failed(error)
@@ -265,9 +272,9 @@ class WorkerRegistration:
             self._outage.recovered()
             self.loop.worked()
 
-    async def _show(self) -> None:
+    async def _register(self) -> None:
         await self._prepare_registry()
-        if not (self._shown and await self._is_seen()):
+        if not (self._is_registered and await self._refresh_row()):
             await self._registry.online(
                 self._worker_id,
                 self._roles,
@@ -278,20 +285,20 @@ class WorkerRegistration:
                 leaked_threads=self._leaked_threads(),
                 announce_interval_sec=self._interval_sec,
             )
-            self._shown = True
+            self._is_registered = True
 
-    async def _is_seen(self) -> bool:
+    async def _refresh_row(self) -> bool:
         return await self._registry.seen(
             self._worker_id, time.time(), session=self._session, leaked_threads=self._leaked_threads()
         )
 
     async def _go_offline(self) -> None:
-        self._shown = False
+        self._is_registered = False
         await self._registry.offline(self._worker_id, time.time(), session=self._session)
 
 
 class OutageLogger:
-    """Logs an outage once when it begins, and once when it is over."""
+    """Logs an outage once when it begins and once when it ends."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -304,7 +311,7 @@ class OutageLogger:
         self._is_down = True
 
     def recovered(self) -> None:
-        """Log the end of an outage, if there was one."""
+        """Log the end of an outage, if one was in progress."""
         if self._is_down:
             _logger.info("no longer true: %s", self._what)
         self._is_down = False

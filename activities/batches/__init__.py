@@ -1,1 +1,1 @@
-"""Where an attempt's batches come from: the handler, or the artifacts of other nodes."""
+"""The sources of an attempt's batches: its handler, or the artifacts of other nodes."""

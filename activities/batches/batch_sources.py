@@ -1,4 +1,7 @@
-"""Where a node's batches come from (spec: input routing): the command's adapter, the handler's, or the handler itself."""
+"""Selects the source of a node's batches (spec: input routing).
+
+The source is the input adapter that the graph names, the one that the handler proposes, or the handler itself.
+"""
 
 from __future__ import annotations
 
@@ -36,28 +39,28 @@ _logger = logging.getLogger("flowkit.worker")
 
 @dataclass(frozen=True, kw_only=True)
 class InputSettings:
-    """A worker's settings for its nodes' inputs."""
+    """The settings of a worker for the inputs of its nodes."""
 
     defaults: Mapping[str, int] = field(default_factory=dict)
-    """`poll_ms` and `backoff_max_ms` of nodes that name none."""
+    """`poll_ms` and `backoff_max_ms` for nodes that do not set them."""
     strict: bool = False
     budget: ByteBudget | None = None
 
 
 class Wait:
-    """An attempt's wait for its next batch, which a cancel ends at once."""
+    """Tracks whether an attempt waits for its next batch, so that a cancel can end the wait at once."""
 
     def __init__(self) -> None:
         self._waiting: asyncio.Task[Any] | None = None
 
     def end(self) -> None:
-        """Raise CancelledError where the attempt waits; nothing when it works."""
+        """Raise CancelledError in the attempt's wait. Do nothing if the attempt is processing a batch."""
         if self._waiting is not None:
             self._waiting.cancel()
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """A wait that can be ended, on the attempt's own task."""
+        """Mark the block as a wait that `end` can interrupt. Use it on the attempt's own task."""
         self._waiting = asyncio.current_task()
         try:
             yield
@@ -65,7 +68,7 @@ class Wait:
             self._waiting = None
 
     async def each(self, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-        """The items; each wait for one of them can be ended."""
+        """Yield the items; `end` can interrupt the wait for each of them."""
         async with aclosing(items):
             while True:
                 try:
@@ -90,9 +93,9 @@ class Input:
     wait: Wait = field(default_factory=Wait)
 
     async def batches(self, loaded: Any) -> AsyncGenerator[Batch, None]:
-        """The batches, after `load_input` has answered `loaded`. AttemptFailed on a route that cannot be.
+        """Yield the batches; `loaded` is the result of `load_input`. Raise AttemptFailed for an invalid input adapter.
 
-        A cancel ends the wait for the next one at once, except while a plain generator makes it on a thread.
+        A cancel ends the wait for the next batch at once, unless a plain generator is producing it on a thread.
         """
         with self.wait.here():
             args = await self._route(loaded)
@@ -130,14 +133,15 @@ class Input:
             ) from None
 
     async def _route(self, loaded: Any) -> PullArgs | None:
-        ordered = self.attempt.io.input_inline or {}
+        configured = self.attempt.io.input_inline or {}
         proposed = loaded if isinstance(loaded, dict) else {}
-        adapter, wish = ordered.get("input_adapter"), proposed.get("input_adapter")
-        if adapter and wish and wish != adapter and proposed is not ordered:
-            _tell("handler_conflict_ignored", proposed, "handler")
+        adapter, proposed_adapter = configured.get("input_adapter"), proposed.get("input_adapter")
+        differs = proposed_adapter != adapter and proposed is not configured
+        if adapter and proposed_adapter and differs:
+            _log_route("handler_conflict_ignored", proposed, "handler")
         if adapter:
-            return await self._selected(ordered, "cmd")
-        return await self._selected(proposed, "handler") if wish in ADAPTERS else None
+            return await self._selected(configured, "cmd")
+        return await self._selected(proposed, "handler") if proposed_adapter in ADAPTERS else None
 
     async def _selected(self, route: dict[str, Any], source: str) -> PullArgs | None:
         pulls = route["input_adapter"] != NOOP
@@ -148,7 +152,7 @@ class Input:
             else {}
         )
         parents = parents_of(graph, self.attempt.node_id)
-        _tell("selected", route, source, parents)
+        _log_route("selected", route, source, parents)
         if not pulls:
             return None
         settings = self.settings
@@ -170,7 +174,10 @@ def _is_coroutine(hook: Any) -> bool:
 
 
 def _check_sources(graph: dict[str, Any], node_id: str, names: Sequence[str]) -> None:
-    """BadInput when a handler wants to wait for what can never end; validation has checked the sources in the graph."""
+    """Raise BadInput if a source that a handler names does not exist or can never end before this node.
+
+    The validation of the graph has already checked the sources that the graph names.
+    """
     known = {node["node_id"] for node in graph.get("nodes") or []}
     for name in names:
         if name not in known:
@@ -184,7 +191,7 @@ def _check_sources(graph: dict[str, Any], node_id: str, names: Sequence[str]) ->
         )
 
 
-def _tell(what: str, route: dict[str, Any], source: str, parents: Sequence[str] = ()) -> None:
+def _log_route(what: str, route: dict[str, Any], source: str, parents: Sequence[str] = ()) -> None:
     args = route.get("input_args")
     given = with_alias(args if isinstance(args, dict) else None)
     from_nodes = given.pop("from_nodes", list(parents))
@@ -204,7 +211,7 @@ def _tell(what: str, route: dict[str, Any], source: str, parents: Sequence[str] 
 
 
 def as_batch(given: Any) -> Batch:
-    """What `iter_batches` has yielded; TypeError when that is no batch."""
+    """Return `given`, an item that `iter_batches` yielded. Raise TypeError if it is not a Batch."""
     if isinstance(given, Batch):
         return given
     raise TypeError(

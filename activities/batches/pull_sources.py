@@ -1,4 +1,4 @@
-"""Whether the sources of a pulling attempt have ended, and whether one of them runs."""
+"""Determines whether the sources of a pulling attempt have ended, and whether any of them is running."""
 
 from __future__ import annotations
 
@@ -16,58 +16,60 @@ if TYPE_CHECKING:
     from flowkit.models import AttemptInput
 
 _STATES_PAUSE_SEC = 2.0
+"""The shortest time between two reads of the states of the sources."""
 _IDLE_SEC = 5.0
-"""How long no source may run before a pulling attempt gives its slot away."""
+"""How long all sources may be idle before a pulling attempt yields and frees its slot."""
 
 
 class SourcesIdle(Exception):
-    """Nothing is left to deliver and no source runs; the attempt had better begin again later."""
+    """Raised when nothing is left to deliver and no source is running, so the attempt should start again later."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """That all sources had ended at one moment."""
+    """A snapshot in which all sources had ended."""
 
     epochs: Mapping[str, int]
-    """The epoch at which each of them had."""
+    """The epoch at which each source ended."""
     unfinished: frozenset[str]
-    """Those that ended otherwise than by finishing, so that they may run again with the same epoch."""
+    """Sources that ended without finishing. They can run again with the same epoch."""
 
 
 class Sources:
-    """The sources of one attempt, as their task's document and their complete markers show them."""
+    """The state of the sources of one attempt, according to the task document and their complete markers."""
 
     def __init__(self, tasks: TaskStore, attempt: AttemptInput, names: Sequence[str]) -> None:
         self._tasks = tasks
         self._attempt = attempt
         self._names = names
         self._states: dict[str, tuple[NodeStatus, int]] = {}
-        self._looked_at: float | None = None
-        self._moved = False
-        """Whether a source has begun anew since its state was read."""
+        self._read_at: float | None = None
+        self._restarted = False
+        """Whether a source has started again since its state was read."""
         self._idle_since: float | None = None
 
     async def ended(self, markers: Mapping[str, int]) -> Ended | None:
-        """That every source has ended, as far as it shows; None while one has not.
+        """Return a snapshot if every source appears to have ended, otherwise None.
 
-        States may be two seconds old: confirm with `have_stayed`, at or after the scan that finds nothing more.
+        States can be two seconds old. Confirm the snapshot with `have_stayed`, during or after the scan that finds no
+        more batches.
         """
-        if self._moved:
-            await self._look()
+        if self._restarted:
+            await self._read_states()
         if (ended := self._all_ended(markers)) is None:
-            await self._look()
+            await self._read_states()
             ended = self._all_ended(markers)
         return ended
 
     async def have_stayed(self, ended: Ended | None) -> bool:
-        """Whether the sources are still where `ended` has them: none has begun anew since."""
+        """Return whether `ended` still holds, that is, no source has started again since. Return False for None."""
         if ended is None:
             return False
-        moved = await retry_while_unavailable(
+        restarted = await retry_while_unavailable(
             lambda: self._tasks.moved_on(self._attempt.task_id, ended.epochs, ended.unfinished)
         )
-        self._moved |= moved
-        return not moved
+        self._restarted |= restarted
+        return not restarted
 
     def _all_ended(self, markers: Mapping[str, int]) -> Ended | None:
         epochs = {name: self._end_of(name, markers.get(name)) for name in self._names}
@@ -78,9 +80,9 @@ class Sources:
         return Ended(epochs=known, unfinished=unfinished)
 
     def _end_of(self, name: str, marker: int | None) -> int | None:
-        """Epoch at which a source has ended; None when it has not, or when its marker is of an earlier attempt."""
+        """Return the epoch at which a source ended, or None if it has not, or its marker is from an earlier attempt."""
         status, epoch = self._states.get(name, (None, self._attempt.sources.get(name)))
-        if epoch is None and self._looked_at is not None:
+        if epoch is None and self._read_at is not None:
             epoch = 0
         if self._is_unfinished(name):
             return epoch
@@ -93,20 +95,20 @@ class Sources:
         status = self._states[name][0] if name in self._states else None
         return status is not None and status.ended and status is not NodeStatus.FINISHED
 
-    async def _look(self) -> None:
+    async def _read_states(self) -> None:
         now = time.monotonic()
-        if not self._moved and self._looked_at is not None and now - self._looked_at < _STATES_PAUSE_SEC:
+        if not self._restarted and self._read_at is not None and now - self._read_at < _STATES_PAUSE_SEC:
             return
-        self._looked_at, self._moved = now, False
+        self._read_at, self._restarted = now, False
         self._states = await retry_while_unavailable(lambda: self._tasks.node_states(self._attempt.task_id))
-        going = {self._status(name) for name in self._names if not self._status(name).ended}
-        idle = going and not going & {NodeStatus.RUNNING, NodeStatus.CANCELLING}
+        active = {self._status(name) for name in self._names if not self._status(name).ended}
+        idle = active and not active & {NodeStatus.RUNNING, NodeStatus.CANCELLING}
         self._idle_since = (self._idle_since or now) if idle else None
 
     def _status(self, name: str) -> NodeStatus:
         return self._states.get(name, (NodeStatus.QUEUED, 0))[0]
 
     def check_idle(self) -> None:
-        """SourcesIdle when no source has run for a while."""
+        """Raise SourcesIdle if no source has been running for five seconds."""
         if self._idle_since is not None and time.monotonic() - self._idle_since > _IDLE_SEC:
             raise SourcesIdle

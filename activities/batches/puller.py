@@ -1,7 +1,7 @@
-"""Reading the artifacts of other nodes as batches (spec: input routing; protocol: pull adapters).
+"""Reads the artifacts of other nodes as batches (spec: input routing; protocol: pull adapters).
 
-A batch whose own result is stored already is not delivered again, so that a new attempt of a pulling node resumes.
-The end: every source has ended, and a scan that began after that finds nothing left to deliver.
+A new attempt of a pulling node resumes: it skips each batch for which the node has already stored a result. The input
+ends when every source has ended and a scan that began afterwards finds nothing left to deliver.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ __all__ = ["Delivery", "Puller", "SourcesIdle", "slices", "stable_hash"]
 _logger = logging.getLogger("flowkit.worker")
 
 Delivery = tuple[str, dict[str, Any]]
-"""Batch uid and payload."""
+"""The uid and the payload of a batch."""
 
 _Partial = dict[str, Any]
 """`batch_uid` and `meta` of a stored batch."""
 
 _SCAN_PAUSE_SEC = 0.5
-"""Least time between two scans. With the other looks of a waiting attempt (states of the sources, cancel flag) MongoDB
-is read less than 5 times a second."""
+"""The shortest time between two scans. Together with its reads of source states and cancel flags, a waiting attempt
+reads MongoDB less than 5 times a second."""
 _SCAN_SHARE = 4.0
-"""A long scan is followed by a pause of this many times its length."""
+"""The pause after a scan is at least this many times as long as the scan, which limits the load of long scans."""
 
 
 class Puller:
-    """Delivers the batches of one attempt's sources, each once."""
+    """Delivers each batch of an attempt's sources once."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Puller:
         self._warned = False
 
     async def batches(self) -> AsyncGenerator[Delivery, None]:
-        """All batches, waiting for sources that still run. SourcesIdle when none has run for a while."""
+        """Yield all batches and wait for sources that still run. Raise SourcesIdle if none has run for five seconds."""
         if not self._names:
             return
         attempt, artifacts, args = self._attempt, self._artifacts, self._args
@@ -83,11 +83,11 @@ class Puller:
         )
         wait_ms = args.poll_ms
         ended: Ended | None = None
-        with artifacts.notifier.listener(attempt.task_id, self._names) as news:
+        with artifacts.notifier.listener(attempt.task_id, self._names) as subscription:
             while True:
                 began = time.monotonic()
                 scan, still_ended = await asyncio.gather(self._scan(), self._sources.have_stayed(ended))
-                took, found = time.monotonic() - began, False
+                scan_sec, found = time.monotonic() - began, False
                 async for delivery in self._deliver(scan):
                     found = True
                     yield delivery
@@ -97,15 +97,15 @@ class Puller:
                 ended = await self._sources.ended(scan.markers) if args.eof_on_task_done else None
                 wait_ms = args.poll_ms if found else min(wait_ms * 2, args.backoff_max_ms)
                 if ended is None or (still_ended and not found):
-                    await self._pause(news, wait_ms / 1000, took)
+                    await self._pause(subscription, wait_ms / 1000, scan_sec)
 
     async def _scan(self) -> Scan:
         return await retry_while_unavailable(lambda: self._artifacts.scan(self._attempt.task_id, self._names))
 
-    async def _pause(self, news: Subscription, wait_sec: float, scan_took: float) -> None:
-        """Wait for news of a source in this process, or until it is time to look again."""
-        least = max(_SCAN_PAUSE_SEC, scan_took * _SCAN_SHARE)
-        await news.wait(least=least, most=max(wait_sec, least))
+    async def _pause(self, subscription: Subscription, wait_sec: float, scan_sec: float) -> None:
+        """Wait until a source in this process stores an artifact, or until the next scan is due."""
+        least = max(_SCAN_PAUSE_SEC, scan_sec * _SCAN_SHARE)
+        await subscription.wait(least=least, most=max(wait_sec, least))
         self._sources.check_idle()
 
     def _all_taken(self, scan: Scan) -> bool:
@@ -125,7 +125,10 @@ class Puller:
             _logger.warning("%s; node %s scans again", error, self._attempt.node_id)
 
     def _fresh(self, source: str, stored: Mapping[str, Entry]) -> list[Entry]:
-        """What is neither taken nor done. Whether a batch that is cut into chunks is done, only its chunks say."""
+        """Return the batches that are neither taken nor done.
+
+        For a node that splits batches into chunks, only the uids of the chunks show whether a batch is done.
+        """
         taken = self._taken[source]
         fresh = {uid: entry for uid, entry in stored.items() if uid not in taken}
         if self._args.size is None and self._done:
@@ -135,13 +138,13 @@ class Puller:
         return [*fresh.values()]
 
     def _own_uid(self, source: str, uid: str) -> str:
-        """The uid under which this node gets a batch, and stores its result."""
+        """Return the uid under which this node receives a batch and stores its result."""
         return qualified(uid, source, first=self._names[0]) if self._qualifies else uid
 
     async def _partials(self, source: str, fresh: Sequence[Entry]) -> AsyncGenerator[_Partial, None]:
-        """Claimed batches. Each counts towards the budget until the next one is asked for.
+        """Claim batches and yield them. Each one counts toward the byte budget until the next one is requested.
 
-        No variable of this class keeps a batch beyond that, or more would be in memory than is counted.
+        Do not keep a batch in a variable beyond that. Otherwise, memory would hold more than the budget counts.
         """
         while fresh:
             page, fresh = self._cut(fresh)
@@ -168,7 +171,10 @@ class Puller:
         self._taken[source].update(uids)
 
     def _warn_of_clashes(self, source: str, uids: list[str]) -> None:
-        """Results are kept by the batch's uid alone (spec: uids of pulled batches), so a second one replaces the first."""
+        """Log a warning, once, when two sources share a batch uid.
+
+        Results are stored by batch uid alone (spec: uids of pulled batches), so the later one replaces the earlier one.
+        """
         if self._args.size is not None or self._qualifies or self._warned:
             return
         for other in self._names:
@@ -198,12 +204,12 @@ class Puller:
 
 
 def _room(entry: Entry) -> int:
-    """Bytes to hold before a batch is read."""
+    """Return the bytes to reserve in the budget before reading a batch."""
     return MAX_META_BYTES if entry.size is None else entry.size
 
 
 def _sizes(page: Sequence[Entry], found: Sequence[_Partial]) -> deque[int]:
-    """Sizes of the batches that were read; those of unknown size are measured."""
+    """Return the sizes of the batches that were read, in bytes. Measure those whose size is not stored."""
     known = {uid_text(entry.uid): entry.size for entry in page}
     return deque(_size(partial, known[uid_text(partial["batch_uid"])]) for partial in found)
 
@@ -213,5 +219,5 @@ def _size(partial: _Partial, known: int | None) -> int:
 
 
 def slices(items: list[Any], size: int) -> Iterator[list[Any]]:
-    """`items` in pieces of `size`, in order."""
+    """Split `items` into consecutive lists of at most `size` items."""
     return (items[start : start + size] for start in range(0, len(items), size))

@@ -1,1 +1,1 @@
-"""What every executor of an attempt shares: its first and last writes, and how its failures are reported."""
+"""Code that all executors of attempts share: the first and last writes of an attempt, and its failures."""

@@ -1,7 +1,7 @@
-"""The border where our errors become Temporal's: one place decides what is retried natively.
+"""Converts FlowKit's errors into Temporal's, and decides which errors Temporal itself retries.
 
-An attempt's failure travels as an AttemptFailure in the error's details; its code is the error's type, so that the
-Web UI shows `bad_input` and not `ApplicationError`.
+The details of the Temporal error contain the failure of the attempt as an AttemptFailure. The reason code is the type
+of the error, so that the Web UI shows `bad_input` instead of `ApplicationError`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from flowkit.text import clean, error_text
 
 
 def refusal(error: FlowKitError) -> ApplicationError:
-    """`error` as an engine activity raises it: retried natively only when it says that it may heal.
+    """Return `error` as an engine activity raises it. Temporal retries it only if it is marked as retryable.
 
-    A refusal is an answer like any other: Temporal's log need not show it with a traceback.
+    A non-retryable error is an expected outcome, so it is benign: Temporal's log shows no traceback for it.
     """
     category = ApplicationErrorCategory.UNSPECIFIED if error.retryable else ApplicationErrorCategory.BENIGN
     return ApplicationError(
@@ -28,9 +28,9 @@ def refusal(error: FlowKitError) -> ApplicationError:
 
 
 def failed_attempt(failure: AttemptFailure) -> ApplicationError:
-    """`failure` as an executor reports it: never retried natively, the workflow decides.
+    """Return `failure` as the error that an attempt raises. Temporal never retries it; the workflow decides.
 
-    Benign: it is an expected outcome, which Temporal's log need not show with a traceback.
+    A failed attempt is an expected outcome, so the error is benign: Temporal's log shows no traceback for it.
     """
     code, message = cut_code(failure.code), cut(failure.message)
     return ApplicationError(
@@ -43,7 +43,7 @@ def failed_attempt(failure: AttemptFailure) -> ApplicationError:
 
 
 def from_error(error: FlowKitError) -> AttemptFailure:
-    """What one of our own errors means for the attempt that met it."""
+    """Return the failure of an attempt that ended with a FlowKitError."""
     message = cut(str(error))
     match error:
         case EpochTaken():
@@ -61,43 +61,43 @@ def from_error(error: FlowKitError) -> AttemptFailure:
 
 
 def failure(code: str, message: str, *, permanent: bool) -> AttemptFailure:
-    """An attempt that counts against the node's retries."""
+    """Return a failure that uses one retry of the node's retry budget."""
     return AttemptFailure(
         kind=FailureKind.FAILURE, code=cut_code(code), message=cut(message), permanent=permanent
     )
 
 
 def unexpected(error: BaseException) -> AttemptFailure:
-    """An attempt that ended with an exception which nobody has classified; counts against the node's retries."""
+    """Return the failure for an exception that no handler classified. It uses one retry of the node's retry budget."""
     return failure("unexpected_error", error_text(error), permanent=False)
 
 
 def timed_out(limit_sec: float) -> AttemptFailure:
-    """An attempt that took too long."""
+    """Return the failure of an attempt that exceeded its time limit of `limit_sec` seconds."""
     return failure("timeout", f"the attempt took longer than {limit_sec:g} s (timeout_sec)", permanent=False)
 
 
 def not_now(code: str, message: str) -> AttemptFailure:
-    """An attempt that cannot proceed for a reason outside of it: the workflow tries again later, at no charge."""
+    """Return the yield of an attempt that cannot proceed for an external reason. Its retry uses no budget."""
     return AttemptFailure(kind=FailureKind.YIELDED, code=code, message=cut(message))
 
 
 def handed_over(message: str) -> AttemptFailure:
-    """A worker gives the attempt back: it goes on elsewhere, at no charge."""
+    """Return the hand-over of an attempt whose worker shuts down. Another worker continues, which uses no budget."""
     return AttemptFailure(kind=FailureKind.HANDOVER, code="worker_shutdown", message=message)
 
 
 def lost(code: str, message: str) -> AttemptFailure:
-    """The executor of an attempt went away."""
+    """Return the loss of an attempt whose worker disappeared or cannot run it."""
     return AttemptFailure(kind=FailureKind.LOSS, code=code, message=message)
 
 
 def cut(text: str) -> str:
-    """`text` as UTF-8 can carry it, no longer than `last_error` may be."""
+    """Return `text` as valid UTF-8, truncated to the length limit of `last_error`."""
     text = clean(text)
     return text if len(text) <= LAST_ERROR_CHARS else text[: LAST_ERROR_CHARS - 1] + "…"
 
 
 def cut_code(code: str) -> str:
-    """`code` as UTF-8 can carry it, no longer than a reason code may be."""
+    """Return `code` as valid UTF-8, truncated to the length limit of a reason code."""
     return clean(code)[:REASON_CODE_CHARS]

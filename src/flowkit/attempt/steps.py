@@ -1,4 +1,4 @@
-"""The writes that every attempt makes, whoever executes it: it takes its epoch, and marks its node as complete."""
+"""The writes of every attempt: it takes its epoch at the start and marks its node as complete at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 async def begin(
     tasks: TaskStore, artifacts: ArtifactStore, attempt: AttemptInput, run_id: str, worker_id: str
 ) -> dict[str, Any]:
-    """First writes of an attempt, answering its lease: it takes its epoch and removes the marker of an earlier one."""
+    """Take the attempt's epoch, remove the complete marker of an earlier attempt, and return the new lease."""
     now = time.time()
     lease = new_lease(worker_id, now + attempt.lease_ttl_sec)
     await retry_while_unavailable(lambda: tasks.begin_attempt(attempt, run_id, lease, now))
@@ -28,7 +28,7 @@ async def begin(
 
 
 def new_lease(worker_id: str, until: float) -> dict[str, Any]:
-    """A lease as documents show it."""
+    """Return a new lease as stored in documents. `until` is its deadline in seconds since the Unix epoch."""
     return {"worker_id": clean(worker_id), "lease_id": str(uuid.uuid4()), "deadline_ts_ms": int(until * 1000)}
 
 
@@ -39,7 +39,7 @@ async def mark(
     worker_id: str,
     artifacts_ref: dict[str, Any] | None = None,
 ) -> None:
-    """Complete marker of an attempt."""
+    """Write the complete marker of the attempt's node. Wait while MongoDB is unavailable."""
     now = time.time()
     await retry_while_unavailable(
         lambda: artifacts.mark_complete(
