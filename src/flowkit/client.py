@@ -250,7 +250,7 @@ class TaskClient:
                 return await handle.result(follow_runs=True)
             except WorkflowFailureError as error:
                 if not await self._is_running(handle):
-                    raise _error_of_ended(task_id, error.cause) from None
+                    raise _error_for_end(task_id, error.cause) from None
             except RPCError as error:
                 if error.status is not RPCStatusCode.NOT_FOUND:
                     raise
@@ -278,7 +278,7 @@ async def _status_of(work: Coroutine[Any, Any, TaskResult]) -> TaskStatus:
         return TaskStatus.CANCELLED
 
 
-def _error_of_ended(task_id: str, cause: BaseException | None) -> FlowKitError:
+def _error_for_end(task_id: str, cause: BaseException | None) -> FlowKitError:
     """Return the FlowKit error for a workflow that ended without finishing."""
     match cause:
         case temporal.CancelledError():
