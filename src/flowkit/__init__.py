@@ -1,6 +1,6 @@
-"""FlowKit: tasks that are graphs of nodes, run as durable Temporal workflows.
+"""FlowKit runs graphs of nodes as durable Temporal workflows.
 
-Importing this package reads and opens nothing: a workflow sandbox imports it too.
+Importing this package has no side effects and does no I/O, because workflow sandboxes import it too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from flowkit.coordinator import Coordinator as Coordinator
     from flowkit.version import __version__ as __version__
 
-_HOMES = {
+_MODULES = {
     "Coordinator": "flowkit.coordinator",
     "CoordinatorConfig": "flowkit.config",
     "WorkerConfig": "flowkit.config",
@@ -25,7 +25,7 @@ __all__ = ["Coordinator", "CoordinatorConfig", "WorkerConfig", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load a documented name when it is first asked for."""
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    """Import a public name on first access. Raise AttributeError for any other name."""
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'flowkit' has no attribute {name!r}")

@@ -1,8 +1,8 @@
-"""Checks of the arguments of public calls, made before a server is asked. Pure.
+"""Validation of the arguments of public calls, before any call to a server.
 
-A value that becomes part of a filter must be what it claims to be: MongoDB takes a dict in the place of an id for a
-condition, which other tasks may meet. Each check returns a sentence that names the argument, the value and what is
-allowed, or None; `require` raises it.
+A value that becomes part of a MongoDB filter must have the right type: MongoDB treats a dict in place of an id as a
+condition, which may match other tasks. Each check returns None, or a sentence that names the argument, its value and
+the allowed values. `require` raises that sentence as an error.
 """
 
 from __future__ import annotations
@@ -23,85 +23,88 @@ if TYPE_CHECKING:
 
 _SHOWN_CHARS = 80
 ELEMENT_SUFFIX = re.compile(r"\[\d+\]$")
-"""End of a name that is not a node's id."""
+"""The suffix `[number]`, with which a node id must not end."""
 
 NODE_ID_RULE = f"1 to {ID_CHARS} printable characters, not '*', not ending in '[number]'"
 
 
 def require(*problems: str | None, error: Callable[[str], FlowKitError] = ConfigError) -> None:
-    """Raise `error` with the first problem, if there is one."""
+    """Raise `error` with the first problem that is not None."""
     for problem in problems:
         if problem is not None:
             raise error(problem)
 
 
 def task_id_problem(value: object, name: str = "task_id") -> str | None:
-    """What keeps `value` from being the id of an existing task, which Temporal alone may have started."""
+    """Return why `value` cannot be the id of an existing task, or None.
+
+    The rule is looser than for new tasks, because a Temporal client may have started the task without FlowKit.
+    """
     return _problem(name, value, is_task_id(value), f"the id of a task: {_CHARS}, not '*'")
 
 
 def new_task_id_problem(value: object, name: str = "task_id") -> str | None:
-    """What keeps `value` from being the id of a new task: it is shown in terminals, logs and URLs."""
+    """Return why `value` cannot be the id of a new task, or None. Terminals, logs and URLs show the id."""
     good = isinstance(value, str) and is_task_id(value) and not any(map(_is_control, value))
     wanted = f"{_CHARS}, not '*' and without control characters; leave it out for a new UUID"
     return _problem(name, value, good, wanted)
 
 
 def node_id_problem(value: object, name: str = "node_id") -> str | None:
-    """What keeps `value` from being the id of a node."""
+    """Return why `value` cannot be the id of a node, or None."""
     return _problem(name, value, is_node_id(value), f"the id of a node: {NODE_ID_RULE}")
 
 
 def text_problem(value: object, name: str, chars: int = ID_CHARS) -> str | None:
-    """What keeps `value` from being a text of 1 to `chars` characters."""
+    """Return why `value` is not a text of 1 to `chars` characters, or None."""
     good = isinstance(value, str) and 1 <= len(value) <= chars and is_unicode(value)
     return _problem(name, value, good, f"a text of 1 to {chars:,} characters")
 
 
 def whole_problem(value: object, name: str, least: int, most: int) -> str | None:
-    """What keeps `value` from being a whole number from `least` to `most`."""
+    """Return why `value` is not an integer from `least` to `most`, or None."""
     good = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
     return _problem(name, value, good, f"a whole number between {least:,} and {most:,}")
 
 
 def timeout_problem(value: object, name: str = "timeout") -> str | None:
-    """What keeps `value` from being a time to wait: seconds, or None for as long as it takes."""
+    """Return why `value` is not a timeout, or None. A timeout is a number of seconds, or None for no limit."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     good = value is None or (number and not math.isnan(_float(value)) and _float(value) >= 0)
     return _problem(name, value, good, "a number of seconds, 0 or more, or None to wait as long as it takes")
 
 
 def check_wait(task_id: object, timeout: object) -> None:
-    """ConfigError unless this is a task's id, and a time to wait for its end."""
+    """Raise ConfigError unless `task_id` is a task id and `timeout` is a timeout."""
     require(task_id_problem(task_id), timeout_problem(timeout))
 
 
 def choice_problem(value: object, name: str, known: Collection[str]) -> str | None:
-    """What keeps `value` from being one of these words."""
+    """Return why `value` is not one of the `known` values, or None."""
     good = isinstance(value, str) and value in known
     return None if good else f"{name} {shown(value)} is unknown; known: {', '.join(known)}"
 
 
 def database_problem(value: object, name: str = "db") -> str | None:
-    """What keeps `value` from being a database of an asynchronous MongoDB client, as far as can be told offline."""
+    """Return why `value` is not a database of an async MongoDB client, or None. Does not contact a server."""
     good = value is not None and not isinstance(value, (str, bytes, int, Mapping, type))
     return _problem(name, value, good, "a database of Motor or PyMongo Async, for example client['flowkit']")
 
 
 def client_problem(value: object, name: str = "client") -> str | None:
-    """What keeps `value` from being a Temporal client, or None for one that is connected by `TEMPORAL_*`."""
+    """Return why `value` is not a Temporal client, or None. The value may be None, which means `TEMPORAL_*` applies."""
     good = value is None or (hasattr(value, "start_workflow") and not isinstance(value, type))
     return _problem(name, value, good, "a Temporal client; leave it out to connect as TEMPORAL_ADDRESS says")
 
 
 def clock_problem(value: object, name: str = "clock") -> str | None:
-    """What keeps `value` from being a clock, or None for the system's."""
+    """Return why `value` is not a clock, or None. The value may be None, which means the system clock."""
     good = value is None or (hasattr(value, "now_dt") and not isinstance(value, type))
     return _problem(name, value, good, "a clock of flowkit.core.time, or an object with its methods")
 
 
 def settings_problem(value: object, name: str, kind: type) -> str | None:
-    """What keeps `value` from being settings of this kind, or None for the defaults."""
+    """Return why `value` is not an instance of `kind`, or None. The value may be None, which means the defaults."""
     good = value is None or isinstance(value, kind)
     return _problem(
         name, value, good, f"a {kind.__name__}, for example {kind.__name__}.load(overrides={{…}})"
@@ -109,19 +112,19 @@ def settings_problem(value: object, name: str, kind: type) -> str | None:
 
 
 def roles_problem(value: object, name: str) -> str | None:
-    """What keeps `value` from being a list of roles, or None; a text is a list of letters to Python."""
+    """Return why `value` is not a list of roles, or None. A string is rejected, because Python iterates its letters."""
     good = value is None or isinstance(value, (list, tuple, set, frozenset))
     return _problem(name, value, good, "a list of roles, for example ['extract', 'count']")
 
 
 def handlers_problem(value: object, name: str = "handlers") -> str | None:
-    """What keeps `value` from being handlers by role, or None for no other than the built-in ones."""
+    """Return why `value` is not a mapping of handlers, or None. The value may be None: built-in handlers only."""
     good = value is None or isinstance(value, Mapping)
     return _problem(name, value, good, "a mapping of roles to handlers, {'extract': Extractor()}")
 
 
 def functions_problem(value: object, name: str) -> str | None:
-    """What keeps `value` from being coordinator functions by name."""
+    """Return why `value` is not a mapping of names to coordinator functions, or None."""
     if not isinstance(value, Mapping):
         return _problem(name, value, False, "a mapping of names to functions, {'my.fn': fn}")
     for key, function in value.items():
@@ -135,12 +138,12 @@ def functions_problem(value: object, name: str) -> str | None:
 
 
 def is_task_id(value: object) -> bool:
-    """Whether `value` can be a task's id."""
+    """Return whether `value` can be a task id."""
     return isinstance(value, str) and 1 <= len(value) <= ID_CHARS and value != "*" and is_unicode(value)
 
 
 def is_node_id(value: object) -> bool:
-    """Whether `value` can be a node's id."""
+    """Return whether `value` can be a node id."""
     return (
         isinstance(value, str)
         and 1 <= len(value) <= ID_CHARS
@@ -151,7 +154,7 @@ def is_node_id(value: object) -> bool:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether UTF-8 can encode `text`; it cannot encode half of a surrogate pair."""
+    """Return whether UTF-8 can encode `text`. It cannot encode lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -160,28 +163,28 @@ def is_unicode(text: str) -> bool:
 
 
 def shown(value: object) -> str:
-    """`value` as an error shows it, with its type unless that is plain to see."""
+    """Return `value` as an error shows it, with its type unless the type is obvious."""
     text = printed(value)
     return text if value is None or isinstance(value, str) else f"{text} ({type(value).__name__})"
 
 
 def printed(value: object) -> str:
-    """`repr` of a value on one line, cut to 80 characters."""
+    """Return the `repr` of a value on one line, cut to 80 characters."""
     try:
         text = repr(value)
-    except (RecursionError, ValueError):  # ValueError: an integer of more digits than Python prints
+    except (RecursionError, ValueError):  # ValueError: the integer has more digits than Python prints
         return f"{_kind(value)} too large or nested too deeply to show"
     return printable(text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…")
 
 
 def shown_path(path: str, chars: int = _SHOWN_CHARS) -> str:
-    """A path as an error shows it: on one line, the middle cut out when it is long."""
+    """Return a path as an error shows it: on one line, with the middle cut out if it is long."""
     half = chars // 2 - 1
     return printable(path if len(path) <= chars else f"{path[:half]}…{path[-half:]}")
 
 
 def printable(text: str) -> str:
-    """`text` with escapes for line breaks, control characters and halves of surrogate pairs."""
+    """Return `text` with line breaks, control characters and lone surrogates escaped."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
@@ -197,7 +200,7 @@ def _is_control(char: str) -> bool:
 
 
 def _float(value: Any) -> float:
-    """`value` as a float; an integer beyond them is infinite enough."""
+    """Return `value` as a float, or infinity for an integer that is too large for a float."""
     try:
         return float(value)
     except OverflowError:

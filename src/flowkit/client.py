@@ -1,4 +1,4 @@
-"""Starting, awaiting, listing and cancelling tasks: a thin front of Temporal's own client."""
+"""A client that starts, awaits, lists and cancels tasks; a thin layer over Temporal's own client."""
 
 from __future__ import annotations
 
@@ -72,26 +72,26 @@ _LONGEST_WAIT_SEC = 10 * 365 * 24 * 3600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskSummary:
-    """One task of a list, as its document tells."""
+    """One task in a list, as its task document describes it."""
 
     task_id: str
     status: TaskStatus
     name: str | None = None
     """`params.pipeline_name`, else the graph's name."""
     started_at: str | None = None
-    """When it was created; ISO text in UTC."""
+    """When the task was created, as ISO 8601 text in UTC."""
     finished_at: str | None = None
     reason: str | None = None
-    """Why it failed or was cancelled."""
+    """Why the task failed or was cancelled."""
 
 
 class TaskCatalog(TaskQueries):
-    """Questions that people ask the `tasks` collection. StoreUnavailable when MongoDB does not answer."""
+    """Queries on the `tasks` collection. They raise StoreUnavailable when MongoDB does not respond."""
 
     async def list_tasks(self, status: str | None = None, limit: int = 50) -> list[TaskSummary]:
-        """The newest tasks first, of one status or of all.
+        """Return up to `limit` tasks, newest first: those with `status`, or all if it is None.
 
-        ConfigError for an unknown status, or a limit that is not between 1 and 10,000 (`limits.LIST_TASKS`).
+        Raise ConfigError for an unknown status, or for a limit outside 1 to 10,000 (`limits.LIST_TASKS`).
         """
         if status is not None:
             require(choice_problem(status, "status", [each.value for each in TaskStatus]))
@@ -111,12 +111,12 @@ def _summary(document: dict[str, Any]) -> TaskSummary:
 
 
 def _iso(moment: datetime | None) -> str | None:
-    """A stored date, which is in UTC whether the driver says so or not."""
+    """Return a stored date as ISO 8601 text. Stored dates are in UTC, with or without a time zone."""
     return None if moment is None else (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).isoformat()
 
 
 class TaskClient:
-    """Tasks of one deployment, as a client sees them."""
+    """Starts, awaits, lists and cancels the tasks of one deployment."""
 
     def __init__(
         self, client: Client, tasks: TaskStore, *, queue: str, max_nodes: int = limits.MAX_NODES
@@ -136,11 +136,11 @@ class TaskClient:
         task_id: str | None = None,
         functions: Collection[str] | None = None,
     ) -> str:
-        """Start a task and return its id; a running task of the same id is left as it is.
+        """Start a task and return its id. If a task with this id is already running, leave it unchanged.
 
-        GraphError names what is wrong with the graph, the params or the id. The caller's objects are not changed.
-        Once the workflow has started, nothing that MongoDB does is an error of this call: the workflow writes the
-        document as well.
+        Raise GraphError if the graph, the params or the id is invalid. The caller's objects are not changed.
+        Once the workflow has started, MongoDB errors do not fail this call, because the workflow writes the
+        task document as well.
         """
         task_id = str(uuid.uuid4()) if task_id is None else task_id
         raise_if([problem] if (problem := new_task_id_problem(task_id)) else [])
@@ -148,7 +148,7 @@ class TaskClient:
         given = {"params": own_params, "graph": jsonable("graph", graph)}
         self._check(task_id, given, functions)
         await self._start(task_id, given)
-        await self._show(task_id, given)
+        await self._write_document(task_id, given)
         return task_id
 
     def _check(self, task_id: str, given: dict[str, Any], functions: Collection[str] | None) -> None:
@@ -181,14 +181,14 @@ class TaskClient:
             )
             raise
 
-    async def _show(self, task_id: str, given: dict[str, Any]) -> None:
-        """Show the task in MongoDB at once. It has started, so whatever goes wrong here is only logged."""
+    async def _write_document(self, task_id: str, given: dict[str, Any]) -> None:
+        """Write the task document right away. The task has already started, so an error here is only logged."""
         [outcome] = await asyncio.gather(self._insert(task_id, given), return_exceptions=True)
         if isinstance(outcome, BaseException):
             _logger.warning("task %s runs, but its document is not there yet: %s", task_id, _cause(outcome))
 
     async def _insert(self, task_id: str, given: dict[str, Any]) -> None:
-        """Write the task's document; its workflow would do it anyway."""
+        """Insert the task document. The workflow inserts it too, so this only makes the task visible earlier."""
         namespace_id, at = await self._namespace.id(), time.time()
         error: FlowKitError | None = None
         for _ in range(_INSERT_TRIES):
@@ -203,9 +203,9 @@ class TaskClient:
             raise error
 
     async def cancel_task(self, task_id: str, *, reason: str = DEFAULT_CANCEL_REASON) -> bool:
-        """Ask a task to stop, without waiting for it. False when it has ended, or when there is no such task.
+        """Request that a task stop, without waiting for it. Return False if it has ended or does not exist.
 
-        `reason` is kept in the task's document; longer ones are cut to 1,000 characters.
+        FlowKit stores `reason` in the task document and cuts it to 1,000 characters.
         """
         handle, why = self.handle(task_id), cancel_reason(reason)
         try:
@@ -220,17 +220,18 @@ class TaskClient:
         return True
 
     def result(self, task_id: str, timeout: float | None = None) -> Coroutine[Any, Any, TaskResult]:
-        """Wait for a task's end, `timeout` seconds at most, and return its result.
+        """Wait up to `timeout` seconds for a task to end, and return its result.
 
-        TaskFailed and TaskCancelled say how else it ended, UnknownTask that there is none, TaskStillOpen (a
-        TimeoutError) that it goes on. It does not matter who started the task.
+        Raise TaskFailed or TaskCancelled if the task ended that way, UnknownTask if it does not exist, and
+        TaskStillOpen (a TimeoutError) if it is still running. Any client may have started the task.
         """
         return self._result_within(task_id, timeout)
 
     def wait(self, task_id: str, timeout: float | None = None) -> Coroutine[Any, Any, TaskStatus]:
-        """Wait for a task's end, `timeout` seconds at most, and return how it ended, well or not.
+        """Wait up to `timeout` seconds for a task to end, and return its final status.
 
-        UnknownTask when there is none, TaskStillOpen (a TimeoutError) when it goes on.
+        A failed or cancelled task raises no error. Raise UnknownTask if the task does not exist, and
+        TaskStillOpen (a TimeoutError) if it is still running.
         """
         return _status_of(self.result(task_id, timeout))
 
@@ -242,28 +243,28 @@ class TaskClient:
             raise TaskStillOpen(task_id, seconds or 0.0) from None
 
     async def _result(self, task_id: str) -> TaskResult:
-        """The result of the latest run: a reset ends the run that is waited for, and another goes on."""
+        """Return the result of the latest run. A reset ends the awaited run while another run continues the task."""
         handle = self.handle(task_id)
         while True:
             try:
                 return await handle.result(follow_runs=True)
             except WorkflowFailureError as error:
-                if not await self._goes_on(handle):
-                    raise _ended_badly(task_id, error.cause) from None
+                if not await self._is_running(handle):
+                    raise _error_for_end(task_id, error.cause) from None
             except RPCError as error:
                 if error.status is not RPCStatusCode.NOT_FOUND:
                     raise
-                return _told_by_document(task_id, await self._catalog.document(task_id))
+                return _result_from_document(task_id, await self._catalog.document(task_id))
 
-    async def _goes_on(self, handle: WorkflowHandle[Task, TaskResult]) -> bool:
+    async def _is_running(self, handle: WorkflowHandle[Task, TaskResult]) -> bool:
         return (await handle.describe()).status is WorkflowExecutionStatus.RUNNING
 
     async def list_tasks(self, status: str | None = None, limit: int = 50) -> list[TaskSummary]:
-        """The newest tasks first, of one status or of all; the same as `TaskCatalog.list_tasks`."""
+        """Return the newest tasks first, as `TaskCatalog.list_tasks` does."""
         return await self._catalog.list_tasks(status, limit)
 
     def handle(self, task_id: str) -> WorkflowHandle[Task, TaskResult]:
-        """Temporal's handle of a task. ConfigError for what is no task id."""
+        """Return Temporal's workflow handle for a task. Raise ConfigError if `task_id` is not a valid task id."""
         require(task_id_problem(task_id))
         return self._client.get_workflow_handle_for(Task.run, task_id)
 
@@ -277,8 +278,8 @@ async def _status_of(work: Coroutine[Any, Any, TaskResult]) -> TaskStatus:
         return TaskStatus.CANCELLED
 
 
-def _ended_badly(task_id: str, cause: BaseException | None) -> FlowKitError:
-    """How a workflow ended that did not finish, as our error."""
+def _error_for_end(task_id: str, cause: BaseException | None) -> FlowKitError:
+    """Return the FlowKit error for a workflow that ended without finishing."""
     match cause:
         case temporal.CancelledError():
             return TaskCancelled(task_id)
@@ -291,8 +292,8 @@ def _ended_badly(task_id: str, cause: BaseException | None) -> FlowKitError:
     return TaskFailed(task_id, str(cause))
 
 
-def _told_by_document(task_id: str, document: dict[str, Any] | None) -> TaskResult:
-    """The end of a task whose workflow Temporal has forgotten, or the error that tells it."""
+def _result_from_document(task_id: str, document: dict[str, Any] | None) -> TaskResult:
+    """Return the result of a task from its document, or raise its error: Temporal no longer retains the workflow."""
     if document is None:
         raise UnknownTask(task_id)
     status, reason = TaskStatus(document["status"]), document.get("reason")
@@ -305,12 +306,12 @@ def _told_by_document(task_id: str, document: dict[str, Any] | None) -> TaskResu
 
 
 def _bounded(seconds: float | None) -> float | None:
-    """A time that every event loop can wait for."""
+    """Return the timeout, capped at a value that every event loop supports."""
     return None if seconds is None else min(seconds, _LONGEST_WAIT_SEC)
 
 
 def _cause(error: BaseException) -> str:
-    """An error on one short line."""
+    """Return the error as one short line."""
     text = " ".join(clean(str(error)).split())
     if isinstance(error, StoreUnavailable):
         text = text.partition(" (")[0]
@@ -318,7 +319,7 @@ def _cause(error: BaseException) -> str:
 
 
 def cancel_reason(given: str | None) -> str:
-    """The reason of a cancel as it is kept: text that UTF-8 can carry, at most 1,000 characters of it."""
+    """Return a cancel reason in stored form: valid UTF-8 text of at most 1,000 characters."""
     if given is not None and not isinstance(given, str):
         raise ConfigError(f"reason is {shown(given)}; it must be a text")
     text = clean(given or DEFAULT_CANCEL_REASON)

@@ -1,7 +1,7 @@
-"""Settings of engine and workers, with the documented names, defaults and layers (spec: configuration).
+"""Settings of the engine and of workers: their names, defaults and layers (spec: configuration).
 
-How to reach Temporal is not among them: that is what `TEMPORAL_ADDRESS`, `TEMPORAL_NAMESPACE` and Temporal's own
-profiles are for (`temporalio.envconfig`).
+The connection to Temporal is configured elsewhere: with `TEMPORAL_ADDRESS`, `TEMPORAL_NAMESPACE` and Temporal's own
+profiles (`temporalio.envconfig`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class _Ms:
-    """A setting in seconds, read as whole milliseconds."""
+    """A read-only view of a setting in seconds, as whole milliseconds."""
 
     def __init__(self, seconds: str) -> None:
         self._seconds = seconds
@@ -37,12 +37,12 @@ class _Ms:
 
 
 def _derived(cls: type[Any]) -> set[str]:
-    """Names of the settings that follow from others."""
+    """Return the names of the settings that are computed from other settings."""
     return {name for base in cls.__mro__ for name, value in vars(base).items() if isinstance(value, _Ms)}
 
 
 def _ignoring_derived(cls: type[T]) -> type[T]:
-    """Let the constructor take the derived settings as well, as documented; passing them has no effect."""
+    """Make the constructor accept and ignore the computed settings, as documented."""
     create, derived = cls.__init__, _derived(cls)
 
     @functools.wraps(create)
@@ -67,28 +67,28 @@ class _Topics:
     topic_signals: str = "signals.v1"
 
     def topic_cmd(self, type: str) -> str:
-        """Command topic of a role."""
+        """Return the command topic of a role."""
         return self.topic_cmd_fmt.format(type=type)
 
     def topic_status(self, type: str) -> str:
-        """Status topic of a role."""
+        """Return the status topic of a role."""
         return self.topic_status_fmt.format(type=type)
 
 
 @_ignoring_derived
 @dataclass
 class CoordinatorConfig(_Topics):
-    """Settings of the engine. Times ending in `_sec` are seconds and may be fractions."""
+    """Settings of the engine. Settings that end in `_sec` are in seconds and may be fractions."""
 
     worker_types: list[str] = field(default_factory=list)
-    """Roles served by external Kafka workers."""
+    """Roles that external Kafka workers serve."""
     heartbeat_soft_sec: float = 300
     heartbeat_hard_sec: float = 3600
     lease_ttl_sec: float = 45
-    """Silence after which an attempt counts as lost."""
+    """Time without a heartbeat after which an attempt counts as lost."""
     discovery_window_sec: float = 8
     cancel_grace_sec: float = 30
-    """How long a cancelled attempt may take to end."""
+    """How long a cancelled attempt has to end."""
     scheduler_tick_sec: float = 1.0
     finalizer_tick_sec: float = 5.0
     hb_monitor_tick_sec: float = 10.0
@@ -97,20 +97,21 @@ class CoordinatorConfig(_Topics):
     outbox_backoff_min_ms: int = 250
     outbox_backoff_max_ms: int = 60_000
     queue: str = DEFAULT_QUEUE
-    """Task queue of the engine; roles poll `<queue>.<role>`."""
+    """Task queue of the engine. Workers of a role poll `<queue>.<role>`."""
     window: int = 100
-    """Attempts of one role and task in flight at once."""
+    """Maximum number of attempts of one role that a task has in flight."""
     max_in_flight: int = 1_000
-    """Attempts of one task in flight at once, over all roles."""
+    """Maximum number of attempts that a task has in flight, across all roles."""
     max_nodes: int = 5_000
     function_timeout_sec: float = 300
     function_slots: int = 100
-    """Calls of functions of the user's that one engine process runs at once."""
+    """Maximum number of calls of user-defined functions that one engine process runs concurrently."""
     sweep_sec: float = 60
-    """How often open documents are compared with their workflows."""
+    """How often the sweep compares open task documents with their workflows."""
     hold_starts_events: int = 40_000
-    """Events of one run's history from which on nothing new is started until it continues as a new run."""
+    """Number of history events at which a run stops starting new attempts until it continues as a new run."""
     hold_starts_bytes: int = 40_000_000
+    """History size in bytes with the same effect as `hold_starts_events`."""
 
     hb_soft_ms = _Ms("heartbeat_soft_sec")
     hb_hard_ms = _Ms("heartbeat_hard_sec")
@@ -128,9 +129,10 @@ class CoordinatorConfig(_Topics):
 
     @classmethod
     def load(cls, path: str | Path | None = None, *, overrides: dict[str, Any] | None = None) -> Self:
-        """Defaults < JSON file < environment (`KAFKA_BOOTSTRAP_SERVERS`, `WORKER_TYPES`) < `overrides`.
+        """Load the settings. Each layer overrides the previous one.
 
-        A missing file is no error; an unknown key is (TypeError, as documented).
+        The layers are: defaults, JSON file, environment (`KAFKA_BOOTSTRAP_SERVERS`, `WORKER_TYPES`), `overrides`.
+        The file may be missing. Raise TypeError for an unknown key, and ConfigError for an invalid value.
         """
         return cls(**_merged(cls, [*_file(path), *_environment(), ("overrides", overrides or {})]))
 
@@ -142,7 +144,7 @@ class WorkerConfig(_Topics):
 
     roles: list[str] = field(default_factory=lambda: ["echo"])
     worker_id: str | None = None
-    """None: `w-` and eight hex digits, new for each process."""
+    """None means `w-` and eight random hex digits, new for each worker."""
     worker_version: str = "2.0.0"
     lease_ttl_sec: float = 60
     hb_interval_sec: float = 20
@@ -154,15 +156,15 @@ class WorkerConfig(_Topics):
     db_cancel_poll_ms: int = 500
     strict_input_adapters: bool = False
     queue: str = DEFAULT_QUEUE
-    """Task queue of the engine; this worker polls `<queue>.<role>`."""
+    """Task queue of the engine. This worker polls `<queue>.<role>`."""
     max_concurrent: int | dict[str, int] = 1
-    """Attempts that this process runs at once: of each role, or by role (the others: 1). See `slots`."""
+    """Maximum number of concurrent attempts: one number for each role, or a dict by role (default 1). See `slots`."""
     executor: str = "loop"
-    """Where handlers run: `loop`, the event loop that started the worker, or `process`, processes of their own."""
+    """Where handlers run: `loop`, the event loop that started the worker, or `process`, separate processes."""
     process_workers: int | None = None
-    """Processes of the executor `process`; None: as many as it finds useful."""
+    """Number of processes of the executor `process`. None lets the executor choose."""
     max_buffered_mb: float = 64
-    """MiB of upstream batches that one worker process holds in memory at once."""
+    """Maximum memory, in MiB, that one worker process uses for upstream batches."""
 
     lease_ttl_ms = _Ms("lease_ttl_sec")
     hb_interval_ms = _Ms("hb_interval_sec")
@@ -176,11 +178,15 @@ class WorkerConfig(_Topics):
     def load(
         cls, path: str | Path | None = "configs/worker.default.json", overrides: dict[str, Any] | None = None
     ) -> Self:
-        """Defaults < JSON file (relative to the working directory; may be missing) < `overrides`."""
+        """Load the settings. Each layer overrides the previous one: defaults, JSON file, `overrides`.
+
+        The path is relative to the working directory, and the file may be missing. Raise TypeError for an unknown
+        key, and ConfigError for an invalid value.
+        """
         return cls(**_merged(cls, [*_file(path), ("overrides", overrides or {})]))
 
     def slots(self, role: str) -> int:
-        """How many attempts of a role this process runs at once."""
+        """Return the maximum number of attempts of a role that this process runs concurrently."""
         given = self.max_concurrent
         return given.get(role, 1) if isinstance(given, dict) else given
 
@@ -235,12 +241,12 @@ RULES = {
     "process_workers": checks.optional(checks.whole(1, 1_000)),
     "max_buffered_mb": checks.above_zero("MiB"),
 }
-"""What each setting may be. Beyond the upper bounds of `window`, `max_in_flight`, `max_nodes` and
-`hold_starts_…`, Temporal's server fails workflow tasks or ends the workflow."""
+"""The rule for the value of each setting. Above the upper bounds of `window`, `max_in_flight`, `max_nodes` and
+`hold_starts_…`, the Temporal server fails workflow tasks or terminates the workflow."""
 
 
 def _merged(cls: type[Any], layers: Iterable[Layer]) -> dict[str, Any]:
-    """The last value of each setting, checked; errors say in which layer it stands."""
+    """Return the last value of each setting, validated. Errors name the layer that contains the value."""
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
     known = {each.name for each in fields(cls)}
@@ -272,7 +278,7 @@ def _file(path: str | Path | None) -> Iterator[Layer]:
 
 
 def _environment() -> Iterator[Layer]:
-    """What the environment sets, by variable; an empty variable sets nothing."""
+    """Yield a layer for each environment variable that is set and not empty."""
     if servers := os.environ.get("KAFKA_BOOTSTRAP_SERVERS"):
         yield "KAFKA_BOOTSTRAP_SERVERS", {"kafka_bootstrap": servers}
     if roles := os.environ.get("WORKER_TYPES"):

@@ -1,4 +1,4 @@
-"""How engine, workers and clients reach Temporal, and the thread on which its workers run."""
+"""The connection of engines, workers and clients to Temporal, and the thread that runs Temporal workers."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class TemporalUnavailable(FlowKitError):
 
     def __init__(self, problem: str | None = None, remedy: str = "", detail: str = "") -> None:
         self.problem = problem
-        """What is wrong, without the remedy."""
+        """The problem, without the remedy."""
         self.remedy = remedy
         more = f" ({detail})" if detail else ""
         super().__init__(f"{problem}: {remedy}{more}" if problem and remedy else problem)
 
 
 async def connect() -> Client:
-    """A client for the server that `TEMPORAL_*` or Temporal's profile names.
+    """Return a client connected as `TEMPORAL_*` or Temporal's profile specify.
 
-    TemporalUnavailable names the address when it does not answer, and the namespace when the server has none of that
-    name or does not let this client in.
+    Raise TemporalUnavailable. It names the address if the server does not respond. It also names the namespace if the
+    namespace does not exist or the server denies access to it.
     """
     settings = ClientConfig.load_client_connect_config()
     settings.setdefault("target_host", DEFAULT_ADDRESS)
@@ -66,33 +66,33 @@ async def connect() -> Client:
 
 
 class Namespace:
-    """The namespace of a client; its *id* tells apart what has the same name on two servers."""
+    """The namespace of a client. Its id distinguishes namespaces with the same name on different servers."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._id = ""
-        self._told = False
+        self._warned = False
 
     async def id(self) -> str:
-        """The id, asked for until it is known; empty while Temporal does not tell it."""
+        """Return the namespace id, or an empty string while Temporal does not return it. Each call tries again."""
         if not self._id:
             request = DescribeNamespaceRequest(namespace=self._client.namespace)
             try:
-                answer = await self._client.workflow_service.describe_namespace(request)
-                self._id = answer.namespace_info.id
+                response = await self._client.workflow_service.describe_namespace(request)
+                self._id = response.namespace_info.id
             except RPCError as error:
-                self._tell(error)
+                self._warn(error)
         return self._id
 
-    def _tell(self, error: RPCError) -> None:
-        if not self._told:
+    def _warn(self, error: RPCError) -> None:
+        if not self._warned:
             name = self._client.namespace
             _logger.warning("Temporal does not tell the id of namespace %r: %s", name, error.message)
-        self._told = True
+        self._warned = True
 
 
 def is_loopback(address: str) -> bool:
-    """Whether `host:port` is this very machine, where compressing costs time and saves nothing."""
+    """Return whether `host:port` is this machine, where compression takes time without saving bandwidth."""
     host = urlsplit(f"//{address}").hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -104,7 +104,7 @@ _NOT_LET_IN = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED)
 
 
 def unavailable(error: RPCError | RuntimeError, address: str, namespace: str) -> TemporalUnavailable:
-    """What it means that a client could not connect."""
+    """Return the error that explains why a client could not connect, with its remedy."""
     status = error.status if isinstance(error, RPCError) else None
     if status is RPCStatusCode.NOT_FOUND:
         create = f"temporal operator namespace create --namespace {shlex.quote(namespace)}"
@@ -119,9 +119,9 @@ def unavailable(error: RPCError | RuntimeError, address: str, namespace: str) ->
 
 
 class WorkerThread:
-    """Temporal workers on a thread and loop of their own.
+    """Runs Temporal workers on a separate thread with its own event loop.
 
-    Whatever blocks the caller's loop then blocks neither heartbeats nor workflow tasks.
+    Code that blocks the caller's loop then delays neither heartbeats nor workflow tasks.
     """
 
     def __init__(self, name: str, build: Callable[[], Sequence[Worker]]) -> None:
@@ -133,26 +133,26 @@ class WorkerThread:
         self._stop = asyncio.Event()
         self._error: BaseException | None = None
         self.failed: asyncio.Future[BaseException | None] = self._caller.create_future()
-        """Done when the workers have ended; holds the error that ended them, if one did."""
+        """Resolves when the workers have ended; raises the error that ended them, if any."""
 
     async def start(self) -> None:
-        """Start the workers; raises what keeps them from being made. `failed` tells what ends them later."""
+        """Start the workers. Raise the error that prevents creating them; `failed` reports later errors."""
         self._thread.start()
         await self._started
 
     @property
     def alive(self) -> bool:
-        """Whether the workers run: they were started and have not ended."""
+        """Whether the workers have been started and have not ended."""
         return self._thread.is_alive()
 
     @property
     def error(self) -> BaseException | None:
-        """What has ended them, if an error did."""
+        """The error that ended the workers, or None."""
         return self._error
 
     async def stop(self) -> None:
-        """Stop the workers; returns when their thread has ended."""
-        with suppress(RuntimeError):  # the loop is closed: they have ended already
+        """Stop the workers and wait until their thread has ended."""
+        with suppress(RuntimeError):  # the loop is closed because the workers have already ended
             self._loop.call_soon_threadsafe(self._stop.set)
         await asyncio.to_thread(self._thread.join)
 
@@ -160,59 +160,59 @@ class WorkerThread:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._run())
-        except BaseException as caught:  # noqa: BLE001 - handed to whoever waits for the thread
+        except BaseException as caught:  # noqa: BLE001 - passed to the code that awaits the thread
             self._error = caught
             _logger.error("%s has ended: %s", self._thread.name, caught or type(caught).__name__)
-        self._tell(self._started, self._error)
-        self._tell(self.failed, self._error)
+        self._settle_in_caller(self._started, self._error)
+        self._settle_in_caller(self.failed, self._error)
 
     async def _run(self) -> None:
         workers = self._build()
-        self._tell(self._started, None)
+        self._settle_in_caller(self._started, None)
         await _run_until(self._stop, workers)
 
-    def _tell(self, future: asyncio.Future[Any], error: BaseException | None) -> None:
+    def _settle_in_caller(self, future: asyncio.Future[Any], error: BaseException | None) -> None:
         self._caller.call_soon_threadsafe(_settle, future, error)
 
 
 class InlineWorkers:
-    """Temporal workers on the caller's loop: saves the way between two, where nothing ever blocks it."""
+    """Runs Temporal workers on the caller's event loop. Faster than a thread if nothing blocks that loop."""
 
     def __init__(self, build: Callable[[], Sequence[Worker]]) -> None:
         self._build = build
         self._stop = asyncio.Event()
         self.failed: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
-        """Done when the workers have ended; holds the error that ended them, if one did."""
+        """Resolves when the workers have ended; raises the error that ended them, if any."""
 
     async def start(self) -> None:
-        """Start the workers; raises what keeps them from being made. `failed` tells what ends them later."""
+        """Start the workers. Raise the error that prevents creating them; `failed` reports later errors."""
         self._ends = asyncio.create_task(_run_until(self._stop, self._build()))
         self._ends.add_done_callback(lambda ends: _settle(self.failed, ends.exception()))
 
     @property
     def alive(self) -> bool:
-        """Whether the workers run: they were started and have not ended."""
+        """Whether the workers have been started and have not ended."""
         return not self._ends.done()
 
     @property
     def error(self) -> BaseException | None:
-        """What has ended them, if an error did."""
+        """The error that ended the workers, or None."""
         return self._ends.exception() if self._ends.done() and not self._ends.cancelled() else None
 
     async def stop(self) -> None:
-        """Stop the workers; returns when they have ended."""
+        """Stop the workers and wait until they have ended."""
         self._stop.set()
         await asyncio.wait([self._ends])
 
 
 async def _run_until(stop: asyncio.Event, workers: Sequence[Worker]) -> None:
-    """Run the workers until one of them ends, or `stop` is set; the others are stopped then."""
+    """Run the workers until one of them ends or `stop` is set, then stop the others."""
     ends = [asyncio.create_task(worker.run()) for worker in workers]
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([*ends, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    still = [worker for worker, end in zip(workers, ends, strict=True) if not end.done()]
-    await asyncio.gather(*(worker.shutdown() for worker in still))
+    running = [worker for worker, end in zip(workers, ends, strict=True) if not end.done()]
+    await asyncio.gather(*(worker.shutdown() for worker in running))
     await asyncio.gather(*ends)
 
 

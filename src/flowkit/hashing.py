@@ -1,4 +1,4 @@
-"""The stable hash of JSON values, which external workers compute in the same way."""
+"""The stable hash of JSON values. External workers compute the same hash."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from typing import Any
 
 
 def stable_hash(value: Any) -> str:
-    """BLAKE2b-160 of canonical JSON, as hex (protocol: stable_hash)."""
+    """Return the BLAKE2b-160 hash of the value's canonical JSON, in hexadecimal (protocol: stable_hash)."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()

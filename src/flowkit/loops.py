@@ -1,6 +1,6 @@
-"""The event loops of our own processes and threads: uvloop, which wakes up at less cost than asyncio's own.
+"""The event loops of FlowKit's processes and threads: uvloop by default, which has less overhead than asyncio's loop.
 
-`FLOWKIT_EVENT_LOOP=asyncio` goes without it, for handlers whose libraries ask for asyncio's loop (nest_asyncio does).
+Set `FLOWKIT_EVENT_LOOP=asyncio` if a handler uses a library that requires asyncio's loop, such as nest_asyncio.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ ASYNCIO, UVLOOP = "asyncio", "uvloop"
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A loop of the kind that the environment asks for; uvloop unless it says otherwise, where that is installed.
+    """Return a new event loop of the type that `FLOWKIT_EVENT_LOOP` names; by default uvloop, if installed.
 
-    ConfigError when it asks for one that there is not.
+    Raise ConfigError if the named loop is unknown or not installed.
     """
     if _chosen() == ASYNCIO:
         return asyncio.new_event_loop()
@@ -34,7 +34,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` on a loop of ours."""
+    """Run `main` as `asyncio.run` does, on a loop from `new_event_loop`, and return its result."""
     try:
         runner = asyncio.Runner(loop_factory=new_event_loop)
         runner.get_loop()

@@ -1,4 +1,4 @@
-"""FlowKit inside Temporal workers of your own: `plugins=[FlowKitPlugin(...)]` (docs/plugin.md)."""
+"""A plugin that runs FlowKit in your own Temporal workers: `plugins=[FlowKitPlugin(...)]` (docs/plugin.md)."""
 
 from __future__ import annotations
 
@@ -42,18 +42,19 @@ __all__ = ["FlowKitPlugin"]
 _logger = logging.getLogger("flowkit.plugin")
 
 _PASSED_THROUGH = ("flowkit.errors", "flowkit.limits", "flowkit.models")
-"""What a workflow of the user's may import to run tasks; reloading it in the sandbox costs time for each workflow."""
+"""Modules that a user's workflow imports to run tasks. Reloading them in the sandbox would slow down each workflow."""
 
 
 class FlowKitPlugin(SimplePlugin):
-    """Lets a Temporal worker of yours run tasks, or the attempts of a role, beside its own work.
+    """Makes your own Temporal worker run tasks, or the attempts of a role, in addition to its other work.
 
-    The worker's task queue says which: `config.queue` runs tasks, `<queue>.<role>` runs the role's handler. Give the
-    plugin to `Client.connect`, whose workers inherit it. Without arguments it does what a client or a Replayer needs.
+    Pass the plugin to `Client.connect`; the client's workers inherit it. The task queue of a worker determines what
+    it runs: `config.queue` runs tasks, `<queue>.<role>` runs the role's handler. A client or a Replayer needs the
+    plugin without arguments.
 
-    `db` is a Motor database (or one with its interface), used on the loop that runs the worker. `functions` are
-    coordinator functions by name and add to the built-in ones, `handlers` are handlers by role. The configurations
-    are copied; without `config` `CoordinatorConfig.load()` is used.
+    `db` is a Motor database, or one with the same interface. The plugin uses it on the loop that runs the worker.
+    `functions` maps names to coordinator functions, in addition to the built-in ones. `handlers` maps roles to
+    handlers. The plugin copies both configurations; the default of `config` is `CoordinatorConfig.load()`.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class FlowKitPlugin(SimplePlugin):
         require(settings_problem(worker_config, "worker_config", WorkerConfig))
         require(functions_problem(functions or {}, "functions"))
         self._db = db
-        self._config, self._worker_config = _agreeing(config, worker_config)
+        self._config, self._worker_config = _matching_configs(config, worker_config)
         self._functions: dict[str, Function] = {
             **(default_adapters(db=db) if db is not None else {}),
             **(functions or {}),
@@ -84,25 +85,25 @@ class FlowKitPlugin(SimplePlugin):
         self._components: list[WorkerComponent] = []
 
     def configure_replayer(self, config: temporal.ReplayerConfig) -> temporal.ReplayerConfig:
-        """Replay tasks: their workflow and the data converter."""
+        """Add the Task workflow and the data converter, so that the Replayer can replay tasks."""
         config = super().configure_replayer(config)
         config["workflows"] = with_task(config.get("workflows"))
         return config
 
     def configure_worker(self, config: temporal.WorkerConfig) -> temporal.WorkerConfig:
-        """Add what the worker's queue asks for. ConfigError (a ValueError) says what keeps it from that."""
+        """Add what the worker's task queue requires. Raise ConfigError (a ValueError) if that is not possible."""
         config = super().configure_worker(config)
         given = [plugin for plugin in config.get("plugins") or () if isinstance(plugin, FlowKitPlugin)]
         if given and self not in given:
-            return config  # the worker has a plugin of its own, which knows better than its client's
+            return config  # the worker's own plugin takes precedence over its client's
         role = self._role(config["task_queue"])
         if role == COORDINATOR_FN:
-            return config  # an engine's own worker of functions
+            return config  # an engine's own worker for coordinator functions
         if role is None:
-            self._refuse_to_idle(config, asked_for=self in given)
+            self._check_not_idle(config, asked_for=self in given)
             return config
         if (role or EngineComponent.MARK) in map(activity_name, config.get("activities") or ()):
-            return config  # done before, or an engine or worker of FlowKit itself
+            return config  # already configured, or an engine or worker of FlowKit itself
         self._check(config)
         try:
             component = self._component(role)
@@ -114,14 +115,14 @@ class FlowKitPlugin(SimplePlugin):
     async def run_worker(
         self, worker: temporal.Worker, next: Callable[[temporal.Worker], Awaitable[None]]
     ) -> None:
-        """Start what the worker needs, run it, and stop that again."""
-        component = self._taken(worker)
+        """Start the worker's FlowKit component, run the worker, and stop the component."""
+        component = self._take_component(worker)
         if component is None:
             return await next(worker)
         try:
             await component.start(worker)
         except Exception:
-            await _end_before_it_ran(worker, next)
+            await _run_and_shut_down(worker, next)
             raise
         else:
             await next(worker)
@@ -129,7 +130,7 @@ class FlowKitPlugin(SimplePlugin):
             await component.stop()
 
     def _role(self, queue: str) -> str | None:
-        """Role of a queue, empty for the one that runs tasks; None when the queue is not one of ours."""
+        """Return the role of a queue: an empty string for the engine's queue, None for a queue of another system."""
         if queue == self._config.queue:
             return ""
         prefix = f"{self._config.queue}."
@@ -140,8 +141,11 @@ class FlowKitPlugin(SimplePlugin):
             return RoleComponent(self._db, self._worker_config, role, self._handlers)
         return EngineComponent(self._db, self._config, self._functions)
 
-    def _refuse_to_idle(self, config: temporal.WorkerConfig, *, asked_for: bool) -> None:
-        """A worker that merely shares its client with others is left alone."""
+    def _check_not_idle(self, config: temporal.WorkerConfig, *, asked_for: bool) -> None:
+        """Raise ConfigError for a queue that FlowKit does not use.
+
+        A worker that inherited the plugin from its client and has other work is left unchanged.
+        """
         queue = config["task_queue"]
         if not asked_for and (config.get("activities") or config.get("workflows")):
             _logger.info("the worker of task queue %r runs nothing of FlowKit", queue)
@@ -158,14 +162,17 @@ class FlowKitPlugin(SimplePlugin):
             raise ConfigError(
                 f"FlowKitPlugin has no database for task queue {queue!r}: pass db=, the same to all workers"
             )
-        if not _speaks_pydantic(config["client"].data_converter):
+        if not _uses_pydantic(config["client"].data_converter):
             raise ConfigError(
                 f"the client of the worker on task queue {queue!r} cannot carry FlowKit's records: "
                 "give it the plugin as well, Client.connect(..., plugins=[FlowKitPlugin(...)])"
             )
 
-    def _taken(self, worker: temporal.Worker) -> WorkerComponent | None:
-        """The component of a worker, for whoever asks first: the plugin may be its client's and its own."""
+    def _take_component(self, worker: temporal.Worker) -> WorkerComponent | None:
+        """Return the component of a worker on the first call, and None on later calls.
+
+        A worker can have this plugin twice: from its client and as its own.
+        """
         registered = worker.config(active_config=True).get("activities") or ()
         for component in self._components:
             if component.activities[0] in registered:
@@ -175,7 +182,7 @@ class FlowKitPlugin(SimplePlugin):
 
 
 class RoleComponent(WorkerComponent):
-    """Running the attempts of one role."""
+    """Makes a Temporal worker run the attempts of one role."""
 
     def __init__(self, db: Any, config: WorkerConfig, role: str, handlers: Mapping[str, RoleHandler]) -> None:
         super().__init__([self.attempt(role)])
@@ -183,7 +190,7 @@ class RoleComponent(WorkerComponent):
         self._worker = Worker(db=db, cfg=config, roles=[role], handlers=dict(handlers))
 
     def configured(self, config: temporal.WorkerConfig) -> temporal.WorkerConfig:
-        """As WorkerConfig says, where the worker itself says nothing."""
+        """Return the worker's settings, with WorkerConfig filling in those that the worker leaves out."""
         config = super().configured(throttled(config))
         config["identity"] = self._worker.worker_id = config.get("identity") or self._worker.worker_id
         if at_once := config.get("max_concurrent_activities"):
@@ -193,18 +200,18 @@ class RoleComponent(WorkerComponent):
         return config
 
     async def start(self, worker: temporal.Worker) -> None:
-        """As FlowKit's own worker starts, without its thread."""
+        """Start as FlowKit's own worker does, but without a thread."""
         self.bind([(await self._worker.open()).of(self._role)])
 
     async def stop(self) -> None:
-        """Give it back."""
+        """Stop the worker's background work and release its resources."""
         await self._worker.stop()
 
 
-def _agreeing(
+def _matching_configs(
     config: CoordinatorConfig | None, worker_config: WorkerConfig | None
 ) -> tuple[CoordinatorConfig, WorkerConfig]:
-    """Copies of both configurations, or their defaults, on one queue."""
+    """Return copies of both configurations, or their defaults. Raise ConfigError if their queues differ."""
     queue = config.queue if config is not None else worker_config.queue if worker_config else DEFAULT_QUEUE
     own = copy.deepcopy(config) if config else CoordinatorConfig.load(overrides={"queue": queue})
     workers = copy.deepcopy(worker_config) if worker_config else WorkerConfig(queue=queue)
@@ -217,11 +224,11 @@ def _agreeing(
 
 
 def _with_pydantic(existing: DataConverter | None) -> DataConverter:
-    """The user's data converter (codec, failure converter, …) with a payload converter that knows our records."""
+    """Return the user's data converter (codec, failure converter, …) with a payload converter for FlowKit's records."""
     existing = existing or DataConverter.default
     if existing.payload_converter_class is DefaultPayloadConverter:
         return replace(existing, payload_converter_class=PydanticPayloadConverter)
-    if not _speaks_pydantic(existing):
+    if not _uses_pydantic(existing):
         raise ConfigError(
             f"the payload converter {existing.payload_converter_class.__name__} cannot carry FlowKit's records: "
             "derive it from temporalio.contrib.pydantic.PydanticPayloadConverter"
@@ -229,7 +236,7 @@ def _with_pydantic(existing: DataConverter | None) -> DataConverter:
     return existing
 
 
-def _speaks_pydantic(converter: DataConverter) -> bool:
+def _uses_pydantic(converter: DataConverter) -> bool:
     payloads = converter.payload_converter_class()
     json = payloads.converters.get(b"json/plain") if isinstance(payloads, CompositePayloadConverter) else None
     return isinstance(json, PydanticJSONPlainPayloadConverter)
@@ -242,10 +249,10 @@ def _with_passed_records(runner: temporal.WorkflowRunner | None) -> temporal.Wor
     return replace(runner, restrictions=runner.restrictions.with_passthrough_modules(*_PASSED_THROUGH))
 
 
-async def _end_before_it_ran(
+async def _run_and_shut_down(
     worker: temporal.Worker, next: Callable[[temporal.Worker], Awaitable[None]]
 ) -> None:
-    """Run a worker that is told to end at once: one that never ran keeps `shutdown` and `async with` waiting."""
+    """Run a worker that shuts down at once: `shutdown` and `async with` would wait forever for one that never ran."""
     ending = asyncio.create_task(worker.shutdown())
     await asyncio.sleep(0)
     with suppress(Exception):

@@ -1,6 +1,6 @@
-"""The line by which an engine or a worker reports that it is polling.
+"""The log line with which an engine or a worker reports that it is polling.
 
-The command line writes it to the log and `flowkit.local` looks for it there, so both take it from this module.
+The command line writes this line to the log, and `flowkit.local` searches the log for it.
 """
 
 from __future__ import annotations

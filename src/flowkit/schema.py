@@ -1,7 +1,7 @@
-"""The JSON Schema of a graph, for editors and other tools; made from the constants that validation uses.
+"""The JSON Schema of a graph, for editors and other tools, built from the constants that validation uses.
 
-It accepts every graph whose form validation accepts. Relations between nodes (unknown parents, cycles, counts) and
-sizes are beyond what a schema can say: `flowkit validate` knows them.
+The schema accepts every graph that is structurally valid. It cannot express sizes or relations between nodes
+(unknown parents, cycles, counts); `flowkit validate` checks those.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Schema = dict[str, Any]
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _END = r"(?![\s\S])"
-"""The very end of a text; `$` also matches before a last line break in some languages."""
+"""Matches only at the end of the text. In some languages `$` also matches before a final line break."""
 
 _TEXT: Schema = {"type": "string"}
 _FULL_TEXT: Schema = {"type": "string", "minLength": 1}
@@ -28,7 +28,7 @@ _SECONDS: Schema = {"type": "number", "minimum": 0, "maximum": field_checks._YEA
 
 
 def graph_schema() -> Schema:
-    """The schema of a graph as `create_task` takes it."""
+    """Return the JSON Schema of a graph that `create_task` accepts."""
     pair: Schema = {"type": "array", "items": _TEXT, "minItems": 2, "maxItems": 2}
     return {
         "$schema": _DRAFT,
@@ -46,20 +46,20 @@ def graph_schema() -> Schema:
 
 
 def _or_null(schema: Schema, description: str | None = None) -> Schema:
-    """A key that may also be null, which means the same as leaving it out."""
+    """Return `schema` extended to accept null, which means the same as an absent key."""
     kinds = schema.get("type")
     nullable = {**schema, "type": [kinds, "null"]} if kinds else {"anyOf": [schema, {"type": "null"}]}
     return nullable if description is None else {"description": description, **nullable}
 
 
 def _object(properties: Schema, **more: Any) -> Schema:
-    """An object of exactly these keys, and of keys that begin with `x-`."""
+    """Return the schema of an object that allows only these keys and keys that start with `x-`."""
     own = {"type": "object", "properties": properties, "patternProperties": {"^x-": _ANY}}
     return {**own, "additionalProperties": False, **more}
 
 
 def _keyed(keys: frozenset[str], schemas: dict[str, Schema]) -> Schema:
-    """A schema for each of the keys that validation knows; one without is a mistake here."""
+    """Return the schema of each key that validation allows. Raise KeyError if a key has no schema."""
     return {key: schemas[key] for key in sorted(keys)}
 
 
@@ -109,7 +109,7 @@ def _node_id() -> Schema:
 
 
 def _any_case(pattern: str) -> str:
-    """`pattern` for tools that know no flags: each letter in both cases."""
+    """Return a case-insensitive `pattern` for tools without regex flags: each letter in both cases."""
     return re.sub(r"(?<!\\)[a-z]", lambda letter: f"[{letter[0]}{letter[0].upper()}]", pattern)
 
 
@@ -126,7 +126,7 @@ def _io_keys() -> dict[str, Schema]:
 
 
 def _input_routes() -> list[Schema]:
-    """One way to say where input comes from for each adapter, and one for none."""
+    """Return one schema for each input adapter, and one for a node without an adapter."""
     none = {"properties": {"input_adapter": {"enum": [None, input_adapters.NOOP]}}}
     rechunk = {**_input_args(input_adapters._RECHUNK_CHECKS), "required": ["size"]}
     return [
@@ -160,8 +160,8 @@ _ARGS: dict[str, Schema] = {
 
 def _retry_policy() -> Schema:
     assert field_checks._RETRY_KEYS == field_checks._RETRY_CHECKS.keys()
-    told = {key: allowed for key, (allowed, _) in field_checks._RETRY_CHECKS.items()}
-    return _object({key: _or_null(_RETRY[key], told[key]) for key in sorted(told)})
+    descriptions = {key: allowed for key, (allowed, _) in field_checks._RETRY_CHECKS.items()}
+    return _object({key: _or_null(_RETRY[key], descriptions[key]) for key in sorted(descriptions)})
 
 
 _RETRY: dict[str, Schema] = {

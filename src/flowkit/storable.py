@@ -1,6 +1,6 @@
-"""Whether MongoDB can store a document of JSON types. Pure: needs neither a driver nor a server.
+"""Checks whether MongoDB can store a document of JSON types, without a driver or a server.
 
-A task is checked with it before its workflow starts: once it runs, it is too late to refuse it.
+FlowKit checks a task before its workflow starts, because it cannot reject a task that is already running.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 SMALLEST_INT, LARGEST_INT = -(2**63), 2**63 - 1
-"""Of MongoDB's integers."""
+"""The range of MongoDB's 64-bit integers."""
 
 _SMALLEST_INT32, _LARGEST_INT32 = -(2**31), 2**31 - 1
-_ENOUGH = 11
-"""Problems after which no more are kept: an error shows ten."""
+_MAX_PROBLEMS = 11
+"""Maximum number of problems to collect; an error shows ten of them."""
 
 Steps = Any
-"""Where a value is: `(steps of what holds it, its key or index)`, or None for the document itself."""
+"""The position of a value: `(steps of its container, its key or index)`, or None for the document itself."""
 
 
 def storage_problems(document: Mapping[str, Any]) -> list[str]:
-    """What keeps MongoDB from storing `document`: sentences that name place, problem and remedy, eleven at most."""
+    """Return the reasons why MongoDB cannot store `document`, at most eleven. Each names place, problem and remedy."""
     search = _Search()
     size = search.members(document, None, 1)
     problems = [f"{_place(document, steps)} {problem}" for steps, problem in search.found]
@@ -38,13 +38,13 @@ def storage_problems(document: Mapping[str, Any]) -> list[str]:
 
 
 class _Search:
-    """Adds up the size of a document as BSON, and collects what cannot be stored on the way."""
+    """Computes the BSON size of a document and collects the values that MongoDB cannot store."""
 
     def __init__(self) -> None:
         self.found: list[tuple[Steps, str]] = []
 
     def members(self, held: Mapping[Any, Any], steps: Steps, level: int) -> int:
-        """Size of an object, which is on this level of nesting."""
+        """Return the BSON size, in bytes, of an object at this nesting level."""
         if level > DOCUMENT_LEVELS:
             return self._add(steps, _TOO_DEEP)
         size = 5
@@ -54,7 +54,7 @@ class _Search:
         return size
 
     def _elements(self, held: Sequence[Any], steps: Steps, level: int) -> int:
-        """Size of a list, which is stored as an object with the indexes as keys."""
+        """Return the BSON size, in bytes, of a list. BSON stores it as an object whose keys are the indexes."""
         if level > DOCUMENT_LEVELS:
             return self._add(steps, _TOO_DEEP)
         values = (self._value(value, (steps, index), level + 1) for index, value in enumerate(held))
@@ -104,7 +104,7 @@ class _Search:
         return self._text(key, steps)
 
     def _add(self, steps: Steps, problem: str) -> int:
-        if len(self.found) < _ENOUGH:
+        if len(self.found) < _MAX_PROBLEMS:
             self.found.append((steps, problem))
         return 0
 
@@ -116,7 +116,7 @@ _TOO_DEEP = (
 
 
 def _place(document: Any, steps: Steps) -> str:
-    """Path to a value, with the id of the node that it belongs to."""
+    """Return the path to a value, preceded by the id of the node that contains it, if any."""
     keys: list[Any] = []
     while steps is not None:
         steps, key = steps
@@ -131,7 +131,7 @@ def _place(document: Any, steps: Steps) -> str:
 
 
 def _digits(value: int) -> str:
-    """An integer as errors show it; one of thousands of digits Python does not even print."""
+    """Return an integer as errors show it. Python refuses to print integers of several thousand digits."""
     return str(value) if value.bit_length() <= 128 else f"an integer of {value.bit_length():,} bits"
 
 

@@ -1,4 +1,4 @@
-"""Text that UTF-8 can carry. Pure.
+"""Functions that make text safe to encode as UTF-8.
 
 Handlers, drivers and file names may contain lone surrogates; gRPC, JSON and BSON refuse to encode them.
 """
@@ -14,7 +14,7 @@ def clean(text: str) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the type and the message of an exception, also when its `__str__` fails."""
+    """Return the type and the message of an exception, even if its `__str__` raises."""
     message = "its message cannot be read"
     with suppress(Exception):
         message = str(error)

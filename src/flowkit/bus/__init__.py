@@ -1,1 +1,1 @@
-"""Home of a name of the earlier system."""
+"""Kept for compatibility; contains only a removed class."""

@@ -1,4 +1,4 @@
-"""The documented home of KafkaBus, which engines do not use any more."""
+"""Import path of KafkaBus, which was removed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flowkit.errors import FlowKitError
 
 
 class KafkaBus:
-    """Carried the messages of the earlier coordinator. It cannot be made."""
+    """Removed. In earlier releases, it carried the coordinator's messages. Creating one raises FlowKitError."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise FlowKitError(

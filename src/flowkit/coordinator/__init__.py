@@ -1,4 +1,4 @@
-"""The documented home of the Coordinator."""
+"""Public import path of Coordinator."""
 
 from flowkit.config import CoordinatorConfig
 from flowkit.coordinator.runner import Coordinator

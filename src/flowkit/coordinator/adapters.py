@@ -1,4 +1,4 @@
-"""The built-in coordinator functions, under their documented path (spec: CoordinatorAdapters)."""
+"""Public import path of the built-in coordinator functions (spec: CoordinatorAdapters)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Coordinator: an engine and a client in one object, under the documented names (spec: Coordinator)."""
+"""The Coordinator, which combines an engine and a client in one object (spec: Coordinator)."""
 
 from __future__ import annotations
 
@@ -74,14 +74,18 @@ T = TypeVar("T")
 
 
 class Coordinator:
-    """Runs tasks between `start` and `stop`; any number may run side by side.
+    """Runs tasks between `start` and `stop`. Any number of coordinators can run in parallel.
 
-    `db` is a Motor database (or one with its interface). `cfg` is copied; without it `CoordinatorConfig.load()` is
-    used. `adapters` maps names of coordinator functions to `async def fn(task_id, **fn_args)` and adds to the built-in
-    ones; an entry made later, `coordinator.adapters[name] = fn`, serves from then on. `clock` gives the times that
-    functions write, `sensitive_detector` judges which variables look like secrets. Temporal's worker has a thread of its
-    own, so that code of yours may block this loop; `own_thread=False` is quicker where nothing does. `client` is a Temporal client
-    with `pydantic_data_converter`; without it `TEMPORAL_*` says where to connect.
+    `db` is a Motor database, or one with the same interface. The coordinator copies `cfg`; the default is
+    `CoordinatorConfig.load()`. `client` is a Temporal client with `pydantic_data_converter`; without it, the
+    coordinator connects as `TEMPORAL_*` specifies.
+
+    `adapters` maps names to coordinator functions, `async def fn(task_id, **fn_args)`, in addition to the built-in
+    ones. To add a function later, set `coordinator.adapters[name] = fn`. `clock` provides the times that functions
+    write. `sensitive_detector` decides which variables look like secrets.
+
+    Temporal's worker runs on a separate thread, so your code may block this event loop. `own_thread=False` is faster
+    if nothing blocks the loop.
     """
 
     def __init__(
@@ -119,7 +123,7 @@ class Coordinator:
 
     @property
     def bus(self) -> Any:
-        """Not there any more: raises `Removed`, so `hasattr` is False."""
+        """Removed. Raise `Removed`, an AttributeError, so that `hasattr` returns False."""
         raise Removed(
             "Coordinator.bus is gone: engine and workers communicate through Temporal. Leave it out; to exchange Kafka "
             "messages with external workers, use the models in flowkit.protocol.messages and a Kafka client"
@@ -127,7 +131,7 @@ class Coordinator:
 
     @property
     def outbox(self) -> Any:
-        """Not there any more: raises `Removed`, so `hasattr` is False."""
+        """Removed. Raise `Removed`, an AttributeError, so that `hasattr` returns False."""
         raise Removed(
             "Coordinator.outbox is gone: the dispatch of an attempt is a durable step of its Temporal workflow, which "
             "repeats it until it is done. Leave it out; nothing replaces it"
@@ -135,11 +139,11 @@ class Coordinator:
 
     @property
     def _running(self) -> bool:
-        """Read by the documented health check: whether tasks are run here now."""
+        """Whether this coordinator is running tasks. The documented health check reads it."""
         return self._thread is not None and self._thread.alive
 
     def health(self) -> Health:
-        """Whether tasks are run here now, what has ended that, and how the sweep does. Asks no server."""
+        """Return whether the engine is running, the error that ended it, and the sweep's health. Contacts no server."""
         error = self._thread.error if self._thread is not None else None
         return Health(
             running=self._running,
@@ -148,7 +152,7 @@ class Coordinator:
         )
 
     async def start(self) -> None:
-        """Connect, create the indexes, and run tasks. Raises what keeps it from that; then nothing runs."""
+        """Connect, create the indexes and start running tasks. If an error is raised, nothing is left running."""
         if self._running:
             return
         if self._thread is not None:
@@ -189,7 +193,7 @@ class Coordinator:
         self._sweeping = asyncio.create_task(self._sweep.run())
 
     async def stop(self) -> None:
-        """Stop running tasks; they go on where they are when an engine starts again."""
+        """Stop running tasks. They continue where they stopped once an engine is running again."""
         thread, self._thread = self._thread, None
         if self._sweeping is not None:
             self._sweeping.cancel()
@@ -199,66 +203,69 @@ class Coordinator:
             await thread.stop()
 
     async def restart(self) -> None:
-        """`stop`, then `start`."""
+        """Stop and start again."""
         await self.stop()
         await self.start()
 
     async def wait_stopped(self) -> None:
-        """Wait until the engine ends by itself; raises what ended it."""
+        """Wait until the engine ends on its own, and raise the error that ended it, if any."""
         if self._thread is not None:
             await asyncio.shield(self._thread.failed)
 
     async def create_task(
         self, *, params: dict[str, Any], graph: dict[str, Any], task_id: str | None = None
     ) -> str:
-        """Start a task and return its id. GraphError (a ValueError) names what is wrong with graph, params or id.
+        """Start a task and return its id. Raise GraphError (a ValueError) if graph, params or id is invalid.
 
-        Coordinator functions are looked up here only while this coordinator runs tasks itself; the engine that opens
-        the task looks them up in any case.
+        This method checks the names of coordinator functions only while this coordinator is running. The engine that
+        opens the task always checks them.
         """
         client = await self._task_client()
         functions = self.adapters.keys() if self._running else None
         return await client.create_task(params=params, graph=graph, task_id=task_id, functions=functions)
 
     async def cancel_task(self, task_id: str, *, reason: str = DEFAULT_CANCEL_REASON) -> bool:
-        """Ask a task to stop, without waiting for it. False when it has ended, or when there is no such task.
+        """Request that a task stop, without waiting for it. Return False if it has ended or does not exist.
 
-        `reason` is kept in the task's document; longer ones are cut to 1,000 characters.
+        FlowKit stores `reason` in the task document and cuts it to 1,000 characters.
         """
         require(task_id_problem(task_id))
         why = cancel_reason(reason)
         return await (await self._task_client()).cancel_task(task_id, reason=why)
 
     async def cascade_cancel(self, task_id: str, reason: str = DEFAULT_CANCEL_REASON) -> bool:
-        """`cancel_task` under its other documented name."""
+        """Alias of `cancel_task`."""
         return await self.cancel_task(task_id, reason=reason)
 
     def result(self, task_id: str, timeout: float | None = None) -> Coroutine[Any, Any, TaskResult]:
-        """Wait for a task's end, `timeout` seconds at most, and return its result.
+        """Wait up to `timeout` seconds for a task to end, and return its result.
 
-        TaskFailed and TaskCancelled say how else it ended, UnknownTask that there is none, TaskStillOpen (a
-        TimeoutError) that it goes on; all are of `flowkit.client`. It does not matter who started the task.
+        Raise TaskFailed or TaskCancelled if the task ended that way, UnknownTask if it does not exist, and
+        TaskStillOpen (a TimeoutError) if it is still running. Import these errors from `flowkit.client`. Any client
+        may have started the task.
         """
         return self._ask_about(task_id, timeout, lambda client: client.result(task_id, timeout))
 
     def wait(self, task_id: str, timeout: float | None = None) -> Coroutine[Any, Any, TaskStatus]:
-        """Wait for a task's end, `timeout` seconds at most, and return how it ended, well or not.
+        """Wait up to `timeout` seconds for a task to end, and return its final status.
 
-        UnknownTask when there is none, TaskStillOpen (a TimeoutError) when it goes on.
+        A failed or cancelled task raises no error. Raise UnknownTask if the task does not exist, and
+        TaskStillOpen (a TimeoutError) if it is still running.
         """
         return self._ask_about(task_id, timeout, lambda client: client.wait(task_id, timeout))
 
     async def list_tasks(self, status: str | None = None, limit: int = 50) -> list[TaskSummary]:
-        """The newest tasks first, of one status or of all, as their documents tell. Needs no Temporal.
+        """Return up to `limit` tasks from MongoDB, newest first: those with `status`, or all if it is None.
 
-        ConfigError for an unknown status or a limit that is not 1 to 10,000, StoreUnavailable when MongoDB does not answer.
+        Raise ConfigError for an unknown status or a limit outside 1 to 10,000, and StoreUnavailable if MongoDB does
+        not respond. Does not need Temporal.
         """
         return await TaskCatalog(self.db).list_tasks(status, limit)
 
     async def vars(self, task_id: str) -> dict[str, Any]:
-        """A task's variables, `{}` while it has none. Needs no Temporal.
+        """Return the variables of a task, or `{}` if it has none. Does not need Temporal.
 
-        AdapterError for an unknown task, StoreUnavailable when MongoDB does not answer.
+        Raise AdapterError for an unknown task, and StoreUnavailable if MongoDB does not respond.
         """
         return await Variables(self._tasks).read(task_id)
 
@@ -269,7 +276,7 @@ class Coordinator:
         return await question(await self._task_client())
 
     async def _task_client(self) -> TaskClient:
-        """Tasks can be created and cancelled before `start` and after `stop` as well."""
+        """Return the task client. Connect first if necessary: it works before `start` and after `stop`, too."""
         if self._client is None:
             await self._connect()
         assert self._client is not None

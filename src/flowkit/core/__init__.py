@@ -1,1 +1,1 @@
-"""What every part may use: logging, time, JSON and hashes, settings."""
+"""Shared utilities: logging, clocks, JSON, hashes and settings."""

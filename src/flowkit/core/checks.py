@@ -1,4 +1,4 @@
-"""Rules for the values of settings. A rule answers what is wrong with a value: where, what stands there, what must."""
+"""Rules for the values of settings. A rule yields a problem as: where it is, the value there, and what is allowed."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 YEAR_SEC = 365 * 24 * 3600
 SHORTEST_SEC = 0.001
-"""Less is no millisecond, in which waits are counted."""
+"""One millisecond, the resolution of waiting times."""
 
 MOST_SLOTS = 10_000
 
 _SHOWN_CHARS = 80
-_PLACES = re.compile(r"([^\s:,/\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
+_BROKER = re.compile(r"([^\s:,/\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _A_ROLE = "a role: a letter or digit, then at most 99 of letters, digits and . _ -"
 
 
 def check(owner: str, values: Mapping[str, Any], rules: Mapping[str, Rule], place: str = "") -> None:
-    """ConfigError for the first value that breaks its rule; `place` says where the values stand."""
+    """Raise ConfigError for the first value that violates its rule. `place` names the source of the values."""
     for name, value in values.items():
         for where, found, wanted in rules[name](value) if name in rules else ():
             shown = repr(found)
@@ -39,13 +39,13 @@ def check(owner: str, values: Mapping[str, Any], rules: Mapping[str, Rule], plac
 
 
 def did_you_mean(name: object, known: Collection[str]) -> str:
-    """A guess at what was meant, or nothing."""
+    """Return a suggestion for a misspelled name, or an empty string."""
     close = difflib.get_close_matches(str(name), sorted(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def seconds(least: float = SHORTEST_SEC) -> Rule:
-    """A time in seconds, perhaps a fraction; at most a year."""
+    """Return a rule for a time in seconds, possibly a fraction, of at most one year."""
     return _one(
         lambda value: _is_number(value) and least <= value <= YEAR_SEC,
         f"a number of seconds between {least:g} and {YEAR_SEC}",
@@ -53,28 +53,28 @@ def seconds(least: float = SHORTEST_SEC) -> Rule:
 
 
 def whole(least: int, most: int | None = None) -> Rule:
-    """A whole number."""
+    """Return a rule for an integer within the bounds; None means no upper bound."""
     bound = f"of at least {least}" if most is None else f"between {least} and {most}"
     return _one(lambda value: _is_whole(value, least, most), f"a whole number {bound}")
 
 
 def milliseconds(least: int) -> Rule:
-    """A time in whole milliseconds; at most a year."""
+    """Return a rule for a time in whole milliseconds, of at most one year."""
     return whole(least, YEAR_SEC * 1000)
 
 
 def above_zero(unit: str) -> Rule:
-    """A number, perhaps a fraction."""
+    """Return a rule for a number above 0, possibly a fraction."""
     return _one(lambda value: _is_number(value) and value > 0, f"a number of {unit} above 0")
 
 
 def switch() -> Rule:
-    """True or false and nothing that is like it."""
+    """Return a rule for a bool; 0 and 1 are not accepted."""
     return _one(lambda value: isinstance(value, bool), "true or false")
 
 
 def one_of(*words: str) -> Rule:
-    """One of these words."""
+    """Return a rule for a value that must be one of `words`."""
 
     def rule(value: Any) -> Iterator[Problem]:
         if not isinstance(value, str) or value not in words:
@@ -84,12 +84,12 @@ def one_of(*words: str) -> Rule:
 
 
 def text() -> Rule:
-    """A name: of a queue, a worker, a version."""
+    """Return a rule for the name of a queue, a worker or a version."""
     return _one(_is_name, f"a text of 1 to {ID_CHARS} printable characters without blanks at its ends")
 
 
 def optional(rule: Rule) -> Rule:
-    """None, or what `rule` allows."""
+    """Return a rule that allows None and every value that `rule` allows."""
 
     def either(value: Any) -> Iterator[Problem]:
         if value is not None:
@@ -100,7 +100,7 @@ def optional(rule: Rule) -> Rule:
 
 
 def roles(least: int = 0) -> Rule:
-    """A list of roles, none of them twice."""
+    """Return a rule for a list of roles without duplicates."""
 
     def rule(value: Any) -> Iterator[Problem]:
         if not isinstance(value, (list, tuple)) or len(value) < least:
@@ -120,7 +120,7 @@ def roles(least: int = 0) -> Rule:
 
 
 def per_role() -> Rule:
-    """One count for all roles, or a mapping of role to count."""
+    """Return a rule for one count for all roles, or a mapping of role to count."""
     number = f"a whole number between 1 and {MOST_SLOTS}"
 
     def rule(value: Any) -> Iterator[Problem]:
@@ -138,20 +138,20 @@ def per_role() -> Rule:
 
 
 def brokers() -> Rule:
-    """Kafka's brokers."""
+    """Return a rule for a comma-separated list of Kafka brokers."""
     return _one(
-        lambda value: isinstance(value, str) and all(_PLACES.fullmatch(p.strip()) for p in value.split(",")),
+        lambda value: isinstance(value, str) and all(_BROKER.fullmatch(p.strip()) for p in value.split(",")),
         "brokers as host:port, with commas between them",
     )
 
 
 def topic() -> Rule:
-    """A Kafka topic."""
+    """Return a rule for the name of a Kafka topic."""
     return _one(_is_topic, "a Kafka topic: at most 249 of letters, digits and . _ -")
 
 
 def topic_format() -> Rule:
-    """A Kafka topic with a place for the role."""
+    """Return a rule for a Kafka topic with the placeholder `{type}` for the role."""
     return _one(_is_topic_format, "a Kafka topic with {type} where the role belongs, like 'cmd.{type}.v1'")
 
 

@@ -1,4 +1,4 @@
-"""The documented home of the settings; they are defined in `flowkit.config`."""
+"""Public import path of the settings, which `flowkit.config` defines."""
 
 from flowkit.config import CoordinatorConfig, WorkerConfig
 

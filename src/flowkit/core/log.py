@@ -1,7 +1,7 @@
-"""Structured logging over the standard library: fields become attributes of the record (docs/logging.md).
+"""Structured logging on top of the standard library: fields become attributes of the log record (docs/logging.md).
 
-Silent until the application, or `enable_stdout_logging`, asks for output: importing this module gives the logger
-`flowkit` a handler that writes nothing, and the level DEBUG unless it already has one.
+FlowKit writes no logs until the application configures logging or calls `enable_stdout_logging`. Importing this module
+adds a NullHandler to the logger `flowkit`, and sets its level to DEBUG unless it already has one.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ __all__ = [
 ROOT = "flowkit"
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
-_TAKEN = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime"])
-"""Attributes that a record has anyway."""
+_STANDARD_ATTRIBUTES = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime"])
+"""Attributes that every log record has."""
 
-_CALLER = 3
-"""Frames between the standard logger's call and whoever logs."""
+_CALLER_FRAMES = 3
+"""Stack frames between the call of the standard logger and the caller of FieldLogger."""
 
-_REMEMBERED = 1_000
-"""Keys of `warn_once`; of more, the oldest are forgotten."""
+_MAX_WARNED_KEYS = 1_000
+"""Maximum number of keys that `warn_once` remembers; it forgets the oldest ones first."""
 
 _bound: ContextVar[Mapping[str, Any]] = ContextVar("flowkit_log_context", default=MappingProxyType({}))
 _warned: dict[str, None] = {}
 
 
 class FieldLogger:
-    """A logger whose methods take any keywords; those and the bound context become attributes of the record.
+    """A logger whose methods accept any keywords. Keywords and bound context become attributes of the log record.
 
-    `exc_info` and `stack_info` mean what they mean in the standard library; an attribute that every record has anyway
-    (`name`, `args`, `message`, …) is stored with `field_` before its name.
+    `exc_info` and `stack_info` work as in the standard library. A keyword that is also a standard attribute of log
+    records (`name`, `args`, `message`, …) gets the prefix `field_`.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -62,11 +62,11 @@ class FieldLogger:
 
     @property
     def name(self) -> str:
-        """Full name of the standard logger behind it."""
+        """Full name of the underlying standard logger."""
         return self.logger.name
 
     def isEnabledFor(self, level: int, /) -> bool:
-        """Whether a record of this level would be made."""
+        """Return whether the logger processes records of this level."""
         return self.logger.isEnabledFor(level)
 
     def debug(self, text: str, /, *args: Any, **fields: Any) -> None:
@@ -86,7 +86,7 @@ class FieldLogger:
         self._emit(logging.ERROR, text, args, fields)
 
     def exception(self, text: str, /, *args: Any, **fields: Any) -> None:
-        """Log the exception that is being handled, at level ERROR."""
+        """Log the exception that is currently handled, at level ERROR."""
         self._emit(logging.ERROR, text, args, {"exc_info": True, **fields})
 
     def critical(self, text: str, /, *args: Any, **fields: Any) -> None:
@@ -101,7 +101,7 @@ class FieldLogger:
         if not self.logger.isEnabledFor(level):
             return
         exc_info, stack_info = fields.pop("exc_info", None), fields.pop("stack_info", False)
-        depth = fields.pop("stacklevel", 1) - 1 + _CALLER
+        depth = fields.pop("stacklevel", 1) - 1 + _CALLER_FRAMES
         extra = {**(fields.pop("extra", None) or {}), **fields}
         self.logger.log(
             level,
@@ -115,23 +115,25 @@ class FieldLogger:
 
 
 def _attributes(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"field_{name}" if name in _TAKEN else name: value for name, value in fields.items()}
+    return {
+        f"field_{name}" if name in _STANDARD_ATTRIBUTES else name: value for name, value in fields.items()
+    }
 
 
 def get_logger(name: str = "") -> FieldLogger:
-    """The logger `flowkit.<name>`; a name that begins with `flowkit` is taken as it is."""
+    """Return the logger `flowkit.<name>`. The names `flowkit` and `flowkit.…` are used unchanged."""
     own = not name or name == ROOT or name.startswith(f"{ROOT}.")
     return FieldLogger(logging.getLogger((name or ROOT) if own else f"{ROOT}.{name}"))
 
 
 def bind_context(**fields: Any) -> None:
-    """Give these fields to every later record of this context: of this asyncio task and those it creates."""
+    """Add these fields to all later records of the current asyncio task and of the tasks it creates."""
     _bound.set(MappingProxyType({**_bound.get(), **fields}))
 
 
 @contextmanager
 def log_context(**fields: Any) -> Iterator[None]:
-    """Give these fields to every record made within the block."""
+    """Add these fields to all records logged within the `with` block."""
     before = _bound.get()
     bind_context(**fields)
     try:
@@ -149,9 +151,10 @@ def swallow(
     expected: bool = False,
     **fields: Any,
 ) -> AbstractContextManager[None, bool]:
-    """Log an exception of the `with` block under the event `code`, and go on behind the block.
+    """Log an exception raised in the `with` block with the event `code`, and continue after the block.
 
-    An `expected` one is logged without its traceback. What is not an Exception (a cancel, an interrupt) passes.
+    An `expected` exception is logged without its traceback. A BaseException that is not an Exception, such as a
+    cancellation or a keyboard interrupt, is not caught.
     """
     return _Swallowing(logger or get_logger(), level, msg, expected, {"event": code, **fields})
 
@@ -183,29 +186,29 @@ def warn_once(
     level: int = logging.WARNING,
     **fields: Any,
 ) -> bool:
-    """Log `text` (else `key`) unless this process already has logged this `key`; answers whether it did."""
+    """Log `text`, or `key` if it is empty, once per process and `key`. Return whether this call logged it."""
     if key in _warned:
         return False
     _warned[key] = None
-    while len(_warned) > _REMEMBERED:
+    while len(_warned) > _MAX_WARNED_KEYS:
         del _warned[next(iter(_warned))]
     (logger or get_logger()).log(level, text or key, stacklevel=2, **{"event": key, **fields})
     return True
 
 
 def set_level(level: int | str) -> None:
-    """Least level of all records of FlowKit, whoever writes them."""
+    """Set the minimum level of log records for all of FlowKit's loggers."""
     logging.getLogger(ROOT).setLevel(_level(level, "the level"))
 
 
 def enable_stdout_logging(
     level: int | str | None = None, *, pretty: bool = False, stack: bool = False
 ) -> None:
-    """Write records to stdout: a JSON object a line, or with `pretty` text for people; `stack` adds tracebacks.
+    """Write records to stdout: one JSON object per line or, with `pretty`, readable text. `stack` adds tracebacks.
 
-    `level` holds for stdout alone. A second call replaces what the first has set.
+    `level` applies to stdout only. Another call replaces the previous configuration.
     """
-    handler = StdoutHandler(Layout(bound=_bound.get, taken=_TAKEN, pretty=pretty, stack=stack))
+    handler = StdoutHandler(Layout(bound=_bound.get, taken=_STANDARD_ATTRIBUTES, pretty=pretty, stack=stack))
     handler.setLevel(logging.NOTSET if level is None else _level(level, "the level"))
     disable_stdout_logging()
     logging.getLogger(ROOT).addHandler(handler)
@@ -220,9 +223,9 @@ def disable_stdout_logging() -> None:
 
 
 def configure_from_env() -> None:
-    """Obey `FLOWKIT_LOG_STDOUT`, `FLOWKIT_LOG_LEVEL`, `FLOWKIT_LOG_PRETTY`, `FLOWKIT_LOG_STACK`.
+    """Apply `FLOWKIT_LOG_STDOUT`, `FLOWKIT_LOG_LEVEL`, `FLOWKIT_LOG_PRETTY` and `FLOWKIT_LOG_STACK`.
 
-    What is not set changes nothing. ConfigError names a variable whose value means nothing.
+    A variable that is not set has no effect. Raise ConfigError, which names the variable, for an invalid value.
     """
     level = os.environ.get("FLOWKIT_LOG_LEVEL") or None
     stdout = _switch("FLOWKIT_LOG_STDOUT", os.environ.get("FLOWKIT_LOG_STDOUT"))
@@ -259,7 +262,7 @@ def _level(level: int | str, name: str) -> int:
     return level
 
 
-def _be_silent() -> None:
+def _set_library_defaults() -> None:
     root = logging.getLogger(ROOT)
     if not any(isinstance(handler, logging.NullHandler) for handler in root.handlers):
         root.addHandler(logging.NullHandler())
@@ -267,4 +270,4 @@ def _be_silent() -> None:
         root.setLevel(logging.DEBUG)
 
 
-_be_silent()
+_set_library_defaults()

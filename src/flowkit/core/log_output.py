@@ -1,4 +1,4 @@
-"""How records look on stdout: one JSON object a line, or text for people."""
+"""The output of log records on stdout: one JSON object per line, or readable text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class StdoutHandler(logging.StreamHandler[Any]):
-    """Writes to whatever `sys.stdout` is at the time."""
+    """Writes to the current `sys.stdout`, even if it has been replaced."""
 
     def __init__(self, layout: Layout) -> None:
         super().__init__(sys.stdout)
@@ -26,7 +26,7 @@ class StdoutHandler(logging.StreamHandler[Any]):
 
 
 class Layout(logging.Formatter):
-    """A record with its fields and those bound to the context."""
+    """Formats a record with its own fields and those bound to the context."""
 
     def __init__(
         self, *, bound: Callable[[], Mapping[str, Any]], taken: Collection[str], pretty: bool, stack: bool
@@ -38,7 +38,7 @@ class Layout(logging.Formatter):
         self._stack = stack
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as it is written."""
+        """Return the text of a record."""
         fields = {**self._bound(), **self._own(record)}
         return _text(record, fields) if self._pretty else _json(record, fields)
 
@@ -53,7 +53,7 @@ class Layout(logging.Formatter):
 
 
 def _json(record: logging.LogRecord, fields: Mapping[str, Any]) -> str:
-    """One line, plain ASCII, valid JSON whatever the values are."""
+    """Return the record as one line of ASCII that is valid JSON for any values."""
     at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
     head = {"ts": at, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
     whole = {**head, **{f"field_{name}" if name in head else name: value for name, value in fields.items()}}
@@ -78,7 +78,7 @@ def _text(record: logging.LogRecord, fields: Mapping[str, Any]) -> str:
 
 
 def _json_value(value: Any) -> str:
-    """A value without line breaks and control characters."""
+    """Return a value as JSON, without line breaks and control characters."""
     try:
         return json.dumps(value, default=str, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):

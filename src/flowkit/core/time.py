@@ -1,4 +1,4 @@
-"""Clocks: what reads the time or waits takes one, so that a test can set it."""
+"""Clocks. Code that reads the time or waits takes a clock, so that tests can control it."""
 
 from __future__ import annotations
 
@@ -12,66 +12,66 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @runtime_checkable
 class Clock(Protocol):
-    """Where a process takes its time from."""
+    """Provides the time and waiting."""
 
     def now_dt(self) -> datetime:
-        """The time of day, in UTC and aware of it."""
+        """Return the current time as an aware datetime in UTC."""
 
     def now_ms(self) -> int:
-        """The same in milliseconds since the epoch."""
+        """Return the current time in milliseconds since the Unix epoch."""
 
     def mono_ms(self) -> int:
-        """Milliseconds of a clock that is never set back; good for differences only."""
+        """Return the time of a monotonic clock in milliseconds, for measuring differences only."""
 
     async def sleep_ms(self, ms: float) -> None:
-        """Wait; others run meanwhile."""
+        """Wait for `ms` milliseconds without blocking the event loop."""
 
 
 class SystemClock:
-    """The machine's time."""
+    """The clock of the operating system."""
 
     def now_dt(self) -> datetime:
-        """The time of day, in UTC and aware of it."""
+        """Return the current time as an aware datetime in UTC."""
         return datetime.now(UTC)
 
     def now_ms(self) -> int:
-        """The same in milliseconds since the epoch."""
+        """Return the current time in milliseconds since the Unix epoch."""
         return time.time_ns() // 1_000_000
 
     def mono_ms(self) -> int:
-        """Milliseconds of a clock that is never set back."""
+        """Return the time of the monotonic clock in milliseconds."""
         return time.monotonic_ns() // 1_000_000
 
     async def sleep_ms(self, ms: float) -> None:
-        """Wait."""
+        """Wait for `ms` milliseconds; a negative number does not wait."""
         await asyncio.sleep(max(0.0, ms) / 1000)
 
 
 class ManualClock:
-    """A clock that stands still until somebody sleeps on it or sets it forward; sleeping takes no real time."""
+    """A clock for tests. Its time changes only through `advance_ms` and `sleep_ms`, which take no real time."""
 
     def __init__(self, start_ms: int = 0) -> None:
         self._ms: float = start_ms
         self._slept: float = 0
 
     def now_dt(self) -> datetime:
-        """The time of day, in UTC and aware of it."""
+        """Return the current time as an aware datetime in UTC."""
         return _EPOCH + timedelta(milliseconds=self.now_ms())
 
     def now_ms(self) -> int:
-        """The same in milliseconds since the epoch."""
+        """Return the current time in milliseconds since the Unix epoch."""
         return int(self._ms)
 
     def mono_ms(self) -> int:
-        """Milliseconds since the clock was made."""
+        """Return the milliseconds by which the clock has advanced since its creation."""
         return int(self._slept)
 
     def advance_ms(self, ms: float) -> None:
-        """Set the clock forward; a negative number changes nothing."""
+        """Advance the clock by `ms` milliseconds; a negative number has no effect."""
         self._ms += max(0, ms)
         self._slept += max(0, ms)
 
     async def sleep_ms(self, ms: float) -> None:
-        """Set the clock forward at once, and let others run."""
+        """Advance the clock at once, and let other asyncio tasks run."""
         self.advance_ms(ms)
         await asyncio.sleep(0)

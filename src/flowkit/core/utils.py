@@ -1,4 +1,4 @@
-"""JSON as it travels, hashes of it, and a little chance."""
+"""JSON encoding, stable hashes and jitter."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ __all__ = ["dumps", "jitter_ms", "loads", "stable_hash"]
 
 
 def dumps(value: Any) -> bytes:
-    """`value` as compact UTF-8 JSON, in the order it has (protocol: JSON encoding).
+    """Return `value` as compact UTF-8 JSON, with keys in their given order (protocol: JSON encoding).
 
-    Times become ISO text, NaN and infinities null, keys text. PydanticSerializationError (a ValueError) on the rest.
+    Dates become ISO 8601 text, NaN and infinities become null, and keys become text. Raise PydanticSerializationError
+    (a ValueError) for other values that JSON cannot represent.
     """
     return to_json(value, inf_nan_mode="null")
 
 
 def loads(text: bytes | bytearray | str) -> Any:
-    """What JSON text means. ValueError when it is none."""
+    """Return the value of a JSON text. Raise ValueError for invalid JSON."""
     return json.loads(text)
 
 
 def jitter_ms(ms: float, part: float = 0.2) -> int:
-    """`ms`, more or less by chance by at most this part of it; never below 0."""
+    """Return `ms` changed randomly by at most the fraction `part`, rounded and never below 0."""
     return max(0, round(ms * random.uniform(1 - part, 1 + part)))

@@ -1,1 +1,1 @@
-"""The engine: Temporal workers that run tasks, and the sweep that closes documents of lost tasks."""
+"""The engine: Temporal workers that run tasks, and the sweep that closes the documents of lost tasks."""

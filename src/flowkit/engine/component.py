@@ -1,4 +1,4 @@
-"""What a Temporal worker of somebody else's does for FlowKit; the plugin gives it to the worker."""
+"""The components that FlowKitPlugin adds to a user's own Temporal workers."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _logger = logging.getLogger("flowkit.engine.worker")
 
 
 class WorkerComponent:
-    """What a Temporal worker of somebody else's does for FlowKit.
+    """The FlowKit part of a user's own Temporal worker.
 
-    Its activities are registered when the worker is made, and do their work once `made` has been called: the loop,
-    the deployment and the registered search attributes are not known before the worker runs.
+    The worker registers the component's activities when it is created. The activities work only after `bind`: the
+    event loop, the deployment and the registered search attributes are unknown until the worker runs.
     """
 
     def __init__(self, activities: Sequence[Callable[..., Any]]) -> None:
@@ -53,22 +53,22 @@ class WorkerComponent:
         self._bound: dict[str | None, Callable[..., Any]] = {}
 
     def configured(self, config: WorkerConfig) -> WorkerConfig:
-        """The worker's settings with ours beside."""
+        """Return the worker's settings with this component's activities added."""
         config["activities"] = [*(config.get("activities") or ()), *self.activities]
         return config
 
     async def start(self, worker: Worker) -> None:
-        """Make what the activities need, on the loop that runs the worker."""
+        """Create what the activities need, on the loop that runs the worker."""
 
     async def stop(self) -> None:
-        """Give back what `start` has made."""
+        """Release what `start` created."""
 
     def bind(self, activities: Iterable[Callable[..., Any]]) -> None:
-        """The activities that do the work, under the same names."""
+        """Set the activities to which the registered activities of the same names delegate."""
         self._bound = {activity_name(each): each for each in activities}
 
     def attempt(self, name: str) -> Callable[..., Any]:
-        """An activity to register that runs attempts."""
+        """Return an activity that runs attempts, to be registered as `name`."""
 
         @activity.defn(name=name)
         async def run_attempt(attempt: AttemptInput) -> AttemptResult:
@@ -81,10 +81,10 @@ class WorkerComponent:
 
 
 class EngineComponent(WorkerComponent):
-    """Running tasks: their workflow, its activities, the coordinator functions and the sweep."""
+    """Makes a Temporal worker run tasks: the workflow, its activities, the coordinator functions and the sweep."""
 
     MARK = "open_task"
-    """An activity by which a worker with this component is known."""
+    """The activity that identifies a worker with this component."""
 
     def __init__(self, db: Database, config: CoordinatorConfig, functions: Mapping[str, Function]) -> None:
         own: list[Callable[..., Any]] = [self.open_task, self.record, self.close_task]
@@ -98,13 +98,13 @@ class EngineComponent(WorkerComponent):
         self._function_worker: SideWorker | None = None
 
     def configured(self, config: WorkerConfig) -> WorkerConfig:
-        """With the Task workflow."""
+        """Return the worker's settings with the Task workflow, its interceptor and the activities added."""
         config["workflows"] = with_task(config.get("workflows"))
         config["interceptors"] = [*(config.get("interceptors") or ()), SingleInputInterceptor()]
         return super().configured(throttled(config))
 
     async def start(self, worker: Worker) -> None:
-        """As an engine starts, without its thread."""
+        """Start as an engine does, but without a thread."""
         settings = await prepared_settings(
             worker.client,
             config=self._config,
@@ -136,13 +136,13 @@ class EngineComponent(WorkerComponent):
                 namespace_id=namespace.id,
             )
         )
-        beside = function_worker(worker.client, config=self._config, calls=calls, identity=identity)
-        self._function_worker = SideWorker(beside, main=worker)
+        side_worker = function_worker(worker.client, config=self._config, calls=calls, identity=identity)
+        self._function_worker = SideWorker(side_worker, main=worker)
         sweep = Sweep(worker.client, self._tasks, namespace, every_sec=self._config.sweep_sec)
         self._sweeping = asyncio.create_task(sweep.run())
 
     async def stop(self) -> None:
-        """No more sweep, no more functions; raises what ended the worker of functions."""
+        """Stop the sweep and the function worker. Raise the error that ended the function worker, if any."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
@@ -151,23 +151,23 @@ class EngineComponent(WorkerComponent):
 
     @activity.defn(name=MARK)
     async def open_task(self, opening: OpenTask) -> Opened:
-        """TaskActivities.open_task; before there is one a KeyError, which Temporal retries."""
+        """Run TaskActivities.open_task. Raise KeyError, which Temporal retries, until the component has started."""
         opened: Opened = await self._bound["open_task"](opening)
         return opened
 
     @activity.defn(name="record")
     async def record(self, record: RecordTask) -> None:
-        """TaskActivities.record."""
+        """Run TaskActivities.record."""
         await self._bound["record"](record)
 
     @activity.defn(name="close_task")
     async def close_task(self, close: CloseTask) -> bool:
-        """TaskActivities.close_task."""
+        """Run TaskActivities.close_task."""
         return bool(await self._bound["close_task"](close))
 
 
 class SideWorker:
-    """A Temporal worker that runs beside another one until `stop`; when it fails, it stops the other one."""
+    """Runs a second Temporal worker alongside the main one until `stop`. If it fails, it shuts down the main one."""
 
     def __init__(self, worker: Worker, *, main: Worker) -> None:
         self._worker = worker
@@ -183,7 +183,7 @@ class SideWorker:
             raise
 
     async def stop(self) -> None:
-        """Stop it; raises what ended it before."""
+        """Stop the worker. Raise the error that ended it earlier, if any."""
         if self._worker.is_running:
             await self._worker.shutdown()
         elif not self._running.done():

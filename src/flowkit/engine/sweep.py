@@ -1,8 +1,8 @@
-"""Closes documents whose workflow is gone: terminated, timed out, or lost (spec: end of a task; design: sweep).
+"""The sweep, which closes documents of terminated, timed-out or lost tasks (spec: end of a task; design: sweep).
 
-A sweep judges the documents of its own Temporal namespace. What Temporal does not know counts as lost only after a
-second look, and only when the document names this very namespace: another engine may share the database and not the
-Temporal server. Beside that it shows killed workers as offline, which could not say so themselves.
+A sweep checks the documents of its own Temporal namespace. A workflow that Temporal does not know counts as lost only
+if a second check does not find it either, and only if the document names this namespace: another engine may share the
+database but use a different Temporal server. The sweep also marks killed workers as offline.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("flowkit.engine.worker")
 
 _NEW_TASK_SEC = 60.0
-"""A document this young may still wait for its workflow to be started."""
+"""Age below which a task document may still be waiting for its workflow to start."""
 
-_SECOND_LOOK_SEC = 5.0
-"""So long after the first look a workflow must still be unknown to Temporal."""
+_SECOND_CHECK_SEC = 5.0
+"""Time after the first check for which Temporal must still not find the workflow."""
 
 _TURN_SEC = 15.0
-"""How long after its next pass an engine keeps its turn, in case that it is late."""
+"""Extra time for which an engine keeps its turn after the next pass is due, in case the pass is late."""
 
-_PATIENCE_SEC = 2.0
-"""How long the end of an engine waits for its turn to be given back."""
+_RELEASE_TIMEOUT_SEC = 2.0
+"""How long a stopping engine waits for the release of its turn."""
 
-_AT_ONCE = 10
+_CONCURRENT_CHECKS = 10
 
 _OF_ONE_DOCUMENT = {
     RPCStatusCode.INVALID_ARGUMENT,
@@ -58,7 +58,7 @@ _OF_ONE_DOCUMENT = {
     RPCStatusCode.INTERNAL,
     RPCStatusCode.UNKNOWN,
 }
-"""Errors of Temporal that another document need not meet."""
+"""Temporal errors that concern a single document."""
 
 _REASONS = {
     WorkflowExecutionStatus.TERMINATED: "terminated",
@@ -69,7 +69,7 @@ LOST = "lost"
 
 
 class Sweep:
-    """Compares open documents with their workflows; of several engines of a namespace one does."""
+    """Compares open task documents with their workflows. Only one engine of a namespace sweeps at a time."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Sweep:
         namespace: Namespace,
         *,
         every_sec: float,
-        second_look_sec: float = _SECOND_LOOK_SEC,
+        second_look_sec: float = _SECOND_CHECK_SEC,
     ) -> None:
         self._client = client
         self._store = tasks
@@ -90,18 +90,18 @@ class Sweep:
         self._second_look_sec = second_look_sec
         self._owner = f"{os.getpid()}@{socket.gethostname()}#{secrets.token_hex(4)}"
         self._missing: dict[str, float] = {}
-        """When a document was first seen whose workflow Temporal did not know, by the monotonic clock."""
-        self._odd: set[str] = set()
-        """Documents that could not be judged, told once each."""
+        """When a check first found no workflow for a document, in seconds of the monotonic clock."""
+        self._reported: set[str] = set()
+        """Documents that could not be checked; each is logged once."""
         self._loop = BackgroundLoop("the sweep", self._pass, pause_sec=every_sec)
 
     @property
     def health(self) -> LoopHealth:
-        """How the sweep does."""
+        """The health of the sweep's background loop."""
         return self._loop.health
 
     async def run(self) -> None:
-        """Sweep at once and then again and again; what goes wrong is logged and met again next time."""
+        """Sweep immediately and then periodically. Errors are logged, and the next pass retries."""
         try:
             await self._loop.run()
         finally:
@@ -118,7 +118,7 @@ class Sweep:
             self._loop.worked()
 
     async def once(self) -> list[str]:
-        """Close what has lost its workflow, if it is this engine's turn; answers the task ids."""
+        """Close documents without a workflow, if it is this engine's turn. Return the ids of the closed tasks."""
         self._namespace_id = await self._namespace.id()
         if not await self._take_turn():
             return []
@@ -137,35 +137,35 @@ class Sweep:
         return await self._tasks.take_turn(self._namespace_id, self._owner, time.time(), seconds)
 
     async def _leave(self) -> None:
-        """Another engine need not wait until this one's turn is over."""
+        """Release the turn, so that another engine need not wait for it to expire."""
         try:
-            async with asyncio.timeout(_PATIENCE_SEC):
+            async with asyncio.timeout(_RELEASE_TIMEOUT_SEC):
                 await self._tasks.end_turn(self._namespace_id, self._owner)
         except (FlowKitError, TimeoutError) as error:
             _logger.info("the turn to sweep was not given back, and ends by itself: %s", error)
 
     async def _judge(self, page: list[Document], seen: dict[str, float]) -> list[str]:
-        gate = asyncio.Semaphore(_AT_ONCE)
+        slots = asyncio.Semaphore(_CONCURRENT_CHECKS)
 
-        async def look(document: Document) -> str | None:
-            async with gate:
+        async def check(document: Document) -> str | None:
+            async with slots:
                 return document["id"] if await self._close_if_gone(document, seen) else None
 
-        found = await asyncio.gather(*map(look, page), return_exceptions=True)
+        found = await asyncio.gather(*map(check, page), return_exceptions=True)
         for document, ended in zip(page, found, strict=True):
             if isinstance(ended, BaseException):
-                self._tell(document, ended)
+                self._report(document, ended)
         return [task_id for task_id in found if isinstance(task_id, str)]
 
-    def _tell(self, document: Document, error: BaseException) -> None:
-        """One document does not keep the others from being swept, unless a server is away."""
+    def _report(self, document: Document, error: BaseException) -> None:
+        """Log an error that concerns one document, so that the sweep continues. Raise any other error."""
         if not _is_about_one_document(error):
             raise error
         self._loop.failed(error)
         name = str(document.get("id", document["_id"]))
-        if name not in self._odd:
+        if name not in self._reported:
             _logger.error("the document of task %s cannot be swept", name, exc_info=error)
-        self._odd.add(name)
+        self._reported.add(name)
 
     async def _close_if_gone(self, document: Document, seen: dict[str, float]) -> bool:
         reason = await self._reason(document, seen)
@@ -177,7 +177,7 @@ class Sweep:
         return closed
 
     async def _reason(self, document: Document, seen: dict[str, float]) -> str | None:
-        """Why the document is to be closed; None while its workflow lives, or may still be started."""
+        """Return why to close the document, or None if its workflow is running or may still start."""
         own = bool(self._namespace_id) and document.get("namespace_id") == self._namespace_id
         description = await self._describe(document["id"])
         if description is not None and not belongs(document, description, own=own):
@@ -198,7 +198,7 @@ class Sweep:
             return None
 
     async def _end_of(self, description: WorkflowExecutionDescription) -> str | None:
-        """How a workflow ended; None while it has not."""
+        """Return how a workflow ended, or None while it is running."""
         if description.status in _ALIVE:
             return None
         if description.status is WorkflowExecutionStatus.FAILED:
@@ -217,7 +217,7 @@ class Sweep:
         return None
 
     def _is_missing_for_long(self, document: Document, seen: dict[str, float]) -> bool:
-        """Whether the document is old enough to have a workflow, and this is not the first look that finds none."""
+        """Return whether an earlier check found no workflow either, and the document is old enough to have one."""
         now, key = time.monotonic(), f"{document['id']}\0{document.get('run_id')}"
         first = seen[key] = self._missing.get(key, now)
         if key not in self._missing or now - first < self._second_look_sec:
@@ -227,7 +227,7 @@ class Sweep:
 
 
 def _is_about_namespace(error: RPCError) -> bool:
-    """Whether Temporal cannot find the namespace itself, as it may report for a moment after a stall."""
+    """Return whether Temporal did not find the namespace itself, as it may briefly report after a stall."""
     return any(detail.type_url.endswith("NamespaceNotFoundFailure") for detail in error.grpc_status.details)
 
 
@@ -238,9 +238,9 @@ def _is_about_one_document(error: BaseException) -> TypeGuard[Exception]:
 
 
 def belongs(document: Document, description: WorkflowExecutionDescription, *, own: bool) -> bool:
-    """Whether a workflow of the task's id is the one that the document is about.
+    """Return whether a workflow with the task's id is the one that the document mirrors.
 
-    A document that no run has claimed yet belongs to the workflow of its id when it names this namespace (`own`).
+    A document that no run has claimed belongs to the workflow with its id if it names this namespace (`own`).
     """
     claimed = {document.get("first_run_id"), document.get("run_id")} - {None}
     first_run_id = description.raw_description.workflow_execution_info.first_run_id
@@ -250,7 +250,7 @@ def belongs(document: Document, description: WorkflowExecutionDescription, *, ow
 
 
 def failure_text(cause: BaseException | None) -> str | None:
-    """The reason of a document whose workflow failed: as its close would have told it."""
+    """Return the reason of a failed workflow, as the workflow itself would have written it to the document."""
     if not isinstance(cause, ApplicationError):
         return str(cause)[:LAST_ERROR_CHARS] if cause else None
     named = cause.type and cause.type != "task_failed"
@@ -258,7 +258,7 @@ def failure_text(cause: BaseException | None) -> str | None:
 
 
 def _seconds(moment: Any, *, default: float) -> float:
-    """A stored date in seconds since the epoch; `default` for anything that is none."""
+    """Return a stored date in seconds since the Unix epoch, or `default` if the value is not a date."""
     if not isinstance(moment, datetime):
         return default
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

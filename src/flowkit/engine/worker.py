@@ -1,4 +1,4 @@
-"""The engine's side of a Temporal worker: the Task workflow, its activities and the coordinator functions."""
+"""The engine's Temporal workers: the Task workflow, its activities and the coordinator functions."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("flowkit.engine.worker")
 
 HEARTBEAT_THROTTLE = timedelta(seconds=1)
-"""An attempt learns of a cancel or Terminate within this time; Temporal's default is most of the lease."""
+"""Maximum time until an attempt sees a cancel or Terminate. Temporal's default is most of the lease."""
 
 
 def throttled(config: WorkerConfig) -> WorkerConfig:
-    """The settings of a Temporal worker whose heartbeats pass at least every HEARTBEAT_THROTTLE."""
+    """Return the worker's settings with heartbeats sent at least every HEARTBEAT_THROTTLE."""
     longest = config.get("max_heartbeat_throttle_interval", HEARTBEAT_THROTTLE)
     usual = config.get("default_heartbeat_throttle_interval", HEARTBEAT_THROTTLE)
     config["max_heartbeat_throttle_interval"] = min(longest, HEARTBEAT_THROTTLE)
@@ -61,7 +61,7 @@ def settings_of(
     search_attributes: tuple[str, ...],
     functions: Mapping[str, Function],
 ) -> Settings:
-    """The part of an engine's settings that a task keeps."""
+    """Return the part of the engine's settings that a task stores in its history."""
     return Settings(
         queue=config.queue,
         lease_ttl_sec=config.lease_ttl_sec,
@@ -81,12 +81,12 @@ def settings_of(
 
 
 def function_queue(queue: str) -> str:
-    """Task queue of the functions of the user's: they share no slots with the engine's own activities."""
+    """Return the task queue of user-defined functions. They share no slots with the engine's own activities."""
     return f"{queue}.{COORDINATOR_FN}"
 
 
 def check_functions(functions: Iterable[str]) -> None:
-    """ConfigError when a coordinator function has the name of one of the engine's own activities."""
+    """Raise ConfigError if a coordinator function has the name of one of the engine's own activities."""
     if taken := sorted(RESERVED_FUNCTIONS.intersection(functions)):
         raise ConfigError(f"a coordinator function is called {taken[0]!r}: the engine uses that name itself")
 
@@ -99,7 +99,7 @@ async def prepared_settings(
     artifacts: ArtifactStore,
     functions: Mapping[str, Function],
 ) -> Settings:
-    """Create the indexes, and ask both servers for what a task's settings hold beside the configuration."""
+    """Create the indexes and return the settings of tasks, with the values that MongoDB and Temporal provide."""
     await tasks.prepare()
     await artifacts.prepare()
     return settings_of(
@@ -119,7 +119,7 @@ def function_activities(
     functions: Mapping[str, Function],
     identity: str,
 ) -> FunctionActivities:
-    """What runs an engine's coordinator functions, for all its Temporal workers."""
+    """Return the activities that run coordinator functions, shared by all Temporal workers of an engine."""
     host = WorkerContext(tasks=tasks, portal=portal, worker_id=identity)
     threads = Threads(config.function_slots, "flowkit-function")
     return FunctionActivities(host=host, artifacts=artifacts, functions=functions, threads=threads)
@@ -136,9 +136,10 @@ def engine_activities(
     by_name: bool = False,
     namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
 ) -> list[Callable[..., Any]]:
-    """Everything a worker of the engine's queue answers beside the Task workflow.
+    """Return the activities that a worker of the engine's queue registers in addition to the Task workflow.
 
-    One activity stands for all functions, unless the worker is somebody else's, who may have one of that kind.
+    One dynamic activity runs all functions. With `by_name`, each function has its own activity: a user's worker may
+    already have a dynamic activity, and Temporal allows only one.
     """
     own = TaskActivities(
         tasks=tasks,
@@ -164,10 +165,10 @@ def engine_workers(
     identity: str,
     namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
 ) -> list[Worker]:
-    """The Temporal workers of an engine; they must be created on the loop that will run them.
+    """Return the Temporal workers of an engine. Call this on the loop that will run them.
 
-    The one workflow is ours: recorded histories replay it in Temporal's sandbox with every run of the tests. Here the
-    sandbox would cost a third of the engine's time.
+    The workers run without Temporal's sandbox, which would take a third of the engine's time. They run only FlowKit's
+    own workflow, and every test run replays recorded histories of it in the sandbox.
     """
     calls = function_activities(
         config=config, tasks=tasks, artifacts=artifacts, portal=portal, functions=functions, identity=identity
@@ -198,9 +199,9 @@ def engine_workers(
 def function_worker(
     client: Client, *, config: CoordinatorConfig, calls: FunctionActivities, identity: str
 ) -> Worker:
-    """The Temporal worker that runs functions of the user's, however many and slow, beside the engine's own work.
+    """Return the Temporal worker for user-defined functions, so that slow functions do not delay the engine.
 
-    Functions of tasks that an earlier release opened are still on the engine's queue.
+    Tasks that an earlier release opened still call their functions on the engine's queue.
     """
     return Worker(
         client,
@@ -214,18 +215,18 @@ def function_worker(
 
 
 def with_task(workflows: Sequence[type] | None) -> list[type]:
-    """`workflows` with Task, once."""
+    """Return `workflows` with Task added, without duplicates of Task."""
     return [*(each for each in workflows or () if each is not Task), Task]
 
 
 def activity_name(function: Callable[..., Any]) -> str | None:
-    """Name of an activity; Temporal's library has no public way to ask for it."""
+    """Return the name of an activity, or None. Temporal's SDK has no public API for this."""
     definition = activity._Definition.from_callable(function)
     return definition.name if definition else None
 
 
 async def registered_search_attributes(client: Client) -> tuple[str, ...]:
-    """Those of our search attributes that the namespace knows; tries to register them first."""
+    """Try to register FlowKit's search attributes, and return those that the namespace has."""
     namespace = client.namespace
     wanted = dict.fromkeys(SEARCH_ATTRIBUTES, IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD)
     try:

@@ -1,4 +1,4 @@
-"""The documented home of OutboxDispatcher, which has nothing left to do."""
+"""Import path of OutboxDispatcher, which was removed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flowkit.errors import FlowKitError
 
 
 class OutboxDispatcher:
-    """Sent messages that the earlier coordinator had stored. It cannot be made."""
+    """Removed. In earlier releases it sent the coordinator's stored messages. Creating one raises FlowKitError."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise FlowKitError(

@@ -1,1 +1,1 @@
-"""What travels between an engine and workers behind Kafka: kinds, messages, ids."""
+"""The protocol between an engine and external Kafka workers: kinds, messages and ids."""

@@ -1,4 +1,4 @@
-"""Graphs and task documents as models, for programs that build or read them (spec: graph schema, task document)."""
+"""Models of graphs and task documents, for programs that build or read them (spec: graph schema, task document)."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -16,23 +16,23 @@ TaskState = RunState | Literal[models.TaskStatus.CANCELLED]
 
 
 class _Document(BaseModel):
-    """Part of a document; fields it does not know are kept."""
+    """Part of a document. It keeps unknown fields."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class RetryPolicy(_Document):
-    """When a failed attempt of a node is tried again. Further fields: docs/graphs.md."""
+    """When FlowKit retries a failed attempt of a node. For further fields, see docs/graphs.md."""
 
     max: int = _POLICY.max
-    """Retries; attempts = max + 1."""
+    """Maximum number of retries; the number of attempts is `max` + 1."""
     backoff_sec: float | int = int(_POLICY.backoff_sec)
     permanent_on: list[str] = Field(default_factory=lambda: list(_POLICY.permanent_on))
     """Reason codes that are never retried."""
 
 
 class NodeIO(_Document):
-    """A node's input and, for coordinator functions, what to call."""
+    """The input of a node or, for coordinator functions, the function to call."""
 
     input_ref: dict[str, Any] | None = None
     input_inline: dict[str, Any] | None = None
@@ -43,14 +43,14 @@ class NodeIO(_Document):
 
 
 class Routing(_Document):
-    """Nodes that run only if this one ends in a certain way."""
+    """Nodes that run only if this node succeeds or fails."""
 
     on_success: list[str] = Field(default_factory=list)
     on_failure: list[str] = Field(default_factory=list)
 
 
 class DagNode(_Document):
-    """A node of a graph; the fields from `status` on are an engine's to write."""
+    """A node of a graph. Only engines write the fields from `status` on."""
 
     node_id: str
     type: str
@@ -72,7 +72,7 @@ class DagNode(_Document):
 
 
 class TaskDoc(_Document):
-    """A document of the collection `tasks`. `graph["nodes"]` fit DagNode."""
+    """A document of the collection `tasks`. Each item of `graph["nodes"]` fits DagNode."""
 
     id: str
     pipeline_id: str

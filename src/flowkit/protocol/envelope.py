@@ -1,4 +1,4 @@
-"""The envelope of every record, and what all parts of a message have in common."""
+"""The envelope of every Kafka record, and the base class of all message parts."""
 
 import uuid
 from typing import Any, Self
@@ -9,12 +9,12 @@ from flowkit.protocol.kinds import MsgType, Role
 
 
 class Message(BaseModel):
-    """A part of a message. Fields it does not know are ignored, null ones are sent; their order is the wire's."""
+    """A part of a message. It ignores unknown fields and sends null fields, in the order of the protocol."""
 
     model_config = ConfigDict(extra="ignore")
 
     def to_json(self) -> bytes:
-        """As it travels: compact UTF-8 JSON. A ValueError when a value cannot be written."""
+        """Return the wire format, compact UTF-8 JSON. Raise ValueError for a value that cannot be serialized."""
         return self.model_dump_json().encode()
 
 
@@ -23,28 +23,28 @@ def _new_id() -> str:
 
 
 class Envelope(Message):
-    """One Kafka record. Whole numbers may arrive as text, as `1.0` or as true, as workers accept them."""
+    """One Kafka record. Integers may also arrive as text, as `1.0` or as true; workers accept these too."""
 
     v: int = 1
     msg_type: MsgType
     role: Role
-    """The sender."""
+    """The role of the sender."""
     corr_id: str = Field(default_factory=_new_id)
-    """A reply repeats its query's."""
+    """Correlation id. A reply repeats the id of its query."""
     dedup_id: str
     task_id: str
-    """`*` in announces, as are the next two."""
+    """The value is `*` in announcements; so are `node_id` and `step_type`."""
     node_id: str
     step_type: str
     """The worker role."""
     attempt_epoch: int
     ts_ms: int
-    """The sender's clock."""
+    """Time in milliseconds by the sender's clock."""
     payload: dict[str, Any] = Field(default_factory=dict)
     target_worker_id: str | None = None
-    """Of signals: the only worker that is meant; None means all."""
+    """For signals: the worker that the signal addresses. None means all workers."""
 
     @classmethod
     def from_json(cls, text: bytes | str) -> Self:
-        """Read a record's value. pydantic's ValidationError (a ValueError) when it is no envelope."""
+        """Parse the value of a Kafka record. Raise pydantic's ValidationError (a ValueError) if it is no envelope."""
         return cls.model_validate_json(text)

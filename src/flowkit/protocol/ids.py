@@ -1,4 +1,4 @@
-"""`dedup_id` of each message as the earlier engine and its workers derive it (protocol: identifiers)."""
+"""The `dedup_id` of each message, computed as earlier engines and their workers do (protocol: identifiers)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Hashed = dict[str, Any]
 
 
 def dedup_id(envelope: Envelope, *, worker_id: str | None = None, hb_interval_ms: int = 20_000) -> str:
-    """The id that belongs to `envelope`, whatever stands in its `dedup_id`. ValueError for an unknown kind.
+    """Return the correct id for `envelope`, ignoring its own `dedup_id`. Raise ValueError for an unknown kind.
 
-    Most ids depend on task, node and epoch alone: two workers with the same run send the same ones. Two need more than
-    the envelope tells: a heartbeat's the interval of its worker, a snapshot's the id of the worker that answers.
+    Most ids depend only on task, node and epoch, so two workers with the same run send the same ids. Two kinds of
+    message need more: a heartbeat the interval of its worker, and a snapshot the id of the worker that replies.
     """
     payload = envelope.payload
     word = next((payload[key] for key in ("cmd", "query", "sig", "reply", "kind") if key in payload), None)
@@ -32,7 +32,7 @@ def dedup_id(envelope: Envelope, *, worker_id: str | None = None, hb_interval_ms
 
 
 def outbox_fingerprint(topic: str, key: str, dedup: str) -> str:
-    """Key of one message among all that an engine has ever sent."""
+    """Return the key that identifies one message among all messages of an engine."""
     return stable_hash({"topic": topic, "key": key, "dedup_id": dedup})
 
 
@@ -41,7 +41,7 @@ def _run(name: str, envelope: Envelope) -> Hashed:
 
 
 def _order(key: str, word: str) -> Callable[[Envelope], Hashed]:
-    """Commands and queries: their word is hashed with the name of its class before it."""
+    """Return the fields to hash for a command or query. The hash includes the class name before the kind."""
     return lambda envelope: {
         key: word,
         "task_id": envelope.task_id,
@@ -69,7 +69,7 @@ def _announce(envelope: Envelope) -> Hashed:
 
 
 def _event(name: str, **fields: str) -> Callable[[Envelope], Hashed]:
-    """Events: the run, and some fields of the payload under short names."""
+    """Return the fields to hash for an event: the run, and some payload fields under short names."""
     return lambda envelope: {
         **_run(name, envelope),
         **{short: envelope.payload.get(field) for short, field in fields.items()},

@@ -1,4 +1,4 @@
-"""Words of the protocol: each member's value is its name."""
+"""Enumerations of the protocol. The value of each member is its name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class RunState(StrEnum):
-    """State of a task or node as external workers and the earlier system know it; `cancelled` is not among them."""
+    """State of a task or node in the protocol of external workers and earlier releases. It has no `cancelled`."""
 
     queued = "queued"
     running = "running"
@@ -17,32 +17,32 @@ class RunState(StrEnum):
 
 
 class MsgType(StrEnum):
-    """What an envelope is."""
+    """Type of an envelope."""
 
     cmd = "cmd"
     event = "event"
     heartbeat = "heartbeat"
-    """Never sent: heartbeats travel as events."""
+    """Never sent: heartbeats are sent as events."""
     query = "query"
     reply = "reply"
 
 
 class Role(StrEnum):
-    """Who has sent an envelope."""
+    """Sender of an envelope."""
 
     coordinator = "coordinator"
     worker = "worker"
 
 
 class EventKind(StrEnum):
-    """What a worker tells."""
+    """Kind of an event that a worker sends."""
 
     WORKER_ONLINE = "WORKER_ONLINE"
     WORKER_OFFLINE = "WORKER_OFFLINE"
     TASK_ACCEPTED = "TASK_ACCEPTED"
     TASK_HEARTBEAT = "TASK_HEARTBEAT"
     TASK_RESUMED = "TASK_RESUMED"
-    """Never sent by workers of version 2; to be read as a heartbeat."""
+    """Equivalent to a heartbeat. Workers of version 2 never send it."""
     BATCH_OK = "BATCH_OK"
     BATCH_FAILED = "BATCH_FAILED"
     TASK_DONE = "TASK_DONE"
@@ -51,7 +51,7 @@ class EventKind(StrEnum):
 
 
 class CommandKind(StrEnum):
-    """What an engine orders; workers ignore the last two."""
+    """Kind of a command that an engine sends. Workers ignore TASK_PAUSE and TASK_RESUME."""
 
     TASK_START = "TASK_START"
     TASK_CANCEL = "TASK_CANCEL"
@@ -60,12 +60,12 @@ class CommandKind(StrEnum):
 
 
 class QueryKind(StrEnum):
-    """What an engine asks."""
+    """Kind of a query that an engine sends."""
 
     TASK_DISCOVER = "TASK_DISCOVER"
 
 
 class ReplyKind(StrEnum):
-    """What a worker answers."""
+    """Kind of a reply that a worker sends."""
 
     TASK_SNAPSHOT = "TASK_SNAPSHOT"

@@ -1,4 +1,4 @@
-"""The documented home of the protocol's words, messages and documents."""
+"""Public import path of the protocol's kinds, messages and documents."""
 
 from flowkit.protocol.documents import DagNode, NodeIO, RetryPolicy, Routing, TaskDoc
 from flowkit.protocol.envelope import Envelope, Message

@@ -1,4 +1,4 @@
-"""Payloads of the protocol, one model for each kind."""
+"""Payloads of the protocol: one model for each kind."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from flowkit.protocol.envelope import Envelope
 
 FINAL_UID = "__final__"
-"""Batch uid under which final metrics are stored."""
+"""Batch uid of the final metrics of a node."""
 
 
 class CmdTaskStart(Message):
-    """Order to run a node; the first three are its `io`, word for word."""
+    """Command to run a node. `input_ref`, `input_inline` and `batching` are copied from its `io`."""
 
     cmd: Literal[CommandKind.TASK_START]
     input_ref: dict[str, Any] | None = None
@@ -28,7 +28,7 @@ class CmdTaskStart(Message):
 
 
 class CmdTaskCancel(Message):
-    """Order to stop; a busy worker does not read it, which is why cancels are signals."""
+    """Command to stop a run. A busy worker does not read commands, so engines cancel with signals instead."""
 
     cmd: Literal[CommandKind.TASK_CANCEL]
     reason: str
@@ -36,21 +36,21 @@ class CmdTaskCancel(Message):
 
 
 class SigCancel(Message):
-    """Signal to stop a run; may be repeated freely."""
+    """Signal to stop a run. It is idempotent."""
 
     sig: str
-    """`CANCEL`; workers do not mind its case."""
+    """`CANCEL`; workers ignore its case."""
     reason: str
     cancel_token: str | None = None
     deadline_ts_ms: int | None = None
 
 
 class Event(Message):
-    """What all events of a worker hold."""
+    """Fields of all events that a worker sends."""
 
     kind: EventKind
     worker_id: str | None = None
-    """Workers always send it; the absence of it is no reason to refuse an event."""
+    """Workers always send it, but events without it are valid."""
 
 
 class _Leased(Event):
@@ -59,25 +59,25 @@ class _Leased(Event):
 
 
 class EvTaskAccepted(_Leased):
-    """A worker has taken the order; first event of a run."""
+    """A worker has accepted the command. This is the first event of a run."""
 
     kind: Literal[EventKind.TASK_ACCEPTED]
 
 
 class EvHeartbeat(_Leased):
-    """The run goes on; may still arrive after its end."""
+    """The run is still in progress. A heartbeat may arrive after the end of its run."""
 
     kind: Literal[EventKind.TASK_HEARTBEAT]
 
 
 class EvTaskResumed(_Leased):
-    """As a heartbeat; no known worker sends it."""
+    """Equivalent to a heartbeat. No known worker sends it."""
 
     kind: Literal[EventKind.TASK_RESUMED]
 
 
 class EvBatchOk(Event):
-    """A batch is done; its metrics become the meta that other nodes pull."""
+    """A batch succeeded. Its metrics become the `meta` that other nodes pull."""
 
     kind: Literal[EventKind.BATCH_OK]
     batch_uid: str
@@ -86,7 +86,7 @@ class EvBatchOk(Event):
 
 
 class EvBatchFailed(Event):
-    """A batch failed; EvTaskFailed follows."""
+    """A batch failed. EvTaskFailed follows."""
 
     kind: Literal[EventKind.BATCH_FAILED]
     batch_uid: str
@@ -97,7 +97,7 @@ class EvBatchFailed(Event):
 
 
 class EvTaskDone(Event):
-    """The run ended well."""
+    """The run succeeded."""
 
     kind: Literal[EventKind.TASK_DONE]
     metrics: dict[str, Any] = Field(default_factory=dict)
@@ -115,7 +115,7 @@ class EvTaskFailed(Event):
 
 
 class EvCancelled(Event):
-    """The run stopped, because it was asked to or because its handler leaked a cancel."""
+    """The run was cancelled, either on request or because its handler raised CancelledError."""
 
     kind: Literal[EventKind.CANCELLED]
     reason: str = "cancelled"
@@ -123,9 +123,9 @@ class EvCancelled(Event):
 
 @dataclass(kw_only=True)
 class ActiveRun:
-    """The run that an external worker holds, as it stands in `worker_state` and in its announce after a restart.
+    """The run that an external worker holds, as stored in `worker_state` and sent in its announcement after a restart.
 
-    A restarted worker announces it but does not run it any more.
+    A restarted worker announces the run but does not continue it.
     """
 
     task_id: str
@@ -138,11 +138,11 @@ class ActiveRun:
     state: str = "running"
     """`running` or `cancelling`."""
     checkpoint: dict[str, Any] = Field(default_factory=dict)
-    """Always empty."""
+    """Always an empty object."""
 
 
 class EvWorkerOnline(Event):
-    """A worker is there. Only the announce at its start holds `capabilities` and `resume`."""
+    """A worker is online. Only its first announcement contains `capabilities` and `resume`."""
 
     kind: Literal[EventKind.WORKER_ONLINE]
     type: str
@@ -159,20 +159,20 @@ class EvWorkerOnline(Event):
 
 
 class EvWorkerOffline(Event):
-    """A worker went away gently."""
+    """A worker shut down gracefully."""
 
     kind: Literal[EventKind.WORKER_OFFLINE]
 
 
 class QTaskDiscover(Message):
-    """Who runs this node? Workers read the envelope alone."""
+    """Query for the worker that runs a node. Workers read only the envelope."""
 
     query: Literal[QueryKind.TASK_DISCOVER]
     want_epoch: int
 
 
 class Lease(Message):
-    """Who holds a run, and for how long."""
+    """The worker that holds a run, and the end of its lease."""
 
     worker_id: str
     lease_id: str
@@ -180,7 +180,7 @@ class Lease(Message):
 
 
 class RTaskSnapshot(Message):
-    """A worker's answer; `idle` means "not me" and not "nobody"."""
+    """A worker's reply. `idle` means that this worker does not run the node; another one may."""
 
     reply: Literal[ReplyKind.TASK_SNAPSHOT]
     worker_id: str | None = None
@@ -212,9 +212,9 @@ _KINDS: dict[tuple[MsgType, str], dict[str, type[Message]]] = {
 
 
 def read_payload(envelope: Envelope) -> Message | None:
-    """The payload as its model; None when its kind is unknown, which is no error: newer senders know more.
+    """Return the payload as its model, or None for an unknown kind, which a newer release may send.
 
-    pydantic's ValidationError (a ValueError) when the kind is known and the rest does not fit it.
+    Raise pydantic's ValidationError (a ValueError) if the kind is known but the payload does not fit its model.
     """
     for (msg_type, key), models in _KINDS.items():
         word = envelope.payload.get(key)

@@ -1,4 +1,4 @@
-"""Help for the tests of those who use FlowKit."""
+"""Utilities for testing handlers, functions and graphs of FlowKit users."""
 
 from flowkit.testing.graphs import GraphRun, NodeRun, run_graph
 from flowkit.testing.memory import memory_database

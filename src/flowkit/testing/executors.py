@@ -1,4 +1,4 @@
-"""The activities of a worker and of an engine in this process, called without Temporal."""
+"""Runs the activities of a worker and of an engine in this process, without Temporal."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from flowkit.worker import RoleHandler
 
 RUN = "test-run"
-"""Id of the only run of a task's workflow, had it one."""
+"""The run id that activities see in place of a workflow's run id."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Executors:
-    """What runs nodes, and what opens, records and closes tasks; errors are those that Temporal would get."""
+    """Runs nodes, and opens, records and closes tasks. Errors are the ones that activities raise to Temporal."""
 
     settings: Settings
     _engine: Mapping[str | None, Callable[..., Any]]
     _role: Callable[[str], Callable[..., Any]]
 
     async def attempt(self, node: Node, given: AttemptInput) -> None:
-        """Run one attempt. ApplicationError carries its failure."""
+        """Run one attempt. Raise ApplicationError, with the details of the failure, if it fails."""
         called = self._engine[node.io.fn] if node.is_function else self._role(node.type)
         await self._call(called, given, given.task_id)
 
@@ -54,7 +54,7 @@ class Executors:
 async def executors(
     db: Database, graph: Graph, handlers: Sequence[RoleHandler], functions: Mapping[str, Any]
 ) -> AsyncIterator[Executors]:
-    """All that `graph` needs, over one database. ConfigError tells which role has no handler, or two."""
+    """Yield the executors for `graph` over one database. Raise ConfigError if a role has no handler or two."""
     worker = Worker(db=db, roles=_roles(graph), handlers=_by_role(handlers))
     tasks, config = TaskStore(db), CoordinatorConfig()
     await tasks.prepare()

@@ -1,4 +1,4 @@
-"""Whole tasks in one process and without servers, for tests of handlers and graphs."""
+"""Runs whole tasks in one process and without servers, for tests of handlers and graphs."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRun:
-    """What became of one node."""
+    """The outcome of one node."""
 
     status: str
     attempts: int
     batches: list[dict[str, Any]]
-    """What its batches returned as `metrics`, the oldest first; also those of a node that failed later."""
+    """The `metrics` that its batches returned, oldest first, even if the node failed later."""
     final: dict[str, Any]
-    """What its `finalize` returned."""
+    """The metrics that `finalize` returned."""
     error: str | None
-    """Why it failed, as `last_error` of its document."""
+    """Why the node failed, as in `last_error` of the task document."""
     skip_reason: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphRun:
-    """What became of a task that `run_graph` has run."""
+    """The outcome of a task that `run_graph` ran."""
 
     task_id: str
     status: str
     reason: str | None
-    """Why it failed."""
+    """Why the task failed, or None."""
     nodes: dict[str, NodeRun]
     vars: dict[str, Any]
-    """Its variables at the end."""
+    """The variables of the task at its end."""
     db: Database
-    """The database with its documents."""
+    """The database with the documents of the task."""
 
 
 async def run_graph(
@@ -62,17 +62,17 @@ async def run_graph(
     functions: Mapping[str, Any] | None = None,
     db: Database | None = None,
 ) -> GraphRun:
-    """Run a task to its end in this process, without any server, and answer what became of it.
+    """Run a task to its end in this process, without any server, and return its outcome.
 
-    Handlers and coordinator functions run in the very activities of a worker and an engine; validation, gates, retries
-    and failure follow the rules of the Task workflow. `functions` adds to the built-in ones. `db` is a new
-    `memory_database()` unless you give one, for example with data that a handler reads.
+    Handlers and coordinator functions run in the same activities as on a worker and an engine. Validation, gates,
+    retries and failures follow the rules of the Task workflow. `functions` adds to the built-in functions. To give
+    handlers data to read, pass a database as `db`; the default is a new `memory_database()`.
 
-    A failed task is an answer: look at `status` and `reason`. GraphError tells what is wrong with the graph,
-    ConfigError which role has no handler.
+    A failed task raises no error; check `status` and `reason`. Raise GraphError for an invalid graph, and ConfigError
+    for a role without a handler.
 
-    What only servers do is not there: the workflow itself does not run, so there are no timers (a retry follows at
-    once), no `timeout_sec`, no cancel from outside, no death of a process. Needs `flowkit-temporal[testing]`.
+    The workflow itself does not run, so there are no timers, no `timeout_sec`, no external cancel and no process
+    crashes. Retries follow immediately. Requires the extra `flowkit-temporal[testing]`.
     """
     task_id = str(uuid.uuid4())
     given = {"params": jsonable("params", params or {}), "graph": jsonable("graph", graph)}

@@ -1,4 +1,4 @@
-"""A database in memory, for tests that need no server."""
+"""An in-memory database, for tests without a MongoDB server."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ if TYPE_CHECKING:
 
 
 def memory_database(name: str = "flowkit") -> Database:
-    """A new, empty database with Motor's interface; every call makes one that shares nothing with the others.
+    """Return a new, empty in-memory database with Motor's interface. Each call returns an independent database.
 
-    Good for tests of handlers, functions and whole tasks in one process: our contract tests find documents, unique
-    indexes and fences as they are on a server. Not good for what only a server does:
+    Use it to test handlers, functions and whole tasks in one process. FlowKit's contract tests verify that documents,
+    unique indexes and fences behave as on a MongoDB server. These differences remain:
 
-    * It accepts updates that MongoDB refuses (one path, or a path and its parent, in two operators), takes 1 for
-      true in filters, does not name the index that duplicates prevent, and has neither transactions nor change streams.
-    * Nothing in it happens at the same time, so it shows no race; no other process sees it; it never goes away.
+    * It accepts updates that MongoDB rejects: one path, or a path and its parent, in two operators.
+    * It treats 1 as true in filters, and duplicate-key errors do not name the index.
+    * It has no transactions and no change streams.
+    * Operations never run concurrently, so tests cannot find race conditions.
+    * No other process can see the database, and it is never unavailable.
 
-    Needs the extra `flowkit-temporal[testing]`.
+    Requires the extra `flowkit-temporal[testing]`; raise ImportError without it.
     """
     try:
         import mongomock
@@ -38,11 +40,11 @@ def memory_database(name: str = "flowkit") -> Database:
         ) from error
     _replace_clock(mongomock)
     client: Any = mongomock_motor.AsyncMongoMockClient()
-    return _covered(client[name])
+    return _with_fixes(client[name])
 
 
 def _replace_clock(mongomock: Any) -> None:
-    """The library's own clock, asked for TTL indexes, warns of its deprecation from Python 3.12 on."""
+    """Replace mongomock's clock for TTL indexes, which causes a DeprecationWarning from Python 3.12 on."""
     if mongomock.utcnow is mongomock.helpers.utcnow:
         mongomock.utcnow = _utcnow
 
@@ -51,8 +53,8 @@ def _utcnow() -> datetime:
     return datetime.now(UTC).replace(tzinfo=None)
 
 
-def _covered(database: Any) -> Any:
-    """`database` with collections whose `find_one_and_update` and `bulk_write` keep their word."""
+def _with_fixes(database: Any) -> Any:
+    """Return `database` with collections whose `find_one_and_update` and `bulk_write` work as in MongoDB."""
     plain = database.get_collection
 
     def get_collection(*args: Any, **kwargs: Any) -> Any:
@@ -68,7 +70,7 @@ def _covered(database: Any) -> Any:
 async def _find_one_and_update(
     plain: Any, condition: Any, update: Any, projection: dict[str, Any] | None = None, **options: Any
 ) -> Any:
-    """The library takes a document of which nothing is projected for none, and updates nothing: keep its `_id`."""
+    """Update one document, and always project its `_id`: with an empty projection, mongomock updates nothing."""
     hidden = bool(projection) and not (projection or {}).get("_id", True)
     shown = {field: value for field, value in (projection or {}).items() if field != "_id" or value}
     found = await plain(condition, update, projection=shown or None, **options)
@@ -83,7 +85,7 @@ _parts_of_update = attrgetter("_filter", "_doc")
 async def _bulk_write(
     collection: Any, requests: Sequence[UpdateOne], *, ordered: bool = True
 ) -> BulkWriteResult:
-    """The library's own does not fit PyMongo 4.11 and later; this one takes updates of one document, one by one."""
+    """Apply single-document updates one by one: mongomock's `bulk_write` does not support PyMongo 4.11 and later."""
     done = [await collection.update_one(*_parts_of_update(request)) for request in requests]
     counts = {
         "nMatched": sum(each.matched_count for each in done),

@@ -1,4 +1,4 @@
-"""A task without Temporal: the rules of the Task workflow, without its time."""
+"""A task without Temporal. It follows the rules of the Task workflow, without timers."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _RUN_SEQ = 1
 
 
 class InProcessTask:
-    """One task: nodes start when their gates open, and a retry follows at once."""
+    """Runs one task. Nodes start when their gates open, and retries follow immediately."""
 
     def __init__(self, task_id: str, new: NewTask, graph: Graph, executors: Executors) -> None:
         self.task_id = task_id
         self.scheduler = Scheduler(graph, [NodeState() for _ in graph.nodes])
         self.reason: str | None = None
-        """Why it failed."""
+        """Why the task failed, or None."""
         self._new = new
         self._executors = executors
         self._pulled = pulled_nodes(graph.nodes)
@@ -55,7 +55,7 @@ class InProcessTask:
             state = self.scheduler.states[index_of[node_id]]
             return state.epoch if state.status.ended else 0
 
-        self._flight = NodeRunContext(
+        self._context = NodeRunContext(
             task_id=task_id,
             settings=executors.settings,
             draining=lambda: False,
@@ -65,11 +65,11 @@ class InProcessTask:
 
     @property
     def status(self) -> TaskStatus:
-        """How it has ended."""
+        """The final status of the task."""
         return TaskStatus.FAILED if self.scheduler.failures else TaskStatus.FINISHED
 
     async def run(self) -> None:
-        """The whole task, from its first write to its last."""
+        """Run the whole task: open its document, run its nodes and close the document."""
         await self._executors.engine("open_task", self._opening())
         await self._run_nodes()
         if self.scheduler.failures:
@@ -105,14 +105,14 @@ class InProcessTask:
         state.epoch += 1
         state.status = NodeStatus.RUNNING
         try:
-            await self._executors.attempt(node, attempt_input(self._flight, node, state))
+            await self._executors.attempt(node, attempt_input(self._context, node, state))
         except FailureError as error:
             unasked = AttemptFailure(kind=FailureKind.FAILURE, code="cancelled_by_worker")
             return read_failure(error) or unasked
         return None
 
     async def _record(self) -> None:
-        """Show the nodes that ended without writing so themselves: whoever pulls from them waits for it."""
+        """Record the nodes that ended without writing their own end. Nodes that pull from them wait for this."""
         nodes = self._unfinished()
         if nodes:
             await self._executors.engine("record", self._recording(nodes))

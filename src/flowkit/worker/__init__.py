@@ -1,4 +1,4 @@
-"""The documented home of the Worker and of what handlers are made of."""
+"""Public import path of Worker and of the classes for writing handlers."""
 
 from flowkit.activities.echo import EchoHandler
 from flowkit.activities.handlers import Batch, BatchResult, FinalizeResult, RoleHandler

@@ -1,4 +1,4 @@
-"""The documented home of ArtifactsWriter; a handler finds one in `ctx.artifacts`."""
+"""Public import path of ArtifactsWriter. Handlers use an instance as `ctx.artifacts`."""
 
 from flowkit.activities.context import ArtifactsWriter
 

@@ -1,4 +1,4 @@
-"""The documented home of RunContext."""
+"""Public import path of RunContext."""
 
 from flowkit.activities.context import RunContext
 

@@ -1,4 +1,4 @@
-"""The native worker: polls the queues of its roles and runs their handlers (spec: Worker)."""
+"""The native worker, which polls the task queues of its roles and runs their handlers (spec: Worker)."""
 
 from __future__ import annotations
 
@@ -52,18 +52,20 @@ __all__ = ["Worker", "WorkerConfig"]
 _logger = logging.getLogger("flowkit.worker")
 
 _HEARTBEAT_THROTTLE = timedelta(seconds=1)
-"""A cancel is seen within this time; Temporal's default is a good part of the lease."""
+"""Maximum time until an attempt sees a cancel. Temporal's default is most of the lease."""
 
 
 class Worker:
-    """Runs handlers between `start` and `stop`, on the loop that called `start`.
+    """Runs handlers between `start` and `stop`, on the event loop that called `start`.
 
-    `roles` overrides `cfg.roles`; `handlers` maps each role to its handler, and the role `echo` has one already. Each
-    role runs `cfg.max_concurrent` attempts at once. Plain (`def`) hooks run on threads, with `cfg.executor="process"`
-    plain `process_batch` hooks in processes of their own. `clock` is what handlers see as `ctx.clock`. `client` is a
-    Temporal client with `pydantic_data_converter`; without it `TEMPORAL_*` says where to connect.
+    `roles` overrides `cfg.roles`. `handlers` maps each role to its handler; the role `echo` has a built-in one. Each
+    role runs up to `cfg.max_concurrent` attempts concurrently.
 
-    Raises ConfigError when a role has no handler, or one that the settings do not fit.
+    Hooks defined with `def` run on threads. With `cfg.executor="process"`, `process_batch` runs in separate processes.
+    Handlers see `clock` as `ctx.clock`. `client` is a Temporal client with `pydantic_data_converter`; without it, the
+    worker connects as `TEMPORAL_*` specifies.
+
+    Raise ConfigError if a role has no handler, or a handler that does not fit the settings.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class Worker:
                 )
 
     async def start(self) -> None:
-        """Connect and poll the roles' queues. Raises what keeps it from that; then nothing runs."""
+        """Connect and start polling the roles' task queues. If an error is raised, nothing is left running."""
         if self._thread is not None and self._thread.alive:
             return
         if self._thread is not None:
@@ -133,7 +135,10 @@ class Worker:
         _logger.info("worker %s runs %s (process %d)", self.worker_id, ", ".join(self.roles), os.getpid())
 
     async def open(self) -> RoleActivities:
-        """All of a start but the polling: indexes, registration, and the activities to poll for; `stop` gives it back."""
+        """Do everything that `start` does except polling, and return the activities to poll for.
+
+        This creates the indexes and registers the worker. `stop` undoes it.
+        """
         await self._artifacts.prepare()
         registration = self._new_registration()
         await registration.prepare()
@@ -197,7 +202,7 @@ class Worker:
         )
 
     async def stop(self) -> None:
-        """Stop polling and hand running attempts back; they go on elsewhere at once, at no charge."""
+        """Stop polling and hand over running attempts. Other workers continue them at once, which uses no budget."""
         thread, self._thread = self._thread, None
         if thread is not None:
             await thread.stop()
@@ -210,7 +215,7 @@ class Worker:
             self._processes.close()
 
     def health(self) -> Health:
-        """Whether attempts are run here now, what has ended that, and how the background loops do. Asks no server."""
+        """Return whether the worker is running, the error that ended it, and its loops' health. Contacts no server."""
         thread, registration = self._thread, self._registration
         error = thread.error if thread is not None else None
         loops = () if registration is None else (registration.loop.health, registration.events.loop.health)
@@ -222,7 +227,7 @@ class Worker:
         )
 
     async def wait_stopped(self) -> None:
-        """Wait until the worker ends by itself; raises what ended it."""
+        """Wait until the worker ends on its own, and raise the error that ended it, if any."""
         if self._thread is not None:
             await asyncio.shield(self._thread.failed)
 

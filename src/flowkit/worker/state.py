@@ -1,8 +1,8 @@
-"""What a worker keeps of its run across its own restart: nothing any more.
+"""Names kept for compatibility: a native worker stores no local state.
 
-Temporal knows which attempts run. When a worker dies, its attempts begin anew elsewhere and pulling nodes resume from
-what is stored; so there is no state to write down, to read back and to distrust. External workers behind Kafka still
-keep theirs, in the collection `worker_state`; `ActiveRun(**document["active_run"])` reads it.
+Temporal tracks running attempts. If a worker crashes, another worker restarts its attempts, and pulling nodes resume
+from their stored batches. External Kafka workers still store their state in the collection `worker_state`; read it
+with `ActiveRun(**document["active_run"])`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["ActiveRun", "LocalStateManager"]
 
 
 class LocalStateManager:
-    """Kept the active run of a worker of the earlier system. It cannot be made: it would manage what nobody reads."""
+    """Removed. In earlier releases, it stored a worker's active run. Creating one raises FlowKitError."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise FlowKitError(

@@ -1,1 +1,1 @@
-"""Handlers of roles."""
+"""Public import path for handlers."""

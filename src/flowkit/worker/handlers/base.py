@@ -1,4 +1,4 @@
-"""The documented home of what handlers are made of."""
+"""Public import path of the classes for writing handlers."""
 
 from flowkit.activities.context import RunContext
 from flowkit.activities.handlers import Batch, BatchResult, FinalizeResult, RoleHandler

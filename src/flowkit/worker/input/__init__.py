@@ -1,1 +1,1 @@
-"""Where batches come from."""
+"""Input adapters, which read the batches of other nodes."""

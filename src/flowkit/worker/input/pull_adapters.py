@@ -1,6 +1,6 @@
-"""The pulling adapters as functions of their own, for programs that read a task's artifacts without being its worker.
+"""The pull adapters as standalone functions, for programs other than workers that read the artifacts of a task.
 
-A worker does not need them: it pulls by itself what `io.input_inline` asks for.
+A worker does not need them: it pulls the input that `io.input_inline` specifies.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 class PullAdapters:
-    """Both adapters over one database.
+    """The two pull adapters over one database.
 
-    Each yields the batches of `from_nodes` that `consumer_node` has no stored result of, claims them for it, and ends
-    when all sources have ended or `cancel_flag` is set. Further keywords are the adapter's `input_args`; BadInput tells
-    what is wrong with them. `cfg` gives the defaults of waiting and strictness; `clock` is accepted and not asked.
+    Each adapter yields the batches of `from_nodes` for which `consumer_node` has no stored result, and claims them for
+    that node. It ends when all sources have ended or `cancel_flag` is set. Pass the adapter's `input_args` as further
+    keywords; invalid ones raise BadInput. `cfg` sets the default waiting times and strictness. `clock` is ignored.
 
-    With several sources the batches of the first one keep their uid and those of the others become `<uid>@<source>`, as
-    for a worker. Pass `qualify_uids=False` for tasks that an earlier release opened: their results have plain uids.
+    With several sources, batches of the first source keep their uid, and the others get the uid `<uid>@<source>`, as
+    in a worker. Pass `qualify_uids=False` for tasks that an earlier release opened: their results have plain uids.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PullAdapters:
         cancel_flag: asyncio.Event | None = None,
         **input_args: Any,
     ) -> AsyncGenerator[Batch, None]:
-        """Upstream batches as they are (`pull.from_artifacts`)."""
+        """Yield upstream batches unchanged (`pull.from_artifacts`)."""
         args = self._parsed(PULL, input_args)
         async with aclosing(self._batches(task_id, consumer_node, args, cancel_flag)) as batches:
             async for batch in batches:
@@ -74,7 +74,7 @@ class PullAdapters:
         cancel_flag: asyncio.Event | None = None,
         **input_args: Any,
     ) -> AsyncGenerator[Batch, None]:
-        """Their items in chunks of `size` (`pull.from_artifacts.rechunk:size`)."""
+        """Yield the items of upstream batches in chunks of `size` (`pull.from_artifacts.rechunk:size`)."""
         args = self._parsed(RECHUNK, input_args)
         async with aclosing(self._batches(task_id, consumer_node, args, cancel_flag)) as batches:
             async for batch in batches:
@@ -107,7 +107,7 @@ class PullAdapters:
                     continue
 
     async def _reader(self, task_id: str, consumer_node: str, args: PullArgs) -> AttemptInput:
-        """The consumer's present attempt; a node that no document knows counts as one without epochs."""
+        """Return the consumer's current attempt. Assume epoch 1 for a node that the task document does not contain."""
         states = await self._tasks.node_states(task_id)
         epochs = {name: epoch for name, (_, epoch) in states.items()}
         return AttemptInput(
@@ -122,7 +122,7 @@ class PullAdapters:
 
 
 async def _until(flag: asyncio.Event | None, puller: Puller) -> AsyncGenerator[Delivery, None]:
-    """What `puller` delivers until its end, or until `flag` is set."""
+    """Yield the deliveries of `puller` until it ends or `flag` is set."""
     stop: asyncio.Future[Any] = asyncio.ensure_future((flag or asyncio.Event()).wait())
     batches: Any = puller.batches()
     async with aclosing(batches):
@@ -141,7 +141,7 @@ async def _next(batches: AsyncIterator[Delivery]) -> Delivery | None:
 
 
 async def _first(step: Coroutine[Any, Any, Delivery | None], stop: asyncio.Future[Any]) -> Delivery | None:
-    """The end of `step`; None, and `step` cancelled, when `stop` comes first."""
+    """Return the result of `step`. If `stop` finishes first, cancel `step` and return None."""
     task = asyncio.ensure_future(step)
     both: list[asyncio.Future[Any]] = [task, stop]
     try:
@@ -155,6 +155,6 @@ async def _first(step: Coroutine[Any, Any, Delivery | None], stop: asyncio.Futur
 def build_input_adapters(
     *, db: Database, clock: Clock | None = None, cfg: WorkerConfig | None = None
 ) -> dict[str, Adapter]:
-    """The pulling adapters by name, each an async generator function (see PullAdapters)."""
+    """Return the pull adapters by name, each an async generator function (see PullAdapters)."""
     adapters = PullAdapters(db=db, clock=clock, cfg=cfg)
     return {PULL: adapters.from_artifacts, RECHUNK: adapters.rechunk}
