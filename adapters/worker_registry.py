@@ -108,6 +108,6 @@ class WorkerRegistry:
 
 
 def _alive(at: float, session: str, leaked_threads: int | None) -> dict[str, Any]:
-    """Return the fields of a running worker. `leaked_threads` is None if the worker, like external ones, counts none."""
+    """Return the fields of a running worker. `leaked_threads` is None for workers that do not count them."""
     leaked = {} if leaked_threads is None else {"leaked_threads": leaked_threads}
     return {"status": WorkerStatus.ONLINE.value, "last_seen": moment(at), "session": session, **leaked}

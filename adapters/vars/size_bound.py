@@ -1,9 +1,9 @@
 """Keeps a task's variables within VARS_BYTES without reading them before each write. Pure functions.
 
-The document contains an upper bound of their size. A write that may enlarge the variables adds its maximum growth to the
-bound. It does so in the same update, whose filter matches only if the result stays within the limit. The bound may be
-too high, because values that were replaced or removed still count. If the update does not match, the write reads the
-variables and checks their exact size. Its next update then corrects the bound.
+The document contains an upper bound of their size. A write that may enlarge the variables adds its maximum growth to
+the bound. It does so in the same update, whose filter matches only if the result stays within the limit. The bound may
+be too high, because values that were replaced or removed still count. If the update does not match, the write reads
+the variables and checks their exact size. Its next update then corrects the bound.
 
 FlowKit counts corrections, and a correction matches only if no other correction came first. Other writes may come in
 between. Each adds at least as much to the bound as to the variables, so the corrected bound remains valid.
