@@ -86,12 +86,12 @@ class ArtifactStore:
         await together(
             self._store_metrics(attempt, batch_uid, at, {"metrics": meta}, size)
             if meta
-            else self._forget_failure(attempt, batch_uid),
+            else self._delete_failed_row(attempt, batch_uid),
             self._store_partial(attempt, batch_uid, meta, worker_id, at, size, more),
         )
 
     @translate_errors
-    async def _forget_failure(self, attempt: AttemptInput, batch_uid: str) -> None:
+    async def _delete_failed_row(self, attempt: AttemptInput, batch_uid: str) -> None:
         row = {**_key(attempt, batch_uid), "failed": True, "attempt_epoch": {"$lte": attempt.epoch}}
         await self._metrics.delete_one(row)
 

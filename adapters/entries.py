@@ -12,7 +12,7 @@ from flowkit.adapters.metrics import EMPTY_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_METAS_OF_ONE_PAGE = 20
+_METAS_PER_PAGE = 20
 
 PAGE_BYTES = 16 * 2**20
 """Maximum size of the metas in one page, in bytes. A reader with a smaller memory budget uses less."""
@@ -86,8 +86,8 @@ def fitting(entries: Sequence[Entry], room: int) -> int:
     Return at least 1, even if that entry exceeds `room`. An entry of unknown size is read by itself.
     """
     total = 0
-    for count, entry in enumerate(entries[:_METAS_OF_ONE_PAGE]):
+    for count, entry in enumerate(entries[:_METAS_PER_PAGE]):
         total += room + 1 if entry.size is None else entry.size
         if total > room:
             return max(1, count)
-    return min(len(entries), _METAS_OF_ONE_PAGE)
+    return min(len(entries), _METAS_PER_PAGE)

@@ -78,7 +78,7 @@ def _problems(value: Any, path: str, above: tuple[int, ...]) -> Iterator[str]:
         )
     elif isinstance(value, (list, tuple, set, frozenset)):
         yield from _inner(((f"{path}[{place}]", item) for place, item in enumerate(value)), value, above)
-    elif problem := _of_leaf(value):
+    elif problem := _leaf_problem(value):
         yield f"{path or 'the top level'} {problem}"
 
 
@@ -91,11 +91,11 @@ def _bad_keys(value: dict[Any, Any], path: str) -> Iterator[str]:
     for key in value:
         if isinstance(key, str) and "\0" in key:
             yield f"{path or 'the top level'} has the key {_text(key)!r:.80}, and keys cannot hold a NUL character; rename it"
-        elif problem := _of_key(key):
+        elif problem := _key_problem(key):
             yield f"{path or 'the top level'} has the key {_text(key)!r:.80}, which {problem}"
 
 
-def _of_key(key: Any) -> str:
+def _key_problem(key: Any) -> str:
     """Return why a key cannot become text, as JSON requires; an empty string if it can."""
     try:
         bson.encode(to_jsonable_python({key: 0}))
@@ -104,7 +104,7 @@ def _of_key(key: Any) -> str:
     return ""
 
 
-def _of_leaf(value: Any) -> str:
+def _leaf_problem(value: Any) -> str:
     """Return why a value that is not a container cannot be stored; an empty string if it can."""
     if isinstance(value, int) and value not in _INT64:
         return "is an integer outside the 64-bit range that MongoDB holds; return it as text"

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 Database = Any
 """A Motor database, or an object with its interface: PyMongo Async, or the in-memory database of `flowkit.testing`."""
 
-_AWAY = (
+_UNREACHABLE = (
     pymongo_errors.ConnectionFailure,
     pymongo_errors.ExecutionTimeout,
     pymongo_errors.WriteConcernError,
     pymongo_errors.WTimeoutError,
 )
-_AWAY_CODES = frozenset({6, 7, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436})
+_UNREACHABLE_CODES = frozenset({6, 7, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436})
 """Server codes for an election, a shutdown or a network error (MongoDB's own list of retryable errors)."""
 
 _DENIED_CODES = frozenset({11, 13, 18})
@@ -36,7 +36,7 @@ _DENIED_CODES = frozenset({11, 13, 18})
 _TOO_LARGE_CODES = frozenset({10334, 17280, 17419, 17420})
 """Server codes for a document over 16 MB and for an index key that is too long."""
 
-_NEVER_CODES = _TOO_LARGE_CODES | frozenset(
+_PERMANENT_CODES = _TOO_LARGE_CODES | frozenset(
     {
         *(2, 9, 14, 15),  # BadValue, FailedToParse, TypeMismatch, Overflow
         *(22, 28, 40),  # InvalidBSON, PathNotViable, ConflictingUpdateOperators
@@ -52,7 +52,7 @@ _NEVER_CODES = _TOO_LARGE_CODES | frozenset(
 _INDEX_CONFLICTS = frozenset({85, 86})
 """Server codes for an existing index with the same keys or the same name but a different definition."""
 
-_MISUSED = (
+_USAGE_ERRORS = (
     pymongo_errors.CollectionInvalid,
     pymongo_errors.InvalidName,
     pymongo_errors.InvalidOperation,
@@ -122,16 +122,16 @@ def ours(error: pymongo_errors.PyMongoError) -> FlowKitError:
 def unavailable(error: pymongo_errors.PyMongoError) -> bool:
     """Return True if the same call may succeed later, which includes every error that is not known to be permanent."""
     if isinstance(error, pymongo_errors.OperationFailure):
-        return away(error) or not (codes_of(error) & _NEVER_CODES or _of_no_server(error))
+        return away(error) or not (codes_of(error) & _PERMANENT_CODES or _is_from_driver(error))
     if isinstance(error, pymongo_errors.ConfigurationError):
         return error.__cause__ is not None  # a failed DNS lookup has a cause; a wrong setting has none
-    return away(error) or not isinstance(error, _MISUSED)
+    return away(error) or not isinstance(error, _USAGE_ERRORS)
 
 
 def away(error: pymongo_errors.PyMongoError) -> bool:
     """Return True if no call can succeed now: the server is unreachable or changing state, or the client is closed."""
     closed = isinstance(error, pymongo_errors.InvalidOperation) and "after close" in str(error)
-    return isinstance(error, _AWAY) or closed or bool(codes_of(error) & _AWAY_CODES)
+    return isinstance(error, _UNREACHABLE) or closed or bool(codes_of(error) & _UNREACHABLE_CODES)
 
 
 def too_large(error: Exception) -> bool:
@@ -152,7 +152,7 @@ async def fits(write: Awaitable[Any]) -> bool:
     return True
 
 
-def _of_no_server(error: pymongo_errors.OperationFailure) -> bool:
+def _is_from_driver(error: pymongo_errors.OperationFailure) -> bool:
     """Return True if the error has neither a server code nor a write concern error, so no server reported it."""
     details = error.details or {}
     return not (codes_of(error) - {0} or details.get("writeConcernErrors"))

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 _logger = logging.getLogger("flowkit.store")
 
-_QUICK_SEC = 0.1
+_SHORT_WAIT_SEC = 0.1
 """Waits of at most this many seconds count as time of the attempt."""
 
 _RECHECK_SEC = 0.25
@@ -76,7 +76,7 @@ class AttemptClock:
                 self._resume(self._waiting.pop(wait), self._now())
 
     def _resume(self, since: float, until: float) -> None:
-        if until - since > _QUICK_SEC:
+        if until - since > _SHORT_WAIT_SEC:
             self._waited.append((since, until))
         if not self._waiting:
             self._not_counted += covered(self._waited)

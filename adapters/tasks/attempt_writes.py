@@ -112,7 +112,7 @@ class AttemptWrites:
         If a fence does not match, return all indexes. The call's result does not show which writes succeeded, and
         repeating a write is safe.
         """
-        together, later = _one_of_each_node(writes)
+        together, later = _first_of_each_node(writes)
         updates = [_merged(of_task) for of_task in together.values()]
         if len(updates) == 1:
             done = await self._tasks.update_one(*updates[0])
@@ -121,7 +121,7 @@ class AttemptWrites:
         return later if done.matched_count == len(updates) else range(len(writes))
 
 
-def _one_of_each_node(writes: Sequence[_Write]) -> tuple[dict[str, list[_Write]], list[int]]:
+def _first_of_each_node(writes: Sequence[_Write]) -> tuple[dict[str, list[_Write]], list[int]]:
     """Return the first write of each node, by task id, and the indexes of the remaining writes."""
     together: dict[str, list[_Write]] = {}
     later, seen = [], set()

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from flowkit.adapters.vars.operations import Change, Tree
     from flowkit.adapters.vars.size_bound import Room
 
-_TRIES = 20
+_MAX_WRITES = 20
 """How often a write is tried when its filter matches nothing although the document allows the change."""
 
-_PRUNES = 20
+_MAX_PRUNES = 20
 
 _NOT_READ: Tree = {}
 """Represents a document that was updated without reading its previous content."""
@@ -61,14 +61,14 @@ class Variables:
         or the unknown task.
         """
         room = size_bound.room_within_bound(change)
-        for _ in range(_TRIES):
+        for _ in range(_MAX_WRITES):
             before = await self._update(task_id, change, write, room) if room else None
             if before is not None:
                 return before is not _NOT_READ and not _variables(before)
-            document = await self._uncounted(task_id, write)
+            document = await self._read_unless_counted(task_id, write)
             if document is None:
                 return None
-            await self._explain(document, change, write)
+            await self._raise_refusal(document, change, write)
             room = size_bound.room(document.get("coordinator") or {}, change)
         raise StoreUnavailable(f"the variables of task {task_id!r} change too often for a write")
 
@@ -79,7 +79,7 @@ class Variables:
 
     async def prune(self, task_id: str) -> list[str]:
         """Remove all objects that contain no leaf and return their paths. Keep objects that were filled meanwhile."""
-        for _ in range(_PRUNES):
+        for _ in range(_MAX_PRUNES):
             empty = rules.empty_objects(await self.read(task_id))
             if not empty or await self._remove(task_id, empty):
                 return sorted(map(operations.full, empty))
@@ -134,7 +134,7 @@ class Variables:
             update["$unset"] = unsets | (write.forgets if write else {})
         return update
 
-    async def _uncounted(self, task_id: str, write: NodeWrite | None) -> Tree | None:
+    async def _read_unless_counted(self, task_id: str, write: NodeWrite | None) -> Tree | None:
         """Return the task document. If the effect is counted already, finish the attempt and return None."""
         document = await self._document(task_id, {**_VARS, **_SIZES, **_ENTRIES})
         if write and write.applied(document):
@@ -142,7 +142,7 @@ class Variables:
             return None
         return document
 
-    async def _explain(self, document: Tree, change: Change, write: NodeWrite | None) -> None:
+    async def _raise_refusal(self, document: Tree, change: Change, write: NodeWrite | None) -> None:
         """Raise the error that explains why the update did not match. Do nothing if it should match now."""
         if write:
             await self._store.begin_attempt(write.attempt, write.run_id, write.lease, write.at)
