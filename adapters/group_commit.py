@@ -73,7 +73,7 @@ class GroupCommit(Generic[T]):
             self._start_next_group()
 
     def _start_next_group(self) -> None:
-        """Start writing the items that arrived during the last call, if any."""
+        """Start writing the items that arrived during the previous call, if any."""
         self._busy = bool(self._waiting)
         if self._busy:
             self._group = asyncio.create_task(self._write_group())

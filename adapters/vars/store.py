@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from flowkit.adapters.vars.size_bound import Room
 
 _MAX_WRITES = 20
-"""How often a write is tried when its filter matches nothing although the document allows the change."""
+"""Maximum number of updates for one write. Each may fail because the document changed after it was read."""
 
 _MAX_PRUNES = 20
+"""Maximum number of updates for one pruning."""
 
 _NOT_READ: Tree = {}
 """Represents a document that was updated without reading its previous content."""
