@@ -1,1 +1,1 @@
-"""The only code that speaks MongoDB."""
+"""Storage adapters: the only code in FlowKit that calls MongoDB."""

@@ -1,6 +1,6 @@
-"""What `merge.generic` and `metrics.aggregate` read and write: summaries of what nodes have left behind.
+"""Storage access of `merge.generic` and `metrics.aggregate`, which summarize the results of nodes.
 
-Both replace what they wrote before, so that doing them twice is the same as once.
+Both are idempotent: they replace what they wrote before.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ _NODE_IDS = {"_id": 0, "graph.nodes.node_id": 1}
 
 
 class Aggregates:
-    """Artifacts, metrics and stats of the tasks of one database."""
+    """Summaries of artifacts and metrics of the tasks in one database."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
 
     @translate_errors
     async def place_of(self, task_id: str, node_id: str | None = None) -> int:
-        """Place of a node in its graph. AdapterError for an unknown task, or for a node that it does not have."""
+        """Return the index of a node in its graph, or 0 without a `node_id`.
+
+        Raise AdapterError if the task does not exist or has no such node.
+        """
         found = await self._db.tasks.find_one({"id": task_id}, _NODE_IDS)
         if found is None:
             raise AdapterError(f"there is no task {task_id!r}")
@@ -43,7 +46,7 @@ class Aggregates:
 
     @translate_errors
     async def merged(self, task_id: str, from_nodes: Sequence[str], at: float) -> dict[str, Any]:
-        """The meta of a merge: which of these nodes are complete, and how many batches they have."""
+        """Return the meta of a merge: which of these nodes are complete, and how many batches they have."""
         cursor = self._db.artifacts.find(
             {"task_id": task_id, "node_id": {"$in": list(from_nodes)}},
             {"_id": 0, "node_id": 1, "status": 1, "batch_uid": 1},
@@ -65,7 +68,7 @@ class Aggregates:
 
     @translate_errors
     async def store_merged(self, task_id: str, node_id: str, meta: dict[str, Any], at: float) -> None:
-        """Make the complete artifact of `node_id` hold this meta; artifacts of batches stay."""
+        """Store `meta` in the complete marker of `node_id`. Artifacts of batches stay unchanged."""
         key = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$exists": False}}
         update = {
             "$set": {"status": "complete", "meta": meta, "updated_at": moment(at)},
@@ -78,7 +81,7 @@ class Aggregates:
 
     @translate_errors
     async def aggregated(self, task_id: str, node_id: str, mode: str) -> dict[str, float]:
-        """Sum or mean of a node's metrics, by key, over all rows that did not fail."""
+        """Return the sum or mean of each of a node's metrics, by key, over all batches that did not fail."""
         cursor = self._db.metrics_raw.find(
             {"task_id": task_id, "node_id": node_id, "failed": {"$ne": True}}, {"_id": 0, "metrics": 1}
         )
@@ -88,9 +91,10 @@ class Aggregates:
     async def store_stats(
         self, task_id: str, node_id: str, stats: dict[str, float], at: datetime, write: NodeWrite | None
     ) -> None:
-        """Replace a node's stats; for a function node only while its attempt holds it (else Fenced).
+        """Replace the stats of a node. Raise AdapterError if the task or the node does not exist.
 
-        If an earlier try of the same attempt has already finished the node, its stats are stored: nothing is left to do.
+        `write` is the attempt of the function node that aggregates, if any. Raise Fenced if a newer attempt has
+        replaced it. If an earlier try of the same attempt has finished its node, the stats are stored already.
         """
         path = f"graph.nodes.{await self.place_of(task_id, node_id)}"
         held = {"id": task_id} if write is None else task_fields.fence_filter(write.attempt, write.run_id)
@@ -101,7 +105,7 @@ class Aggregates:
             raise Fenced(f"a newer attempt of the node that aggregates {node_id!r} has replaced this one")
 
     async def _finished(self, write: NodeWrite | None) -> bool:
-        """Whether the attempt itself has already finished its node."""
+        """Return True if this attempt has already finished its node."""
         if write is None:
             return False
         status = {f"{write.path}.status": NodeStatus.FINISHED.value}
@@ -120,7 +124,7 @@ async def _folded(rows: AsyncIterator[dict[str, Any]], mode: str) -> dict[str, f
 
 
 def _numbers(items: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, float]]:
-    """Those of which the value is a finite number, a truth value, or a text that says a number."""
+    """Yield the items whose value is a finite number, a boolean or a text that represents a finite number."""
     for key, value in items:
         try:
             number = float(value)

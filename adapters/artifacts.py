@@ -1,6 +1,7 @@
-"""Artifacts, metrics and claims: what batches leave behind (spec: artifacts, metrics path; protocol: MongoDB contract).
+"""Storage of artifacts, metrics and claims (spec: artifacts, metrics path; protocol: MongoDB contract).
 
-One rule for all: a higher epoch replaces, a lower one is refused. A refused write raises Fenced, which ends a zombie.
+One rule applies to all three: a write of a higher epoch replaces the row, and a write of a lower epoch is rejected.
+A rejected write raises Fenced, which ends an outdated attempt that is still running.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from flowkit.models import AttemptInput
 
 FINAL_UID = "__final__"
-"""`batch_uid` under which a node's final metrics are stored."""
+"""The `batch_uid` under which FlowKit stores a node's final metrics."""
 
 _NODE_BATCH = [("task_id", ASCENDING), ("node_id", ASCENDING), ("batch_uid", ASCENDING)]
 
@@ -43,11 +44,11 @@ _CLAIM = [(name, ASCENDING) for name in ("task_id", "consumer_node", "from_node"
 
 
 _REPLACED_FIELDS = ("artifacts_ref", "error")
-"""What an earlier write of a batch may have left in its artifact."""
+"""Optional fields of an artifact that a new write of the same batch removes unless it sets them."""
 
 
 class ArtifactStore:
-    """`artifacts`, `metrics_raw` and `stream_progress` of one database."""
+    """The collections `artifacts`, `metrics_raw` and `stream_progress` of one database."""
 
     def __init__(self, db: Database) -> None:
         self._artifacts = db.artifacts
@@ -56,11 +57,11 @@ class ArtifactStore:
         self._metrics_rows = FencedRows(self._metrics)
         self._claims = db.stream_progress
         self.notifier = ArtifactNotifier()
-        """Tells pulling nodes of this process what others in it have written."""
+        """Notifies pulling nodes in this process when another node in this process stores a batch."""
 
     @translate_errors
     async def prepare(self) -> None:
-        """Create the indexes under the names that external workers use."""
+        """Create the indexes, under the names that external workers also use."""
         await ensure_index(self._artifacts, _NODE_BATCH[:2], "ix_artifacts_task_node")
         await ensure_index(self._artifacts, _NODE_BATCH, "uniq_artifact_batch_uid", unique=True, sparse=True)
         await ensure_index(self._metrics, _NODE_BATCH, "uniq_metrics_batch", unique=True)
@@ -76,28 +77,28 @@ class ArtifactStore:
         *,
         artifacts_ref: dict[str, Any] | None = None,
     ) -> None:
-        """Store a batch's result: its row of metrics and its artifact, at the same time.
+        """Store the result of a batch: write its metrics row and its artifact concurrently.
 
-        Raises BadMetrics or BatchTooLarge before anything is written.
+        Raise BadMetrics or BatchTooLarge before the first write.
         """
         meta, size = storable(f"metrics of batch {batch_uid!r}", metrics)
         more = _reference(f"artifacts_ref of batch {batch_uid!r}", artifacts_ref)
         await together(
             self._store_metrics(attempt, batch_uid, at, {"metrics": meta}, size)
             if meta
-            else self._forget_failure(attempt, batch_uid),
+            else self._delete_failed_row(attempt, batch_uid),
             self._store_partial(attempt, batch_uid, meta, worker_id, at, size, more),
         )
 
     @translate_errors
-    async def _forget_failure(self, attempt: AttemptInput, batch_uid: str) -> None:
+    async def _delete_failed_row(self, attempt: AttemptInput, batch_uid: str) -> None:
         row = {**_key(attempt, batch_uid), "failed": True, "attempt_epoch": {"$lte": attempt.epoch}}
         await self._metrics.delete_one(row)
 
     async def store_failed_batch(
         self, attempt: AttemptInput, batch_uid: str, reason: str, at: float, *, worker_id: str = ""
     ) -> None:
-        """Store that a batch failed, as row and as artifact; its later success replaces both."""
+        """Record in the metrics row and in the artifact that a batch failed. A later success replaces both."""
         row = {"metrics": {}, "failed": True, "reason": reason}
         fields = {
             "status": "failed",
@@ -170,7 +171,10 @@ class ArtifactStore:
         worker_id: str = "",
         artifacts_ref: dict[str, Any] | None = None,
     ) -> None:
-        """Write a node's complete marker: its pullers may end. It holds no `batch_uid`, as workers expect."""
+        """Write a node's complete marker, so that the nodes that pull from it can finish.
+
+        The marker has no `batch_uid`, as external workers expect.
+        """
         stored, size = storable("meta of the complete marker", meta)
         more = _reference("artifacts_ref of the complete marker", artifacts_ref)
         fields = {"status": "complete", "meta": stored, "updated_at": moment(at), **more}
@@ -181,7 +185,7 @@ class ArtifactStore:
 
     @translate_errors
     async def drop_marker(self, attempt: AttemptInput) -> None:
-        """Remove the marker of an earlier attempt before a new one begins."""
+        """Remove the complete marker of an earlier attempt before a new attempt starts."""
         await self._artifacts.delete_one(
             {
                 "task_id": attempt.task_id,
@@ -193,7 +197,7 @@ class ArtifactStore:
 
     @translate_errors
     async def scan(self, task_id: str, sources: Sequence[str]) -> Scan:
-        """Batches and markers of several nodes, in one read and without their metas."""
+        """Return the batches and complete markers of several nodes, without metas. Uses a single query."""
         cursor = self._artifacts.find(
             {"task_id": task_id, "node_id": {"$in": list(sources)}},
             {**PROJECTION, "node_id": 1, "status": 1, "attempt_epoch": 1},
@@ -210,20 +214,20 @@ class ArtifactStore:
 
     @translate_errors
     async def batch_uids(self, task_id: str, node_id: str) -> set[str]:
-        """Batches of a node whose result is stored whole: the artifact, and the row of its metrics if it has any."""
+        """Return the uids of a node's batches whose artifact and metrics row, if any, are both stored."""
         partials, rows = await asyncio.gather(self._partials(task_id, node_id), self._rows(task_id, node_id))
         return {uid for uid, entry in partials.items() if is_whole(entry, rows.get(uid))}
 
     @translate_errors
     async def _partials(self, task_id: str, node_id: str) -> dict[str, Entry]:
-        """A node's stored batches, oldest first."""
+        """Return a node's stored batches, oldest first."""
         cursor = self._artifacts.find(
             {"task_id": task_id, "node_id": node_id, "status": "partial"}, PROJECTION
         )
         return entries([partial async for partial in cursor])
 
     async def _rows(self, task_id: str, node_id: str) -> dict[str, bool]:
-        """Whether a batch failed, for each batch that has a row of metrics."""
+        """Return whether a batch failed, for each batch that has a metrics row."""
         cursor = self._metrics.find(
             {"task_id": task_id, "node_id": node_id}, {"_id": 0, "batch_uid": 1, "failed": 1}
         )
@@ -232,9 +236,9 @@ class ArtifactStore:
     async def pages(
         self, task_id: str, node_id: str, skip: Collection[str] = ()
     ) -> AsyncIterator[list[dict[str, Any]]]:
-        """`batch_uid` and `meta` of a node's stored batches, oldest first, without those in `skip`.
+        """Yield `batch_uid` and `meta` of a node's stored batches in pages, oldest first, except those in `skip`.
 
-        Metas are read a page at a time, so that memory and the server's sorting stay bounded.
+        Reading one page at a time bounds the memory of this process and the sort on the server.
         """
         stored = await self._partials(task_id, node_id)
         left = [entry for uid, entry in stored.items() if uid not in skip]
@@ -245,9 +249,9 @@ class ArtifactStore:
 
     @translate_errors
     async def metas(self, task_id: str, node_id: str, page: Sequence[Entry]) -> list[dict[str, Any]]:
-        """`batch_uid` and `meta` of these batches, in this order.
+        """Return `batch_uid` and `meta` of these batches, in the given order.
 
-        Those that are gone, or have grown since, are left out.
+        Omit batches that were removed or became larger than the largest size in `page`.
         """
         batches = {"batch_uid": {"$in": [entry.uid for entry in page]}, "status": "partial"}
         known = [entry.size for entry in page if entry.size is not None]
@@ -263,7 +267,10 @@ class ArtifactStore:
     async def claim(
         self, attempt: AttemptInput, from_node: str, batch_uids: Sequence[Any], at: float
     ) -> None:
-        """Note that batches of `from_node` were delivered to this node; a repeated claim is taken over."""
+        """Record that this node received batches of `from_node`, and take over claims of its earlier attempts.
+
+        Raise Fenced if a newer attempt has already claimed one of the batches.
+        """
         if not batch_uids:
             return
         claims = [
@@ -283,7 +290,7 @@ class ArtifactStore:
             await self._claim_again(attempt, from_node, _refused_uids(error, claims), at)
 
     async def _claim_again(self, attempt: AttemptInput, from_node: str, uids: list[Any], at: float) -> None:
-        """Take over claims of earlier attempts; those of external workers hold no epoch."""
+        """Take over claims of earlier attempts. Claims of external workers have no epoch and count as earlier."""
         taken = await self._claims.update_many(
             {
                 "task_id": attempt.task_id,
@@ -299,7 +306,7 @@ class ArtifactStore:
 
 
 def _reference(what: str, given: dict[str, Any] | None) -> dict[str, Any]:
-    """The field that holds a handler's reference; nothing without one."""
+    """Return the field that holds a handler's reference, or `{}` if there is no reference."""
     return {} if given is None else {"artifacts_ref": storable(what, given)[0]}
 
 

@@ -1,4 +1,4 @@
-"""Uids of batches: as their source stored them, as text, and as a node that pulls from several sources gets them."""
+"""Conversion of batch uids: from their stored form to text, and to a unique uid when a node has several sources."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from flowkit.hashing import stable_hash
 
 
 def uid_text(stored: Any) -> str:
-    """The uid in a stored batch as text.
+    """Return the uid of a stored batch as text.
 
-    Handlers only ever make text. A foreign program may have stored a number, an ObjectId or nothing at all: such a
-    uid becomes a hash of its value and type, so that the batch is delivered like any other and two never share one.
+    Handlers store only text. Another program may have stored a number, an ObjectId or nothing at all. FlowKit replaces
+    such a uid with a hash of its value and type, so that it delivers the batch like any other and uids stay distinct.
     """
     if isinstance(stored, str) and stored:
         return stored
@@ -22,10 +22,10 @@ def uid_text(stored: Any) -> str:
 
 
 def qualified(uid: str, source: str, *, first: str) -> str:
-    """The uid of a batch of `source`, for a node that pulls from several sources of which `first` is listed first.
+    """Return the uid of a batch of `source` that is unique among all sources of a node; `first` is its first source.
 
-    Batches of the first source keep theirs. Others, and every uid with an `@`, become `<uid>@<source>`, both
-    percent-encoded: no two batches of different sources or uids get the same one.
+    Batches of the first source keep their uid. All others, and every uid that contains an `@`, become `<uid>@<source>`,
+    with both parts percent-encoded. Batches that differ in source or uid therefore never get the same result.
     """
     if source == first and "@" not in uid:
         return uid

@@ -1,4 +1,4 @@
-"""Several writes at the same time, where each costs a round trip and neither needs the other."""
+"""Concurrent execution of independent writes, which saves round trips to the database."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 async def together(*writes: Awaitable[None]) -> None:
-    """Return when all writes have ended. Raises an error of one of them, rather one that no retry heals."""
-    ends = await asyncio.gather(*writes, return_exceptions=True)
-    errors = [end for end in ends if isinstance(end, BaseException)]
+    """Return when all writes have ended. If some failed, raise one of their errors, preferably a permanent one."""
+    results = await asyncio.gather(*writes, return_exceptions=True)
+    errors = [result for result in results if isinstance(result, BaseException)]
     if errors:
         raise min(errors, key=lambda error: isinstance(error, StoreUnavailable))

@@ -1,4 +1,4 @@
-"""Stored batches as their readers see them before they read what is in them: uid, age and size."""
+"""Index entries of stored batches: what a reader learns (uid, age and size) before it loads their content."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from flowkit.adapters.metrics import EMPTY_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_METAS_OF_ONE_PAGE = 20
+_METAS_PER_PAGE = 20
 
 PAGE_BYTES = 16 * 2**20
-"""Metas of one page, unless a reader has less room."""
+"""Maximum size of the metas in one page, in bytes. A reader with a smaller memory budget uses less."""
 
 MAX_META_BYTES = 16 * 2**20
-"""What a meta of unknown size can have at most: MongoDB's documents are no larger."""
+"""Size in bytes to assume for a meta of unknown size: MongoDB's limit for a document."""
 
 
 PROJECTION = {"batch_uid": 1, "created_at": 1, "size": 1}
-"""Projection: what an Entry is made of, and what sorts entries."""
+"""Projection with the fields of an Entry and the fields that determine its age."""
 
 
 class Entry(NamedTuple):
     """A stored batch, without its meta."""
 
     uid: Any
-    """As it is stored; a foreign program may have stored something other than text."""
+    """The uid as stored. A program other than FlowKit may have stored a value that is not text."""
     size: int | None
-    """Bytes of its meta; None when a foreign program or an earlier release has stored it."""
+    """Size of the meta in bytes; None for a batch that another program or an earlier release stored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scan:
-    """What the sources of a pulling node have left behind so far."""
+    """The batches and complete markers that the sources of a pulling node have stored so far."""
 
     batches: dict[str, dict[str, Entry]]
-    """By source, its batches by the text of their uid, oldest first."""
+    """Batches of each source, keyed by the text of their uid, oldest first."""
     markers: dict[str, int]
-    """Epoch of the complete marker of each source that has one."""
+    """Epoch of the complete marker, for each source that has a marker."""
 
 
 def entries(partials: Iterable[dict[str, Any]]) -> dict[str, Entry]:
-    """Batches by the text of their uid, oldest first. A document without `batch_uid` is none."""
+    """Return the batches keyed by the text of their uid, oldest first. Skip documents without a `batch_uid`."""
     batches = [partial for partial in partials if "batch_uid" in partial]
     return {uid_text(each["batch_uid"]): _entry(each) for each in sorted(batches, key=_age)}
 
@@ -56,7 +56,7 @@ def _entry(partial: dict[str, Any]) -> Entry:
 
 
 def _age(partial: dict[str, Any]) -> tuple[float, str]:
-    """What sorts batches by age; those of a foreign program that have no usable date come first."""
+    """Return a sort key by age. Batches without a valid date, which other programs may store, sort first."""
     made = partial.get("created_at")
     if not isinstance(made, datetime):
         return float("-inf"), str(partial["_id"])
@@ -64,15 +64,16 @@ def _age(partial: dict[str, Any]) -> tuple[float, str]:
 
 
 def epoch_of(artifact: dict[str, Any]) -> int:
-    """Epoch of the attempt that wrote an artifact; 0 when it holds none."""
+    """Return the epoch of the attempt that wrote an artifact; 0 if the artifact has no epoch."""
     epoch = artifact.get("attempt_epoch")
     return epoch if isinstance(epoch, int) else 0
 
 
 def is_whole(artifact: Entry, failed: bool | None) -> bool:
-    """Whether a batch's result is stored whole; `failed` is that of its row of metrics, None without one.
+    """Return True if the result of a batch is stored completely.
 
-    Metrics that hold nothing have no row. Earlier releases wrote the row first, so their artifacts prove it.
+    `failed` is the field of the batch's metrics row, or None if there is no row. Empty metrics have no row. Earlier
+    releases wrote the row before the artifact, so an artifact without a size implies that the row was stored.
     """
     if failed is None:
         return artifact.size is None or artifact.size <= EMPTY_BYTES
@@ -80,13 +81,13 @@ def is_whole(artifact: Entry, failed: bool | None) -> bool:
 
 
 def fitting(entries: Sequence[Entry], room: int) -> int:
-    """How many of the first entries to read together: they fit into `room` bytes, or it is a single one.
+    """Return how many of the first entries to read together, so that they fit into `room` bytes.
 
-    One of unknown size is read alone.
+    Return at least 1, even if that entry exceeds `room`. An entry of unknown size is read by itself.
     """
     total = 0
-    for count, entry in enumerate(entries[:_METAS_OF_ONE_PAGE]):
+    for count, entry in enumerate(entries[:_METAS_PER_PAGE]):
         total += room + 1 if entry.size is None else entry.size
         if total > room:
             return max(1, count)
-    return min(len(entries), _METAS_OF_ONE_PAGE)
+    return min(len(entries), _METAS_PER_PAGE)

@@ -1,4 +1,4 @@
-"""Rows under a unique key: a higher epoch replaces, a lower one is refused."""
+"""Rows with a unique key: a write of a higher epoch replaces the row, and a write of a lower epoch is rejected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 _LARGE_BYTES = 256 * 1024
-"""A larger row goes alone: small ones are not to wait for it."""
+"""Rows with more than this many bytes are written by themselves, so that small rows do not wait for them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -23,9 +23,9 @@ class _Row:
     epoch: int
     fields: dict[str, Any]
     first: dict[str, Any]
-    """Fields that are written once."""
+    """Fields that are written only when the row is created."""
     forgotten: tuple[str, ...]
-    """Fields that an earlier write may have left and this one removes."""
+    """Fields of an earlier write that this write removes unless it sets them."""
 
     @property
     def values(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class _Row:
 
 
 class FencedRows:
-    """Rows on their way into one collection; those that come at the same time go together."""
+    """Writes fenced rows to one collection, grouping rows that arrive at the same time into one call."""
 
     def __init__(self, collection: Any) -> None:
         self._collection = collection
@@ -59,10 +59,10 @@ class FencedRows:
         size: int,
         forgotten: tuple[str, ...] = (),
     ) -> None:
-        """Write under `key`; a row that exists keeps its `first`. Fenced when a higher epoch has written it.
+        """Write the row with this `key`. Raise Fenced if an attempt with a higher epoch has written it.
 
-        `size` is that of the user's part of the row, in bytes. Fields in `forgotten` are removed from a row that
-        exists, unless `fields` has them.
+        An existing row keeps its `first` fields and loses the `forgotten` fields that are not in `fields`. `size` is
+        the size of the user's part of the row in bytes.
         """
         row = _Row(key=key, epoch=epoch, fields=fields, first=first, forgotten=forgotten)
         if size > _LARGE_BYTES:
@@ -71,7 +71,7 @@ class FencedRows:
             await self._rows.write(row)
 
     async def _insert(self, rows: Sequence[_Row]) -> Collection[int]:
-        """Insert what is new; answers the places of what is not."""
+        """Insert the new rows. Return the indexes of those that could not be inserted."""
         try:
             await self._collection.insert_many([row.document for row in rows], ordered=False)
         except BulkWriteError as error:
@@ -81,7 +81,10 @@ class FencedRows:
         return ()
 
     async def _replace(self, row: _Row) -> None:
-        """A first write is an insert, the quickest there is; the unique index refuses it when the key is taken."""
+        """Insert the row, or replace it if its key exists. Raise Fenced if the stored row has a higher epoch.
+
+        The insert comes first because it is the fastest write and most rows are new.
+        """
         try:
             await self._collection.insert_one(row.document)
         except DuplicateKeyError:

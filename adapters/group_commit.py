@@ -1,7 +1,7 @@
-"""Group commit: what is to be written while a write is under way goes with the next one, together.
+"""Group commit: one call to MongoDB for all the writes that arrive while an earlier call is in progress.
 
-A lone writer does not wait. The busier the database, the larger the groups: a hundred attempts at once then cost a
-fraction of a hundred calls, and each still waits until its own write is acknowledged.
+A single writer does not wait. The busier the database, the larger the groups: a hundred concurrent attempts need far
+fewer than a hundred calls. Each caller still waits until MongoDB has acknowledged its own write.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MOST = 100
-"""Writes of one group."""
+_MAX_GROUP = 100
+"""The largest number of writes in one group."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiter(Generic[T]):
-    """Somebody whose write goes with a group."""
+    """A caller of `GroupCommit.write` whose item waits for the next group."""
 
     item: T
     written: asyncio.Future[None]
 
-    def tell(self, error: BaseException | None) -> None:
-        """It is written, or this is why not. Nobody listens when the wait was cancelled."""
+    def resolve(self, error: BaseException | None) -> None:
+        """Report the write's success, or its error, to the caller. Do nothing if the caller no longer waits."""
         if self.written.done():
             return
         if error is None:
@@ -41,11 +41,11 @@ class _Waiter(Generic[T]):
 
 
 class GroupCommit(Generic[T]):
-    """Writes of one kind, on one event loop.
+    """Groups writes of one kind. All callers must run on one event loop.
 
-    `alone` does one write, or raises why it cannot be. `together` does several and answers the places of those that
-    it has left undone: they are written alone, where an error belongs to one of them. Both must bear a repetition of
-    what is already written.
+    `alone` performs one write or raises its error. `together` performs several writes and returns the indexes of those
+    that it did not perform. GroupCommit passes each of these to `alone`, so that an error reaches the right caller.
+    Both functions must be idempotent, because GroupCommit may repeat a write that has already succeeded.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class GroupCommit(Generic[T]):
         self._group: asyncio.Task[None] | None = None
 
     async def write(self, item: T) -> None:
-        """Return when `item` is written. Raises what `alone` raises, or the driver's error when MongoDB is away."""
+        """Return once `item` is written. Raise the error of `alone`, or PyMongoError if MongoDB is unavailable."""
         if self._busy:
             waiter = _Waiter(item, asyncio.get_running_loop().create_future())
             self._waiting.append(waiter)
@@ -70,38 +70,41 @@ class GroupCommit(Generic[T]):
         try:
             await self._alone(item)
         finally:
-            self._go_on()
+            self._start_next_group()
 
-    def _go_on(self) -> None:
-        """Let those who came meanwhile have their turn."""
+    def _start_next_group(self) -> None:
+        """Start writing the items that arrived during the previous call, if any."""
         self._busy = bool(self._waiting)
         if self._busy:
             self._group = asyncio.create_task(self._write_group())
 
     async def _write_group(self) -> None:
-        group, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
+        group, self._waiting = self._waiting[:_MAX_GROUP], self._waiting[_MAX_GROUP:]
         wanted = [waiter for waiter in group if not waiter.written.done()]
         try:
             if wanted:
                 await self._write(wanted)
         except PyMongoError as error:
             for waiter in wanted:
-                waiter.tell(error)
+                waiter.resolve(error)
         finally:
             for waiter in wanted:
                 waiter.written.cancel()
-            self._go_on()
+            self._start_next_group()
 
     async def _write(self, wanted: Sequence[_Waiter[T]]) -> None:
-        left = await self._left_undone([waiter.item for waiter in wanted])
-        for place in set(range(len(wanted))).difference(left):
-            wanted[place].tell(None)
-        single = [wanted[place] for place in left]
-        ends = await asyncio.gather(*(self._alone(waiter.item) for waiter in single), return_exceptions=True)
-        for waiter, end in zip(single, ends, strict=True):
-            waiter.tell(end)
+        remaining = await self._write_together([waiter.item for waiter in wanted])
+        for index in set(range(len(wanted))).difference(remaining):
+            wanted[index].resolve(None)
+        single = [wanted[index] for index in remaining]
+        results = await asyncio.gather(
+            *(self._alone(waiter.item) for waiter in single), return_exceptions=True
+        )
+        for waiter, result in zip(single, results, strict=True):
+            waiter.resolve(result)
 
-    async def _left_undone(self, items: Sequence[T]) -> Collection[int]:
+    async def _write_together(self, items: Sequence[T]) -> Collection[int]:
+        """Return the indexes of the items that still have to be written one by one."""
         try:
             return await self._together(items)
         except Exception as error:

@@ -1,7 +1,7 @@
-"""Complete markers of nodes that ended without one, for those who pull from them: thousands at a time.
+"""Complete markers for nodes that ended without writing one, so that the nodes that pull from them can finish.
 
-The rule is that of all rows: a higher epoch replaces, a lower one changes nothing. What is there already is not
-written again, so that a repetition goes on where the one before was interrupted.
+A task may need thousands of markers at once. As for all rows, a higher epoch replaces a marker and a lower epoch
+changes nothing. Up-to-date markers are not written again, so a retry continues where the interrupted write stopped.
 """
 
 from __future__ import annotations
@@ -28,34 +28,37 @@ _DUPLICATE = 11000
 
 
 class Markers:
-    """Complete markers in the `artifacts` of one database. Tells `news` of those that it has written."""
+    """Complete markers in the collection `artifacts` of one database. Reports each write to `notifier`."""
 
-    def __init__(self, db: Database, news: ArtifactNotifier) -> None:
+    def __init__(self, db: Database, notifier: ArtifactNotifier) -> None:
         self._artifacts = db.artifacts
-        self._news = news
+        self._notifier = notifier
 
     async def write(self, task_id: str, nodes: Sequence[NodeRecord], at: float) -> None:
-        """Mark those of `nodes` that ended without finishing although somebody pulls from them."""
+        """Write a marker for each of `nodes` that ended without finishing and from which another node pulls."""
         for some in chunks([node for node in nodes if _needs_marker(node)], _AT_ONCE):
             for node in await self._put(task_id, some, at):
-                self._news.tell(task_id, node.node_id)
+                self._notifier.tell(task_id, node.node_id)
 
     @translate_errors
     async def _put(self, task_id: str, nodes: Sequence[NodeRecord], at: float) -> Sequence[NodeRecord]:
-        """Insert markers, the quickest there is; replace those that are older. Answers what was written."""
+        """Insert markers, replace older ones, and return the nodes whose markers were written.
+
+        The insert comes first because it is the fastest write.
+        """
         try:
             await self._artifacts.insert_many([_row(task_id, node, at) for node in nodes], ordered=False)
         except BulkWriteError as error:
-            taken = _taken_places(error)
-            older = await self._older(task_id, [nodes[place] for place in sorted(taken)])
+            taken = _duplicate_indexes(error)
+            older = await self._older(task_id, [nodes[index] for index in sorted(taken)])
             if older:
                 replacements = [_replacement(task_id, node, at) for node in older]
                 await self._artifacts.bulk_write(replacements, ordered=False)
-            return [node for place, node in enumerate(nodes) if place not in taken] + older
+            return [node for index, node in enumerate(nodes) if index not in taken] + older
         return nodes
 
     async def _older(self, task_id: str, nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
-        """Those of which the marker that is there says something older."""
+        """Return the nodes whose stored marker is missing or outdated."""
         cursor = self._artifacts.find(
             {**_marker(task_id), "node_id": {"$in": [node.node_id for node in nodes]}},
             {"_id": 0, "node_id": 1, "attempt_epoch": 1, "meta.ended": 1},
@@ -76,7 +79,7 @@ def _is_newer(node: NodeRecord, stored: Row | None) -> bool:
 
 
 def _marker(task_id: str) -> Row:
-    """A marker is the artifact without a batch, as external workers write it."""
+    """Return the filter for the markers of a task. A marker is an artifact without a `batch_uid`."""
     return {"task_id": task_id, "batch_uid": {"$exists": False}}
 
 
@@ -95,8 +98,8 @@ def _replacement(task_id: str, node: NodeRecord, at: float) -> UpdateOne:
     return UpdateOne(older, {"$set": _fields(node, at)})
 
 
-def _taken_places(error: BulkWriteError) -> set[int]:
-    """Places of the rows whose key is taken; any other problem is raised."""
+def _duplicate_indexes(error: BulkWriteError) -> set[int]:
+    """Return the indexes of the rows whose key exists already. Raise `error` if it has any other cause."""
     problems = error.details.get("writeErrors", [])
     other = [problem for problem in problems if problem.get("code") != _DUPLICATE]
     if other or not problems or error.details.get("writeConcernErrors"):

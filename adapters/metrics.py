@@ -1,7 +1,7 @@
-"""The form in which metrics are stored: JSON types, as the protocol has them, and within the size limit.
+"""Conversion of metrics to the form in which FlowKit stores them: JSON types, within the size limit.
 
-MongoDB could hold more (dates, ids), but external workers send metrics as JSON, and a node that pulls must not have to
-know which kind of worker ran its source.
+MongoDB supports more types, such as dates and ids. But external workers send metrics as JSON, and a node that pulls
+must see the same types whichever kind of worker ran its source.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 EMPTY_BYTES = len(bson.encode({}))
-"""Size of metrics that hold nothing."""
+"""Size of empty metrics in bytes."""
 
 _INT64 = range(-(2**63), 2**63)
 _DEEPEST = 200
 _REFUSALS = (ValueError, TypeError, OverflowError, RecursionError, BSONError)
-"""What pydantic and bson raise for values that they cannot convert."""
+"""Exceptions that pydantic and bson raise for values that they cannot convert."""
 
 
 class BadMetrics(FlowKitError, ValueError):
-    """Metrics, or a reference, hold a value that cannot be stored."""
+    """Raised for metrics or a reference that contain a value which cannot be stored."""
 
     code = "bad_metrics"
 
 
 class BatchTooLarge(FlowKitError, ValueError):
-    """A batch's metrics are too large to be stored as an artifact's meta."""
+    """Raised for metrics of a batch that are too large for the meta of an artifact."""
 
     code = "batch_too_large"
 
 
 UNSTORABLE = (BadMetrics, BatchTooLarge)
-"""Errors that a handler's result causes, whatever MongoDB does."""
+"""Errors that a handler's result causes, independently of MongoDB."""
 
 
 def storable(what: str, given: Any) -> tuple[dict[str, Any], int]:
-    """`given` in JSON types, and its size in bytes of BSON; `what` names it in errors.
+    """Return `given` converted to JSON types, and its BSON size in bytes. Error messages call it `what`.
 
-    Raises BadMetrics, which names the first value that has no JSON form or that MongoDB cannot hold, and BatchTooLarge
-    when the size is over the limit.
+    Raise BadMetrics, which names the first value that has no JSON form or that MongoDB cannot store. Raise
+    BatchTooLarge if the size exceeds the limit.
     """
     if not isinstance(given, dict):
         raise BadMetrics(f"{what} must be an object, not {_type_name(given)}")
@@ -66,7 +66,7 @@ def storable(what: str, given: Any) -> tuple[dict[str, Any], int]:
 
 
 def _problems(value: Any, path: str, above: tuple[int, ...]) -> Iterator[str]:
-    """What cannot be stored, each with its path."""
+    """Yield a description of each value that cannot be stored, with its path."""
     if id(value) in above:
         yield f"{path or 'the top level'} contains itself"
     elif len(above) > _DEEPEST:
@@ -78,7 +78,7 @@ def _problems(value: Any, path: str, above: tuple[int, ...]) -> Iterator[str]:
         )
     elif isinstance(value, (list, tuple, set, frozenset)):
         yield from _inner(((f"{path}[{place}]", item) for place, item in enumerate(value)), value, above)
-    elif problem := _of_leaf(value):
+    elif problem := _leaf_problem(value):
         yield f"{path or 'the top level'} {problem}"
 
 
@@ -91,12 +91,12 @@ def _bad_keys(value: dict[Any, Any], path: str) -> Iterator[str]:
     for key in value:
         if isinstance(key, str) and "\0" in key:
             yield f"{path or 'the top level'} has the key {_text(key)!r:.80}, and keys cannot hold a NUL character; rename it"
-        elif problem := _of_key(key):
+        elif problem := _key_problem(key):
             yield f"{path or 'the top level'} has the key {_text(key)!r:.80}, which {problem}"
 
 
-def _of_key(key: Any) -> str:
-    """Why a key cannot become the text that JSON wants; empty when it can."""
+def _key_problem(key: Any) -> str:
+    """Return why a key cannot become text, as JSON requires; an empty string if it can."""
     try:
         bson.encode(to_jsonable_python({key: 0}))
     except _REFUSALS:
@@ -104,8 +104,8 @@ def _of_key(key: Any) -> str:
     return ""
 
 
-def _of_leaf(value: Any) -> str:
-    """Why a value that is no container cannot be stored; empty when it can."""
+def _leaf_problem(value: Any) -> str:
+    """Return why a value that is not a container cannot be stored; an empty string if it can."""
     if isinstance(value, int) and value not in _INT64:
         return "is an integer outside the 64-bit range that MongoDB holds; return it as text"
     try:
@@ -120,7 +120,7 @@ def _of_leaf(value: Any) -> str:
 
 
 def _text(key: object) -> str:
-    """A key for an error's text; Python refuses to print integers of thousands of digits."""
+    """Return a key as text for an error message. Python refuses to print integers of thousands of digits."""
     try:
         return str(key)
     except ValueError:

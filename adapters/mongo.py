@@ -1,4 +1,4 @@
-"""What all MongoDB adapters share: the shape of the handle they take and the way they fail."""
+"""Code that all MongoDB adapters share: the type of a database handle, error translation and index creation."""
 
 from __future__ import annotations
 
@@ -19,45 +19,45 @@ if TYPE_CHECKING:
     from flowkit.errors import FlowKitError
 
 Database = Any
-"""A Motor database, or any object with its interface (PyMongo Async, the in-memory one of `flowkit.testing`)."""
+"""A Motor database, or an object with its interface: PyMongo Async, or the in-memory database of `flowkit.testing`."""
 
-_AWAY = (
+_UNREACHABLE = (
     pymongo_errors.ConnectionFailure,
     pymongo_errors.ExecutionTimeout,
     pymongo_errors.WriteConcernError,
     pymongo_errors.WTimeoutError,
 )
-_AWAY_CODES = frozenset({6, 7, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436})
-"""Server codes of an election, a shutdown or a lost network (MongoDB's own list of retryable errors)."""
+_UNREACHABLE_CODES = frozenset({6, 7, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436})
+"""Server codes for an election, a shutdown or a network error (MongoDB's own list of retryable errors)."""
 
 _DENIED_CODES = frozenset({11, 13, 18})
-"""UserNotFound, Unauthorized, AuthenticationFailed: they end when somebody gives the user its rights."""
+"""UserNotFound, Unauthorized, AuthenticationFailed: they persist until an administrator grants the rights."""
 
 _TOO_LARGE_CODES = frozenset({10334, 17280, 17419, 17420})
-"""A document over 16 MB, a key of an index that is too long."""
+"""Server codes for a document over 16 MB and for an index key that is too long."""
 
-_NEVER_CODES = _TOO_LARGE_CODES | frozenset(
+_PERMANENT_CODES = _TOO_LARGE_CODES | frozenset(
     {
         *(2, 9, 14, 15),  # BadValue, FailedToParse, TypeMismatch, Overflow
         *(22, 28, 40),  # InvalidBSON, PathNotViable, ConflictingUpdateOperators
-        *(52, 53, 54, 55, 56, 57),  # field names: with a dollar, an _id, a DBRef, empty, with a dot
-        *(59, 66, 67, 72, 73, 85, 86),  # no such command, immutable field, index, options, namespace
-        *(121, 166, 197),  # a validator of the collection, a view, an index specification
-        *(11000, 11001, 12582),  # duplicate keys; where they are expected they are handled
-        *(16755, 31249, 40414, 40415, 51270),  # what cannot be parsed
+        *(52, 53, 54, 55, 56, 57),  # invalid field names: dollar sign, _id, DBRef, empty, dot
+        *(59, 66, 67, 72, 73, 85, 86),  # unknown command, immutable field, index, options, namespace
+        *(121, 166, 197),  # validator of the collection, view, index specification
+        *(11000, 11001, 12582),  # duplicate keys; callers that expect these handle them first
+        *(16755, 31249, 40414, 40415, 51270),  # parse errors
     }
 )
-"""Server codes of what can never succeed. Every other code, known or not, is tried again."""
+"""Server codes of errors that no retry can fix. FlowKit retries every other code, known or unknown."""
 
 _INDEX_CONFLICTS = frozenset({85, 86})
-"""An index of these keys, or of this name, is there already and is another one."""
+"""Server codes for an existing index with the same keys or the same name but a different definition."""
 
-_MISUSED = (
+_USAGE_ERRORS = (
     pymongo_errors.CollectionInvalid,
     pymongo_errors.InvalidName,
     pymongo_errors.InvalidOperation,
 )
-"""Calls that no server has seen."""
+"""Errors in the use of the driver, which it raises before it contacts a server."""
 
 _logger = logging.getLogger("flowkit.store")
 
@@ -66,7 +66,10 @@ R = TypeVar("R")
 
 
 def translate_errors(method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Turn a driver's error into ours with a short text; drivers print whole topologies, which Temporal refuses."""
+    """Decorate `method` so that it raises driver errors as FlowKit errors with a short message.
+
+    Drivers put the whole topology into their messages, and Temporal rejects messages of that length.
+    """
 
     @functools.wraps(method)
     async def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -82,7 +85,7 @@ def translate_errors(method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine
 
 
 async def denial(db: Database, error: pymongo_errors.PyMongoError) -> StoreDenied:
-    """An error of missing rights, with the user and the database that it is about."""
+    """Return a StoreDenied error that names the user, the database and how to grant access."""
     return StoreDenied(
         f"MongoDB denies {await _user(db)} access to database {db.name!r} ({words(error)}): "
         "give the user the role readWrite on it, or connect as another user"
@@ -99,12 +102,12 @@ async def _user(db: Database) -> str:
 
 
 def denied(error: pymongo_errors.PyMongoError) -> bool:
-    """Whether the user has no right to do that."""
+    """Return True if MongoDB rejected the call because the user lacks the rights."""
     return bool(codes_of(error) & _DENIED_CODES)
 
 
 def ours(error: pymongo_errors.PyMongoError) -> FlowKitError:
-    """The driver's error as one of ours, with a short text."""
+    """Return a FlowKit error with a short message for a driver error."""
     if too_large(error):
         return StoreTooLarge(_short("MongoDB refused", error))
     if not unavailable(error):
@@ -117,29 +120,29 @@ def ours(error: pymongo_errors.PyMongoError) -> FlowKitError:
 
 
 def unavailable(error: pymongo_errors.PyMongoError) -> bool:
-    """Whether the same call may succeed later: whatever is not known to be hopeless."""
+    """Return True if the same call may succeed later, which includes every error that is not known to be permanent."""
     if isinstance(error, pymongo_errors.OperationFailure):
-        return away(error) or not (codes_of(error) & _NEVER_CODES or _of_no_server(error))
+        return away(error) or not (codes_of(error) & _PERMANENT_CODES or _is_from_driver(error))
     if isinstance(error, pymongo_errors.ConfigurationError):
-        return error.__cause__ is not None  # names that the network could not resolve
-    return away(error) or not isinstance(error, _MISUSED)
+        return error.__cause__ is not None  # a failed DNS lookup has a cause; a wrong setting has none
+    return away(error) or not isinstance(error, _USAGE_ERRORS)
 
 
 def away(error: pymongo_errors.PyMongoError) -> bool:
-    """Whether no call at all can succeed now: the server is away, or changes its state, or the client is closed."""
+    """Return True if no call can succeed now: the server is unreachable or changing state, or the client is closed."""
     closed = isinstance(error, pymongo_errors.InvalidOperation) and "after close" in str(error)
-    return isinstance(error, _AWAY) or closed or bool(codes_of(error) & _AWAY_CODES)
+    return isinstance(error, _UNREACHABLE) or closed or bool(codes_of(error) & _UNREACHABLE_CODES)
 
 
 def too_large(error: Exception) -> bool:
-    """Whether the document would be larger than MongoDB allows."""
+    """Return True if the write failed because the document would exceed MongoDB's size limit."""
     if isinstance(error, pymongo_errors.PyMongoError):
         return bool(codes_of(error) & _TOO_LARGE_CODES)
     return isinstance(error, pymongo_errors.DocumentTooLarge)
 
 
 async def fits(write: Awaitable[Any]) -> bool:
-    """Wait for a write; False when the document would be larger than MongoDB allows."""
+    """Await a write. Return False if the document would exceed MongoDB's size limit, and True otherwise."""
     try:
         await write
     except (pymongo_errors.PyMongoError, pymongo_errors.DocumentTooLarge) as error:
@@ -149,14 +152,14 @@ async def fits(write: Awaitable[Any]) -> bool:
     return True
 
 
-def _of_no_server(error: pymongo_errors.OperationFailure) -> bool:
-    """Servers give a code, or say that the write was not acknowledged as asked."""
+def _is_from_driver(error: pymongo_errors.OperationFailure) -> bool:
+    """Return True if the error has neither a server code nor a write concern error, so no server reported it."""
     details = error.details or {}
     return not (codes_of(error) - {0} or details.get("writeConcernErrors"))
 
 
 def codes_of(error: pymongo_errors.PyMongoError) -> set[int]:
-    """The server's codes of an error: of a bulk write, those of the writes that failed."""
+    """Return the server codes of an error; for a bulk write, those of all the writes that failed."""
     if isinstance(error, pymongo_errors.BulkWriteError):
         problems = error.details.get("writeErrors") or []
         return {problem["code"] for problem in problems if problem.get("code")}
@@ -165,7 +168,7 @@ def codes_of(error: pymongo_errors.PyMongoError) -> set[int]:
 
 
 def code_of(error: pymongo_errors.PyMongoError) -> int | None:
-    """The server's code of an error, if it is the server's."""
+    """Return the server code of an error, or None if the error has no code."""
     code: int | None = getattr(error, "code", None)
     return code
 
@@ -175,16 +178,16 @@ def _short(what: str, error: Exception) -> str:
 
 
 def words(error: Exception) -> str:
-    """The telling part of a driver's error."""
+    """Return the informative part of a driver's error message, at most 250 characters."""
     details = getattr(error, "details", None) or {}
     return clean(str(details.get("errmsg") or error).rpartition(":: caused by :: ")[2][:250])
 
 
 async def ensure_index(collection: Any, keys: Any, name: str, **options: Any) -> None:
-    """Create an index; one of the same keys under another name serves as well (protocol: engine duties).
+    """Create an index, or accept an index with the same keys under another name (protocol: engine duties).
 
-    StoreRefused names the index and the remedy when duplicate documents prevent a unique one, or an index of the same
-    keys that is not unique, or an index of the same name that has other keys.
+    Raise StoreRefused, which names the index and the fix, in three cases: duplicate documents prevent a unique index,
+    an existing index has the same keys but is not unique, or an existing index has the same name but other keys.
     """
     try:
         await collection.create_index(keys, name=name, **options)
@@ -199,7 +202,7 @@ async def ensure_index(collection: Any, keys: Any, name: str, **options: Any) ->
 
 
 async def _check_other_index(collection: Any, keys: Any, name: str, *, unique: bool) -> None:
-    """Whether the index that is there serves in place of ours."""
+    """Accept an existing index that can replace the requested one. Raise StoreRefused if there is none."""
     wanted = [(keys, 1)] if isinstance(keys, str) else [tuple(key) for key in keys]
     indexes = await collection.index_information()
     same = {other: index for other, index in indexes.items() if _keys(index) == wanted}
@@ -221,7 +224,7 @@ def _keys(index: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def _is_unique(index: dict[str, Any]) -> bool:
-    """For all documents, not only for those that a filter selects."""
+    """Return True if the index is unique for all documents and not only for those that match a partial filter."""
     return bool(index.get("unique")) and "partialFilterExpression" not in index
 
 
@@ -230,10 +233,10 @@ def _shown(keys: list[tuple[Any, ...]]) -> str:
 
 
 def moment(at: float) -> datetime:
-    """Seconds since the epoch as the aware UTC date that documents hold."""
+    """Convert seconds since the Unix epoch to the timezone-aware UTC datetime that documents contain."""
     return datetime.fromtimestamp(at, UTC)
 
 
 def iso(at: float) -> str:
-    """Seconds since the epoch as the documented ISO text, which ends in `+00:00`."""
+    """Convert seconds since the Unix epoch to the documented ISO 8601 text, which ends in `+00:00`."""
     return moment(at).isoformat()

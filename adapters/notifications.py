@@ -1,4 +1,4 @@
-"""Within one process: who waits for artifacts of a node learns of them at once; and who reads them, reads in turn."""
+"""Coordination of readers within one process: notifications of new artifacts, and a memory budget for batches."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 
 class Subscription:
-    """One listener's news."""
+    """Notifications for one listener about new artifacts of the nodes that it listens to."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     def tell(self) -> None:
-        """Something was written."""
+        """Notify the listener that one of its nodes has stored an artifact."""
         self._event.set()
 
     async def wait(self, *, least: float, most: float) -> None:
-        """Return when there is news, but not before `least` and not after `most` seconds."""
+        """Return after a notification, but no sooner than `least` seconds and no later than `most` seconds."""
         await asyncio.sleep(least)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._event.wait(), most - least)
@@ -30,58 +30,61 @@ class Subscription:
 
 
 class ArtifactNotifier:
-    """Passes on that a node has written a batch or its marker."""
+    """Notifies the listeners of a node when the node stores a batch or its complete marker."""
 
     def __init__(self) -> None:
         self._listeners: defaultdict[tuple[str, str], set[Subscription]] = defaultdict(set)
 
     @contextmanager
     def listener(self, task_id: str, nodes: Iterable[str]) -> Iterator[Subscription]:
-        """Subscription of these nodes, until the end of the block."""
-        keys, news = [(task_id, node) for node in nodes], Subscription()
+        """Subscribe to these nodes of a task until the end of the block."""
+        keys, subscription = [(task_id, node) for node in nodes], Subscription()
         for key in keys:
-            self._listeners[key].add(news)
+            self._listeners[key].add(subscription)
         try:
-            yield news
+            yield subscription
         finally:
             for key in keys:
-                self._listeners[key].discard(news)
+                self._listeners[key].discard(subscription)
                 if not self._listeners[key]:
                     del self._listeners[key]
 
     def tell(self, task_id: str, node: str) -> None:
-        """`node` has written something."""
-        for news in self._listeners.get((task_id, node), ()):
-            news.tell()
+        """Notify the listeners that `node` has stored a batch or its complete marker."""
+        for subscription in self._listeners.get((task_id, node), ()):
+            subscription.tell()
 
 
 class Held:
-    """Bytes that one reader of a budget holds."""
+    """The bytes of a ByteBudget that one reader holds."""
 
     def __init__(self, size: int, release: Callable[[int], None]) -> None:
         self._size = size
         self._release = release
 
     def keep(self, size: int) -> None:
-        """Give back all but `size` bytes; it never grows."""
+        """Release all but `size` bytes. Do nothing if the reader holds no more than that."""
         if size < self._size:
             self._release(self._size - size)
             self._size = size
 
 
 class ByteBudget:
-    """How many bytes of batches a process holds in memory at once; a single larger one passes alone."""
+    """Limits how many bytes of batches a process holds in memory at once.
+
+    A batch that is larger than the limit uses the whole budget while a reader holds it.
+    """
 
     def __init__(self, limit: int, readers: int) -> None:
         self._limit = limit
         self._used = 0
         self._freed = asyncio.Event()
         self.share = max(1, limit // max(1, readers))
-        """What one reader may take at once, so that all get on."""
+        """The bytes that one reader may request at once, so that all readers make progress."""
 
     @asynccontextmanager
     async def hold(self, size: int) -> AsyncIterator[Held]:
-        """Wait until `size` more bytes may be held, and hold them until the end of the block or until given back."""
+        """Wait until `size` bytes are free, then hold them until the end of the block or until `keep` releases them."""
         size = min(size, self._limit)
         while self._used + size > self._limit:
             self._freed.clear()

@@ -1,4 +1,4 @@
-"""Waiting out a database that is away (tenacity does the waiting), at no cost for the attempt that waits."""
+"""Retries while MongoDB is unavailable, and a clock that excludes these waits from an attempt's time."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ T = TypeVar("T")
 
 _logger = logging.getLogger("flowkit.store")
 
-_QUICK_SEC = 0.1
-"""A shorter wait counts as time of the attempt."""
+_SHORT_WAIT_SEC = 0.1
+"""Waits of at most this many seconds count as time of the attempt."""
 
-_LOOK_AGAIN_SEC = 0.25
+_RECHECK_SEC = 0.25
 
 
 async def retry_while_unavailable(call: Callable[[], Awaitable[T]]) -> T:
-    """`await call()`, again and again while MongoDB does not answer; ends with the attempt that waits for it.
+    """Return the result of `call()`, retrying it without a limit while it raises StoreUnavailable.
 
-    The clock of the attempt stops meanwhile.
+    The clock of the current attempt does not run in the meantime. Only the end of the attempt cancels the retries.
     """
     with clock_stopped():
         try:
@@ -49,9 +49,9 @@ async def retry_while_unavailable(call: Callable[[], Awaitable[T]]) -> T:
 
 
 class AttemptClock:
-    """Measures the time that an attempt itself has used: waits for MongoDB or for a free thread do not count.
+    """Measures the time that an attempt itself has used, without its waits for MongoDB or for a free thread.
 
-    The attempt waits on its own event loop while Temporal's worker reads the clock on another thread.
+    The clock is thread-safe: the attempt waits on its own event loop, and Temporal's worker reads it on another thread.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -60,12 +60,12 @@ class AttemptClock:
         self._lock = threading.Lock()
         self._waiting: dict[object, float] = {}
         self._waited: list[Span] = []
-        """Waits that have ended since the clock last ran."""
+        """Waits that have ended while another wait was still in progress."""
         self._not_counted = 0.0
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Stop the clock during the block, unless the block turns out to be short. Blocks may overlap."""
+        """Stop the clock during the block. A block of at most 0.1 s counts after all. Blocks may overlap."""
         wait = object()
         with self._lock:
             self._waiting[wait] = self._now()
@@ -76,29 +76,29 @@ class AttemptClock:
                 self._resume(self._waiting.pop(wait), self._now())
 
     def _resume(self, since: float, until: float) -> None:
-        if until - since > _QUICK_SEC:
+        if until - since > _SHORT_WAIT_SEC:
             self._waited.append((since, until))
         if not self._waiting:
             self._not_counted += covered(self._waited)
             self._waited.clear()
 
     def spent(self) -> float:
-        """Seconds that count."""
+        """Return the seconds that count toward the attempt's time."""
         with self._lock:
             now = self._now()
             waits = [*self._waited, *((since, now) for since in self._waiting.values())]
             return now - self._begun - self._not_counted - covered(waits)
 
     def next_look(self, limit: float | None) -> float | None:
-        """Seconds until `limit` may be reached; None without a limit."""
+        """Return the seconds after which to check `limit` again; None if there is no limit."""
         if limit is None:
             return None
         left = max(0.0, limit - self.spent())
-        return max(left, _LOOK_AGAIN_SEC) if self._waiting else left
+        return max(left, _RECHECK_SEC) if self._waiting else left
 
 
 def covered(spans: Iterable[Span]) -> float:
-    """Length of time that lies within at least one of the spans."""
+    """Return the total time in seconds that at least one of the spans covers."""
     total, end = 0.0, float("-inf")
     for since, until in sorted(spans):
         total += max(0.0, until - max(since, end))
@@ -111,7 +111,7 @@ _clock: ContextVar[AttemptClock | None] = ContextVar("flowkit_attempt_clock", de
 
 @contextmanager
 def measured_by(clock: AttemptClock) -> Iterator[None]:
-    """Let what is started in the block stop this clock while it waits."""
+    """Make `clock` the clock of the current attempt for code that runs or starts in the block."""
     token = _clock.set(clock)
     try:
         yield
@@ -121,7 +121,7 @@ def measured_by(clock: AttemptClock) -> Iterator[None]:
 
 @contextmanager
 def clock_stopped() -> Iterator[None]:
-    """Stop the clock of the current attempt, if there is one."""
+    """Stop the clock of the current attempt during the block. Do nothing if there is no clock."""
     clock = _clock.get()
     if clock is None:
         yield

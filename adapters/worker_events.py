@@ -1,6 +1,6 @@
-"""The event log of attempts: `worker_events` (spec: collections; protocol: status events).
+"""The event log of attempts, `worker_events` (spec: collections; protocol: status events).
 
-FlowKit decides nothing by it; it is for people and monitoring.
+The log is for operators and monitoring. FlowKit bases no decision on it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _EVENT = [(name, ASCENDING) for name in ("task_id", "node_id", "event_hash")]
 _DUPLICATE = 11000
 
 _UID_CHARS = 500
-"""Of a batch's uid, in an event's payload; its hash is that of the whole uid."""
+"""Maximum length of a batch uid in an event's payload. The event's hash covers the whole uid."""
 
 
 class EventKind(StrEnum):
-    """What an attempt has to tell, under the names that external workers use."""
+    """The kinds of events that an attempt reports, under the names that external workers use."""
 
     TASK_ACCEPTED = "TASK_ACCEPTED"
     TASK_HEARTBEAT = "TASK_HEARTBEAT"
@@ -45,7 +45,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerEvent:
-    """One event of an attempt. Holds nothing large, because many may wait for MongoDB."""
+    """One event of an attempt. It contains no large values, because many events may queue up for MongoDB."""
 
     task_id: str
     node_id: str
@@ -53,26 +53,26 @@ class WorkerEvent:
     epoch: int
     at: float
     event_hash: str
-    """The event's identity: it is stored once, however often it is told."""
+    """Identifies the event, so that MongoDB stores it only once even if the attempt reports it repeatedly."""
     payload: dict[str, Any]
 
 
 class WorkerEvents:
-    """The `worker_events` collection: a log of attempts."""
+    """The collection `worker_events`, a log of attempts."""
 
     def __init__(self, db: Database) -> None:
         self._events = db.worker_events
 
     @translate_errors
     async def prepare(self) -> None:
-        """Create the index. StoreRefused names it when duplicate events prevent it."""
+        """Create the index. Raise StoreRefused, which names the index, if duplicate events prevent it."""
         await ensure_index(self._events, _EVENT, "uniq_worker_event", unique=True)
 
     @translate_errors
     async def append(self, events: Sequence[WorkerEvent], at: float) -> None:
-        """Store `events`, received at `at`; those that are there already stay as they are.
+        """Store `events` with `at` as the time of receipt. Events that exist already stay unchanged.
 
-        StoreRefused when some of them can never be stored; the others are.
+        Raise StoreRefused if MongoDB permanently rejects some of the events; the others are stored.
         """
         if not events:
             return
@@ -99,18 +99,18 @@ def _row(event: WorkerEvent, at: float) -> dict[str, Any]:
     }
 
 
-# --- events: payloads and identities as the protocol has them ---------------------------------------------------
+# --- events: payloads and identities as the protocol defines them -----------------------------------------------
 
 
 def accepted(attempt: AttemptInput, lease: dict[str, Any], at: float) -> WorkerEvent:
-    """An attempt has taken its epoch."""
+    """Return the event that an attempt has taken its epoch."""
     payload = {"lease_id": lease["lease_id"], "lease_deadline_ts_ms": lease["deadline_ts_ms"]}
     identity = {**_identity("acc", attempt), "lease": lease["lease_id"]}
     return _event(EventKind.TASK_ACCEPTED, attempt, lease["worker_id"], at, payload, identity)
 
 
 def heartbeat(attempt: AttemptInput, lease: dict[str, Any], interval_sec: float, at: float) -> WorkerEvent:
-    """An attempt is alive. There is one for each interval."""
+    """Return the event that an attempt is alive. Each interval has at most one such event."""
     deadline_ms = int((at + attempt.lease_ttl_sec) * 1000)
     payload = {"lease_id": lease["lease_id"], "lease_deadline_ts_ms": deadline_ms}
     bucket = int(at * 1000) // max(1, int(interval_sec * 1000))
@@ -119,7 +119,10 @@ def heartbeat(attempt: AttemptInput, lease: dict[str, Any], interval_sec: float,
 
 
 def batch_ok(attempt: AttemptInput, worker_id: str, batch_uid: str, batches: int, at: float) -> WorkerEvent:
-    """An attempt has stored a batch, its `batches`-th. The metrics, which may be large, are in `metrics_raw` only."""
+    """Return the event that an attempt has stored a batch, its `batches`-th.
+
+    The event has no metrics, because they may be large. They are in `metrics_raw`.
+    """
     payload = {**_batch(attempt, batch_uid), "batches": batches}
     identity = {**_identity("bok", attempt), "uid": batch_uid}
     return _event(EventKind.BATCH_OK, attempt, worker_id, at, payload, identity)
@@ -128,28 +131,31 @@ def batch_ok(attempt: AttemptInput, worker_id: str, batch_uid: str, batches: int
 def batch_failed(
     attempt: AttemptInput, worker_id: str, batch_uid: str, failure: AttemptFailure, at: float
 ) -> WorkerEvent:
-    """A batch has failed, which ends its attempt."""
+    """Return the event that a batch has failed, which ends its attempt."""
     payload = {**_batch(attempt, batch_uid), **_reason(failure)}
     identity = {**_identity("bf", attempt), "uid": batch_uid}
     return _event(EventKind.BATCH_FAILED, attempt, worker_id, at, payload, identity)
 
 
 def done(attempt: AttemptInput, worker_id: str, at: float) -> WorkerEvent:
-    """An attempt has finished its node. Its metrics, which may be large, stand in `metrics_raw` only."""
+    """Return the event that an attempt has finished its node.
+
+    The event has no metrics, because they may be large. They are in `metrics_raw`.
+    """
     ref = {"task_id": attempt.task_id, "node_id": attempt.node_id}
     payload = {"artifacts_ref": ref, "final_uid": FINAL_UID}
     return _event(EventKind.TASK_DONE, attempt, worker_id, at, payload, _identity("td", attempt))
 
 
 def failed(attempt: AttemptInput, worker_id: str, failure: AttemptFailure, at: float) -> WorkerEvent:
-    """An attempt has ended without success."""
+    """Return the event that an attempt has failed."""
     payload = _reason(failure)
     identity = {**_identity("tf", attempt), "r": payload["reason_code"], "p": failure.permanent}
     return _event(EventKind.TASK_FAILED, attempt, worker_id, at, payload, identity)
 
 
 def cancelled(attempt: AttemptInput, worker_id: str, at: float) -> WorkerEvent:
-    """An attempt has ended because it was asked to."""
+    """Return the event that an attempt has ended because of a cancel request."""
     payload = {"reason": "cancelled"}
     return _event(EventKind.CANCELLED, attempt, worker_id, at, payload, _identity("c", attempt))
 
@@ -178,16 +184,19 @@ def _identity(what: str, attempt: AttemptInput) -> dict[str, Any]:
 
 
 def _reason(failure: AttemptFailure) -> dict[str, Any]:
-    code, message = _told(failure.code, REASON_CODE_CHARS), _told(failure.message, LAST_ERROR_CHARS)
+    code, message = (
+        _storable_text(failure.code, REASON_CODE_CHARS),
+        _storable_text(failure.message, LAST_ERROR_CHARS),
+    )
     return {"reason_code": code, "permanent": failure.permanent, "error": message or None}
 
 
 def _batch(attempt: AttemptInput, batch_uid: str) -> dict[str, Any]:
-    uid = _told(batch_uid, _UID_CHARS)
+    uid = _storable_text(batch_uid, _UID_CHARS)
     ref = {"task_id": attempt.task_id, "node_id": attempt.node_id, "batch_uid": uid}
     return {"batch_uid": uid, "artifacts_ref": ref}
 
 
-def _told(text: str, length: int) -> str:
-    """`text` as MongoDB can hold it: handlers may say anything."""
+def _storable_text(text: str, length: int) -> str:
+    """Return `text` cut to `length` characters and without characters that MongoDB cannot store."""
     return clean(text[:length])[:length]

@@ -1,6 +1,6 @@
-"""The registry of worker processes: `worker_registry` (spec: collections; protocol: announces).
+"""The registry of worker processes, `worker_registry` (spec: collections; protocol: announces).
 
-FlowKit decides nothing by it; it is for people and monitoring.
+The registry is for operators and monitoring. FlowKit bases no decision on it.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SILENT_SEC = 180.0
-"""Three times the usual interval, for workers that do not say theirs."""
+"""Seconds without an announce after which a worker that reports no interval is offline: 3 times the usual interval."""
 
 
 class WorkerStatus(StrEnum):
-    """Whether a worker runs, as far as the registry knows."""
+    """The last known state of a worker."""
 
     ONLINE = "online"
     OFFLINE = "offline"
 
 
 class WorkerRegistry:
-    """The `worker_registry` collection: one row for each worker id.
+    """The collection `worker_registry`, which has one row for each worker id.
 
-    A row shows the process that came online last. `session` tells processes of one id apart: the end of an old one
-    does not hide a new one. What comes without a session (external workers have none) is one session to us.
+    A row describes the process that came online last. `session` distinguishes processes with the same id, so that the
+    end of an old process does not hide a new one. Processes without a session, such as external workers, count as one.
     """
 
     def __init__(self, db: Database) -> None:
@@ -38,7 +38,7 @@ class WorkerRegistry:
 
     @translate_errors
     async def prepare(self) -> None:
-        """Create the index. StoreRefused names it when duplicate ids prevent it."""
+        """Create the index. Raise StoreRefused, which names the index, if duplicate ids prevent it."""
         await ensure_index(self._workers, "worker_id", "uniq_worker", unique=True)
 
     @translate_errors
@@ -54,7 +54,7 @@ class WorkerRegistry:
         leaked_threads: int | None = None,
         announce_interval_sec: float | None = None,
     ) -> None:
-        """Show a process that has started. Several roles are one `type`, joined by commas, as in announces."""
+        """Register a process that has started. As in announces, `type` contains all its roles, joined by commas."""
         shown = {
             "type": ",".join(roles),
             "capabilities": {"roles": list(roles)},
@@ -72,9 +72,9 @@ class WorkerRegistry:
     async def seen(
         self, worker_id: str, at: float, *, session: str = "", leaked_threads: int | None = None
     ) -> bool:
-        """Show that a process is still there; False when there is no row, so that it must come online again.
+        """Record that a process is still running. Return False if it has no row and must call `online` again.
 
-        A newer process of the same id keeps the row as long as it is online.
+        The row stays unchanged while it describes another process that is online.
         """
         own = {"worker_id": worker_id, "$or": [{"session": session}, {"status": WorkerStatus.OFFLINE.value}]}
         done = await self._workers.update_one(own, {"$set": _alive(at, session, leaked_threads)})
@@ -84,14 +84,17 @@ class WorkerRegistry:
 
     @translate_errors
     async def offline(self, worker_id: str, at: float, *, session: str = "") -> bool:
-        """Show that a process has stopped; False when the row shows another one, which stays."""
+        """Record that a process has stopped. Return False, and change nothing, if the row describes another process."""
         gone = {"status": WorkerStatus.OFFLINE.value, "last_seen": moment(at)}
         done = await self._workers.update_one({"worker_id": worker_id, "session": session}, {"$set": gone})
         return bool(done.matched_count)
 
     @translate_errors
     async def expire(self, at: float) -> int:
-        """Show as offline who missed three announces; answers how many. Being seen brings them back."""
+        """Mark workers that missed three announces as offline and return their number.
+
+        Their next announce marks them as online again.
+        """
         online = {"status": WorkerStatus.ONLINE.value}
         expired = 0
         for interval in {*await self._workers.distinct("announce_interval_sec", online), None}:
@@ -105,6 +108,6 @@ class WorkerRegistry:
 
 
 def _alive(at: float, session: str, leaked_threads: int | None) -> dict[str, Any]:
-    """`leaked_threads` is None where the worker does not count them, as external workers do not."""
+    """Return the fields of a running worker. `leaked_threads` is None for workers that do not count them."""
     leaked = {} if leaked_threads is None else {"leaked_threads": leaked_threads}
     return {"status": WorkerStatus.ONLINE.value, "last_seen": moment(at), "session": session, **leaked}

@@ -1,1 +1,1 @@
-"""The `tasks` collection: documents of tasks and the writes that change them."""
+"""The collection `tasks`: task documents and the writes that change them."""

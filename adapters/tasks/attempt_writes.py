@@ -1,4 +1,4 @@
-"""The two writes by which an attempt takes its node and ends it; those of many attempts at once go together."""
+"""The first and last write of an attempt, which begin and finish its node. Concurrent writes share a group commit."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Update = dict[str, Fields]
 class _Write:
     attempt: AttemptInput
     fence: Fields
-    """Lets it go with others; it may be narrower than the write's own."""
+    """Filter under which a group may contain the write. It may be narrower than the filter of `alone`."""
     update: Update
     alone: Callable[[], Awaitable[None]]
 
 
 class AttemptWrites:
-    """The first and the last write of attempts in the `tasks` collection, each with its fence in its own filter."""
+    """Writes the begin and the end of attempts to the collection `tasks`. Each write's own filter is its fence."""
 
     def __init__(
         self, tasks: Any, *, flags: CancelFlags, reopen: Callable[[str, str], Awaitable[None]]
@@ -40,13 +40,14 @@ class AttemptWrites:
         self._tasks = tasks
         self._flags = flags
         self._reopen = reopen
-        """Called with a task's id and the run that goes on with it."""
+        """Called with a task id and the id of the run that continues the task."""
         self._writes = GroupCommit[_Write](alone=lambda write: write.alone(), together=self._write_together)
 
     async def begin(self, attempt: AttemptInput, run_id: str, lease: Fields, at: float) -> None:
-        """Take the node's epoch. EpochTaken when another run has used it, Fenced when this run closed the task.
+        """Take the node's epoch for an attempt.
 
-        Flagged when a cancel flag is up that is not a left-over of an earlier run.
+        Raise EpochTaken if another run has used the epoch, Fenced if this run has closed the task, and Flagged if a
+        cancel flag is set that is not from an earlier run.
         """
         update = {
             "$set": task_fields.attempt_begun(attempt, run_id, lease, at),
@@ -59,7 +60,7 @@ class AttemptWrites:
         await self._writes.write(_Write(attempt=attempt, fence=fence, update=update, alone=alone))
 
     async def finish(self, attempt: AttemptInput, run_id: str, at: float) -> None:
-        """End the node. Fenced when a newer attempt has it; a node being cancelled is left alone."""
+        """Finish the node. Raise Fenced if a newer attempt has it. Do not change a node that is being cancelled."""
         update = {"$set": task_fields.attempt_finished(attempt, at)}
         fence, alone = (
             task_fields.fence_filter(attempt, run_id),
@@ -68,7 +69,7 @@ class AttemptWrites:
         await self._writes.write(_Write(attempt=attempt, fence=fence, update=update, alone=alone))
 
     async def check_hold(self, attempt: AttemptInput, run_id: str) -> None:
-        """Fenced unless the node is still at this attempt's epoch and run."""
+        """Raise Fenced unless the node still has the epoch and run of this attempt."""
         any_status = {f"graph.nodes.{attempt.index}.status": {"$exists": True}}
         held = {**task_fields.fence_filter(attempt, run_id), **any_status}
         if await self._tasks.find_one(held, {"_id": 1}) is None:
@@ -81,7 +82,7 @@ class AttemptWrites:
             await self._begin_again(attempt, run_id, update)
 
     async def _begin_again(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
-        """Begin in a document that was closed or flagged in between; if that is not why, raise what is."""
+        """Begin in a document that was closed or flagged before. Raise the cause if the attempt must not begin."""
         may_begin = task_fields.attempt_filter(attempt, run_id) | task_fields.NOT_FLAGGED
         begun = await self._tasks.update_one(may_begin, update)
         if not begun.matched_count:
@@ -106,11 +107,12 @@ class AttemptWrites:
             await self.check_hold(attempt, run_id)
 
     async def _write_together(self, writes: Sequence[_Write]) -> Sequence[int]:
-        """One update for each task, all in one call; answers the places of the writes that it has left undone.
+        """Write one update for each task, all in one call. Return the indexes of the writes to perform one by one.
 
-        When a fence does not hold, it does not know which writes are done; a repetition finds out.
+        If a fence does not match, return all indexes. The call's result does not show which writes succeeded, and
+        repeating a write is safe.
         """
-        together, later = _one_of_each_node(writes)
+        together, later = _first_of_each_node(writes)
         updates = [_merged(of_task) for of_task in together.values()]
         if len(updates) == 1:
             done = await self._tasks.update_one(*updates[0])
@@ -119,14 +121,14 @@ class AttemptWrites:
         return later if done.matched_count == len(updates) else range(len(writes))
 
 
-def _one_of_each_node(writes: Sequence[_Write]) -> tuple[dict[str, list[_Write]], list[int]]:
-    """By task, the first write of each node; and the places of the writes whose node has one already."""
+def _first_of_each_node(writes: Sequence[_Write]) -> tuple[dict[str, list[_Write]], list[int]]:
+    """Return the first write of each node, by task id, and the indexes of the remaining writes."""
     together: dict[str, list[_Write]] = {}
     later, seen = [], set()
-    for place, write in enumerate(writes):
+    for index, write in enumerate(writes):
         node = (write.attempt.task_id, write.attempt.index)
         if node in seen:
-            later.append(place)
+            later.append(index)
         else:
             seen.add(node)
             together.setdefault(write.attempt.task_id, []).append(write)
@@ -134,7 +136,7 @@ def _one_of_each_node(writes: Sequence[_Write]) -> tuple[dict[str, list[_Write]]
 
 
 def _merged(writes: Iterable[_Write]) -> tuple[Fields, Update]:
-    """Filter and update of several writes to one document; each node has paths of its own."""
+    """Return the combined filter and update of several writes to one document. Their paths do not overlap."""
     fence: Fields = {}
     update: Update = {}
     for write in writes:

@@ -1,8 +1,8 @@
-"""The cancel flags of a task's document: who raised them, and what they mean for an attempt.
+"""The cancel flags of a task document: their origin, and their meaning for an attempt.
 
-The workflow raises flags for external workers and names its run in `coordinator.cancel_run_id`. A flag without a run
-is a direct write to the document, of which Temporal does not know yet. A flag of another run is left over: Temporal's
-Reset takes a task back to before its cancel.
+The workflow sets flags for external workers and stores its run id in `coordinator.cancel_run_id`. A flag without a run
+id is a direct write to the document, which Temporal does not know about yet. A flag with another run id is outdated:
+Temporal's *Reset* has returned the task to a point before the cancel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from flowkit.models import AttemptInput
 
 DB_FLAG = "db_flag"
-"""Cancel reason of a direct write to the document that gives no reason."""
+"""The cancel reason for a direct write to the document that contains no reason."""
 
 _TASK_FLAG = {
     "_id": 0,
@@ -38,15 +38,15 @@ _ALL_FLAGS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CancelFlag:
-    """A cancel flag that is up."""
+    """A cancel flag that is set."""
 
     reason: str
     run_id: str | None
-    """Run of the workflow that raised it; None: a direct write to the document."""
+    """Id of the workflow run that set the flag; None for a direct write to the document."""
 
 
 class Flagged(FlowKitError):
-    """A cancel flag keeps an attempt from beginning."""
+    """Raised when a cancel flag prevents an attempt from beginning."""
 
     code = "cancel_pending"
 
@@ -56,13 +56,13 @@ class Flagged(FlowKitError):
 
 
 class CancelFlags:
-    """The flags in the `tasks` collection."""
+    """The cancel flags in the collection `tasks`."""
 
     def __init__(self, tasks: Any) -> None:
         self._tasks = tasks
 
     async def of(self, attempt: AttemptInput) -> CancelFlag | None:
-        """Return the flag that tells this attempt's node to stop; None while none is up."""
+        """Return the flag that requests this attempt's node to stop; None if no flag is set."""
         node = f"graph.nodes.{attempt.index}"
         flags = [
             {"coordinator.cancelled": True},
@@ -73,7 +73,7 @@ class CancelFlags:
         return _flag(found) if found is not None else None
 
     async def among(self, task_ids: Sequence[str]) -> set[str]:
-        """Return those of these tasks of which any flag is up: their own, or one of a node."""
+        """Return the ids of those tasks for which a flag is set, for the task itself or for one of its nodes."""
         flags = [
             {"coordinator.cancelled": True},
             {"graph.nodes.coordinator.cancelled": True},
@@ -83,9 +83,9 @@ class CancelFlags:
         return {task["id"] async for task in found}
 
     async def make_way(self, attempt: AttemptInput, run_id: str) -> None:
-        """Clear the flags that an earlier run has left; raise Flagged when the attempt must not begin.
+        """Clear the flags of an earlier run. Raise Flagged if a current flag prevents the attempt from beginning.
 
-        Does nothing when something else than a flag keeps the attempt from beginning.
+        Do nothing if anything other than a flag prevents it.
         """
         hindered = task_fields.attempt_filter(attempt, run_id) | {"coordinator.cancelled": True}
         found = await self._tasks.find_one(hindered, _ALL_FLAGS)
@@ -99,7 +99,10 @@ class CancelFlags:
 
 
 def _flag(document: dict[str, Any]) -> CancelFlag:
-    """The workflow raises the flag of its task before those of nodes: these alone are a direct write."""
+    """Return the flag of a document.
+
+    The workflow sets the flag of the task before those of nodes. A flag of a node alone is therefore a direct write.
+    """
     found = document.get("coordinator") or {}
     run_id = found.get("cancel_run_id") if found.get("cancelled") is True else None
     return CancelFlag(reason=str(found.get("cancel_reason") or DB_FLAG), run_id=run_id)

@@ -1,4 +1,4 @@
-"""The end of a task's document. Whatever it holds, it gets an end: what is bulky is cut until the end fits."""
+"""The final write to a task document. If the document becomes too large, FlowKit cuts bulky fields until it fits."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _logger = logging.getLogger("flowkit.store")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """How much of what is bulky a document keeps at its end; None: all."""
+    """How much of its bulky fields a document keeps when it is closed. None keeps everything."""
 
     error_chars: int | None = None
-    """Of each node's error."""
+    """Maximum length of each node's error."""
     changes: int | None = None
-    """Entries of `status_history`, the last ones and the first."""
+    """Maximum number of entries in `status_history`: the first entry, if there is space for two, and the last one."""
     stats: bool = True
-    """Whether `result` repeats the stats of the nodes."""
+    """Whether `result` includes the stats of the nodes."""
     nodes: bool = True
-    """Whether `result` lists the nodes."""
+    """Whether `result` includes the nodes."""
 
 
 _ROOMS = (
@@ -48,15 +48,16 @@ _ROOMS = (
 
 
 class Closing:
-    """The writes of `close_task` in the `tasks` collection."""
+    """Writes the end of a task to the collection `tasks`."""
 
     def __init__(self, tasks: Any) -> None:
         self._tasks = tasks
 
     async def write(self, close: CloseTask) -> bool:
-        """Write the end, and what the document missed; False when there is no document.
+        """Write the end of a task and the transitions that its document lacks. Return False if there is no document.
 
-        A document that a newer run has opened is left alone. StoreTooLarge when not even the leanest end fits.
+        Do not change a document that a newer run has opened. Raise StoreTooLarge if even the smallest version is too
+        large.
         """
         for room in _ROOMS:
             stored = await self._tasks.find_one({"id": close.task_id}, _projection(close, room))
@@ -71,7 +72,7 @@ class Closing:
         )
 
     async def _write(self, close: CloseTask, stored_nodes: list[Fields], room: Room) -> None:
-        """Nodes first, many with one update; the last update ends the task."""
+        """Write the nodes first, many in one update. The last update ends the task."""
         own = {"id": close.task_id, "run_seq": {"$lte": close.run_seq}}
         changes = [*node_changes(close, stored_nodes, room)]
         *before, last = chunks(changes, NODES_OF_ONE_UPDATE) or [()]
@@ -87,7 +88,7 @@ def _merged(changes: Any) -> Fields:
 
 
 def _projection(close: CloseTask, room: Room) -> Fields:
-    """What the end is made of. Stats and errors may be large, and are seldom needed."""
+    """Return the projection of the fields that the close needs. Stats and errors may be large and are rarely needed."""
     wanted = {**task_fields.NODE_STATES}
     if close.status is TaskStatus.FINISHED and room.stats:
         wanted["graph.nodes.stats"] = 1
@@ -97,7 +98,7 @@ def _projection(close: CloseTask, room: Room) -> Fields:
 
 
 def end_fields(close: CloseTask, stored_nodes: list[Fields], room: Room) -> Fields:
-    """The `$set` of a task's own end."""
+    """Return the `$set` of the task's own fields."""
     changes, omitted = _kept_changes(close, room)
     close = replace(close, status_history=changes, status_history_omitted=omitted)
     fields: Fields = {
@@ -122,7 +123,7 @@ def end_fields(close: CloseTask, stored_nodes: list[Fields], room: Room) -> Fiel
 
 
 def _kept_changes(close: CloseTask, room: Room) -> tuple[list[Any], int]:
-    """Entries of `status_history` to write, and how many are left out."""
+    """Return the entries of `status_history` to write, and the number of omitted entries."""
     changes = close.status_history
     if room.changes is None or len(changes) <= room.changes:
         return changes, close.status_history_omitted
@@ -131,13 +132,13 @@ def _kept_changes(close: CloseTask, room: Room) -> tuple[list[Any], int]:
 
 
 def result(handled_failures: list[str], stored_nodes: list[Fields]) -> Fields:
-    """`result` of a finished task: each node's stats in graph order, and the failures that were tolerated."""
+    """Return the `result` of a finished task: each node's stats in graph order, and the tolerated failures."""
     nodes = [{"node_id": node["node_id"], "stats": node.get("stats") or {}} for node in stored_nodes]
     return {"nodes": nodes, **({"handled_failures": handled_failures} if handled_failures else {})}
 
 
 def node_changes(close: CloseTask, stored_nodes: list[Fields], room: Room) -> Iterator[Fields]:
-    """The `$set` of each node of which the document missed something, or keeps too much; cuts come first."""
+    """Yield the `$set` of each node that the document lacks or whose error is too long. The cuts come first."""
     if room.error_chars is not None:
         yield from _cut_errors(stored_nodes, room.error_chars)
     for node in close.nodes:
@@ -167,7 +168,7 @@ def _differs(node: NodeRecord, stored_nodes: list[Fields]) -> bool:
 
 
 def _missed_finishes(close: CloseTask, stored_nodes: list[Fields]) -> Iterator[Fields]:
-    """Nodes that finished although their documents do not say so."""
+    """Yield the `$set` of each node that has finished without the document showing it."""
     otherwise = {node.index for node in close.nodes}
     finished = NodeStatus.FINISHED.value
     for index, node in enumerate(stored_nodes):

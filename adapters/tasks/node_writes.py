@@ -1,8 +1,7 @@
-"""The writes by which a coordinator function takes a node, does its work once and ends, in one update if it can.
+"""The fields by which a coordinator function begins, takes effect exactly once and finishes, in one update if possible.
 
-An effect is counted once for each (node, generation): the mark stands on the node's own entry, and the update that
-does the work tests it. A retry of the node, another attempt after a crash or a reset finds it; a rerun has a new
-generation.
+An effect counts once for each (node, generation). The update that has the effect marks the node's entry, and its filter
+checks the mark. Retries and attempts after a crash or a reset therefore see the mark. A rerun has a new generation.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ MARK = "applied_generation"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeWrite:
-    """One attempt of a function node, as its writes need it."""
+    """Filters and fields for the writes of one attempt of a coordinator function."""
 
     attempt: AttemptInput
     run_id: str
@@ -29,39 +28,42 @@ class NodeWrite:
 
     @property
     def path(self) -> str:
-        """Where the node's entry stands in the document."""
+        """Return the path of the node's entry in the document."""
         return f"graph.nodes.{self.attempt.index}"
 
     @property
     def may_begin(self) -> dict[str, Any]:
-        """Filter: the attempt may begin in a document that is neither closed nor flagged; else TaskStore.begin_attempt comes first."""
+        """Return the filter for documents that are neither closed nor flagged and in which the attempt may begin.
+
+        For other documents, call `TaskStore.begin_attempt` first.
+        """
         return task_fields.open_attempt_filter(self.attempt, self.run_id)
 
     @property
     def not_applied(self) -> dict[str, Any]:
-        """Filter: this generation of the node has had no effect yet."""
+        """Return the filter for documents in which this generation of the node has had no effect yet."""
         return {f"{self.path}.{MARK}": {"$not": {"$gte": self.attempt.generation}}}
 
     @property
     def done(self) -> dict[str, Any]:
-        """`$set`: begun and finished at once, and the effect is counted."""
+        """Return the `$set` that begins and finishes the attempt and counts its effect."""
         begun = task_fields.attempt_begun(self.attempt, self.run_id, self.lease, self.at)
         finished = task_fields.attempt_finished(self.attempt, self.at)
         return begun | finished | {f"{self.path}.{MARK}": self.attempt.generation}
 
     @property
     def forgets(self) -> dict[str, Any]:
-        """`$unset`: what an earlier end of the node has left."""
+        """Return the `$unset` for fields that an earlier end of the node has left."""
         left = task_fields.attempt_unset(self.attempt)
         return {path: "" for path in left if path != f"{self.path}.finished_at"}
 
     def applied(self, document: dict[str, Any]) -> bool:
-        """Whether the document says that this generation has had its effect."""
+        """Return True if, according to the document, this generation has had its effect."""
         marked = self._entry(document).get(MARK)
         return isinstance(marked, int) and marked >= self.attempt.generation
 
     def finished(self, document: dict[str, Any]) -> bool:
-        """Whether the document says that this very attempt has finished the node."""
+        """Return True if, according to the document, this attempt has finished the node."""
         entry, attempt = self._entry(document), self.attempt
         held = (entry.get("attempt_epoch"), entry.get("run_id"), entry.get("status"))
         return held == (attempt.epoch, self.run_id, "finished")

@@ -1,4 +1,4 @@
-"""Tasks that have not ended, as their documents tell: which there are, who looks after them, and how one is given up."""
+"""Queries for open task documents, the turns of the sweep, and the close of tasks whose workflow is gone."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ _NOT_CLOSED: Fields = {
     "status": {"$in": [*OPEN_TASK_STATUSES, TaskStatus.FAILED.value]},
     "finished_at": None,
 }
-"""Tasks that may still change; one that has just failed shows it before its last attempts have ended."""
+"""Filter for tasks that may still change. A failed task shows its status before its last attempts have ended."""
 
 _OF_ONE_PAGE = 200
-_LOOKED_AT = {"id": 1, "run_id": 1, "first_run_id": 1, "namespace_id": 1, "updated_at": 1}
+_PROJECTION = {"id": 1, "run_id": 1, "first_run_id": 1, "namespace_id": 1, "updated_at": 1}
 
 
 class OpenTasks:
-    """Open tasks of one database. StoreUnavailable when MongoDB does not answer."""
+    """Open tasks of one database. Raises StoreUnavailable if MongoDB does not respond."""
 
     def __init__(self, db: Database) -> None:
         self._tasks = db.tasks
         self._meta = db.flowkit_meta
 
     async def pages(self, *, namespace_id: str, database_id: str = "") -> AsyncIterator[list[Fields]]:
-        """Open documents of a namespace and those that name none, in pages; `id`, run ids and `updated_at` of each.
+        """Yield pages of open documents that belong to a namespace or to none.
 
-        Without a `namespace_id` those that name none. Documents of another database, a copy's origin, are left out.
+        Each document has `id`, `run_id`, `first_run_id`, `namespace_id` and `updated_at`. If `namespace_id` is empty,
+        yield only documents without a namespace. Omit documents with another database id, which come from a copy.
         """
         wanted = {**_NOT_CLOSED, "namespace_id": {"$in": [namespace_id or None, None]}}
         if database_id:
@@ -47,36 +48,39 @@ class OpenTasks:
             yield page
 
     async def pages_of(self, namespace_id: str) -> AsyncIterator[list[Fields]]:
-        """Open documents that name this very namespace, in pages."""
+        """Yield pages of open documents that belong to this namespace."""
         async for page in self._pages({**_NOT_CLOSED, "namespace_id": namespace_id}):
             yield page
 
     async def _pages(self, wanted: Fields) -> AsyncIterator[list[Fields]]:
-        behind: Fields = {}
-        while page := await self._page({**wanted, **behind}):
+        after: Fields = {}
+        while page := await self._page({**wanted, **after}):
             yield page
-            behind = {"_id": {"$gt": page[-1]["_id"]}}
+            after = {"_id": {"$gt": page[-1]["_id"]}}
 
     @translate_errors
     async def _page(self, wanted: Fields) -> list[Fields]:
-        found = self._tasks.find(wanted, _LOOKED_AT).sort("_id", ASCENDING).limit(_OF_ONE_PAGE)
+        found = self._tasks.find(wanted, _PROJECTION).sort("_id", ASCENDING).limit(_OF_ONE_PAGE)
         return [document async for document in found]
 
     @translate_errors
     async def counts(self) -> dict[str | None, int]:
-        """How many open documents each namespace has, by its id; None for those that name none."""
+        """Return the number of open documents by namespace id; None is the key for documents without a namespace."""
         grouped = {"$group": {"_id": "$namespace_id", "count": {"$sum": 1}}}
         rows = await aggregated(self._tasks, [{"$match": _NOT_CLOSED}, grouped])
         return {row["_id"]: row["count"] for row in rows}
 
     @translate_errors
     async def close_orphan(self, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
-        """End a task whose workflow is gone; False when the document has moved on meanwhile."""
+        """Close a task whose workflow is gone. Return False if its document has changed meanwhile."""
         return await close_orphan(self._tasks, task_id, run_id, reason, at)
 
     @translate_errors
     async def take_turn(self, namespace_id: str, owner: str, at: float, seconds: float) -> bool:
-        """Whether `owner` sweeps the documents of this namespace for so long; one does at a time."""
+        """Reserve the sweep of this namespace for `owner` for so many `seconds`.
+
+        Return False if another owner has reserved it.
+        """
         free = [{"owner": owner}, {"until": {"$lt": moment(at)}}]
         until = moment(at) + timedelta(seconds=seconds)
         try:
@@ -91,7 +95,7 @@ class OpenTasks:
 
     @translate_errors
     async def end_turn(self, namespace_id: str, owner: str) -> None:
-        """Let another one sweep at once."""
+        """Release the owner's reservation, so that another engine can sweep immediately."""
         await self._meta.delete_one({"_id": _turn(namespace_id), "owner": owner})
 
 
@@ -100,7 +104,10 @@ def _turn(namespace_id: str) -> str:
 
 
 async def close_orphan(tasks: Any, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
-    """End a task in the `tasks` collection whose workflow is gone; False when the document has moved on meanwhile."""
+    """Close a task in the collection `tasks` whose workflow is gone.
+
+    Return False if the document has changed meanwhile.
+    """
     unchanged = {"id": task_id, "run_id": run_id, **_NOT_CLOSED}
     stored = await tasks.find_one(unchanged, {**task_fields.NODE_STATES, "run_id": 1, "status": 1})
     if stored is None:
@@ -108,13 +115,13 @@ async def close_orphan(tasks: Any, task_id: str, run_id: str | None, reason: str
     change = {"from": stored["status"], "to": TaskStatus.FAILED.value, "at": iso(at)}
     done = await tasks.update_one(
         unchanged | _unchanged_nodes(stored),
-        {"$set": _abandoned(stored, reason, at), "$push": {"status_history": change}},
+        {"$set": _orphan_fields(stored, reason, at), "$push": {"status_history": change}},
     )
     return bool(done.matched_count)
 
 
 def _unchanged_nodes(stored: Fields) -> Fields:
-    """Filter: every open node still has the status in which it was read."""
+    """Return the filter for a document in which every open node still has the status that was read."""
     return {
         f"graph.nodes.{index}.status": node["status"]
         for index, node in enumerate(task_fields.nodes_of(stored))
@@ -122,8 +129,8 @@ def _unchanged_nodes(stored: Fields) -> Fields:
     }
 
 
-def _abandoned(stored: Fields, reason: str, at: float) -> Fields:
-    """The `$set` for a task whose workflow is gone: flags up, open nodes ended (spec: sweep)."""
+def _orphan_fields(stored: Fields, reason: str, at: float) -> Fields:
+    """Return the `$set` for a task whose workflow is gone: it sets cancel flags and ends open nodes (spec: sweep)."""
     fields: Fields = {
         "status": TaskStatus.FAILED.value,
         "reason": reason,

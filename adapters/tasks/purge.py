@@ -1,4 +1,4 @@
-"""Removing tasks that ended long ago, and everything that belongs to them."""
+"""Deletion of tasks that ended long ago, with all rows that belong to them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 Fields = dict[str, Any]
 
 BELONGINGS = ("artifacts", "metrics_raw", "stream_progress", "worker_events")
-"""Collections whose rows belong to a task, by `task_id`."""
+"""Collections whose rows belong to a task, which the field `task_id` names."""
 
-_OF_ONE_STEP = 20
-"""Tasks that are removed together; each may have thousands of rows."""
+_TASKS_PER_STEP = 20
+"""Number of tasks in one step. Each task may have thousands of rows."""
 
 
 class Purge:
-    """Ended tasks of one namespace, and of none, that ended before a time.
+    """Deletes tasks of one namespace or of none that ended before a given time.
 
-    A step removes the rows of some tasks first and their documents last: an interrupted purge is continued by the
-    next one. StoreUnavailable when MongoDB does not answer.
+    Each step first deletes the rows of some tasks and then their documents, so the next purge continues an interrupted
+    one. Raises StoreUnavailable if MongoDB does not respond.
     """
 
     def __init__(self, db: Database, *, before: float, statuses: Collection[str], namespace_id: str) -> None:
@@ -36,28 +36,31 @@ class Purge:
         }
 
     async def steps(self) -> AsyncIterator[list[str]]:
-        """Ids of the tasks, a step at a time."""
-        behind: Fields = {}
-        while page := await self._page(behind):
+        """Yield the ids of the tasks, one step at a time."""
+        after: Fields = {}
+        while page := await self._page(after):
             yield [document["id"] for document in page]
-            behind = {"_id": {"$gt": page[-1]["_id"]}}
+            after = {"_id": {"$gt": page[-1]["_id"]}}
 
     @translate_errors
-    async def _page(self, behind: Fields) -> list[Fields]:
-        wanted = {**self._ended, "id": {"$type": "string"}, **behind}
-        found = self._db.tasks.find(wanted, {"id": 1}).sort("_id", ASCENDING).limit(_OF_ONE_STEP)
+    async def _page(self, after: Fields) -> list[Fields]:
+        wanted = {**self._ended, "id": {"$type": "string"}, **after}
+        found = self._db.tasks.find(wanted, {"id": 1}).sort("_id", ASCENDING).limit(_TASKS_PER_STEP)
         return [document async for document in found]
 
     @translate_errors
     async def count(self, task_ids: Sequence[str]) -> dict[str, int]:
-        """How many rows belong to these tasks, by collection; `tasks` are the documents themselves."""
+        """Return the number of rows of these tasks by collection, including their documents under `tasks`."""
         own = _of(task_ids)
         counts = {name: await self._db[name].count_documents(own) for name in BELONGINGS}
         return {**counts, "tasks": await self._db.tasks.count_documents(self._documents(task_ids))}
 
     @translate_errors
     async def remove(self, task_ids: Sequence[str]) -> dict[str, int]:
-        """Remove these tasks; answers how many rows of which collection. A task that was opened again stays."""
+        """Delete these tasks and return the number of deleted rows by collection.
+
+        Keep the document of a task that was opened again.
+        """
         own = _of(task_ids)
         removed = {name: (await self._db[name].delete_many(own)).deleted_count for name in BELONGINGS}
         ended = await self._db.tasks.delete_many(self._documents(task_ids))

@@ -1,7 +1,7 @@
-"""Transitions that only the workflow knows, on their way into the task's document.
+"""Writes to the task document for state transitions that only the workflow knows.
 
-Many go together in one update. When a node of them has moved on meanwhile, the others are found by a look at the
-document, so that a repetition writes only what is missing.
+One update contains the transitions of many nodes. If one of these nodes has changed meanwhile, the update does not
+match. FlowKit then reads the document and writes only the transitions that are still missing.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ _logger = logging.getLogger("flowkit.store")
 
 
 class Recording:
-    """The writes of `record` in the `tasks` collection."""
+    """Writes transitions to the collection `tasks`."""
 
     def __init__(self, tasks: Any) -> None:
         self._tasks = tasks
 
     async def write(self, record: RecordTask) -> None:
-        """Write what the document does not know yet. What does not fit a document of 16 MB is left to the close."""
+        """Write the transitions that the document lacks.
+
+        If they exceed MongoDB's limit of 16 MB, leave out the errors. If they still exceed it, leave them to the close.
+        """
         if await fits(self._write(record)):
             return
         lean = replace(record, nodes=[replace(node, last_error=None) for node in record.nodes])
@@ -63,14 +66,14 @@ class Recording:
         return bool(done.matched_count)
 
     async def _missing(self, record: RecordTask, nodes: Sequence[NodeRecord]) -> list[NodeRecord] | None:
-        """What the document does not know yet; None when the task has ended, or belongs to a newer run."""
+        """Return the nodes that the document lacks; None if the task has ended or belongs to a newer run."""
         stored = await self._tasks.find_one(task_fields.task_filter(record), task_fields.NODE_STATES)
         if stored is None:
             return None
         return [node for node in nodes if task_fields.may_follow(node, task_fields.nodes_of(stored))]
 
     async def _one_by_one(self, record: RecordTask, nodes: Sequence[NodeRecord], fields: Fields) -> None:
-        """Nodes that move on between a look and a write: each is tested by itself."""
+        """Write each node with a filter of its own, because nodes keep changing between the read and the write."""
         single = [UpdateOne(*_update(record, [], fields))] if fields else []
         single += [UpdateOne(*_update(record, [node], {})) for node in nodes]
         await self._tasks.bulk_write(single, ordered=True)
@@ -85,5 +88,5 @@ def _update(record: RecordTask, nodes: Sequence[NodeRecord], fields: Fields) -> 
 
 
 def chunks(nodes: Sequence[T], size: int) -> list[Sequence[T]]:
-    """`nodes` in pieces of `size` at most."""
+    """Split `nodes` into chunks of at most `size`."""
     return [nodes[start : start + size] for start in range(0, len(nodes), size)]

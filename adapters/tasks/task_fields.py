@@ -1,7 +1,7 @@
-"""Shapes of the documents in `tasks`, as pure functions (spec: task document).
+"""Pure functions that build documents, filters and updates for the collection `tasks` (spec: task document).
 
-A node is addressed by its place, `graph.nodes.<i>`, and every filter names its `node_id` as well. No path stands in
-two operators of one update: MongoDB refuses that.
+Paths address a node by its index, `graph.nodes.<i>`, and every filter also contains its `node_id`. No path is part of
+two operators of one update, because MongoDB rejects such updates.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 Fields = dict[str, Any]
 
 NEW_NODE: Fields = {"status": NodeStatus.QUEUED.value, "attempt_epoch": 0, "stats": {}, "lease": {}}
-"""Runtime fields of a node that has not begun; the others appear when there is something to say.
+"""Runtime fields of a node that has not begun. FlowKit adds the others when they have a value.
 
-Kept small: a database writes the whole document again for every change of one node.
+This keeps the document small, because MongoDB rewrites the whole document for every change of a node.
 """
 
 NODE_STATES: Fields = {
@@ -31,7 +31,7 @@ NODE_STATES: Fields = {
     "graph.nodes.status": 1,
     "graph.nodes.attempt_epoch": 1,
 }
-"""Projection: what tells how far each node is."""
+"""Projection with the status and epoch of each node."""
 
 WIRING: Fields = {
     "_id": 0,
@@ -43,7 +43,7 @@ WIRING: Fields = {
     "graph.edges": 1,
     "graph.edges_ex": 1,
 }
-"""Projection: what says which node depends on which."""
+"""Projection with the fields that define the dependencies between nodes."""
 
 
 def new_task(
@@ -55,7 +55,7 @@ def new_task(
     namespace_id: str = "",
     database_id: str = "",
 ) -> Fields:
-    """A task document as it is first written."""
+    """Return the initial document of a task."""
     kept = {key: value for key, value in graph.items() if key not in {"nodes", "edges", "edges_ex"}}
     parents = parents_by_node(graph)
     return {
@@ -84,7 +84,7 @@ def new_task(
 
 
 def owner(namespace_id: str, database_id: str) -> Fields:
-    """Which Temporal namespace and which database a task belongs to, as far as that is known."""
+    """Return the fields for the namespace id and the database id of a task. Omit an empty id."""
     ids = {"namespace_id": namespace_id, "database_id": database_id}
     return {name: value for name, value in ids.items() if value}
 
@@ -96,7 +96,10 @@ def _fresh(node: Fields, parents: list[str]) -> Fields:
 
 
 def parents_by_node(graph: Fields) -> dict[str, list[str]]:
-    """The parents of each node, by the rule of validation: its own `depends_on`, else the edges that lead to it."""
+    """Return the parents of each node, as validation determines them.
+
+    They are the node's own `depends_on` or, without it, the sources of the edges that lead to the node.
+    """
     wired: dict[str, list[str]] = {}
     for source, target in edge_pairs(graph):
         wired.setdefault(target, []).append(source)
@@ -107,7 +110,7 @@ def parents_by_node(graph: Fields) -> dict[str, list[str]]:
 
 
 def graph_difference(stored: Fields, given: Fields) -> str | None:
-    """What tells the graph of a document from a given one, node by node; None when they are alike."""
+    """Describe the first difference between the graph of a document and a given one; None if they are equal."""
     try:
         ours, theirs = _outline(given), _outline(stored)
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -115,7 +118,7 @@ def graph_difference(stored: Fields, given: Fields) -> str | None:
     if len(ours) != len(theirs):
         return f"its document has {len(theirs)} nodes, not {len(ours)}"
     pairs = zip(ours, theirs, strict=True)
-    return next((_told(*pair, place) for place, pair in enumerate(pairs) if pair[0] != pair[1]), None)
+    return next((_difference(*pair, index) for index, pair in enumerate(pairs) if pair[0] != pair[1]), None)
 
 
 _Outline = tuple[str, str | None, frozenset[str]]
@@ -126,23 +129,26 @@ def _outline(graph: Fields) -> list[_Outline]:
     return [(n["node_id"], n.get("type"), frozenset(parents[n["node_id"]])) for n in graph["nodes"]]
 
 
-def _told(ours: _Outline, theirs: _Outline, place: int) -> str:
+def _difference(ours: _Outline, theirs: _Outline, index: int) -> str:
     for name, own, other in zip(("node_id", "type", "depends_on"), ours, theirs, strict=True):
         if own != other:
             shown = [sorted(each) if isinstance(each, frozenset) else each for each in (other, own)]
-            return f"its document has {name} {shown[0]!r} at graph.nodes[{place}], not {shown[1]!r}"
+            return f"its document has {name} {shown[0]!r} at graph.nodes[{index}], not {shown[1]!r}"
     return ""
 
 
 def nodes_of(stored: Fields) -> list[Fields]:
-    """The nodes of a document, whatever somebody has made of it."""
+    """Return the nodes of a document. Tolerate invalid content from direct writes."""
     graph = stored.get("graph")
     nodes = graph.get("nodes") if isinstance(graph, dict) else None
     return [node if isinstance(node, dict) else {} for node in nodes] if isinstance(nodes, list) else []
 
 
 def beyond(epochs: Mapping[str, int], unfinished: Collection[str]) -> Fields:
-    """Filter: one of these nodes is past its epoch, or one of `unfinished` is not failed, skipped or cancelled."""
+    """Return the filter for a document that is more recent than the given state.
+
+    It matches if a node in `epochs` has a later epoch or a node in `unfinished` is not failed, skipped or cancelled.
+    """
     later: list[Fields] = [
         {"node_id": node_id, "attempt_epoch": {"$gt": epoch}} for node_id, epoch in epochs.items()
     ]
@@ -153,12 +159,12 @@ def beyond(epochs: Mapping[str, int], unfinished: Collection[str]) -> Fields:
 
 
 def history(changes: Iterable[StatusChange]) -> list[Fields]:
-    """`status_history` as documents hold it."""
+    """Return `status_history` in the form that documents contain."""
     return [{"from": change.from_, "to": change.to, "at": iso(change.at)} for change in changes]
 
 
 def opened_history(at: float) -> list[Fields]:
-    """`status_history` of a task that has just been opened."""
+    """Return the `status_history` of a task that was just opened."""
     queued, running = TaskStatus.QUEUED.value, TaskStatus.RUNNING.value
     return history(
         [StatusChange(from_=None, to=queued, at=at), StatusChange(from_=queued, to=running, at=at)]
@@ -166,7 +172,7 @@ def opened_history(at: float) -> list[Fields]:
 
 
 def attempt_filter(attempt: AttemptInput, run_id: str) -> Fields:
-    """Documents in which `attempt` may begin: its epoch is new, or this run's own."""
+    """Return the filter for documents in which `attempt` may begin: its epoch is new or belongs to this run."""
     node = f"graph.nodes.{attempt.index}"
     return {
         "id": attempt.task_id,
@@ -184,16 +190,22 @@ def attempt_filter(attempt: AttemptInput, run_id: str) -> Fields:
 
 
 NOT_FLAGGED: Fields = {"coordinator.cancelled": {"$ne": True}}
-"""Filter: no cancel flag is up for the whole task."""
+"""Filter for documents without a cancel flag for the whole task."""
 
 
 def open_attempt_filter(attempt: AttemptInput, run_id: str) -> Fields:
-    """The same, in documents that nobody has closed or flagged: nearly all, and the quickest to find and write."""
+    """Return the filter of `attempt_filter`, limited to documents that are neither closed nor flagged.
+
+    Nearly all documents match this filter, and it makes the fastest query.
+    """
     return attempt_filter(attempt, run_id) | {"closed_run_id": {"$exists": False}} | NOT_FLAGGED
 
 
 def fresh_attempt_filter(attempt: AttemptInput) -> Fields:
-    """Documents that nobody has closed or flagged, with this epoch new: narrower, but nearly always true."""
+    """Return the filter for documents that are neither closed nor flagged and in which this epoch is new.
+
+    It is narrower than `open_attempt_filter` but still matches nearly always.
+    """
     node = f"graph.nodes.{attempt.index}"
     return {
         "id": attempt.task_id,
@@ -205,7 +217,7 @@ def fresh_attempt_filter(attempt: AttemptInput) -> Fields:
 
 
 def attempt_begun(attempt: AttemptInput, run_id: str, lease: Fields, at: float) -> Fields:
-    """The `$set` of an attempt's first write."""
+    """Return the `$set` of an attempt's first write."""
     node = f"graph.nodes.{attempt.index}"
     fields: Fields = {
         f"{node}.status": NodeStatus.RUNNING.value,
@@ -222,17 +234,17 @@ def attempt_begun(attempt: AttemptInput, run_id: str, lease: Fields, at: float) 
 
 
 NODE_FLAGS = ("coordinator", "cancel_requested_at")
-"""Fields of a node that ask it to stop."""
+"""Fields of a node that request it to stop."""
 
 
 def attempt_unset(attempt: AttemptInput) -> Fields:
-    """The `$unset` of an attempt's first write: what an earlier end of the node has left."""
+    """Return the `$unset` of an attempt's first write: fields that an earlier end of the node has left."""
     left = ("finished_at", "skip_reason", *NODE_FLAGS)
     return {f"graph.nodes.{attempt.index}.{name}": "" for name in left}
 
 
 def fence_filter(attempt: AttemptInput, run_id: str) -> Fields:
-    """Filter of a node that is still in `attempt`'s hands."""
+    """Return the fence of an attempt: the filter for a document in which `attempt` is still running the node."""
     node = f"graph.nodes.{attempt.index}"
     return {
         "id": attempt.task_id,
@@ -244,7 +256,7 @@ def fence_filter(attempt: AttemptInput, run_id: str) -> Fields:
 
 
 def attempt_finished(attempt: AttemptInput, at: float) -> Fields:
-    """The `$set` of an attempt's last write."""
+    """Return the `$set` of an attempt's last write."""
     node = f"graph.nodes.{attempt.index}"
     fields: Fields = {
         f"{node}.status": NodeStatus.FINISHED.value,
@@ -259,7 +271,7 @@ def attempt_finished(attempt: AttemptInput, at: float) -> Fields:
 
 
 def node_filter(node: NodeRecord) -> Fields:
-    """Condition under which a transition of the workflow may be written: not behind the document, still open."""
+    """Return the filter for a transition of the workflow: the node is open and has no later epoch."""
     path = f"graph.nodes.{node.index}"
     return {
         f"{path}.node_id": node.node_id,
@@ -269,7 +281,7 @@ def node_filter(node: NodeRecord) -> Fields:
 
 
 def may_follow(node: NodeRecord, stored_nodes: list[Fields]) -> bool:
-    """The same condition for a document that was read."""
+    """Return True if the nodes of a document meet the condition of `node_filter`."""
     if node.index >= len(stored_nodes):
         return False
     stored = stored_nodes[node.index]
@@ -278,7 +290,7 @@ def may_follow(node: NodeRecord, stored_nodes: list[Fields]) -> bool:
 
 
 def node_fields(node: NodeRecord, at: float) -> Fields:
-    """The `$set` of a transition that only the workflow knows."""
+    """Return the `$set` of a transition that only the workflow knows."""
     path = f"graph.nodes.{node.index}"
     retry_ms = None if node.next_retry_at is None else int(node.next_retry_at * 1000)
     fields: Fields = {
@@ -299,7 +311,7 @@ def node_fields(node: NodeRecord, at: float) -> Fields:
 
 
 def task_filter(record: RecordTask) -> Fields:
-    """Condition under which a run may write its task's own fields."""
+    """Return the filter for the task's own fields: the task is open and no newer run has opened it."""
     return {
         "id": record.task_id,
         "run_seq": {"$lte": record.run_seq},
@@ -308,7 +320,7 @@ def task_filter(record: RecordTask) -> Fields:
 
 
 def task_fields(record: RecordTask) -> Fields:
-    """The `$set` of a task's own fields during its run."""
+    """Return the `$set` of a task's own fields during its run."""
     fields: Fields = {
         "status": record.status.value,
         "status_history": history(record.status_history),
@@ -321,13 +333,13 @@ def task_fields(record: RecordTask) -> Fields:
 
 
 def omitted(record: RecordTask | CloseTask) -> Fields:
-    """How many entries `status_history` lacks, when it does."""
+    """Return the field with the number of entries omitted from `status_history`; `{}` if none are omitted."""
     count = record.status_history_omitted
     return {"status_history_omitted": count} if count else {}
 
 
 def cancel_flags(reason: str, at: float, run_id: str | None) -> Fields:
-    """The flags that external workers poll. The run that raises them tells them from a direct write."""
+    """Return the cancel flags that external workers poll. The run id distinguishes them from a direct write."""
     return {
         "coordinator.cancelled": True,
         "coordinator.cancel_reason": reason,
@@ -339,11 +351,11 @@ def cancel_flags(reason: str, at: float, run_id: str | None) -> Fields:
 TASK_FLAGS: Fields = dict.fromkeys(
     (f"coordinator.{name}" for name in ("cancelled", "cancel_reason", "cancelled_at", "cancel_run_id")), ""
 )
-"""`$unset`: the task's own cancel flags."""
+"""`$unset` for the task's own cancel flags."""
 
 
 def flags_of(nodes: list[Fields]) -> Fields:
-    """The `$unset` of all cancel flags of a task with these nodes."""
+    """Return the `$unset` for all cancel flags of a task with these nodes."""
     flagged = (index for index, node in enumerate(nodes) if node)
     paths = (f"graph.nodes.{index}.{name}" for index in flagged for name in NODE_FLAGS)
     return {**TASK_FLAGS, **dict.fromkeys(paths, "")}

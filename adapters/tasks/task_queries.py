@@ -1,4 +1,4 @@
-"""Questions that people ask about tasks; no decision depends on their answers."""
+"""Queries for displaying tasks to users. FlowKit bases no decision on their results."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ _SUMMARY = {
 
 
 class TaskQueries:
-    """Reads of `tasks` and `artifacts` for people. StoreUnavailable when MongoDB does not answer."""
+    """Queries on `tasks` and `artifacts` for display. Raises StoreUnavailable if MongoDB does not respond."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
 
     @translate_errors
     async def prepare(self) -> None:
-        """Create the indexes that these reads want."""
+        """Create the indexes for these queries."""
         await ensure_index(self._db.tasks, [("started_at", DESCENDING)], "ix_task_started")
 
     @translate_errors
     async def newest(self, status: str | None, limit: int) -> list[dict[str, Any]]:
-        """The newest tasks first, of one status or of all, without their nodes."""
+        """Return up to `limit` tasks, newest first and without their nodes. `status` None selects every status."""
         wanted = {} if status is None else {"status": status}
         found = self._db.tasks.find(wanted, _SUMMARY).sort("started_at", DESCENDING).limit(limit)
         return [document async for document in found]
 
     @translate_errors
     async def document(self, task_id: str) -> dict[str, Any] | None:
-        """A task's document; None when there is none. ConfigError for what is no task id."""
+        """Return a task document; None if there is none. Raise ConfigError if the task id is invalid."""
         require(task_id_problem(task_id))
         found: dict[str, Any] | None = await self._db.tasks.find_one({"id": task_id}, {"_id": 0})
         return found
 
     @translate_errors
     async def batches(self, task_id: str) -> dict[str, int]:
-        """How many batches of each node are stored. ConfigError for what is no task id."""
+        """Return the number of stored batches by node id. Raise ConfigError if the task id is invalid."""
         require(task_id_problem(task_id))
         stored = {"$match": {"task_id": task_id, "status": "partial"}}
         return await self._counted(self._db.artifacts, stored, "$node_id")
 
     @translate_errors
     async def open_counts(self) -> dict[str, int]:
-        """How many tasks have which status, of those that have not ended."""
+        """Return the number of open tasks by status."""
         return await self._counted(self._db.tasks, {"$match": {"status": {"$in": _OPEN}}}, "$status")
 
     async def _counted(self, collection: Any, match: dict[str, Any], by: str) -> dict[str, int]:
@@ -70,7 +70,10 @@ class TaskQueries:
 
 
 async def aggregated(collection: Any, pipeline: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Motor answers a cursor, PyMongo's own asynchronous client something to await for one."""
+    """Return the rows of an aggregation.
+
+    Motor's `aggregate` returns a cursor; that of PyMongo's asynchronous client returns an awaitable of a cursor.
+    """
     cursor = collection.aggregate(pipeline)
     if inspect.isawaitable(cursor):
         cursor = await cursor

@@ -1,7 +1,7 @@
-"""Task documents: opening, the writes of an attempt, transitions of the workflow, the end.
+"""Storage of task documents: opening a task, the writes of attempts, transitions of the workflow, and the close.
 
-Every write is idempotent and carries its fence in its own filter: the epoch and open status of a node, the `run_seq`
-of a task. What matched nothing is looked into afterwards.
+Every write is idempotent and has its fence in its own filter: the epoch and open status of a node, or the `run_seq` of
+a task. If the filter matches nothing, FlowKit reads the document afterwards to find the cause.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ _EPOCHS = {"_id": 0, "run_seq": 1, "graph.nodes.node_id": 1, "graph.nodes.attemp
 
 
 class TaskStore:
-    """The `tasks` collection of one database.
+    """The collection `tasks` of one database.
 
-    Raises StoreUnavailable when MongoDB does not answer (try again) and StoreRefused when it never will.
+    Methods raise StoreUnavailable if MongoDB does not respond; a retry may succeed. They raise StoreRefused for errors
+    that no retry can fix.
     """
 
     def __init__(self, db: Database) -> None:
@@ -58,14 +59,15 @@ class TaskStore:
 
     @property
     def database(self) -> Database:
-        """The database that holds the collection."""
+        """Return the database that contains the collection."""
         return self._db
 
     @translate_errors
     async def prepare(self) -> None:
         """Create the indexes.
 
-        StoreRefused names the index that duplicate ids prevent, StoreDenied the user who has no right to make it.
+        Raise StoreRefused, which names the index, if duplicate ids prevent it. Raise StoreDenied, which names the user,
+        if the user lacks the right to create indexes.
         """
         try:
             await ensure_index(self._tasks, "id", "uniq_task_id", unique=True)
@@ -79,7 +81,10 @@ class TaskStore:
 
     @translate_errors
     async def deployment(self) -> str:
-        """Id of this database, made by whoever asks first; tells engines and workers of two databases apart."""
+        """Return the database id, by which engines and workers notice that they use different databases.
+
+        The first call by any process creates the id.
+        """
         if self._deployment is None:
             with suppress(DuplicateKeyError):
                 await self._meta().update_one(
@@ -94,7 +99,7 @@ class TaskStore:
 
     @translate_errors
     async def insert_task(self, document: dict[str, Any]) -> None:
-        """Write a new task document unless its id is there already."""
+        """Insert a new task document unless a document with its id exists already."""
         await self._insert(document)
 
     async def _insert(self, document: dict[str, Any]) -> None:
@@ -105,9 +110,9 @@ class TaskStore:
     async def open_task(
         self, opening: OpenTask, *, namespace_id: str = "", database_id: str = ""
     ) -> tuple[int, dict[str, int]]:
-        """Take the document over for a run of its workflow; answers `run_seq` and the epochs used before.
+        """Assign the task document to a run of its workflow. Return `run_seq` and the last epoch of each begun node.
 
-        Inserts it when there is none. TaskIdTaken when it belongs to another task.
+        Insert the document if there is none. Raise TaskIdTaken if it belongs to another task.
         """
         ids = task_fields.owner(namespace_id, database_id)
         stored = await self._tasks.find_one({"id": opening.task_id}, _GRAPH)
@@ -155,9 +160,10 @@ class TaskStore:
         return taken or await self._opened_before(opening)
 
     async def _opened_before(self, opening: OpenTask) -> dict[str, Any] | None:
-        """The document as this very run has opened it: a repeated opening must neither fence nor reopen its own run.
+        """Return the document if this run has opened it already; None otherwise.
 
-        A try that the workflow has given up may reach the database after another one, even after the close.
+        A repeated opening must not fence or reopen its own run. A try of the activity that timed out may reach MongoDB
+        after a later try, or even after the close.
         """
         own = {"first_run_id": opening.first_run_id, "run_id": opening.run_id}
         found: dict[str, Any] | None = await self._tasks.find_one({"id": opening.task_id, **own}, _EPOCHS)
@@ -167,16 +173,16 @@ class TaskStore:
     async def begin_attempt(
         self, attempt: AttemptInput, run_id: str, lease: dict[str, Any], at: float
     ) -> None:
-        """An attempt's first write: takes the node's epoch.
+        """Perform the first write of an attempt, which takes the node's epoch. Clear cancel flags of an earlier run.
 
-        EpochTaken when another run has used it, Fenced when the task was closed by this very run, Flagged when a
-        cancel flag is up. Flags that an earlier run has left are cleared.
+        Raise EpochTaken if another run has used the epoch, Fenced if this run has closed the task, and Flagged if a
+        current cancel flag is set.
         """
         await self._attempts.begin(attempt, run_id, lease, at)
 
     @translate_errors
     async def reopen(self, task_id: str, run_id: str) -> None:
-        """A newer run goes on with a task that was closed in between (Temporal's Reset after a sweep)."""
+        """Reopen a task that was closed although a newer run continues it, as after a sweep and Temporal's *Reset*."""
         await self._tasks.update_one(
             {"id": task_id, "closed_run_id": {"$ne": run_id}},
             {
@@ -191,7 +197,7 @@ class TaskStore:
 
     @translate_errors
     async def extend_lease(self, attempt: AttemptInput, run_id: str, deadline_ms: int, at: float) -> None:
-        """Move the lease's deadline forward; it never goes back."""
+        """Extend the lease to `deadline_ms` (Unix time in milliseconds). Keep a later deadline."""
         await self._tasks.update_one(
             task_fields.fence_filter(attempt, run_id),
             {
@@ -204,39 +210,42 @@ class TaskStore:
 
     @translate_errors
     async def finish_attempt(self, attempt: AttemptInput, run_id: str, at: float) -> None:
-        """An attempt's last write. Fenced when a newer attempt has the node; a node being cancelled is left alone."""
+        """Perform the last write of an attempt, which finishes the node.
+
+        Raise Fenced if a newer attempt has the node. Do not change a node that is being cancelled.
+        """
         await self._attempts.finish(attempt, run_id, at)
 
     @translate_errors
     async def check_hold(self, attempt: AttemptInput, run_id: str) -> None:
-        """Fenced unless the node is still at this attempt's epoch and run."""
+        """Raise Fenced unless the node still has the epoch and run of this attempt."""
         await self._attempts.check_hold(attempt, run_id)
 
     @translate_errors
     async def raised_flag(self, attempt: AttemptInput) -> CancelFlag | None:
-        """Return the cancel flag that tells this attempt's node to stop; None while none is up."""
+        """Return the cancel flag that requests this attempt's node to stop; None if no flag is set."""
         return await self._flags.of(attempt)
 
     async def cancel_flag(self, attempt: AttemptInput) -> str | None:
-        """Why this node is to stop, as the documented flags say; None while none is up."""
+        """Return the reason of the cancel flag that requests this node to stop; None if no flag is set."""
         flag = await self.raised_flag(attempt)
         return flag.reason if flag else None
 
     @translate_errors
     async def flagged(self, task_ids: Sequence[str]) -> set[str]:
-        """Those of these tasks of which any cancel flag is up: their own, or one of a node."""
+        """Return the ids of those tasks for which a cancel flag is set, for the task itself or for one of its nodes."""
         return await self._flags.among(task_ids)
 
     @translate_errors
     async def variables(self, task_id: str) -> dict[str, Any]:
-        """`coordinator.vars` of a task, `{}` while there are none."""
+        """Return `coordinator.vars` of a task, or `{}` if there are no variables."""
         stored = await self._tasks.find_one({"id": task_id}, {"_id": 0, "coordinator.vars": 1}) or {}
         found: dict[str, Any] = stored.get("coordinator", {}).get("vars") or {}
         return found
 
     @translate_errors
     async def wiring(self, task_id: str) -> dict[str, Any]:
-        """A task's graph, with what says which node depends on which; `{}` for an unknown task."""
+        """Return the fields of a task's graph that define its dependencies; `{}` for an unknown task."""
         stored = await self._tasks.find_one({"id": task_id}, task_fields.WIRING) or {}
         found: dict[str, Any] = stored.get("graph") or {}
         return found
@@ -245,38 +254,38 @@ class TaskStore:
     async def moved_on(
         self, task_id: str, epochs: Mapping[str, int], unfinished: Collection[str] = ()
     ) -> bool:
-        """Whether one of these nodes has begun a later attempt than this one, or one in `unfinished` is open again."""
+        """Return True if a node in `epochs` has begun a later attempt or a node in `unfinished` is open or finished."""
         beyond = task_fields.beyond(epochs, unfinished)
         return await self._tasks.find_one({"id": task_id, **beyond}, {"_id": 1}) is not None
 
     @translate_errors
     async def node_states(self, task_id: str) -> dict[str, tuple[NodeStatus, int]]:
-        """Status and epoch of every node."""
+        """Return the status and the epoch of every node; `{}` for an unknown task."""
         stored = await self._tasks.find_one({"id": task_id}, task_fields.NODE_STATES)
         nodes = stored["graph"]["nodes"] if stored else []
         return {n["node_id"]: (NodeStatus(n["status"]), n.get("attempt_epoch", 0)) for n in nodes}
 
     @translate_errors
     async def record(self, record: RecordTask) -> None:
-        """Write transitions that only the workflow knows; those behind the document change nothing."""
+        """Write transitions that only the workflow knows. Outdated transitions change nothing."""
         await Recording(self._tasks).write(record)
 
     @translate_errors
     async def close_task(self, close: CloseTask) -> bool:
-        """Write the end of a task and whatever its document missed; False when there is no document.
+        """Write the end of a task and the transitions that its document lacks. Return False if there is no document.
 
-        A document that a newer run has opened is left alone. StoreTooLarge when it is too large for any end.
+        Do not change a document that a newer run has opened. Raise StoreTooLarge if the document is too large to close.
         """
         return await Closing(self._tasks).write(close)
 
     @translate_errors
     async def close_orphan(self, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
-        """End a task whose workflow is gone; False when the document has moved on meanwhile."""
+        """Close a task whose workflow is gone. Return False if its document has changed meanwhile."""
         return await close_orphan(self._tasks, task_id, run_id, reason, at)
 
 
 def _check_graph(stored: dict[str, Any], opening: OpenTask) -> None:
-    """TaskIdTaken when a document that no run has claimed was made for another graph."""
+    """Raise TaskIdTaken if no run has opened the document and it contains another graph."""
     unclaimed = stored.get("first_run_id") is None and stored.get("status") == TaskStatus.QUEUED.value
     if unclaimed and (difference := task_fields.graph_difference(stored.get("graph", {}), opening.graph)):
         raise TaskIdTaken(
@@ -287,4 +296,4 @@ def _check_graph(stored: dict[str, Any], opening: OpenTask) -> None:
 _NOT_ENDED = {"finished_at": None, "reason": None, "result": None}
 
 _REOPENED = {"closed_run_id": "", "status_history_omitted": "", **task_fields.TASK_FLAGS}
-"""What a task that goes on must not keep from an earlier end."""
+"""`$unset` for a task that a run continues: fields of an earlier end."""

@@ -1,7 +1,7 @@
-"""Rules of a task's variables: paths, limits, flattening (spec: CoordinatorAdapters). Pure.
+"""Parsing and validation of operations on a task's variables: paths, limits, flattening (spec: CoordinatorAdapters).
 
-Variables live under `coordinator.vars` of the task's document. Every rule that is broken raises AdapterError, which
-names the path and never a value.
+Variables are stored under `coordinator.vars` of the task document. The functions are pure. For each violation they
+raise AdapterError, whose message contains the path and never a value.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = "coordinator.vars"
-"""Where a task's variables stand in its document."""
+"""Path of a task's variables in its document."""
 
 _LEVELS_ABOVE = 3
-"""The document, `coordinator` and `vars`."""
+"""Nesting levels above the variables: the document, `coordinator` and `vars`."""
 
 _SHOWN_CHARS = 120
 SMALLEST_INT, LARGEST_INT = -(2**63), 2**63 - 1
-"""Of MongoDB's integers."""
+"""Limits of MongoDB's integers."""
 
 Tree = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """One operation, checked and ready to be written. Paths stand below `coordinator.vars`."""
+    """One validated operation, ready to be written. Paths are relative to `coordinator.vars`."""
 
     operation: str
     """`set`, `merge`, `incr`, `unset`; `noop` changes nothing."""
@@ -51,28 +51,28 @@ class Change:
     adds: Mapping[str, int | float] = field(default_factory=dict)
     removes: tuple[str, ...] = ()
     repeated: int = 0
-    """Removals that were asked for more than once."""
+    """Number of repeated paths in the arguments of a removal."""
     block_sensitive: bool = False
 
     @property
     def paths(self) -> list[str]:
-        """Full paths of everything it names, sorted."""
+        """Return the full paths of all variables that the operation names, sorted."""
         return sorted(full(path) for path in (*self.sets, *self.adds, *self.removes))
 
     @property
     def touched(self) -> int:
-        """How many paths were asked for, a repeated one as often as it was."""
+        """Return the number of paths in the arguments, including repeated ones."""
         return len(self.sets) + len(self.adds) + len(self.removes) + self.repeated
 
     @property
     def ancestors(self) -> list[str]:
-        """Every path that must hold an object, or nothing, for the operation to reach its leaves."""
+        """Return all paths above the leaves of the operation, sorted. Each must contain an object or be missing."""
         named = (*self.sets, *self.adds, *self.removes)
         return sorted({above for path in named for above in ancestors(path)})
 
     @property
     def values(self) -> list[tuple[str, Any]]:
-        """What it brings, leaf by leaf, with full paths; also the leaves of an object that is stored whole."""
+        """Return the full path and value of each new leaf, including the leaves of objects that are stored whole."""
         return [leaf for path, value in self.sets.items() for leaf in _inner(full(path), value)]
 
 
@@ -80,7 +80,7 @@ NOTHING = Change(operation="noop")
 
 
 def full(path: str) -> str:
-    """A variable's path in the task's document."""
+    """Return a variable's full path in the task document."""
     return f"{ROOT}.{path}"
 
 
@@ -93,7 +93,11 @@ def _inner(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def setting(given: Mapping[str, Any]) -> Change:
-    """`vars.set`: a key without a dot is flattened to its leaves, one with a dot is a path and keeps its value whole."""
+    """Return the change of `vars.set`.
+
+    An object under a key without a dot is flattened to its leaves. A key with a dot is a path, and its value is stored
+    whole.
+    """
     data, block = _unwrapped(given, "set", "kv")
     leaves: Tree = {}
     for key, value in data.items():
@@ -104,7 +108,7 @@ def setting(given: Mapping[str, Any]) -> Change:
 
 
 def merging(given: Mapping[str, Any]) -> Change:
-    """`vars.merge`: a tree of objects, of which the leaves overwrite; no key may hold a dot."""
+    """Return the change of `vars.merge`: the leaves of a tree overwrite variables. Keys must not contain dots."""
     data, block = _unwrapped(given, "merge", "data", "kv")
     leaves: Tree = {}
     _gather("merge", leaves, _leaves("merge", data, ()))
@@ -112,7 +116,7 @@ def merging(given: Mapping[str, Any]) -> Change:
 
 
 def incrementing(key: Any, by: Any) -> Change:
-    """`vars.incr`: add a finite number; a truth value counts as 0 or 1."""
+    """Return the change of `vars.incr`, which adds a finite number. A boolean counts as 0 or 1."""
     path = _checked_path("incr", key)
     if not isinstance(by, (int, float)):
         raise AdapterError(f"vars.incr: 'by' must be int or float, not {type(by).__name__}")
@@ -125,7 +129,7 @@ def incrementing(key: Any, by: Any) -> Change:
 
 
 def unsetting(paths: Iterable[Any], keys: Any) -> Change:
-    """`vars.unset`: remove paths, whether they are there or not."""
+    """Return the change of `vars.unset`, which removes paths whether they exist or not."""
     if isinstance(keys, (str, bytes)) or not isinstance(keys, (Iterable, type(None))):
         raise AdapterError(f"vars.unset: 'keys' must be an iterable of strings, not {type(keys).__name__}")
     asked = [_checked_path("unset", path) for path in paths]
@@ -135,7 +139,7 @@ def unsetting(paths: Iterable[Any], keys: Any) -> Change:
 
 
 def _unwrapped(given: Mapping[str, Any], operation: str, *wrappers: str) -> tuple[Tree, bool]:
-    """The data of a call, whichever way it was given, and whether sensitive values block it."""
+    """Return the data of a call, with or without a wrapper key, and whether sensitive values block the call."""
     data, block = dict(given), given.get("block_sensitive", False)
     data.pop("block_sensitive", None)
     for wrapper in wrappers:
@@ -154,7 +158,7 @@ def _unwrapped(given: Mapping[str, Any], operation: str, *wrappers: str) -> tupl
 
 
 def _leaves(operation: str, tree: Any, above: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """The leaves of a tree with their paths; an object without leaves leaves nothing."""
+    """Yield the leaves of a tree with their paths. An object without leaves yields nothing."""
     path = ".".join(above)
     if above:
         _check_length(operation, path, len(above))
@@ -198,7 +202,7 @@ def _check_segment(operation: str, segment: Any, shown: str) -> None:
 
 
 def _encodable(text: str) -> bool:
-    """Whether UTF-8 can hold it; half of a surrogate pair it cannot."""
+    """Return True if UTF-8 can encode the text. It cannot encode half of a surrogate pair."""
     return _printable(text) == text
 
 
@@ -235,7 +239,7 @@ def _check_value(operation: str, path: str, value: Any) -> None:
 
 
 def _levels(value: Any) -> int:
-    """How deeply objects and lists are nested in a value; 0 when it is neither."""
+    """Return the nesting depth of objects and lists in a value; 0 if the value is neither."""
     deepest, waiting = 0, [(value, 1)]
     while waiting:
         held, level = waiting.pop()
@@ -247,7 +251,7 @@ def _levels(value: Any) -> int:
 
 
 def _checked(change: Change) -> Change:
-    """`change`, unless it names too many paths or one below another."""
+    """Return `change`. Raise AdapterError if it has too many paths or if one path is below another."""
     paths = sorted([*change.sets, *change.removes], key=lambda path: path.split("."))
     if len(paths) > VARS_KEYS:
         raise AdapterError(
@@ -260,12 +264,12 @@ def _checked(change: Change) -> Change:
 
 
 def size(variables: Tree) -> int:
-    """BSON size of variables, in bytes."""
+    """Return the BSON size of variables in bytes."""
     return len(bson.encode(variables))
 
 
 def shown(path: str) -> str:
-    """A variable's full path as errors name it, cut when it is very long."""
+    """Return a variable's full path for an error message, cut to 120 characters."""
     return _short(full(path))
 
 
@@ -274,13 +278,13 @@ def _short(text: str) -> str:
 
 
 def ancestors(path: str) -> Iterator[str]:
-    """The paths above a path, the topmost first."""
+    """Return all paths above `path`, starting with the topmost."""
     segments = path.split(".")
     return (".".join(segments[:count]) for count in range(1, len(segments)))
 
 
 def kind(value: Any) -> str:
-    """What a value is, as errors say it."""
+    """Return the type of a value for an error message, for example `a dict`."""
     name = type(value).__name__
     article = "an" if name[0] in "aeiou" else "a"
     return "null" if value is None else f"{article} {name}"

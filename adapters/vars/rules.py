@@ -1,4 +1,7 @@
-"""What an operation does to a task's variables, and what stands in its way. Pure: the model that MongoDB must match."""
+"""The effect of an operation on a task's variables, and its conflicts with them.
+
+The functions are pure. They model in Python what the update in MongoDB does.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def conflict(variables: Tree, change: Change) -> str | None:
-    """Why `change` cannot be made to these variables; None when it can."""
+    """Return why `change` cannot be applied to these variables; None if it can."""
     for path in (*change.sets, *change.adds, *change.removes):
         for above in ancestors(path):
             if (held := _at(variables, above)) is not _NOTHING and not _passable(held, change):
@@ -33,12 +36,15 @@ def conflict(variables: Tree, change: Change) -> str | None:
 
 
 def _passable(held: Any, change: Change) -> bool:
-    """A removal finds nothing below a scalar, and that is fine; below a list it would reach an element."""
+    """Return True if `change` can reach a path below `held`.
+
+    A removal below a scalar has no effect and is allowed. Below a list it could remove an element, so it is not.
+    """
     return isinstance(held, dict) or (bool(change.removes) and not isinstance(held, list))
 
 
 def changed(variables: Tree, change: Change) -> Tree:
-    """The variables after `change`, which must have no conflict with them. `variables` stays as it is."""
+    """Return the variables after `change`, which must not conflict with them. Do not modify `variables`."""
     after = copy.deepcopy(variables)
     for path, value in change.sets.items():
         _place(after, path, copy.deepcopy(value))
@@ -54,7 +60,10 @@ def changed(variables: Tree, change: Change) -> Tree:
 
 
 def brought(change: Change) -> Tree:
-    """The variables that `change` makes of none, each number that it adds to as large as numbers get by that."""
+    """Return the variables that `change` creates in an empty tree, with each increment as a 64-bit integer.
+
+    64 bits are the largest size that an increment can give to a number that it creates or enlarges.
+    """
     tree: Tree = {}
     for path, value in change.sets.items():
         _place(tree, path, value)
@@ -64,7 +73,7 @@ def brought(change: Change) -> Tree:
 
 
 def empty_objects(variables: Tree) -> Tree:
-    """What pruning removes: the topmost objects below `coordinator.vars` that hold no leaf, by path."""
+    """Return the topmost objects below `coordinator.vars` that contain no leaf, by path. Pruning removes these."""
     return dict(_empty_objects(variables, ()))
 
 
@@ -86,12 +95,12 @@ def _has_leaf(tree: Tree) -> bool:
 
 
 def _can_be_named(key: str) -> bool:
-    """Whether a path can lead there; what cannot be reached, because somebody else has put it there, stays."""
+    """Return True if a path can contain this key. Pruning keeps other keys, which a direct write has created."""
     return bool(key) and not key.startswith("$") and "." not in key and "\0" not in key
 
 
 class _Nothing:
-    """Stands for a variable that is not there; None is a value."""
+    """Represents a missing variable, because None is a valid value."""
 
 
 _NOTHING = _Nothing()
@@ -114,7 +123,7 @@ def _place(tree: Tree, path: str, value: Any) -> None:
 
 
 def _sum(held: Any, amount: float) -> Any:
-    """A sum of the type that MongoDB gives it: what has 64 bits keeps them."""
+    """Return the sum with the type that MongoDB gives it: a 64-bit integer stays one."""
     if isinstance(held, Decimal128):
         with localcontext(create_decimal128_context()):
             return Decimal128(held.to_decimal() + Decimal(amount))

@@ -1,4 +1,4 @@
-"""Looks for secrets among a task's variables (spec: sensitive values). Pure; no value ever leaves it."""
+"""Detection of secrets in a task's variables (spec: sensitive values). No function logs or returns a value."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MIN_LENGTH = 20
-"""Characters (of a text, stripped) or bytes below which nothing is taken for a secret."""
+"""Minimum length of a secret: characters of a text without surrounding whitespace, or bytes."""
 
 MIN_ENTROPY = 3.2
-"""Bits a character from which a text of that length is taken for one; ordinary prose often has more."""
+"""Minimum entropy of a secret in bits per character. Ordinary prose often exceeds it."""
 
 _WHOLE = re.compile(
     r"[\w-]+\.[\w-]+\.[\w-]+"  # a JSON web token
@@ -33,17 +33,17 @@ _START = re.compile(r"-----BEGIN [A-Z ]+-----|xox[baprs]-")
 
 @runtime_checkable
 class SensitiveDetectorProto(Protocol):
-    """Judges one value; `key_path` is its full path (`coordinator.vars...`)."""
+    """An object that decides whether a value is a secret. `key_path` is the full path (`coordinator.vars...`)."""
 
     def is_sensitive(self, key_path: str, value: Any) -> bool:
-        """Whether the value looks like a secret."""
+        """Return True if the value looks like a secret."""
 
 
 class DefaultDetector:
-    """Tokens of well-known forms, and texts of high entropy."""
+    """Detects tokens of well-known formats, texts with high entropy, and long byte strings."""
 
     def is_sensitive(self, key_path: str, value: Any) -> bool:
-        """Whether the value looks like a secret; only texts and bytes can."""
+        """Return True if the value looks like a secret. Only texts and bytes can."""
         if isinstance(value, bytes):
             return len(value) >= MIN_LENGTH
         if not isinstance(value, str):
@@ -55,16 +55,17 @@ class DefaultDetector:
 
 
 def entropy(text: str) -> float:
-    """Shannon entropy of a text's characters, in bits each."""
+    """Return the Shannon entropy of a text in bits per character."""
     counts = Counter(text).values()
     return -sum(n / len(text) * math.log2(n / len(text)) for n in counts)
 
 
 class Detector:
-    """A detector in any documented form, made ready at its first use.
+    """Wraps a detector in any documented form and resolves it at its first use.
 
-    An object with `is_sensitive`, a callable of (path, value), a factory without arguments for either, or the name of
-    one (`pkg.mod:attr`, `pkg.mod.attr`). AdapterError for a malformed name; what an import raises passes through.
+    `given` is an object with `is_sensitive`, a callable of (path, value), a factory of either without arguments, or the
+    name of one of these (`pkg.mod:attr` or `pkg.mod.attr`). Raise AdapterError for a malformed name. Exceptions of the
+    import pass through.
     """
 
     def __init__(self, given: Any = None) -> None:
@@ -72,14 +73,14 @@ class Detector:
         self._ready: SensitiveDetectorProto | None = DefaultDetector() if given is None else None
 
     def hits(self, values: Iterable[tuple[str, Any]]) -> int:
-        """How many of these values look like secrets. AdapterError when the detector itself fails."""
+        """Return how many of these (path, value) pairs look like secrets. Raise AdapterError if the detector fails."""
         try:
             if self._ready is None:
                 self._ready = _resolved(self._given)
             return sum(_verdict(self._ready.is_sensitive(path, value)) for path, value in values)
         except AdapterError:
             raise
-        except Exception as error:  # noqa: BLE001 - a detector of somebody else's; its text may hold the value
+        except Exception as error:  # noqa: BLE001 - user code; its message may contain the value
             raise AdapterError(f"the detector of sensitive values raised {type(error).__name__}") from None
 
 
@@ -93,7 +94,7 @@ def _verdict(given: Any) -> bool:
 
 
 class _Function:
-    """A callable of (path, value) as a detector."""
+    """Adapts a callable of (path, value) to the detector interface."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
@@ -127,7 +128,7 @@ def _takes(given: Any, *args: Any) -> bool:
 
 
 def imported(name: str) -> Any:
-    """The object that `pkg.mod:attr` or `pkg.mod.attr` names."""
+    """Import the object with the name `pkg.mod:attr` or `pkg.mod.attr`. Raise AdapterError for a malformed name."""
     module, colon, attribute = name.partition(":")
     if not colon:
         module, _, attribute = name.rpartition(".")

@@ -1,11 +1,12 @@
-"""Keeps a task's variables within VARS_BYTES without a look at them before each write. Pure.
+"""Keeps a task's variables within VARS_BYTES without reading them before each write. Pure functions.
 
-The document holds an upper bound of their size. A write that may make them larger adds what it brings to the bound, in
-the same update, which matches only while that fits. When it does not fit, because values that were replaced or removed
-still count, the write reads the variables and is judged by their exact size; its update then corrects the bound.
+The document contains an upper bound of their size. A write that may enlarge the variables adds its maximum growth to
+the bound. It does so in the same update, whose filter matches only if the result stays within the limit. The bound may
+be too high, because values that were replaced or removed still count. If the update does not match, the write reads
+the variables and checks their exact size. Its next update then corrects the bound.
 
-Each correction is counted, and its update matches only if no other one came first. Other writes may come in between:
-each adds at least as much to the bound as to the variables, so the corrected bound holds for them too.
+FlowKit counts corrections, and a correction matches only if no other correction came first. Other writes may come in
+between. Each adds at least as much to the bound as to the variables, so the corrected bound remains valid.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ if TYPE_CHECKING:
     from flowkit.adapters.vars.operations import Change, Tree
 
 BOUND = "coordinator.vars_bytes"
-"""BSON bytes that a task's variables have at most, without those of an empty object."""
+"""Path of the upper bound of the variables' BSON size, in bytes and without those of an empty object."""
 
 CORRECTED = "coordinator.vars_measured"
-"""How often the bound was corrected."""
+"""Path of the number of corrections of the bound."""
 
 _EMPTY = size({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """What an update must find, and what it adds to which path, so that the bound stays true."""
+    """The filter (`condition`) and the increments (`adds`) by which an update keeps the bound valid."""
 
     condition: Tree = field(default_factory=dict)
     adds: dict[str, int] = field(default_factory=dict)
 
 
 def growth(change: Change) -> int:
-    """Bytes that a change brings; it makes variables larger by no more, whatever they hold."""
+    """Return the largest number of bytes by which a change can enlarge any variables."""
     return size(brought(change)) - _EMPTY
 
 
 def room_within_bound(change: Change) -> Room | None:
-    """Room as far as the bound tells; None for a change that is too large for any task."""
+    """Return the Room for a change according to the bound; None if the change alone exceeds the limit."""
     grows = growth(change)
     if not grows:
         return Room()
@@ -55,9 +56,9 @@ def room_within_bound(change: Change) -> Room | None:
 
 
 def room(held: Tree, change: Change) -> Room:
-    """Room for a change to a document of which `held` is the `coordinator`, by exact size if the bound is too high.
+    """Return the Room for a change to the document whose `coordinator` is `held`.
 
-    AdapterError when the variables would grow beyond their limit.
+    Calculate the exact size if the bound is too high. Raise AdapterError if the variables would exceed their limit.
     """
     bound = held.get(_name(BOUND), None if "vars" in held else 0)
     within = room_within_bound(change)
@@ -69,12 +70,15 @@ def room(held: Tree, change: Change) -> Room:
 
 
 def _most() -> int:
-    """The highest bound with which all variables fit."""
+    """Return the highest value of the bound that is within the limit."""
     return VARS_BYTES - _EMPTY
 
 
 def size_after(variables: Tree, change: Change) -> int:
-    """Size of the variables after a change. AdapterError when it cannot be made, or they grow beyond their limit."""
+    """Return the size of the variables after a change, in bytes.
+
+    Raise AdapterError if the change conflicts with the variables or makes them grow beyond their limit.
+    """
     if problem := conflict(variables, change):
         raise AdapterError(f"vars.{change.operation}: {problem}")
     total = size(changed(variables, change))

@@ -1,7 +1,7 @@
-"""A task's variables in MongoDB: what `vars` has checked, written in one update (spec: CoordinatorAdapters).
+"""Storage of a task's variables in MongoDB: each validated change is one update (spec: CoordinatorAdapters).
 
-What the update must find stands in its own filter, so that nothing is half-written and no concurrent write is lost;
-what matched nothing is looked into afterwards.
+The update's own filter contains its preconditions, so no change is written partially and no concurrent write is lost.
+If the filter matches nothing, FlowKit reads the document afterwards to find the cause.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from flowkit.adapters.vars.operations import Change, Tree
     from flowkit.adapters.vars.size_bound import Room
 
-_TRIES = 20
-"""Writes that may meet a document which was in order when it was looked into."""
+_MAX_WRITES = 20
+"""Maximum number of updates for one write. Each may fail because the document changed after it was read."""
 
-_PRUNES = 20
+_MAX_PRUNES = 20
+"""Maximum number of updates for one pruning."""
 
-_UNSEEN: Tree = {}
-"""Stands for a document that was changed without a look at what it held before."""
+_NOT_READ: Tree = {}
+"""Represents a document that was updated without reading its previous content."""
 
 _VARS = {"_id": 0, operations.ROOT: 1}
 _SIZES = {size_bound.BOUND: 1, size_bound.CORRECTED: 1}
@@ -45,7 +46,7 @@ _ENTRIES = dict.fromkeys(
 
 
 class Variables:
-    """The variables of the tasks of one database."""
+    """The variables of the tasks in one database."""
 
     def __init__(self, tasks: TaskStore, now: Callable[[], datetime] | None = None) -> None:
         self._store = tasks
@@ -54,31 +55,32 @@ class Variables:
         self._last = datetime.min.replace(tzinfo=UTC)
 
     async def write(self, task_id: str, change: Change, write: NodeWrite | None = None) -> bool | None:
-        """Make `change`, for a function node in the same update as the node's own fields.
+        """Apply `change`, for a function node in the same update as the node's own fields.
 
-        Answers whether the task had no variables before, as far as somebody needs to know, and None when the effect is
-        counted already. AdapterError names the path that stands in the way, or the unknown task.
+        Return None if the effect is counted already. Otherwise, return True if the update read the document and the
+        task had no variables before, and False in all other cases. Raise AdapterError, which names the conflicting path
+        or the unknown task.
         """
         room = size_bound.room_within_bound(change)
-        for _ in range(_TRIES):
+        for _ in range(_MAX_WRITES):
             before = await self._update(task_id, change, write, room) if room else None
             if before is not None:
-                return before is not _UNSEEN and not _variables(before)
-            document = await self._uncounted(task_id, write)
+                return before is not _NOT_READ and not _variables(before)
+            document = await self._read_unless_counted(task_id, write)
             if document is None:
                 return None
-            await self._explain(document, change, write)
+            await self._raise_refusal(document, change, write)
             room = size_bound.room(document.get("coordinator") or {}, change)
         raise StoreUnavailable(f"the variables of task {task_id!r} change too often for a write")
 
     async def read(self, task_id: str) -> Tree:
-        """All variables of a task. AdapterError for an unknown one, or for what is no task id."""
+        """Return all variables of a task. Raise AdapterError if the task is unknown or the task id is invalid."""
         require(task_id_problem(task_id), error=AdapterError)
         return _variables(await self._document(task_id, _VARS))
 
     async def prune(self, task_id: str) -> list[str]:
-        """Remove every object that holds no leaf; answers their paths. What is filled meanwhile stays."""
-        for _ in range(_PRUNES):
+        """Remove all objects that contain no leaf and return their paths. Keep objects that were filled meanwhile."""
+        for _ in range(_MAX_PRUNES):
             empty = rules.empty_objects(await self.read(task_id))
             if not empty or await self._remove(task_id, empty):
                 return sorted(map(operations.full, empty))
@@ -94,14 +96,14 @@ class Variables:
         return bool(done.matched_count)
 
     async def _update(self, task_id: str, change: Change, write: NodeWrite | None, room: Room) -> Any:
-        """The document before the update, as far as somebody needs it; None when nothing matched."""
+        """Update the document. Return its previous content, or `_NOT_READ`, or None if the filter matched nothing."""
         if write is None and not change.paths:
             return await self._document(task_id, _VARS)
         condition, update = _condition(task_id, change, write, room), self._fields(change, write, room)
         if change.operation == "merge" and len(change.sets) > 1:
             return await self._guarded(change, lambda: self._update_seen(condition, update))
         done = await self._guarded(change, lambda: self._tasks.update_one(condition, update))
-        return _UNSEEN if done.matched_count else None
+        return _NOT_READ if done.matched_count else None
 
     async def _update_seen(self, condition: Tree, update: Tree) -> Any:
         return await self._tasks.find_one_and_update(
@@ -109,7 +111,10 @@ class Variables:
         )
 
     async def _guarded(self, change: Change, call: Callable[[], Awaitable[Any]]) -> Any:
-        """A driver's error as ours; its text may hold values, so only its code is told."""
+        """Return the result of `call()`, raising driver errors as FlowKit errors.
+
+        A driver's message may contain values, so the FlowKit error contains only its type or code.
+        """
         try:
             return await call()
         except PyMongoError as error:
@@ -130,23 +135,23 @@ class Variables:
             update["$unset"] = unsets | (write.forgets if write else {})
         return update
 
-    async def _uncounted(self, task_id: str, write: NodeWrite | None) -> Tree | None:
-        """The task's document; None when the effect is counted already, and the attempt has nothing to do but to end."""
+    async def _read_unless_counted(self, task_id: str, write: NodeWrite | None) -> Tree | None:
+        """Return the task document. If the effect is counted already, finish the attempt and return None."""
         document = await self._document(task_id, {**_VARS, **_SIZES, **_ENTRIES})
         if write and write.applied(document):
             await self._finish_again(document, write)
             return None
         return document
 
-    async def _explain(self, document: Tree, change: Change, write: NodeWrite | None) -> None:
-        """Raise what keeps the update from matching this document; silent when it should match now."""
+    async def _raise_refusal(self, document: Tree, change: Change, write: NodeWrite | None) -> None:
+        """Raise the error that explains why the update did not match. Do nothing if it should match now."""
         if write:
             await self._store.begin_attempt(write.attempt, write.run_id, write.lease, write.at)
         if problem := rules.conflict(_variables(document), change):
             raise AdapterError(f"vars.{change.operation}: {problem}")
 
     async def _finish_again(self, document: Tree, write: NodeWrite) -> None:
-        """An attempt after the one that had the effect: it has nothing to do but to finish."""
+        """Finish the node for an attempt that follows the one which had the effect."""
         if write.finished(document):
             return
         await self._store.begin_attempt(write.attempt, write.run_id, write.lease, write.at)
@@ -160,7 +165,7 @@ class Variables:
         return found
 
     def moment(self) -> datetime:
-        """Now, at least a millisecond after the last answer: `updated_at` grows with every write."""
+        """Return the current time, at least a millisecond after the last result, so `updated_at` always increases."""
         now = self._now()
         now = now.replace(microsecond=now.microsecond // 1000 * 1000)
         self._last = max(now, self._last + timedelta(milliseconds=1))
@@ -189,7 +194,7 @@ def _number_or_nothing(where: str) -> Tree:
 
 
 def _with_room_for(where: str, by: int) -> Tree:
-    """The sum must fit 64 bits; not every server refuses what does not."""
+    """Return the filter for a sum that fits into 64 bits. Not every server rejects a sum that does not."""
     fits = {"$lte": operations.LARGEST_INT - by} if by > 0 else {"$gte": operations.SMALLEST_INT - by}
     other: list[Tree] = [
         {where: {"$exists": False}},
@@ -204,7 +209,7 @@ def _no_list_or_nothing(where: str) -> Tree:
 
 
 def _no_list(where: str) -> Tree:
-    """A type's condition is met by a list that holds one such element."""
+    """Return a filter that excludes lists. It is necessary because `$type` also matches the elements of a list."""
     return {where: {"$not": {"$type": "array"}}}
 
 
