@@ -1,4 +1,4 @@
-"""Cancel flags that are written straight into a task's document: Temporal always comes to know of them."""
+"""Cancel flags that a client writes into the task document: Temporal always learns of the cancel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def raise_flag(world: World, task_id: str, **more: Any) -> None:
 
 
 def function(node_id: str, fn: str, *parents: str) -> dict[str, Any]:
-    """A node that calls a coordinator function."""
+    """Return a node that calls a coordinator function."""
     return node(node_id, "coordinator_fn", *parents, io={"fn": fn}, **ONCE)
 
 

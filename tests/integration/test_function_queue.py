@@ -1,4 +1,4 @@
-"""Functions of the user's have a task queue, slots and threads of their own."""
+"""The user's own functions have their own task queue, slots and threads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_task_keeps_the_queue_of_its_functions() -> None:
 
 
 async def until_polled(world: World) -> None:
-    """Wait until somebody asks for functions."""
+    """Wait until a worker polls the queue of functions."""
     client = await world.client()
     await eventually(lambda: polled(client, f"{world.queue}.coordinator_fn", workflows=False))
 
