@@ -1,4 +1,4 @@
-"""An attempt's writes: it takes its epoch once, keeps its lease, and ends only what is still its own."""
+"""Writes of an attempt: it takes its epoch once, keeps its lease, and finishes only a node that it still holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cancel ends an attempt's wait for its next batch at once; what it has in hand it may finish."""
+"""A cancel ends an attempt's wait for its next batch immediately; the attempt may finish its current batch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def prepared(db: Any, tasks: TaskStore, artifacts: ArtifactStore) -> Any:
 
 
 async def cancelled_soon(body: RoleExecutor, running: asyncio.Task[Any]) -> None:
-    """Cancel an attempt as its host does; it ends soon."""
+    """Cancel an attempt as its worker does, and check that it ends soon."""
     body.cancel("budget is spent", 600)
     ended, _ = await asyncio.wait([running], timeout=SOON)
     assert ended, "the attempt still waits"
@@ -49,7 +49,7 @@ async def cancelled_soon(body: RoleExecutor, running: asyncio.Task[Any]) -> None
 
 
 class Watched(Returning):
-    """Says when it has begun."""
+    """Records when it has started."""
 
     def __init__(self) -> None:
         super().__init__(OK)

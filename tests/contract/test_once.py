@@ -1,4 +1,4 @@
-"""What a function node does to its task counts once for each generation of the node, whatever comes in between."""
+"""The effect of a function node on its task counts once in each generation of the node, whatever happens in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening: a run takes over the document that is its own, and only that."""
+"""A run that opens a task takes over its own document and no other."""
 
 from __future__ import annotations
 

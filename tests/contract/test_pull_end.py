@@ -1,4 +1,4 @@
-"""When a puller may end: every source has ended, and none has begun anew since."""
+"""When a puller may end: every source has ended, and none has started again since."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def artifacts(db: Any) -> WatchedArtifacts:
 
 
 class ActingTasks(TaskStore):
-    """Lets something happen between the moment when all sources seem to have ended and the last look at them."""
+    """Runs a function after all sources seem to have ended and before the puller checks them for the last time."""
 
     def __init__(self, db: Any) -> None:
         super().__init__(db)
@@ -49,7 +49,7 @@ def pull(artifacts: WatchedArtifacts, tasks: ActingTasks) -> Pull:
 
 
 async def rerun(artifacts: WatchedArtifacts, running: asyncio.Task[Any], *uids: str) -> list[str]:
-    """Let the second attempt of `u` end after the puller has looked; what the puller got in all."""
+    """End the second attempt of `u` after the puller's check, and return all uids that the puller received."""
     await artifacts.looked_again()
     assert not running.done()
     await batches(artifacts, "u", *uids, epoch=2)

@@ -1,4 +1,4 @@
-"""The pulling attempts of a process hold no more bytes of batches than they may, whatever the sizes."""
+"""The pulling attempts of a process stay within their memory budget for batches, whatever the sizes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def size_of(meta: Any) -> int:
 
 
 class Measured(ArtifactStore):
-    """Knows how many bytes of metas were read and not yet done."""
+    """Measures how many bytes of metas were read and are still in use."""
 
     def __init__(self, db: Any) -> None:
         super().__init__(db)
@@ -69,7 +69,7 @@ async def source(artifacts: Measured, *sizes: int) -> None:
 
 
 async def consume(artifacts: Measured, puller: Puller) -> list[str]:
-    """Take each batch for a while; the uids."""
+    """Hold each batch for a while, and return the uids."""
     uids = []
     async for uid, payload in puller.batches():
         uids.append(uid)

@@ -1,4 +1,4 @@
-"""A node that pulls from several sources: every batch arrives under a uid of its own, also when an attempt resumes."""
+"""A node that pulls from several sources receives every batch under a unique uid, also when an attempt resumes."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def test_nothing_is_lost_and_nothing_comes_twice_in_any_graph(seed: int) -
 
 
 async def foreign(db: Any, uid: Any, **fields: Any) -> None:
-    """A batch that a program without FlowKit has stored."""
+    """Store a batch as a program without FlowKit does."""
     await db.artifacts.insert_one(
         {"task_id": TASK, "node_id": "u", "batch_uid": uid, "status": "partial", "meta": {"n": 1}, **fields}
     )

@@ -1,4 +1,4 @@
-"""Pulling: every batch of every source once, in order, until all sources have ended."""
+"""Pulling delivers every batch of every source once, in order, until all sources have ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker may be killed between any two writes: what it left is either a whole result or none."""
+"""A worker may be killed between any two writes: it leaves either a complete result or none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pull(artifacts: ArtifactStore, tasks: TaskStore) -> Pull:
 
 
 async def killed_before(db: Any, missing: str, metrics: dict[str, Any], uid: str = "b1") -> None:
-    """A worker whose write to one collection never reaches the server, and which is then killed."""
+    """Run a worker that is killed before its write to one collection reaches the server."""
     reached, recording = asyncio.Event(), RecordingDatabase(db)
     present = "artifacts" if missing == "metrics_raw" else "metrics_raw"
 
@@ -50,7 +50,7 @@ async def killed_before(db: Any, missing: str, metrics: dict[str, Any], uid: str
 
 
 async def redo(artifacts: ArtifactStore, pull: Pull, metrics: dict[str, Any]) -> list[str]:
-    """Let the next attempt store what it gets; the uids of that."""
+    """Let the next attempt store its batches, and return their uids."""
     uids = await pull.uids("u", epoch=2)
     for uid in uids:
         await artifacts.store_batch(attempt("sink", epoch=2), uid, metrics, WORKER, AT + 1)

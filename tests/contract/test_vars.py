@@ -1,4 +1,4 @@
-"""Task variables in the document: each operation is one write, which is made whole or not at all."""
+"""Task variables in the document: each operation is one write, which takes effect completely or not at all."""
 
 from __future__ import annotations
 

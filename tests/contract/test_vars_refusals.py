@@ -1,4 +1,4 @@
-"""Operations on task variables that are refused: what is in the way is named, and nothing is written."""
+"""Refused operations on task variables: the message names the conflict, and nothing is written."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ async def test_without_secrets_a_block_lets_pass_and_is_not_stored(
 
 class _Boasting:
     def is_sensitive(self, key_path: str, value: Any) -> bool:
-        """Tell the value to everybody."""
+        """Fail with the value in the message."""
         raise RuntimeError(value)
 
 

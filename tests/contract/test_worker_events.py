@@ -1,4 +1,4 @@
-"""The log of attempts holds each event once and never costs an attempt anything."""
+"""The log of attempts stores each event once and never delays or fails an attempt."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def test_only_duplicates_are_taken_for_success() -> None:
 
 
 class Wall:
-    """Takes events, or fails as it is told."""
+    """A log that accepts events, or fails as often as the test requests."""
 
     def __init__(self, *failures: FlowKitError) -> None:
         self.failures = list(failures)
@@ -147,10 +147,10 @@ class Wall:
         self.written = asyncio.Event()
 
     async def prepare(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     async def append(self, events: Sequence[WorkerEvent], at: float) -> None:
-        """Take them, unless there is a failure left."""
+        """Accept the events, or raise the next failure."""
         self.calls += 1
         if self.failures:
             raise self.failures.pop(0)
@@ -159,7 +159,7 @@ class Wall:
 
     @property
     def nodes(self) -> list[str]:
-        """Whose events were taken."""
+        """Return the nodes of the accepted events."""
         return [event.node_id for event in self.rows]
 
 
@@ -229,7 +229,7 @@ async def test_a_write_that_was_cut_off_is_made_again(db: Any) -> None:
 
 
 class Hasty:
-    """Is cancelled once, just after its events were stored."""
+    """Is cancelled once, just after it stored its events."""
 
     def __init__(self, events: WorkerEvents) -> None:
         self._events = events
@@ -240,7 +240,7 @@ class Hasty:
         await self._events.prepare()
 
     async def append(self, events: Sequence[WorkerEvent], at: float) -> None:
-        """Store them, and be cancelled."""
+        """Store the events, and be cancelled."""
         await self._events.append(events, at)
         if not self._cut:
             self._cut = True

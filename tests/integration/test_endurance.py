@@ -126,7 +126,7 @@ async def test_a_worker_that_was_stopped_loses_its_node_and_writes_nothing_when_
 
 
 async def everything(world: World, task_id: str) -> dict[str, list[dict[str, Any]]]:
-    """Return all documents of a task."""
+    """Return the stored documents of a task."""
     collections = ("artifacts", "metrics_raw", "stream_progress")
     found = {
         name: [row async for row in world.db[name].find({"task_id": task_id}).sort("_id", 1)]
