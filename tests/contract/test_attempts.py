@@ -155,7 +155,7 @@ async def test_a_running_node_keeps_nothing_of_its_earlier_end(db: Any, tasks: T
     assert (node.get("finished_at"), node.get("skip_reason")) == (None, None)
 
 
-# --- holding it -------------------------------------------------------------------------------------------------
+# --- holding the epoch ------------------------------------------------------------------------------------------
 
 
 async def test_a_lease_moves_forward_and_never_back(db: Any, tasks: TaskStore) -> None:

@@ -127,7 +127,7 @@ async def test_one_look_sees_which_tasks_have_a_flag_up(
     assert await tasks.flagged([]) == set()
 
 
-# --- who raised it ------------------------------------------------------------------------------------------------
+# --- who set the flag ---------------------------------------------------------------------------------------------
 
 
 async def cancelled(tasks: TaskStore) -> None:
@@ -165,7 +165,7 @@ async def test_a_direct_write_to_a_node_is_not_taken_for_an_old_flag_of_the_task
     assert await tasks.raised_flag(attempt()) == CancelFlag(reason=DB_FLAG, run_id=None)
 
 
-# --- what an attempt finds when it begins -------------------------------------------------------------------------
+# --- flags that exist when an attempt starts ----------------------------------------------------------------------
 
 
 @pytest.fixture(params=[RUN, None], ids=["of the workflow", "written directly"])
@@ -217,7 +217,7 @@ async def test_without_a_flag_an_attempt_begins_with_one_write(db: Any) -> None:
     assert len(recording.updates) == 1
 
 
-# --- flags that an earlier run has left (Temporal's Reset) --------------------------------------------------------
+# --- flags of an earlier run (Temporal's Reset) -------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ async def stored_tasks(db: Any) -> list[dict[str, Any]]:
     return sorted(found, key=lambda task: task["id"])
 
 
-# --- the calls that it takes --------------------------------------------------------------------------------------
+# --- number of calls ----------------------------------------------------------------------------------------------
 
 
 async def test_a_hundred_attempts_begin_and_end_in_a_few_calls() -> None:
@@ -141,7 +141,7 @@ async def told(write: Awaitable[None]) -> str:
     return "written"
 
 
-# --- against writes one by one ------------------------------------------------------------------------------------
+# --- compared with single writes ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

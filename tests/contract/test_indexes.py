@@ -184,7 +184,7 @@ class _FailingCollection:
         return await self._collection.create_index(keys, name=name, **options)
 
 
-# --- what the indexes mean --------------------------------------------------------------------------------------
+# --- effects of the indexes -------------------------------------------------------------------------------------
 
 
 async def test_a_node_has_one_marker_although_the_index_is_sparse(db: Any) -> None:

@@ -110,7 +110,7 @@ async def test_the_functions_of_a_node_are_its_own(db: Any, adapters: Coordinato
     assert await held(db) == {"n": 5}
 
 
-# --- once and not again -----------------------------------------------------------------------------------------
+# --- repetitions ------------------------------------------------------------------------------------------------
 
 
 @one_update
@@ -221,7 +221,7 @@ async def test_twenty_nodes_at_once_count_each(db: Any, tasks: TaskStore) -> Non
     assert await held(db) == {"n": 20}
 
 
-# --- refused ----------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------
 
 
 @one_update

@@ -138,7 +138,7 @@ async def test_opening_forgets_how_the_task_ended_before(db: Any, tasks: TaskSto
     assert [document[field] for field in ("finished_at", "reason", "result")] == [None, None, None]
 
 
-# --- whose document ---------------------------------------------------------------------------------------------
+# --- namespace and database of a document -----------------------------------------------------------------------
 
 
 async def test_a_document_keeps_the_namespace_and_the_database_that_opened_it(

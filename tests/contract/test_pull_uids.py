@@ -118,7 +118,7 @@ async def test_nothing_is_lost_and_nothing_comes_twice_in_any_graph(seed: int) -
     assert await db.artifacts.count_documents({"node_id": "sink"}) == len(seen)
 
 
-# --- batches of foreign programs --------------------------------------------------------------------------------
+# --- batches of other programs ----------------------------------------------------------------------------------
 
 
 async def foreign(db: Any, uid: Any, **fields: Any) -> None:

@@ -108,7 +108,7 @@ async def test_no_flag_goes_up_without_a_reason(db: Any, tasks: TaskStore) -> No
     assert (await stored(db))["coordinator"] == {"liveness": {"state": "ok"}}
 
 
-# --- behind the document ----------------------------------------------------------------------------------------
+# --- outdated records -------------------------------------------------------------------------------------------
 
 
 async def test_when_one_node_has_moved_on_nothing_of_the_others_is_lost(db: Any, tasks: TaskStore) -> None:

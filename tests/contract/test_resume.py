@@ -144,7 +144,7 @@ async def test_a_source_that_fails_and_then_succeeds_is_pulled_to_its_end(
     assert sorted(uid for uid, _ in await asyncio.wait_for(running, PATIENCE)) == ["b0", "b1"]
 
 
-# --- both halves at once --------------------------------------------------------------------------------------------
+# --- both writes at once --------------------------------------------------------------------------------------------
 
 
 @HALVES

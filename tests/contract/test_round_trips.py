@@ -139,7 +139,7 @@ async def test_a_pulled_batch_costs_these_commands_more(monitored: tuple[Any, li
     assert sorted(sent) == sorted([BEGIN, *BATCH, MARKER, END, *PULLING])
 
 
-# --- which of them wait for each other ------------------------------------------------------------------------------
+# --- calls that wait for each other ---------------------------------------------------------------------------------
 
 
 class RoundTrips:

@@ -125,7 +125,7 @@ async def twice(sweep: Sweep) -> list[str]:
     return [*await sweep.once(), *await sweep.once()]
 
 
-# --- workflows that Temporal does not know ----------------------------------------------------------------------
+# --- workflows that do not exist in Temporal --------------------------------------------------------------------
 
 
 async def test_no_task_is_lost_while_temporal_does_not_find_the_namespace_itself(
@@ -196,7 +196,7 @@ async def test_a_document_of_a_copied_database_is_left_to_the_other_one(
     assert temporal.asked == []
 
 
-# --- workflows that Temporal knows ------------------------------------------------------------------------------
+# --- workflows that exist in Temporal ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ async def test_a_queued_document_that_names_no_namespace_may_be_of_another_one(
     assert await twice(sweep_of(tasks, temporal)) == []
 
 
-# --- what does not stop it --------------------------------------------------------------------------------------
+# --- errors that do not stop the sweep --------------------------------------------------------------------------
 
 ODD: list[dict[str, Any]] = [
     {"status": "running"},

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Call = Callable[[CoordinatorAdapters], Awaitable[dict[str, Any]]]
 
 
-# --- what is there already --------------------------------------------------------------------------------------
+# --- conflicts with existing variables --------------------------------------------------------------------------
 
 LARGE = SECRET * 100
 
@@ -105,7 +105,7 @@ async def test_a_sum_beyond_64_bits_is_refused(
         assert "64 bits" in await refused(adapters.vars_incr(TASK, key="x.n", by=by), "x.n")
 
 
-# --- what is asked for ------------------------------------------------------------------------------------------
+# --- invalid requests -------------------------------------------------------------------------------------------
 
 BAD: dict[str, tuple[Call, str]] = {
     "set, too deep": (lambda a: a.vars_set(TASK, kv={"ok": 1, ".".join("s" * 15): SECRET}), "s.s.s"),
@@ -182,7 +182,7 @@ async def test_a_detector_that_fails_lets_nothing_pass(db: Any, adapters: Coordi
     assert await held(db) == {"n": 1}
 
 
-# --- a database that fails --------------------------------------------------------------------------------------
+# --- database errors --------------------------------------------------------------------------------------------
 
 OPERATIONS: dict[str, Call] = {
     "set": lambda a: a.vars_set(TASK, kv={"x.y": SECRET}),

@@ -156,7 +156,7 @@ async def test_what_is_too_large_for_any_task_is_refused_before_it_is_sent(
     assert recording.updates == []
 
 
-# --- at the same time -------------------------------------------------------------------------------------------
+# --- concurrent operations --------------------------------------------------------------------------------------
 
 
 async def test_of_many_writers_at_the_edge_as_many_succeed_as_fit(

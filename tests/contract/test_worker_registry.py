@@ -209,7 +209,7 @@ async def test_every_call_says_in_short_that_no_server_answers(
     assert max(len(str(error)) for error in found) < 400
 
 
-# --- presence of a process ----------------------------------------------------------------------------------
+# --- registration of a process ------------------------------------------------------------------------------
 
 
 def presence(db: Any, every_sec: float = 60.0) -> WorkerRegistration:

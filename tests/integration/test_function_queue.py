@@ -93,7 +93,7 @@ async def test_as_many_plain_functions_run_at_once_as_there_are_slots(world: Wor
     assert (await world.result(task_id)).status is TaskStatus.FINISHED
 
 
-# --- names that the engine uses itself ----------------------------------------------------------------------------
+# --- reserved names -----------------------------------------------------------------------------------------------
 
 
 async def nothing(task_id: str, **_: Any) -> None:

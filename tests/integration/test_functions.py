@@ -60,7 +60,7 @@ async def failure(world: World, task_id: str) -> str:
     return str(failed.value)
 
 
-# --- built-in ---------------------------------------------------------------------------------------------------
+# --- built-in functions -----------------------------------------------------------------------------------------
 
 
 async def test_set_merge_incr_unset_in_a_row(world: World) -> None:
@@ -157,7 +157,7 @@ async def test_arguments_that_cannot_work_are_never_retried(
     assert (await world.node(task_id, "only"))["attempt_epoch"] == 1
 
 
-# --- of the user's ----------------------------------------------------------------------------------------------
+# --- the user's own ---------------------------------------------------------------------------------------------
 
 
 async def test_a_plain_function_runs_on_a_thread_and_holds_nobody_up(world: World) -> None:

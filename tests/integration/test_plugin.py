@@ -196,7 +196,7 @@ async def test_a_cancel_reaches_a_handler_that_runs_in_a_plugin(world: World) ->
     assert await world.statuses(task_id) == {"a": "cancelled"}
 
 
-# --- given twice --------------------------------------------------------------------------------------------------
+# --- plugin given twice -------------------------------------------------------------------------------------------
 
 
 async def test_the_plugin_may_be_on_client_and_worker_and_task_be_listed(world: World) -> None:
@@ -264,7 +264,7 @@ async def test_a_payload_codec_of_the_users_survives(world: World) -> None:
     assert b"sesame" not in history
 
 
-# --- a start that fails -------------------------------------------------------------------------------------------
+# --- failed starts ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("role", ["", ".quick"])

@@ -80,7 +80,7 @@ async def test_an_attempt_that_broke_off_resumes_every_source(world: World) -> N
     assert (await world.node(task_id, "z"))["attempt_epoch"] == 2
 
 
-# --- what a handler proposes ----------------------------------------------------------------------------------------
+# --- routes that handlers propose -----------------------------------------------------------------------------------
 
 
 async def test_parents_that_only_extended_edges_name_stand_in_for_absent_sources(world: World) -> None:

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning"),
 ]
 
-# --- the guide's own text, not a letter changed ---------------------------------------------------
+# --- the guide's text, unchanged ------------------------------------------------------------------
 
 CREATE = """
 async def create_pipeline_task(coordinator):
@@ -132,7 +132,7 @@ await coordinator.cascade_cancel(
 )
 """
 
-# --- running it -----------------------------------------------------------------------------------
+# --- running the recipes --------------------------------------------------------------------------
 
 
 def function(text: str) -> Any:
@@ -264,7 +264,7 @@ async def test_a_task_is_cancelled_as_the_guide_says(world: World) -> None:
     assert await world.statuses(task_id) == {"long": "cancelled", "after": "skipped"}
 
 
-# --- our own page ---------------------------------------------------------------------------------------------------
+# --- docs/monitoring.md ---------------------------------------------------------------------------------------------
 
 
 def own_recipes() -> dict[str, Any]:

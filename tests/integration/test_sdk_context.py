@@ -313,7 +313,7 @@ async def test_a_clean_up_that_waits_for_cancelled_work_does_not_end_the_run(wor
     assert (await world.node(task_id, "a"))["attempt_epoch"] == 1
 
 
-# --- variables, artifacts, echo ---------------------------------------------------------------------------------
+# --- variables, artifacts and the echo role ---------------------------------------------------------------------
 
 
 async def test_variables_are_those_of_the_moment(world: World) -> None:

@@ -164,7 +164,7 @@ async def test_one_handler_serves_many_runs_each_with_a_context_of_its_own(world
         assert [row["metrics"]["seen"] for row in rows] == [[name], [name, name]]
 
 
-# --- what is stored ---------------------------------------------------------------------------------------------
+# --- stored results ---------------------------------------------------------------------------------------------
 
 
 async def test_metrics_become_meta_rows_and_a_final_row(world: World) -> None:

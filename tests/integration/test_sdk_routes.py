@@ -105,7 +105,7 @@ async def working(
         await worker.stop()
 
 
-# --- who chooses ------------------------------------------------------------------------------------------------
+# --- choice of the route ----------------------------------------------------------------------------------------
 
 
 def told(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
@@ -173,7 +173,7 @@ async def test_unknown_proposals_and_no_input_leave_it_to_iter_batches(world: Wo
     assert [got.uids(name) for name in names] == [["own"]] * len(names)
 
 
-# --- bad arguments ----------------------------------------------------------------------------------------------
+# --- invalid arguments ------------------------------------------------------------------------------------------
 
 BAD: dict[str, dict[str, Any]] = {
     "size missing": route(RECHUNK, from_nodes=["u"]),
@@ -236,7 +236,7 @@ async def test_a_strict_worker_asks_for_the_key_of_chunks(world: World) -> None:
     assert [*handler.got] == ["fine"]
 
 
-# --- what is delivered ------------------------------------------------------------------------------------------
+# --- delivery ---------------------------------------------------------------------------------------------------
 
 
 async def test_chunks_have_the_uids_of_the_protocol_and_keep_the_rest(world: World) -> None:

@@ -1,4 +1,4 @@
-"""What the unit tests of a task's variables share."""
+"""Helpers for the unit tests of task variables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECRET = "s3cret-mark-of-a-value"
 
 
 def refusal(rule: Callable[..., object], *args: Any) -> str:
-    """The text of an AdapterError, which shows no value."""
+    """Return the text of an AdapterError, and check that it shows no value."""
     with pytest.raises(AdapterError) as caught:
         rule(*args)
     text = str(caught.value)
@@ -29,13 +29,13 @@ def refusal(rule: Callable[..., object], *args: Any) -> str:
 
 
 def nested(path: str, value: Any = SECRET) -> dict[str, Any]:
-    """An object that holds `value` at a dotted path."""
+    """Return an object with `value` at a dotted path."""
     tree: dict[str, Any] = reduce(lambda inner, segment: {segment: inner}, reversed(path.split(".")), value)
     return tree
 
 
 def nested_all(paths: Iterable[str]) -> dict[str, Any]:
-    """An object that holds a value at every one of these paths of two segments."""
+    """Return an object with a value at each of these paths of two segments."""
     tree: dict[str, Any] = {}
     for path in paths:
         outer, _, inner = path.partition(".")

@@ -1,4 +1,4 @@
-"""Group commit: who comes while a write is under way goes with the next; each hears of its own write only."""
+"""Group commit: writes that arrive during a write go into the next call, and each writer gets its own outcome."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Collector:
-    """Notes what is written and how, and waits before every write until it is let through."""
+    """Records each write, and blocks it until the test releases it."""
 
     def __init__(self) -> None:
         self.alone: list[str] = []
@@ -45,13 +45,13 @@ class Collector:
         return [place for place, item in enumerate(items) if item in self.left]
 
     async def begin(self, *items: str) -> dict[str, asyncio.Task[None]]:
-        """Writers in this order, all of which have begun to wait."""
+        """Start writers in this order, and return when all of them wait."""
         writers = {item: asyncio.create_task(self.commit.write(item)) for item in items}
         await others_had_their_turn()
         return writers
 
     async def ends(self, writers: dict[str, asyncio.Task[None]]) -> dict[str, BaseException | None]:
-        """Let everything through; how each writer has ended."""
+        """Release all writes, and return how each writer ended."""
         self.gate.set()
         ends = await asyncio.gather(*writers.values(), return_exceptions=True)
         return dict(zip(writers, ends, strict=True))

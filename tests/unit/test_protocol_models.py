@@ -1,4 +1,4 @@
-"""The wire: examples of the protocol go through the models unchanged, and their ids are derived anew."""
+"""The wire protocol: its examples pass through the models unchanged, and its ids are recomputed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ EXAMPLES = """\
 
 
 def envelope(payload: dict[str, Any], msg_type: str = "event", **fields: Any) -> Envelope:
-    """An envelope whose other fields do not matter."""
+    """Return an envelope with defaults for all other fields."""
     given = {
         "dedup_id": "d",
         "task_id": "t",
@@ -78,7 +78,7 @@ def envelope(payload: dict[str, Any], msg_type: str = "event", **fields: Any) ->
 
 
 def word(text: str) -> str:
-    """What a record is, for a test's name."""
+    """Return the kind of a record, as the name of a test."""
     payload = json.loads(text)["payload"]
     return str(next(payload[key] for key in ("cmd", "query", "sig", "reply", "kind") if key in payload))
 
