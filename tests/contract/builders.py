@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TASK, FIRST_RUN, RUN, WORKER = "task-1", "first-run", "run-1", "w-1"
 
 AT = float(int(time.time())) - 60.0
-"""The time of all records: whole seconds, so that nothing is rounded, and recent, so that no TTL index bites."""
+"""The time of all records: whole seconds, so that nothing is rounded, and recent, so that no TTL index removes it."""
 
 
 def graph(*node_ids: str) -> dict[str, Any]:

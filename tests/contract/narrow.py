@@ -8,7 +8,7 @@ import bson
 from pymongo.errors import WriteError
 
 TOO_LARGE = 17419
-"""What MongoDB answers to an update after which the document would be too large."""
+"""MongoDB's error for an update that would make a document too large."""
 
 
 class Narrow:

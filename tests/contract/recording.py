@@ -21,7 +21,7 @@ class RecordingDatabase:
         self._db = db
         self.updates: list[Update] = []
         self.before: defaultdict[str, list[Callable[[], Awaitable[None]]]] = defaultdict(list)
-        """By collection: what is to happen before its next writes, once each."""
+        """Functions by collection. Each runs once, before the collection's next write."""
 
     def __getattr__(self, name: str) -> _RecordingCollection:
         return _RecordingCollection(name, self._db[name], self)

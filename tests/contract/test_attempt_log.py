@@ -54,7 +54,7 @@ def test_payloads_are_those_of_external_workers() -> None:
 
 
 def test_hashes_are_those_of_external_workers() -> None:
-    """The protocol's own examples."""
+    """The examples of the protocol."""
     extract = replace(attempt("extract"), task_id="7f0c2a4e-3b1d-4c55-9a6e-0d2f8b7c1e90")
     assert [
         event.event_hash

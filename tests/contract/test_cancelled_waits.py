@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.tasks.task_store import TaskStore
 
 SOON = 5.0
-"""Far below the grace, and below the longest pause between two looks."""
+"""Seconds; much less than the grace period, and less than the longest pause between two reads."""
 
 OK = BatchResult(success=True)
 PULL = {
@@ -110,7 +110,7 @@ async def test_iter_batches_that_waits_ends_at_once_and_is_closed(prepared: Any)
 
 
 async def test_a_plain_generator_may_finish_its_step(prepared: Any) -> None:
-    """It runs on a thread, which cannot be interrupted: what it uses must not be cleaned up under its feet."""
+    """The hook runs in a thread, which cannot be interrupted, so the resources that it uses must remain."""
     waits, go_on = threading.Event(), threading.Event()
 
     def blocking(loaded: Any) -> Iterator[Batch]:

@@ -151,7 +151,7 @@ class Scene:
     before: list[Callable[[TaskStore], Awaitable[Any]]]
     writes: list[Callable[[TaskStore], Awaitable[None]]]
     calm: bool
-    """Whether nothing stands in anybody's way."""
+    """Whether all writes succeed."""
 
 
 def scene(seed: int) -> Scene:

@@ -185,7 +185,7 @@ async def test_the_next_generation_counts_again(db: Any, adapters: CoordinatorAd
 async def test_an_earlier_generation_that_comes_back_does_not_count_again(
     db: Any, adapters: CoordinatorAdapters
 ) -> None:
-    """A reset to before the rerun: its epochs are new, its generation is not."""
+    """A reset to a point before the rerun: its epochs are new, but its generation is not."""
     for epoch, generation in ((1, 0), (2, 1), (3, 0), (4, 0)):
         await count(adapters, write(epoch, generation=generation, run=f"run-{epoch}"))
     assert await held(db) == {"n": 2}

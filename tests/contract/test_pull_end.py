@@ -61,7 +61,7 @@ async def rerun(artifacts: WatchedArtifacts, running: asyncio.Task[Any], *uids: 
 async def test_a_source_that_begins_anew_before_the_last_look_is_waited_for(
     artifacts: WatchedArtifacts, tasks: ActingTasks, pull: Pull, told: dict[str, int]
 ) -> None:
-    """Its old marker is still there: the new attempt takes its epoch before it removes that."""
+    """The old marker still exists: the new attempt takes its epoch before it removes the marker."""
     await opened(tasks, "u", "sink")
     await begun(tasks, attempt("u"))
     await ended_source(artifacts, "b1")
@@ -108,7 +108,7 @@ async def test_a_source_that_ended_without_finishing_is_the_end(
 async def test_a_summary_that_a_function_wrote_for_a_queued_node_is_not_its_end(
     artifacts: WatchedArtifacts, tasks: ActingTasks, pull: Pull
 ) -> None:
-    """`merge.generic` writes the complete artifact of its target, which may not have begun."""
+    """`merge.generic` writes the complete artifact of its target, which may not have started."""
     await opened(tasks, "u", "sink")
     await artifacts.mark_complete(TASK, "u", 0, {"merged_from": []}, AT)
     running = pull.start("u")
@@ -122,7 +122,7 @@ async def test_a_summary_that_a_function_wrote_for_a_queued_node_is_not_its_end(
 async def test_batches_that_come_with_the_marker_are_not_missed(
     artifacts: WatchedArtifacts, pull: Pull, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A read of many documents is no snapshot: it may see the marker and miss what was written before it."""
+    """A read of many documents is not a snapshot: it may include the marker but miss earlier writes."""
     scan = artifacts.scan
 
     async def blind(task_id: str, sources: Any) -> Any:

@@ -96,7 +96,7 @@ async def test_batches_that_grow_never_exceed_the_budget(artifacts: Measured, pu
 async def test_batches_of_unknown_size_never_exceed_the_budget(
     db: Any, artifacts: Measured, pull: Pull
 ) -> None:
-    """Those of foreign programs and of an earlier release."""
+    """Batches of other programs and of an earlier release."""
     await source(artifacts, *GROWING[:12])
     await db.artifacts.update_many({}, {"$unset": {"size": ""}})
     assert [len(uids) for uids in await all_readers(artifacts, pull)] == [12] * READERS

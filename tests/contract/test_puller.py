@@ -227,7 +227,7 @@ async def test_a_puller_that_shall_not_end_goes_on_after_the_marker(
 async def test_a_batch_that_vanishes_while_it_is_read_is_delivered_if_it_comes_back(
     db: Any, artifacts: WatchedArtifacts, pull: Pull, monkeypatch: pytest.MonkeyPatch, comes_back: bool
 ) -> None:
-    """A rerun of a source deletes its batches and makes them again."""
+    """A rerun of a source deletes its batches and creates them again."""
     read = artifacts.metas
 
     async def vanishing(*args: Any) -> list[dict[str, Any]]:

@@ -116,7 +116,7 @@ async def test_an_artifact_that_a_handler_wrote_itself_is_no_result_of_its_batch
 async def test_an_artifact_of_an_earlier_release_is_a_whole_result(
     db: Any, artifacts: ArtifactStore, pull: Pull
 ) -> None:
-    """It wrote the row first, and the row may be gone by now."""
+    """The earlier attempt wrote the row first, and the row may no longer exist."""
     await ended_source(artifacts, "b1")
     own = {"task_id": TASK, "node_id": "sink", "batch_uid": "b1", "attempt_epoch": 1}
     await db.artifacts.insert_one({**own, "status": "partial", "meta": {"n": 1}})
@@ -135,7 +135,7 @@ async def test_a_failed_batch_is_delivered_again_and_nobody_pulls_it(
 async def test_a_source_that_fails_and_then_succeeds_is_pulled_to_its_end(
     artifacts: ArtifactStore, pull: Pull
 ) -> None:
-    """The puller saw the failed batch before; its later success is a batch like any other."""
+    """The puller has seen the failed batch; its later success is a batch like any other."""
     await artifacts.store_failed_batch(attempt("u"), "b1", "boom", AT)
     running = pull.start("u")
     await batches(artifacts, "u", "b0")

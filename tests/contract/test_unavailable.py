@@ -140,7 +140,7 @@ AWAY = [
     errors.OperationFailure(LONG, 11600),
     errors.InvalidOperation(CLOSED),
 ]
-"""No call at all can succeed now."""
+"""The server is unavailable: no call can succeed at the moment."""
 
 HEALS = [
     errors.OperationFailure(LONG, 24),
@@ -151,7 +151,7 @@ HEALS = [
     bulk(24, 987_654),
     bulk(concern=True),
 ]
-"""This call cannot succeed now."""
+"""This one call cannot succeed at the moment; others can."""
 
 DENIED = [errors.OperationFailure(LONG, code) for code in (11, 13, 18)]
 TOO_LARGE = [errors.WriteError(LONG, 17419), errors.OperationFailure(LONG, 10334), bulk(17420)]

@@ -90,7 +90,7 @@ async def test_variables_that_somebody_has_overwritten_are_left_alone(
 
 
 async def test_a_decimal_of_mongodb_is_a_number(server_db: Any) -> None:
-    """Not in memory: mongomock cannot add to it."""
+    """Not in memory: mongomock cannot add to this type."""
     await server_db.tasks.insert_one({"id": TASK, "coordinator": {"vars": {"n": Decimal128("1.5")}}})
     await CoordinatorAdapters(db=server_db).vars_incr(TASK, key="n", by=1)
     assert await held(server_db) == {"n": Decimal128("2.5")}

@@ -86,7 +86,7 @@ def test_payloads_are_those_of_external_workers() -> None:
 
 
 def test_hashes_are_those_of_external_workers() -> None:
-    """The protocol's own examples."""
+    """The examples of the protocol."""
     extract = replace(attempt("extract"), task_id="7f0c2a4e-3b1d-4c55-9a6e-0d2f8b7c1e90")
     lease = {**LEASE, "lease_id": "c6a1f0d2-58a5-4d0c-8f2b-1f3a9f4a7b11"}
     code = AttemptFailure(kind=FailureKind.FAILURE, code="unexpected_error")
@@ -218,7 +218,7 @@ async def test_events_that_are_refused_do_not_hold_up_others(caplog: pytest.LogC
 
 
 async def test_a_write_that_was_cut_off_is_made_again(db: Any) -> None:
-    """Its first try may have reached the server; nothing is stored twice."""
+    """The first try may have reached the server; nothing is stored twice."""
     events = WorkerEvents(db)
     log = EventLog(Hasty(events))  # type: ignore[arg-type]
     log.add(done(attempt("a"), WORKER, AT))

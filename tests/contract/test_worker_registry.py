@@ -274,7 +274,7 @@ class Door:
         self.knocked = asyncio.Event()
         """Set when three calls have failed."""
         self.passed = asyncio.Event()
-        """Set when something was written."""
+        """Set after a write."""
 
     def opens(self) -> None:
         """Make the database available."""

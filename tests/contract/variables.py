@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LOGGER = "flowkit.coord.adapters"
 
 SECRET = "s3cret-mark-of-a-value"
-"""A value that no record and no error may show."""
+"""A value that must not appear in any log record or error."""
 
 
 async def held(db: Any, task_id: str = TASK) -> Any:

@@ -16,7 +16,7 @@ from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.errors import StoreUnavailable
 
 FAILS, UNCERTAIN = 0.10, 0.05
-"""Parts of the calls that fail after their write: with an error of their own, and without an answer of MongoDB."""
+"""Shares of the calls that fail after their write: with their own error, and with a lost MongoDB response."""
 
 
 class Flaky(CoordinatorAdapters):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 BREAK_AT = 7
-"""At which batch of its first attempt a Relay breaks."""
+"""Number of the batch at which the first attempt of a Relay fails."""
 
 
 async def note(entry: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 PROMPTLY = 45.0
-"""Seconds for all refusals of a test together, on a busy machine."""
+"""Seconds for all errors of a test together, on a busy machine."""
 
 FAILED_TASKS = {EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED, EventType.EVENT_TYPE_WORKFLOW_TASK_TIMED_OUT}
 
@@ -43,7 +43,7 @@ class Bad:
     given: list[Any] = field(default_factory=list)
     """Arguments of the workflow."""
     types: tuple[str, ...] = ("invalid_graph",)
-    """Types that the error may have."""
+    """Allowed types of the error."""
 
 
 def bad(graph: object, *told: str, params: object = None) -> Bad:

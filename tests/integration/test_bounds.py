@@ -31,7 +31,7 @@ OWN = {"open_task", "record", "close_task"}
 MOST = 8
 LOUD = "\U0001f600"
 SHOUTING = 250
-"""So many errors of 8 kB are more than one payload holds."""
+"""Together, this many errors of 8 kB exceed the size of one payload."""
 
 
 def most_in_flight(history: WorkflowHistory) -> int:

@@ -65,7 +65,7 @@ async def test_a_flag_stops_a_function_of_the_users(world: World) -> None:
 
 @pytest.mark.parametrize("beside", [0, 3])
 async def test_a_task_of_short_attempts_alone_is_cancelled_as_well(world: World, beside: int) -> None:
-    """Built-in functions: as local activities where only one node is open, else as ordinary ones."""
+    """Built-in functions run as local activities while only one node is open, and as regular activities otherwise."""
     gate = asyncio.Event()
 
     async def hold(task_id: str) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 BATCHES = 5_000 if os.environ.get("FLOWKIT_LARGE") else 300
-"""Batches of each of three stages; `make large` runs the large case."""
+"""Batches in each of three stages; `make large` runs the large case."""
 
 PATIENCE = 900.0 if os.environ.get("FLOWKIT_LARGE") else 180.0
 SOON = {"retry_policy": {"max": 3, "backoff_sec": 0.2}}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 LARGE = bool(os.environ.get("FLOWKIT_LARGE"))
-"""`make large` sets it: a thousand increments."""
+"""`make large` sets it, for a thousand increments."""
 TASKS, IN_A_ROW, BESIDE = 50 if LARGE else 15, 10, 10
 INCREMENTS = TASKS * (IN_A_ROW + BESIDE)
 PATIENCE = 200.0

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.integration.world import World
 
 CALLS = 60
-"""Of each of two tasks: together more than the slots of an engine's Temporal worker, which are 100."""
+"""Nodes in each of two tasks. Together they exceed the 100 slots of an engine's Temporal worker."""
 
 
 def test_a_task_keeps_the_queue_of_its_functions() -> None:
@@ -81,7 +81,7 @@ async def test_many_slow_functions_hold_up_no_other_task(world: World) -> None:
 
 @pytest.mark.server
 async def test_as_many_plain_functions_run_at_once_as_there_are_slots(world: World) -> None:
-    """Asyncio's own threads would be fewer than twenty on this machine."""
+    """Asyncio's default executor has fewer than twenty threads on this machine."""
     together = threading.Barrier(20)
 
     def meet(task_id: str) -> None:

@@ -36,10 +36,10 @@ HELD_EVENTS = 400
 MOST_LAYERS = 20
 BARRIERS = 3
 LAYERS = 20
-"""Beside a node that runs all the time."""
+"""Layers next to a node that runs all the time."""
 WIDTH = 100
 PATIENCE = 300.0
-"""Seconds for the largest graph, of which a node takes some 10 ms."""
+"""Seconds for the largest graph, at about 10 ms per node."""
 
 
 class Counting(Quick):

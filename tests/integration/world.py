@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CEILING = 90.0
-"""Seconds after which something that should have happened has not; far above what it takes."""
+"""Seconds after which an expected event counts as missing; much longer than events normally take."""
 
 ROOT = Path(__file__).parents[2]
 FLOWKIT = Path(sys.executable).parent / "flowkit"

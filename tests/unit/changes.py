@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.vars.operations import Change
 
 SECRET = "s3cret-mark-of-a-value"
-"""A value that no error may show."""
+"""A value that must not appear in any error."""
 
 
 def refusal(rule: Callable[..., object], *args: Any) -> str:
@@ -54,7 +54,7 @@ ON_A_PATH: dict[str, Callable[[str], Change]] = {
     "unset": lambda path: operations.unsetting([path], None),
     "unset, keys": lambda path: operations.unsetting([], [path]),
 }
-"""Every operation in every form that reaches one path."""
+"""Every operation that changes one path, in every form."""
 
 ON_MANY_PATHS: dict[str, Callable[[list[str]], Change]] = {
     "set, dotted": lambda paths: operations.setting({"kv": dict.fromkeys(paths, SECRET)}),
@@ -64,4 +64,4 @@ ON_MANY_PATHS: dict[str, Callable[[list[str]], Change]] = {
     "unset, keys": lambda paths: operations.unsetting([], paths),
     "unset, both": lambda paths: operations.unsetting(paths[::2], paths[1::2]),
 }
-"""Every operation in every form that reaches several paths."""
+"""Every operation that changes several paths, in every form."""

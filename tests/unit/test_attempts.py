@@ -248,7 +248,7 @@ async def test_an_attempt_that_the_workflow_has_flagged_stops_and_waits_for_temp
 @pytest.mark.usefixtures("_at_once")
 @pytest.mark.parametrize("stops", [True, False])
 async def test_an_attempt_ends_at_no_charge_where_temporal_refuses_the_cancel(db: Any, stops: bool) -> None:
-    """The environment of the test has no client, so that every cancel is refused."""
+    """The environment of the test has no client, so every cancel is refused."""
     await flag(db, cancelled_at="whenever", cancel_reason="too dear")
     body = Doing(endless, stops=stops)
     told = await failed(db, body, replace(attempt(), cancel_grace_sec=0.05))

@@ -17,7 +17,7 @@ from flowkit.models import AttemptFailure, FailureKind
 from flowkit.text import clean, error_text
 
 TEXTS = st.text(st.characters(exclude_categories=[]), max_size=300)
-"""Any text of Python's, lone surrogates too."""
+"""Any Python text, including unpaired surrogates."""
 
 
 def sent(error: BaseException) -> bytes:

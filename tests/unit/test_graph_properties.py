@@ -239,7 +239,7 @@ def test_a_gate_that_has_opened_stays_open_when_the_other_parent_fails(fan_in: F
 
 @pytest.mark.parametrize("first, second", [("p", "q"), ("q", "p")])
 def test_a_skip_inherits_the_strongest_reason_whatever_the_order_of_nodes(first: str, second: str) -> None:
-    """`p` and `q` are skipped by the same end, so neither comes before the other."""
+    """The same end skips `p` and `q`, so neither comes before the other."""
     fans = {"p": (["x"], ALL), "q": (["x", "y"], ANY)}
     two = FanIn(mode="count", count=2)
     graph = graph_of(

@@ -23,11 +23,11 @@ class Collector:
         self.groups: list[list[str]] = []
         self.gate = asyncio.Event()
         self.refused: dict[str, Exception] = {}
-        """Writes that fail alone."""
+        """Writes that fail when written alone."""
         self.left: set[str] = set()
-        """Writes that a group leaves undone."""
+        """Writes that a group does not complete."""
         self.trouble: Exception | None = None
-        """What the next group fails with."""
+        """The error of the next group."""
         self.commit = GroupCommit[str](alone=self._alone, together=self._together)
 
     async def _alone(self, item: str) -> None:

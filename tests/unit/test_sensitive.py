@@ -15,7 +15,7 @@ from flowkit.errors import AdapterError
 
 PATH = "coordinator.vars.a"
 FLAT = 3.2
-"""Bits a character from which a text is a hit by its entropy alone."""
+"""Entropy per character, in bits, from which a text counts as sensitive."""
 
 # --- the default detector ---------------------------------------------------------------------------------------
 

@@ -131,7 +131,7 @@ def test_the_limits_hold_no_slot_is_wasted_and_everybody_has_a_turn(
 @settings(max_examples=examples(100), deadline=None, print_blob=True)
 @given(limit=st.integers(1, 5), crowd_of=st.integers(5, 40), picks=st.lists(st.integers(0, 50), max_size=60))
 def test_no_role_waits_while_another_one_has_two_turns(limit: int, crowd_of: int, picks: list[int]) -> None:
-    """With room in every window the roles that wait take turns, however many nodes each has."""
+    """While every window has room, the waiting roles take turns, however many nodes each has."""
     crowd = Crowd(limit, 1_000)
     for role in "a" * crowd_of + "b" * 5 + "c" * 5:
         crowd.arrive(role)
