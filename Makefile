@@ -1,4 +1,4 @@
-# Everything a person or CI runs; each target does its own set-up and finds it again the next time.
+# All commands for development and CI. Each target sets up what it needs, and reuses it the next time.
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +11,7 @@ MINUTES ?= 1
 SEED ?=
 SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctrees docs build/docs
 
-# Programs started by the tests, the demo and the benchmark keep compiled modules, as installed ones do.
+# Let the programs that tests, demo and benchmark start cache their bytecode, as installed programs do.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help

@@ -1,1 +1,1 @@
-"""Measures what FlowKit costs beside a hand-written workflow. Not part of the distribution."""
+"""The benchmark: compares FlowKit with a hand-written workflow. Not part of the distribution."""

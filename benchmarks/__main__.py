@@ -40,10 +40,10 @@ ROUNDS = 7
 
 QUEUE = "benchmark"
 RAW_CHAIN_MS = 9.0
-"""Chain node of a raw activity without any MongoDB write, as measured once on a quiet machine of this size."""
+"""Milliseconds per node in a chain of raw activities without MongoDB writes, measured once on a quiet machine."""
 
 OPTIMISING = "-XX:TieredStopAtLevel=4"
-"""For the stand-in for MongoDB: minutes of load pay for its optimising compiler, and a large document needs it."""
+"""Java option for MongoDB's stand-in. Under minutes of load, the optimizing compiler pays off for large documents."""
 
 DATABASES = ("flowkit", "baseline", "baseline_functions", "bare_loop")
 COLLECTIONS = ("tasks", "artifacts", "metrics_raw", "worker_events")
@@ -105,19 +105,22 @@ def _process(command: list[str]) -> Iterator[None]:
 
 
 def _with_bytecode() -> dict[str, str]:
-    """Both sides keep compiled modules, as installed programs do; a sandboxed workflow is imported for every run."""
+    """Return the environment without PYTHONDONTWRITEBYTECODE: both sides cache bytecode, as installed programs do.
+
+    Without the cache, programs compile modules at each import, and a sandboxed workflow imports its own in every run.
+    """
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One line of the table: two sides that take turns."""
+    """One row of the table: two sides that run alternately."""
 
     name: str
     unit: str
     target: str
     sides: Mapping[str, Callable[[], Awaitable[float]]]
-    """Each answers one sample, in `unit`."""
+    """Each function returns one sample, in `unit`."""
     clean: Callable[[], Awaitable[None]]
     """Called before each sample."""
     rounds: int = ROUNDS
@@ -129,7 +132,7 @@ async def _comparisons() -> AsyncIterator[Comparison]:
     mongo: Any = AsyncIOMotorClient(os.environ["MONGO_URL"])
     tasks = TaskClient(await connect(), TaskStore(mongo["flowkit"]), queue=QUEUE)
     sides = {"baseline": by_hand_, "flowkit": by_flowkit(tasks)}
-    clean = partial(_emptied, mongo)
+    clean = partial(_delete_documents, mongo)
     for case in CASES:
         unit = "ms/node" if case.per_node else "nodes/s"
         samples = {name: partial(_sample, case, run_one) for name, run_one in sides.items()}
@@ -142,8 +145,8 @@ async def _comparisons() -> AsyncIterator[Comparison]:
     yield Comparison(name=name, unit="batches/s", target=">= 0.85", sides=rates, clean=clean)
 
 
-async def _emptied(mongo: Any) -> None:
-    """No documents of earlier samples: the stand-in for MongoDB looks through all of them at every update."""
+async def _delete_documents(mongo: Any) -> None:
+    """Delete the documents of earlier samples, because MongoDB's stand-in scans all documents at every update."""
     for database in DATABASES:
         for collection in COLLECTIONS:
             await mongo[database][collection].delete_many({})
@@ -176,7 +179,7 @@ async def _result(comparison: Comparison, rounds: int) -> dict[str, Any]:
         for name in sorted(comparison.sides, reverse=bool(round_ % 2)):
             await comparison.clean()
             samples[name].append(await comparison.sides[name]())
-    medians = {name: statistics.median(taken) for name, taken in samples.items()}
+    medians = {name: statistics.median(values) for name, values in samples.items()}
     rounds_ = zip(samples["flowkit"], samples["baseline"], strict=True)
     return {
         "case": comparison.name,
@@ -202,12 +205,12 @@ def _print(results: list[dict[str, Any]], title: str | None = None) -> None:
 
 
 def _ratio(result: dict[str, Any]) -> str:
-    """The ratio of the medians, with the smallest and largest ratio of a single round."""
+    """Return the ratio of the medians, with the smallest and largest ratio of a single round."""
     return f"{result['ratio']:.3f} ({min(result['ratios']):.2f}..{max(result['ratios']):.2f})"
 
 
 def _machine() -> str:
-    """Where and when the figures were measured."""
+    """Return the machine, the versions and the time of the measurement."""
     versions = f"Python {platform.python_version()}, temporalio {temporalio.__version__}"
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {versions}, {when}"

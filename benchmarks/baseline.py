@@ -1,8 +1,9 @@
-"""The baseline: what an expert would write by hand on plain Temporal, without any FlowKit code.
+"""The baseline: what an expert would write on plain Temporal, without any FlowKit code.
 
-It makes the same activity calls (open locally, one activity per node, close) and the same MongoDB writes per node, into
-documents of the documented shape. Like FlowKit, it runs on uvloop and does not compress calls to a server on the same
-machine. Run: `baseline.py workflows|activities`.
+It makes the same activity calls (a local activity to open, one activity per node, one to close). For each node it makes
+the same MongoDB writes into documents of the documented structure, and writes independent rows concurrently. Like
+FlowKit, it runs on uvloop and does not compress calls to a server on the same machine.
+Run: `baseline.py workflows|activities`.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ QUEUE, SLOTS, WINDOW = "baseline", 100, 100
 
 @workflow.defn
 class Baseline:
-    """Nodes in a row, or all beside each other."""
+    """Runs nodes one after another, or concurrently for a wide plan."""
 
     @workflow.run
     async def run(self, plan: dict[str, Any]) -> None:
@@ -43,7 +44,7 @@ class Baseline:
         await workflow.execute_activity("close_run", task, start_to_close_timeout=timedelta(seconds=60))
 
     async def node(self, task: str, index: int, gate: asyncio.Semaphore) -> None:
-        """One node."""
+        """Run one node as an activity."""
         lease, longest = timedelta(seconds=45), timedelta(hours=1)
         times: Any = {"start_to_close_timeout": longest, "heartbeat_timeout": lease}
         async with gate:
@@ -51,7 +52,7 @@ class Baseline:
 
 
 class Activities:
-    """The run's document: inserted, marked as finished, and the five writes of a node with one batch."""
+    """The activities: insert the run's document, mark it as finished, and make the five writes of a one-batch node."""
 
     def __init__(self, db: Any) -> None:
         self.db = db
@@ -88,12 +89,12 @@ class Activities:
 
 
 async def connect() -> Client:
-    """Connect without compression, which costs time and saves nothing on one machine."""
+    """Connect without compression, which only costs time when the server is on the same machine."""
     return await Client.connect(os.environ["TEMPORAL_ADDRESS"], grpc_compression=GrpcCompression.NONE)
 
 
 async def main(part: str) -> None:
-    """Run one of the two worker processes until it is terminated."""
+    """Run one of the two worker processes until it receives a signal."""
     client = await connect()
     own = Activities(AsyncIOMotorClient(os.environ["MONGO_URL"])["baseline"])
     if part == "workflows":

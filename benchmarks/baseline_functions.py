@@ -1,6 +1,6 @@
 """The baseline for coordinator functions: a hand-written chain of local activities with the same writes.
 
-Each increments a number and marks its node as finished in one update, then writes the node's complete marker.
+Each activity increments a number and marks its node as finished in one update. Then it writes the complete marker.
 """
 
 import os
@@ -21,7 +21,7 @@ QUEUE = "baseline-functions"
 
 @workflow.defn
 class BaselineFunctions:
-    """Local activities in a row."""
+    """Runs local activities one after another."""
 
     @workflow.run
     async def run(self, plan: dict[str, Any]) -> None:
@@ -35,7 +35,7 @@ class BaselineFunctions:
 
 
 class Functions(Activities):
-    """Beside the run's document, the two writes of a function."""
+    """Adds the activity for the two writes of a function."""
 
     @activity.defn
     async def increment(self, task: str, index: int) -> None:
@@ -49,7 +49,7 @@ class Functions(Activities):
 
 
 async def main() -> None:
-    """Run the worker until it is terminated."""
+    """Run the worker until it receives a signal."""
     client = await connect()
     own = Functions(AsyncIOMotorClient(os.environ["MONGO_URL"])["baseline_functions"])
     await own.db.tasks.create_index("id", unique=True)

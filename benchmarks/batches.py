@@ -1,4 +1,4 @@
-"""Batches a second of one native worker, beside a bare loop that does the same two MongoDB writes."""
+"""Throughput of batches: a FlowKit worker compared with a bare loop that makes the same two MongoDB writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCHES = 1_000
 
 
 def bare_loop(db: Any) -> Callable[[int], Awaitable[float]]:
-    """Seconds that a bare loop takes for so many batches."""
+    """Return a function that writes `count` batches in a bare loop and returns the seconds it took."""
 
     async def run(count: int) -> float:
         task = str(uuid.uuid4())
@@ -43,7 +43,10 @@ async def _two_writes(db: Any, key: dict[str, Any]) -> None:
 
 
 def one_node(tasks: TaskClient, db: Any) -> Callable[[int], Awaitable[float]]:
-    """Seconds between the beginning and the end of a node of so many batches, as its document tells."""
+    """Return a function that runs a node with `count` batches and returns its duration in seconds.
+
+    The duration is the difference between `finished_at` and `started_at` in the task document.
+    """
 
     async def run(count: int) -> float:
         inline = {"input_inline": {"batches": count}}

@@ -1,4 +1,4 @@
-"""What is measured: three shapes of work, run by either side."""
+"""The cases of the benchmark, and how each side runs them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """`tasks` tasks of `nodes` nodes, all at once, repeated `repeats` times a sample."""
+    """A sample starts `tasks` tasks of `nodes` nodes concurrently, `repeats` times in a row."""
 
     name: str
     nodes: int
@@ -28,9 +28,9 @@ class Case:
     tasks: int = 1
     repeats: int = 1
     per_node: bool = True
-    """Judged by milliseconds a node; else by nodes a second."""
+    """Whether the unit is milliseconds per node; otherwise it is nodes per second."""
     functions: bool = False
-    """Nodes are built-in coordinator functions, not attempts of a role."""
+    """Whether the nodes are built-in coordinator functions instead of nodes of a role."""
     target: str = "<= 1.10"
     rounds: int = 7
     """Samples per side."""
@@ -46,7 +46,7 @@ CASES = (
 
 
 async def sample(case: Case, run_one: Callable[[Case], Awaitable[None]]) -> float:
-    """Seconds that a node of `case` took."""
+    """Run one sample and return the seconds per node."""
     began = time.perf_counter()
     for _ in range(case.repeats):
         await asyncio.gather(*(run_one(case) for _ in range(case.tasks)))
@@ -54,7 +54,7 @@ async def sample(case: Case, run_one: Callable[[Case], Awaitable[None]]) -> floa
 
 
 def by_hand(client: Client) -> Callable[[Case], Awaitable[None]]:
-    """Runs one task of a case on the hand-written workflow."""
+    """Return a function that runs one task of a case on the hand-written workflow."""
 
     async def run_one(case: Case) -> None:
         comparison: Any = baseline.Baseline.run
@@ -68,7 +68,7 @@ def by_hand(client: Client) -> Callable[[Case], Awaitable[None]]:
 
 
 def by_flowkit(tasks: TaskClient) -> Callable[[Case], Awaitable[None]]:
-    """Runs one task of a case on FlowKit."""
+    """Return a function that runs one task of a case on FlowKit."""
 
     async def run_one(case: Case) -> None:
         task_id = await tasks.create_task(params={}, graph=graph_of(case))
@@ -82,7 +82,7 @@ _INCREMENT = {"type": "coordinator_fn", "io": {"fn": "vars.incr", "fn_args": {"k
 
 
 def graph_of(case: Case) -> dict[str, Any]:
-    """The case as a graph."""
+    """Return the graph of a case."""
 
     def node(index: int) -> dict[str, Any]:
         parents = [] if case.wide or index == 0 else [f"n{index - 1}"]

@@ -1,4 +1,4 @@
-"""The handler that FlowKit's side of the benchmark runs: small batches."""
+"""The handler for FlowKit's side of the benchmark."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 class OneBatch(RoleHandler):
-    """Writes what the baseline writes."""
+    """Produces the same metrics and artifacts as the baseline."""
 
     role = "bench"
 
     async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
-        """One batch, or as many as the node asks for."""
+        """Yield one batch, or `batches` of the inline input."""
         for number in range(loaded["input_inline"].get("batches", 1)):
             yield Batch(batch_uid=f"b{number}")
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """One number."""
+        """Return one number as metrics."""
         return BatchResult(success=True, metrics={"n": 1})

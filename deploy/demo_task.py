@@ -1,4 +1,4 @@
-"""One task of the demo on servers, engine and workers that already run: start it, wait for its end, show the ranking.
+"""Run one task of the demo on existing servers, engines and workers, and print the ranking.
 
 Reads TEMPORAL_ADDRESS, MONGO_URL, MONGO_DATABASE and FLOWKIT_QUEUE like the `flowkit` command. The folder to read
 (the first argument, or else the standard library of this Python) must exist where the workers run.
@@ -29,7 +29,7 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 async def run(source: Path) -> None:
-    """Start the task and show what became of it."""
+    """Start the task, wait for its end and print its result."""
     mongo: AsyncIOMotorClient[dict[str, Any]] = AsyncIOMotorClient(
         os.environ.get("MONGO_URL", "mongodb://localhost:27017"), tz_aware=True
     )
@@ -59,7 +59,7 @@ def main() -> None:
     if problem:
         console.print(f"demo_task: {problem}", markup=False)
     sys.stdout.flush()
-    # Not sys.exit: a thread of Temporal's client that is still alive may abort an interpreter that is finishing.
+    # Not sys.exit: a running thread of Temporal's client may abort the interpreter while it shuts down.
     os._exit(1 if problem else 0)
 
 

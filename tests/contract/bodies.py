@@ -1,4 +1,4 @@
-"""Attempts without Temporal: the bodies of activities, run on a database of the test's choice."""
+"""Run attempts without Temporal: the activities' executors on a database that the test chooses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Returning(RoleHandler):
-    """Returns the same for each of its batches."""
+    """Returns the same result for each of its batches."""
 
     def __init__(
         self, result: BatchResult, *uids: str, final: FinalizeResult | None = None, propose: Any = None
@@ -41,26 +41,26 @@ class Returning(RoleHandler):
         self.got: list[Batch] = []
 
     async def load_input(self, input_ref: Any, input_inline: Any) -> Any:
-        """The route to propose."""
+        """Return the route to propose."""
         return self._propose
 
     async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
-        """One batch for each uid."""
+        """Yield one batch for each uid."""
         for uid in self._uids:
             yield Batch(batch_uid=uid)
 
     async def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
-        """The result."""
+        """Return the result."""
         self.got.append(batch)
         return self._result
 
     async def finalize(self, ctx: Any) -> FinalizeResult | None:
-        """The final result."""
+        """Return the final result."""
         return self._final
 
 
 def host_of(db: Any) -> WorkerContext:
-    """A process that runs attempts on the current loop."""
+    """Return a process context whose attempts run on the current event loop."""
     return WorkerContext(tasks=TaskStore(db), portal=LoopPortal(), worker_id=WORKER)
 
 
@@ -72,7 +72,7 @@ def role_body(
     inputs: InputSettings | None = None,
     events: EventLog | None = None,
 ) -> RoleExecutor:
-    """An attempt of a role."""
+    """Return an attempt of a role."""
     shared: dict[str, Any] = {"inputs": inputs} if inputs is not None else {}
     roles = RoleContext(
         artifacts=ArtifactStore(db),
@@ -85,7 +85,7 @@ def role_body(
 
 
 def function_body(db: Any, attempt: AttemptInput, function: Any) -> FunctionExecutor:
-    """An attempt of a coordinator function."""
+    """Return an attempt of a coordinator function."""
     kind = (
         BuiltInFunctionExecutor
         if isinstance(getattr(function, "__self__", None), CoordinatorAdapters)
@@ -95,7 +95,7 @@ def function_body(db: Any, attempt: AttemptInput, function: Any) -> FunctionExec
 
 
 async def failure_of(body: RoleExecutor) -> AttemptFailure:
-    """Why an attempt fails."""
+    """Run an attempt and return its failure."""
     try:
         await asyncio.wait_for(body.run(), 30)
     except AttemptFailed as error:

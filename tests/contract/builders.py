@@ -1,4 +1,4 @@
-"""Records and documents for the contract tests. Whatever a test does not name is the same everywhere."""
+"""Records and documents for the contract tests, with the same default for every field that a test does not name."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
 TASK, FIRST_RUN, RUN, WORKER = "task-1", "first-run", "run-1", "w-1"
 
 AT = float(int(time.time())) - 60.0
-"""The time of all records: whole seconds, so that nothing is rounded, and recent, so that no TTL index bites."""
+"""The time of all records: whole seconds, so that nothing is rounded, and recent, so that no TTL index removes it."""
 
 
 def graph(*node_ids: str) -> dict[str, Any]:
-    """A graph of crawlers without edges."""
+    """Return a graph of crawlers without edges."""
     return {"nodes": [{"node_id": node_id, "type": "crawler"} for node_id in node_ids]}
 
 
 def new_task(*node_ids: str, task_id: str = TASK, params: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A task document as a client writes it."""
+    """Return a task document as a client writes it."""
     return task_fields.new_task(task_id, params or {}, graph(*node_ids), AT)
 
 
 def opening(*node_ids: str, first_run: str = FIRST_RUN, run: str = RUN, task_id: str = TASK) -> OpenTask:
-    """What a run tells when it opens its task."""
+    """Return the record with which a run opens its task."""
     return OpenTask(
         task_id=task_id, first_run_id=first_run, run_id=run, at=AT, graph=graph(*node_ids), params={"n": 1}
     )
 
 
 async def opened(tasks: TaskStore, *node_ids: str, run: str = RUN) -> int:
-    """Open the task for `run`; answers its `run_seq`."""
+    """Open the task for `run` and return its `run_seq`."""
     run_seq, _ = await tasks.open_task(opening(*node_ids, run=run))
     return run_seq
 
@@ -59,7 +59,7 @@ def attempt(
     sources: dict[str, int] | None = None,
     qualify_uids: bool = False,
 ) -> AttemptInput:
-    """An attempt of one node."""
+    """Return an attempt of a node."""
     return AttemptInput(
         task_id=TASK,
         node_id=node_id,
@@ -72,12 +72,12 @@ def attempt(
 
 
 async def begun(tasks: TaskStore, node: AttemptInput, *, run: str = RUN, deadline_ms: int = 1) -> None:
-    """Make an attempt's first write."""
+    """Make the first write of an attempt."""
     await tasks.begin_attempt(node, run, {"worker_id": WORKER, "deadline_ts_ms": deadline_ms}, AT)
 
 
 def shown(node_id: str, status: NodeStatus, *, index: int = 0, epoch: int = 0, **more: Any) -> NodeRecord:
-    """One node as the workflow wants it shown."""
+    """Return the state of a node as the workflow records it."""
     return NodeRecord(index=index, node_id=node_id, status=status, epoch=epoch, **more)
 
 
@@ -90,7 +90,7 @@ CHANGES = [
 def record(
     *nodes: NodeRecord, run_seq: int = 1, status: TaskStatus = TaskStatus.RUNNING, cancel: str | None = None
 ) -> RecordTask:
-    """Transitions of a running task."""
+    """Return a record of transitions in a running task."""
     return RecordTask(
         task_id=TASK,
         run_id=RUN,
@@ -110,7 +110,7 @@ def close(
     run_seq: int = 1,
     **more: Any,
 ) -> CloseTask:
-    """The end of a task."""
+    """Return the record that closes a task."""
     return CloseTask(
         task_id=TASK,
         run_id=run,
@@ -124,34 +124,34 @@ def close(
 
 
 async def stored(db: Any, task_id: str = TASK) -> dict[str, Any]:
-    """The task's document."""
+    """Return the task document."""
     found: dict[str, Any] | None = await db.tasks.find_one({"id": task_id})
     assert found is not None
     return found
 
 
 async def stored_node(db: Any, index: int = 0) -> dict[str, Any]:
-    """One node of the task's document."""
+    """Return one node of the task document."""
     node: dict[str, Any] = (await stored(db))["graph"]["nodes"][index]
     return node
 
 
 async def stored_statuses(db: Any) -> list[str]:
-    """The status of every node, in graph order."""
+    """Return the status of every node, in graph order."""
     return [node["status"] for node in (await stored(db))["graph"]["nodes"]]
 
 
 async def documents_of(collection: Any) -> list[dict[str, Any]]:
-    """Everything in a collection."""
+    """Return all documents in a collection."""
     return [document async for document in collection.find({})]
 
 
 async def batches(artifacts: ArtifactStore, node_id: str, *uids: str, epoch: int = 1) -> None:
-    """Store batches of a node, each a second younger than the one before."""
+    """Store batches of a node, each a second older than the next."""
     for age, uid in enumerate(uids):
         await artifacts.store_batch(attempt(node_id, epoch=epoch), uid, {"uid": uid}, WORKER, AT + age)
 
 
 def seconds(date: datetime) -> float:
-    """A date as drivers return it (UTC, with or without saying so) in seconds since the epoch."""
+    """Return a date from a driver (UTC, with or without a time zone) in seconds since the epoch."""
     return date.replace(tzinfo=UTC).timestamp()

@@ -1,4 +1,4 @@
-"""The worlds that every contract test runs in: memory, and a server behind either driver."""
+"""Fixtures: every contract test runs on a database in memory, and on a server with each of the two drivers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SERVER_WORLDS = [pytest.param(driver, marks=pytest.mark.server) for driver in DR
 
 @pytest.fixture(scope="session")
 def contract_mongo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server: the one that MONGO_URL names, or one of our own."""
+    """Return the server in MONGO_URL, or start one."""
     if url := os.environ.get("MONGO_URL"):
         yield url
         return
@@ -45,14 +45,14 @@ async def db(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
 
 @pytest.fixture(params=SERVER_WORLDS)
 async def server_db(request: pytest.FixtureRequest, contract_mongo_url: str) -> AsyncIterator[Any]:
-    """An empty database of a server."""
+    """An empty database on a server."""
     async with _server_database(request.param, contract_mongo_url) as database:
         yield database
 
 
 @pytest.fixture
 async def tasks(db: Any) -> TaskStore:
-    """The tasks of `db`, with their indexes."""
+    """The task store of `db`, with its indexes."""
     store = TaskStore(db)
     await store.prepare()
     return store
@@ -68,7 +68,7 @@ async def artifacts(db: Any) -> ArtifactStore:
 
 @pytest.fixture
 async def adapters(db: Any, tasks: TaskStore) -> CoordinatorAdapters:
-    """The functions, on a database with one open task."""
+    """The coordinator functions, on a database with one open task."""
     await opened(tasks, "a", "b")
     return CoordinatorAdapters(db=db)
 

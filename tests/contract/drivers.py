@@ -1,4 +1,4 @@
-"""Both drivers, opened and closed in the same way."""
+"""Open and close both drivers in the same way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DRIVERS = ("motor", "pymongo")
 
 @asynccontextmanager
 async def connected(driver: str, url: str, **options: Any) -> AsyncIterator[Any]:
-    """A client, made in the running loop."""
+    """Return a client that belongs to the running event loop."""
     if driver == "pymongo":
         loop = asyncio.get_running_loop()
         with mock.patch.object(loop, "sock_connect", closes_what_it_gives_up(loop)):
@@ -34,10 +34,10 @@ async def connected(driver: str, url: str, **options: Any) -> AsyncIterator[Any]
 
 
 def closes_what_it_gives_up(loop: asyncio.AbstractEventLoop) -> Any:
-    """A `sock_connect` that closes the socket if it is cancelled.
+    """Return a `sock_connect` that closes the socket if it is cancelled.
 
-    pymongo 4.20 leaves that to the garbage collector: a client closed just as its monitor connects warns of an
-    unclosed socket, in whichever test runs by then.
+    pymongo 4.20 leaves that to the garbage collector. If a client is closed while its monitor connects, a later test
+    would get the warning about the unclosed socket.
     """
     connect = loop.sock_connect
 

@@ -1,4 +1,4 @@
-"""A database whose documents may not become larger than a test says: MongoDB's own limit is 16 MB."""
+"""A database with a small limit for the size of a document; MongoDB's own limit is 16 MB."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import bson
 from pymongo.errors import WriteError
 
 TOO_LARGE = 17419
-"""What MongoDB answers to an update after which the document would be too large."""
+"""MongoDB's error for an update that would make a document too large."""
 
 
 class Narrow:
-    """Passes everything on to `db`, and takes back updates that make a task's document too large.
+    """Forwards all calls to `db`, but undoes updates that make a task document too large.
 
-    One that is too large already, as none is in MongoDB, may shrink.
+    A document that is too large already may shrink, although MongoDB never has such a document.
     """
 
     def __init__(self, db: Any, bytes_at_most: int) -> None:
@@ -27,7 +27,7 @@ class Narrow:
         return _NarrowTasks(collection, self) if name == "tasks" else collection
 
     def allows(self, before: dict[str, Any] | None, after: dict[str, Any] | None) -> bool:
-        """Whether the document is small enough, or at least smaller than before."""
+        """Return whether the document is within the limit, or at least smaller than before."""
         fits = _size(after) <= max(self._most, _size(before) - 1)
         self.refused += not fits
         return fits

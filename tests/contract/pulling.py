@@ -1,4 +1,4 @@
-"""A node that pulls, for the contract tests."""
+"""A pulling node for the contract tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE = 20.0
 
 
 class WatchedArtifacts(ArtifactStore):
-    """Says how often a puller has scanned the sources."""
+    """Counts how often a puller scans the sources."""
 
     def __init__(self, db: Any) -> None:
         super().__init__(db)
@@ -31,7 +31,7 @@ class WatchedArtifacts(ArtifactStore):
         self._looked = asyncio.Condition()
 
     async def scan(self, task_id: str, sources: Sequence[str]) -> Scan:
-        """The scan, counted."""
+        """Count the scan and run it."""
         found = await super().scan(task_id, sources)
         async with self._looked:
             self._looks += 1
@@ -39,14 +39,14 @@ class WatchedArtifacts(ArtifactStore):
         return found
 
     async def looked_again(self) -> None:
-        """Wait until the puller has gone round at least once from now on."""
+        """Wait until the puller has scanned the sources at least once more."""
         seen = self._looks
         async with asyncio.timeout(PATIENCE), self._looked:
             await self._looked.wait_for(lambda: self._looks >= seen + 2)
 
 
 class Pull:
-    """What one attempt of the node `sink` pulls."""
+    """The pull of one attempt of the node `sink`."""
 
     def __init__(self, artifacts: ArtifactStore, tasks: TaskStore, *, qualify_uids: bool = False) -> None:
         self._artifacts, self._tasks, self._qualify_uids = artifacts, tasks, qualify_uids
@@ -59,7 +59,7 @@ class Pull:
         budget: ByteBudget | None = None,
         **args: Any,
     ) -> Puller:
-        """What pulls."""
+        """Return the puller."""
         return Puller(
             artifacts=self._artifacts,
             tasks=self._tasks,
@@ -69,7 +69,7 @@ class Pull:
         )
 
     def start(self, *from_nodes: str, **options: Any) -> asyncio.Task[list[Delivery]]:
-        """Pull until the end, in the background."""
+        """Pull all batches in a background task."""
         puller = self.puller(*from_nodes, **options)
 
         async def collect() -> list[Delivery]:
@@ -78,11 +78,11 @@ class Pull:
         return asyncio.create_task(collect())
 
     async def all(self, *from_nodes: str, **options: Any) -> list[Delivery]:
-        """Everything until the end."""
+        """Return all batches."""
         return await asyncio.wait_for(self.start(*from_nodes, **options), PATIENCE)
 
     async def uids(self, *from_nodes: str, **options: Any) -> list[str]:
-        """The batch uids of everything until the end."""
+        """Return the uids of all batches."""
         return [uid for uid, _ in await self.all(*from_nodes, **options)]
 
 
@@ -93,7 +93,7 @@ async def end(artifacts: ArtifactStore, *nodes: str, epoch: int = 1) -> None:
 
 
 async def ended_source(artifacts: ArtifactStore, *uids: str, node: str = "u", **meta: Any) -> None:
-    """A source that has ended; its batches have this meta."""
+    """Create a source that has ended, whose batches have this meta."""
     for age, uid in enumerate(uids):
         await artifacts.upsert_partial(attempt(node), uid, meta or {"uid": uid}, WORKER, AT + age)
     await end(artifacts, node)

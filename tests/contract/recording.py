@@ -1,4 +1,4 @@
-"""A database that notes every update on its way to the real one, and lets a test act just before one."""
+"""A database that records every update, and lets a test act just before a write."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ Update = dict[str, dict[str, Any]]
 
 
 class RecordingDatabase:
-    """Passes everything on to `db`."""
+    """Forwards all calls to `db`."""
 
     def __init__(self, db: Any) -> None:
         self._db = db
         self.updates: list[Update] = []
         self.before: defaultdict[str, list[Callable[[], Awaitable[None]]]] = defaultdict(list)
-        """By collection: what is to happen before its next writes, once each."""
+        """Functions by collection. Each runs once, before the collection's next write."""
 
     def __getattr__(self, name: str) -> _RecordingCollection:
         return _RecordingCollection(name, self._db[name], self)
 
     async def note(self, collection: str, update: Update) -> None:
-        """Called with every update before it is made."""
+        """Record an update before it is made."""
         self.updates.append(update)
         await self.reach(collection)
 
     async def reach(self, collection: str) -> None:
-        """Called before every write; others get on meanwhile, as they do while a server answers."""
+        """Run before every write; yield to other tasks, as a call to a server does."""
         await others_had_their_turn()
         if self.before[collection]:
             await self.before[collection].pop(0)()
@@ -74,7 +74,7 @@ class _RecordingCollection:
 
 
 def conflicts(update: Update) -> list[tuple[str, str]]:
-    """Pairs of paths that MongoDB refuses in one update: the same one twice, or a path and its parent."""
+    """Return the pairs of paths that MongoDB refuses in one update: equal paths, or a path and its parent."""
     paths = [path for fields in update.values() for path in fields]
     return [pair for pair in combinations(paths, 2) if _overlap(*pair)]
 

@@ -1,4 +1,4 @@
-"""merge.generic, metrics.aggregate and noop: summaries of what nodes have left behind."""
+"""merge.generic, metrics.aggregate and noop: summaries of the stored results of nodes."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 class Clock:
-    """Shows a time of its own."""
+    """A clock with a fixed time."""
 
     def now_dt(self) -> datetime:
-        """A minute after everything else."""
+        """Return a minute after all other dates."""
         return datetime.fromtimestamp(AT + 60, UTC)
 
 
@@ -48,7 +48,7 @@ async def adapters(db: Any, tasks: TaskStore, artifacts: ArtifactStore) -> Coord
 
 
 async def of_node(db: Any, node_id: str) -> list[dict[str, Any]]:
-    """All artifacts of a node."""
+    """Return all artifacts of a node."""
     return [found for found in await documents_of(db.artifacts) if found["node_id"] == node_id]
 
 
@@ -150,7 +150,7 @@ async def test_an_unknown_task_is_named_and_gets_no_artifact(db: Any, adapters: 
 
 @pytest.fixture
 async def measured(artifacts: ArtifactStore, adapters: CoordinatorAdapters) -> None:
-    """Rows of a node, of which one is final and one has failed."""
+    """Store rows of a node, one of which is final and one failed."""
     rows: dict[str, dict[str, Any]] = {
         "b1": {"n": 1, "text": "2.5", "flag": True, "word": "many", "list": [1], "odd": None},
         "b2": {"n": 2.5, "text": " 4 ", "flag": False, "once": 7, "nan": float("nan"), "inf": "inf"},

@@ -1,4 +1,4 @@
-"""Artifacts, metrics and claims: a higher epoch replaces, the same repeats, a lower one is fenced."""
+"""Artifacts, metrics and claims: a higher epoch replaces, the same epoch repeats, a lower epoch is fenced."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ async def test_tasks_and_nodes_do_not_share_batches(artifacts: ArtifactStore) ->
 
 
 def meta_of(size: int) -> dict[str, Any]:
-    """Metrics of exactly this many bytes of BSON."""
+    """Return metrics of exactly this many bytes of BSON."""
     return {"text": "x" * (size - len(bson.encode({"text": ""})))}
 
 

@@ -1,4 +1,4 @@
-"""What an attempt leaves in `worker_events` between its start and its end: documented rows, and few of them."""
+"""The `worker_events` of an attempt between its start and its end: few rows, of the documented form."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_payloads_are_those_of_external_workers() -> None:
 
 
 def test_hashes_are_those_of_external_workers() -> None:
-    """The protocol's own examples."""
+    """The examples of the protocol."""
     extract = replace(attempt("extract"), task_id="7f0c2a4e-3b1d-4c55-9a6e-0d2f8b7c1e90")
     assert [
         event.event_hash
@@ -71,7 +71,7 @@ def test_hashes_are_those_of_external_workers() -> None:
 
 
 class Attempt:
-    """An attempt whose log is called once a second of a clock of its own."""
+    """An attempt whose log is called once a second of its own clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, db: Any = None) -> None:
         self.now = AT
@@ -88,7 +88,7 @@ class Attempt:
         each_second: Callable[[AttemptLog, int], None] = lambda log, second: None,
         error: BaseException | None = None,
     ) -> list[dict[str, Any]]:
-        """Payloads of what it leaves, oldest first."""
+        """Run the attempt and return the payloads of its events, oldest first."""
         try:
             with self.log.attempt(attempt(), LEASE, lambda: False) as log:
                 for second in range(seconds):
@@ -107,7 +107,7 @@ def kinds(payloads: list[dict[str, Any]]) -> list[str]:
 
 
 def store(log: AttemptLog, second: int) -> None:
-    """A hundred batches in a second."""
+    """Store a hundred batches in a second."""
     for number in range(100):
         log.batch_ok(f"b{second}-{number}")
 

@@ -1,4 +1,4 @@
-"""An attempt's writes: it takes its epoch once, keeps its lease, and ends only what is still its own."""
+"""Writes of an attempt: it takes its epoch once, keeps its lease, and finishes only a node that it still holds."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ async def test_a_running_node_keeps_nothing_of_its_earlier_end(db: Any, tasks: T
     assert (node.get("finished_at"), node.get("skip_reason")) == (None, None)
 
 
-# --- holding it -------------------------------------------------------------------------------------------------
+# --- holding the epoch ------------------------------------------------------------------------------------------
 
 
 async def test_a_lease_moves_forward_and_never_back(db: Any, tasks: TaskStore) -> None:

@@ -1,4 +1,4 @@
-"""The documented flags, raised by the workflow or by hand, tell an attempt to stop."""
+"""The documented cancel flags, set by the workflow or by hand, stop an attempt."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def _running(tasks: TaskStore) -> None:
 
 @pytest.fixture
 def by_hand(db: Any) -> Any:
-    """Writes fields of the document as a user would."""
+    """A function that writes fields of the document as a user would."""
 
     async def write(**fields: Any) -> None:
         paths = {path.replace("__", "."): value for path, value in fields.items()}
@@ -127,7 +127,7 @@ async def test_one_look_sees_which_tasks_have_a_flag_up(
     assert await tasks.flagged([]) == set()
 
 
-# --- who raised it ------------------------------------------------------------------------------------------------
+# --- who set the flag ---------------------------------------------------------------------------------------------
 
 
 async def cancelled(tasks: TaskStore) -> None:
@@ -165,12 +165,12 @@ async def test_a_direct_write_to_a_node_is_not_taken_for_an_old_flag_of_the_task
     assert await tasks.raised_flag(attempt()) == CancelFlag(reason=DB_FLAG, run_id=None)
 
 
-# --- what an attempt finds when it begins -------------------------------------------------------------------------
+# --- flags that exist when an attempt starts ----------------------------------------------------------------------
 
 
 @pytest.fixture(params=[RUN, None], ids=["of the workflow", "written directly"])
 async def flagged(request: pytest.FixtureRequest, by_hand: Any) -> CancelFlag:
-    """A flag that holds for this run."""
+    """Return a flag that is valid for this run."""
     await by_hand(coordinator__cancelled=True, coordinator__cancel_reason="enough")
     if request.param:
         await by_hand(coordinator__cancel_run_id=request.param)
@@ -217,12 +217,12 @@ async def test_without_a_flag_an_attempt_begins_with_one_write(db: Any) -> None:
     assert len(recording.updates) == 1
 
 
-# --- flags that an earlier run has left (Temporal's Reset) --------------------------------------------------------
+# --- flags of an earlier run (Temporal's Reset) -------------------------------------------------------------------
 
 
 @pytest.fixture
 async def _left_over(tasks: TaskStore) -> None:
-    """The flags of a run that was cancelled, and then reset."""
+    """Leave the flags of a run that was cancelled and then reset."""
     await tasks.record(record(shown("a", NodeStatus.CANCELLING, epoch=1), cancel="user_request"))
 
 

@@ -1,4 +1,4 @@
-"""A cancel ends an attempt's wait for its next batch at once; what it has in hand it may finish."""
+"""A cancel ends an attempt's wait for its next batch immediately; the attempt may finish its current batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.tasks.task_store import TaskStore
 
 SOON = 5.0
-"""Far below the grace, and below the longest pause between two looks."""
+"""Seconds; much less than the grace period, and less than the longest pause between two reads."""
 
 OK = BatchResult(success=True)
 PULL = {
@@ -41,7 +41,7 @@ async def prepared(db: Any, tasks: TaskStore, artifacts: ArtifactStore) -> Any:
 
 
 async def cancelled_soon(body: RoleExecutor, running: asyncio.Task[Any]) -> None:
-    """Cancel an attempt as its host does; it ends soon."""
+    """Cancel an attempt as its worker does, and check that it ends soon."""
     body.cancel("budget is spent", 600)
     ended, _ = await asyncio.wait([running], timeout=SOON)
     assert ended, "the attempt still waits"
@@ -49,7 +49,7 @@ async def cancelled_soon(body: RoleExecutor, running: asyncio.Task[Any]) -> None
 
 
 class Watched(Returning):
-    """Says when it has begun."""
+    """Records when it has started."""
 
     def __init__(self) -> None:
         super().__init__(OK)
@@ -110,7 +110,7 @@ async def test_iter_batches_that_waits_ends_at_once_and_is_closed(prepared: Any)
 
 
 async def test_a_plain_generator_may_finish_its_step(prepared: Any) -> None:
-    """It runs on a thread, which cannot be interrupted: what it uses must not be cleaned up under its feet."""
+    """The hook runs in a thread, which cannot be interrupted, so the resources that it uses must remain."""
     waits, go_on = threading.Event(), threading.Event()
 
     def blocking(loaded: Any) -> Iterator[Batch]:

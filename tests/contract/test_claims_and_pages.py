@@ -1,4 +1,4 @@
-"""Claims note a delivery once; pages tell a node's batches in the order in which they were made."""
+"""Claims record a delivery once; pages return a node's batches in the order of their creation."""
 
 from __future__ import annotations
 

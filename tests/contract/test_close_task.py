@@ -1,4 +1,4 @@
-"""`close_task` ends a task's document once and for all, `abandon` ends one whose workflow is gone."""
+"""`close_task` closes a task document permanently; `close_orphan` closes one whose workflow no longer exists."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def finish(tasks: TaskStore) -> Callable[..., Awaitable[None]]:
-    """Runs one node to its end."""
+    """Return a function that runs one node to its end."""
 
     async def run(node_id: str, index: int = 0, epoch: int = 1) -> None:
         await begun(tasks, attempt(node_id, index=index, epoch=epoch))

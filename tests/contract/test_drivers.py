@@ -1,4 +1,4 @@
-"""What the contract tests add to the drivers."""
+"""The additions of the contract tests to the drivers."""
 
 from __future__ import annotations
 

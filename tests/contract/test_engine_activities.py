@@ -1,4 +1,4 @@
-"""The engine's own activities: whose database they write, what they repeat, and that they say they are alive."""
+"""The engine's own activities: which database they write, what they retry, and their heartbeats."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def engine(tasks: TaskStore, namespace_id: str = "ns-1") -> TaskActivities:
 
 
 async def call(activity: Callable[..., Any], given: object) -> Any:
-    """What an activity answers."""
+    """Run an activity and return its result."""
     return await ActivityEnvironment().run(activity, given)
 
 
 async def refused(activity: Callable[..., Any], given: object) -> ApplicationError:
-    """The error that Temporal gets."""
+    """Run an activity and return the error that Temporal receives."""
     with pytest.raises(ApplicationError) as caught:
         await call(activity, given)
     return caught.value
@@ -94,7 +94,7 @@ async def test_a_task_of_the_own_database_or_of_an_earlier_release_is_written(
 
 
 class Failing(TaskStore):
-    """A store whose close fails as a test says."""
+    """A store whose close fails with an error of the test."""
 
     error: Exception
 
@@ -113,7 +113,7 @@ async def test_a_close_is_given_up_only_when_no_end_fits(error: Exception, *, gi
 
 
 class Slow(TaskStore):
-    """A store that writes until it is told to end."""
+    """A store that writes until the test releases it."""
 
     def __init__(self, db: Any) -> None:
         super().__init__(db)

@@ -1,4 +1,4 @@
-"""An attempt's last write ends its own node only."""
+"""The last write of an attempt finishes its own node only."""
 
 from __future__ import annotations
 

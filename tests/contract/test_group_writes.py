@@ -1,4 +1,4 @@
-"""Attempts that begin and end at the same time write together, and each has the outcome it would have alone."""
+"""Attempts that start and end at the same time share their writes, and each has the same outcome as alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def open_all(tasks: TaskStore, ids: tuple[str, ...] = TASKS) -> None:
 
 
 async def outcome(write: Awaitable[None]) -> str:
-    """How a write has ended, in words."""
+    """Wait for a write and return its outcome as text."""
     try:
         await write
     except FlowKitError as error:
@@ -47,7 +47,7 @@ async def outcome(write: Awaitable[None]) -> str:
 
 
 async def stored_tasks(db: Any) -> list[dict[str, Any]]:
-    """All task documents by their ids, without what another run of the same writes gives anew."""
+    """Return all task documents, sorted by id, without `_id`, which differs between two runs of the same writes."""
     found = [
         {name: value for name, value in task.items() if name != "_id"}
         for task in await documents_of(db.tasks)
@@ -55,7 +55,7 @@ async def stored_tasks(db: Any) -> list[dict[str, Any]]:
     return sorted(found, key=lambda task: task["id"])
 
 
-# --- the calls that it takes --------------------------------------------------------------------------------------
+# --- number of calls ----------------------------------------------------------------------------------------------
 
 
 async def test_a_hundred_attempts_begin_and_end_in_a_few_calls() -> None:
@@ -141,17 +141,17 @@ async def told(write: Awaitable[None]) -> str:
     return "written"
 
 
-# --- against writes one by one ------------------------------------------------------------------------------------
+# --- compared with single writes ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What a few tasks have been through, and what many attempts want of them at once."""
+    """The earlier transitions of a few tasks, and the concurrent writes of many attempts."""
 
     before: list[Callable[[TaskStore], Awaitable[Any]]]
     writes: list[Callable[[TaskStore], Awaitable[None]]]
     calm: bool
-    """Whether nothing stands in anybody's way."""
+    """Whether all writes succeed."""
 
 
 def scene(seed: int) -> Scene:
@@ -183,7 +183,7 @@ async def finish(one: AttemptInput, run: str, tasks: TaskStore) -> None:
 
 
 async def after(scene: Scene, *, at_once: bool) -> tuple[list[str], list[dict[str, Any]], int]:
-    """How each write has ended, what is stored then, and how many updates it took."""
+    """Return the outcome of each write, the stored documents and the number of updates."""
     db = RecordingDatabase(memory_database())
     tasks = TaskStore(db)
     await open_all(tasks)

@@ -1,4 +1,4 @@
-"""Indexes have the documented names and options; what keeps a unique one from being made stops the start."""
+"""Indexes have the documented names and options; a conflict with a unique index prevents the start."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_the_refusal_names_the_index_that_duplicates_prevent(
 
 
 def refusal_of_mongodb(collection: str, name: str) -> DuplicateKeyError:
-    """MongoDB's own words, of which servers in its place have fewer."""
+    """Return the error of a real MongoDB server, whose text is longer than that of its stand-ins."""
     uuid, namespace = "0fe6b8a1-77aa-4a1c-9d3b-5a2cf2f1b0de", f"flowkit_production.{collection}"
     fields = [field for field, _ in EXPECTED[collection][name]["key"]]
     keys = ", ".join(f'{field}: "twice"' for field in fields)
@@ -124,7 +124,7 @@ async def test_an_index_that_exists_under_another_name_does_not_stop_the_start()
 
 
 def conflict(name: str) -> OperationFailure:
-    """What MongoDB says when an index of the same keys exists under another name."""
+    """Return MongoDB's error for an index whose keys another name already uses."""
     return OperationFailure(f"Index already exists with a different name: {name}", 85)
 
 
@@ -184,7 +184,7 @@ class _FailingCollection:
         return await self._collection.create_index(keys, name=name, **options)
 
 
-# --- what the indexes mean --------------------------------------------------------------------------------------
+# --- effects of the indexes -------------------------------------------------------------------------------------
 
 
 async def test_a_node_has_one_marker_although_the_index_is_sparse(db: Any) -> None:

@@ -1,4 +1,4 @@
-"""The end of a task is written whatever its document holds: what is bulky is cut until it fits."""
+"""FlowKit closes a task whatever its document contains: it truncates large values until the document fits."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ ERROR = "e" * 500
 
 
 def many(status: NodeStatus, **more: Any) -> list[NodeRecord]:
-    """All nodes of a large graph."""
+    """Return all nodes of a large graph."""
     return [shown(f"n{i}", status, index=i, **more) for i in range(MANY)]
 
 
 async def large(db: Any) -> TaskStore:
-    """A task of many nodes, open."""
+    """An open task with many nodes."""
     tasks = TaskStore(db)
     await opened(tasks, *(f"n{i}" for i in range(MANY)))
     return tasks
@@ -70,11 +70,11 @@ async def test_a_close_that_was_interrupted_goes_on_where_it_was(db: Any) -> Non
 
 
 async def others() -> None:
-    """Nothing happens before an update."""
+    """Do nothing before an update."""
 
 
 async def stop() -> None:
-    """The engine dies before an update."""
+    """Stop the engine before an update."""
     raise ConnectionError("killed")
 
 

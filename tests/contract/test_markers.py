@@ -1,4 +1,4 @@
-"""Complete markers of nodes that ended without one: in bulk, each by its epoch, and only what is missing."""
+"""Complete markers of nodes that ended without one: written in bulk, fenced by epoch, and only where missing."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ MANY = 120
 
 
 class Told(ArtifactNotifier):
-    """Notes what it is told."""
+    """Records its notifications."""
 
     def __init__(self) -> None:
         super().__init__()
         self.nodes: list[str] = []
 
     def tell(self, task_id: str, node_id: str) -> None:
-        """Note it."""
+        """Record the notification."""
         self.nodes.append(node_id)
         super().tell(task_id, node_id)
 
 
 @pytest.fixture
 def recording(db: Any, artifacts: ArtifactStore) -> RecordingDatabase:
-    """`db`, with its indexes and its updates noted."""
+    """`db` with its indexes, recording its updates."""
     assert artifacts is not None
     return RecordingDatabase(db)
 
 
 def skipped(node_id: str, epoch: int = 1, status: NodeStatus = NodeStatus.SKIPPED) -> NodeRecord:
-    """A node that somebody pulls from."""
+    """Return a skipped node that another node pulls from."""
     return shown(node_id, status, epoch=epoch, marker=True)
 
 
 async def markers(db: Any) -> dict[str, tuple[int, Any]]:
-    """Epoch and meta of each marker."""
+    """Return epoch and meta of each marker."""
     rows = [row for row in await documents_of(db.artifacts) if "batch_uid" not in row]
     assert len({row["node_id"] for row in rows}) == len(rows), "one each"
     return {row["node_id"]: (row["attempt_epoch"], row["meta"]) for row in rows}

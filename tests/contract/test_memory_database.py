@@ -1,4 +1,4 @@
-"""The database in memory, as users' tests get it."""
+"""The database in memory that users' tests get."""
 
 from __future__ import annotations
 

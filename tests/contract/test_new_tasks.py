@@ -1,4 +1,4 @@
-"""A new task's document has the documented shape, and nothing that is there already is touched."""
+"""The document of a new task has the documented form and never replaces an existing one."""
 
 from __future__ import annotations
 

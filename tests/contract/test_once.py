@@ -1,4 +1,4 @@
-"""What a function node does to its task counts once for each generation of the node, whatever comes in between."""
+"""The effect of a function node on its task counts once in each generation of the node, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_the_functions_of_a_node_are_its_own(db: Any, adapters: Coordinato
     assert await held(db) == {"n": 5}
 
 
-# --- once and not again -----------------------------------------------------------------------------------------
+# --- repetitions ------------------------------------------------------------------------------------------------
 
 
 @one_update
@@ -185,7 +185,7 @@ async def test_the_next_generation_counts_again(db: Any, adapters: CoordinatorAd
 async def test_an_earlier_generation_that_comes_back_does_not_count_again(
     db: Any, adapters: CoordinatorAdapters
 ) -> None:
-    """A reset to before the rerun: its epochs are new, its generation is not."""
+    """A reset to a point before the rerun: its epochs are new, but its generation is not."""
     for epoch, generation in ((1, 0), (2, 1), (3, 0), (4, 0)):
         await count(adapters, write(epoch, generation=generation, run=f"run-{epoch}"))
     assert await held(db) == {"n": 2}
@@ -221,7 +221,7 @@ async def test_twenty_nodes_at_once_count_each(db: Any, tasks: TaskStore) -> Non
     assert await held(db) == {"n": 20}
 
 
-# --- refused ----------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------
 
 
 @one_update

@@ -1,4 +1,4 @@
-"""Opening: a run takes over the document that is its own, and only that."""
+"""A run that opens a task takes over its own document and no other."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def test_opening_forgets_how_the_task_ended_before(db: Any, tasks: TaskSto
     assert [document[field] for field in ("finished_at", "reason", "result")] == [None, None, None]
 
 
-# --- whose document ---------------------------------------------------------------------------------------------
+# --- namespace and database of a document -----------------------------------------------------------------------
 
 
 async def test_a_document_keeps_the_namespace_and_the_database_that_opened_it(

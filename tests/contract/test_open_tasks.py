@@ -1,4 +1,4 @@
-"""Which tasks are open, who looks after them, and how one is given up whatever its document holds."""
+"""Which tasks are open, which engine sweeps them, and how FlowKit closes one whatever its document contains."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def found(db: Any) -> OpenTasks:
-    """The open tasks of `db`."""
+    """Return the open tasks of `db`."""
     return OpenTasks(db)
 
 
 async def ids(found: OpenTasks, namespace_id: str = "", database_id: str = "") -> set[str]:
-    """Ids of open tasks."""
+    """Return the ids of open tasks."""
     pages = found.pages(namespace_id=namespace_id, database_id=database_id)
     return {document["id"] async for page in pages for document in page}
 

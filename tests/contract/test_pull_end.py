@@ -1,4 +1,4 @@
-"""When a puller may end: every source has ended, and none has begun anew since."""
+"""When a puller may end: every source has ended, and none has started again since."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def artifacts(db: Any) -> WatchedArtifacts:
 
 
 class ActingTasks(TaskStore):
-    """Lets something happen between the moment when all sources seem to have ended and the last look at them."""
+    """Runs a function after all sources seem to have ended and before the puller checks them for the last time."""
 
     def __init__(self, db: Any) -> None:
         super().__init__(db)
@@ -49,7 +49,7 @@ def pull(artifacts: WatchedArtifacts, tasks: ActingTasks) -> Pull:
 
 
 async def rerun(artifacts: WatchedArtifacts, running: asyncio.Task[Any], *uids: str) -> list[str]:
-    """Let the second attempt of `u` end after the puller has looked; what the puller got in all."""
+    """End the second attempt of `u` after the puller's check, and return all uids that the puller received."""
     await artifacts.looked_again()
     assert not running.done()
     await batches(artifacts, "u", *uids, epoch=2)
@@ -61,7 +61,7 @@ async def rerun(artifacts: WatchedArtifacts, running: asyncio.Task[Any], *uids: 
 async def test_a_source_that_begins_anew_before_the_last_look_is_waited_for(
     artifacts: WatchedArtifacts, tasks: ActingTasks, pull: Pull, told: dict[str, int]
 ) -> None:
-    """Its old marker is still there: the new attempt takes its epoch before it removes that."""
+    """The old marker still exists: the new attempt takes its epoch before it removes the marker."""
     await opened(tasks, "u", "sink")
     await begun(tasks, attempt("u"))
     await ended_source(artifacts, "b1")
@@ -108,7 +108,7 @@ async def test_a_source_that_ended_without_finishing_is_the_end(
 async def test_a_summary_that_a_function_wrote_for_a_queued_node_is_not_its_end(
     artifacts: WatchedArtifacts, tasks: ActingTasks, pull: Pull
 ) -> None:
-    """`merge.generic` writes the complete artifact of its target, which may not have begun."""
+    """`merge.generic` writes the complete artifact of its target, which may not have started."""
     await opened(tasks, "u", "sink")
     await artifacts.mark_complete(TASK, "u", 0, {"merged_from": []}, AT)
     running = pull.start("u")
@@ -122,7 +122,7 @@ async def test_a_summary_that_a_function_wrote_for_a_queued_node_is_not_its_end(
 async def test_batches_that_come_with_the_marker_are_not_missed(
     artifacts: WatchedArtifacts, pull: Pull, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A read of many documents is no snapshot: it may see the marker and miss what was written before it."""
+    """A read of many documents is not a snapshot: it may include the marker but miss earlier writes."""
     scan = artifacts.scan
 
     async def blind(task_id: str, sources: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The pulling attempts of a process hold no more bytes of batches than they may, whatever the sizes."""
+"""The pulling attempts of a process stay within their memory budget for batches, whatever the sizes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def size_of(meta: Any) -> int:
 
 
 class Measured(ArtifactStore):
-    """Knows how many bytes of metas were read and not yet done."""
+    """Measures how many bytes of metas were read and are still in use."""
 
     def __init__(self, db: Any) -> None:
         super().__init__(db)
@@ -69,7 +69,7 @@ async def source(artifacts: Measured, *sizes: int) -> None:
 
 
 async def consume(artifacts: Measured, puller: Puller) -> list[str]:
-    """Take each batch for a while; the uids."""
+    """Hold each batch for a while, and return the uids."""
     uids = []
     async for uid, payload in puller.batches():
         uids.append(uid)
@@ -96,7 +96,7 @@ async def test_batches_that_grow_never_exceed_the_budget(artifacts: Measured, pu
 async def test_batches_of_unknown_size_never_exceed_the_budget(
     db: Any, artifacts: Measured, pull: Pull
 ) -> None:
-    """Those of foreign programs and of an earlier release."""
+    """Batches of other programs and of an earlier release."""
     await source(artifacts, *GROWING[:12])
     await db.artifacts.update_many({}, {"$unset": {"size": ""}})
     assert [len(uids) for uids in await all_readers(artifacts, pull)] == [12] * READERS

@@ -1,4 +1,4 @@
-"""A node that pulls from several sources: every batch arrives under a uid of its own, also when an attempt resumes."""
+"""A node that pulls from several sources receives every batch under a unique uid, also when an attempt resumes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_a_new_attempt_resumes_each_source_by_itself(artifacts: ArtifactSt
 
 @pytest.mark.parametrize("seed", range(examples(30)))
 async def test_nothing_is_lost_and_nothing_comes_twice_in_any_graph(seed: int) -> None:
-    """Sources with the same few uids; the node breaks off and resumes until all is stored."""
+    """The sources use the same few uids. The node fails and resumes until all batches are stored."""
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.testing import memory_database
@@ -118,18 +118,18 @@ async def test_nothing_is_lost_and_nothing_comes_twice_in_any_graph(seed: int) -
     assert await db.artifacts.count_documents({"node_id": "sink"}) == len(seen)
 
 
-# --- batches of foreign programs --------------------------------------------------------------------------------
+# --- batches of other programs ----------------------------------------------------------------------------------
 
 
 async def foreign(db: Any, uid: Any, **fields: Any) -> None:
-    """A batch that a program without FlowKit has stored."""
+    """Store a batch as a program without FlowKit does."""
     await db.artifacts.insert_one(
         {"task_id": TASK, "node_id": "u", "batch_uid": uid, "status": "partial", "meta": {"n": 1}, **fields}
     )
 
 
 async def test_foreign_batches_of_any_kind_arrive_once(db: Any, artifacts: ArtifactStore, pull: Pull) -> None:
-    """Uids of other types, dates of other types or none: no reason to lose a batch, or to fail the node."""
+    """Uids of other types, and dates of other types or none, neither lose a batch nor fail the node."""
     await foreign(db, 5)
     await foreign(db, "5", created_at=datetime(2024, 1, 1, tzinfo=UTC))
     await foreign(db, ObjectId("5" * 24), created_at="yesterday")

@@ -1,4 +1,4 @@
-"""Pulling: every batch of every source once, in order, until all sources have ended."""
+"""Pulling delivers every batch of every source once, in order, until all sources have ended."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ async def test_a_puller_that_shall_not_end_goes_on_after_the_marker(
 async def test_a_batch_that_vanishes_while_it_is_read_is_delivered_if_it_comes_back(
     db: Any, artifacts: WatchedArtifacts, pull: Pull, monkeypatch: pytest.MonkeyPatch, comes_back: bool
 ) -> None:
-    """A rerun of a source deletes its batches and makes them again."""
+    """A rerun of a source deletes its batches and creates them again."""
     read = artifacts.metas
 
     async def vanishing(*args: Any) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`record` writes what only the workflow knows, in one update when it can, and never behind the document's back."""
+"""`record` writes what only the workflow knows, in one update if possible, and never sets the document back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MANY = 250
 
 @pytest.fixture
 def recording(db: Any) -> RecordingDatabase:
-    """`db`, with its updates noted."""
+    """`db`, recording its updates."""
     return RecordingDatabase(db)
 
 
@@ -108,7 +108,7 @@ async def test_no_flag_goes_up_without_a_reason(db: Any, tasks: TaskStore) -> No
     assert (await stored(db))["coordinator"] == {"liveness": {"state": "ok"}}
 
 
-# --- behind the document ----------------------------------------------------------------------------------------
+# --- outdated records -------------------------------------------------------------------------------------------
 
 
 async def test_when_one_node_has_moved_on_nothing_of_the_others_is_lost(db: Any, tasks: TaskStore) -> None:
@@ -179,7 +179,7 @@ def many(status: NodeStatus, **more: Any) -> list[NodeRecord]:
 
 @pytest.fixture
 async def large(tasks: TaskStore, db: Any, recording: RecordingDatabase) -> TaskStore:
-    """The same store, with a task of many nodes in place of the small one."""
+    """The same store with a task of many nodes."""
     await db.tasks.delete_many({"id": TASK})
     await opened(tasks, *(f"n{index}" for index in range(MANY)))
     recording.updates.clear()

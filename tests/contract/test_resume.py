@@ -1,4 +1,4 @@
-"""A worker may be killed between any two writes: what it left is either a whole result or none."""
+"""A worker may be killed between any two writes: it leaves either a complete result or none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pull(artifacts: ArtifactStore, tasks: TaskStore) -> Pull:
 
 
 async def killed_before(db: Any, missing: str, metrics: dict[str, Any], uid: str = "b1") -> None:
-    """A worker whose write to one collection never reaches the server, and which is then killed."""
+    """Run a worker that is killed before its write to one collection reaches the server."""
     reached, recording = asyncio.Event(), RecordingDatabase(db)
     present = "artifacts" if missing == "metrics_raw" else "metrics_raw"
 
@@ -50,7 +50,7 @@ async def killed_before(db: Any, missing: str, metrics: dict[str, Any], uid: str
 
 
 async def redo(artifacts: ArtifactStore, pull: Pull, metrics: dict[str, Any]) -> list[str]:
-    """Let the next attempt store what it gets; the uids of that."""
+    """Let the next attempt store its batches, and return their uids."""
     uids = await pull.uids("u", epoch=2)
     for uid in uids:
         await artifacts.store_batch(attempt("sink", epoch=2), uid, metrics, WORKER, AT + 1)
@@ -116,7 +116,7 @@ async def test_an_artifact_that_a_handler_wrote_itself_is_no_result_of_its_batch
 async def test_an_artifact_of_an_earlier_release_is_a_whole_result(
     db: Any, artifacts: ArtifactStore, pull: Pull
 ) -> None:
-    """It wrote the row first, and the row may be gone by now."""
+    """The earlier attempt wrote the row first, and the row may no longer exist."""
     await ended_source(artifacts, "b1")
     own = {"task_id": TASK, "node_id": "sink", "batch_uid": "b1", "attempt_epoch": 1}
     await db.artifacts.insert_one({**own, "status": "partial", "meta": {"n": 1}})
@@ -135,7 +135,7 @@ async def test_a_failed_batch_is_delivered_again_and_nobody_pulls_it(
 async def test_a_source_that_fails_and_then_succeeds_is_pulled_to_its_end(
     artifacts: ArtifactStore, pull: Pull
 ) -> None:
-    """The puller saw the failed batch before; its later success is a batch like any other."""
+    """The puller has seen the failed batch; its later success is a batch like any other."""
     await artifacts.store_failed_batch(attempt("u"), "b1", "boom", AT)
     running = pull.start("u")
     await batches(artifacts, "u", "b0")
@@ -144,7 +144,7 @@ async def test_a_source_that_fails_and_then_succeeds_is_pulled_to_its_end(
     assert sorted(uid for uid, _ in await asyncio.wait_for(running, PATIENCE)) == ["b0", "b1"]
 
 
-# --- both halves at once --------------------------------------------------------------------------------------------
+# --- both writes at once --------------------------------------------------------------------------------------------
 
 
 @HALVES

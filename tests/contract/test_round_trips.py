@@ -1,4 +1,4 @@
-"""What a node costs in calls of MongoDB, and how many of them wait for each other."""
+"""The number of MongoDB calls of a node, and how many of them wait for each other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PULL = {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": ["b
 
 
 def own(name: str = "noop", **args: Any) -> AttemptInput:
-    """An attempt of the function node `a`."""
+    """Return an attempt of the function node `a`."""
     return replace(attempt(), role="coordinator_fn", io=NodeIO(fn=name, fn_args=args))
 
 
@@ -85,7 +85,7 @@ NODES = pytest.mark.parametrize(("node", "calls", "trips"), COSTS, ids=[cost[0].
 
 
 async def prepared(db: Any) -> Any:
-    """`db` with an open task of the nodes `a` and `b`; `b` has ended with one batch."""
+    """`db` with an open task of the nodes `a` and `b`, of which `b` has ended with one batch."""
     tasks, artifacts = TaskStore(db), ArtifactStore(db)
     await tasks.prepare()
     await artifacts.prepare()
@@ -95,17 +95,17 @@ async def prepared(db: Any) -> Any:
 
 
 class Commands(CommandListener):
-    """The commands that a driver sends."""
+    """Records the commands that a driver sends."""
 
     def __init__(self) -> None:
         self.sent: list[str] = []
 
     def started(self, event: Any) -> None:
-        """Note command and collection."""
+        """Record command and collection."""
         self.sent.append(f"{event.command_name} {event.command[event.command_name]}")
 
     def succeeded(self, event: Any) -> None:
-        """Not of interest."""
+        """Ignore the event."""
 
     failed = succeeded
 
@@ -114,7 +114,7 @@ class Commands(CommandListener):
 async def monitored(
     request: pytest.FixtureRequest, contract_mongo_url: str
 ) -> AsyncIterator[tuple[Any, list[str]]]:
-    """A prepared database of a server, and the commands that it gets from then on."""
+    """A prepared database on a server, and the commands that it receives from then on."""
     listener = Commands()
     async with connected(request.param, contract_mongo_url, event_listeners=[listener]) as client:
         name = f"contract_{uuid.uuid4().hex[:12]}"
@@ -139,11 +139,11 @@ async def test_a_pulled_batch_costs_these_commands_more(monitored: tuple[Any, li
     assert sorted(sent) == sorted([BEGIN, *BATCH, MARKER, END, *PULLING])
 
 
-# --- which of them wait for each other ------------------------------------------------------------------------------
+# --- calls that wait for each other ---------------------------------------------------------------------------------
 
 
 class RoundTrips:
-    """A database whose answers come in rounds: what is called while a round is open is answered with it."""
+    """A database that responds in rounds: it completes all calls of a round together."""
 
     def __init__(self, db: Any) -> None:
         self._db = db

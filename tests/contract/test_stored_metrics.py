@@ -1,4 +1,4 @@
-"""What a handler returns is stored as JSON; what cannot be stored fails the attempt for good and says where it is."""
+"""A handler's result is stored as JSON. A value that cannot be stored fails the attempt permanently and is located."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TAME = {
 
 @pytest.fixture
 async def prepared(db: Any, tasks: TaskStore, artifacts: ArtifactStore) -> Any:
-    """`db` with its indexes and an open task of the node `a`."""
+    """`db` with its indexes and an open task with the node `a`."""
     await opened(tasks, "a")
     return db
 

@@ -1,4 +1,4 @@
-"""What a sweep makes of each document and of what Temporal says of its workflow."""
+"""What a sweep does with each document, depending on what Temporal reports about its workflow."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Workflow:
 
 @dataclass
 class FakeTemporal:
-    """A server that has these workflows; its namespace has the id OWN."""
+    """A server with these workflows, whose namespace has the id OWN."""
 
     workflows: dict[str, Workflow] = field(default_factory=dict)
     error: RPCStatusCode | None = None
@@ -50,11 +50,11 @@ class FakeTemporal:
     asked: list[str] = field(default_factory=list)
 
     async def id(self) -> str:
-        """Id of the namespace."""
+        """Return the id of the namespace."""
         return OWN
 
     def get_workflow_handle(self, task_id: str, run_id: str | None = None) -> _Handle:
-        """As a client does."""
+        """Return a handle, as a client does."""
         return _Handle(self, task_id, run_id)
 
 
@@ -95,37 +95,37 @@ async def tasks() -> TaskStore:
 
 
 def sweep_of(tasks: TaskStore, temporal: FakeTemporal, second_look_sec: float = 0.0) -> Sweep:
-    """A sweep that does not wait between two looks."""
+    """Return a sweep that does not wait between two checks."""
     client: Any = temporal
     namespace: Namespace = client
     return Sweep(client, tasks, namespace, every_sec=60, second_look_sec=second_look_sec)
 
 
 async def open_one(tasks: TaskStore, task_id: str, namespace_id: str = "") -> None:
-    """A running task whose document was last written a minute ago."""
+    """Insert a running task whose document was last written a minute ago."""
     await tasks.open_task(opening("a", task_id=task_id), namespace_id=namespace_id)
     await tasks.database.tasks.update_one({"id": task_id}, {"$set": {"updated_at": seconds_ago(61)}})
 
 
 def seconds_ago(seconds: float) -> Any:
-    """A date."""
+    """Return a date in the past."""
     from datetime import UTC, datetime, timedelta
 
     return datetime.now(UTC) - timedelta(seconds=seconds)
 
 
 async def reason(tasks: TaskStore, task_id: str) -> str | None:
-    """Why the task's document was closed; None when it is open."""
+    """Return the reason for which the task document was closed; None if it is open."""
     found: str | None = (await stored(tasks.database, task_id))["reason"]
     return found
 
 
 async def twice(sweep: Sweep) -> list[str]:
-    """What two passes close."""
+    """Run two passes and return what they close."""
     return [*await sweep.once(), *await sweep.once()]
 
 
-# --- workflows that Temporal does not know ----------------------------------------------------------------------
+# --- workflows that do not exist in Temporal --------------------------------------------------------------------
 
 
 async def test_no_task_is_lost_while_temporal_does_not_find_the_namespace_itself(
@@ -196,7 +196,7 @@ async def test_a_document_of_a_copied_database_is_left_to_the_other_one(
     assert temporal.asked == []
 
 
-# --- workflows that Temporal knows ------------------------------------------------------------------------------
+# --- workflows that exist in Temporal ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ async def test_a_queued_document_that_names_no_namespace_may_be_of_another_one(
     assert await twice(sweep_of(tasks, temporal)) == []
 
 
-# --- what does not stop it --------------------------------------------------------------------------------------
+# --- errors that do not stop the sweep --------------------------------------------------------------------------
 
 ODD: list[dict[str, Any]] = [
     {"status": "running"},

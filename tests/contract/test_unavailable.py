@@ -1,4 +1,4 @@
-"""A store without a server says so in a short text, whatever is asked of it."""
+"""Every operation of a store without a server fails with a short message."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHORT = 400
 
 @pytest.fixture(params=DRIVERS)
 async def nowhere(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
-    """A database on a port where nobody listens."""
+    """A database on a port without a server."""
     url = f"mongodb://{HOST}:{free_port()}"
     async with connected(request.param, url, serverSelectionTimeoutMS=20) as client:
         yield client.flowkit
@@ -103,7 +103,7 @@ def test_these_calls_are_all_there_are(store: type, calls: dict[str, object]) ->
 
 
 async def outcomes(store: Any, calls: dict[str, Callable[[Any], Awaitable[object]]]) -> dict[str, object]:
-    """What comes of all calls, made at the same time because each waits for a server."""
+    """Return the outcomes of all calls, made concurrently because each waits for a server."""
     results = await asyncio.gather(*(call(store) for call in calls.values()), return_exceptions=True)
     return dict(zip(calls, results, strict=True))
 
@@ -123,7 +123,7 @@ CLOSED = "Cannot use MongoClient after close"
 
 
 def bulk(*codes: int, concern: bool = False) -> errors.BulkWriteError:
-    """An error of a bulk write, some writes of which failed with these codes."""
+    """Return the error of a bulk write in which writes failed with these codes."""
     problems = [{"index": place, "code": code, "errmsg": LONG} for place, code in enumerate(codes)]
     return errors.BulkWriteError({"writeErrors": problems, "writeConcernErrors": [{"code": 64}] * concern})
 
@@ -140,7 +140,7 @@ AWAY = [
     errors.OperationFailure(LONG, 11600),
     errors.InvalidOperation(CLOSED),
 ]
-"""No call at all can succeed now."""
+"""The server is unavailable: no call can succeed at the moment."""
 
 HEALS = [
     errors.OperationFailure(LONG, 24),
@@ -151,7 +151,7 @@ HEALS = [
     bulk(24, 987_654),
     bulk(concern=True),
 ]
-"""This call cannot succeed now."""
+"""This one call cannot succeed at the moment; others can."""
 
 DENIED = [errors.OperationFailure(LONG, code) for code in (11, 13, 18)]
 TOO_LARGE = [errors.WriteError(LONG, 17419), errors.OperationFailure(LONG, 10334), bulk(17420)]
@@ -166,7 +166,7 @@ NEVER = [
 
 
 async def ours(error: Exception) -> FlowKitError:
-    """The error of ours that a call raises when the driver raises `error`."""
+    """Return FlowKit's error for an `error` of the driver."""
 
     @translate_errors
     async def fail() -> None:
@@ -223,7 +223,7 @@ async def test_missing_rights_stop_the_start_and_name_user_and_database() -> Non
 
 
 class Denying:
-    """A database in which a user may do nothing."""
+    """A database that denies every operation to its user."""
 
     def __init__(self, name: str, user: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""No update names one path, or a path and its parent, twice: MongoDB refuses that, servers in its place do not."""
+"""No update names a path twice, or a path and its parent: MongoDB refuses that, but its stand-ins do not."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_check_finds_what_mongodb_refuses(update: Update, *, found: bool) ->
 
 
 async def whole_life(db: RecordingDatabase) -> None:
-    """One task through everything that can happen to its document."""
+    """Run one task through every change that its document can undergo."""
     tasks, artifacts = TaskStore(db), ArtifactStore(db)
     await tasks.deployment()
     await tasks.insert_task(new_task("a", "b", "c"))
@@ -73,7 +73,7 @@ async def whole_life(db: RecordingDatabase) -> None:
 
 
 async def life_of_a_crowd(db: RecordingDatabase) -> None:
-    """Many attempts of two tasks at once, so that their writes go together."""
+    """Run many attempts of two tasks concurrently, so that they share their writes."""
     tasks = TaskStore(db)
     ids = ("task-1", "task-2")
     for task_id in ids:
@@ -133,7 +133,7 @@ FUNCTIONS: dict[str, Callable[[CoordinatorAdapters], Awaitable[dict[str, Any]]]]
 
 
 async def life_of_variables(db: RecordingDatabase) -> None:
-    """Every coordinator function from Python, and by several attempts of a node."""
+    """Call every coordinator function from Python, and in several attempts of a node."""
     tasks, artifacts, adapters = TaskStore(db), ArtifactStore(db), CoordinatorAdapters(db=db)
     await opened(tasks, "a", "b", "c")
     await leave_batches(artifacts)

@@ -1,4 +1,4 @@
-"""Task variables in the document: each operation is one write, which is made whole or not at all."""
+"""Task variables in the document: each operation is one write, which takes effect completely or not at all."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ async def test_unset_finds_nothing_below_a_value(db: Any, adapters: CoordinatorA
 
 
 async def test_unset_finds_nothing_far_below_a_value(server_db: Any) -> None:
-    """Not in memory: mongomock's `$not` meets nothing there, and the write is tried in vain."""
+    """Not in memory: mongomock's `$not` matches nothing there, so the write has no effect."""
     await server_db.tasks.insert_one(new_task("a"))
     await hold(server_db, {"a": 5, "b": None})
     assert (await CoordinatorAdapters(db=server_db).vars_unset(TASK, "a.b.c", "b.c.d.e"))["touched"] == 2

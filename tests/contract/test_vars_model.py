@@ -1,6 +1,6 @@
-"""Sequences of operations on task variables do in every database what a model in plain Python says.
+"""Random operations on task variables have the same results in every database as in a model in plain Python.
 
-The model stands here and shares nothing with the code that it judges.
+The model shares no code with FlowKit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Operation:
-    """One call; `given` is what its name asks for."""
+    """One call; `given` holds the arguments for its name."""
 
     name: str
     given: Any
@@ -49,13 +49,13 @@ class Operation:
 
 @dataclass
 class Model:
-    """A task's variables as a dict; `present` says whether the document has any."""
+    """The variables of a task as a dict; `present` is whether the document has any."""
 
     tree: Tree = field(default_factory=dict)
     present: bool = False
 
     def apply(self, operation: Operation) -> int:
-        """Do it to the tree, whole or (Refused) not at all; answers how many paths it touched."""
+        """Apply an operation to the tree completely, or raise Refused. Return the number of paths it touched."""
         tree = copy.deepcopy(self.tree)
         touched: int = getattr(self, operation.name)(tree, operation.given)
         self.tree = tree
@@ -63,7 +63,7 @@ class Model:
         return touched
 
     def set(self, tree: Tree, given: Tree) -> int:
-        """Dotted keys are paths, others are flattened."""
+        """Set values: dotted keys are paths, other keys are flattened."""
         found: list[tuple[Path, Any]] = []
         for key, value in given.items():
             path = tuple(key.split("."))
@@ -71,11 +71,11 @@ class Model:
         return place(tree, found)
 
     def merge(self, tree: Tree, given: Tree) -> int:
-        """Everything is flattened."""
+        """Flatten everything and set it."""
         return place(tree, leaves(given, ()))
 
     def incr(self, tree: Tree, given: tuple[str, float]) -> int:
-        """Adds to a number, or begins one."""
+        """Add to a number, or create it."""
         *above, last = given[0].split(".")
         holder = descend(tree, tuple(above))
         old = holder.get(last, 0)
@@ -85,7 +85,7 @@ class Model:
         return 1
 
     def unset(self, tree: Tree, given: tuple[list[str], list[str]]) -> int:
-        """Removes what is there, then everything empty, if it was asked for anything."""
+        """Remove the given paths, then everything empty, if any path was given."""
         paths = {tuple(path.split(".")) for path in itertools.chain(*given)}
         check_apart(list(paths))
         for path in paths:
@@ -96,14 +96,14 @@ class Model:
 
 
 def leaves(value: Any, path: Path) -> list[tuple[Path, Any]]:
-    """All values in a tree that are no dicts."""
+    """Yield all values in a tree that are not dicts."""
     if not isinstance(value, dict):
         return [(path, value)]
     return [leaf for key, inner in value.items() for leaf in leaves(inner, (*path, key))]
 
 
 def check_apart(paths: list[Path]) -> None:
-    """Refused when one path is another, or lies below it."""
+    """Raise Refused if two paths are equal or one lies below the other."""
     for one, other in itertools.permutations(paths, 2):
         if one[: len(other)] == other:
             raise Refused
@@ -118,7 +118,7 @@ def place(tree: Tree, found: list[tuple[Path, Any]]) -> int:
 
 
 def descend(tree: Tree, path: Path) -> Tree:
-    """The dict at a path, made if nothing is there."""
+    """Return the dict at a path; create it if it does not exist."""
     for segment in path:
         tree = tree.setdefault(segment, {})
         if not isinstance(tree, dict):
@@ -127,7 +127,7 @@ def descend(tree: Tree, path: Path) -> Tree:
 
 
 def remove(tree: Tree, path: Path) -> None:
-    """Take away what is at a path; lists are not entered."""
+    """Remove the value at a path; lists are not entered."""
     for segment in path[:-1]:
         found = tree.get(segment)
         if isinstance(found, list):
@@ -139,7 +139,7 @@ def remove(tree: Tree, path: Path) -> None:
 
 
 def prune(tree: Tree) -> None:
-    """Take away every dict that is empty, or becomes it."""
+    """Remove every dict that is empty or becomes empty."""
     for key, value in list(tree.items()):
         if isinstance(value, dict):
             prune(value)
@@ -167,7 +167,7 @@ NAMES = (f"task-{number}" for number in itertools.count())
 
 
 def beyond_mongomock(tree: Tree, operation: Operation) -> bool:
-    """Whether a removal goes two steps below a value: no filter with `$not` meets that in mongomock, but in MongoDB."""
+    """Return whether a removal goes two steps below a value: mongomock never matches that with `$not`; MongoDB does."""
     paths = (
         [path.split(".") for path in itertools.chain(*operation.given)] if operation.name == "unset" else []
     )
@@ -201,7 +201,7 @@ async def follow(db: Any, sequence: list[Operation], *, in_memory: bool = False)
 
 
 async def touch(adapters: CoordinatorAdapters, operation: Operation, task_id: str) -> int | None:
-    """How many paths the call touched; None when it was refused."""
+    """Return how many paths the call touched; None if it was refused."""
     try:
         answer = await operation.on(adapters, task_id)
     except AdapterError:
@@ -210,7 +210,7 @@ async def touch(adapters: CoordinatorAdapters, operation: Operation, task_id: st
 
 
 def exact(value: Any) -> Any:
-    """A value that equals another one only if their types are the same, at every place."""
+    """Return a value that equals another one only if their types are the same at every place."""
     if isinstance(value, dict):
         return {key: exact(inner) for key, inner in value.items()}
     if isinstance(value, list):

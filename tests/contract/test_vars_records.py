@@ -1,4 +1,4 @@
-"""What operations on task variables tell: one record each with paths and counts, and a date that grows."""
+"""Log records of operations on task variables, with paths and counts, and the growth of `updated_at`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class StoppedClock:
-    """Always shows the same time."""
+    """A clock with a fixed time."""
 
     def now_dt(self) -> datetime:
-        """The time of all records."""
+        """Return the time of all records."""
         return datetime.fromtimestamp(AT, UTC)
 
 
@@ -38,7 +38,7 @@ async def adapters(db: Any, tasks: TaskStore, caplog: pytest.LogCaptureFixture) 
 
 
 def full(*paths: str) -> list[str]:
-    """Full paths of variables."""
+    """Return the full paths of variables."""
     return [f"coordinator.vars.{path}" for path in paths]
 
 
@@ -164,7 +164,7 @@ CHAIN: dict[str, Call] = {
 
 
 async def moments(db: Any, adapters: CoordinatorAdapters, *calls: Call) -> list[datetime]:
-    """`updated_at` after each call."""
+    """Return `updated_at` after each call."""
     found = []
     for call in calls:
         await call(adapters)
@@ -173,7 +173,7 @@ async def moments(db: Any, adapters: CoordinatorAdapters, *calls: Call) -> list[
 
 
 def all_grow(found: list[datetime]) -> bool:
-    """Whether each is later than the one before."""
+    """Return whether each date is later than the one before."""
     return sorted(set(found)) == found
 
 

@@ -1,4 +1,4 @@
-"""Operations on task variables that are refused: what is in the way is named, and nothing is written."""
+"""Refused operations on task variables: the message names the conflict, and nothing is written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Call = Callable[[CoordinatorAdapters], Awaitable[dict[str, Any]]]
 
 
-# --- what is there already --------------------------------------------------------------------------------------
+# --- conflicts with existing variables --------------------------------------------------------------------------
 
 LARGE = SECRET * 100
 
@@ -90,7 +90,7 @@ async def test_variables_that_somebody_has_overwritten_are_left_alone(
 
 
 async def test_a_decimal_of_mongodb_is_a_number(server_db: Any) -> None:
-    """Not in memory: mongomock cannot add to it."""
+    """Not in memory: mongomock cannot add to this type."""
     await server_db.tasks.insert_one({"id": TASK, "coordinator": {"vars": {"n": Decimal128("1.5")}}})
     await CoordinatorAdapters(db=server_db).vars_incr(TASK, key="n", by=1)
     assert await held(server_db) == {"n": Decimal128("2.5")}
@@ -105,7 +105,7 @@ async def test_a_sum_beyond_64_bits_is_refused(
         assert "64 bits" in await refused(adapters.vars_incr(TASK, key="x.n", by=by), "x.n")
 
 
-# --- what is asked for ------------------------------------------------------------------------------------------
+# --- invalid requests -------------------------------------------------------------------------------------------
 
 BAD: dict[str, tuple[Call, str]] = {
     "set, too deep": (lambda a: a.vars_set(TASK, kv={"ok": 1, ".".join("s" * 15): SECRET}), "s.s.s"),
@@ -169,7 +169,7 @@ async def test_without_secrets_a_block_lets_pass_and_is_not_stored(
 
 class _Boasting:
     def is_sensitive(self, key_path: str, value: Any) -> bool:
-        """Tell the value to everybody."""
+        """Fail with the value in the message."""
         raise RuntimeError(value)
 
 
@@ -182,7 +182,7 @@ async def test_a_detector_that_fails_lets_nothing_pass(db: Any, adapters: Coordi
     assert await held(db) == {"n": 1}
 
 
-# --- a database that fails --------------------------------------------------------------------------------------
+# --- database errors --------------------------------------------------------------------------------------------
 
 OPERATIONS: dict[str, Call] = {
     "set": lambda a: a.vars_set(TASK, kv={"x.y": SECRET}),

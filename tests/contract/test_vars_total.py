@@ -1,4 +1,4 @@
-"""All variables of a task together stay within their limit, to the byte, however they get there."""
+"""All variables of a task together stay within their limit, to the byte, whichever operations create them."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ LIMIT = 1_000_000
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
-    """A limit that is reached soon."""
+    """Set a small limit."""
     monkeypatch.setattr(size_bound, "VARS_BYTES", 2_000)
     return 2_000
 
 
 async def ledger(db: Any, task_id: str = TASK) -> tuple[int, int]:
-    """Size of the variables, and the bound of it that the document holds."""
+    """Return the size of the variables, and its upper bound in the document."""
     coordinator = (await stored(db, task_id))["coordinator"]
     return size(coordinator.get("vars", {})), coordinator.get("vars_bytes", 0) + size({})
 
 
 async def until_refused(call: Callable[[int], Awaitable[Any]]) -> int:
-    """Call with 0, 1, 2… until that is refused; returns how often it was not."""
+    """Call with 0, 1, 2… until a call is refused, and return the number of earlier calls."""
     for n in range(10_000):
         try:
             await call(n)
@@ -156,7 +156,7 @@ async def test_what_is_too_large_for_any_task_is_refused_before_it_is_sent(
     assert recording.updates == []
 
 
-# --- at the same time -------------------------------------------------------------------------------------------
+# --- concurrent operations --------------------------------------------------------------------------------------
 
 
 async def test_of_many_writers_at_the_edge_as_many_succeed_as_fit(
@@ -228,7 +228,7 @@ async def test_a_write_is_refused_exactly_when_all_would_be_too_large(sequence: 
 
 
 def applied(model: Model, operation: Operation) -> int | None:
-    """What the operation touches in the model; None when it is refused for what is there."""
+    """Return what the operation touches in the model; None if the model refuses it."""
     try:
         return model.apply(operation)
     except Refused:
@@ -257,7 +257,7 @@ async def test_writes_that_come_in_between_never_take_the_variables_beyond_the_l
 
 
 def intruding(db: Any, operation: Operation, task_id: str) -> Callable[[], Awaitable[None]]:
-    """The operation, as another process makes it."""
+    """Return the operation as another process makes it."""
 
     async def call() -> None:
         await touch(CoordinatorAdapters(db=db), operation, task_id)

@@ -1,4 +1,4 @@
-"""The log of attempts holds each event once and never costs an attempt anything."""
+"""The log of attempts stores each event once and never delays or fails an attempt."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_payloads_are_those_of_external_workers() -> None:
 
 
 def test_hashes_are_those_of_external_workers() -> None:
-    """The protocol's own examples."""
+    """The examples of the protocol."""
     extract = replace(attempt("extract"), task_id="7f0c2a4e-3b1d-4c55-9a6e-0d2f8b7c1e90")
     lease = {**LEASE, "lease_id": "c6a1f0d2-58a5-4d0c-8f2b-1f3a9f4a7b11"}
     code = AttemptFailure(kind=FailureKind.FAILURE, code="unexpected_error")
@@ -138,7 +138,7 @@ async def test_only_duplicates_are_taken_for_success() -> None:
 
 
 class Wall:
-    """Takes events, or fails as it is told."""
+    """A log that accepts events, or fails as often as the test requests."""
 
     def __init__(self, *failures: FlowKitError) -> None:
         self.failures = list(failures)
@@ -147,10 +147,10 @@ class Wall:
         self.written = asyncio.Event()
 
     async def prepare(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     async def append(self, events: Sequence[WorkerEvent], at: float) -> None:
-        """Take them, unless there is a failure left."""
+        """Accept the events, or raise the next failure."""
         self.calls += 1
         if self.failures:
             raise self.failures.pop(0)
@@ -159,7 +159,7 @@ class Wall:
 
     @property
     def nodes(self) -> list[str]:
-        """Whose events were taken."""
+        """Return the nodes of the accepted events."""
         return [event.node_id for event in self.rows]
 
 
@@ -218,7 +218,7 @@ async def test_events_that_are_refused_do_not_hold_up_others(caplog: pytest.LogC
 
 
 async def test_a_write_that_was_cut_off_is_made_again(db: Any) -> None:
-    """Its first try may have reached the server; nothing is stored twice."""
+    """The first try may have reached the server; nothing is stored twice."""
     events = WorkerEvents(db)
     log = EventLog(Hasty(events))  # type: ignore[arg-type]
     log.add(done(attempt("a"), WORKER, AT))
@@ -229,7 +229,7 @@ async def test_a_write_that_was_cut_off_is_made_again(db: Any) -> None:
 
 
 class Hasty:
-    """Is cancelled once, just after its events were stored."""
+    """Is cancelled once, just after it stored its events."""
 
     def __init__(self, events: WorkerEvents) -> None:
         self._events = events
@@ -240,7 +240,7 @@ class Hasty:
         await self._events.prepare()
 
     async def append(self, events: Sequence[WorkerEvent], at: float) -> None:
-        """Store them, and be cancelled."""
+        """Store the events, and be cancelled."""
         await self._events.append(events, at)
         if not self._cut:
             self._cut = True

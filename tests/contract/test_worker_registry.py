@@ -1,4 +1,4 @@
-"""The registry shows who works, and not longer than that."""
+"""The registry lists the workers that run, and expires the others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def registry(db: Any) -> WorkerRegistry:
 
 
 async def shown(db: Any) -> tuple[str, float]:
-    """Status and time of the only worker."""
+    """Return status and time of the only worker."""
     [row] = await documents_of(db.worker_registry)
     return row["status"], seconds(row["last_seen"])
 
@@ -160,7 +160,7 @@ async def test_a_row_of_an_external_worker_expires_after_three_minutes(
 
 
 async def statuses(db: Any) -> dict[str, str]:
-    """Status of each worker."""
+    """Return the status of each worker."""
     return {row["worker_id"]: row["status"] for row in await documents_of(db.worker_registry)}
 
 
@@ -209,7 +209,7 @@ async def test_every_call_says_in_short_that_no_server_answers(
     assert max(len(str(error)) for error in found) < 400
 
 
-# --- presence of a process ----------------------------------------------------------------------------------
+# --- registration of a process ------------------------------------------------------------------------------
 
 
 def presence(db: Any, every_sec: float = 60.0) -> WorkerRegistration:
@@ -264,7 +264,7 @@ async def test_a_process_that_starts_without_mongodb_is_shown_once_it_is_there(
 
 
 class Door:
-    """A database that is away until it opens."""
+    """A database that is unavailable until it opens."""
 
     def __init__(self, db: Any, error: Exception | None = None) -> None:
         self._db = db
@@ -274,21 +274,21 @@ class Door:
         self.knocked = asyncio.Event()
         """Set when three calls have failed."""
         self.passed = asyncio.Event()
-        """Set when something was written."""
+        """Set after a write."""
 
     def opens(self) -> None:
-        """From now on it answers."""
+        """Make the database available."""
         self._open = True
 
     def closes(self) -> None:
-        """From now on it does not."""
+        """Make the database unavailable."""
         self._open = False
 
     def __getattr__(self, name: str) -> _DoorCollection:
         return _DoorCollection(self._db[name], self)
 
     async def through(self, work: Awaitable[Any]) -> Any:
-        """Do the work, or fail while closed."""
+        """Make the call, or fail while the database is unavailable."""
         if not self._open:
             self._tries += 1
             if self._tries > 3 or not isinstance(self._error, AutoReconnect):

@@ -1,4 +1,4 @@
-"""What the contract tests of a task's variables share."""
+"""Helpers for the contract tests of task variables."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 LOGGER = "flowkit.coord.adapters"
 
 SECRET = "s3cret-mark-of-a-value"
-"""A value that no record and no error may show."""
+"""A value that must not appear in any log record or error."""
 
 
 async def held(db: Any, task_id: str = TASK) -> Any:
-    """The task's variables; None while there are none."""
+    """Return the task's variables; None while there are none."""
     return (await stored(db, task_id))["coordinator"].get("vars")
 
 
 async def hold(db: Any, variables: Any, task_id: str = TASK, *, bound: bool = True) -> None:
-    """Give the task these variables, past all rules; with the bound of their size, unless an old release wrote them."""
+    """Store these variables without any checks, with the bound of their size unless an earlier release wrote them."""
     held: dict[str, Any] = {"coordinator.vars": variables}
     if bound and isinstance(variables, dict):
         held[BOUND] = size(variables) - size({})
@@ -40,14 +40,14 @@ async def hold(db: Any, variables: Any, task_id: str = TASK, *, bound: bool = Tr
 
 @asynccontextmanager
 async def unchanged(db: Any) -> AsyncIterator[None]:
-    """The task's document is afterwards what it was before."""
+    """Check that the block does not change the task document."""
     before = await stored(db)
     yield
     assert await stored(db) == before
 
 
 async def refused(call: Awaitable[object], *named: str) -> str:
-    """The text of an AdapterError; it names these paths and shows no value."""
+    """Check that the call raises an AdapterError that names these paths and no value. Return its text."""
     with pytest.raises(AdapterError) as caught:
         await call
     text = str(caught.value)
@@ -57,7 +57,7 @@ async def refused(call: Awaitable[object], *named: str) -> str:
 
 
 def records(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    """Fields of the adapters' records so far, oldest first; they show no value."""
+    """Return the fields of the adapters' log records, oldest first, and check that they show no value."""
     found = [record for record in caplog.records if record.name == LOGGER]
     for record in found:
         assert record.levelno == logging.INFO
@@ -79,6 +79,6 @@ def write(
     index: int = 0,
     at: float = AT,
 ) -> NodeWrite:
-    """One attempt of a function node."""
+    """Run one attempt of a function node."""
     of_node = replace(attempt(node, epoch=epoch, index=index), generation=generation)
     return NodeWrite(attempt=of_node, run_id=run, lease={"worker_id": WORKER, "deadline_ts_ms": 1}, at=at)

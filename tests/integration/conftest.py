@@ -1,4 +1,4 @@
-"""Each test gets a world of its own on the shared servers."""
+"""Fixtures: each test gets its own World on the shared servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def world(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    """A queue and a database that no other test uses."""
+    """A World with a queue and a database that no other test uses."""
     made = World(temporal=stack.temporal_address, mongo=stack.mongo_url)
     monkeypatch.setenv("MONGO_DATABASE", made.database)
     monkeypatch.setenv("MONGO_URL", stack.mongo_url)

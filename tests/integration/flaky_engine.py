@@ -1,4 +1,4 @@
-"""An engine whose functions fail at random after their write: `python -m tests.integration.flaky_engine SEED`."""
+"""An engine whose functions fail at random after their write. Run: `python -m tests.integration.flaky_engine SEED`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.errors import StoreUnavailable
 
 FAILS, UNCERTAIN = 0.10, 0.05
-"""Parts of the calls that fail after their write: with an error of their own, and without an answer of MongoDB."""
+"""Shares of the calls that fail after their write: with their own error, and with a lost MongoDB response."""
 
 
 class Flaky(CoordinatorAdapters):
-    """Writes, then fails."""
+    """Runs a function, and then fails at random."""
 
     chance = random.Random()
 
     async def vars_incr(self, task_id: str, *, key: str, by: float = 1) -> dict[str, Any]:
-        """The increment is done when this fails."""
+        """Increment the variable, then perhaps fail."""
         answer = await super().vars_incr(task_id, key=key, by=by)
         drawn = self.chance.random()
         if drawn < FAILS:

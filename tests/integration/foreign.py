@@ -1,4 +1,4 @@
-"""Somebody's own Temporal code, beside which FlowKit runs as a plugin."""
+"""A user's own Temporal code, which runs FlowKit as a plugin."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from flowkit.models import TaskResult
 
 @activity.defn
 async def greet(name: str) -> str:
-    """An activity that has nothing to do with FlowKit."""
+    """An activity without any relation to FlowKit."""
     return f"hello {name}"
 
 
 @workflow.defn
 class Order:
-    """Calls an activity of its own, then runs a FlowKit task as its child."""
+    """A workflow that calls its own activity, then runs a FlowKit task as a child workflow."""
 
     @workflow.run
     async def run(self, order: dict[str, Any]) -> list[str]:
-        """The greeting and the task's status."""
+        """Return the greeting and the task's status."""
         greeting = await workflow.execute_activity(
             greet, order["name"], start_to_close_timeout=timedelta(seconds=60)
         )

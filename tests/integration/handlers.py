@@ -1,6 +1,6 @@
-"""Handlers that the tests run, in this process or in one that is to be killed.
+"""Handlers for the tests, which run in the test's process or in a process that the test kills.
 
-What a node does stands in its `io.input_inline`; what happened is told in the collection `notes`.
+The `io.input_inline` of a node controls its handler. Handlers record events in the collection `notes`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 BREAK_AT = 7
-"""At which batch of its first attempt a Relay breaks."""
+"""Number of the batch at which the first attempt of a Relay fails."""
 
 
 async def note(entry: dict[str, Any]) -> None:
-    """Tell the test what happened, through its database."""
+    """Record an event in the database, so that the test can read it."""
     client: Any = AsyncIOMotorClient(os.environ["MONGO_URL"])
     try:
         await client[os.environ["MONGO_DATABASE"]].notes.insert_one(entry)
@@ -35,35 +35,35 @@ async def note(entry: dict[str, Any]) -> None:
 
 
 class Quick(RoleHandler):
-    """`batches` batches (1), each worth `n`."""
+    """Produces `batches` batches (default 1) with the metric `n`."""
 
     role = "quick"
 
     async def load_input(self, input_ref: Any, input_inline: Any) -> Any:
-        """The node's inline input."""
+        """Return the node's inline input."""
         return input_inline or {}
 
     async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
-        """Numbered batches."""
+        """Yield numbered batches."""
         for number in range(loaded.get("batches", 1)):
             yield Batch(batch_uid=f"b{number}", payload={**loaded, "number": number})
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """One row."""
+        """Return one metrics row."""
         return BatchResult(success=True, metrics={"n": 1, "number": batch.payload.get("number", 0)})
 
     async def finalize(self, ctx: RunContext) -> FinalizeResult | None:
-        """Say who finished."""
+        """Record which node finished."""
         return FinalizeResult(metrics={"epoch": ctx.attempt_epoch})
 
 
 class Paced(Quick):
-    """Waits `pause` seconds in each batch; the wait ends early when the run is cancelled."""
+    """Waits `pause` seconds in each batch. A cancel of the run ends the wait early."""
 
     role = "paced"
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """Wait, then one row; note a cancel when it is seen."""
+        """Wait, then return one metrics row. Record a cancel."""
         try:
             await ctx.cancellable(asyncio.sleep(batch.payload.get("pause", 0.1)))
         except asyncio.CancelledError:
@@ -75,12 +75,12 @@ class Paced(Quick):
 
 
 class Failing(Quick):
-    """Fails in its first `failures` attempts with `code`."""
+    """Fails with `code` in its first `failures` attempts."""
 
     role = "failing"
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """Fail, or one row."""
+        """Fail, or return one metrics row."""
         if ctx.attempt_epoch <= batch.payload.get("failures", 0):
             return BatchResult(
                 success=False,
@@ -92,12 +92,12 @@ class Failing(Quick):
 
 
 class Stubborn(Quick):
-    """Never looks at its cancel flag and takes `pause` seconds."""
+    """Ignores its cancel flag and takes `pause` seconds."""
 
     role = "stubborn"
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """Swallow whatever wants to end it."""
+        """Wait, and ignore every cancellation."""
         until = time.monotonic() + batch.payload.get("pause", 30)
         while time.monotonic() < until:
             try:
@@ -111,12 +111,12 @@ ALL: dict[str, RoleHandler] = {h.role: h for h in (Quick(), Paced(), Failing())}
 
 
 class Relay(Quick):
-    """Passes batches on; breaks once, at batch `break_at` of the first attempt, with something that may heal."""
+    """Passes batches on. At batch `break_at` of the first attempt, it fails once with a retryable error."""
 
     role = "relay"
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """One row, or the break."""
+        """Return one metrics row, or fail."""
         seen = ctx.kv["seen"] = ctx.kv.get("seen", 0) + 1
         if ctx.attempt_epoch == 1 and seen == BREAK_AT:
             raise ConnectionError("the source broke")
@@ -125,23 +125,23 @@ class Relay(Quick):
 
 
 class Hog(Quick):
-    """Blocks its whole loop for `pause` seconds."""
+    """Blocks its whole event loop for `pause` seconds."""
 
     role = "hog"
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """What no coroutine should do."""
+        """Block the event loop, as no coroutine should."""
         time.sleep(batch.payload["pause"])  # noqa: ASYNC251 - blocking the loop is what this handler is for
         return await super().process_batch(batch, ctx)
 
 
 class Cruncher(Quick):
-    """Computes in a plain function; tells in which process."""
+    """Computes in a plain function, and reports its process id."""
 
     role = "cruncher"
 
     def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:  # type: ignore[override]
-        """Die, wait for a cancel, or count."""
+        """Kill the process, wait for a cancel, or count."""
         if batch.payload.get("die") and ctx.attempt_epoch == 1:
             os._exit(9)
         if "tell" in batch.payload:
@@ -154,14 +154,14 @@ class Cruncher(Quick):
 
 
 class Crowd(Quick):
-    """Counts how many of its role run at once in this process."""
+    """Counts how many attempts of its role run concurrently in this process."""
 
     def __init__(self, role: str) -> None:
         self.role = role
         self.now = self.most = 0
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """Be there for a moment."""
+        """Count this attempt for a moment."""
         self.now += 1
         self.most = max(self.most, self.now)
         await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Tasks started with nothing but Temporal: good ones run, bad ones fail at once with a message that helps."""
+"""Tasks that a plain Temporal client starts: valid ones run, and invalid ones fail at once with a helpful message."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 PROMPTLY = 45.0
-"""Seconds for all refusals of a test together, on a busy machine."""
+"""Seconds for all errors of a test together, on a busy machine."""
 
 FAILED_TASKS = {EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED, EventType.EVENT_TYPE_WORKFLOW_TASK_TIMED_OUT}
 
 
 @dataclass(frozen=True)
 class Bad:
-    """A start that is to be refused, and what the refusal tells."""
+    """An invalid start, and the expected text of its error."""
 
     told: list[str]
     given: list[Any] = field(default_factory=list)
     """Arguments of the workflow."""
     types: tuple[str, ...] = ("invalid_graph",)
-    """Types that the error may have."""
+    """Allowed types of the error."""
 
 
 def bad(graph: object, *told: str, params: object = None) -> Bad:
-    """A start of the right outer shape."""
+    """Return an invalid start whose outer structure is valid."""
     return Bad(list(told), [{"params": {} if params is None else params, "graph": graph}])
 
 
 def function(name: str) -> dict[str, Any]:
-    """A graph of one node that calls a coordinator function."""
+    """Return a graph of one node that calls a coordinator function."""
     return {"nodes": [{"node_id": "call", "type": "coordinator_fn", "io": {"fn": name}}]}
 
 
@@ -95,12 +95,12 @@ GRAPHS: dict[str, Bad] = {
 
 
 async def start(client: Client, world: World, workflow_id: str, given: list[Any]) -> None:
-    """Start a task as any client of Temporal could."""
+    """Start a task as any Temporal client could."""
     await client.start_workflow("Task", args=given, id=workflow_id, task_queue=world.queue)
 
 
 async def refusal_of(client: Client, workflow_id: str) -> ApplicationError:
-    """The error with which the workflow failed; AssertionError tells what else became of it."""
+    """Return the error of the failed workflow. Raise AssertionError if the workflow did not fail."""
     handle = client.get_workflow_handle(workflow_id)
     try:
         result = await asyncio.wait_for(handle.result(), PROMPTLY)
@@ -115,7 +115,7 @@ async def refusal_of(client: Client, workflow_id: str) -> ApplicationError:
 
 
 async def problem_of(client: Client, workflow_id: str, case: Bad) -> str:
-    """What is wrong with the refusal of `case`; empty when nothing is."""
+    """Return what is wrong with the error of `case`, or an empty string."""
     try:
         error = await refusal_of(client, workflow_id)
     except AssertionError as failed:
@@ -218,12 +218,12 @@ async def test_an_id_of_an_earlier_task_is_refused_and_its_document_untouched(wo
 
 
 def raw(data: bytes, encoding: bytes = b"json/plain") -> RawValue:
-    """An argument as it travels."""
+    """Return an argument in its encoded form."""
     return RawValue(Payload(metadata={"encoding": encoding}, data=data))
 
 
 def meta(json_text: str) -> RawValue:
-    """A graph with this JSON in it."""
+    """Return a graph with this JSON in its `meta`."""
     graph = '{"nodes": [{"node_id": "call", "type": "coordinator_fn", "meta": %s}]}'
     return raw(f'{{"graph": {graph % json_text}}}'.encode())
 

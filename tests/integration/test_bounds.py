@@ -1,4 +1,4 @@
-"""What keeps a task within Temporal's limits, on the real server."""
+"""Tasks stay within Temporal's limits, on a real server."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ OWN = {"open_task", "record", "close_task"}
 MOST = 8
 LOUD = "\U0001f600"
 SHOUTING = 250
-"""So many errors of 8 kB are more than one payload holds."""
+"""Together, this many errors of 8 kB exceed the size of one payload."""
 
 
 def most_in_flight(history: WorkflowHistory) -> int:
-    """The largest number of attempts that were scheduled and had not ended."""
+    """Return the largest number of attempts in flight."""
     open_attempts: set[int] = set()
     most = 0
     for event in history.events:
@@ -48,7 +48,7 @@ def most_in_flight(history: WorkflowHistory) -> int:
 
 
 def activities(history: WorkflowHistory, name: str) -> int:
-    """How many activities of this name a history has."""
+    """Return the number of activities of this name in a history."""
     scheduled = (event.activity_task_scheduled_event_attributes for event in history.events)
     return sum(each.activity_type.name == name for each in scheduled)
 
@@ -66,7 +66,7 @@ async def test_many_roles_together_have_no_more_attempts_in_flight_than_allowed(
 
 
 class Verbose(Quick):
-    """Fails for good with a long error."""
+    """Fails permanently with a long error."""
 
     role = "verbose"
 
@@ -121,7 +121,7 @@ async def test_errors_that_are_cut_on_the_way_into_a_new_run_stay_whole_in_the_d
 
 
 class Shouting(Quick):
-    """Fails for good with the longest error there is, of four-byte characters."""
+    """Fails permanently with the longest possible error, of four-byte characters."""
 
     role = "shouting"
 

@@ -33,7 +33,7 @@ SUGGESTED_EVENTS = 80
 
 @pytest.fixture
 def seed() -> int:
-    """The seed of tasks and faults: `FLOWKIT_SEED`, or a random one."""
+    """Return the seed of tasks and faults: `FLOWKIT_SEED`, or a random one."""
     return int(os.environ.get("FLOWKIT_SEED") or secrets.randbelow(1_000_000))
 
 
@@ -78,6 +78,6 @@ async def test_random_tasks_end_as_predicted_and_count_once_under_random_faults(
 
 
 def show(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    """Print the text, also when the test passes."""
+    """Print the text, even when the test passes."""
     with capsys.disabled():
         sys.stdout.write(f"\n  {text}\n")

@@ -1,4 +1,4 @@
-"""Connecting to a real server that has no such namespace."""
+"""The error for a namespace that does not exist on a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cancel flags that are written straight into a task's document: Temporal always comes to know of them."""
+"""Cancel flags that a client writes into the task document: Temporal always learns of the cancel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def raise_flag(world: World, task_id: str, **more: Any) -> None:
 
 
 def function(node_id: str, fn: str, *parents: str) -> dict[str, Any]:
-    """A node that calls a coordinator function."""
+    """Return a node that calls a coordinator function."""
     return node(node_id, "coordinator_fn", *parents, io={"fn": fn}, **ONCE)
 
 
@@ -65,7 +65,7 @@ async def test_a_flag_stops_a_function_of_the_users(world: World) -> None:
 
 @pytest.mark.parametrize("beside", [0, 3])
 async def test_a_task_of_short_attempts_alone_is_cancelled_as_well(world: World, beside: int) -> None:
-    """Built-in functions: as local activities where only one node is open, else as ordinary ones."""
+    """Built-in functions run as local activities while only one node is open, and as regular activities otherwise."""
     gate = asyncio.Event()
 
     async def hold(task_id: str) -> None:

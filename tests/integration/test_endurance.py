@@ -1,4 +1,4 @@
-"""Many batches under kills, workers that block, and workers that come back from the dead."""
+"""Many batches while workers are killed, block, or resume after their lease has expired."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 BATCHES = 5_000 if os.environ.get("FLOWKIT_LARGE") else 300
-"""Batches of each of three stages; `make large` runs the large case."""
+"""Batches in each of three stages; `make large` runs the large case."""
 
 PATIENCE = 900.0 if os.environ.get("FLOWKIT_LARGE") else 180.0
 SOON = {"retry_policy": {"max": 3, "backoff_sec": 0.2}}
 
 
 def pulling(source: str) -> dict[str, Any]:
-    """Input from one node."""
+    """Return the input of a node that pulls from one node."""
     return {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": [source]}}
 
 
 async def finished(world: World, task_id: str) -> None:
-    """Wait for a long task's end."""
+    """Wait for the end of a long task."""
     result = await asyncio.wait_for((await world.handle(task_id)).result(), PATIENCE)
     assert result.status is TaskStatus.FINISHED
 
@@ -52,14 +52,14 @@ async def until_stored(world: World, task_id: str, node_id: str, count: int) -> 
 
 
 async def kill_and_replace(world: World, process: subprocess.Popen[bytes], *handlers: str) -> None:
-    """End a worker as a crash would; another one takes its place."""
+    """Kill a worker, as a crash would, and start another one."""
     process.kill()
     await asyncio.to_thread(process.wait)
     world.worker_process(*handlers)
 
 
 async def assert_each_batch_once(world: World, task_id: str, *nodes: str) -> None:
-    """Every number exactly once in the metrics and in the artifacts of every node."""
+    """Check that the metrics and artifacts of each node contain every number exactly once."""
     for node_id in nodes:
         rows = await world.rows(task_id, node_id)
         assert Counter(row["metrics"]["number"] for row in rows) == Counter(range(BATCHES)), node_id
@@ -126,7 +126,7 @@ async def test_a_worker_that_was_stopped_loses_its_node_and_writes_nothing_when_
 
 
 async def everything(world: World, task_id: str) -> dict[str, list[dict[str, Any]]]:
-    """All that the database holds of a task."""
+    """Return the stored documents of a task."""
     collections = ("artifacts", "metrics_raw", "stream_progress")
     found = {
         name: [row async for row in world.db[name].find({"task_id": task_id}).sort("_id", 1)]
@@ -136,7 +136,7 @@ async def everything(world: World, task_id: str) -> dict[str, list[dict[str, Any
 
 
 async def until_idle(world: World, process: subprocess.Popen[bytes], worker_id: str) -> None:
-    """Wait until the revived worker has run something new: what it held before is then over for it."""
+    """Wait until the resumed worker has run a new attempt, which shows that its earlier attempts have ended."""
     assert process.poll() is None
 
     async def runs_something_new() -> bool:
@@ -150,12 +150,12 @@ async def until_idle(world: World, process: subprocess.Popen[bytes], worker_id: 
 
 @pytest.fixture
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other processes find these tests' handlers."""
+    """Let other processes import the handlers of these tests."""
     monkeypatch.syspath_prepend(str(ROOT))
 
 
 async def process_worker(world: World, handler: Cruncher) -> Worker:
-    """A worker that computes in processes."""
+    """Start a worker that computes in processes."""
     cfg = WorkerConfig(roles=["cruncher"], queue=world.queue, executor="process", max_concurrent=2)
     worker = Worker(db=world.db, cfg=cfg, handlers={"cruncher": handler})
     await worker.start()

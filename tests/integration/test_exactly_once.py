@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 LARGE = bool(os.environ.get("FLOWKIT_LARGE"))
-"""`make large` sets it: a thousand increments."""
+"""`make large` sets it, for a thousand increments."""
 TASKS, IN_A_ROW, BESIDE = 50 if LARGE else 15, 10, 10
 INCREMENTS = TASKS * (IN_A_ROW + BESIDE)
 PATIENCE = 200.0
 
 
 def increment(node_id: str, *parents: str) -> dict[str, Any]:
-    """A node that adds 1, in the patience of which a failure is likely to be met several times."""
+    """Return a node that adds 1, with a retry budget for several failures."""
     return {
         "node_id": node_id,
         "type": "coordinator_fn",
@@ -40,13 +40,13 @@ def increment(node_id: str, *parents: str) -> dict[str, Any]:
 
 
 def increments() -> list[dict[str, Any]]:
-    """Nodes in a row, which are tried as local activities, then nodes beside each other, which are not."""
+    """Return nodes in a row, which use local activities, and then concurrent nodes, which do not."""
     row = [increment(f"r{i}", *([f"r{i - 1}"] if i else [])) for i in range(IN_A_ROW)]
     return [*row, *(increment(f"b{i}", f"r{IN_A_ROW - 1}") for i in range(BESIDE))]
 
 
 async def counted(world: World) -> int:
-    """All increments that have been written."""
+    """Return the sum of all increments."""
     shown = {"coordinator.vars.count.n": 1}
     found = [task async for task in world.db.tasks.find({}, shown)]
     return sum(task["coordinator"].get("vars", {}).get("count", {}).get("n", 0) for task in found)
@@ -54,7 +54,7 @@ async def counted(world: World) -> int:
 
 @contextmanager
 def flaky_engine(world: World, seed: str) -> Iterator[None]:
-    """An engine that is killed at the end."""
+    """Start a flaky engine, which is killed at the end."""
     command = [sys.executable, "-m", "tests.integration.flaky_engine", seed]
     environment = {**world.environment, "ENGINE_SETTINGS": world.config_json()}
     process = subprocess.Popen(command, cwd=ROOT, env=environment)
@@ -93,5 +93,5 @@ async def test_increments_count_once_each(world: World, capsys: pytest.CaptureFi
 
 
 async def reached(world: World, least: int) -> bool:
-    """Whether so many increments are there."""
+    """Return whether the sum has reached this number."""
     return await counted(world) >= least

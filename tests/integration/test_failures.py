@@ -1,4 +1,4 @@
-"""What survives when a process is killed or stopped: each test ends a real one."""
+"""Recovery after a real process is killed or stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_RETRIES: dict[str, Any] = {"retry_policy": {"max": 0}}
 
 
 async def assert_every_batch_counts_once(world: World, task_id: str, node_id: str, batches: int) -> None:
-    """One row and one artifact a batch, and their sum is exact."""
+    """Check that each batch has one row and one artifact, and that the sum is exact."""
     rows = await world.rows(task_id, node_id)
     assert Counter(row["batch_uid"] for row in rows) == {f"b{i}": 1 for i in range(batches)}
     assert sum(row["metrics"]["n"] for row in rows) == batches

@@ -1,4 +1,4 @@
-"""What a client may do wrong: refused before a task starts, or, once it runs, no error of the call that started it."""
+"""Invalid calls of clients: refused before a task starts, or once it runs, without an error for its caller."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOOP = {"node_id": "call", "type": "coordinator_fn"}
 
 
 def nested(levels: int) -> Any:
-    """Lists within each other."""
+    """Return nested lists."""
     return [nested(levels - 1)] if levels else 1
 
 
@@ -77,7 +77,7 @@ async def test_what_mongodb_cannot_store_is_refused_before_anything_starts(world
 
 
 class Params(BaseModel):
-    """Params as a model."""
+    """Params as a pydantic model."""
 
     day: int
     tags: set[str]
@@ -98,7 +98,7 @@ async def test_models_tuples_and_no_params_at_all_are_taken(world: World) -> Non
 
 
 class Failing(TaskStore):
-    """Inserts no document."""
+    """A store that fails to insert a document."""
 
     def __init__(self, db: Any, error: Exception) -> None:
         super().__init__(db)

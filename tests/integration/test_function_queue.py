@@ -1,4 +1,4 @@
-"""Functions of the user's have a task queue, slots and threads of their own."""
+"""The user's own functions have their own task queue, slots and threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.integration.world import World
 
 CALLS = 60
-"""Of each of two tasks: together more than the slots of an engine's Temporal worker, which are 100."""
+"""Nodes in each of two tasks. Together they exceed the 100 slots of an engine's Temporal worker."""
 
 
 def test_a_task_keeps_the_queue_of_its_functions() -> None:
@@ -35,7 +35,7 @@ def test_a_task_keeps_the_queue_of_its_functions() -> None:
 
 
 async def until_polled(world: World) -> None:
-    """Wait until somebody asks for functions."""
+    """Wait until a worker polls the queue of functions."""
     client = await world.client()
     await eventually(lambda: polled(client, f"{world.queue}.coordinator_fn", workflows=False))
 
@@ -81,7 +81,7 @@ async def test_many_slow_functions_hold_up_no_other_task(world: World) -> None:
 
 @pytest.mark.server
 async def test_as_many_plain_functions_run_at_once_as_there_are_slots(world: World) -> None:
-    """Asyncio's own threads would be fewer than twenty on this machine."""
+    """Asyncio's default executor has fewer than twenty threads on this machine."""
     together = threading.Barrier(20)
 
     def meet(task_id: str) -> None:
@@ -93,7 +93,7 @@ async def test_as_many_plain_functions_run_at_once_as_there_are_slots(world: Wor
     assert (await world.result(task_id)).status is TaskStatus.FINISHED
 
 
-# --- names that the engine uses itself ----------------------------------------------------------------------------
+# --- reserved names -----------------------------------------------------------------------------------------------
 
 
 async def nothing(task_id: str, **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Coordinator functions on real servers: the built-in ones from graphs, and functions of the user's."""
+"""Coordinator functions on real servers: built-in ones, and the user's own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SOON = {"retry_policy": {"max": 2, "backoff_sec": 0.1}}
 def call(
     node_id: str, fn: str, *parents: str, args: dict[str, Any] | None = None, **more: Any
 ) -> dict[str, Any]:
-    """A node that calls a coordinator function."""
+    """Return a node that calls a coordinator function."""
     return {
         "node_id": node_id,
         "type": "coordinator_fn",
@@ -40,27 +40,27 @@ def call(
 
 
 async def activities(world: World, task_id: str) -> list[str]:
-    """Names of the ordinary activities that the task has used for its nodes."""
+    """Return the names of the regular activities that ran nodes of the task."""
     history = await (await world.handle(task_id)).fetch_history()
     names = [e.activity_task_scheduled_event_attributes.activity_type.name for e in history.events]
     return [name for name in names if name and name not in {"open_task", "record", "close_task"}]
 
 
 async def markers(world: World, task_id: str) -> int:
-    """Number of local activities in the task's history, without its opening."""
+    """Return the number of local activities in the task's history, without the one that opens the task."""
     history = await (await world.handle(task_id)).fetch_history()
     found = [e for e in history.events if e.event_type == EventType.EVENT_TYPE_MARKER_RECORDED]
     return len(found) - 1
 
 
 async def failure(world: World, task_id: str) -> str:
-    """Why the task failed."""
+    """Return why the task failed."""
     with pytest.raises(TaskFailed) as failed:
         await world.coordinator.result(task_id, timeout=60)
     return str(failed.value)
 
 
-# --- built-in ---------------------------------------------------------------------------------------------------
+# --- built-in functions -----------------------------------------------------------------------------------------
 
 
 async def test_set_merge_incr_unset_in_a_row(world: World) -> None:
@@ -157,7 +157,7 @@ async def test_arguments_that_cannot_work_are_never_retried(
     assert (await world.node(task_id, "only"))["attempt_epoch"] == 1
 
 
-# --- of the user's ----------------------------------------------------------------------------------------------
+# --- the user's own ---------------------------------------------------------------------------------------------
 
 
 async def test_a_plain_function_runs_on_a_thread_and_holds_nobody_up(world: World) -> None:

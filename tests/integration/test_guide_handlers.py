@@ -1,4 +1,4 @@
-"""Handlers as people write them: those of the workers guide word for word, and handlers of plain functions."""
+"""Handlers as users write them: the ones of the workers guide, word for word, and handlers with plain functions."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ RECHUNK = """
 
 
 async def executed(code: str, **names: Any) -> dict[str, Any]:
-    """What `code`, with `await` outside of functions, leaves behind when it runs among these names."""
+    """Run `code`, which may use `await` outside of functions, and return its names."""
     compiled = compile(code, "guide", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     namespace = {"__name__": "guide", **names}
     running = eval(compiled, namespace)
@@ -138,12 +138,12 @@ async def executed(code: str, **names: Any) -> dict[str, Any]:
 
 
 async def counts(world: World, task_id: str, node_id: str) -> list[int]:
-    """What the guide's handlers have counted."""
+    """Return what the guide's handlers have counted."""
     return [row["metrics"]["count"] for row in await world.rows(task_id, node_id)]
 
 
 class Skus(RoleHandler):
-    """The node `u` of the guide's graphs: seven skus in two batches."""
+    """The node `u` of the guide's graphs: seven SKUs in two batches."""
 
     role = "skus"
 
@@ -211,7 +211,7 @@ async def test_the_settings_of_the_guide_are_taken(tmp_path: Path, monkeypatch: 
 
 
 class Plain(RoleHandler):
-    """Nothing but plain functions; tells its calls and on which threads they ran."""
+    """Has only plain functions; records its calls and their threads."""
 
     role = "plain"
 
@@ -293,7 +293,7 @@ async def test_a_blocking_plain_hook_does_not_block_the_other_runs_of_its_worker
 
 
 class Wrong(Plain):
-    """Answers with something else in the hook that its node is called after."""
+    """Returns an invalid value from the hook that the node's id names."""
 
     role = "wrong"
     ANSWERS: ClassVar[dict[str, Any]] = {

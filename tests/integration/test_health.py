@@ -1,4 +1,4 @@
-"""An engine and a worker show how they do, also when what they run on has ended."""
+"""The health of an engine and a worker, also after the Temporal workers inside them have ended."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_a_worker_is_healthy_while_it_runs(world: World) -> None:
 
 
 def running(process: Coordinator | Worker) -> WorkerThread | InlineWorkers:
-    """What polls Temporal for it."""
+    """Return the Temporal workers of the process."""
     assert process._thread is not None
     return process._thread
 

@@ -1,4 +1,4 @@
-"""Large graphs, and tasks whose history is continued in new runs."""
+"""Large graphs, and tasks that continue their history in new runs."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ HELD_EVENTS = 400
 MOST_LAYERS = 20
 BARRIERS = 3
 LAYERS = 20
-"""Beside a node that runs all the time."""
+"""Layers next to a node that runs all the time."""
 WIDTH = 100
 PATIENCE = 300.0
-"""Seconds for the largest graph, of which a node takes some 10 ms."""
+"""Seconds for the largest graph, at about 10 ms per node."""
 
 
 class Counting(Quick):
-    """Counts the attempts that it runs, by node and epoch."""
+    """Counts its attempts by node and epoch."""
 
     def __init__(self) -> None:
         self.ran: Counter[str] = Counter()
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """Count, then one row."""
+        """Count the attempt, then return one metrics row."""
         self.ran[f"{ctx.node_id}.{ctx.attempt_epoch}"] += 1
         return await super().process_batch(batch, ctx)
 
 
 class Gated(Counting):
-    """Runs until the test opens its gate; tells when somebody interrupts it."""
+    """Runs until the test opens its gate, and records an interruption."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Gated(Counting):
 
 
 class GatedFailure(Gated):
-    """Fails whenever its gate is open."""
+    """Fails as soon as its gate is open."""
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         """Wait for the gate, then fail."""
@@ -83,7 +83,7 @@ class GatedFailure(Gated):
 
 
 def layers(count: int, *, barrier_every: int = 0, width: int = WIDTH) -> list[dict[str, Any]]:
-    """Layers in which each node has three parents in the one before; behind a barrier, that is the only parent."""
+    """Return layers of nodes, each with three parents in the previous layer, or with the barrier as only parent."""
     nodes: list[dict[str, Any]] = []
     above: list[str] = []
     for depth in range(count):
@@ -99,12 +99,12 @@ def layers(count: int, *, barrier_every: int = 0, width: int = WIDTH) -> list[di
 
 
 def counters() -> dict[str, Counting]:
-    """One counting handler for each role."""
+    """Return one counting handler for each role."""
     return {role: Counting() for role in ROLES}
 
 
 async def start(world: World, handlers: dict[str, Any]) -> None:
-    """An engine and a worker with room for many attempts."""
+    """Start an engine and a worker with slots for many attempts."""
     await world.engine()
     roles: dict[str, RoleHandler] = handlers
     await world.worker(roles, concurrency=50)
@@ -117,7 +117,7 @@ async def finish(world: World, task_id: str) -> None:
 
 
 async def run_ids(world: World, task_id: str) -> list[str]:
-    """The runs of the task's workflow, in their order."""
+    """Return the run ids of the task's workflow, in order."""
     client, chain = await world.client(), [(await world.document(task_id))["first_run_id"]]
     while True:
         handle = client.get_workflow_handle(task_id, run_id=chain[-1])
@@ -128,7 +128,7 @@ async def run_ids(world: World, task_id: str) -> list[str]:
 
 
 async def run_of(world: World, task_id: str, activity_id: str) -> int:
-    """Number of the run, from 0, that scheduled this attempt."""
+    """Return the number of the run, from 0, that scheduled this attempt."""
     client = await world.client()
     for number, run_id in enumerate(await run_ids(world, task_id)):
         events = (await client.get_workflow_handle(task_id, run_id=run_id).fetch_history()).events
@@ -138,7 +138,7 @@ async def run_of(world: World, task_id: str, activity_id: str) -> int:
 
 
 async def assert_each_node_ran_once(world: World, task_id: str, handlers: dict[str, Counting]) -> None:
-    """All finished at epoch 1, and no handler saw one twice."""
+    """Check that all nodes finished at epoch 1, and that no handler ran a node twice."""
     entries = (await world.document(task_id))["graph"]["nodes"]
     odd = [e for e in entries if (e["status"], e["attempt_epoch"]) != ("finished", 1)]
     assert odd == []
@@ -148,7 +148,7 @@ async def assert_each_node_ran_once(world: World, task_id: str, handlers: dict[s
 
 @pytest.fixture
 async def short_runs(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    """A world on a server of its own that soon suggests to continue as a new run."""
+    """A World on its own server, which soon suggests continue-as-new."""
     with _server(tmp_path) as server:
         world = World(temporal=server.address, mongo=stack.mongo_url)
         monkeypatch.setenv("MONGO_DATABASE", world.database)
@@ -164,7 +164,7 @@ def _server(folder: Path) -> TemporalServer:
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
-    """Figures that a test found; printed even when it passes."""
+    """Print the figures that a test measured, even when it passes."""
     figures: list[str] = []
     yield figures
     with capsys.disabled():
@@ -173,7 +173,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
 
 
 def figure(name: str, nodes: int, seconds: float, runs: int = 1) -> str:
-    """One line of figures."""
+    """Format one line of figures."""
     each = 1000 * seconds / nodes
     return f"{name}: {nodes} nodes, {runs} runs, {seconds:.1f} s, {each:.1f} ms a node"
 

@@ -1,4 +1,4 @@
-"""Thousands of nodes that others pull from end at once: their markers and their document are written all the same."""
+"""Thousands of nodes with pulling children end at once: FlowKit still writes all markers and the document."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PULL = {"input_adapter": "pull.from_artifacts"}
 
 
 def pulled(first: dict[str, Any]) -> list[dict[str, Any]]:
-    """`first`, and layers of nodes that each pull from one in the layer before; all but the last layer are pulled."""
+    """Return `first` and layers of nodes that each pull from a node of the previous layer."""
     nodes = [first]
     above = [first["node_id"]] * WIDTH
     while len(nodes) < NODES:
@@ -43,14 +43,14 @@ def pulled(first: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 async def ended(world: World, task_id: str) -> dict[str, Any]:
-    """The document of a task that did not finish."""
+    """Return the document of a task that did not finish."""
     with pytest.raises(WorkflowFailureError):
         await asyncio.wait_for((await world.handle(task_id)).result(), PATIENCE)
     return await world.document(task_id)
 
 
 async def markers(world: World, task_id: str) -> dict[str, int]:
-    """How many complete markers tell of which end."""
+    """Return the number of complete markers for each kind of end."""
     found: dict[str, int] = {}
     async for row in world.db.artifacts.find({"task_id": task_id, "status": "complete"}):
         found[row["meta"]["ended"]] = found.get(row["meta"]["ended"], 0) + 1
@@ -58,7 +58,7 @@ async def markers(world: World, task_id: str) -> dict[str, int]:
 
 
 def sources(nodes: list[dict[str, Any]]) -> int:
-    """How many nodes are pulled from."""
+    """Return the number of nodes that other nodes pull from."""
     return len({parent for each in nodes for parent in each["depends_on"]})
 
 

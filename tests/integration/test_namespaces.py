@@ -1,4 +1,4 @@
-"""Two Temporal servers share a database: each engine keeps to the tasks of its own."""
+"""Two Temporal servers share a database: each engine handles only the tasks of its own server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LONG_AGO = timedelta(minutes=10)
 
 @pytest.fixture
 def other_server(tmp_path: Path) -> TemporalServer:
-    """A second server, to be started; its namespace is called `default` as well."""
+    """Return a second server, not started yet, whose namespace is called `default` as well."""
     return TemporalServer(tmp_path)
 
 
@@ -49,7 +49,7 @@ async def other_engine(world: World, other_server: TemporalServer) -> AsyncItera
 
 
 async def until_swept(*engines: Coordinator) -> None:
-    """Wait until each engine has ended three more passes of its sweep."""
+    """Wait until each engine has completed three more passes of its sweep."""
     for engine in engines:
         for _ in range(3):
             [before] = engine.health().loops
@@ -62,12 +62,12 @@ async def until_swept(*engines: Coordinator) -> None:
 
 
 async def grow_old(world: World) -> None:
-    """Let all documents look as if nobody had written them for long."""
+    """Change the dates of all documents, so that they look old."""
     await world.db.tasks.update_many({}, {"$set": {"updated_at": datetime.now(UTC) - LONG_AGO}})
 
 
 def flowkit(world: World, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command, on this world's servers."""
+    """Run the command with this World's servers."""
     return subprocess.run(
         [FLOWKIT, *arguments], env=world.environment, capture_output=True, text=True, check=False
     )
@@ -124,7 +124,7 @@ async def test_a_workflow_that_was_deleted_is_lost(world: World) -> None:
 
 
 def deletion(client: Client, task_id: str) -> DeleteWorkflowExecutionRequest:
-    """A request to forget a workflow."""
+    """Return a request to delete a workflow."""
     execution = WorkflowExecution(workflow_id=task_id)
     return DeleteWorkflowExecutionRequest(namespace=client.namespace, workflow_execution=execution)
 

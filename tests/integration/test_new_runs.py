@@ -1,4 +1,4 @@
-"""A task whose history is long continues as a new run, also when nothing but repetitions happens."""
+"""A task with a long history continues as a new run, even if the history consists of retries only."""
 
 from __future__ import annotations
 
@@ -31,49 +31,49 @@ ROUNDS = 40
 
 
 class Endless(Quick):
-    """Runs until its worker is stopped."""
+    """Runs until its worker stops."""
 
     role = "endless"
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """Wait for the end of the worker."""
+        """Wait until the worker stops."""
         await asyncio.Event().wait()
         return await super().process_batch(batch, ctx)
 
 
 class Insistent(Quick):
-    """Fails until its last attempt."""
+    """Fails in every attempt but the last."""
 
     role = "insistent"
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """Fail, or one row."""
+        """Fail, or return one metrics row."""
         if ctx.attempt_epoch <= ROUNDS:
             return BatchResult(success=False, reason_code="flaky", error="as ordered")
         return await super().process_batch(batch, ctx)
 
 
 def chain(count: int) -> list[dict[str, Any]]:
-    """So many nodes, one after the other."""
+    """Return nodes that run one after another."""
     return [node("n0"), *(node(f"n{i}", "quick", f"n{i - 1}") for i in range(1, count))]
 
 
 async def histories(world: World, task_id: str) -> list[WorkflowHistory]:
-    """The history of each run of a task."""
+    """Return the history of each run of a task."""
     client = await world.client()
     handles = [client.get_workflow_handle(task_id, run_id=run_id) for run_id in await run_ids(world, task_id)]
     return [await handle.fetch_history() for handle in handles]
 
 
 async def replay(histories: list[WorkflowHistory]) -> None:
-    """Replay each of them."""
+    """Replay each history."""
     replayer = Replayer(workflows=[Task], data_converter=pydantic_data_converter)
     for history in histories:
         await replayer.replay_workflow(history)
 
 
 def marked(history: WorkflowHistory) -> bool:
-    """Whether a patch has left its marker."""
+    """Return whether the history contains the marker of a patch."""
     markers = [event.marker_recorded_event_attributes for event in history.events]
     return any(WAKE.encode() in marker.SerializeToString() for marker in markers)
 

@@ -1,4 +1,4 @@
-"""Handlers that say what no wire carries, and handlers that never come back from their thread."""
+"""Handlers that return text that cannot be encoded, and handlers whose thread never ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HALF = "half a character: \ud83d"
 
 
 class Odd(Quick):
-    """Fails with half a character, in one of the ways that a handler has."""
+    """Fails with an unpaired surrogate, in one of the ways in which a handler can fail."""
 
     role = "odd"
 
@@ -68,7 +68,7 @@ async def test_a_function_whose_error_no_wire_carries_fails_as_itself(world: Wor
 
 
 class Stuck(RoleHandler):
-    """Blocks its thread until it is released; the next node is quick."""
+    """Blocks its thread until the test releases it; the next node is quick."""
 
     role = "stuck"
 

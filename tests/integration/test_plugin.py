@@ -1,4 +1,4 @@
-"""FlowKit inside Temporal workers of somebody else's, through its plugin."""
+"""FlowKit as a plugin of a user's own Temporal workers."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ ONCE = {"retry_policy": {"max": 0}}
 
 @pytest.fixture
 def foreign(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The user's module, importable by itself: the sandbox imports it again."""
+    """Import the user's module by itself, because the sandbox imports it again."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
     return importlib.import_module("foreign")
 
 
 def plugin_of(world: World, **options: Any) -> FlowKitPlugin:
-    """A plugin for this world's database and queue, with the tests' handlers."""
+    """Return a plugin with this World's database and queue and the tests' handlers."""
     defaults: dict[str, Any] = {
         "db": world.db,
         "config": world.config,
@@ -55,13 +55,13 @@ def plugin_of(world: World, **options: Any) -> FlowKitPlugin:
 
 
 async def connected(world: World, *plugins: FlowKitPlugin, **options: Any) -> Client:
-    """A client with plugins."""
+    """Return a client with plugins."""
     return await Client.connect(world.environment["TEMPORAL_ADDRESS"], plugins=plugins, **options)
 
 
 @asynccontextmanager
 async def running(world: World, *workers: Worker) -> AsyncIterator[None]:
-    """Workers that poll until the end of the block; begins when the database is prepared."""
+    """Run workers until the end of the block, which starts when the database is prepared."""
 
     async def is_prepared() -> bool:
         return await world.db.flowkit_meta.find_one({"_id": "deployment"}) is not None
@@ -74,7 +74,7 @@ async def running(world: World, *workers: Worker) -> AsyncIterator[None]:
 
 
 def workers_of(world: World, client: Client, *roles: str) -> list[Worker]:
-    """An engine's worker and one for each role, none of them with anything of its own."""
+    """Return an engine's worker and one worker for each role, all without workflows or activities of their own."""
     queues = [world.queue, *(f"{world.queue}.{role}" for role in roles)]
     return [Worker(client, task_queue=queue) for queue in queues]
 
@@ -196,7 +196,7 @@ async def test_a_cancel_reaches_a_handler_that_runs_in_a_plugin(world: World) ->
     assert await world.statuses(task_id) == {"a": "cancelled"}
 
 
-# --- given twice --------------------------------------------------------------------------------------------------
+# --- plugin given twice -------------------------------------------------------------------------------------------
 
 
 async def test_the_plugin_may_be_on_client_and_worker_and_task_be_listed(world: World) -> None:
@@ -237,17 +237,17 @@ async def test_an_engine_of_flowkit_may_use_a_client_with_the_plugin(world: Worl
 
 
 class Upside(PayloadCodec):
-    """Reverses the bytes of every payload."""
+    """A codec that reverses the bytes of every payload."""
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """What Temporal stores."""
+        """Return what Temporal stores."""
         return [
             Payload(metadata={"encoding": b"test/upside"}, data=payload.SerializeToString()[::-1])
             for payload in payloads
         ]
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """What the program sees."""
+        """Return what the program reads."""
         return [Payload.FromString(payload.data[::-1]) for payload in payloads]
 
 
@@ -264,7 +264,7 @@ async def test_a_payload_codec_of_the_users_survives(world: World) -> None:
     assert b"sesame" not in history
 
 
-# --- a start that fails -------------------------------------------------------------------------------------------
+# --- failed starts ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("role", ["", ".quick"])

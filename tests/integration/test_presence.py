@@ -1,4 +1,4 @@
-"""Native workers show themselves in `worker_registry`, their attempts in `worker_events`, on real servers."""
+"""Native workers appear in `worker_registry` and their attempts in `worker_events`, on real servers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.server
 
 
 async def workers(world: World) -> list[dict[str, Any]]:
-    """The rows of the registry."""
+    """Return the rows of the registry."""
     return [row async for row in world.db.worker_registry.find({}, {"_id": 0, "session": 0})]
 
 
 async def until_worker(world: World, status: str) -> dict[str, Any]:
-    """A row with this status."""
+    """Wait for a row with this status."""
 
     async def look() -> dict[str, Any] | None:
         return next((row for row in await workers(world) if row["status"] == status), None)
@@ -35,7 +35,7 @@ async def until_worker(world: World, status: str) -> dict[str, Any]:
 
 
 async def until_told(world: World, task_id: str, count: int) -> list[tuple[str, str, int]]:
-    """Node, kind and epoch of a task's events in order, once there are `count`."""
+    """Return node, kind and epoch of a task's events in order, once there are `count`."""
 
     async def look() -> list[dict[str, Any]] | None:
         rows = [row async for row in world.db.worker_events.find({"task_id": task_id})]
@@ -46,7 +46,7 @@ async def until_told(world: World, task_id: str, count: int) -> list[tuple[str, 
 
 
 async def told(world: World, kind: str) -> dict[str, Any]:
-    """The event of a kind."""
+    """Return the event of a kind."""
     found: Any = await world.db.worker_events.find_one({"payload.kind": kind})
     return dict(found)
 

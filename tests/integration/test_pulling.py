@@ -1,4 +1,4 @@
-"""Pulling on real servers: several sources, what a handler may propose, cancels while it waits, events of batches."""
+"""Pulling on real servers: several sources, routes that handlers propose, cancels during a wait, and batch events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.server
 
 
 async def run(world: World, *nodes: dict[str, Any], **graph: Any) -> tuple[str, Proposing]:
-    """Run these nodes to the task's successful end; its id, and what their handler has got."""
+    """Run nodes until the task finishes. Return the task id and the batches that the handler received."""
     handler = Proposing()
     await world.engine()
     await world.worker({"lists": Lists(), "proposing": handler, "quick": Quick(), "paced": Paced()})
@@ -63,7 +63,7 @@ async def test_batches_of_equal_uids_from_several_sources_are_all_processed_and_
 
 async def test_an_attempt_that_broke_off_resumes_every_source(world: World) -> None:
     class Breaking(Proposing):
-        """Breaks in the middle of its first attempt."""
+        """Fails in the middle of its first attempt."""
 
         async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
             if ctx.attempt_epoch == 1 and len(self.got.get("z", [])) == 4:
@@ -80,7 +80,7 @@ async def test_an_attempt_that_broke_off_resumes_every_source(world: World) -> N
     assert (await world.node(task_id, "z"))["attempt_epoch"] == 2
 
 
-# --- what a handler proposes ----------------------------------------------------------------------------------------
+# --- routes that handlers propose -----------------------------------------------------------------------------------
 
 
 async def test_parents_that_only_extended_edges_name_stand_in_for_absent_sources(world: World) -> None:
@@ -119,7 +119,7 @@ async def test_a_handler_that_pulls_from_a_node_that_waits_for_it_fails_for_good
 
 
 class Silent(Quick):
-    """Waits for a batch that never comes."""
+    """Waits for a batch that never arrives."""
 
     role = "silent"
 

@@ -1,4 +1,4 @@
-"""Recipes work word for word on our documents: those of the documented coordinators' guide, and of our own page."""
+"""The recipes of the coordinators' guide and of docs/monitoring.md work word for word on FlowKit's documents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning"),
 ]
 
-# --- the guide's own text, not a letter changed ---------------------------------------------------
+# --- the guide's text, unchanged ------------------------------------------------------------------
 
 CREATE = """
 async def create_pipeline_task(coordinator):
@@ -132,11 +132,11 @@ await coordinator.cascade_cancel(
 )
 """
 
-# --- running it -----------------------------------------------------------------------------------
+# --- running the recipes --------------------------------------------------------------------------
 
 
 def function(text: str) -> Any:
-    """The function that a recipe defines."""
+    """Return the function that a recipe defines."""
     made: dict[str, Any] = {}
     eval(compile(text, "recipe", "exec"), made)
     return next(value for name, value in made.items() if not name.startswith("__"))
@@ -157,7 +157,7 @@ ETL: dict[str, RoleHandler] = {"extractor": Quick(), "processor": Quick()}
 
 
 async def until_events(world: World, count: int) -> None:
-    """Wait until so many events are there; they are written about once a second."""
+    """Wait for a number of events, which FlowKit writes about once a second."""
 
     async def look() -> bool:
         return await world.db.worker_events.count_documents({}) >= count
@@ -166,7 +166,7 @@ async def until_events(world: World, count: int) -> None:
 
 
 async def ended(world: World, task_id: str) -> None:
-    """Wait until a task that does not finish has ended."""
+    """Wait for the end of a task that does not finish."""
     with pytest.raises(WorkflowFailureError):
         await world.result(task_id)
 
@@ -196,12 +196,12 @@ async def test_the_pipeline_of_the_guide_runs_and_is_monitored(
 
 
 async def health(coordinator: Coordinator) -> Any:
-    """What the guide's health check says."""
+    """Return the result of the guide's health check."""
     return await check_coordinator_health(coordinator)
 
 
 def healthy(workers: int, pending: int) -> dict[str, Any]:
-    """The answer of a health check."""
+    """Return the result of a health check without problems."""
     return {"status": "healthy", "active_workers": workers, "pending_tasks": pending}
 
 
@@ -264,11 +264,11 @@ async def test_a_task_is_cancelled_as_the_guide_says(world: World) -> None:
     assert await world.statuses(task_id) == {"long": "cancelled", "after": "skipped"}
 
 
-# --- our own page ---------------------------------------------------------------------------------------------------
+# --- docs/monitoring.md ---------------------------------------------------------------------------------------------
 
 
 def own_recipes() -> dict[str, Any]:
-    """The functions of docs/monitoring.md by name."""
+    """Return the functions of docs/monitoring.md by name."""
     page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
     [text] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     made: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Servers that go away in the middle of a task and come back; each test has its own."""
+"""Servers stop in the middle of a task and start again. Each test has its own servers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_RETRIES = {"retry_policy": {"max": 0}}
 async def own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> AsyncIterator[tuple[World, TemporalServer, MongoServer]]:
-    """A world on servers that only this test uses, so that it may stop them."""
+    """A World on servers that only this test uses, so that it can stop them."""
     with TemporalServer(tmp_path) as temporal, MongoServer(tmp_path) as mongo:
         monkeypatch.setenv("TEMPORAL_ADDRESS", temporal.address)
         monkeypatch.setenv("MONGO_URL", mongo.url)
@@ -40,7 +40,7 @@ async def own(
 
 
 async def started(world: World) -> str:
-    """A task in the middle of its first node."""
+    """Start a task and wait until its first node runs."""
     await world.engine()
     await world.worker()
     task_id = await world.create(
@@ -53,7 +53,7 @@ async def started(world: World) -> str:
 
 
 async def assert_finished_once(world: World, task_id: str) -> None:
-    """Every node finished, every batch counts once."""
+    """Check that every node finished and every batch counts once."""
     assert (await world.result(task_id)).status is TaskStatus.FINISHED
     assert set((await world.statuses(task_id)).values()) == {"finished"}
     for node_id, batches in (("a", 8), ("b", 3), ("c", 1)):

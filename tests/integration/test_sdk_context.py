@@ -1,4 +1,4 @@
-"""What a handler sees of its run on a real worker: cancellation, subprocesses, clean-ups, variables, artifacts."""
+"""The run context on a real worker: cancellation, subprocesses, clean-ups, variables and artifacts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.server
 
 
 class Scripted(RoleHandler):
-    """Runs what the test gives it as its only batch."""
+    """Runs a function of the test as its only batch."""
 
     role = "scripted"
 
@@ -41,14 +41,14 @@ class Scripted(RoleHandler):
 
 
 async def start(world: World, body: Body, **fields: Any) -> str:
-    """Start a task of the one node `a`, which runs `body`."""
+    """Start a task with the single node `a`, which runs `body`."""
     await world.engine()
     await world.worker({"scripted": Scripted(body)})
     return await world.create(node("a", "scripted", **fields))
 
 
 async def metrics(world: World, task_id: str) -> dict[str, Any]:
-    """What `body` has answered, after the task's successful end."""
+    """Wait until the task finishes, and return what `body` returned."""
     await world.result(task_id)
     (row,) = await world.rows(task_id, "a")
     found: dict[str, Any] = row["metrics"]
@@ -56,12 +56,12 @@ async def metrics(world: World, task_id: str) -> dict[str, Any]:
 
 
 async def until(happened: asyncio.Event) -> None:
-    """Wait for something that the handler tells."""
+    """Wait for something that the handler records."""
     await asyncio.wait_for(happened.wait(), CEILING)
 
 
 async def raises_cancelled(work: Coroutine[Any, Any, Any]) -> bool:
-    """Whether `work` raises CancelledError; it is given time to do so."""
+    """Return whether `work` raises CancelledError within a given time."""
     try:
         await asyncio.wait_for(work, CEILING)
     except asyncio.CancelledError:
@@ -208,7 +208,7 @@ async def test_registered_processes_end_with_the_run(world: World) -> None:
 
 
 class Tidy:
-    """A run that registers all there is to give back, and then ends as its test wants."""
+    """A run that registers every kind of clean-up, and then ends as its test requests."""
 
     def __init__(self, folder: Path, ending: Callable[[RunContext], Awaitable[None]]) -> None:
         self._folder = folder
@@ -241,22 +241,22 @@ class Tidy:
         raise OSError("the disk is gone")
 
     def assert_tidy(self) -> None:
-        """Everything was given back, in reverse order."""
+        """Check that the run released everything in reverse order."""
         assert self.done == ["begins", "coroutine", "fails", "plain"]
         assert names_in(self._folder) == []
 
 
 async def succeed(ctx: RunContext) -> None:
-    """End well."""
+    """Succeed."""
 
 
 async def fail(ctx: RunContext) -> None:
-    """End with an error."""
+    """Fail."""
     raise ValueError("broken")
 
 
 async def wait(ctx: RunContext) -> None:
-    """Never end."""
+    """Wait forever."""
     await ctx.cancellable(asyncio.Event().wait())
 
 
@@ -313,7 +313,7 @@ async def test_a_clean_up_that_waits_for_cancelled_work_does_not_end_the_run(wor
     assert (await world.node(task_id, "a"))["attempt_epoch"] == 1
 
 
-# --- variables, artifacts, echo ---------------------------------------------------------------------------------
+# --- variables, artifacts and the echo role ---------------------------------------------------------------------
 
 
 async def test_variables_are_those_of_the_moment(world: World) -> None:
@@ -354,7 +354,7 @@ async def test_a_handler_writes_and_reads_artifacts_itself(world: World) -> None
 
 
 async def echoing(world: World) -> Worker:
-    """A worker of the built-in role, without a handler of its own."""
+    """A worker for the built-in role, without a handler."""
     worker = Worker(db=world.db, roles=["echo"], cfg=WorkerConfig(queue=world.queue, db_cancel_poll_ms=200))
     await worker.start()
     return worker

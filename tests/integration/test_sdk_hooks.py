@@ -1,4 +1,4 @@
-"""A handler's hooks on a real worker: their order, arguments, defaults and failures; coroutines and plain functions."""
+"""Hooks of a handler on a real worker: order, arguments, defaults and failures, as coroutines and plain functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOON = {"retry_policy": {"max": 2, "backoff_sec": 0.1}}
 
 
 class Teller(RoleHandler):
-    """Tells all its calls; `batches` of the inline input is how many batches there are."""
+    """Records all its calls; `batches` of the inline input is the number of batches."""
 
     role = "teller"
 
@@ -55,12 +55,12 @@ class Teller(RoleHandler):
         return FinalizeResult(metrics={"total": 7}, artifacts_ref={"bucket": "reports"})
 
     def names(self) -> list[str]:
-        """The hooks that were called."""
+        """Return the names of the hooks that were called."""
         return [call[0] for call in self.calls]
 
 
 async def run(world: World, handler: RoleHandler, *nodes: dict[str, Any]) -> str:
-    """Run these nodes of the handler's role to the task's successful end."""
+    """Run nodes of the handler's role until the task finishes."""
     await world.engine()
     await world.worker({handler.role: handler})
     task_id = await world.create(*nodes)
@@ -71,7 +71,7 @@ async def run(world: World, handler: RoleHandler, *nodes: dict[str, Any]) -> str
 async def outcomes(
     world: World, handlers: Sequence[RoleHandler], *nodes: dict[str, Any]
 ) -> dict[str, tuple[str, int, str]]:
-    """Status, epoch and last error of each node of a task that goes on after failures."""
+    """Return status, epoch and last error of each node of a task that continues after failures."""
     await world.engine()
     await world.worker({handler.role: handler for handler in handlers})
     task_id = await world.create(*nodes, on_node_failure="continue")
@@ -82,7 +82,7 @@ async def outcomes(
 
 
 async def artifacts(world: World, task_id: str, **query: Any) -> list[dict[str, Any]]:
-    """Artifacts of a task, the oldest first."""
+    """Return the artifacts of a task, oldest first."""
     cursor = world.db.artifacts.find({"task_id": task_id, **query}).sort("_id")
     return [found async for found in cursor]
 
@@ -164,7 +164,7 @@ async def test_one_handler_serves_many_runs_each_with_a_context_of_its_own(world
         assert [row["metrics"]["seen"] for row in rows] == [[name], [name, name]]
 
 
-# --- what is stored ---------------------------------------------------------------------------------------------
+# --- stored results ---------------------------------------------------------------------------------------------
 
 
 async def test_metrics_become_meta_rows_and_a_final_row(world: World) -> None:
@@ -236,7 +236,7 @@ async def test_the_row_of_a_failed_batch_gives_way_to_its_later_success(world: W
 
 
 class Breaking(Teller):
-    """Breaks in the hook that the inline input names; what classify_error was given is in `classified`."""
+    """Fails in the hook that the inline input names; `classified` holds the arguments of classify_error."""
 
     role = "breaking"
 
@@ -289,7 +289,7 @@ async def test_classify_error_is_asked_about_the_exceptions_of_every_hook(world:
 
 
 class Raising(Teller):
-    """Raises what the node is called after."""
+    """Raises the exception that the node's id names."""
 
     role = "raising"
     ERRORS: ClassVar[dict[str, type[BaseException]]] = {
@@ -316,7 +316,7 @@ async def test_mistakes_in_the_input_are_permanent_and_the_rest_is_tried_again(w
 
 
 class Misclassifying(Raising):
-    """Answers rubbish when it is asked what an error means."""
+    """Returns invalid values from classify_error."""
 
     def __init__(self, role: str, answer: Any) -> None:
         super().__init__()
@@ -350,7 +350,7 @@ async def test_a_failure_without_a_code_is_called_error_and_ends_the_run(world: 
 
 
 class Opening(Teller):
-    """Its generator of batches has something to close; its batch fails."""
+    """Its generator of batches holds a resource, and its batch fails."""
 
     role = "opening"
 
@@ -368,7 +368,7 @@ class Opening(Teller):
 
 
 async def closing_later(order: list[str]) -> AsyncIterator[Batch]:
-    """Batches of a coroutine that takes a moment to close."""
+    """Yield batches from an async generator that takes a moment to close."""
     try:
         yield Batch(batch_uid="b0")
     finally:
@@ -377,7 +377,7 @@ async def closing_later(order: list[str]) -> AsyncIterator[Batch]:
 
 
 def closing(order: list[str]) -> Iterator[Batch]:
-    """Batches of a plain generator, which may block while it closes."""
+    """Yield batches from a plain generator, which may block while it closes."""
     try:
         yield Batch(batch_uid="b0")
     finally:

@@ -1,4 +1,4 @@
-"""Where a node's batches come from: the command's adapter, the handler's, or the handler itself."""
+"""Input routes on a real worker: chosen by the node, by the handler, or replaced by the handler's own batches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PULL, RECHUNK = "pull.from_artifacts", "pull.from_artifacts.rechunk:size"
 
 
 class Lists(RoleHandler):
-    """Makes one batch for each of its inline `lists`: b1, b2 and so on, with the list under `skus`."""
+    """Yields one batch for each of its inline `lists`: b1, b2 and so on, with the list under `skus`."""
 
     role = "lists"
 
@@ -44,7 +44,7 @@ class Lists(RoleHandler):
 
 
 class Proposing(RoleHandler):
-    """Proposes the route that its inline input holds under `propose`; keeps what it got, by node."""
+    """Proposes the route under `propose` of its inline input, and records its batches by node."""
 
     role = "proposing"
 
@@ -62,27 +62,27 @@ class Proposing(RoleHandler):
         return BatchResult(success=True, metrics={"n": 1})
 
     def uids(self, node_id: str) -> list[str | None]:
-        """Uids of the batches that a node got."""
+        """Return the uids of the batches that a node received."""
         return [uid for uid, _ in self.got.get(node_id, [])]
 
 
 def source(*lists: list[Any], node_id: str = "u") -> dict[str, Any]:
-    """A node that makes these lists."""
+    """Return a node that produces these lists."""
     return node(node_id, "lists", inline={"lists": list(lists)})
 
 
 def proposing(node_id: str, *parents: str, propose: Any = None, **route: Any) -> dict[str, Any]:
-    """A node with a route of its own, whose handler proposes another one."""
+    """Return a node with its own route, whose handler proposes another one."""
     return node(node_id, "proposing", *parents, inline={**route, "propose": propose or {}}, **SOON)
 
 
 def route(adapter: str, **args: Any) -> dict[str, Any]:
-    """An input route."""
+    """Return an input route."""
     return {"input_adapter": adapter, "input_args": args}
 
 
 async def run(world: World, *nodes: dict[str, Any]) -> Proposing:
-    """Run these nodes to the task's successful end; what their handler has got."""
+    """Run nodes until the task finishes, and return the batches that their handler received."""
     handler = Proposing()
     await world.engine()
     await world.worker({"lists": Lists(), "proposing": handler})
@@ -94,7 +94,7 @@ async def run(world: World, *nodes: dict[str, Any]) -> Proposing:
 async def working(
     world: World, *handlers: RoleHandler, db: Any = None, **settings: Any
 ) -> AsyncIterator[None]:
-    """A worker with settings of its own."""
+    """Start a worker with its own settings."""
     chosen = {handler.role: handler for handler in handlers}
     cfg = WorkerConfig(queue=world.queue, roles=list(chosen), **settings)
     worker = Worker(db=db if db is not None else world.db, cfg=cfg, handlers=chosen)
@@ -105,11 +105,11 @@ async def working(
         await worker.stop()
 
 
-# --- who chooses ------------------------------------------------------------------------------------------------
+# --- choice of the route ----------------------------------------------------------------------------------------
 
 
 def told(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
-    """The fields of the log records of an event."""
+    """Return the fields of an event's log records."""
     found = [
         vars(record) for record in caplog.records if vars(record).get("event") == f"worker.adapter.{event}"
     ]
@@ -173,7 +173,7 @@ async def test_unknown_proposals_and_no_input_leave_it_to_iter_batches(world: Wo
     assert [got.uids(name) for name in names] == [["own"]] * len(names)
 
 
-# --- bad arguments ----------------------------------------------------------------------------------------------
+# --- invalid arguments ------------------------------------------------------------------------------------------
 
 BAD: dict[str, dict[str, Any]] = {
     "size missing": route(RECHUNK, from_nodes=["u"]),
@@ -192,7 +192,7 @@ BAD: dict[str, dict[str, Any]] = {
 
 
 async def assert_refused(world: World, *nodes: dict[str, Any]) -> None:
-    """Every node but `u` fails at once, for good, as `bad_input_args`, and its handler gets nothing."""
+    """Check that every node but `u` fails permanently as `bad_input_args`, and that its handler receives nothing."""
     handler = Proposing()
     found = await outcomes(world, [Lists(), handler], source([1]), *nodes)
     assert found.pop("u")[0] == "finished"
@@ -236,7 +236,7 @@ async def test_a_strict_worker_asks_for_the_key_of_chunks(world: World) -> None:
     assert [*handler.got] == ["fine"]
 
 
-# --- what is delivered ------------------------------------------------------------------------------------------
+# --- delivery ---------------------------------------------------------------------------------------------------
 
 
 async def test_chunks_have_the_uids_of_the_protocol_and_keep_the_rest(world: World) -> None:
@@ -316,7 +316,7 @@ async def test_the_settings_of_the_worker_say_how_long_to_wait(
 
 
 class Reads(CommandListener):
-    """When somebody has asked MongoDB for documents."""
+    """Records when FlowKit reads documents from MongoDB."""
 
     def __init__(self) -> None:
         self.at: list[float] = []
@@ -326,7 +326,7 @@ class Reads(CommandListener):
             self.at.append(time.monotonic())
 
     def succeeded(self, event: Any) -> None:
-        """Not of interest."""
+        """Ignore the event."""
 
     failed = succeeded
 

@@ -1,4 +1,4 @@
-"""Cancel, Terminate and Reset, as the buttons of Temporal's Web UI press them."""
+"""Cancel, Terminate and Reset, with the requests that the buttons of Temporal's Web UI send."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG = {"batches": 50, "pause": 60}
 
 
 async def cancelled(world: World, task_id: str) -> dict[str, Any]:
-    """The document of a task once its workflow is closed as Canceled."""
+    """Wait until the workflow is closed as Canceled, and return the task document."""
     with pytest.raises(WorkflowFailureError) as caught:
         await world.result(task_id)
     assert isinstance(caught.value.cause, CancelledError)
@@ -35,7 +35,7 @@ async def cancelled(world: World, task_id: str) -> dict[str, Any]:
 
 
 async def noted(world: World, attempt: str) -> dict[str, Any]:
-    """What a handler said when it saw its cancel."""
+    """Return what a handler recorded when it saw its cancel."""
 
     async def look() -> dict[str, Any] | None:
         found: dict[str, Any] | None = await world.db.notes.find_one({"_id": attempt})
@@ -149,7 +149,7 @@ async def test_terminate_closes_the_document_and_stops_the_workers(world: World)
 
 
 async def reset(world: World, task_id: str, node_id: str) -> None:
-    """Go back to the workflow task that scheduled the first attempt of `node_id`."""
+    """Reset to the workflow task that scheduled the first attempt of `node_id`."""
     handle = await world.handle(task_id)
     history = await handle.fetch_history()
     scheduled = next(

@@ -21,7 +21,7 @@ SOON = {"retry_policy": {"max": 2, "backoff_sec": 0.1}}
 
 
 async def failure_of(world: World, task_id: str) -> ApplicationError:
-    """The error with which a task's workflow failed."""
+    """Return the error of a failed workflow."""
     with pytest.raises(WorkflowFailureError) as caught:
         await world.result(task_id)
     assert isinstance(caught.value.cause, ApplicationError)

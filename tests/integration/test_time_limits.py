@@ -1,4 +1,4 @@
-"""`timeout_sec` while MongoDB is away: the attempts are real, the database is really stopped, Temporal is not needed."""
+"""`timeout_sec` while MongoDB is stopped: the attempts and the outage are real; Temporal is not needed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ AWAY_SEC = 5.0
 
 @dataclass
 class Place:
-    """A database that a test stops, with one open task."""
+    """A database with one open task, which a test can stop."""
 
     mongo: MongoServer
     db: Any
@@ -54,14 +54,14 @@ class Place:
         await asyncio.to_thread(self.mongo.start)
 
     async def run(self, activity: Activity, given: AttemptInput) -> AttemptResult:
-        """Run an attempt as Temporal's worker would."""
+        """Run an attempt as a Temporal worker would."""
         environment = ActivityEnvironment()
         environment.info = replace(environment.info, workflow_id=TASK, workflow_run_id=RUN)
         result: AttemptResult = await environment.run(activity, given)
         return result
 
     async def run_without_mongodb(self, activity: Activity, given: AttemptInput) -> AttemptResult:
-        """Run an attempt that finds no database for longer than its time limit."""
+        """Run an attempt whose database is unavailable for longer than its time limit."""
         await self.stop()
         running = asyncio.create_task(self.run(activity, given))
         await let_pass(AWAY_SEC)
@@ -70,7 +70,7 @@ class Place:
         return await running
 
     def function(self, name: str, function: Any) -> Activity:
-        """The activity of a coordinator function."""
+        """Return the activity of a coordinator function."""
         calls = function_activities(
             config=CoordinatorConfig(),
             tasks=TaskStore(self.db),
@@ -97,12 +97,12 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 
 
 def given(**io: Any) -> AttemptInput:
-    """An attempt with a time limit."""
+    """Return an attempt with a time limit."""
     return replace(attempt(), timeout_sec=LIMIT_SEC, io=NodeIO(**io))
 
 
 async def status(place: Place) -> str:
-    """Status of the node."""
+    """Return the status of the node."""
     document: Any = await place.db.tasks.find_one({"id": TASK})
     return str(document["graph"]["nodes"][0]["status"])
 
@@ -149,7 +149,7 @@ async def test_a_built_in_function_may_wait_for_mongodb_longer_than_its_limit(pl
 
 
 async def failed(place: Place, activity: Activity, given: AttemptInput) -> dict[str, Any]:
-    """The failure that the workflow is told."""
+    """Return the failure that the workflow receives."""
     with pytest.raises(ApplicationError) as caught:
         await place.run(activity, given)
     found: dict[str, Any] = caught.value.details[0]

@@ -1,4 +1,4 @@
-"""What Temporal's Web UI gets to show of a run: names of events, and the current details."""
+"""What Temporal's Web UI shows of a run: names of events, and the current details."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.server
 
 
 async def details(world: World, task_id: str) -> str:
-    """The current details, asked for as the Web UI does."""
+    """Query the current details as the Web UI does."""
     handle = await world.handle(task_id)
     told = await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
     return str(told.current_details)
 
 
 async def names(world: World, task_id: str) -> dict[str, list[str]]:
-    """Names of a run's timers and activities, in the order of their start."""
+    """Return the names of a run's timers and activities, in the order of their start."""
     found: dict[str, list[str]] = {"timer": [], "activity": []}
     for event in (await (await world.handle(task_id)).fetch_history()).events:
         summary = event.user_metadata.summary.data

@@ -1,4 +1,4 @@
-"""One test's own corner of the servers: a queue, a database, and the processes in it."""
+"""The World of a test: its queue and database on the servers, and the processes that it starts."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CEILING = 90.0
-"""Seconds after which something that should have happened has not; far above what it takes."""
+"""Seconds after which an expected event counts as missing; much longer than events normally take."""
 
 ROOT = Path(__file__).parents[2]
 FLOWKIT = Path(sys.executable).parent / "flowkit"
 
 
 async def eventually(look: Callable[[], Awaitable[T | None]], ceiling: float = CEILING) -> T:
-    """The first truthy answer of `look`; AssertionError when there is none in time."""
+    """Call `look` until it returns a truthy value, and return that. Raise AssertionError after the timeout."""
     end = time.monotonic() + ceiling
     while time.monotonic() < end:
         if found := await look():
@@ -48,12 +48,12 @@ async def eventually(look: Callable[[], Awaitable[T | None]], ceiling: float = C
 
 
 async def let_pass(seconds: float) -> None:
-    """Let time pass where the time itself is what is tested: an outage of so many seconds."""
+    """Wait for a number of seconds, in tests of the time itself, such as an outage."""
     await asyncio.sleep(seconds)
 
 
 class World:
-    """Everything a test starts, and how it looks at what happened."""
+    """Starts whatever a test needs, and reads the results."""
 
     def __init__(self, *, temporal: str, mongo: str) -> None:
         name = uuid.uuid4().hex[:10]
@@ -75,22 +75,22 @@ class World:
 
     @property
     def config(self) -> CoordinatorConfig:
-        """Settings of this world's engines; quick where the defaults are patient."""
+        """Return settings for this World's engines, with shorter intervals than the defaults."""
         return CoordinatorConfig(queue=self.queue, **self.settings)
 
     @property
     def coordinator(self) -> Coordinator:
-        """A coordinator that creates tasks; it runs none unless `engine` was called."""
+        """Return a coordinator that creates tasks. It runs none unless `engine` was called."""
         if self._coordinator is None:
             self._coordinator = Coordinator(db=self.db, cfg=self.config)
         return self._coordinator
 
     async def client(self) -> Client:
-        """A Temporal client."""
+        """Return a Temporal client."""
         return await connect()
 
     async def engine(self, **adapters: Any) -> Coordinator:
-        """An engine in this process."""
+        """Start an engine in this process."""
         engine = Coordinator(db=self.db, cfg=self.config, adapters=adapters)
         await engine.start()
         self._started.append(engine)
@@ -98,7 +98,7 @@ class World:
         return engine
 
     async def worker(self, handlers: dict[str, RoleHandler] | None = None, concurrency: int = 4) -> Worker:
-        """A worker in this process."""
+        """Start a worker in this process."""
         chosen = handlers or ALL
         cfg = WorkerConfig(
             roles=list(chosen), queue=self.queue, max_concurrent=concurrency, db_cancel_poll_ms=200
@@ -109,25 +109,25 @@ class World:
         return worker
 
     def process(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """A `flowkit` process, to be killed."""
+        """Start a `flowkit` process, which the test can kill."""
         started = subprocess.Popen([FLOWKIT, *arguments], cwd=ROOT, env=self.environment)
         self._processes.append(started)
         return started
 
     def engine_process(self) -> subprocess.Popen[bytes]:
-        """An engine in a process of its own."""
+        """Start an engine in its own process."""
         config = Path(self.environment.get("TMPDIR", "/tmp")) / f"{self.queue}.json"
         config.write_text(self.config_json())
         return self.process("engine", "--config", str(config))
 
     def config_json(self) -> str:
-        """This world's engine settings as a file's text."""
+        """Return this World's engine settings as JSON text."""
         import json
 
         return json.dumps(self.settings)
 
     def worker_process(self, *handlers: str) -> subprocess.Popen[bytes]:
-        """A worker in a process of its own, for handlers of `handlers.py`."""
+        """Start a worker in its own process, for handlers of `handlers.py`."""
         return self.process("worker", *(f"tests.integration.handlers:{name}" for name in handlers))
 
     async def create(self, *nodes: dict[str, Any], **graph: Any) -> str:
@@ -135,11 +135,11 @@ class World:
         return await self.coordinator.create_task(params={}, graph={"nodes": list(nodes), **graph})
 
     async def handle(self, task_id: str) -> WorkflowHandle[Task, TaskResult]:
-        """Temporal's handle of a task."""
+        """Return Temporal's handle of a task."""
         return (await self.client()).get_workflow_handle_for(Task.run, task_id)
 
     async def result(self, task_id: str) -> TaskResult:
-        """Wait for a task's end."""
+        """Wait for the end of a task."""
         try:
             return await asyncio.wait_for((await self.handle(task_id)).result(), CEILING)
         except WorkflowFailureError as error:
@@ -147,19 +147,19 @@ class World:
             raise
 
     async def document(self, task_id: str) -> dict[str, Any]:
-        """A task's document."""
+        """Return a task document."""
         found: Any = await self.db.tasks.find_one({"id": task_id})
         assert found is not None, f"task {task_id} has no document"
         return dict(found)
 
     async def node(self, task_id: str, node_id: str) -> dict[str, Any]:
-        """A node's entry in its task's document."""
+        """Return a node's entry in its task document."""
         nodes = (await self.document(task_id))["graph"]["nodes"]
         found: dict[str, Any] = next(node for node in nodes if node["node_id"] == node_id)
         return found
 
     async def until_status(self, task_id: str, *statuses: str) -> dict[str, Any]:
-        """The task's document, once it has one of `statuses`."""
+        """Wait until the task has one of `statuses`, and return its document."""
 
         async def look() -> dict[str, Any] | None:
             candidate: dict[str, Any] | None = await self.db.tasks.find_one({"id": task_id})
@@ -168,7 +168,7 @@ class World:
         return await eventually(look)
 
     async def until_node(self, task_id: str, node_id: str, status: str, epoch: int = 1) -> dict[str, Any]:
-        """The node's entry, once it has `status` at `epoch` or later."""
+        """Wait until the node has `status` at `epoch` or later, and return its entry."""
 
         async def look() -> dict[str, Any] | None:
             node: dict[str, Any] = await self.node(task_id, node_id)
@@ -185,16 +185,16 @@ class World:
         await eventually(look)
 
     async def rows(self, task_id: str, node_id: str) -> list[dict[str, Any]]:
-        """The node's rows of metrics, without the final one."""
+        """Return the node's metrics rows, without the final one."""
         query = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$ne": "__final__"}}
         return [row async for row in self.db.metrics_raw.find(query)]
 
     async def statuses(self, task_id: str) -> dict[str, str]:
-        """Status of each node."""
+        """Return the status of each node."""
         return {n["node_id"]: n["status"] for n in (await self.document(task_id))["graph"]["nodes"]}
 
     async def close(self) -> None:
-        """Stop and remove everything."""
+        """Stop all processes and remove the data."""
         for process in self._processes:
             if process.poll() is None:
                 process.kill()
@@ -205,7 +205,7 @@ class World:
 
 
 def node(node_id: str, role: str = "quick", *parents: str, **fields: Any) -> dict[str, Any]:
-    """A node; `inline` becomes its inline input."""
+    """Return a node; `inline` becomes its inline input."""
     inline = fields.pop("inline", None)
     io = {"io": {"input_inline": inline}} if inline is not None else {}
     return {"node_id": node_id, "type": role, "depends_on": list(parents), **io, **fields}

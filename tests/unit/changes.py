@@ -1,4 +1,4 @@
-"""What the unit tests of a task's variables share."""
+"""Helpers for the unit tests of task variables."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from flowkit.adapters.vars.operations import Change
 
 SECRET = "s3cret-mark-of-a-value"
-"""A value that no error may show."""
+"""A value that must not appear in any error."""
 
 
 def refusal(rule: Callable[..., object], *args: Any) -> str:
-    """The text of an AdapterError, which shows no value."""
+    """Return the text of an AdapterError, and check that it shows no value."""
     with pytest.raises(AdapterError) as caught:
         rule(*args)
     text = str(caught.value)
@@ -29,13 +29,13 @@ def refusal(rule: Callable[..., object], *args: Any) -> str:
 
 
 def nested(path: str, value: Any = SECRET) -> dict[str, Any]:
-    """An object that holds `value` at a dotted path."""
+    """Return an object with `value` at a dotted path."""
     tree: dict[str, Any] = reduce(lambda inner, segment: {segment: inner}, reversed(path.split(".")), value)
     return tree
 
 
 def nested_all(paths: Iterable[str]) -> dict[str, Any]:
-    """An object that holds a value at every one of these paths of two segments."""
+    """Return an object with a value at each of these paths of two segments."""
     tree: dict[str, Any] = {}
     for path in paths:
         outer, _, inner = path.partition(".")
@@ -54,7 +54,7 @@ ON_A_PATH: dict[str, Callable[[str], Change]] = {
     "unset": lambda path: operations.unsetting([path], None),
     "unset, keys": lambda path: operations.unsetting([], [path]),
 }
-"""Every operation in every form that reaches one path."""
+"""Every operation that changes one path, in every form."""
 
 ON_MANY_PATHS: dict[str, Callable[[list[str]], Change]] = {
     "set, dotted": lambda paths: operations.setting({"kv": dict.fromkeys(paths, SECRET)}),
@@ -64,4 +64,4 @@ ON_MANY_PATHS: dict[str, Callable[[list[str]], Change]] = {
     "unset, keys": lambda paths: operations.unsetting([], paths),
     "unset, both": lambda paths: operations.unsetting(paths[::2], paths[1::2]),
 }
-"""Every operation in every form that reaches several paths."""
+"""Every operation that changes several paths, in every form."""

@@ -1,4 +1,4 @@
-"""Detectors of sensitive values in every documented form, for tests that name them by their import path."""
+"""Detectors of sensitive values in every documented form, for tests that load them by their import path."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from typing import Any
 
 
 class Marked:
-    """Takes texts that begin with `secret` for secrets, and remembers what it was asked."""
+    """Treats texts that begin with `secret` as secrets, and records the values that it checks."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any]] = []
 
     def is_sensitive(self, key_path: str, value: Any) -> bool:
-        """Whether the value says so itself."""
+        """Return whether the text begins with `secret`."""
         self.asked.append((key_path, value))
         return marked(key_path, value)
 
 
 def marked(key_path: str, value: Any) -> bool:
-    """The same as a function."""
+    """The same detector as a function."""
     return isinstance(value, str) and value.startswith("secret")
 
 
 def make_object() -> Marked:
-    """A factory of an object."""
+    """Return a detector object."""
     return Marked()
 
 
 def make_function() -> Any:
-    """A factory of a function."""
+    """Return a detector function."""
     return marked
 
 

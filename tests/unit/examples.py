@@ -1,4 +1,4 @@
-"""How many examples a property test tries."""
+"""The number of examples in a property test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ THOROUGH = bool(os.environ.get("FLOWKIT_THOROUGH"))
 
 
 def examples(usual: int) -> int:
-    """`usual` in `make test`; a fifth of it in `make check`, twenty times as many in `make fuzz`."""
+    """Return `usual` in `make test`, a fifth of it in `make check`, and twenty times as many in `make fuzz`."""
     if THOROUGH:
         return usual * 20
     return usual // 5 if QUICK else usual

@@ -1,4 +1,4 @@
-"""Graphs as users write them, for tests."""
+"""Graphs as users write them."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ RECHUNK = "pull.from_artifacts.rechunk:size"
 
 
 def node(node_id: str = "extract", **fields: Any) -> dict[str, Any]:
-    """One node of the role `crawler`."""
+    """Return a node of the role `crawler`."""
     return {"node_id": node_id, "type": "crawler", **fields}
 
 
 def one(**fields: Any) -> dict[str, Any]:
-    """A graph of the single node `extract`."""
+    """Return a graph with the single node `extract`."""
     return {"nodes": [node(**fields)]}
 
 
 def two(**fields: Any) -> dict[str, Any]:
-    """A graph of `extract` and its child `load`, which has these fields."""
+    """Return a graph with `extract` and its child `load`, which has these fields."""
     return {"nodes": [node(), node("load", **{"depends_on": ["extract"], **fields})]}
 
 
 def pulling(adapter: object = PULL, **input_args: Any) -> dict[str, Any]:
-    """`io` of a node that takes its input through an adapter."""
+    """Return the `io` of a node that receives its input through an adapter."""
     return {"input_inline": {"input_adapter": adapter, "input_args": input_args}}
 
 
 def refusal(graph: object, **options: Any) -> GraphError:
-    """The error that `graph` is refused with."""
+    """Return the error with which `graph` is refused."""
     with pytest.raises(GraphError) as caught:
         parse_graph(graph, **options)
     return caught.value

@@ -1,4 +1,4 @@
-"""The largest tasks that validation lets pass."""
+"""The largest tasks that validation accepts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def _noise(alphabet: str) -> str:
 
 
 def words(rng: random.Random, alphabet: str, length: int) -> str:
-    """A text that has no pattern."""
+    """Return a piece of random text."""
     start = rng.randrange(100_000 - length)
     return _noise(alphabet)[start : start + length]
 
 
 def many_nodes(count: int = MAX_NODES) -> dict[str, Any]:
-    """So many nodes, whose ids of four-byte characters fill the rest of what a graph may have."""
+    """Return a graph of `count` nodes whose ids, of four-byte characters, use up the byte limit of a graph."""
     rng = random.Random(7)
     bare = [{"node_id": "", "type": "r", "allow_failure": True} for _ in range(count)]
     room = (TASK_INPUT_BYTES - json_size({"nodes": bare, "on_node_failure": "continue"}) - 100) // count
@@ -38,7 +38,7 @@ def many_nodes(count: int = MAX_NODES) -> dict[str, Any]:
 
 
 def longest_ids() -> dict[str, Any]:
-    """As many nodes as fit with ids of 200 four-byte characters."""
+    """Return a graph with as many nodes as fit, with ids of 200 four-byte characters."""
     rng = random.Random(8)
     size = json_size({"node_id": "x" * 800, "type": "r", "allow_failure": True}) + 2
     count = TASK_INPUT_BYTES // size - 1
@@ -47,7 +47,7 @@ def longest_ids() -> dict[str, Any]:
 
 
 def all_failed(count: int, *, chars: int = LAST_ERROR_CHARS, alphabet: str = FOUR_BYTES) -> list[NodeState]:
-    """States in which every node has failed, each with an error and a code of its own."""
+    """Return states in which every node has failed, each with a different error and code."""
     rng = random.Random(9)
     return [
         NodeState(
@@ -63,6 +63,6 @@ def all_failed(count: int, *, chars: int = LAST_ERROR_CHARS, alphabet: str = FOU
 
 
 def failed_walk(graph: dict[str, Any]) -> tuple[Graph, Scheduler]:
-    """A scheduler through a graph of which every node has failed."""
+    """Return a scheduler for a graph in which every node has failed."""
     parsed = parse_graph(graph, params={})
     return parsed, Scheduler(parsed, all_failed(len(parsed.nodes)))

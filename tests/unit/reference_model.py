@@ -1,7 +1,7 @@
-"""The rulings on gates once more, as one recomputation of the whole graph.
+"""A reference model of fan-in gates, which recomputes the whole graph for every question.
 
-Slow and without any memory on purpose: how a node has ended is all it looks at, so it shares no idea with the `Scheduler`
-that it judges.
+The model is deliberately slow and stateless: it depends only on how nodes have ended, so it shares no design with
+`Scheduler`, which the tests compare with it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class End(NamedTuple):
-    """How a node has ended; None stands for a node that has not."""
+    """How a node has ended; None if it has not."""
 
     status: NodeStatus
     reason: SkipReason | None = None
@@ -30,18 +30,18 @@ STRENGTH = (SkipReason.USER, SkipReason.ROUTING, SkipReason.CONDITION, SkipReaso
 
 
 def ends_of(states: Sequence[NodeState]) -> list[End | None]:
-    """The ends that `states` show."""
+    """Return the ends in `states`."""
     return [End(state.status, state.skip_reason) if state.status.ended else None for state in states]
 
 
 def parents_of(graph: Graph) -> list[list[int]]:
-    """Places of each node's parents."""
+    """Return the positions of each node's parents."""
     place = {node.node_id: node.index for node in graph.nodes}
     return [[place[parent] for parent in node.depends_on] for node in graph.nodes]
 
 
 def is_open(fan_in: FanIn, parents: Sequence[End | None]) -> bool:
-    """Whether a gate with these parents is open."""
+    """Return whether a gate with these parents is open."""
     if not parents:
         return True
     finished = sum(parent == FINISHED for parent in parents)
@@ -55,12 +55,12 @@ def _passes(parent: End | None) -> bool:
 
 
 def can_open(fan_in: FanIn, parents: Sequence[End | None]) -> bool:
-    """Whether a gate is open in the best of all futures, the one in which every open parent finishes."""
+    """Return whether a gate can still open, that is, would be open if every open parent finished."""
     return is_open(fan_in, [parent or FINISHED for parent in parents])
 
 
 def inherited(parents: Sequence[End | None]) -> SkipReason:
-    """The strongest reason that the parents which have ended without finishing pass on."""
+    """Return the strongest reason of the parents that ended without finishing."""
     reasons = [_passed_on(parent) for parent in parents if parent not in (None, FINISHED)]
     return max(reasons, key=STRENGTH.index)
 
@@ -72,7 +72,7 @@ def _passed_on(parent: End | None) -> SkipReason:
 
 
 def settled(graph: Graph, ends: Sequence[End | None]) -> list[End | None]:
-    """`ends` and everything that follows from them: who can never start is skipped, and so on downwards."""
+    """Return `ends` with all consequences: nodes that can never start are skipped, and so are their descendants."""
     parents = parents_of(graph)
 
     @cache
@@ -86,7 +86,7 @@ def settled(graph: Graph, ends: Sequence[End | None]) -> list[End | None]:
 
 
 def startable(graph: Graph, ends: Sequence[End | None]) -> set[int]:
-    """Nodes that have not ended and whose gates are open."""
+    """Return the nodes that have not ended and whose gates are open."""
     parents = parents_of(graph)
     return {
         node.index

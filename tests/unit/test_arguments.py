@@ -1,4 +1,4 @@
-"""Every public call checks its arguments before a server is asked, and says which one is wrong, why, and what to give."""
+"""Every public call checks its arguments before it calls a server. Errors name argument, problem and fix."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class NoServer:
-    """Stands for a database and for a client; whoever calls anything of it has asked too early."""
+    """A database and a client in one; any call of it means that FlowKit called a server too early."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -71,7 +71,7 @@ NO_NODE_IDS = [*NO_TASK_IDS, "a\nb", "a\0", "a[0]"]
 
 
 def refusal_of(error: BaseException, argument: str) -> str:
-    """The text of an error: one short line that names the argument and what must be in its place."""
+    """Return the text of an error, and check that it is one short line with the argument and the allowed values."""
     text = str(error)
     assert argument in text
     assert "must be" in text
@@ -106,7 +106,7 @@ CLIENTS: dict[str, Call] = {
 
 
 def a_client() -> TaskClient:
-    """A client of servers that are not there."""
+    """Return a client without servers."""
     return TaskClient(NONE, TaskStore(NONE), queue="q")
 
 
@@ -138,7 +138,7 @@ async def test_a_new_task_needs_an_id_that_can_be_shown(value: Any) -> None:
 
 
 class Silent:
-    """A Temporal that does not answer in time."""
+    """A Temporal client that gets no response in time."""
 
     async def start_workflow(self, *_: object, **__: object) -> None:
         """Fail."""

@@ -1,4 +1,4 @@
-"""The clock of an attempt: waits for MongoDB do not count, however they overlap."""
+"""The clock of an attempt excludes waits for MongoDB, even when they overlap."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda tw
 
 
 class Time:
-    """A clock that a test moves."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0

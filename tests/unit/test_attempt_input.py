@@ -1,4 +1,4 @@
-"""What an attempt is sent, where it is sent, and how long the engine's own writes may take."""
+"""The input of an attempt, its task queue, and the time limits of the engine's own writes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from flowkit.workflows.payloads import slim
 
 
 def parsed(**fields: Any) -> Node:
-    """A node as the workflow holds it."""
+    """Return a node as the workflow holds it."""
     return parse_graph({"nodes": [node(**fields)]}).nodes[0]
 
 
 def sent(of: Node, **settings: Any) -> AttemptInput:
-    """What the first attempt of a node gets under these settings."""
+    """Return the input of a node's first attempt with these settings."""
     flight = NodeRunContext(
         task_id="t",
         settings=Settings(**settings),

@@ -1,4 +1,4 @@
-"""One attempt without servers: its time limit, its duties, the flags it obeys, and how its errors reach the workflow."""
+"""One attempt without servers: time limit, background tasks, cancel flags, and the errors that the workflow gets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FOREVER = 60.0
 
 @dataclass
 class Doing:
-    """A body that does what a test says, until it is cancelled."""
+    """An executor that runs a function of the test until it is cancelled."""
 
     work: Callable[[], Awaitable[object]]
     stops: bool = True
@@ -54,7 +54,7 @@ class Doing:
 
 
 async def endless() -> None:
-    """Wait for what never comes."""
+    """Wait forever."""
     await asyncio.Event().wait()
 
 
@@ -68,7 +68,7 @@ async def db() -> Any:
 
 
 async def run(db: Any, body: Doing, given: AttemptInput, home: LoopPortal | None = None) -> AttemptResult:
-    """Run the body as Temporal's worker would."""
+    """Run the executor as a Temporal worker would."""
     host = WorkerContext(
         tasks=TaskStore(db), portal=home or LoopPortal(), worker_id="w", cancel_poll_sec=0.01
     )
@@ -83,7 +83,7 @@ async def run(db: Any, body: Doing, given: AttemptInput, home: LoopPortal | None
 
 
 async def failed(db: Any, body: Doing, given: AttemptInput, home: LoopPortal | None = None) -> dict[str, Any]:
-    """The failure that the workflow is told."""
+    """Return the failure that the workflow receives."""
     with pytest.raises(ApplicationError) as caught:
         await asyncio.wait_for(run(db, body, given, home), FOREVER)
     assert caught.value.non_retryable, "Temporal itself must not retry it: the next try would be lease_lost"
@@ -123,7 +123,7 @@ async def test_an_attempt_that_ends_in_time_has_no_timeout(db: Any) -> None:
 
 @contextmanager
 def another_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """An event loop on a thread of its own, as handlers have it."""
+    """An event loop in its own thread, like the loop of handlers."""
     started: Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Queue()
 
     async def serve() -> None:
@@ -166,7 +166,7 @@ async def test_a_store_that_is_away_costs_no_retry(db: Any) -> None:
 
 
 class Unreadable(Exception):
-    """An exception that cannot be printed."""
+    """An exception that cannot be converted to text."""
 
     def __str__(self) -> str:
         raise ValueError("no text")
@@ -188,7 +188,7 @@ async def test_an_unexpected_error_is_an_ordinary_failure(db: Any, error: Except
     assert (told["kind"], told["code"], told["message"]) == (FailureKind.FAILURE, "unexpected_error", message)
 
 
-# --- duties beside it -------------------------------------------------------------------------------------------
+# --- background tasks -------------------------------------------------------------------------------------------
 
 
 async def test_a_bug_in_one_duty_leaves_the_heartbeats_alone(
@@ -197,7 +197,7 @@ async def test_a_bug_in_one_duty_leaves_the_heartbeats_alone(
     beats = asyncio.Event()
 
     class Counting(HeartbeatThrottle):
-        """Beats quickly; after ten beats the attempt may end."""
+        """Sends heartbeats quickly; the attempt may end after ten."""
 
         asked = 0
 
@@ -221,13 +221,13 @@ async def test_a_bug_in_one_duty_leaves_the_heartbeats_alone(
 
 @pytest.fixture
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No patience where a test would wait for it."""
+    """Shorten the waits."""
     monkeypatch.setattr(attempts, "_UNSUPERVISED_SEC", 0.0)
     monkeypatch.setattr(attempts, "_DELIVERY_SEC", 0.05)
 
 
 async def flag(db: Any, **fields: Any) -> None:
-    """Raise the task's flag."""
+    """Set the task's cancel flag."""
     flags = {
         "coordinator.cancelled": True,
         **{f"coordinator.{name}": value for name, value in fields.items()},
@@ -248,7 +248,7 @@ async def test_an_attempt_that_the_workflow_has_flagged_stops_and_waits_for_temp
 @pytest.mark.usefixtures("_at_once")
 @pytest.mark.parametrize("stops", [True, False])
 async def test_an_attempt_ends_at_no_charge_where_temporal_refuses_the_cancel(db: Any, stops: bool) -> None:
-    """The environment of the test has no client, so that every cancel is refused."""
+    """The environment of the test has no client, so every cancel is refused."""
     await flag(db, cancelled_at="whenever", cancel_reason="too dear")
     body = Doing(endless, stops=stops)
     told = await failed(db, body, replace(attempt(), cancel_grace_sec=0.05))

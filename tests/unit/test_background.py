@@ -1,4 +1,4 @@
-"""A background loop outlives every error, ends when it is asked to, and shows how it does."""
+"""A background loop survives every error, ends on request, and reports its health."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Steps:
-    """Does what a test says, a step at a time; waits when nothing is left."""
+    """Runs the steps of the test one by one, and waits when none is left."""
 
     def __init__(self, *each: Callable[[], object]) -> None:
         self._left = list(each)
         self.done = asyncio.Event()
 
     async def step(self) -> None:
-        """The next one."""
+        """Run the next step."""
         if self._left:
             self._left.pop(0)()
             return
@@ -42,7 +42,7 @@ def fail() -> None:
 
 
 async def run(steps: Steps) -> tuple[BackgroundLoop, asyncio.Task[None]]:
-    """A loop that has done all steps, and its task."""
+    """Return a loop that has run all steps, and its task."""
     loop = BackgroundLoop("the test", steps.step)
     task = asyncio.create_task(loop.run())
     await asyncio.wait_for(steps.done.wait(), 10)

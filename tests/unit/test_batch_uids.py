@@ -1,4 +1,4 @@
-"""Uids of pulled batches: no two batches of one node share one, whatever their sources call them."""
+"""Uids of pulled batches: each is unique within its node, whatever the sources call their batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Byte budgets: sizes as UTF-8 JSON, and texts cut to fit them."""
+"""Byte budgets: sizes as UTF-8 JSON, and texts truncated to fit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ THOROUGH = settings(max_examples=examples(500), deadline=None, print_blob=True)
 
 
 def inner(text: str) -> int:
-    """Bytes of a text's JSON between its quotes."""
+    """Return the size in bytes of a text's JSON without its quotes."""
     return len(json.dumps(text, ensure_ascii=False).encode()) - 2
 
 

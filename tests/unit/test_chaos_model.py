@@ -1,4 +1,4 @@
-"""The model of the random tasks, checked by examples and against the code of workers and engines without servers."""
+"""The model of the random tasks, checked by examples and against workers and engines without servers."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ TWO = (BatchPlan(uid="b0", items=(1, 2)), BatchPlan(uid="b1", items=(3,)))
 
 
 def node(key: str, **fields: Any) -> NodePlan:
-    """A node whose id is its key. Without sources and call it makes two batches."""
+    """Return a node whose id is its key. Without sources and call, it makes two batches."""
     made = {} if fields.keys() & {"sources", "call"} else {"batches": TWO}
     return NodePlan(node_id=key, key=key, **{"role": "reader", **made, **fields})
 
 
 def task(*nodes: NodePlan, continues: bool = True) -> TaskPlan:
-    """A task of these nodes."""
+    """Return a task of these nodes."""
     return TaskPlan(
         task_id="t",
         nodes=nodes,
@@ -69,7 +69,7 @@ def task(*nodes: NodePlan, continues: bool = True) -> TaskPlan:
 def failing(
     at: int, *, times: int | None = None, raises: bool = False, permanent: bool = False
 ) -> PlannedFailure:
-    """A failure of all attempts, or of the first `times`."""
+    """Return a failure of all attempts, or of the first `times`."""
     return PlannedFailure(times=times, at=at, raises=raises, permanent=permanent)
 
 
@@ -171,7 +171,7 @@ def test_a_failure_that_is_not_allowed_fails_the_task_and_stops_it_unless_it_con
 
 
 async def ran(number: int, *, seed: int = SEED) -> tuple[TaskPlan, Stored]:
-    """Run a random task without servers and read what it stored."""
+    """Run a random task without servers and return what it stored."""
     plan, db = task_plan(seed, number), memory_database()
     handlers = [Planned(role, pace=0) for role in ROLES]
     functions = {TOUCH: touching(partial(count, db.touches), pace=0)}
@@ -185,43 +185,43 @@ async def test_what_workers_and_engines_do_without_servers_is_what_the_model_pre
 
 
 def metric(found: Stored) -> dict[str, Any]:
-    """A row of a batch."""
+    """Return the metrics row of a batch."""
     return next(row for row in found.metrics if not row["failed"] and row["batch_uid"] != "__final__")
 
 
 def forget_a_batch(found: Stored) -> None:
-    """A batch is missing."""
+    """Remove a batch."""
     found.metrics.remove(metric(found))
 
 
 def double_a_batch(found: Stored) -> None:
-    """A batch counts twice."""
+    """Count a batch twice."""
     found.metrics.append(metric(found))
 
 
 def mix_epochs(found: Stored) -> None:
-    """A row holds the values of an earlier epoch."""
+    """Give a row the values of an earlier epoch."""
     metric(found)["metrics"]["written_by"]["epoch"] -= 1
 
 
 def count_again(found: Stored) -> None:
-    """An increment counts twice."""
+    """Count an increment twice."""
     found.document["coordinator"]["vars"]["count"]["n"] += 1
 
 
 def leave_open(found: Stored) -> None:
-    """The document is open."""
+    """Leave the document open."""
     found.document["finished_at"] = None
 
 
 def skip_a_node(found: Stored) -> None:
-    """A finished node is shown as skipped."""
+    """Show a finished node as skipped."""
     entry = next(node for node in found.document["graph"]["nodes"] if node["status"] == FINISHED)
     entry |= {"status": SKIPPED, "skip_reason": "upstream_failed"}
 
 
 def keep_a_marker(found: Stored) -> None:
-    """A second complete marker exists."""
+    """Add a second complete marker."""
     found.artifacts.append(next(row for row in found.artifacts if row["status"] == "complete"))
 
 

@@ -1,4 +1,4 @@
-"""How the terminal tells where a task is: what a node waits for, and what of its past still matters."""
+"""The display of a task in a terminal: what a node waits for, and which of its past errors still matter."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ ERROR = "rates_unavailable: RatesUnavailable: the service answered 503 Service U
 
 
 def node(node_id: str = "enrich", status: str = "running", **fields: Any) -> NodeView:
-    """A node of the role `enrich`."""
+    """Return a node of the role `enrich`."""
     return NodeView(node_id=node_id, role="enrich", status=status, **{"attempt": 1, **fields})
 
 
 def task(*nodes: NodeView) -> TaskView:
-    """A running task."""
+    """Return a running task."""
     return TaskView(task_id="orders", status=TaskStatus.RUNNING, source="workflow", nodes=nodes)
 
 
 def printed(renderable: object, width: int = 100) -> str:
-    """What a terminal of this width shows."""
+    """Return what a terminal of this width shows."""
     out = io.StringIO()
     Console(file=out, width=width, force_terminal=True, color_system=None, soft_wrap=True).print(renderable)
     return out.getvalue()
@@ -112,22 +112,22 @@ def test_the_list_says_of_which_zone_its_times_are() -> None:
 
 
 class Answering:
-    """Temporal, an engine whose workflow leaves nodes out of its answer, and no MongoDB."""
+    """Temporal with an engine whose workflow omits nodes from its query result, and without MongoDB."""
 
     def __init__(self, omitted: int) -> None:
         self.omitted = omitted
 
     def handle(self, task_id: str) -> Answering:
-        """The task's workflow."""
+        """Return the task's workflow."""
         return self
 
     async def query(self, name: str, **options: Any) -> dict[str, Any]:
-        """What the workflow says."""
+        """Return the query result of the workflow."""
         nodes = [{"node_id": "a", "type": "r", "status": "failed", "attempt_epoch": 1}]
         return {"status": "running", "nodes": nodes, "nodes_omitted": self.omitted}
 
     async def batches(self, task_id: str) -> dict[str, int]:
-        """Nothing is stored."""
+        """Return no batches."""
         return {}
 
 

@@ -1,4 +1,4 @@
-"""Clocks, JSON and chance."""
+"""Clocks, JSON and random numbers."""
 
 from __future__ import annotations
 

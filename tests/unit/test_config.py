@@ -1,4 +1,4 @@
-"""Settings: defaults, layers, derived values, and the refusal of whatever cannot work."""
+"""Settings: defaults, layers, derived values, and the rejection of invalid ones."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ BOTH: list[type[Config]] = [CoordinatorConfig, WorkerConfig]
 
 
 def names(config: type[Config]) -> list[str]:
-    """All settings of a configuration."""
+    """Return the names of all settings of a configuration."""
     return [field.name for field in dataclasses.fields(config)]
 
 
 def made(name: str, value: object) -> list[Config]:
-    """Every configuration that has the setting, made with this value."""
+    """Create every configuration that has the setting, with this value."""
     settings: dict[str, Any] = {name: value}
     return [config(**settings) for config in BOTH if name in names(config)]
 
@@ -41,7 +41,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Where a file of settings may stand."""
+    """Return a path for a settings file."""
     return tmp_path / "settings.json"
 
 
@@ -229,7 +229,7 @@ def test_a_wrong_value_is_traced_to_its_layer(file: Path, monkeypatch: pytest.Mo
         CoordinatorConfig.load()
 
 
-# --- what is refused, and what is not -----------------------------------------------------------------------------
+# --- invalid and valid values -------------------------------------------------------------------------------------
 
 SECONDS = [name for name in RULES if name.endswith("_sec")]
 MAY_BE_ZERO = ("discovery_window_sec", "cancel_grace_sec", "_tick_sec")
@@ -249,7 +249,7 @@ NOT_NUMBERS: list[object] = ["7", "", None, True, False, [], {}, math.nan, math.
 
 
 def refused(name: str, value: object) -> str:
-    """The message with which a value is refused."""
+    """Return the message with which a value is refused."""
     with pytest.raises(ConfigError) as caught:
         made(name, value)
     return str(caught.value)

@@ -1,4 +1,4 @@
-"""What it means that a client could not connect: each cause has a text and a remedy of its own."""
+"""Connection errors of a client: each cause has its own text and remedy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ADDRESS = "temporal.example:7233"
 
 
 def rpc(status: RPCStatusCode, message: str = "as the server says") -> RPCError:
-    """An answer of the server that refuses."""
+    """Return an error response of the server."""
     return RPCError(message, status, b"")
 
 
@@ -65,7 +65,7 @@ def test_other_machines_are_not_taken_for_this_one(address: str) -> None:
 
 
 class Describes:
-    """A client that is not let in the first times."""
+    """A client whose first calls are denied."""
 
     namespace = "default"
 
@@ -75,7 +75,7 @@ class Describes:
         self.asked = 0
 
     async def describe_namespace(self, request: Any) -> Any:
-        """The id, once there are no refusals left."""
+        """Return the id once no denials are left."""
         self.asked += 1
         if self.asked <= self.refusals:
             raise RPCError("not allowed", RPCStatusCode.PERMISSION_DENIED, b"")

@@ -1,4 +1,4 @@
-"""The table that the Web UI shows: readable, bounded, and well-formed whatever the texts hold."""
+"""The table in the Web UI: readable, of limited size, and valid Markdown for any text."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ HOME = Home(namespace="default", queue="flowkit")
 
 
 def render(status: TaskStatus, walked: Scheduler, reason: str | None = None) -> str:
-    """The details of a task whose workers poll the usual queues."""
+    """Return the details of a task whose workers poll the usual queues."""
     return render_at(status, walked, HOME, reason)
 
 
 def walk(*states: NodeState, **fields: Any) -> Scheduler:
-    """A scheduler over unconnected nodes `n0`, `n1`, … in these states."""
+    """Return a scheduler for unconnected nodes `n0`, `n1`, … in these states."""
     graph = parse_graph({"nodes": [node(f"n{i}", **fields) for i in range(len(states))]})
     return Scheduler(graph, list(states))
 
 
 def rows(text: str) -> list[list[str]]:
-    """Cells of the table, below its head."""
+    """Return the cells of the table below its header."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert lines[:2] == ["| node | role | status | attempt | note |", "|:---|:---|:---|:---:|:---|"]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
 
 
 def only_row(state: NodeState, **fields: Any) -> list[str]:
-    """The row of a node in this state."""
+    """Return the row of a single node in this state."""
     (row,) = rows(render(TaskStatus.RUNNING, walk(state, **fields)))
     return row
 

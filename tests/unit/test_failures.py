@@ -1,4 +1,4 @@
-"""What the border with Temporal lets through: every text can be encoded, every error keeps its kind."""
+"""Errors on their way to Temporal: every text can be encoded, and every error keeps its kind."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from flowkit.models import AttemptFailure, FailureKind
 from flowkit.text import clean, error_text
 
 TEXTS = st.text(st.characters(exclude_categories=[]), max_size=300)
-"""Any text of Python's, lone surrogates too."""
+"""Any Python text, including unpaired surrogates."""
 
 
 def sent(error: BaseException) -> bytes:
-    """An error as Temporal's library sends it."""
+    """Return an error as Temporal's library sends it."""
     record = Failure()
     FailureConverter.default.to_failure(error, PayloadConverter.default, record)
     return record.SerializeToString()

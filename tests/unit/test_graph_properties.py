@@ -1,4 +1,4 @@
-"""`Scheduler` against the reference model on random graphs, ended in random order."""
+"""`Scheduler` compared with the reference model on random graphs whose nodes end in random order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STOPS = [SkipReason.TASK_FAILED, SkipReason.TASK_CANCELLED]
 
 
 class Move(NamedTuple):
-    """One node ends; before that, perhaps, the scheduler is built anew."""
+    """One node ends; before that, the scheduler may be rebuilt."""
 
     pick: int
     end: End
@@ -43,7 +43,7 @@ class Move(NamedTuple):
 
 
 def moves(nodes: int) -> st.SearchStrategy[list[Move]]:
-    """Enough moves to end every node."""
+    """Return enough moves to end every node."""
     move = st.builds(
         Move, st.integers(0, nodes - 1), st.sampled_from(ENDS), st.integers(0, 7).map(lambda n: n == 7)
     )
@@ -52,7 +52,7 @@ def moves(nodes: int) -> st.SearchStrategy[list[Move]]:
 
 @st.composite
 def nodes(draw: st.DrawFn, order: list[int], position: int) -> Node:
-    """The node at `order[position]`; its parents come earlier in `order`."""
+    """Return the node at `order[position]`; its parents come earlier in `order`."""
     parents = [i for i in order[:position] if draw(st.integers(0, 9)) < 30 / (position + 7)]
     counts = [FanIn(mode="count", count=n) for n in range(1, len(parents) + 1)]
     return Node(
@@ -67,7 +67,7 @@ def nodes(draw: st.DrawFn, order: list[int], position: int) -> Node:
 
 @st.composite
 def graphs(draw: st.DrawFn, sizes: st.SearchStrategy[int]) -> Graph:
-    """A random DAG whose nodes stand in any order."""
+    """Generate random DAGs with their nodes in any order."""
     order = draw(st.permutations(range(draw(sizes))))
     drawn = [draw(nodes(order, position)) for position in range(len(order))]
     return Graph(
@@ -77,7 +77,7 @@ def graphs(draw: st.DrawFn, sizes: st.SearchStrategy[int]) -> Graph:
 
 
 class Play:
-    """A scheduler through a graph that is compared with the model after every move."""
+    """Compares a scheduler with the model after every move."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -93,7 +93,7 @@ class Play:
         self.check()
 
     def rebuild(self) -> None:
-        """Go on as after continue-as-new: with nothing but the states."""
+        """Rebuild the scheduler from the states alone, as continue-as-new does."""
         self.rebuilt = True
         self._start(Scheduler(self.graph, self.scheduler.states))
 
@@ -106,7 +106,7 @@ class Play:
                 self.move(move)
 
     def move(self, move: Move) -> None:
-        """End one node that runs or, for a skip, any that is open."""
+        """End one running node or, for a skip, any open node."""
         skip = move.end.status is NodeStatus.SKIPPED
         open_ = [i for i, end in enumerate(self.ends) if end is None and (skip or i in self.released)]
         index = open_[move.pick % len(open_)]
@@ -119,7 +119,7 @@ class Play:
         self.check()
 
     def check(self) -> None:
-        """Compare everything that the scheduler tells."""
+        """Compare all results of the scheduler with the model."""
         assert ends_of(self.scheduler.states) == self.ends
         self._check_released(self.scheduler.pop_ready())
         self._check_failures()
@@ -156,7 +156,7 @@ class Play:
 
 @st.composite
 def games(draw: st.DrawFn, sizes: st.SearchStrategy[int]) -> tuple[Graph, list[Move]]:
-    """A graph and the moves to play on it."""
+    """Generate a graph and its moves."""
     graph = draw(graphs(sizes))
     return graph, draw(moves(len(graph.nodes)))
 
@@ -210,7 +210,7 @@ def test_stop_ends_begun_nodes_one_way_and_skips_the_others_for_the_given_reason
 
 
 def graph_of(*nodes: tuple[str, list[str], FanIn], mode: OnNodeFailure = OnNodeFailure.FAIL) -> Graph:
-    """A graph from (id, parents, fan-in)."""
+    """Return a graph from (id, parents, fan-in)."""
     return Graph(
         nodes=tuple(
             Node(node_id=node_id, index=i, type="t", depends_on=tuple(parents), fan_in=fan_in)
@@ -221,7 +221,7 @@ def graph_of(*nodes: tuple[str, list[str], FanIn], mode: OnNodeFailure = OnNodeF
 
 
 def walk_of(graph: Graph) -> Scheduler:
-    """A scheduler through a graph that has not begun."""
+    """Return a scheduler for a graph that has not started."""
     return Scheduler(graph, [NodeState() for _ in graph.nodes])
 
 
@@ -239,7 +239,7 @@ def test_a_gate_that_has_opened_stays_open_when_the_other_parent_fails(fan_in: F
 
 @pytest.mark.parametrize("first, second", [("p", "q"), ("q", "p")])
 def test_a_skip_inherits_the_strongest_reason_whatever_the_order_of_nodes(first: str, second: str) -> None:
-    """`p` and `q` are skipped by the same end, so neither comes before the other."""
+    """The same end skips `p` and `q`, so neither comes before the other."""
     fans = {"p": (["x"], ALL), "q": (["x", "y"], ANY)}
     two = FanIn(mode="count", count=2)
     graph = graph_of(

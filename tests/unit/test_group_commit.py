@@ -1,4 +1,4 @@
-"""Group commit: who comes while a write is under way goes with the next; each hears of its own write only."""
+"""Group commit: writes that arrive during a write go into the next call, and each writer gets its own outcome."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 class Collector:
-    """Notes what is written and how, and waits before every write until it is let through."""
+    """Records each write, and blocks it until the test releases it."""
 
     def __init__(self) -> None:
         self.alone: list[str] = []
         self.groups: list[list[str]] = []
         self.gate = asyncio.Event()
         self.refused: dict[str, Exception] = {}
-        """Writes that fail alone."""
+        """Writes that fail when written alone."""
         self.left: set[str] = set()
-        """Writes that a group leaves undone."""
+        """Writes that a group does not complete."""
         self.trouble: Exception | None = None
-        """What the next group fails with."""
+        """The error of the next group."""
         self.commit = GroupCommit[str](alone=self._alone, together=self._together)
 
     async def _alone(self, item: str) -> None:
@@ -45,13 +45,13 @@ class Collector:
         return [place for place, item in enumerate(items) if item in self.left]
 
     async def begin(self, *items: str) -> dict[str, asyncio.Task[None]]:
-        """Writers in this order, all of which have begun to wait."""
+        """Start writers in this order, and return when all of them wait."""
         writers = {item: asyncio.create_task(self.commit.write(item)) for item in items}
         await others_had_their_turn()
         return writers
 
     async def ends(self, writers: dict[str, asyncio.Task[None]]) -> dict[str, BaseException | None]:
-        """Let everything through; how each writer has ended."""
+        """Release all writes, and return how each writer ended."""
         self.gate.set()
         ends = await asyncio.gather(*writers.values(), return_exceptions=True)
         return dict(zip(writers, ends, strict=True))

@@ -1,4 +1,4 @@
-"""HandlerInvoker may be coroutines or plain functions, generators of either kind, or functions that return a list."""
+"""Hooks can be coroutines, plain functions, generators of either kind, or functions that return a list."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def invoker(threads: Threads) -> HandlerInvoker:
 
 
 async def call(invoker: HandlerInvoker, hook: Callable[..., Any], *args: Any) -> Any:
-    """The hook's answer; TimeoutError when there is none."""
+    """Return the hook's result, or raise TimeoutError."""
     return await asyncio.wait_for(invoker.call(hook, *args), PATIENCE)
 
 
 async def all_of(invoker: HandlerInvoker, hook: Callable[..., Any], *args: Any) -> list[Any]:
-    """Everything that a hook yields."""
+    """Return everything that a hook yields."""
 
     async def collect() -> list[Any]:
         return [item async for item in invoker.iterate(hook, *args)]
@@ -51,17 +51,17 @@ async def all_of(invoker: HandlerInvoker, hook: Callable[..., Any], *args: Any) 
 
 
 def here() -> str:
-    """Name of the thread that asks."""
+    """Return the name of the calling thread."""
     return threading.current_thread().name
 
 
 async def here_async() -> str:
-    """Name of the thread that asks."""
+    """Return the name of the calling thread."""
     return here()
 
 
 class Wrapped:
-    """An object that is called like a function."""
+    """An object that can be called like a function."""
 
     def __call__(self, word: str) -> str:
         return f"{word} {here()}"
@@ -126,7 +126,7 @@ async def test_a_stop_iteration_of_a_plain_hook_is_an_error_and_no_hang(invoker:
         await asyncio.wait_for(invoker.call(lambda: next(nothing)), 3)
 
 
-# --- calls that nobody waits for any more -----------------------------------------------------------------------
+# --- calls whose caller no longer waits -------------------------------------------------------------------------
 
 
 async def test_a_call_that_is_given_up_keeps_its_thread_but_not_its_slot(
@@ -189,18 +189,18 @@ async def test_the_wait_for_a_slot_is_no_time_of_the_attempt(invoker: HandlerInv
 
 
 async def counted_async(upto: int) -> AsyncIterator[int]:
-    """Numbers, from a coroutine."""
+    """Yield numbers from an async generator."""
     for number in range(upto):
         yield number
 
 
 def counted(upto: int) -> Iterator[int]:
-    """Numbers, from a plain generator."""
+    """Yield numbers from a plain generator."""
     yield from range(upto)
 
 
 async def listed_async(upto: int) -> list[int]:
-    """Numbers, in a list that a coroutine returns."""
+    """Return numbers in a list, from a coroutine."""
     return list(range(upto))
 
 
@@ -270,7 +270,7 @@ async def test_what_yields_nothing_at_all_is_named(invoker: HandlerInvoker, noth
         await all_of(invoker, iter_batches)
 
 
-# --- what invoker return ------------------------------------------------------------------------------------------
+# --- what hooks return --------------------------------------------------------------------------------------------
 
 
 def test_a_result_and_a_batch_are_taken_as_they_are() -> None:

@@ -1,4 +1,4 @@
-"""The health file of a process, and what a container's health check makes of it."""
+"""The health file of a process, and how a container's health check reads it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GOOD = Health(running=True, loops=(LoopHealth(name="the sweep", running=True),))
 
 @pytest.fixture
 def check() -> Any:
-    """deploy/healthcheck.py, as a module."""
+    """Return deploy/healthcheck.py as a module."""
     spec = importlib.util.spec_from_file_location("healthcheck", ROOT / "deploy/healthcheck.py")
     assert spec is not None and spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
@@ -32,7 +32,7 @@ def check() -> Any:
 
 
 def written(path: Path, health: Health) -> None:
-    """Let a process write its file once."""
+    """Let a process write its health file once."""
     module._write(path, health)
 
 

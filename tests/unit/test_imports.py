@@ -1,4 +1,4 @@
-"""The documented import paths: each name is where the documents say, and each alias is the same thing."""
+"""The documented import paths: each name exists where the documentation says, and aliases are the same object."""
 
 from __future__ import annotations
 

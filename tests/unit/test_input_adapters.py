@@ -1,4 +1,4 @@
-"""Input routes and their arguments: what is refused, with which code and words, and what is filled in."""
+"""Input routes and their arguments: which are refused, with which code and message, and which defaults apply."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ DEFAULTS = {"poll_ms": 7, "backoff_max_ms": 77}
 
 
 def route(adapter: object, /, **args: Any) -> dict[str, Any]:
-    """An input route; a rechunking one gets a size unless it names one."""
+    """Return an input route; a rechunking one gets a default size."""
     if adapter == RECHUNK:
         args = {"size": 2, **args}
     return {"input_adapter": adapter, "input_args": {"from_nodes": ["u"], **args}}
 
 
 def refusal(inline: dict[str, Any], **options: Any) -> BadInput:
-    """The error that a route is refused with."""
+    """Return the error with which a route is refused."""
     with pytest.raises(BadInput) as caught:
         parse_pull(inline, **options)
     return caught.value
@@ -78,7 +78,7 @@ def test_no_input_asks_for_no_arguments(args: object) -> None:
     assert list(args_problems(NOOP, args)) == []
 
 
-# --- bad arguments --------------------------------------------------------------------------------------------------
+# --- invalid arguments ----------------------------------------------------------------------------------------------
 
 NOT_COUNTS: list[object] = [0, -1, 1.0, 2.5, True, "3", None, [3], float("nan")]
 NOT_FLAGS: list[object] = ["true", 1, 0, None, []]
@@ -201,7 +201,7 @@ def test_whatever_is_given_is_parsed_or_refused_with_a_code(adapter: Any, args: 
         assert parsed.from_nodes
 
 
-# --- what is taken --------------------------------------------------------------------------------------------------
+# --- valid arguments ------------------------------------------------------------------------------------------------
 
 
 def test_everything_that_may_be_said_is_taken() -> None:
@@ -256,14 +256,14 @@ def test_a_strict_worker_asks_for_the_key_of_chunks_only() -> None:
     assert parse_pull(route(PULL), strict=True).from_nodes == ("u",)
 
 
-# --- what a worker makes of it --------------------------------------------------------------------------------------
+# --- how a worker applies them --------------------------------------------------------------------------------------
 
 
 class Nobody(TaskStore):
-    """The document of a task whose only node has no parents."""
+    """A task document whose only node has no parents."""
 
     def __init__(self) -> None:
-        """No database."""
+        """Create it without a database."""
 
     async def wiring(self, task_id: str) -> dict[str, Any]:
         return {"nodes": [{"node_id": "a"}]}
@@ -272,7 +272,7 @@ class Nobody(TaskStore):
 async def refused(
     ordered: dict[str, Any] | None, proposed: object, *, strict: bool = False
 ) -> AttemptFailure:
-    """The failure of an attempt with this command and this proposal."""
+    """Return the failure of an attempt with this command and this proposal."""
     anything: Any = None
     attempt = AttemptInput(
         task_id="t", node_id="a", index=0, role="r", epoch=1, io=NodeIO(input_inline=ordered)

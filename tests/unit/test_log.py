@@ -1,4 +1,4 @@
-"""Logging: fields become attributes, contexts travel, nothing is printed unless asked for."""
+"""Logging: fields become attributes, contexts propagate, and nothing is printed by default."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Keeper(logging.Handler):
 
 @pytest.fixture
 def records() -> Iterator[Records]:
-    """Whatever FlowKit logs during a test."""
+    """The log records of FlowKit during a test."""
     keeper = _Keeper()
     ROOT.addHandler(keeper)
     yield keeper.records
@@ -50,7 +50,7 @@ def _as_before() -> Iterator[None]:
 
 
 def attribute(record: logging.LogRecord, name: str) -> Any:
-    """A field of a record."""
+    """Return a field of a record."""
     return getattr(record, name)
 
 
@@ -224,7 +224,7 @@ def test_the_memory_of_warnings_does_not_grow_without_end(records: Records) -> N
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    """Lines on stdout, each of them one JSON object."""
+    """Return the lines on stdout, each of them one JSON object."""
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -297,7 +297,7 @@ VARIABLES = ("FLOWKIT_LOG_STDOUT", "FLOWKIT_LOG_LEVEL", "FLOWKIT_LOG_PRETTY", "F
 
 @pytest.fixture
 def clean_env(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """None of our variables is set."""
+    """Remove FlowKit's variables from the environment."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     return monkeypatch

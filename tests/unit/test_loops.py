@@ -1,4 +1,4 @@
-"""Which event loop our processes run on."""
+"""The event loop of FlowKit's processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flowkit.errors import ConfigError
 
 
 async def kind() -> str:
-    """Where the running loop comes from."""
+    """Return the top-level module of the running loop."""
     return type(asyncio.get_running_loop()).__module__.partition(".")[0]
 
 
@@ -40,7 +40,7 @@ def test_a_loop_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, as
 
 
 async def commands() -> int:
-    """One command that ends by itself, one that has to be killed with its child."""
+    """Run a command that ends by itself, and one that must be killed with its child. Return the first exit code."""
     code = await (await Subprocess.start("sh", "-c", "echo last words; exit 3")).wait()
     deaf = await Subprocess.start("sh", "-c", "trap '' TERM; sleep 60 & wait; sleep 60")
     await deaf.end(grace_sec=0.1)

@@ -1,4 +1,4 @@
-"""Metrics are stored as external workers would send them; what cannot be stored is refused with its place."""
+"""Metrics are stored as external workers would send them. The error for a value that cannot be stored locates it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def refusal(metrics: Any) -> str:
 
 
 class Opaque:
-    """Something that JSON cannot express."""
+    """A value that JSON cannot express."""
 
 
 REFUSED: list[tuple[Any, list[str]]] = [

@@ -1,4 +1,4 @@
-"""Whatever is given to `create_task`: it is refused in one readable text before anything starts, or can be stored."""
+"""Any input of `create_task` is either refused with a readable message before anything starts, or can be stored."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from flowkit.testing import memory_database
 
 
 class Started(Exception):
-    """The workflow would have been started with this."""
+    """Raised in place of starting the workflow; holds its arguments."""
 
 
 class Client:
-    """Stands for Temporal's client."""
+    """A fake of Temporal's client."""
 
     async def start_workflow(self, name: str, given: dict[str, Any], **options: Any) -> None:
-        """Tell what was to be started."""
+        """Raise Started with the arguments."""
         raise Started(given, options["id"])
 
 
 class Odd:
-    """No JSON, no text."""
+    """A value that is neither JSON nor text."""
 
     def __repr__(self) -> str:
         return "odd\nobject"
@@ -81,7 +81,7 @@ VALUES = st.one_of(ODD, st.recursive(ODD, lambda inner: st.lists(inner, max_size
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Paths to everything in a graph."""
+    """Return the paths to everything in a graph."""
     pairs: list[tuple[Any, Any]] = []
     if isinstance(value, dict):
         pairs = list(value.items())
@@ -92,7 +92,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Any:
-    """A good graph in which a part or two are replaced, or have a neighbour."""
+    """Generate valid graphs in which one or two parts are replaced or get a neighbor."""
     root = {"graph": copy.deepcopy(GOOD)}
     for _ in range(draw(st.integers(1, 2))):
         *above, last = draw(st.sampled_from([place for place in places(root) if place]))

@@ -1,4 +1,4 @@
-"""What an accepted graph becomes."""
+"""The normalized form of an accepted graph."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ RUNTIME: dict[str, Any] = {
 
 
 def parents(graph: dict[str, Any]) -> dict[str, list[str]]:
-    """Parents by node as they are after normalisation."""
+    """Return the parents of each node after normalization."""
     return {n.node_id: list(n.depends_on) for n in parse_graph(graph).nodes}
 
 
 def sources(io: dict[str, Any], **fields: Any) -> list[str]:
-    """`from_nodes` of the pulling node `load` after normalisation."""
+    """Return `from_nodes` of the pulling node `load` after normalization."""
     inline = parse_graph(two(io=io, **fields)).nodes[1].io.input_inline
     assert inline is not None
     assert "from_node" not in inline["input_args"]

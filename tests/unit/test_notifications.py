@@ -1,4 +1,4 @@
-"""Within a process: news of artifacts wake who waits for them, and who reads batches keeps to a budget."""
+"""Within a process: artifact notifications wake their subscribers, and readers of batches share a memory budget."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ LONG = 3_600.0
 
 
 async def settle() -> None:
-    """Let everything run that can."""
+    """Run everything that is ready."""
     for _ in range(20):
         await let_pass(0)
 
 
 async def in_time(work: Coroutine[None, None, None] | asyncio.Task[None]) -> None:
-    """Wait for what should come soon."""
+    """Wait for something that should happen soon."""
     await asyncio.wait_for(work, PATIENCE)
 
 
 async def is_told(news: Subscription) -> bool:
-    """Whether there is news already."""
+    """Return whether a notification has arrived."""
     waiting = asyncio.create_task(news.wait(least=0, most=LONG))
     await settle()
     waiting.cancel()
     return waiting.done()
 
 
-# --- news -------------------------------------------------------------------------------------------------------
+# --- notifications ----------------------------------------------------------------------------------------------
 
 
 async def test_news_end_the_wait() -> None:
@@ -105,7 +105,7 @@ async def test_a_listener_that_has_gone_hears_nothing_and_leaves_nothing_behind(
     assert room._listeners == {}
 
 
-# --- the budget ---------------------------------------------------------------------------------------------------
+# --- the memory budget --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("limit", "readers", "share"), [(100, 4, 25), (100, 0, 100), (3, 10, 1)])
@@ -114,7 +114,7 @@ def test_a_share_is_what_one_of_all_readers_may_take(limit: int, readers: int, s
 
 
 async def hold(budget: ByteBudget, size: int, until: asyncio.Event) -> None:
-    """Hold so many bytes until told to let go."""
+    """Hold a number of bytes until the test releases them."""
     async with budget.hold(size):
         await until.wait()
 
@@ -211,7 +211,7 @@ async def test_many_readers_get_on_and_never_hold_more_than_the_limit() -> None:
 
 
 def set_event() -> asyncio.Event:
-    """An event that nobody has to wait for."""
+    """Return an event that is set already."""
     event = asyncio.Event()
     event.set()
     return event

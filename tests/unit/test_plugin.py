@@ -1,4 +1,4 @@
-"""What the plugin does before anything connects: settings, refusals, replay."""
+"""What the plugin does before it connects: settings, errors, replay."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Paced(RoleHandler):
 
 @activity.defn
 async def greet(name: str) -> str:
-    """Somebody else's activity."""
+    """An activity of the user."""
     return name
 
 
 async def offline(*plugins: FlowKitPlugin, **options: Any) -> Client:
-    """A client that never connects, for what is decided before."""
+    """A client that never connects."""
     return await Client.connect("127.0.0.1:1", lazy=True, plugins=plugins, **options)
 
 
@@ -100,12 +100,12 @@ async def test_an_attempt_that_reaches_a_worker_which_could_not_start_is_handed_
 
 
 def recorded(path: Path) -> WorkflowHistory:
-    """A recorded history; its file is named after the workflow id."""
+    """Return a recorded history; its file is named after the workflow id."""
     return WorkflowHistory.from_json(path.stem.partition("-")[0], path.read_text(encoding="utf-8"))
 
 
 async def refused(client: Client, **options: Any) -> str:
-    """The one line with which a worker is refused."""
+    """Return the one-line error with which a worker is refused."""
     with pytest.raises(ConfigError) as caught:
         Worker(client, **options)
     assert "\n" not in str(caught.value)

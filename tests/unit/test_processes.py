@@ -1,4 +1,4 @@
-"""Each process of a pool runs one batch, dies alone, and ends with its worker, whatever ended that."""
+"""Each process of a pool runs one batch at a time, crashes without affecting others, and ends with its worker."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_a_process_that_computes_ends_with_its_worker(tmp_path: Path, how:
 
 @pytest.fixture
 async def pool(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ProcessPool]:
-    """Two processes that run Crunchers; other processes find the handler's module."""
+    """Two processes that run Crunchers, and can import the handler's module."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     made = ProcessPool({"cruncher": Cruncher()}, processes=2)
     yield made
@@ -77,19 +77,19 @@ async def pool(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ProcessPool]:
 
 
 def context(epoch: int = 1) -> Any:
-    """As much of a RunContext as the pool needs."""
+    """Return the part of a RunContext that the pool needs."""
     names = dict.fromkeys(("task_id", "node_id", "worker_id"), "x")
     return SimpleNamespace(**names, attempt_epoch=epoch, kv={}, cancel_flag=asyncio.Event())
 
 
 async def crunch(pool: ProcessPool, ctx: Any = None, **payload: Any) -> Any:
-    """The result of one batch."""
+    """Return the result of one batch."""
     batch = Batch(batch_uid="b", payload=payload)
     return await asyncio.wait_for(pool.process("cruncher", batch, ctx or context()), PATIENCE)
 
 
 async def computing(pool: ProcessPool, tell: Path, ctx: Any) -> tuple[asyncio.Task[Any], int]:
-    """A batch that runs until it is cancelled, and the process that it runs in."""
+    """Start a batch that runs until it is cancelled, and return it with its process."""
     batch = asyncio.create_task(crunch(pool, ctx, until_cancelled=True, tell=str(tell)))
     return batch, await pid_in(tell)
 

@@ -1,4 +1,4 @@
-"""The wire: examples of the protocol go through the models unchanged, and their ids are derived anew."""
+"""The wire protocol: its examples pass through the models unchanged, and its ids are recomputed."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ EXAMPLES = """\
 {"v":1,"msg_type":"reply","role":"worker","corr_id":"7f150524-34b9-45df-9e77-69b10f4205b4","dedup_id":"c384e685213dacabc76fab59ab81d723f0224073","task_id":"7f0c2a4e-3b1d-4c55-9a6e-0d2f8b7c1e90","node_id":"extract","step_type":"indexer","attempt_epoch":2,"ts_ms":1764000095040,"payload":{"reply":"TASK_SNAPSHOT","worker_id":null,"run_state":"idle","attempt_epoch":0,"lease":null,"progress":null,"artifacts":{"complete":true}},"target_worker_id":null}
 {"v":1,"msg_type":"event","role":"coordinator","corr_id":"c6f87718-6d76-407e-881e-d162ae2eb154","dedup_id":"862bfe415da479b77f9a5621e1882c084d1bedc1","task_id":"7f0c2a4e-3b1d-4c55-9a6e-0d2f8b7c1e90","node_id":"extract","step_type":"indexer","attempt_epoch":1,"ts_ms":1764000030000,"payload":{"sig":"CANCEL","reason":"user_request","cancel_token":null,"deadline_ts_ms":1764000060000},"target_worker_id":"w-1a2b3c4d"}
 """.splitlines()
-"""One record of each kind, as it travels; their hashes were computed by the protocol's rules."""
+"""One encoded record of each kind, with hashes computed by the protocol's rules."""
 
 
 def envelope(payload: dict[str, Any], msg_type: str = "event", **fields: Any) -> Envelope:
-    """An envelope whose other fields do not matter."""
+    """Return an envelope with defaults for all other fields."""
     given = {
         "dedup_id": "d",
         "task_id": "t",
@@ -78,7 +78,7 @@ def envelope(payload: dict[str, Any], msg_type: str = "event", **fields: Any) ->
 
 
 def word(text: str) -> str:
-    """What a record is, for a test's name."""
+    """Return the kind of a record, as the name of a test."""
     payload = json.loads(text)["payload"]
     return str(next(payload[key] for key in ("cmd", "query", "sig", "reply", "kind") if key in payload))
 

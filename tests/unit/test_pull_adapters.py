@@ -1,4 +1,4 @@
-"""The pulling adapters as functions of their own, over a database in memory."""
+"""The pulling adapters as functions, on a database in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TASK = {"task_id": "t", "consumer_node": "sink"}
 
 
 async def filled(*uids: str, complete: bool = True) -> Any:
-    """A database in which the node `u` has written batches and perhaps its marker."""
+    """Return a database in which the node `u` has written batches and, if requested, its marker."""
     db: Any = memory_database()
     for uid in uids:
         meta = {"skus": [f"{uid}-{number}" for number in range(3)]}
@@ -90,7 +90,7 @@ async def test_sources_that_stand_still_are_waited_for_and_nothing_comes_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Sleepy:
-        """Goes idle once, and begins from the front again."""
+        """Becomes idle once, and then starts again from the beginning."""
 
         begun = 0
 

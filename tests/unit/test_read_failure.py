@@ -1,4 +1,4 @@
-"""What the workflow makes of an attempt's error, whatever form it has."""
+"""How the workflow reads the error of an attempt, in all its forms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from flowkit.workflows.retry import decide
 
 
 def wrapped(cause: BaseException) -> ActivityError:
-    """`cause` as the workflow gets it from an activity."""
+    """Return `cause` as the workflow receives it from an activity."""
     error = ActivityError(
         "Activity task failed",
         scheduled_event_id=1,
@@ -41,7 +41,7 @@ def wrapped(cause: BaseException) -> ActivityError:
 
 
 def reported(*details: Any, type: str | None = "boom", message: str = "it broke") -> AttemptFailure:
-    """The failure that is read from an error with these details."""
+    """Return the failure read from an error with these details."""
     failure = read_failure(wrapped(ApplicationError(message, *details, type=type, non_retryable=True)))
     assert failure is not None
     return failure

@@ -1,4 +1,4 @@
-"""The line that reports a running engine or worker, written by the command line and read from a log."""
+"""The line that reports a ready engine or worker, written by the command line and read from a log."""
 
 from __future__ import annotations
 

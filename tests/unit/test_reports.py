@@ -1,4 +1,4 @@
-"""What the workflow reports stays within its byte budgets, and says when something is left out."""
+"""The reports of the workflow stay within their byte budgets, and say when something is omitted."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ COMMON: dict[str, Any] = {"task_id": "t" * 200, "run_id": "r" * 36, "run_seq": 1
 
 @cache
 def walk(shape: str) -> Scheduler:
-    """A task at the edge of what validation lets pass, of which every node has failed."""
+    """The largest task that validation accepts, in which every node has failed."""
     return large.failed_walk(large.many_nodes() if shape == "most nodes" else large.longest_ids())[1]
 
 
 def records(of: Scheduler) -> list[NodeRecord]:
-    """All nodes of a scheduler, as documents are to show them."""
+    """Return all nodes of a scheduler as the documents show them."""
     return [node_record(each, of.states[each.index], pulled=True) for each in of.nodes]
 
 
 def record(nodes: list[NodeRecord], reason: str | None = "hard_fail:x") -> RecordTask:
-    """A write of these nodes."""
+    """Return a write of these nodes."""
     return RecordTask(
         **COMMON, nodes=nodes, status=TaskStatus.DEFERRED, status_history=HISTORY, cancel_reason=reason
     )
 
 
 def close(nodes: list[NodeRecord], handled: list[str]) -> CloseTask:
-    """The close of a task with these unfinished nodes."""
+    """Return the close of a task with these unfinished nodes."""
     return CloseTask(
         **COMMON,
         nodes=nodes,
@@ -168,7 +168,7 @@ def test_finished_nodes_are_left_out_before_those_that_people_look_for() -> None
 
 
 def small(*states: NodeState) -> Scheduler:
-    """A scheduler over unconnected nodes `n0`, `n1`, … in these states."""
+    """Return a scheduler for unconnected nodes `n0`, `n1`, … in these states."""
     return Scheduler(parse_graph({"nodes": [node(f"n{i}") for i in range(len(states))]}), list(states))
 
 

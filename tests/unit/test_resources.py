@@ -1,4 +1,4 @@
-"""What a run gives back at its end: clean-ups in reverse order, files, processes with their whole group."""
+"""What a run releases at its end: clean-ups in reverse order, files, and processes with their whole process group."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def resources() -> Resources:
 
 
 async def release(resources: Resources) -> None:
-    """Give everything back, in time."""
+    """Release everything, within a time limit."""
     await asyncio.wait_for(resources.release(), PATIENCE)
 
 
 def is_gone(pid: int) -> bool:
-    """Whether no process of that id runs; a dead one that nobody has waited for counts as gone."""
+    """Return whether no process with this id runs; a zombie counts as gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
             return stat.read().rpartition(")")[2].split()[0] == "Z"
@@ -53,7 +53,7 @@ async def until_gone(pid: int) -> None:
 
 
 async def pid_in(path: Path) -> int:
-    """The process id that somebody writes into a file."""
+    """Wait for the process id in a file."""
 
     async def look() -> int | None:
         return number_in(path)
@@ -62,12 +62,12 @@ async def pid_in(path: Path) -> int:
 
 
 def number_in(path: Path) -> int | None:
-    """The number that stands in a file, once there is one."""
+    """Return the number in a file; None while there is none."""
     return int(path.read_text()) if path.exists() and path.read_text().strip() else None
 
 
 def names_in(folder: Path) -> list[str]:
-    """What a folder holds."""
+    """Return the names in a folder."""
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -91,19 +91,19 @@ async def test_the_last_registered_comes_first_whatever_its_kind(resources: Reso
 
 
 async def cancelled_work() -> None:
-    """What waiting for a task that somebody has cancelled looks like."""
+    """Raise CancelledError, as a wait for a cancelled task does."""
     task = asyncio.create_task(asyncio.Event().wait())
     task.cancel()
     await task
 
 
 def fails() -> None:
-    """A plain clean-up that fails."""
+    """Fail in a plain clean-up."""
     raise OSError("the disk is gone")
 
 
 async def fails_later() -> None:
-    """A clean-up that fails after a moment."""
+    """Fail in an async clean-up."""
     await let_pass(0)
     raise ValueError("no")
 
@@ -169,7 +169,7 @@ async def test_a_link_is_removed_and_what_it_leads_to_stays(resources: Resources
     assert names_in(tmp_path) == ["kept"]
 
 
-# --- processes that a handler started itself -----------------------------------------------------------------------
+# --- processes started by the handler ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("own_group", [True, False])
@@ -181,7 +181,7 @@ async def test_a_registered_process_is_ended(resources: Resources, own_group: bo
 
 
 def sleeper() -> subprocess.Popen[bytes]:
-    """A process that asyncio knows nothing of."""
+    """Start a process outside of asyncio."""
     return subprocess.Popen(["sleep", "600"])
 
 
@@ -213,11 +213,11 @@ async def test_a_registered_process_that_has_ended_is_no_error(
     assert caplog.text == ""
 
 
-# --- subprocesses of the context -----------------------------------------------------------------------------------
+# --- subprocesses of the run context -------------------------------------------------------------------------------
 
 
 async def run(*command: str) -> int:
-    """Return code of a command."""
+    """Return the exit code of a command."""
     process = await Subprocess.start(*command)
     try:
         return await asyncio.wait_for(process.wait(), PATIENCE)

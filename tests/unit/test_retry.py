@@ -1,4 +1,4 @@
-"""What follows a failed attempt."""
+"""The decision after a failed attempt."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ COEFFICIENTS = (
 
 
 def failing(code: str, *, permanent: bool = False) -> AttemptFailure:
-    """A reported failure."""
+    """Return a reported failure."""
     return AttemptFailure(kind=FailureKind.FAILURE, code=code, message="why", permanent=permanent)
 
 
 def again(policy: RetryPolicy, failure: AttemptFailure, state: NodeState, random_value: float = 0.0) -> float:
-    """Seconds until the next attempt, which there must be."""
+    """Return the seconds until the next attempt, and check that there is one."""
     decision = decide(policy, failure, state, random_value)
     assert isinstance(decision, Retry)
     assert decision.why == failure.code
@@ -152,7 +152,7 @@ def test_a_fenced_attempt_ends_for_good_and_is_not_counted() -> None:
 
 
 def yields(failure: AttemptFailure, state: NodeState, count: int) -> list[float]:
-    """Waits after so many yields in a row, with the state noted as the workflow does."""
+    """Return the waits after consecutive yields, recording the state as the workflow does."""
     waits = []
     for _ in range(count):
         waits.append(again(RetryPolicy(max=0), failure, state))

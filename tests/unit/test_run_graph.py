@@ -1,4 +1,4 @@
-"""`run_graph`, as users' tests call it: whole tasks without a server."""
+"""`run_graph` as users' tests call it: whole tasks without a server."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ PULL = {"input_inline": {"input_adapter": "pull.from_artifacts"}}
 
 
 class Split(RoleHandler):
-    """A batch for each text; one that is ordered to break fails so often, permanently or not."""
+    """Yields a batch for each text. On request, its first attempts fail, permanently or not."""
 
     role = "split"
 
     async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
-        """The texts."""
+        """Yield the texts."""
         given = loaded["input_inline"]
         for number, text in enumerate(given["texts"]):
             yield Batch(batch_uid=f"text-{number}", payload={**given, "text": text})
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """Its words, or the failure."""
+        """Return the words, or fail."""
         if ctx.attempt_epoch <= batch.payload.get("breaks", 0):
             permanent = batch.payload.get("permanent", False)
             return BatchResult(success=False, reason_code="torn", error="no ink", permanent=permanent)
@@ -40,16 +40,16 @@ class Split(RoleHandler):
 
 
 class Count(RoleHandler):
-    """Counts the words of what it pulls."""
+    """Counts the words of the batches that it pulls."""
 
     role = "count"
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """Of one batch."""
+        """Count the words of one batch."""
         return BatchResult(success=True, metrics={"n": len(batch.payload["meta"]["words"])})
 
     async def finalize(self, ctx: RunContext) -> FinalizeResult | None:
-        """Of all."""
+        """Return the total."""
         return FinalizeResult(
             metrics={"all": sum([part["meta"]["n"] async for part in ctx.artifacts.partials()])}
         )
@@ -61,35 +61,35 @@ class Endless(RoleHandler):
     role = "endless"
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """Forever."""
+        """Wait forever."""
         await asyncio.Event().wait()
         raise AssertionError("nobody sets that event")
 
 
 def split(node_id: str = "split", *texts: str, **fields: Any) -> dict[str, Any]:
-    """A node that splits; `order` tells it to break."""
+    """Return a node that splits; `order` makes it fail."""
     inline = {"texts": texts or ("a b", "c d e"), **fields.pop("order", {})}
     return {"node_id": node_id, "type": "split", "io": {"input_inline": inline}, **fields}
 
 
 def count(*parents: str, **fields: Any) -> dict[str, Any]:
-    """A node that counts what its parents have split."""
+    """Return a node that counts the words of its parents."""
     return {"node_id": "count", "type": "count", "depends_on": list(parents), "io": PULL, **fields}
 
 
 def function(fn: str, *parents: str, **fn_args: Any) -> dict[str, Any]:
-    """A node with a coordinator function."""
+    """Return a node with a coordinator function."""
     io = {"fn": fn, "fn_args": fn_args}
     return {"node_id": fn, "type": "coordinator_fn", "depends_on": list(parents), "io": io}
 
 
 async def ran(*nodes: dict[str, Any], **graph: Any) -> GraphRun:
-    """The outcome of a graph."""
+    """Return the outcome of a graph."""
     return await run_graph({"nodes": list(nodes), **graph}, Split(), Count(), Endless())
 
 
 def statuses(run: GraphRun) -> dict[str, str]:
-    """Status of each node."""
+    """Return the status of each node."""
     return {node_id: node.status for node_id, node in run.nodes.items()}
 
 

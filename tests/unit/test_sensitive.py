@@ -1,4 +1,4 @@
-"""Detectors of sensitive values: the default one's formats, and every form of one's own."""
+"""Detectors of sensitive values: the formats of the default detector, and every form of a custom one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from flowkit.errors import AdapterError
 
 PATH = "coordinator.vars.a"
 FLAT = 3.2
-"""Bits a character from which a text is a hit by its entropy alone."""
+"""Entropy per character, in bits, from which a text counts as sensitive."""
 
 # --- the default detector ---------------------------------------------------------------------------------------
 
 
 def is_hit(value: object) -> bool:
-    """What the default detector says."""
+    """Return the verdict of the default detector."""
     return DefaultDetector().is_sensitive(PATH, value)
 
 
@@ -159,14 +159,14 @@ def test_without_a_detector_the_default_one_counts() -> None:
     assert isinstance(DefaultDetector(), SensitiveDetectorProto)
 
 
-# --- one's own --------------------------------------------------------------------------------------------------
+# --- custom detectors -------------------------------------------------------------------------------------------
 
 VALUES = [(f"{PATH}.{n}", value) for n, value in enumerate(["secret one", "A" * 40, 5, "secret two"])]
 HERE = "tests.unit.detectors"
 
 
 def without_names(*args: Any) -> bool:
-    """Takes whatever it is given."""
+    """Accept any arguments by position."""
     return detectors.marked(*args)
 
 
@@ -247,7 +247,7 @@ def test_what_an_import_raises_passes_through(name: str, error: type[Exception])
 
 
 class _Bare:
-    """Has nothing of a detector."""
+    """An object without the interface of a detector."""
 
 
 def _of_one(value: object) -> bool:
@@ -280,7 +280,7 @@ class _Boasting:
     """Shows the value when it fails."""
 
     def is_sensitive(self, key_path: str, value: Any) -> bool:
-        """Never gets that far."""
+        """Fail with the value in the message."""
         raise RuntimeError(f"{key_path}: {value}")
 
 

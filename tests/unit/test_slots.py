@@ -1,4 +1,4 @@
-"""Who begins an attempt when a task has as many in flight as it may."""
+"""Which attempt starts next when a task has reached its limit of attempts in flight."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_who_leaves_gets_nothing() -> None:
 
 
 class Crowd:
-    """Nodes that want slots, take them and give them back, as a task's nodes do."""
+    """Nodes that request, take and release slots, as the nodes of a task do."""
 
     def __init__(self, limit: int, window: int) -> None:
         self.slots = Slots(limit=limit, window=window)
@@ -70,7 +70,7 @@ class Crowd:
         self.tickets = 0
 
     def arrive(self, role: str) -> None:
-        """A node wants a slot."""
+        """Let a node request a slot."""
         self.tickets += 1
         if self.slots.take(role):
             self.running.append((role, self.tickets))
@@ -80,14 +80,14 @@ class Crowd:
         self.check()
 
     def leave(self, pick: int) -> None:
-        """A node that waits gives up."""
+        """Let a waiting node give up."""
         if self.waiting:
             ticket = sorted(self.waiting)[pick % len(self.waiting)]
             assert self.slots.leave(self.waiting.pop(ticket), ticket)
         self.check()
 
     def finish(self, pick: int) -> None:
-        """A node that runs ends."""
+        """End a running node."""
         if self.running:
             role, _ = self.running.pop(pick % len(self.running))
             for ticket in self.slots.give_back(role):
@@ -96,7 +96,7 @@ class Crowd:
         self.check()
 
     def check(self) -> None:
-        """Never above the limits; and no free slot that a waiting node may have."""
+        """Check that no limit is exceeded, and that no slot is free while a waiting node may have it."""
         taken = Counter(role for role, _ in self.running)
         assert self.slots.in_use == len(self.running) <= self.limit
         assert all(self.slots.in_use_by(role) == taken[role] <= self.window for role in ROLES)
@@ -131,7 +131,7 @@ def test_the_limits_hold_no_slot_is_wasted_and_everybody_has_a_turn(
 @settings(max_examples=examples(100), deadline=None, print_blob=True)
 @given(limit=st.integers(1, 5), crowd_of=st.integers(5, 40), picks=st.lists(st.integers(0, 50), max_size=60))
 def test_no_role_waits_while_another_one_has_two_turns(limit: int, crowd_of: int, picks: list[int]) -> None:
-    """With room in every window the roles that wait take turns, however many nodes each has."""
+    """While every window has room, the waiting roles take turns, however many nodes each has."""
     crowd = Crowd(limit, 1_000)
     for role in "a" * crowd_of + "b" * 5 + "c" * 5:
         crowd.arrive(role)

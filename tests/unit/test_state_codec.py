@@ -1,4 +1,4 @@
-"""What a task hands to the next run of its workflow."""
+"""The state that a task passes to the next run of its workflow."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOW = 1_763_788_905.123456
 
 
 def state(nodes: list[NodeState] | None = None, graph: dict[str, Any] | None = None) -> TaskState:
-    """A state in which every field is set."""
+    """Return a state in which every field is set."""
     return TaskState(
         params={"p": [1, None, {"deep": 0.5}]},
         graph=graph or one(),
@@ -66,7 +66,7 @@ def state(nodes: list[NodeState] | None = None, graph: dict[str, Any] | None = N
 
 
 def carried(given: TaskState) -> TaskState:
-    """`given` as the next run gets it."""
+    """Return `given` as the next run receives it."""
     sent = json.loads(json.dumps(encode_state(given)))
     assert is_state(sent)
     return parse_state(sent)
@@ -89,7 +89,7 @@ def test_what_a_client_starts_a_task_with_is_no_state(given: object) -> None:
 
 
 def first_form(given: TaskState) -> dict[str, Any]:
-    """A state as the first release carried it."""
+    """Return a state in the format of the first release."""
     sent: dict[str, Any] = json.loads(TypeAdapter(TaskState).dump_json(given))
     return sent
 
@@ -179,7 +179,7 @@ def test_equal_errors_are_carried_once_and_whole() -> None:
 
 @cache
 def carried_at_the_edge(alphabet: str, chars: int) -> tuple[TaskState, dict[str, Any]]:
-    """5,000 failed nodes, and their state as it is sent."""
+    """Return 5,000 failed nodes and their encoded state."""
     given = state(large.all_failed(5_000, chars=chars, alphabet=alphabet), large.many_nodes())
     return given, encode_state(given)
 

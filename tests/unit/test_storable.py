@@ -1,4 +1,4 @@
-"""What passes the check of a task's values can be encoded for MongoDB; what is refused cannot, or is over a limit."""
+"""Values that pass the check can be encoded for MongoDB; refused ones cannot, or exceed a limit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ VALUES = st.recursive(
 
 
 def encoded(document: dict[Any, Any]) -> bytes | None:
-    """The document as the driver sends it; None when the driver cannot."""
+    """Return the document as the driver sends it; None if the driver cannot encode it."""
     try:
         return bson.encode(document)
     except (BSONError, OverflowError, UnicodeError, TypeError):
@@ -58,7 +58,7 @@ def test_it_accepts_exactly_what_the_driver_can_encode(document: dict[str, Any])
 
 
 def nested(levels: int, *, of_lists: bool) -> Any:
-    """Objects or lists within each other, so many of them."""
+    """Return a number of nested objects or lists."""
     value: Any = 1
     for _ in range(levels):
         value = [value] if of_lists else {"k": value}

@@ -1,4 +1,4 @@
-"""What the Web UI calls an attempt, the wait for the next one, and the engine's own writes."""
+"""The names in the Web UI for an attempt, the wait for the next one, and the engine's own writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG_ID = "n" * 200
 
 
 def parsed(node_id: str = "enrich", **fields: Any) -> Any:
-    """A node as the workflow holds it."""
+    """Return a node as the workflow holds it."""
     return parse_graph({"nodes": [node(node_id, **fields)]}).nodes[0]
 
 
@@ -106,7 +106,7 @@ def test_no_name_of_a_timer_or_attempt_is_longer_than_temporal_allows(letter: st
 
 
 def record(*, nodes: int, cancel_reason: str | None = None) -> RecordTask:
-    """A write of so many nodes."""
+    """Return a write of this many nodes."""
     changed = [
         NodeRecord(index=i, node_id=f"n{i}", status=NodeStatus.DEFERRED, epoch=1) for i in range(nodes)
     ]

@@ -1,4 +1,4 @@
-"""Documents show parents by the rule of validation, and graphs are told apart by what runs."""
+"""Documents show parents by the rules of validation, and graphs are compared by what they run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IDS = ["a", "b", "c", "d", "e"]
 
 @st.composite
 def graphs(draw: st.DrawFn) -> dict[str, Any]:
-    """Graphs whose parents stand in the nodes, in the edges, or in both."""
+    """Generate graphs with parents in the nodes, in the edges, or in both."""
     pairs = [(one, other) for place, other in enumerate(IDS) for one in IDS[:place]]
     some = st.lists(st.sampled_from(pairs), max_size=6)
     own, empty = draw(some), draw(st.sets(st.sampled_from(IDS)))

@@ -1,4 +1,4 @@
-"""What a task may be started with."""
+"""The valid and invalid inputs of a task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flowkit.limits import ID_CHARS
 
 
 def refused(given: object, task_id: str = "t") -> GraphError:
-    """The error that an input is refused with."""
+    """Return the error with which an input is refused."""
     with pytest.raises(GraphError) as caught:
         parse_input(task_id, given)
     return caught.value

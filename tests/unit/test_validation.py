@@ -1,4 +1,4 @@
-"""Graphs that are refused: every message names the node, the field, the value and what is allowed."""
+"""Refused graphs: every message names the node, the field, the value and the allowed values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a graph holds, it is normalised or refused, and nothing else happens."""
+"""Any graph is either normalized or refused, and nothing else happens."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ Path = tuple[str | int, ...]
 
 
 def paths(value: object, here: Path = ()) -> Iterator[Path]:
-    """Every place inside `value`."""
+    """Return every path inside `value`."""
     items: Any = (
         value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     )
@@ -89,7 +89,7 @@ def paths(value: object, here: Path = ()) -> Iterator[Path]:
 
 
 def planted(path: Path, value: object) -> dict[str, Any]:
-    """The full graph with `value` at `path`."""
+    """Return the full graph with `value` at `path`."""
     graph = copy.deepcopy(FULL)
     holder: Any = graph
     for key in path[:-1]:
@@ -99,7 +99,7 @@ def planted(path: Path, value: object) -> dict[str, Any]:
 
 
 def outcome(graph: object) -> Graph | str:
-    """The graph, or the text of its refusal; any other exception is the test's failure."""
+    """Return the graph, or the text of its refusal; any other exception fails the test."""
     try:
         return parse_graph(graph)
     except GraphError as error:

@@ -1,4 +1,4 @@
-"""Keys of a task's variables: what a segment may hold, and which paths may stand beside each other."""
+"""Keys of task variables: the characters of a segment, and the paths that can exist together."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_bad_segment_is_named_with_its_full_path(operate: Callable[[str], Chan
     assert f"coordinator.vars.{path[:60]}" in refusal(operate, path)
 
 
-# --- side by side -----------------------------------------------------------------------------------------------
+# --- paths that exist together ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("operate", [ON_MANY_PATHS["set, dotted"], *list(ON_MANY_PATHS.values())[3:]])

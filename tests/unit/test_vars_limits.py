@@ -1,4 +1,4 @@
-"""Limits and key rules of a task's variables, each on both sides of its edge."""
+"""Limits and key rules of task variables, each tested on both sides of the limit."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PREFIX = "coordinator.vars."
 
 
 def of_segments(count: int) -> str:
-    """A path of so many segments."""
+    """Return a path with this many segments."""
     return ".".join("s" * count)
 
 
 def of_characters(count: int) -> str:
-    """A path that has so many characters with its prefix."""
+    """Return a path with this many characters, including its prefix."""
     rest = count - len(PREFIX)
     segments = ["x" * 99] * (rest // 100)
     return ".".join([*segments, "x" * (rest - 100 * len(segments))])
@@ -198,7 +198,7 @@ def test_a_dict_that_is_kept_whole_must_be_one_that_mongodb_can_hold(inner: Any)
 
 
 def lists(levels: int) -> Any:
-    """Lists within each other, so many of them."""
+    """Return this many nested lists."""
     return [lists(levels - 1)] if levels else SECRET
 
 

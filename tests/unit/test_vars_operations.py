@@ -1,4 +1,4 @@
-"""Operations on a task's variables: the forms in which they are given, and what they come to."""
+"""Operations on task variables: the forms of their arguments, and the resulting changes."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_unset_refuses_keys_that_are_no_iterable_of_strings(wrong: object) -> No
     assert f"not {type(wrong).__name__}" in refusal(operations.unsetting, ["a"], wrong)
 
 
-# --- what a change tells of itself ------------------------------------------------------------------------------
+# --- description of a change ------------------------------------------------------------------------------------
 
 
 def test_paths_are_full_and_sorted() -> None:

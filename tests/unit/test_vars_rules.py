@@ -1,4 +1,4 @@
-"""What an operation does to variables that are there already, and what stands in its way."""
+"""The effects of an operation on existing variables, and its conflicts with them."""
 
 from __future__ import annotations
 
@@ -154,14 +154,14 @@ LIMIT = 1_000_000
 
 
 def of_bytes(count: int, key: str = "a") -> Tree:
-    """Variables of so many BSON bytes, in one text."""
+    """Return variables of this many BSON bytes, in one text."""
     tree = {key: "x" * (count - operations.size({key: ""}))}
     assert operations.size(tree) == count
     return tree
 
 
 def setting_bytes(count: int) -> operations.Change:
-    """A change that brings a text under `b` of so many bytes, as it counts beside other variables."""
+    """Return a change that adds this many bytes, including the overhead beside other variables, as a text under `b`."""
     return operations.Change(operation="set", sets={"b": "x" * (count - 8)})
 
 

@@ -1,4 +1,4 @@
-"""How a task's state is told to the outside."""
+"""How a task's state appears outside of the workflow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAILED = NodeState(status=NodeStatus.FAILED, epoch=1, reason_code="flaky", last_
 
 
 def walk(*states: NodeState, **graph: Any) -> Scheduler:
-    """A scheduler over unconnected nodes `n0`, `n1`, … in these states."""
+    """Return a scheduler for unconnected nodes `n0`, `n1`, … in these states."""
     nodes = [node(f"n{i}") for i in range(len(states))]
     return Scheduler(parse_graph({"nodes": nodes, **graph}), list(states))
 
@@ -62,7 +62,7 @@ def test_a_task_is_deferred_while_nothing_runs_and_a_node_waits(
 
 
 def changes(count: int) -> list[StatusChange]:
-    """A history of so many changes, numbered by their time."""
+    """Return a history of this many changes, numbered by their time."""
     return [StatusChange(from_="running", to="deferred", at=float(number)) for number in range(count)]
 
 
@@ -89,7 +89,7 @@ def test_a_cancel_reason_is_cut_and_can_be_encoded(said: str) -> None:
 
 
 def attributes(registered: tuple[str, ...], *statuses: str, name: str | None = "g") -> dict[str, Any]:
-    """Search attributes set after the last of these statuses, by their names."""
+    """Return the search attributes after the last of these statuses, by name."""
     graph = parse_graph({"nodes": [node()], **({"name": name} if name else {})})
     steps = zip(["queued", *statuses], statuses, strict=False)
     history = [StatusChange(from_=None, to="queued", at=0.0)]

@@ -6,7 +6,7 @@ import asyncio
 
 
 async def others_had_their_turn() -> None:
-    """Return when everything that was ready to run has run."""
+    """Return after every other task that was ready has run."""
     turned = asyncio.Event()
     asyncio.get_running_loop().call_soon(turned.set)
     await turned.wait()

@@ -1,4 +1,4 @@
-"""The `flowkit` command: its commands, and how it ends."""
+"""The `flowkit` command line: its commands and its exit."""
 
 import logging
 import os
@@ -45,24 +45,24 @@ for name, command in _COMMANDS.items():
 
 
 def main() -> None:
-    """Run the command line; an error is one line that names a remedy, and the exit code tells its kind."""
+    """Run the command line and exit. An error prints one line with a remedy; the exit code shows its kind."""
     _leave(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command; answers its exit code."""
+    """Run one command and return its exit code."""
     try:
         ended = app(arguments, standalone_mode=False)
     except typer.Abort:
         return Exit.INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - whatever it is, people get one line and no traceback
+    except Exception as error:  # noqa: BLE001 - users get one line for every error, not a traceback
         verbose = not {"--verbose", "-v"}.isdisjoint(arguments)
         return report(error, as_json="--json" in arguments, verbose=verbose)
     return ended if isinstance(ended, int) else Exit.OK
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process at once: threads of Temporal's client that outlive Python's own end would abort it."""
+    """Exit immediately: a thread of Temporal's client that still runs may abort the interpreter as it shuts down."""
     logging.shutdown()
     try:
         sys.stdout.flush()

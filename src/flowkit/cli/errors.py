@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, and one line for every error that says what to do about it."""
+"""Exit codes of commands, and the error report: one line that says what is wrong and how to fix it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flowkit.errors import ConfigError, FlowKitError, GraphError
 E = TypeVar("E", bound=Exception)
 
 USAGE_ERRORS = typer.BadParameter.__bases__
-"""What typer raises when the command line itself is wrong."""
+"""The errors that typer raises for an invalid command line."""
 
 
 class Exit(IntEnum):
@@ -39,11 +39,11 @@ EPILOG = (
     "124 timeout; 130 interrupted."
 )
 
-_NOT_TO_BE_HAD = (
+_LOCAL_SERVER_CODES = (
     *("local_server", "disk_full", "install_failed", "program_missing", "no_network", "wrong_hash"),
     *("server_not_ready", "server_ended"),
 )
-"""Errors of local servers that no other command line would avoid; their texts name the remedy."""
+"""Codes of local server errors that do not depend on the command line. Their messages contain the remedy."""
 
 _ENDS: dict[str, tuple[Exit, str]] = {
     "invalid_graph": (Exit.USAGE, ""),
@@ -63,44 +63,44 @@ _ENDS: dict[str, tuple[Exit, str]] = {
     "folder_not_writable": (Exit.USAGE, ""),
     "port_in_use": (Exit.USAGE, ""),
     "process_misused": (Exit.USAGE, ""),
-    **dict.fromkeys(_NOT_TO_BE_HAD, (Exit.UNREACHABLE, "")),
+    **dict.fromkeys(_LOCAL_SERVER_CODES, (Exit.UNREACHABLE, "")),
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Told:
-    """An error as people and programs read it."""
+class ErrorReport:
+    """An error in the form that the command line displays."""
 
     exit: Exit
     code: str
     message: str
     remedy: str = ""
     problems: list[str] = field(default_factory=list)
-    """All that is wrong with a graph, when that is what is wrong."""
+    """The problems of an invalid graph; empty for any other error."""
     log_lines: list[str] = field(default_factory=list)
-    """The end of the log of a process, when that tells more."""
+    """The last lines of the log of a process that failed; empty for any other error."""
 
     @property
     def lines(self) -> list[str]:
-        """One line for each thing that is wrong."""
+        """One line for each problem."""
         if self.problems or not self.message:
             return self.problems
         return [f"{self.message}; {self.remedy}" if self.remedy else self.message]
 
 
 def remedied(error: E, remedy: str) -> E:
-    """`error` with what to do about it."""
+    """Add a remedy to `error` and return it."""
     error.add_note(remedy)
     return error
 
 
-def told(error: Exception) -> Told:
-    """What to tell of an error; the exit code tells its kind."""
+def described(error: Exception) -> ErrorReport:
+    """Return the exit code, message and remedy of an error."""
     remedy = "; ".join(getattr(error, "__notes__", []))
     if isinstance(error, FlowKitError):
         end, usual = _ENDS.get(error.code, (Exit.UNEXPECTED, ""))
         problems = shown_problems(error) if isinstance(error, GraphError) else []
-        return Told(
+        return ErrorReport(
             exit=end,
             code=error.code,
             message=flat(getattr(error, "headline", error)),
@@ -112,39 +112,41 @@ def told(error: Exception) -> Told:
         return _misused(error)
     message = f"unexpected {type(error).__name__}: {flat(error)}"
     more = "add --verbose for the traceback; if FlowKit is to blame, please report it"
-    return Told(exit=Exit.UNEXPECTED, code="unexpected_error", message=message, remedy=remedy or more)
+    return ErrorReport(exit=Exit.UNEXPECTED, code="unexpected_error", message=message, remedy=remedy or more)
 
 
-def _misused(error: Exception) -> Told:
+def _misused(error: Exception) -> ErrorReport:
     text = getattr(error, "format_message", error.__str__)()
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "flowkit"
     message = " ".join(text.split()).rstrip(".")
-    return Told(exit=Exit.USAGE, code=ConfigError.code, message=message, remedy=f"see `{command} --help`")
+    return ErrorReport(
+        exit=Exit.USAGE, code=ConfigError.code, message=message, remedy=f"see `{command} --help`"
+    )
 
 
 def flat(error: object) -> str:
-    """Text of an error on one line."""
+    """Return the text of an error on one line."""
     return " ".join(str(error).split())
 
 
 def shown_problems(error: GraphError) -> list[str]:
-    """The problems of a graph, ten at most, as `GraphError` itself tells them."""
+    """Return the first ten problems of a graph, and `and more` if there are others, like the text of `GraphError`."""
     shown = [flat(problem) for problem in error.problems[:10]]
     return [*shown, "and more"] if len(error.problems) > len(shown) else shown
 
 
 def report(error: Exception, *, as_json: bool, verbose: bool) -> Exit:
-    """Tell an error: on stderr, or on stdout as the command's JSON document. Answers the exit code."""
+    """Print an error to stderr, or to stdout as the command's JSON document. Return the exit code."""
     if verbose:
         traceback.print_exception(error, file=sys.stderr)
-    what = told(error)
+    found = described(error)
     if as_json:
-        error_told = {"code": what.code, "message": what.message, "remedy": what.remedy}
-        output.document({"error": {**error_told, **({"problems": what.problems} if what.problems else {})}})
+        fields = {"code": found.code, "message": found.message, "remedy": found.remedy}
+        output.document({"error": {**fields, **({"problems": found.problems} if found.problems else {})}})
     else:
-        for line in what.lines:
+        for line in found.lines:
             output.complain(line)
-        for line in what.log_lines:
+        for line in found.log_lines:
             output.note(f"  {line}")
-    return what.exit
+    return found.exit

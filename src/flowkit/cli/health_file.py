@@ -1,4 +1,4 @@
-"""A file in which an engine or a worker shows how it does, for the health check of its container."""
+"""The health file of an engine or a worker, which the health check of its container reads."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _EVERY_SEC = 5.0
 
 @contextmanager
 def health_file(path: str | None, health: Callable[[], Health]) -> Iterator[None]:
-    """Write the file every five seconds, and remove it at the end; without a path nothing.
+    """Write the file every five seconds, and remove it at the end. Do nothing if `path` is None.
 
-    A thread of its own writes it: code of yours may block the loop, which is no reason to call a process ill.
+    A separate thread writes the file, so a handler that blocks the event loop does not make the process look unhealthy.
     """
     if path is None:
         yield
@@ -53,7 +53,7 @@ def _write_until(end: threading.Event, path: Path, health: Callable[[], Health])
 
 
 def _write(path: Path, health: Health) -> None:
-    """Whole or not at all."""
+    """Replace the file atomically, so that readers never see a part of it."""
     beside = path.with_name(f"{path.name}.new")
     shown = {"at": time.time(), "ok": health.ok, **asdict(health)}
     beside.write_text(json.dumps(shown), encoding="utf-8")

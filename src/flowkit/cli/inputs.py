@@ -1,4 +1,4 @@
-"""Graphs and params as files and texts on the command line."""
+"""Read graphs and params from files and from the command line."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from flowkit.graph.submission import checked
 from flowkit.graph.task_input import parse_input
 
 _HERE = "this-file"
-"""Stands for the task's id where only the rest is looked at."""
+"""Placeholder for the task id while only graph and params are checked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GivenTask:
-    """A task as a file describes it."""
+    """The graph and params in a file."""
 
     graph: Any
     params: Any = field(default_factory=dict)
 
     def warnings(self) -> list[str]:
-        """What is odd about it. GraphError when it cannot run, with the text that `create_task` gives."""
+        """Return the warnings about the graph. Raise GraphError, with the text of `create_task`, if it is invalid."""
         return list(checked(_HERE, {"params": self.params, "graph": self.graph}).warnings)
 
 
 def read_task(path: str, params: str | None = None) -> GivenTask:
-    """The task in a file (`-` is stdin): a graph, or `{"params": …, "graph": …}`; `params` overrides single keys.
+    """Return the task in a file (`-` is stdin): a graph, or `{"params": …, "graph": …}`.
 
-    ConfigError when there is no JSON to read, GraphError when the outer shape is wrong.
+    The keys of `params` override those of the file. Raise ConfigError if the file cannot be read or is not JSON, and
+    GraphError if the outer structure is invalid.
     """
     given = _json(_read(path, "graph file"), path)
     if isinstance(given, dict) and "nodes" not in given and {"graph", "params"} & given.keys():
@@ -46,12 +47,15 @@ def read_task(path: str, params: str | None = None) -> GivenTask:
 
 
 def read_params(text: str) -> dict[str, Any]:
-    """Params from JSON, or from a file as `@file`. ConfigError when they are no JSON object."""
+    """Return params from JSON text, or from a file given as `@file`. Raise ConfigError if they are not an object."""
     return read_object(text, "--params", """params are an object, for example '{"day": "2026-01-31"}'""")
 
 
 def read_object(text: str, option: str, remedy: str) -> dict[str, Any]:
-    """An option's object, from JSON, or from a file as `@file`. ConfigError when it is none; `remedy` shows one."""
+    """Return the object in an option's JSON text, or in a file given as `@file`.
+
+    Raise ConfigError with the given remedy if it is not a JSON object.
+    """
     path = text[1:] if text.startswith("@") else None
     place = option if path is None else path
     value = _json(text if path is None else _read(path, f"file of {option}"), place)

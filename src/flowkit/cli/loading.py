@@ -1,4 +1,4 @@
-"""Handlers, functions and settings, as the command line names them."""
+"""Load the handlers, functions and settings that the command line names."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ C = TypeVar("C")
 
 
 def load_config(path: str | None, overrides: dict[str, Any]) -> CoordinatorConfig:
-    """An engine's settings. ConfigError names the file or the setting that is wrong."""
+    """Return the settings of an engine. Raise ConfigError, which names the file or the setting, if one is invalid."""
     return _settings(path, lambda: CoordinatorConfig.load(path, overrides=overrides))
 
 
 def load_worker_config(path: str | None, overrides: dict[str, Any]) -> WorkerConfig:
-    """A worker's settings; without a file the defaults. ConfigError names the file or the setting that is wrong."""
+    """Return the settings of a worker, or the defaults without a file.
+
+    Raise ConfigError, which names the file or the setting, if one is invalid.
+    """
     if path is None:
         return _settings(path, lambda: WorkerConfig(**overrides))
     return _settings(path, lambda: WorkerConfig.load(path, overrides=overrides))
@@ -45,20 +48,23 @@ def _settings(path: str | None, load: Callable[[], C]) -> C:
 
 
 def load_handlers(names: list[str]) -> dict[str, RoleHandler]:
-    """Handlers by role. A class is called without arguments. ConfigError says what is wrong with a name."""
+    """Return handlers by role; instantiate a class without arguments. Raise ConfigError if a name is invalid."""
     handlers: dict[str, RoleHandler] = {}
-    givers: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for name in names:
         handler = _handler(name)
         if handler.role in handlers:
-            problem = ConfigError(f"{givers[handler.role]} and {name} are both for role {handler.role!r}")
+            problem = ConfigError(f"{sources[handler.role]} and {name} are both for role {handler.role!r}")
             raise remedied(problem, "give one of them, or start another worker for the other")
-        handlers[handler.role], givers[handler.role] = handler, name
+        handlers[handler.role], sources[handler.role] = handler, name
     return handlers
 
 
 def check_names(names: list[str]) -> None:
-    """ConfigError for a name that is not module:name, or whose module or package is not here. Nothing is imported for that."""
+    """Check names without importing them.
+
+    Raise ConfigError for a name that is not module:name, or whose top-level package cannot be found.
+    """
     for name in names:
         module, _ = _split(name)
         _look_in_current_folder()
@@ -68,7 +74,7 @@ def check_names(names: list[str]) -> None:
 
 
 def chosen_roles(known: dict[str, RoleHandler], wanted: list[str]) -> list[str]:
-    """The roles to serve: those wanted, or all. ConfigError names one that no handler is for, and the known ones."""
+    """Return the roles to run: the wanted ones, or all. Raise ConfigError for a role without a handler."""
     for role in wanted:
         if role not in known:
             problem = ConfigError(f"no handler is for role {role!r}")
@@ -77,7 +83,7 @@ def chosen_roles(known: dict[str, RoleHandler], wanted: list[str]) -> list[str]:
 
 
 def load_functions(pairs: list[str]) -> dict[str, Any]:
-    """Coordinator functions by name, from `NAME=module:function`. ConfigError says what is wrong."""
+    """Return coordinator functions by name, from `NAME=module:function`. Raise ConfigError if one is invalid."""
     functions: dict[str, Any] = {}
     for pair in pairs:
         name, separator, target = pair.partition("=")
@@ -108,7 +114,7 @@ def _handler(name: str) -> RoleHandler:
 
 
 def _instance(name: str, kind: type[Any]) -> Any:
-    """A class is called only when it is a handler's: calling others may do anything."""
+    """Instantiate a handler class. Any other class is refused, because its constructor may have side effects."""
     if not issubclass(kind, RoleHandler):
         problem = ConfigError(f"{name} is a class, not a handler's")
         raise remedied(problem, "name a subclass of flowkit.worker.RoleHandler, or an instance of one")
@@ -167,7 +173,7 @@ def _not_found(name: str, error: ModuleNotFoundError) -> ConfigError:
 
 
 def _instead(module: ModuleType, attribute: str) -> str:
-    """What else the module offers."""
+    """Return a remedy that suggests a similar name, or lists the handlers of the module."""
     close = difflib.get_close_matches(attribute, dir(module), n=1)
     if close:
         return f"did you mean {close[0]!r}?"

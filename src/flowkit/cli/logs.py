@@ -1,4 +1,4 @@
-"""Logs of commands, on stderr."""
+"""Logging of commands, to stderr."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 
 def log_processes(verbose: bool) -> None:
-    """Logs of a process that runs for long: with time and name."""
+    """Configure logging for an engine or a worker: lines with time and logger name."""
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -14,7 +14,7 @@ def log_processes(verbose: bool) -> None:
 
 
 def log_warnings(verbose: bool) -> None:
-    """Logs of a command that ends soon: what a person should know, and nothing of the libraries below."""
+    """Configure logging for a short command: warnings of FlowKit's client, but only errors from libraries."""
     logging.basicConfig(
         level=logging.INFO if verbose else logging.ERROR,
         format="%(levelname)s %(name)s: %(message)s",

@@ -84,7 +84,7 @@ NewTaskId = Annotated[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Where:
-    """Where a deployment is, beside what TEMPORAL_* says."""
+    """The address of a deployment, without the Temporal server, which TEMPORAL_* names."""
 
     mongo_url: str = DEFAULT_MONGO_URL
     database: str = DEFAULT_DATABASE

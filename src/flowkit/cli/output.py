@@ -1,4 +1,4 @@
-"""Where commands print: results on stdout, all else on stderr; with `--json` one document on stdout."""
+"""Output of commands: results go to stdout, everything else to stderr; `--json` prints one document to stdout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from flowkit.text import clean
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console that prints text as it is, no markup, no `:names:`; wide enough when it is no terminal."""
+    """Return a console that prints text unchanged, without markup or emoji names.
+
+    Without a terminal, the console is 1,000 columns wide, so that lines do not wrap.
+    """
     made = Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
     if not made.is_terminal:
         made.width = 1000
@@ -21,27 +24,27 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def say(text: str | Text) -> None:
-    """A line of the result."""
+    """Print a line of the result to stdout."""
     console().print(_clean(text))
 
 
 def note(text: str) -> None:
-    """A line beside the result."""
+    """Print an additional line to stderr."""
     console(stderr=True).print(_clean(text))
 
 
 def complain(text: str) -> None:
-    """A line that says what is wrong."""
+    """Print an error to stderr."""
     console(stderr=True).print(Text.assemble(("flowkit:", "red"), " ", clean(text)))
 
 
 def warn(text: str) -> None:
-    """A line that says what is odd."""
+    """Print a warning to stderr."""
     console(stderr=True).print(Text.assemble(("warning:", "yellow"), " ", clean(text)))
 
 
 def document(value: dict[str, Any]) -> None:
-    """The one JSON document of a command."""
+    """Print the JSON document of a command."""
     sys.stdout.write(clean(json.dumps(value, indent=2, ensure_ascii=False, default=str)) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""`flowkit purge` and `flowkit close-orphaned`: tasks that nobody needs, and tasks that nobody runs."""
+"""`flowkit purge`, which deletes old tasks, and `flowkit close-orphaned`, which closes tasks of a lost namespace."""
 
 import asyncio
 from typing import Annotated
@@ -94,7 +94,7 @@ _LONGEST_DAYS = 36_500
 
 
 def read_duration(text: str) -> float:
-    """Seconds of a duration such as `30d`. ConfigError for anything else."""
+    """Return the seconds of a duration such as `30d`. Raise ConfigError if it is invalid."""
     number, unit = text[:-1], text[-1:].lower()
     seconds = int(number) * _SECONDS.get(unit, 0) if number.isascii() and number.isdigit() else 0
     if not 0 < seconds <= _LONGEST_DAYS * _SECONDS["d"]:

@@ -1,4 +1,4 @@
-"""Open tasks by the Temporal namespace that they belong to, and the end of those whose namespace is gone."""
+"""Count the open tasks of each Temporal namespace, and close those of a namespace that no longer exists."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenCounts:
-    """How many open tasks each namespace has."""
+    """The number of open tasks in each namespace."""
 
     counts: dict[str | None, int]
     here: dict[str, str]
-    """Names of the namespaces that the connected server has, by id."""
+    """Names of the namespaces on the connected server, by id."""
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the JSON document of `--json`."""
         return {
             "namespaces": [
                 {"namespace_id": found, "open_tasks": count, "name": self.here.get(found or "")}
@@ -41,13 +41,13 @@ class OpenCounts:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
-        return [f"{count:>9,}  {self._told(found)}" for found, count in self._sorted()] or ["no open tasks"]
+        """Return the lines that the command prints."""
+        return [f"{count:>9,}  {self._label(found)}" for found, count in self._sorted()] or ["no open tasks"]
 
     def _sorted(self) -> list[tuple[str | None, int]]:
         return sorted(self.counts.items(), key=lambda pair: pair[0] or "")
 
-    def _told(self, found: str | None) -> str:
+    def _label(self, found: str | None) -> str:
         if found is None:
             return "open tasks that name no namespace (of an earlier release)"
         if name := self.here.get(found):
@@ -56,7 +56,7 @@ class OpenCounts:
 
 
 async def count_open(where: Where) -> OpenCounts:
-    """Open tasks of each namespace."""
+    """Count the open tasks of each namespace."""
     async with servers(where) as both:
         counts = await OpenTasks(both.db).counts()
         names = {found: await _name(both.temporal, found) for found in counts if found}
@@ -64,7 +64,10 @@ async def count_open(where: Where) -> OpenCounts:
 
 
 async def close_orphans(where: Where, namespace_id: str, *, dry_run: bool) -> int:
-    """Close the open tasks of a namespace; answers how many. ConfigError when the server still has it."""
+    """Close the open tasks of a namespace, or only count them for a dry run, and return their number.
+
+    Raise ConfigError if the namespace still exists on the server.
+    """
     async with servers(where) as both:
         await known_namespace(both.temporal)
         if name := await _name(both.temporal, namespace_id):
@@ -83,20 +86,20 @@ async def close_orphans(where: Where, namespace_id: str, *, dry_run: bool) -> in
 
 
 async def _name(client: Client, namespace_id: str) -> str | None:
-    """Name of a namespace of the connected server; None when it has none of this id."""
+    """Return the name of a namespace; None if the connected server has no namespace with this id."""
     if not _is_uuid(namespace_id):
         return None
     try:
-        answer = await client.workflow_service.describe_namespace(DescribeNamespaceRequest(id=namespace_id))
+        response = await client.workflow_service.describe_namespace(DescribeNamespaceRequest(id=namespace_id))
     except RPCError as error:
         if error.status is not RPCStatusCode.NOT_FOUND:
             raise
         return None
-    return answer.namespace_info.name
+    return response.namespace_info.name
 
 
 def _is_uuid(text: str) -> bool:
-    """Ids of namespaces are UUIDs; of another text the server says only that it is odd."""
+    """Return whether a text is a UUID, as ids of namespaces are. For other texts, the server's error is not useful."""
     try:
         uuid.UUID(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Removing ended tasks that Temporal does not run, step by step."""
+"""Delete ended tasks step by step, except those that Temporal still runs."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ _SHOWN = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wish:
-    """What is to be removed."""
+    """Which tasks to delete."""
 
     older_than_sec: float
-    """Time since the task ended."""
+    """Minimum number of seconds since the end of the task."""
     statuses: tuple[str, ...]
     dry_run: bool = False
 
 
 @dataclass(kw_only=True, slots=True)
 class Purged:
-    """What was removed, or would be."""
+    """What `purge` deleted, or would delete in a dry run."""
 
     dry_run: bool
     rows: Counter[str] = field(default_factory=Counter)
-    """Documents, by collection."""
+    """Number of documents by collection."""
     running: list[str] = field(default_factory=list)
-    """Tasks that stay because Temporal runs them."""
+    """Ids of tasks that were kept because Temporal still runs them."""
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the JSON document of `--json`."""
         rows = {name: self.rows[name] for name in BELONGINGS}
         return {"dry_run": self.dry_run, "tasks": self.rows["tasks"], "rows": rows, "running": self.running}
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the lines that the command prints."""
         verb = "would delete" if self.dry_run else "deleted"
-        told = [f"{verb} {_count(self.rows['tasks'], 'task')}"]
-        told += [f"  {name}: {self.rows[name]:,}" for name in BELONGINGS if self.rows[name]]
+        lines = [f"{verb} {_count(self.rows['tasks'], 'task')}"]
+        lines += [f"  {name}: {self.rows[name]:,}" for name in BELONGINGS if self.rows[name]]
         if self.running:
             some = ", ".join(self.running[:_SHOWN]) + (", …" if len(self.running) > _SHOWN else "")
-            told.append(f"kept {_count(len(self.running), 'task')} that Temporal runs: {some}")
-        return told
+            lines.append(f"kept {_count(len(self.running), 'task')} that Temporal runs: {some}")
+        return lines
 
 
 def _count(number: int, what: str) -> str:
@@ -68,7 +68,10 @@ def _count(number: int, what: str) -> str:
 
 
 async def purge_tasks(where: Where, wish: Wish, *, quiet: bool) -> Purged:
-    """Remove them in steps, each of which is complete; tells how far it is unless `quiet`."""
+    """Delete the tasks in steps and return the counts; each step deletes its tasks completely.
+
+    Print the progress unless `quiet`.
+    """
     purged = Purged(dry_run=wish.dry_run)
     async with servers(where) as both:
         purge = Purge(
@@ -88,7 +91,7 @@ async def purge_tasks(where: Where, wish: Wish, *, quiet: bool) -> Purged:
 
 
 async def known_namespace(client: Client) -> str:
-    """Id of the client's namespace. TemporalUnavailable when the server does not tell it."""
+    """Return the id of the client's namespace. Raise TemporalUnavailable if the server does not report it."""
     if found := await Namespace(client).id():
         return found
     problem = TemporalUnavailable(f"Temporal does not tell the id of namespace {client.namespace!r}")

@@ -1,4 +1,4 @@
-"""`flowkit run`, `status`, `cancel` and `list`: tasks from the outside. What they need is imported when they run."""
+"""`flowkit run`, `status`, `cancel` and `list`. Each command imports its dependencies when it runs, to start fast."""
 
 import asyncio
 import shlex
@@ -29,7 +29,7 @@ from flowkit.errors import ConfigError
 from flowkit.limits import LIST_TASKS
 
 _MOST = LIST_TASKS - 1
-"""One more is asked for, to see whether there are more."""
+"""The query asks for one more task, to find out whether there are more."""
 
 WatchIt = Annotated[bool, typer.Option("--watch", "-w", help="Show the nodes until the task has ended.")]
 

@@ -1,4 +1,4 @@
-"""Looking at tasks, listing and cancelling them."""
+"""Show, list and cancel tasks."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _ID_CHARS = 36
 _WIDE = 110
-"""Columns of a terminal from which on a list shows reasons; `status` always does."""
+"""Minimum width of a terminal, in columns, for the reasons in a list; `status` always shows them."""
 _MINUTE = len("2026-01-31 12:00")
 
 
 async def show(task_id: str, where: Where, *, as_json: bool) -> None:
-    """Print where a task is. UnknownTask when there is none."""
+    """Print the state of a task. Raise UnknownTask if it does not exist."""
     async with servers(where) as both:
         looker = await Looker.at(both, task_id)
         view = await looker.view()
@@ -52,7 +52,10 @@ def _print_task(view: TaskView) -> None:
 
 
 async def cancel(task_id: str, reason: str, where: Where) -> str:
-    """Ask a task to stop; returns the reason as it is kept. UnknownTask when there is none, ConfigError when it has ended."""
+    """Request the cancellation of a task and return the reason as it is stored.
+
+    Raise UnknownTask if the task does not exist, and ConfigError if it has ended.
+    """
     kept = cancel_reason(reason)
     async with servers(where) as both:
         looker = await Looker.at(both, task_id)
@@ -70,20 +73,20 @@ def _refuse_ended(view: TaskView) -> None:
 
 
 async def newest(status: str | None, limit: int, where: Where) -> tuple[list[TaskSummary], bool]:
-    """The newest tasks, and whether there are more. ConfigError for an unknown status."""
+    """Return the newest tasks, and whether there are more. Raise ConfigError for an unknown status."""
     async with database(where) as db:
         found = await TaskCatalog(db).list_tasks(status, limit + 1)
     return found[:limit], len(found) > limit
 
 
 def print_tasks(tasks: list[TaskSummary]) -> None:
-    """A row for each task."""
+    """Print a table with a row for each task."""
     console = output.console()
     console.print(tasks_table(tasks, wide=console.is_terminal, reasons=console.width >= _WIDE))
 
 
 def tasks_table(tasks: list[TaskSummary], *, wide: bool, reasons: bool = False) -> Table:
-    """A row for each task; `wide` fills a terminal's width."""
+    """Return a table with a row for each task; `wide` fills the width of the terminal."""
     table = plain_table(wide=wide)
     add_names(table, "task", [task.task_id for task in tasks], most=_ID_CHARS)
     table.add_column("status", width=9, no_wrap=True)

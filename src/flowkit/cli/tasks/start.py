@@ -1,4 +1,4 @@
-"""Starting a task, and telling where to look for it."""
+"""Start a task and print the commands that show it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 async def start(
     task: GivenTask, task_id: str | None, where: Where, how: Watch | None, *, as_json: bool
 ) -> Exit:
-    """Start a task and, with `how`, watch it; answers the exit code. TaskIdTaken when the id has been used."""
+    """Start a task, watch it if `how` is given, and return the exit code. Raise TaskIdTaken if the id is taken."""
     async with servers(where) as both:
         if task_id is not None:
             await _refuse_taken(both, task_id)
@@ -32,7 +32,7 @@ async def start(
         )
         if how is None:
             hints = await missing(both.temporal, where.engine_queue, [])
-            _tell(_started(both, started, where), hints, as_json)
+            _print_started(_started(both, started, where), hints, as_json)
             return Exit.OK
         if not as_json:
             output.say(f"task {started} started on queue {where.engine_queue}")
@@ -52,7 +52,7 @@ def _started(both: Servers, task_id: str, where: Where) -> dict[str, Any]:
     return {"task_id": task_id, "queue": where.engine_queue, "namespace": both.temporal.namespace}
 
 
-def _tell(started: dict[str, Any], hints: list[str], as_json: bool) -> None:
+def _print_started(started: dict[str, Any], hints: list[str], as_json: bool) -> None:
     if as_json:
         return output.document({**started, "hints": hints})
     task_id = started["task_id"]

@@ -1,4 +1,4 @@
-"""`flowkit validate` and `flowkit schema`: what can be said of a graph without any server."""
+"""`flowkit validate` and `flowkit schema`, which need no server."""
 
 from typing import Annotated
 
@@ -37,11 +37,11 @@ def validate(
     if as_json:
         output.document({"valid": valid, "problems": problems, "warnings": warnings})
     else:
-        _tell(graph, nodes, problems, warnings, strict)
+        _print_result(graph, nodes, problems, warnings, strict)
     raise typer.Exit(Exit.OK if valid else Exit.USAGE)
 
 
-def _tell(path: str, nodes: int, problems: list[str], warnings: list[str], strict: bool) -> None:
+def _print_result(path: str, nodes: int, problems: list[str], warnings: list[str], strict: bool) -> None:
     for warning in warnings:
         (output.complain if strict else output.warn)(warning)
     for problem in problems:

@@ -1,4 +1,4 @@
-"""`flowkit vars`: a task's variables, shown and changed. What it needs is imported when it runs."""
+"""`flowkit vars`, which shows and changes the variables of a task. It imports its dependencies when it runs."""
 
 import asyncio
 import base64
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 Tree = dict[str, Any]
 
 _PATH_CHARS = 40
-"""Widest column of names; after a longer one its value stands further right."""
+"""Maximum width of the column of names; the value of a longer name starts further right."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One operation, as the method of CoordinatorAdapters that makes it, and the option that asks for it."""
+    """One operation: the option that requests it, and the method of CoordinatorAdapters that runs it."""
 
     option: str
     method: str
@@ -95,11 +95,11 @@ def task_vars(
     return None
 
 
-# --- what the options ask for ---------------------------------------------------------------------------------------
+# --- operations of the options --------------------------------------------------------------------------------------
 
 
 def _set(texts: list[str], block: bool) -> Iterator[Step]:
-    """One operation for all of them: all or none."""
+    """Yield one operation for all `--set` options, so that it sets all of them or none."""
     given: Tree = {}
     for text in texts:
         name, sign, value = text.partition("=")
@@ -136,7 +136,7 @@ def _unset(names: list[str]) -> Iterator[Step]:
 
 
 def read_value(text: str) -> Any:
-    """The value that JSON says, or else the text itself."""
+    """Return the value if the text is JSON; otherwise return the text."""
     try:
         return json.loads(text, parse_constant=_no_json)
     except (ValueError, RecursionError):
@@ -144,12 +144,12 @@ def read_value(text: str) -> Any:
 
 
 def _no_json(name: str) -> NoReturn:
-    """Python's NaN and Infinity."""
+    """Reject NaN and Infinity, which Python accepts but JSON does not."""
     raise ValueError(name)
 
 
 def _check(step: Step) -> None:
-    """Refuse what no variables could take, before anything is written."""
+    """Raise AdapterError for an invalid operation, before the command writes anything."""
     from flowkit.adapters.vars import operations
     from flowkit.adapters.vars.sensitive import Detector
 
@@ -170,11 +170,11 @@ def _check(step: Step) -> None:
         raise remedied(problem, "give a reference to it instead, or leave out --block-sensitive")
 
 
-# --- doing it, and what is there then -------------------------------------------------------------------------------
+# --- running the operations -----------------------------------------------------------------------------------------
 
 
 async def _made(steps: list[Step], task_id: str, where: Where) -> Tree:
-    """The task's variables after these operations. UnknownTask when there is no such task."""
+    """Run the operations and return the task's variables. Raise UnknownTask if the task does not exist."""
     from flowkit.activities.builtin_functions import CoordinatorAdapters
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.adapters.vars.store import Variables
@@ -211,7 +211,7 @@ def _remedy(done: list[str], task_id: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it: a date as ISO text, bytes as base64, what else JSON lacks as text."""
+    """Return a value for JSON: a date as ISO text, bytes as base64, and any other type that JSON lacks as text."""
     match value:
         case dict():
             return {str(key): plain(inner) for key, inner in value.items()}
@@ -229,7 +229,7 @@ def plain(value: Any) -> Any:
 
 
 def lines(tree: Tree) -> list[str]:
-    """One line for each leaf: its path, and its value as JSON."""
+    """Return one line for each leaf: its path, and its value as JSON."""
     leaves = sorted(_leaves(tree, ()), key=lambda leaf: leaf[0])
     shown = [(".".join(path), json.dumps(value, ensure_ascii=False)) for path, value in leaves]
     width = min(_PATH_CHARS, max(len(path) for path, _ in shown))

@@ -1,4 +1,4 @@
-"""Where a task is: what its workflow answers, or its document when no engine can answer."""
+"""The state of a task: from its workflow, or from its document if no engine can run the query."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 _ANSWER_WITHIN = timedelta(seconds=5)
 _ALIVE_SEC = 70.0
-"""A process that polls asks again within a minute; Temporal goes on listing one that has gone."""
+"""Maximum age of a poll. A running process polls at least once a minute, but Temporal still lists stopped ones."""
 
 _SCHEDULED = PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
 _ENDS = {
@@ -44,12 +44,12 @@ _REASONS = {
     WorkflowExecutionStatus.TERMINATED: "terminated",
     WorkflowExecutionStatus.TIMED_OUT: "timed_out",
 }
-"""What the sweep will write as the reason."""
+"""The reasons that the sweep writes when it closes the document."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeView:
-    """One node, as people want to see it."""
+    """The state of a node as commands display it."""
 
     node_id: str
     role: str
@@ -62,7 +62,7 @@ class NodeView:
     note: str = ""
     """Its last error, or why it was skipped."""
     waiting: bool = False
-    """Whether its attempt is in the queue of its role and no worker has taken it."""
+    """Whether its attempt is in the task queue of its role and no worker has started it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,14 +72,14 @@ class TaskView:
     task_id: str
     status: TaskStatus
     source: str
-    """Who says so: `workflow` or `document`."""
+    """Where the state comes from: `workflow` or `document`."""
     nodes: tuple[NodeView, ...] = ()
     reason: str | None = None
     handled_failures: tuple[str, ...] = ()
 
 
 class Looker:
-    """Looks at one task, again and again."""
+    """Reads the state of one task repeatedly."""
 
     def __init__(
         self, servers: Servers, task_id: str, description: WorkflowExecutionDescription | None
@@ -88,13 +88,13 @@ class Looker:
         self._task_id = task_id
         self._description = description
         self._silent = False
-        """Whether an engine that Temporal names does not answer."""
+        """Whether an engine polls the queue but the last query failed."""
         self._stored = True
-        """Whether MongoDB answers; it is not asked again, because each time takes seconds."""
+        """Whether MongoDB is available. After a failure it is not called again: each call takes seconds."""
 
     @classmethod
     async def at(cls, servers: Servers, task_id: str) -> Looker:
-        """A looker at a task; UnknownTask when there is none."""
+        """Return a Looker for a task. Raise UnknownTask if the task does not exist."""
         description = await describe(servers.temporal, task_id)
         if description is None and await servers.catalog.document(task_id) is None:
             raise UnknownTask(task_id)
@@ -102,11 +102,11 @@ class Looker:
 
     @property
     def queue(self) -> str | None:
-        """The engine's queue on which the task runs."""
+        """The engine queue of the task; None if Temporal has no workflow for it."""
         return self._description.task_queue if self._description else None
 
     async def view(self) -> TaskView:
-        """Where the task is. What neither the workflow nor the document tells is left out."""
+        """Return the state of the task, without what neither the workflow nor the document contains."""
         self._description = await describe(self._servers.temporal, self._task_id)
         status = self._description.status if self._description else None
         running = status is WorkflowExecutionStatus.RUNNING
@@ -117,9 +117,12 @@ class Looker:
         return await self._with_waiting(seen)
 
     async def _with_waiting(self, view: TaskView) -> TaskView:
-        """`view`, and which nodes wait for a worker, as Temporal says before and after it: between, one may be taken."""
-        for look_again in (False, True):
-            if look_again:
+        """Return `view` with the nodes that wait for a worker.
+
+        If a node waits, check again: a worker may have started its attempt between the first check and `view`.
+        """
+        for refresh in (False, True):
+            if refresh:
                 self._description = await describe(self._servers.temporal, self._task_id)
             view = with_waiting(view, _not_taken(self._description))
             if not any(node.waiting for node in view.nodes):
@@ -127,7 +130,10 @@ class Looker:
         return view
 
     async def _asked(self) -> TaskView | None:
-        """What the workflow answers, with counts of batches; None while no engine answers, or not with all nodes."""
+        """Return the result of the workflow's query with the counts of batches.
+
+        Return None if no engine responds, or if the result omits nodes.
+        """
         self._silent = False
         if self.queue is None or not await polled(self._servers.temporal, self.queue, workflows=True):
             return None
@@ -146,7 +152,7 @@ class Looker:
         return view_of_document(document, await self._batches()) if document else None
 
     async def _batches(self) -> dict[str, int]:
-        """Stored batches by node."""
+        """Return the number of stored batches by node."""
         return await self._from_store(self._servers.catalog.batches) or {}
 
     async def _from_store(self, ask: Callable[[str], Awaitable[T]]) -> T | None:
@@ -159,17 +165,17 @@ class Looker:
             return None
 
     async def hints(self, view: TaskView) -> list[str]:
-        """What is missing: MongoDB, an engine that walks the task, workers of its roles."""
-        away = [] if self._stored else ["MongoDB does not answer; start it, or set MONGO_URL"]
+        """Return hints at what is missing: MongoDB, an engine for the task, or workers for its roles."""
+        hints = [] if self._stored else ["MongoDB does not answer; start it, or set MONGO_URL"]
         if view.status.closed or self.queue is None:
-            return away
+            return hints
         if self._silent:
-            return [*away, f"the engine of queue {self.queue} does not answer; see whether it still runs"]
-        return away + await missing(self._servers.temporal, self.queue, running_roles(view))
+            return [*hints, f"the engine of queue {self.queue} does not answer; see whether it still runs"]
+        return hints + await missing(self._servers.temporal, self.queue, running_roles(view))
 
 
 async def describe(client: Client, task_id: str) -> WorkflowExecutionDescription | None:
-    """A task's workflow; None when Temporal has none, or one that is no task."""
+    """Return the description of a task's workflow; None if it does not exist or is not a task."""
     try:
         description = await client.get_workflow_handle(task_id).describe()
     except RPCError as error:
@@ -180,13 +186,13 @@ async def describe(client: Client, task_id: str) -> WorkflowExecutionDescription
 
 
 def _not_taken(description: WorkflowExecutionDescription | None) -> frozenset[str]:
-    """Ids of the activities that no worker has taken."""
+    """Return the ids of the activities that no worker has started."""
     pending = description.raw_description.pending_activities if description else []
     return frozenset(each.activity_id for each in pending if each.state == _SCHEDULED)
 
 
 def with_waiting(view: TaskView, not_taken: frozenset[str]) -> TaskView:
-    """`view`, in which the running nodes with one of these attempts are shown to wait for a worker."""
+    """Return `view` with `waiting` set for the running nodes whose attempt no worker has started."""
     nodes = tuple(
         replace(
             node, waiting=node.status == NodeStatus.RUNNING and f"{node.node_id}.{node.attempt}" in not_taken
@@ -197,7 +203,7 @@ def with_waiting(view: TaskView, not_taken: frozenset[str]) -> TaskView:
 
 
 async def missing(client: Client, queue: str, roles: list[str]) -> list[str]:
-    """Hints at what nobody polls: the engine's queue, else those of the roles."""
+    """Return a hint if no engine polls the queue, or else one for each role that no worker polls."""
     option = "" if queue == DEFAULT_QUEUE else f" --queue {queue}"
     if not await polled(client, queue, workflows=True):
         return [f"no engine polls queue {queue}; start one with `flowkit engine{option}`"]
@@ -209,7 +215,7 @@ async def missing(client: Client, queue: str, roles: list[str]) -> list[str]:
 
 
 async def polled(client: Client, queue: str, *, workflows: bool) -> bool:
-    """Whether somebody has polled a queue lately."""
+    """Return whether a process has polled the queue in the last 70 seconds."""
     kind = TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW if workflows else TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
     request = DescribeTaskQueueRequest(
         namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind
@@ -220,13 +226,13 @@ async def polled(client: Client, queue: str, *, workflows: bool) -> bool:
 
 
 def running_roles(view: TaskView) -> list[str]:
-    """Roles of the nodes that are to run now."""
+    """Return the roles of the running nodes, without coordinator functions."""
     running = (node.role for node in view.nodes if node.status == NodeStatus.RUNNING)
     return [role for role in dict.fromkeys(running) if role != COORDINATOR_FN]
 
 
 def view_of_answer(task_id: str, answer: dict[str, Any], batches: dict[str, int]) -> TaskView:
-    """The view in the answer of a workflow's `status` query."""
+    """Return the view from the result of a workflow's `status` query."""
     nodes = answer["nodes"]
     return TaskView(
         task_id=task_id,
@@ -238,7 +244,7 @@ def view_of_answer(task_id: str, answer: dict[str, Any], batches: dict[str, int]
 
 
 def view_of_document(document: dict[str, Any], batches: dict[str, int]) -> TaskView:
-    """The view in a task's document."""
+    """Return the view from a task document."""
     return TaskView(
         task_id=document["id"],
         status=TaskStatus(document["status"]),
@@ -270,5 +276,5 @@ def _node(node: dict[str, Any], retry_at: float | None, batches: dict[str, int])
 
 
 def _bare(task_id: str) -> TaskView:
-    """A task of which only its workflow's status is known."""
+    """Return the view of a task when only the status of its workflow is known."""
     return TaskView(task_id=task_id, status=TaskStatus.QUEUED, source="workflow")

@@ -1,4 +1,4 @@
-"""Looking at a task until it has ended."""
+"""Watch a task until it ends."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 _PAUSE_SEC = 0.5
 _NODES_A_SECOND = 500
-"""A large task is looked at less often: every look carries all its nodes."""
+"""A large task is read less often, because every read returns all its nodes."""
 _HINTS_EVERY = 4
-"""Looks from one search for missing processes to the next."""
+"""Number of reads between two checks for missing processes."""
 
 EXITS = {
     TaskStatus.FINISHED: Exit.OK,
@@ -36,14 +36,14 @@ EXITS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Watch:
-    """How a task is to be watched."""
+    """How to watch a task; `timeout` is in seconds."""
 
     timeout: float | None = None
     as_json: bool = False
 
 
 async def watch(both: Servers, task_id: str, how: Watch) -> Exit:
-    """Show a task until it has ended, then tell how; answers the exit code. TaskStillOpen after the timeout."""
+    """Show a task until it ends, print its outcome and return the exit code. Raise TaskStillOpen after the timeout."""
     looker = await Looker.at(both, task_id)
     ending = asyncio.create_task(_end(both, task_id, how.timeout))
     try:
@@ -60,18 +60,18 @@ async def watch(both: Servers, task_id: str, how: Watch) -> Exit:
         raise remedied(error, again(task_id)) from None
     finally:
         ending.cancel()
-    tell(last, as_json=how.as_json)
+    print_view(last, as_json=how.as_json)
     return EXITS[last.status]
 
 
 async def rejoin(task_id: str, where: Where, how: Watch) -> Exit:
-    """Watch a task that was started before. UnknownTask when there is none."""
+    """Watch an existing task and return the exit code. Raise UnknownTask if the task does not exist."""
     async with servers(where) as both:
         return await watch(both, task_id, how)
 
 
 async def _end(both: Servers, task_id: str, seconds: float | None) -> tuple[TaskStatus, str | None]:
-    """How the task ends, and why."""
+    """Wait for the end of the task; return its status and its reason."""
     try:
         return (await both.tasks.result(task_id, seconds)).status, None
     except TaskFailed as failed:
@@ -81,25 +81,25 @@ async def _end(both: Servers, task_id: str, seconds: float | None) -> tuple[Task
 
 
 async def _follow(looker: Looker, ending: asyncio.Task[Any], shown: Screen) -> None:
-    looks = 0
+    reads = 0
     hints: list[str] = []
     while not ending.done():
         view = await looker.view()
-        if looks % _HINTS_EVERY == 0:
+        if reads % _HINTS_EVERY == 0:
             hints = await looker.hints(view)
-        looks += 1
+        reads += 1
         shown.show(view, hints)
         await asyncio.wait([ending], timeout=max(_PAUSE_SEC, len(view.nodes) / _NODES_A_SECOND))
 
 
 def again(task_id: str) -> str:
-    """How to go on with a task that is watched no more."""
+    """Return the commands that watch the task again or cancel it."""
     name = shlex.quote(task_id)
     return f"`flowkit status {name} --watch` watches it again, `flowkit cancel {name}` stops it"
 
 
-def tell(view: TaskView, *, as_json: bool) -> None:
-    """How a task has ended, or where it is."""
+def print_view(view: TaskView, *, as_json: bool) -> None:
+    """Print the state of a task, or its view as JSON."""
     if as_json:
         output.document(asdict(view))
     else:
@@ -107,7 +107,7 @@ def tell(view: TaskView, *, as_json: bool) -> None:
 
 
 def outcome(view: TaskView) -> str:
-    """One line: the task, its status, and why."""
+    """Return one line with the task, its status and the reason."""
     reason = f": {' '.join(view.reason.split())}" if view.reason else ""
     tolerated = f"; tolerated failures: {', '.join(view.handled_failures)}" if view.handled_failures else ""
     return f"task {view.task_id} {view.status}{reason}{tolerated}"
