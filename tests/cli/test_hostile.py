@@ -41,8 +41,8 @@ FILES = {
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Ask:
     """A command in this process, where no server is; returns exit code and the one line on stderr."""
-    for module in ("tasks", "variables"):
-        monkeypatch.setattr(f"flowkit.cli.{module}.log_warnings", lambda verbose: None)
+    for module in ("commands", "variables"):
+        monkeypatch.setattr(f"flowkit.cli.tasks.{module}.log_warnings", lambda verbose: None)
     monkeypatch.setenv("MONGO_URL", "mongodb://127.0.0.1:1")
     monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:1")
     monkeypatch.setattr("flowkit.cli.servers._ANSWER_MS", 50)
