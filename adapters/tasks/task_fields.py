@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.mongo import iso, moment
-from flowkit.graph.field_checks import edge_pairs
+from flowkit.graph.validation import parents_by_node
 from flowkit.models import OPEN_NODE_STATUSES, RUNTIME_KEYS, NodeStatus, StatusChange, TaskStatus
 
 if TYPE_CHECKING:
@@ -93,20 +93,6 @@ def _fresh(node: Fields, parents: list[str]) -> Fields:
     own = {key: value for key, value in node.items() if key not in RUNTIME_KEYS}
     given = {"depends_on": parents, "fan_in": node.get("fan_in") or "all"}
     return {**own, **given, **NEW_NODE}
-
-
-def parents_by_node(graph: Fields) -> dict[str, list[str]]:
-    """Return the parents of each node, as validation determines them.
-
-    They are the node's own `depends_on` or, without it, the sources of the edges that lead to the node.
-    """
-    wired: dict[str, list[str]] = {}
-    for source, target in edge_pairs(graph):
-        wired.setdefault(target, []).append(source)
-    return {
-        node["node_id"]: [*dict.fromkeys(node.get("depends_on") or wired.get(node["node_id"], []))]
-        for node in graph["nodes"]
-    }
 
 
 def graph_difference(stored: Fields, given: Fields) -> str | None:

@@ -119,9 +119,14 @@ def _parents_by_node(graph: dict[str, Any]) -> tuple[dict[str, list[str]], list[
     return parents, warnings
 
 
+def parents_by_node(graph: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the parents of each node: its own `depends_on`, else the sources of the edges that lead to it."""
+    return _parents_by_node(graph)[0]
+
+
 def parents_of(graph: dict[str, Any], node_id: str) -> list[str]:
-    """Return the parents of a node in a valid graph, or an empty list for an unknown node."""
-    return _parents_by_node(graph)[0].get(node_id, []) if graph else []
+    """Return the parents of a node of a valid graph; an empty list for an unknown node."""
+    return parents_by_node(graph).get(node_id, []) if graph else []
 
 
 def dependency_path(graph: dict[str, Any], node_id: str, sources: Sequence[str]) -> list[str]:
