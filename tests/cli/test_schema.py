@@ -8,11 +8,12 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flowkit.errors import GraphError
 from flowkit.graph import field_checks, input_adapters
+from flowkit.graph.validation import RULES
 from flowkit.models import RUNTIME_KEYS
 from flowkit.schema import graph_schema
 from tests.unit.graphs import node, one, pulling, two
@@ -40,7 +41,9 @@ def well_formed(graph: object) -> bool:
         field_checks.json_bytes(graph)
     except GraphError:
         return False
-    return not list(field_checks.graph_problems(graph))
+    if list(field_checks.graph_problems(graph)) or not isinstance(graph, dict):
+        return False
+    return not list(field_checks.later_problems(graph, RULES))
 
 
 def test_it_is_a_schema_of_draft_2020_12_in_plain_json() -> None:
@@ -94,6 +97,7 @@ def test_it_accepts_what_validation_accepts(graph: dict[str, Any]) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(path=st.sampled_from(list(paths(FULL))), value=JSON)
+@example(path=("nodes", 3, "retry_policy", "max"), value=10_001)
 def test_it_accepts_every_value_at_any_place_that_validation_accepts(path: Path, value: object) -> None:
     graph = planted(path, copy.deepcopy(value))
     assert fits(graph) or not well_formed(graph)

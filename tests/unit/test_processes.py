@@ -20,6 +20,8 @@ from flowkit.worker import Batch
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 60.0
 
 WORKER = '''

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tests.integration.world import World
 
 
+@pytest.mark.slow
 def test_make_test_passes(made: Path) -> None:
     (made / ".setup").touch()  # the packages are installed; pip would need a network
     done = run_command(made, "make", "test", "PYTHON=" + sys.executable)
@@ -27,6 +28,7 @@ def test_make_test_passes(made: Path) -> None:
     assert "2 passed" in done.stdout
 
 
+@pytest.mark.slow
 def test_its_test_fails_if_a_handler_is_wrong(made: Path) -> None:
     handlers = made / PACKAGE / "handlers.py"
     handlers.write_text(handlers.read_text(encoding="utf-8").replace(".lower()", ""), encoding="utf-8")
