@@ -10,6 +10,7 @@ import logging
 import time
 from collections import Counter
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from flowkit.adapters.tasks.task_store import TaskStore
 
 _logger = logging.getLogger("flowkit.worker")
+
+HEARTBEAT_THROTTLE = timedelta(seconds=1)
+"""Maximum time until an attempt sees a cancel or Terminate. Temporal's default is most of the lease."""
 
 _HEARTBEAT_SEC = 1.0
 _MAX_HEARTBEATS_PER_SEC = 20

@@ -26,7 +26,7 @@ from flowkit.adapters.entries import (
 )
 from flowkit.adapters.fenced_rows import FencedRows
 from flowkit.adapters.metrics import EMPTY_BYTES, storable
-from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
+from flowkit.adapters.mongo import DUPLICATE_KEY, Database, ensure_index, moment, translate_errors
 from flowkit.adapters.notifications import ArtifactNotifier
 from flowkit.errors import Fenced
 
@@ -310,13 +310,10 @@ def _reference(what: str, given: dict[str, Any] | None) -> dict[str, Any]:
     return {} if given is None else {"artifacts_ref": storable(what, given)[0]}
 
 
-_DUPLICATE = 11000
-
-
 def _refused_uids(error: BulkWriteError, claims: list[dict[str, Any]]) -> list[Any]:
     problems = error.details.get("writeErrors", [])
     unconfirmed = error.details.get("writeConcernErrors")
-    if unconfirmed or any(problem.get("code") != _DUPLICATE for problem in problems):
+    if unconfirmed or any(problem.get("code") != DUPLICATE_KEY for problem in problems):
         raise error
     return [claims[problem["index"]]["batch_uid"] for problem in problems]
 

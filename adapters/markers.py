@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError
 
-from flowkit.adapters.mongo import Database, moment, translate_errors
+from flowkit.adapters.mongo import DUPLICATE_KEY, Database, moment, translate_errors
 from flowkit.adapters.tasks.recording import chunks
 from flowkit.models import NodeStatus
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 _AT_ONCE = 500
-_DUPLICATE = 11000
 
 
 class Markers:
@@ -101,7 +100,7 @@ def _replacement(task_id: str, node: NodeRecord, at: float) -> UpdateOne:
 def _duplicate_indexes(error: BulkWriteError) -> set[int]:
     """Return the indexes of the rows whose key exists already. Raise `error` if it has any other cause."""
     problems = error.details.get("writeErrors", [])
-    other = [problem for problem in problems if problem.get("code") != _DUPLICATE]
+    other = [problem for problem in problems if problem.get("code") != DUPLICATE_KEY]
     if other or not problems or error.details.get("writeConcernErrors"):
         raise error
     return {problem["index"] for problem in problems}

@@ -49,6 +49,9 @@ _PERMANENT_CODES = _TOO_LARGE_CODES | frozenset(
 )
 """Server codes of errors that no retry can fix. FlowKit retries every other code, known or unknown."""
 
+DUPLICATE_KEY = 11000
+"""Server code of a write that a unique index rejects."""
+
 _INDEX_CONFLICTS = frozenset({85, 86})
 """Server codes for an existing index with the same keys or the same name but a different definition."""
 

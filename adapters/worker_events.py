@@ -13,7 +13,7 @@ from pymongo import ASCENDING
 from pymongo.errors import BulkWriteError
 
 from flowkit.adapters.artifacts import FINAL_UID
-from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
+from flowkit.adapters.mongo import DUPLICATE_KEY, Database, ensure_index, moment, translate_errors
 from flowkit.hashing import stable_hash
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.text import clean
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _EVENT = [(name, ASCENDING) for name in ("task_id", "node_id", "event_hash")]
 
-_DUPLICATE = 11000
 
 _UID_CHARS = 500
 """Maximum length of a batch uid in an event's payload. The event's hash covers the whole uid."""
@@ -80,7 +79,7 @@ class WorkerEvents:
             await self._events.insert_many([_row(event, at) for event in events], ordered=False)
         except BulkWriteError as error:
             problems = error.details.get("writeErrors", [])
-            if not problems or any(problem.get("code") != _DUPLICATE for problem in problems):
+            if not problems or any(problem.get("code") != DUPLICATE_KEY for problem in problems):
                 raise
 
 

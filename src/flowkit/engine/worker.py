@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from temporalio import activity
@@ -14,6 +13,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from flowkit.activities.attempts import WorkerContext
 from flowkit.activities.functions import FunctionActivities, built_in
+from flowkit.activities.liveness import HEARTBEAT_THROTTLE
 from flowkit.activities.tasks import TaskActivities, unknown_namespace
 from flowkit.activities.threads import Threads
 from flowkit.errors import ConfigError
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from flowkit.config import CoordinatorConfig
 
 _logger = logging.getLogger("flowkit.engine.worker")
-
-HEARTBEAT_THROTTLE = timedelta(seconds=1)
-"""Maximum time until an attempt sees a cancel or Terminate. Temporal's default is most of the lease."""
 
 
 def throttled(config: WorkerConfig) -> WorkerConfig:

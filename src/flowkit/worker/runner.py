@@ -8,7 +8,6 @@ import inspect
 import logging
 import os
 import secrets
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from temporalio import worker as temporal
@@ -19,6 +18,7 @@ from flowkit.activities.batches.batch_sources import InputSettings
 from flowkit.activities.echo import EchoHandler
 from flowkit.activities.handler_calls import HandlerInvoker
 from flowkit.activities.handlers import RoleHandler
+from flowkit.activities.liveness import HEARTBEAT_THROTTLE
 from flowkit.activities.loop_portal import LoopPortal
 from flowkit.activities.processes import ProcessPool
 from flowkit.activities.roles import RoleActivities, RoleContext
@@ -50,9 +50,6 @@ if TYPE_CHECKING:
 __all__ = ["Worker", "WorkerConfig"]
 
 _logger = logging.getLogger("flowkit.worker")
-
-_HEARTBEAT_THROTTLE = timedelta(seconds=1)
-"""Maximum time until an attempt sees a cancel. Temporal's default is most of the lease."""
 
 
 class Worker:
@@ -197,8 +194,8 @@ class Worker:
             activities=[activities.of(role)],
             identity=self.worker_id,
             max_concurrent_activities=self.cfg.slots(role),
-            max_heartbeat_throttle_interval=_HEARTBEAT_THROTTLE,
-            default_heartbeat_throttle_interval=_HEARTBEAT_THROTTLE,
+            max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
+            default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         )
 
     async def stop(self) -> None:
