@@ -20,7 +20,7 @@ _SECOND_REFRESH_SEC = 5.0
 """Delay of the second refresh. It is long because a timer costs the server as much as half a node."""
 
 
-class TaskDetails:
+class StatusPublisher:
     """Keep the task's status and status history, and publish the current details of the run."""
 
     def __init__(self, state: TaskState, graph: Graph, scheduler: Scheduler) -> None:
@@ -76,10 +76,10 @@ class TaskDetails:
     def finish(self, reason: str | None) -> None:
         """Publish the final details. `reason` says why the task was stopped; None if it was not stopped."""
         self._reason = reason
-        self.stop()
+        self.stop_refreshing()
         self._refresh_now()
 
-    def stop(self) -> None:
+    def stop_refreshing(self) -> None:
         """Cancel the refresh timer."""
         if self._refreshing is not None:
             self._refreshing.cancel()

@@ -49,15 +49,15 @@ _INPUT_OVERHEAD = 500
 
 async def run_node(context: NodeRunContext, node: Node, state: NodeState) -> NodeStatus | None:
     """Run attempts of `node` until it finishes or fails. Return None if the task stops before that."""
-    while not context.draining():
+    while not context.is_draining():
         await _wait_for_retry(context, node, state)
         async with context.slot(node.type):
             await context.reserve_input_bytes(node.io_bytes + _INPUT_OVERHEAD)
-            if context.draining():
+            if context.is_draining():
                 return None
             with context.count_in_flight():
                 failure = await _attempt(context, node, state)
-        if context.draining() and state.status is NodeStatus.CANCELLING:
+        if context.is_draining() and state.status is NodeStatus.CANCELLING:
             return None
         if failure is None:
             state.last_error = state.reason_code = None
@@ -65,7 +65,7 @@ async def run_node(context: NodeRunContext, node: Node, state: NodeState) -> Nod
         if not _prepare_retry(context, node, state, failure):
             return NodeStatus.FAILED
         if state.next_retry_at is None:
-            await context.repeating()
+            await context.before_immediate_retry()
     return None
 
 
@@ -79,10 +79,10 @@ async def _wait_for_retry(context: NodeRunContext, node: Node, state: NodeState)
     if state.reason_code != FailureKind.YIELDED:
         await workflow.sleep(wait, summary=summary)
         return
-    seen = context.progress_of(node)
+    seen = context.source_progress(node)
     with suppress(TimeoutError):
         await workflow.wait_condition(
-            lambda: context.progress_of(node) != seen, timeout=wait, timeout_summary=summary
+            lambda: context.source_progress(node) != seen, timeout=wait, timeout_summary=summary
         )
 
 
@@ -110,7 +110,7 @@ async def _execute(context: NodeRunContext, node: Node, state: NodeState) -> Non
     given, settings = slim(attempt_input(context, node, state)), context.settings
     if _use_local_activity(context, node) and await _executed_quickly(node, state, given):
         return
-    context.local_streak = 0
+    context.consecutive_local = 0
     await workflow.execute_activity(
         node.io.fn if node.is_function else node.type,
         given,
@@ -135,8 +135,8 @@ def queue_of(node: Node, settings: Settings) -> str:
 
 def _use_local_activity(context: NodeRunContext, node: Node) -> bool:
     built_in = node.is_function and node.io.fn in context.settings.local_functions
-    quick = built_in and context.is_only_running_node() and context.local_streak < _MAX_LOCAL_STREAK
-    context.local_streak += quick
+    quick = built_in and context.is_only_running_node() and context.consecutive_local < _MAX_LOCAL_STREAK
+    context.consecutive_local += quick
     return quick
 
 

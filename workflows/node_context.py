@@ -69,21 +69,21 @@ class NodeRunContext:
 
     task_id: str
     settings: Settings
-    draining: Callable[[], bool]
+    is_draining: Callable[[], bool]
     """Return whether the task has stopped starting attempts. Called immediately before each attempt."""
     epoch_of: Callable[[str], int]
     """Return the epoch of a node that has ended, or 0 while the node is open."""
     on_retry_state_change: Callable[[int], None]
     """Called when a node starts to wait for its retry and when its next attempt starts."""
-    progress_of: Callable[[Node], int] = lambda node: 0
+    source_progress: Callable[[Node], int] = lambda node: 0
     """Return a number that changes when a source of a pulling node starts an attempt or ends."""
     is_only_running_node: Callable[[], bool] = lambda: False
     """Return whether only one node runs, so that a local activity delays no other node."""
-    repeating: Callable[[], Awaitable[None]] = _no_wait
+    before_immediate_retry: Callable[[], Awaitable[None]] = _no_wait
     """Awaited before a node runs again without backoff."""
     in_flight: int = 0
     """Number of attempts that are scheduled or running."""
-    local_streak: int = 0
+    consecutive_local: int = 0
     """Number of local activities since the last regular activity."""
     _windows: dict[str, asyncio.Semaphore] = field(default_factory=dict)
     _reserved: int = 0
@@ -92,12 +92,12 @@ class NodeRunContext:
 
     def slot(self, role: str) -> AbstractAsyncContextManager[None]:
         """Return a context manager that holds a slot for an attempt of `role`."""
-        if self._shared is not None:
-            return self._shared.slot(role)
+        if self._shared_slots is not None:
+            return self._shared_slots.slot(role)
         return self._windows.setdefault(role, asyncio.Semaphore(self.settings.window))
 
     @cached_property
-    def _shared(self) -> SharedSlots | None:
+    def _shared_slots(self) -> SharedSlots | None:
         """The slots that all roles share. None for tasks of an earlier release, whose histories use only windows."""
         limit, window = self.settings.max_in_flight, self.settings.window
         return SharedSlots(Slots(limit=limit, window=window)) if limit else None

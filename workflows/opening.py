@@ -25,7 +25,7 @@ _REFUSAL_CHARS = 8_000
 """Largest message of a rejection. It lists up to ten problems; one of them may be a cycle of thousands of nodes."""
 
 
-async def enter(task: RawValue | None) -> tuple[TaskState, Graph]:
+async def open_or_restore(task: RawValue | None) -> tuple[TaskState, Graph]:
     """Return the state and the graph of the task, from the previous run or from opening the task now.
 
     Only the first run validates the graph, because a task continues under the rules that accepted it.

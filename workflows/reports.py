@@ -54,7 +54,7 @@ def pulled_nodes(nodes: Sequence[Node]) -> frozenset[str]:
     return frozenset(source for node in nodes for source in node.pulls_from)
 
 
-def parts_of(record: RecordTask) -> list[RecordTask]:
+def split_record(record: RecordTask) -> list[RecordTask]:
     """Split `record` into records of at most REPORT_BYTES; return it unchanged if it fits.
 
     When it is split, failed nodes come first, and only the first part has the cancel reason.
@@ -82,7 +82,7 @@ def _size(node: NodeRecord) -> int:
     return json_size(slim(node)) + 1
 
 
-def fitted(close: CloseTask) -> CloseTask:
+def truncate_close_record(close: CloseTask) -> CloseTask:
     """Return `close` with error texts truncated so that it fits into REPORT_BYTES, if that is possible.
 
     The status of every node and all node ids stay complete. `handled_failures` keeps only as many ids as fit into

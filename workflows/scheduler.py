@@ -121,13 +121,20 @@ class Scheduler:
     def _inherited(self, index: int) -> SkipReason:
         return self._gates[index].reason or SkipReason.UPSTREAM_FAILED
 
-    def stop(self, ran: NodeStatus, skipped: SkipReason) -> None:
-        """End all open nodes. Nodes that had an attempt get the status `ran`; the others are skipped as `skipped`."""
+    def mark_cancelling(self) -> None:
+        """Give running nodes the status `cancelling`."""
+        for index, state in enumerate(self.states):
+            if state.status is NodeStatus.RUNNING:
+                state.status = NodeStatus.CANCELLING
+                self.changed.add(index)
+
+    def end_all(self, status: NodeStatus, skip_reason: SkipReason) -> None:
+        """End all open nodes. Nodes that had an attempt get `status`; the others are skipped for `skip_reason`."""
         for index, state in enumerate(self.states):
             if not state.status.ended:
-                begun = state.epoch > 0
-                state.status = ran if begun else NodeStatus.SKIPPED
-                state.skip_reason = None if begun else skipped
+                attempted = state.epoch > 0
+                state.status = status if attempted else NodeStatus.SKIPPED
+                state.skip_reason = None if attempted else skip_reason
                 self.changed.add(index)
                 self._settle(index)
 

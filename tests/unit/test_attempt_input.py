@@ -26,7 +26,7 @@ def sent(of: Node, **settings: Any) -> AttemptInput:
     flight = NodeRunContext(
         task_id="t",
         settings=Settings(**settings),
-        draining=lambda: False,
+        is_draining=lambda: False,
         epoch_of=lambda name: 3,
         on_retry_state_change=lambda index: None,
     )

@@ -202,7 +202,7 @@ def test_stop_ends_begun_nodes_one_way_and_skips_the_others_for_the_given_reason
     stopped = {i for i, end in enumerate(play.ends) if end is None}
     ran, skipped = End(NodeStatus.CANCELLED), End(NodeStatus.SKIPPED, reason)
     expected = [end or (ran if i in play.released else skipped) for i, end in enumerate(play.ends)]
-    play.scheduler.stop(NodeStatus.CANCELLED, reason)
+    play.scheduler.end_all(NodeStatus.CANCELLED, reason)
     assert ends_of(play.scheduler.states) == expected
     assert play.scheduler.changed == play.changed | stopped
     assert play.scheduler.done
@@ -254,7 +254,7 @@ def test_a_skip_inherits_the_strongest_reason_whatever_the_order_of_nodes(first:
 def test_nodes_below_a_stopped_node_carry_the_reason_of_the_stop() -> None:
     scheduler = walk_of(graph_of(("a", [], ALL), ("b", ["a"], ALL), ("c", ["b"], ALL)))
     scheduler.states[0].epoch = 1
-    scheduler.stop(NodeStatus.CANCELLED, SkipReason.TASK_CANCELLED)
+    scheduler.end_all(NodeStatus.CANCELLED, SkipReason.TASK_CANCELLED)
     assert [state.skip_reason for state in scheduler.states] == [None, *[SkipReason.TASK_CANCELLED] * 2]
 
 

@@ -25,7 +25,7 @@ from flowkit.models import (
 )
 from flowkit.workflows.budget import json_size
 from flowkit.workflows.payloads import slim
-from flowkit.workflows.reports import fitted, node_record, parts_of, status_view
+from flowkit.workflows.reports import node_record, split_record, status_view, truncate_close_record
 from flowkit.workflows.scheduler import Scheduler
 
 HISTORY = [StatusChange(from_="running", to="deferred", at=1_763_788_905.123456)] * 100
@@ -68,7 +68,7 @@ EDGES = pytest.mark.parametrize("shape", ["most nodes", "longest ids"])
 @EDGES
 def test_a_large_write_is_split_and_nothing_of_it_is_lost(shape: str) -> None:
     nodes = records(walk(shape))
-    parts = parts_of(record(nodes))
+    parts = split_record(record(nodes))
     assert len(parts) > 10
     assert max(json_size(slim(part)) for part in parts) <= REPORT_BYTES
     assert [each for part in parts for each in part.nodes] == nodes
@@ -80,22 +80,22 @@ def test_failed_nodes_are_written_first_when_a_write_is_split() -> None:
     nodes[: len(nodes) // 2] = [
         dataclasses.replace(each, status=NodeStatus.CANCELLING) for each in nodes[: len(nodes) // 2]
     ]
-    written = [each.status for part in parts_of(record(nodes)) for each in part.nodes]
+    written = [each.status for part in split_record(record(nodes)) for each in part.nodes]
     assert written == sorted(written, key=lambda status: status is not NodeStatus.FAILED)
 
 
 @pytest.mark.parametrize("count", [0, 1, 400])
 def test_a_write_that_fits_is_one_write(count: int) -> None:
     whole = record(records(walk("most nodes"))[:count])
-    assert (parts_of(whole) == [whole]) == (json_size(slim(whole)) <= REPORT_BYTES)
+    assert (split_record(whole) == [whole]) == (json_size(slim(whole)) <= REPORT_BYTES)
     short = record([dataclasses.replace(each, last_error="no") for each in whole.nodes])
-    assert parts_of(short) == [short]
+    assert split_record(short) == [short]
 
 
 @EDGES
 def test_the_largest_close_fits_into_a_payload_and_keeps_every_status(shape: str) -> None:
     nodes, handled = records(walk(shape)), walk(shape).handled_failures
-    sent = fitted(close(nodes, handled))
+    sent = truncate_close_record(close(nodes, handled))
     assert json_size(slim(sent)) <= PAYLOAD_BYTES
     assert sent.truncated
     bare = [dataclasses.replace(each, last_error=None) for each in sent.nodes]
@@ -107,7 +107,7 @@ def test_the_largest_close_fits_into_a_payload_and_keeps_every_status(shape: str
 def test_the_close_of_many_failed_nodes_fits_into_its_budget() -> None:
     graph = {"nodes": [node(f"node-{i}", allow_failure=True) for i in range(5_000)]}
     nodes = records(large.failed_walk(graph)[1])
-    sent = fitted(close(nodes, [each.node_id for each in nodes]))
+    sent = truncate_close_record(close(nodes, [each.node_id for each in nodes]))
     assert REPORT_BYTES * 0.9 <= json_size(slim(sent)) <= REPORT_BYTES
     assert sent.truncated
     assert len(sent.handled_failures) == 5_000
@@ -119,7 +119,7 @@ def test_the_close_of_many_failed_nodes_fits_into_its_budget() -> None:
 
 def test_a_close_that_fits_is_sent_as_it_is() -> None:
     whole = close(records(walk("most nodes"))[:50], ["a"])
-    assert fitted(whole) == whole
+    assert truncate_close_record(whole) == whole
 
 
 def test_what_is_sent_leaves_out_defaults() -> None:

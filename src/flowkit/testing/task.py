@@ -58,7 +58,7 @@ class InProcessTask:
         self._context = NodeRunContext(
             task_id=task_id,
             settings=executors.settings,
-            draining=lambda: False,
+            is_draining=lambda: False,
             epoch_of=epoch_of,
             on_retry_state_change=lambda index: None,
         )
@@ -73,7 +73,7 @@ class InProcessTask:
         await self._executors.engine("open_task", self._opening())
         await self._run_nodes()
         if self.scheduler.failures:
-            self.scheduler.stop(ran=NodeStatus.CANCELLED, skipped=SkipReason.TASK_FAILED)
+            self.scheduler.end_all(NodeStatus.CANCELLED, SkipReason.TASK_FAILED)
             self.reason = failure_text(self.scheduler)
         await self._executors.engine("close_task", self._closing())
 
