@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import FailureError
+from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 
 from flowkit.models import Opened, OpenTask
-from flowkit.workflows.failures import application_error
-from flowkit.workflows.payloads import slim
+from flowkit.workflows.payloads import without_defaults
 
 if TYPE_CHECKING:
     from flowkit.graph.task_input import NewTask
@@ -48,9 +47,9 @@ async def open_document(new: NewTask) -> Opened:
     try:
         return await _open_locally(opening)
     except FailureError as error:
-        refused = application_error(error)
-        if refused is not None and refused.non_retryable:
-            raise refused from None
+        cause = error.cause if isinstance(error, ActivityError) else error
+        if isinstance(cause, ApplicationError) and cause.non_retryable:
+            raise cause from None
     opened: Opened = await _execute_with_retries("open_task", opening, _OPEN, Opened)
     return opened
 
@@ -102,7 +101,7 @@ def write_timeout(nodes: int) -> timedelta:
 async def record_document(record: RecordTask) -> None:
     """Write the state that only the workflow knows to the task document."""
     await _execute_with_retries(
-        "record", slim(record), write_summary(record), longest=write_timeout(len(record.nodes))
+        "record", without_defaults(record), write_summary(record), longest=write_timeout(len(record.nodes))
     )
 
 
@@ -117,6 +116,6 @@ def write_summary(record: RecordTask) -> str:
 async def close_document(close: CloseTask, nodes: int) -> bool:
     """Close the document of a task with `nodes` nodes. Return False if the document does not exist."""
     found: bool = await _execute_with_retries(
-        "close_task", slim(close), "close the task in MongoDB", bool, longest=write_timeout(nodes)
+        "close_task", without_defaults(close), "close the task in MongoDB", bool, longest=write_timeout(nodes)
     )
     return found

@@ -83,7 +83,7 @@ class NodeRunContext:
     """Awaited before a node runs again without backoff."""
     in_flight: int = 0
     """Number of attempts that are scheduled or running."""
-    consecutive_local: int = 0
+    consecutive_local_activities: int = 0
     """Number of local activities since the last regular activity."""
     _windows: dict[str, asyncio.Semaphore] = field(default_factory=dict)
     _reserved: int = 0
@@ -101,6 +101,12 @@ class NodeRunContext:
         """The slots that all roles share. None for tasks of an earlier release, whose histories use only windows."""
         limit, window = self.settings.max_in_flight, self.settings.window
         return SharedSlots(Slots(limit=limit, window=window)) if limit else None
+
+    def source_epochs(self, node: Node) -> dict[str, int]:
+        """Return the epochs of those nodes from which `node` pulls artifacts that have ended."""
+        if not node.pulls:
+            return {}
+        return {source: epoch for source in node.pulls_from if (epoch := self.epoch_of(source))}
 
     @contextmanager
     def count_in_flight(self) -> Iterator[None]:

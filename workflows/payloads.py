@@ -13,7 +13,7 @@ _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {
 }
 
 
-def slim(record: AttemptInput | RecordTask | CloseTask | NodeRecord) -> dict[str, Any]:
+def without_defaults(record: AttemptInput | RecordTask | CloseTask | NodeRecord) -> dict[str, Any]:
     """Return `record` as a dict without its default values.
 
     This keeps payloads small, because the server, the worker and every replay read them.

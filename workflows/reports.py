@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from flowkit.limits import PAYLOAD_BYTES, REPORT_BYTES
 from flowkit.models import NodeRecord, NodeStatus
 from flowkit.workflows.budget import cut_fairly, fitting, json_size, split_by_size
-from flowkit.workflows.payloads import slim
+from flowkit.workflows.payloads import without_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +61,7 @@ def split_record(record: RecordTask) -> list[RecordTask]:
     """
     if _is_surely_small(record.nodes):
         return [record]
-    room = REPORT_BYTES - json_size(slim(replace(record, nodes=[])))
+    room = REPORT_BYTES - json_size(without_defaults(replace(record, nodes=[])))
     if sum(map(_size, record.nodes)) <= room:
         return [record]
     ordered = sorted(record.nodes, key=lambda node: node.status is not NodeStatus.FAILED)
@@ -79,7 +79,7 @@ def _is_surely_small(nodes: Sequence[NodeRecord]) -> bool:
 
 
 def _size(node: NodeRecord) -> int:
-    return json_size(slim(node)) + 1
+    return json_size(without_defaults(node)) + 1
 
 
 def truncate_close_record(close: CloseTask) -> CloseTask:
@@ -89,7 +89,7 @@ def truncate_close_record(close: CloseTask) -> CloseTask:
     PAYLOAD_BYTES, the limit for one payload.
     """
     bare = [replace(node, last_error=None) for node in close.nodes]
-    taken = json_size(slim(replace(close, nodes=[], handled_failures=[]))) + sum(map(_size, bare))
+    taken = json_size(without_defaults(replace(close, nodes=[], handled_failures=[]))) + sum(map(_size, bare))
     handled = fitting(close.handled_failures, _entry_size, PAYLOAD_BYTES - taken)
     room = REPORT_BYTES - taken - sum(map(_entry_size, handled)) - len(bare) * len(',"last_error":""')
     before = [node.last_error for node in close.nodes]

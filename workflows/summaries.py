@@ -29,22 +29,22 @@ def next_try(node: Node, state: NodeState) -> str:
     return f"retry {state.failures} of {node.retry_policy.max}"
 
 
-def timer_text(node: Node, state: NodeState, seconds: float) -> str:
+def timer_summary(node: Node, state: NodeState, seconds: float) -> str:
     """Return the summary of the timer of a node that waits for `seconds`."""
-    name, wait = _short(node), span(seconds)
+    name, wait = _short(node), format_duration(seconds)
     if state.reason_code == FailureKind.YIELDED:
         return f"{name}: waits for a source, {wait} at most"
     return _summary(f"{name}: {next_try(node, state)} in {wait}, after {state.reason_code or 'a failure'}")
 
 
-def attempt_text(node: Node, state: NodeState) -> str:
+def attempt_summary(node: Node, state: NodeState) -> str:
     """Return the summary of an attempt: the node id and, after failures, the number of the retry."""
     if not state.failures:
         return _summary(node.node_id)
     return f"{_short(node)}, retry {state.failures} of {node.retry_policy.max}"
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration in its two largest units: `0.5 s`, `45 s`, `10 min`, `1 h 30 min`, `2 d`."""
     if seconds < 120:
         return f"{seconds:.3g} s"

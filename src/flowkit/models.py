@@ -257,7 +257,7 @@ class StatusChange:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptInput:
-    """Input of one attempt. Never change its default values, because they are not sent (see `slim`)."""
+    """Input of one attempt. Never change its default values, because they are not sent (see `without_defaults`)."""
 
     task_id: str
     node_id: str
@@ -315,7 +315,7 @@ class AttemptFailure:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRecord:
-    """State of one node to write to the task document. Default values are not sent (see `slim`)."""
+    """State of one node to write to the task document. Default values are not sent (see `without_defaults`)."""
 
     index: int
     node_id: str
@@ -330,7 +330,7 @@ class NodeRecord:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class RecordTask:
-    """Input of `record`: state that only the workflow knows. Default values are not sent (see `slim`)."""
+    """Input of `record`: state that only the workflow knows. Default values are not sent (see `without_defaults`)."""
 
     task_id: str
     run_id: str
@@ -349,7 +349,7 @@ class RecordTask:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class CloseTask:
-    """Input of `close_task`. Default values are not sent (see `slim`)."""
+    """Input of `close_task`. Default values are not sent (see `without_defaults`)."""
 
     task_id: str
     run_id: str

@@ -11,9 +11,10 @@ from tests.unit.graphs import node, pulling, two
 from flowkit.graph.validation import parse_graph
 from flowkit.models import AttemptInput, Node, NodeState, Settings
 from flowkit.workflows.document_activities import write_timeout
-from flowkit.workflows.node import attempt_input, note_failure, queue_of
+from flowkit.workflows.node import attempt_input, queue_of
 from flowkit.workflows.node_context import NodeRunContext
-from flowkit.workflows.payloads import slim
+from flowkit.workflows.payloads import without_defaults
+from flowkit.workflows.retry import note_failure
 
 
 def parsed(**fields: Any) -> Node:
@@ -36,7 +37,7 @@ def sent(of: Node, **settings: Any) -> AttemptInput:
 @pytest.mark.parametrize("seconds", [0.5, 45, 31_536_000])
 def test_the_timeout_of_a_node_travels_with_its_attempt(seconds: float) -> None:
     assert sent(parsed(timeout_sec=seconds)).timeout_sec == seconds
-    assert slim(sent(parsed(timeout_sec=seconds)))["timeout_sec"] == seconds
+    assert without_defaults(sent(parsed(timeout_sec=seconds)))["timeout_sec"] == seconds
 
 
 def test_a_role_without_a_timeout_has_none_and_a_function_has_that_of_its_engine() -> None:
@@ -46,7 +47,7 @@ def test_a_role_without_a_timeout_has_none_and_a_function_has_that_of_its_engine
 
 
 def test_a_first_attempt_of_a_bare_node_is_sent_in_few_words() -> None:
-    assert slim(sent(parsed())) == {
+    assert without_defaults(sent(parsed())) == {
         "task_id": "t",
         "node_id": "extract",
         "index": 0,

@@ -21,7 +21,7 @@ from tests.unit.examples import examples
 
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind, NodeState, RetryPolicy
-from flowkit.workflows.failures import is_reported, read_failure
+from flowkit.workflows.node import is_reported, read_failure
 from flowkit.workflows.retry import decide
 
 

@@ -24,7 +24,7 @@ from flowkit.models import (
     TaskStatus,
 )
 from flowkit.workflows.budget import json_size
-from flowkit.workflows.payloads import slim
+from flowkit.workflows.payloads import without_defaults
 from flowkit.workflows.reports import node_record, split_record, status_view, truncate_close_record
 from flowkit.workflows.scheduler import Scheduler
 
@@ -70,7 +70,7 @@ def test_a_large_write_is_split_and_nothing_of_it_is_lost(shape: str) -> None:
     nodes = records(walk(shape))
     parts = split_record(record(nodes))
     assert len(parts) > 10
-    assert max(json_size(slim(part)) for part in parts) <= REPORT_BYTES
+    assert max(json_size(without_defaults(part)) for part in parts) <= REPORT_BYTES
     assert [each for part in parts for each in part.nodes] == nodes
     assert [part.cancel_reason for part in parts] == ["hard_fail:x", *[None] * (len(parts) - 1)]
 
@@ -87,7 +87,7 @@ def test_failed_nodes_are_written_first_when_a_write_is_split() -> None:
 @pytest.mark.parametrize("count", [0, 1, 400])
 def test_a_write_that_fits_is_one_write(count: int) -> None:
     whole = record(records(walk("most nodes"))[:count])
-    assert (split_record(whole) == [whole]) == (json_size(slim(whole)) <= REPORT_BYTES)
+    assert (split_record(whole) == [whole]) == (json_size(without_defaults(whole)) <= REPORT_BYTES)
     short = record([dataclasses.replace(each, last_error="no") for each in whole.nodes])
     assert split_record(short) == [short]
 
@@ -96,7 +96,7 @@ def test_a_write_that_fits_is_one_write(count: int) -> None:
 def test_the_largest_close_fits_into_a_payload_and_keeps_every_status(shape: str) -> None:
     nodes, handled = records(walk(shape)), walk(shape).handled_failures
     sent = truncate_close_record(close(nodes, handled))
-    assert json_size(slim(sent)) <= PAYLOAD_BYTES
+    assert json_size(without_defaults(sent)) <= PAYLOAD_BYTES
     assert sent.truncated
     bare = [dataclasses.replace(each, last_error=None) for each in sent.nodes]
     assert bare == [dataclasses.replace(each, last_error=None) for each in nodes]
@@ -108,7 +108,7 @@ def test_the_close_of_many_failed_nodes_fits_into_its_budget() -> None:
     graph = {"nodes": [node(f"node-{i}", allow_failure=True) for i in range(5_000)]}
     nodes = records(large.failed_walk(graph)[1])
     sent = truncate_close_record(close(nodes, [each.node_id for each in nodes]))
-    assert REPORT_BYTES * 0.9 <= json_size(slim(sent)) <= REPORT_BYTES
+    assert REPORT_BYTES * 0.9 <= json_size(without_defaults(sent)) <= REPORT_BYTES
     assert sent.truncated
     assert len(sent.handled_failures) == 5_000
     for before, after in zip(nodes, sent.nodes, strict=True):
@@ -123,7 +123,9 @@ def test_a_close_that_fits_is_sent_as_it_is() -> None:
 
 
 def test_what_is_sent_leaves_out_defaults() -> None:
-    (sent,) = slim(record([NodeRecord(index=0, node_id="a", status=NodeStatus.QUEUED, epoch=0)]))["nodes"]
+    (sent,) = without_defaults(record([NodeRecord(index=0, node_id="a", status=NodeStatus.QUEUED, epoch=0)]))[
+        "nodes"
+    ]
     assert sent == {"index": 0, "node_id": "a", "status": "queued", "epoch": 0}
 
 

@@ -21,11 +21,10 @@ from flowkit.models import (
     TaskStatus,
 )
 from flowkit.testing.executors import RUN
-from flowkit.workflows.failures import read_failure
-from flowkit.workflows.node import attempt_input, note_failure
+from flowkit.workflows.node import attempt_input, read_failure
 from flowkit.workflows.node_context import NodeRunContext
 from flowkit.workflows.reports import node_record, pulled_nodes
-from flowkit.workflows.retry import Fail, decide
+from flowkit.workflows.retry import Fail, decide, note_failure
 from flowkit.workflows.scheduler import Scheduler
 from flowkit.workflows.views import failure_text
 
