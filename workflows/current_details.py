@@ -28,11 +28,13 @@ class StatusPublisher:
         self._graph = graph
         self._scheduler = scheduler
         self._refreshing: asyncio.Task[None] | None = None
-        self._home = details.Home(namespace=workflow.info().namespace, queue=state.opened.settings.queue)
+        self._queues = details.TaskQueues(
+            namespace=workflow.info().namespace, prefix=state.opened.settings.queue
+        )
         self._refreshed_at = 0.0
         self._reason: str | None = None
         self.status = TaskStatus(state.status_history[-1].to)
-        self._shorten()
+        self._shorten_history()
 
     @property
     def history(self) -> list[StatusChange]:
@@ -44,8 +46,8 @@ class StatusPublisher:
         """Number of entries dropped from the middle of `history`."""
         return self._state.status_history_omitted
 
-    def _shorten(self) -> None:
-        self._state.status_history_omitted += views.shorten(self.history)
+    def _shorten_history(self) -> None:
+        self._state.status_history_omitted += views.shorten_history(self.history)
 
     def set_status(self, status: TaskStatus) -> bool:
         """Set the task's status. Return False if the task already has it."""
@@ -53,11 +55,11 @@ class StatusPublisher:
             return False
         at = workflow.now().timestamp()
         self.history.append(StatusChange(from_=self.status.value, to=status.value, at=at))
-        self._shorten()
+        self._shorten_history()
         self.status = status
         registered = self._state.opened.settings.search_attributes
-        if pairs := views.search_attributes(registered, self.history, self._graph, self._state.params):
-            workflow.upsert_search_attributes(pairs)
+        if updates := views.search_attributes(registered, self.history, self._graph, self._state.params):
+            workflow.upsert_search_attributes(updates)
         return True
 
     def refresh(self) -> None:
@@ -65,12 +67,12 @@ class StatusPublisher:
 
         The details of a large graph are updated at most once per second, and at the latest after five seconds.
         """
-        if len(self._scheduler.nodes) <= details.ROWS or self._refreshing and self._is_old():
+        if len(self._scheduler.nodes) <= details.ROWS or self._refreshing and self._is_outdated():
             self._refresh_now()
         elif self._refreshing is None:
             self._refreshing = asyncio.create_task(self._refresh_twice())
 
-    def _is_old(self) -> bool:
+    def _is_outdated(self) -> bool:
         return workflow.now().timestamp() - self._refreshed_at >= _REFRESH_EVERY_SEC
 
     def finish(self, reason: str | None) -> None:
@@ -87,10 +89,10 @@ class StatusPublisher:
 
     async def _refresh_twice(self) -> None:
         self._refresh_now()
-        await workflow.sleep(_SECOND_REFRESH_SEC, summary="redraw the details")
+        await workflow.sleep(_SECOND_REFRESH_SEC, summary="refresh the details")
         self._refresh_now()
         self._refreshing = None
 
     def _refresh_now(self) -> None:
         self._refreshed_at = workflow.now().timestamp()
-        workflow.set_current_details(details.render(self.status, self._scheduler, self._home, self._reason))
+        workflow.set_current_details(details.render(self.status, self._scheduler, self._queues, self._reason))

@@ -1,4 +1,4 @@
-"""Derive reasons, statuses and search attributes from a task's state. Pure."""
+"""Derive the reasons, the status and the search attributes that users see from a task's state. Pure."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def failure_text(scheduler: Scheduler) -> str:
     """Return in one line why the task failed."""
     first, *others = scheduler.failures
     error = scheduler.states[first.index].last_error or "failed"
-    more = f" (and {len(others)} more failed nodes)" if others else ""
-    return f"node {first.node_id!r} failed: {error}"[:LAST_ERROR_CHARS] + more
+    suffix = f" (and {len(others)} more failed nodes)" if others else ""
+    return f"node {first.node_id!r} failed: {error}"[:LAST_ERROR_CHARS] + suffix
 
 
 def open_status(scheduler: Scheduler) -> TaskStatus:
-    """Return `deferred` if no node runs and at least one waits for its retry, otherwise `running`."""
+    """Return the status of a task that has not ended: `deferred` if no node runs and at least one waits for its retry, otherwise `running`."""
     counts = scheduler.counts()
-    waits = counts[NodeStatus.DEFERRED] > 0
+    waiting = counts[NodeStatus.DEFERRED] > 0
     idle = counts[NodeStatus.RUNNING] == 0
-    return TaskStatus.DEFERRED if waits and idle else TaskStatus.RUNNING
+    return TaskStatus.DEFERRED if waiting and idle else TaskStatus.RUNNING
 
 
-def shorten(history: list[StatusChange]) -> int:
+def shorten_history(history: list[StatusChange]) -> int:
     """Drop entries from the middle of a long history; keep the first ten and the latest. Return the number dropped."""
     surplus = max(0, len(history) - STATUS_CHANGES)
     del history[_FIRST_CHANGES : _FIRST_CHANGES + surplus]
@@ -66,14 +66,14 @@ def search_attributes(
     Temporal's own status is sufficient, and free, for a task that only runs and then ends. FlowKit therefore sets its
     status attribute only once a status adds information: `deferred`, or `failed` while attempts still end.
     """
-    pairs: list[SearchAttributeUpdate[Any]] = []
+    updates: list[SearchAttributeUpdate[Any]] = []
     status = history[-1].to
     if STATUS in registered and any(change.to not in _SHOWN_BY_TEMPORAL for change in history):
-        pairs.append(SearchAttributeKey.for_keyword(STATUS).value_set(status))
+        updates.append(SearchAttributeKey.for_keyword(STATUS).value_set(status))
     name = pipeline_name(graph.name, params)
     if PIPELINE in registered and name and history[-1].from_ == TaskStatus.QUEUED:
-        pairs.append(SearchAttributeKey.for_keyword(PIPELINE).value_set(name))
-    return pairs
+        updates.append(SearchAttributeKey.for_keyword(PIPELINE).value_set(name))
+    return updates
 
 
 _SHOWN_BY_TEMPORAL = frozenset(
@@ -90,4 +90,4 @@ def pipeline_name(graph_name: str | None, params: dict[str, Any]) -> str | None:
 
 def _printable(text: str) -> str:
     """Replace characters that some databases reject, such as NUL."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tests.unit.examples import examples
 
 from flowkit.workflows.budget import (
-    cut_fairly,
-    cut_json,
-    cut_utf8,
-    fair_level,
-    fitting,
     json_size,
+    largest_cap,
+    longest_prefix,
     split_by_size,
+    truncate_json,
+    truncate_longest,
+    truncate_utf8,
 )
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.text(
@@ -33,7 +33,7 @@ def inner(text: str) -> int:
 @THOROUGH
 @given(text=TEXTS, limit=st.integers(0, 200))
 def test_a_cut_text_fits_and_is_the_beginning_of_the_whole(text: str, limit: int) -> None:
-    cut = cut_json(text, limit)
+    cut = truncate_json(text, limit)
     assert inner(cut) <= limit
     if inner(text) <= limit:
         assert cut == text
@@ -45,26 +45,26 @@ def test_a_cut_text_fits_and_is_the_beginning_of_the_whole(text: str, limit: int
 @THOROUGH
 @given(text=TEXTS, limit=st.integers(3, 200))
 def test_utf8_is_never_cut_inside_a_character(text: str, limit: int) -> None:
-    cut = cut_utf8(text, limit)
+    cut = truncate_utf8(text, limit)
     assert len(cut.encode()) <= limit
     assert cut == text or (cut.endswith("…") and text.startswith(cut[:-1]))
 
 
 def test_a_cut_wastes_no_more_than_one_character() -> None:
-    assert inner(cut_json("x" * 100, 50)) == 50
-    assert inner(cut_json("\U0001f600" * 100, 50)) >= 46
-    assert inner(cut_json("\x01" * 100, 50)) >= 44
+    assert inner(truncate_json("x" * 100, 50)) == 50
+    assert inner(truncate_json("\U0001f600" * 100, 50)) >= 46
+    assert inner(truncate_json("\x01" * 100, 50)) >= 44
 
 
 @pytest.mark.parametrize("room, level", [(1_110, 1_000), (300, 190), (30, 10), (29, 9), (0, 0), (-5, 0)])
 def test_the_longest_texts_are_cut_first(room: int, level: int) -> None:
-    assert fair_level([10, 100, 1_000], room) == level
+    assert largest_cap([10, 100, 1_000], room) == level
 
 
 @THOROUGH
 @given(texts=st.lists(TEXTS | st.none(), max_size=20), room=st.integers(-10, 2_000))
 def test_texts_are_cut_to_the_room_that_they_share(texts: list[str | None], room: int) -> None:
-    cut = cut_fairly(texts, room)
+    cut = truncate_longest(texts, room)
     assert len(cut) == len(texts)
     kept = [text for text in cut if text]
     assert sum(map(inner, kept)) <= max(0, room)
@@ -84,7 +84,7 @@ def test_parts_hold_everything_in_order_and_fit(sizes: list[int], room: int) -> 
     parts = list(split_by_size(sizes, int, room))
     assert [size for part in parts for size in part] == sizes
     assert all(part and (sum(part) <= room or len(part) == 1) for part in parts)
-    first = fitting(sizes, int, room)
+    first = longest_prefix(sizes, int, room)
     assert sum(first) <= room
     assert sizes[: len(first)] == first
 

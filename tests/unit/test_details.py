@@ -12,16 +12,16 @@ from tests.unit.graphs import node
 
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus, SkipReason, TaskStatus
-from flowkit.workflows.details import BYTES, ROWS, Home
+from flowkit.workflows.details import BYTES, ROWS, TaskQueues
 from flowkit.workflows.details import render as render_at
 from flowkit.workflows.scheduler import Scheduler
 
-HOME = Home(namespace="default", queue="flowkit")
+QUEUES = TaskQueues(namespace="default", prefix="flowkit")
 
 
 def render(status: TaskStatus, walked: Scheduler, reason: str | None = None) -> str:
     """Return the details of a task whose workers poll the usual queues."""
-    return render_at(status, walked, HOME, reason)
+    return render_at(status, walked, QUEUES, reason)
 
 
 def walk(*states: NodeState, **fields: Any) -> Scheduler:
@@ -98,7 +98,7 @@ def test_a_waiting_node_tells_when_it_is_retried_and_why() -> None:
     state = NodeState(
         status=NodeStatus.DEFERRED, epoch=1, next_retry_at=1_700_000_000, last_error="flaky: no"
     )
-    assert only_row(state)[3:] == ["1", "next try at 2023-11-14 22:13:20 UTC; flaky: no"]
+    assert only_row(state)[3:] == ["1", "next attempt at 2023-11-14 22:13:20 UTC; flaky: no"]
     state.failures, state.reason_code = 1, "flaky"
     assert only_row(state)[-1] == "retry 1 of 2 at 2023-11-14 22:13:20 UTC; flaky: no"
 
@@ -114,7 +114,9 @@ def test_workers_of_running_nodes_are_a_link_away_because_the_workflow_cannot_se
 @pytest.mark.parametrize("queue", ["my queue", "a/b", "q?x", "a)b", "ünï"])
 def test_a_queue_that_does_not_fit_into_an_address_is_named_without_a_link(queue: str) -> None:
     text = render_at(
-        TaskStatus.RUNNING, walk(NodeState(status=NodeStatus.RUNNING)), Home(namespace="default", queue=queue)
+        TaskStatus.RUNNING,
+        walk(NodeState(status=NodeStatus.RUNNING)),
+        TaskQueues(namespace="default", prefix=queue),
     )
     assert f"role: crawler, queue {queue}.crawler\n" in text
     assert "](" not in text

@@ -15,19 +15,19 @@ ROLES = "abcd"
 
 def test_free_slots_are_taken_at_once() -> None:
     slots = Slots(limit=3, window=2)
-    assert [slots.take(role) for role in "aaab"] == [True, True, False, True]
-    assert not slots.take("b")
+    assert [slots.try_acquire(role) for role in "aaab"] == [True, True, False, True]
+    assert not slots.try_acquire("b")
     assert (slots.in_use, slots.in_use_by("a"), slots.in_use_by("b")) == (3, 2, 1)
 
 
 def test_roles_that_wait_get_free_slots_in_turn_and_nodes_of_a_role_in_their_order() -> None:
     slots = Slots(limit=1, window=5)
-    assert slots.take("a")
+    assert slots.try_acquire("a")
     for ticket, role in enumerate("aaabbc"):
-        slots.wait(role, ticket)
+        slots.enqueue(role, ticket)
     holders, order = deque("a"), []
     while holders:
-        (granted,) = slots.give_back(holders.popleft()) or (None,)
+        (granted,) = slots.release(holders.popleft()) or (None,)
         if granted is not None:
             order.append(granted)
             holders.append("aaabbc"[granted])
@@ -36,25 +36,25 @@ def test_roles_that_wait_get_free_slots_in_turn_and_nodes_of_a_role_in_their_ord
 
 def test_a_role_with_a_full_window_does_not_hold_up_the_others() -> None:
     slots = Slots(limit=3, window=1)
-    assert slots.take("a")
-    slots.wait("a", 0)
-    assert slots.take("b")
-    assert slots.take("c")
-    slots.wait("d", 1)
-    assert slots.give_back("b") == [1]
-    assert slots.give_back("a") == [0]
+    assert slots.try_acquire("a")
+    slots.enqueue("a", 0)
+    assert slots.try_acquire("b")
+    assert slots.try_acquire("c")
+    slots.enqueue("d", 1)
+    assert slots.release("b") == [1]
+    assert slots.release("a") == [0]
 
 
 def test_who_leaves_gets_nothing() -> None:
     slots = Slots(limit=1, window=1)
-    assert slots.take("a")
-    slots.wait("a", 0)
-    slots.wait("a", 1)
-    assert slots.leave("a", 0)
-    assert slots.give_back("a") == [1]
-    assert not slots.leave("a", 1)
-    assert not slots.leave("zzz", 7)
-    assert slots.give_back("a") == []
+    assert slots.try_acquire("a")
+    slots.enqueue("a", 0)
+    slots.enqueue("a", 1)
+    assert slots.cancel_wait("a", 0)
+    assert slots.release("a") == [1]
+    assert not slots.cancel_wait("a", 1)
+    assert not slots.cancel_wait("zzz", 7)
+    assert slots.release("a") == []
     assert slots.in_use == 0
 
 
@@ -72,25 +72,25 @@ class Crowd:
     def arrive(self, role: str) -> None:
         """Let a node request a slot."""
         self.tickets += 1
-        if self.slots.take(role):
+        if self.slots.try_acquire(role):
             self.running.append((role, self.tickets))
         else:
-            self.slots.wait(role, self.tickets)
+            self.slots.enqueue(role, self.tickets)
             self.waiting[self.tickets] = role
         self.check()
 
-    def leave(self, pick: int) -> None:
+    def cancel_wait(self, pick: int) -> None:
         """Let a waiting node give up."""
         if self.waiting:
             ticket = sorted(self.waiting)[pick % len(self.waiting)]
-            assert self.slots.leave(self.waiting.pop(ticket), ticket)
+            assert self.slots.cancel_wait(self.waiting.pop(ticket), ticket)
         self.check()
 
     def finish(self, pick: int) -> None:
         """End a running node."""
         if self.running:
             role, _ = self.running.pop(pick % len(self.running))
-            for ticket in self.slots.give_back(role):
+            for ticket in self.slots.release(role):
                 self.granted.append(ticket)
                 self.running.append((self.waiting.pop(ticket), ticket))
         self.check()

@@ -10,7 +10,7 @@ from tests.unit.graphs import node
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeRecord, NodeState, NodeStatus, RecordTask, TaskStatus
 from flowkit.workflows.document_activities import write_summary
-from flowkit.workflows.summaries import attempt_summary, format_duration, next_try, timer_summary
+from flowkit.workflows.summaries import attempt_summary, format_duration, next_attempt, timer_summary
 
 LONG_ID = "n" * 200
 
@@ -59,24 +59,24 @@ def test_the_timer_of_a_retry_tells_node_retry_time_and_reason() -> None:
 
 @pytest.mark.parametrize("code", ["lease_lost", "dispatch_lost", "yielded"])
 def test_what_uses_up_no_retry_is_not_counted_as_one(code: str) -> None:
-    assert next_try(parsed(), NodeState(failures=1, losses=1, reason_code=code)) == "next try"
+    assert next_attempt(parsed(), NodeState(failures=1, losses=1, reason_code=code)) == "next attempt"
 
 
 @pytest.mark.parametrize("code", ["mongo_unavailable", "cancel_refused", "anything"])
 def test_the_wait_after_a_yield_for_another_reason_is_no_retry(code: str) -> None:
     state = NodeState(failures=1, yields=2, reason_code=code, free=True)
-    assert next_try(parsed(), state) == "next try"
-    assert timer_summary(parsed(), state, 2) == f"enrich: next try in 2 s, after {code}"
+    assert next_attempt(parsed(), state) == "next attempt"
+    assert timer_summary(parsed(), state, 2) == f"enrich: next attempt in 2 s, after {code}"
 
 
 def test_the_timer_after_a_loss_does_not_speak_of_a_retry() -> None:
     state = NodeState(losses=1, reason_code="lease_lost")
-    assert timer_summary(parsed(), state, 2) == "enrich: next try in 2 s, after lease_lost"
+    assert timer_summary(parsed(), state, 2) == "enrich: next attempt in 2 s, after lease_lost"
 
 
 def test_a_node_that_gave_its_slot_away_waits_for_a_source() -> None:
     assert timer_summary(parsed(), NodeState(yields=1, reason_code="yielded"), 4) == (
-        "enrich: waits for a source, 4 s at most"
+        "enrich: waits for a source node, at most 4 s"
     )
 
 

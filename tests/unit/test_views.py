@@ -69,7 +69,7 @@ def changes(count: int) -> list[StatusChange]:
 @pytest.mark.parametrize(("count", "omitted"), [(0, 0), (99, 0), (100, 0), (101, 1), (5_000, 4_900)])
 def test_a_long_history_keeps_its_first_ten_and_its_latest_entries(count: int, omitted: int) -> None:
     history = changes(count)
-    assert views.shorten(history) == omitted
+    assert views.shorten_history(history) == omitted
     assert len(history) == min(count, 100)
     assert [change.at for change in history[:10]] == [float(number) for number in range(min(count, 10))]
     assert history[10:] == changes(count)[10 + omitted :]
@@ -79,7 +79,7 @@ def test_a_history_that_grows_one_by_one_is_shortened_each_time() -> None:
     history, omitted = changes(100), 0
     for number in range(100, 500):
         history.append(StatusChange(from_="deferred", to="running", at=float(number)))
-        omitted += views.shorten(history)
+        omitted += views.shorten_history(history)
     assert (len(history), omitted, history[9].at, history[-1].at) == (100, 400, 9.0, 499.0)
 
 
