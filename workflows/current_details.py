@@ -1,4 +1,4 @@
-"""What Temporal shows of a running task: its status, search attributes and current details."""
+"""Publish what Temporal shows of a running task: its status as search attributes, and its current details."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 
 _REFRESH_EVERY_SEC = 1.0
 _SECOND_REFRESH_SEC = 5.0
-"""Delay of the second refresh. It is long because a timer costs the server as much as half a node."""
+"""Delay of the second refresh. A timer costs the server half as much as a node, so there are few of them."""
 
 
 class StatusPublisher:
-    """Keep the task's status and status history, and publish the current details of the run."""
+    """Keep the task's status and status history, and publish them to Temporal.
+
+    The current details are Markdown that the Web UI shows on the page of the run (see `details`).
+    """
 
     def __init__(self, state: TaskState, graph: Graph, scheduler: Scheduler) -> None:
         self._state = state
@@ -65,7 +68,7 @@ class StatusPublisher:
     def refresh(self) -> None:
         """Update the current details.
 
-        The details of a large graph are updated at most once per second, and at the latest after five seconds.
+        Those of a large graph change at most once per second, and at the latest five seconds after a change.
         """
         if len(self._scheduler.nodes) <= details.ROWS or self._refreshing and self._is_outdated():
             self._refresh_now()
@@ -82,7 +85,7 @@ class StatusPublisher:
         self._refresh_now()
 
     def stop_refreshing(self) -> None:
-        """Cancel the refresh timer."""
+        """Cancel the pending refresh, if there is one."""
         if self._refreshing is not None:
             self._refreshing.cancel()
             self._refreshing = None

@@ -55,7 +55,7 @@ async def open_document(new: NewTask) -> Opened:
 
 
 async def _open_locally(opening: OpenTask) -> Opened:
-    """Try once as a local activity, which saves a round trip through the server.
+    """Run the activity once as a local activity, which saves a round trip through the server.
 
     There is no retry because the workflow receives no cancel requests during a local activity.
     """

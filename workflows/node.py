@@ -165,9 +165,9 @@ def _may_run_locally(context: NodeRunContext, node: Node) -> bool:
 
 
 async def _executed_locally(node: Node, state: NodeState, payload: dict[str, Any]) -> bool:
-    """Try a built-in function once as a local activity, which saves a round trip through the server.
+    """Run a built-in function once as a local activity, which saves a round trip through the server.
 
-    Return False if the try failed for a reason other than a cancel or an error that the function reported.
+    Return False if it failed for a reason other than a cancel or an error that the function reported.
     """
     try:
         await workflow.execute_local_activity(

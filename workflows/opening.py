@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from flowkit.models import Graph
 
 _REJECTION_CHARS = 8_000
-"""Largest message of a rejection. It lists up to ten problems; one of them may be a cycle of thousands of nodes."""
+"""Largest size of an error message about the input. It lists up to ten problems; one may be a cycle of many nodes."""
 
 
 async def open_or_restore(task: RawValue | None) -> tuple[TaskState, Graph]:
-    """Return the state and the graph of the task, from the previous run or from opening the task now.
+    """Return the state and the graph of the task: those of the previous run, or those of the new task that it opens.
 
     Only the first run validates the graph, because a task continues under the rules that accepted it.
     Raise ApplicationError when the input or the graph is not valid, or when the engine rejects the task.
@@ -46,14 +46,14 @@ def _decode(task: RawValue) -> Any:
     try:
         return workflow.payload_converter().from_payload(task.payload)
     except Exception as error:  # noqa: BLE001 - for any decoding error, the task must fail and report the reason
-        problem = "the input of a task is one JSON object; this one cannot be read"
+        problem = "the input of a task must be one JSON object, and this input cannot be decoded"
         raise _rejection(GraphError([f"{problem}: {str(error)[:200]}"])) from None
 
 
 def _validate(new: NewTask) -> Graph:
     """Return the graph of a new task.
 
-    Raise ApplicationError if the current rules reject it, unless the task was opened under earlier rules.
+    Raise ApplicationError if the current rules reject it, unless a release with earlier rules has accepted the task.
     """
     try:
         return parse_graph(new.graph, params=new.params, max_nodes=None)
@@ -77,6 +77,7 @@ def _rejection(error: GraphError) -> ApplicationError:
 
 
 async def _open(new: NewTask, graph: Graph) -> tuple[TaskState, Graph]:
+    """Open the task document, and return the state in which the task begins."""
     for warning in graph.warnings:
         workflow.logger.warning("graph: %s", warning)
     opened = await open_document(new)

@@ -1,8 +1,8 @@
-"""Encode a task's state as input of the next run of its workflow (continue-as-new). Pure.
+"""Encode a task's state as input of the next run of its workflow (continue-as-new), and decode it there. Pure.
 
 Temporal rejects payloads of 2 MB. The graph and params of a task have at most 1 MB, so the rest of the state may have
-at most 1 MB as well. To fit, nodes are encoded as columns, and equal texts are stored once. Texts that do not fit are
-truncated, the longest first. In addition, large parts are compressed.
+at most 1 MB as well. To fit, the states of the nodes are encoded as columns, and equal texts are stored once. Texts
+that do not fit are truncated, the longest first. In addition, large parts are compressed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Packed = dict[str, Any]
+"""A value that `pack` encoded: `{"json": value}`, or `{"zlib": text}` if it is compressed."""
+
 Columns = dict[str, Any]
+"""The states of all nodes: for each field of `NodeState`, a list or text with the values in the order of the nodes."""
 
 _STATUS_LETTERS = {
     NodeStatus.QUEUED: "q",
@@ -51,10 +54,10 @@ _REASON_BY_LETTER = {letter: reason for reason, letter in _REASON_LETTERS.items(
 
 _COUNTS = ("epoch", "generation", "failures", "losses", "yields")
 _TEXTS = ("last_error", "reason_code")
-_UNCOMPRESSED_BYTES = 1_000
+_MAX_UNCOMPRESSED_BYTES = 1_000
 """Values up to this size are not compressed, so that they stay readable in Temporal's Web UI."""
 
-_TEXT_OVERHEAD = len('"",')
+_TEXT_OVERHEAD_BYTES = len('"",')
 
 
 @wire.dataclass(kw_only=True, slots=True)
@@ -67,7 +70,7 @@ class TaskState:
     nodes: list[NodeState]
     status_history: list[StatusChange]
     status_history_omitted: int = 0
-    """Entries dropped from the middle of `status_history`."""
+    """Number of entries dropped from the middle of `status_history`."""
 
 
 def is_state(value: object) -> TypeGuard[dict[str, Any]]:
@@ -82,13 +85,13 @@ def encode_state(state: TaskState) -> dict[str, Any]:
         "status_history": [[change.from_, change.to, change.at] for change in state.status_history],
         "status_history_omitted": state.status_history_omitted,
     }
-    limit = CARRIED_STATE_BYTES - json_size(carried)
+    remaining = CARRIED_STATE_BYTES - json_size(carried)
     task = {"graph": state.graph, "params": state.params}
-    return {**carried, "task": pack(task), "nodes": pack(columns_of(state.nodes, limit))}
+    return {**carried, "task": pack(task), "nodes": pack(columns_of(state.nodes, remaining))}
 
 
 def parse_state(value: dict[str, Any]) -> TaskState:
-    """Decode the state that the previous run of the same task handed over. Accepts the first release's form as well."""
+    """Decode the state that the previous run of the same task handed over. Accept the first release's format as well."""
     if "task" not in value:
         return _first_release_format().validate_python(value)
     return TaskState(
@@ -130,7 +133,7 @@ def columns_of(states: Sequence[NodeState], limit: int) -> Columns:
     if table:
         columns["texts"] = []
         columns["texts"] = truncate_longest(
-            list(table), limit - json_size(columns) - _TEXT_OVERHEAD * len(table)
+            list(table), limit - json_size(columns) - _TEXT_OVERHEAD_BYTES * len(table)
         )
     return columns
 
@@ -141,6 +144,7 @@ def _add_column(columns: Columns, name: str, values: list[Any]) -> None:
 
 
 def _text_position(table: dict[str, int], text: str | None) -> int:
+    """Return the position of `text` in `table`, counted from 1, and add it if it is new. 0 for no text."""
     return table.setdefault(text, len(table) + 1) if text else 0
 
 
@@ -150,7 +154,7 @@ def states_of(columns: Columns) -> list[NodeState]:
     for name in _COUNTS:
         _set_column(states, name, columns.get(name, ()))
     _set_column(states, "next_retry_at", [at or None for at in columns.get("next_retry_at", ())])
-    _set_column(states, "free", [mark == "1" for mark in columns.get("free", "")])
+    _set_column(states, "free", [digit == "1" for digit in columns.get("free", "")])
     _set_column(
         states, "skip_reason", [_REASON_BY_LETTER[letter] for letter in columns.get("skip_reason", "")]
     )
@@ -168,7 +172,7 @@ def _set_column(states: list[NodeState], name: str, values: Sequence[Any]) -> No
 def pack(value: Any) -> Packed:
     """Return `value` compressed, or unchanged if it is small or compression does not make it smaller."""
     plain = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-    if len(plain) > _UNCOMPRESSED_BYTES:
+    if len(plain) > _MAX_UNCOMPRESSED_BYTES:
         packed = base64.b64encode(zlib.compress(plain)).decode()
         if len(packed) < len(plain):
             return {"zlib": packed}

@@ -47,17 +47,17 @@ class Task:
 
     def __init__(self) -> None:
         self._is_open = False
-        """Whether the attributes above exist."""
+        """Whether `_open` has set the attributes above."""
         self._draining = False
         """Whether the task has stopped starting attempts."""
         self._loop_ended = False
-        """Whether the main loop has ended because the task stops or continues in a new run."""
+        """Whether the main loop has ended early, because the task stops or continues in a new run."""
         self._iterations = 0
-        """Number of times the main loop has decided not to continue in a new run."""
+        """Number of times the main loop has decided to continue in this run."""
         self._retry_state_changed = False
         """Whether a node has started to wait for its retry, or has ended its wait, since the last iteration."""
         self._progressed = False
-        """Whether this run has processed an event. Without one, a new run would start over and over again."""
+        """Whether this run has processed an event. A run without progress must not continue as new, to avoid a loop."""
         self._result: TaskResult | None = None
 
     @workflow.run

@@ -79,7 +79,7 @@ class Crowd:
             self.waiting[self.tickets] = role
         self.check()
 
-    def cancel_wait(self, pick: int) -> None:
+    def leave(self, pick: int) -> None:
         """Let a waiting node give up."""
         if self.waiting:
             ticket = sorted(self.waiting)[pick % len(self.waiting)]

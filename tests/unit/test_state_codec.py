@@ -146,9 +146,9 @@ def test_every_state_of_the_nodes_is_carried_exactly(nodes: list[NodeState]) -> 
 
 
 def test_every_status_and_reason_has_a_letter_of_its_own() -> None:
-    assert set(state_codec._STATUSES) == set(NodeStatus)
-    assert set(state_codec._REASONS) == {None, *SkipReason}
-    for letters in (state_codec._STATUSES, state_codec._REASONS):
+    assert set(state_codec._STATUS_LETTERS) == set(NodeStatus)
+    assert set(state_codec._REASON_LETTERS) == {None, *SkipReason}
+    for letters in (state_codec._STATUS_LETTERS, state_codec._REASON_LETTERS):
         assert len(set(letters.values())) == len(letters)
 
 
