@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from temporalio import workflow
 
 from flowkit.models import StatusChange, TaskStatus
-from flowkit.workflows import details, views
+from flowkit.workflows import details_markdown, views
 
 if TYPE_CHECKING:
     from flowkit.models import Graph
@@ -23,7 +23,7 @@ _SECOND_REFRESH_SEC = 5.0
 class StatusPublisher:
     """Keep the task's status and status history, and publish them to Temporal.
 
-    The current details are Markdown that the Web UI shows on the page of the run (see `details`).
+    The current details are Markdown that the Web UI shows on the page of the run (see `details_markdown`).
     """
 
     def __init__(self, state: TaskState, graph: Graph, scheduler: Scheduler) -> None:
@@ -31,7 +31,7 @@ class StatusPublisher:
         self._graph = graph
         self._scheduler = scheduler
         self._refreshing: asyncio.Task[None] | None = None
-        self._queues = details.TaskQueues(
+        self._queues = details_markdown.TaskQueues(
             namespace=workflow.info().namespace, prefix=state.opened.settings.queue
         )
         self._refreshed_at = 0.0
@@ -70,7 +70,7 @@ class StatusPublisher:
 
         Those of a large graph change at most once per second, and at the latest five seconds after a change.
         """
-        if len(self._scheduler.nodes) <= details.ROWS or self._refreshing and self._is_outdated():
+        if len(self._scheduler.nodes) <= details_markdown.ROWS or self._refreshing and self._is_outdated():
             self._refresh_now()
         elif self._refreshing is None:
             self._refreshing = asyncio.create_task(self._refresh_twice())
@@ -98,4 +98,6 @@ class StatusPublisher:
 
     def _refresh_now(self) -> None:
         self._refreshed_at = workflow.now().timestamp()
-        workflow.set_current_details(details.render(self.status, self._scheduler, self._queues, self._reason))
+        workflow.set_current_details(
+            details_markdown.render(self.status, self._scheduler, self._queues, self._reason)
+        )

@@ -4,7 +4,7 @@ Pure: no Temporal, no I/O, no clock. The workflow reports to a `Scheduler` which
 returns the nodes that may start, and skips the nodes that can no longer start.
 
 A node's gate is the state of its fan-in (in Airflow: of its trigger rule). The gate opens when enough parents have
-finished, and closes when too few parents can still finish.
+finished, and closes when too few parents can still finish. A node is open until it has ended.
 """
 
 from __future__ import annotations
@@ -61,15 +61,16 @@ class Scheduler:
         self._open_nodes = len(graph.nodes)
         self._hard_failure: int | None = None
         self._ready: list[int] = []
-        self._released: set[int] = set()
+        self._made_ready: set[int] = set()
         self._rebuild()
 
     def _rebuild(self) -> None:
+        """Derive gates and ready nodes from `states`, which may come from a previous run of the workflow."""
         ended = [i for i, state in enumerate(self.states) if state.status.ended]
         for index in ended:
             self._update_gates(index)
         for node in self.nodes:
-            if not self.states[node.index].status.ended and self._gate_opened(node.index):
+            if not self.states[node.index].status.ended and self._is_gate_open(node.index):
                 self._add_ready(node.index)
 
     @property
@@ -79,7 +80,7 @@ class Scheduler:
 
     @property
     def hard_failure(self) -> Node | None:
-        """The node whose permanent failure stops the task, or None."""
+        """The first node whose permanent failure stops the task, or None. Depends on `allow_failure` and `on_node_failure`."""
         return None if self._hard_failure is None else self.nodes[self._hard_failure]
 
     @property
@@ -119,9 +120,9 @@ class Scheduler:
                 state.status, state.skip_reason = NodeStatus.SKIPPED, self._skip_reason_of(current)
                 self.changed.add(current)
             for child in self._update_gates(current):
-                if self._gate_opened(child):
+                if self._is_gate_open(child):
                     self._add_ready(child)
-                elif self._gate_closed(child):
+                elif self._is_gate_closed(child):
                     heapq.heappush(pending, (self._position[child], child))
 
     def _skip_reason_of(self, index: int) -> SkipReason:
@@ -155,16 +156,16 @@ class Scheduler:
             gate = self._gates[child]
             gate.open_parents -= 1
             gate.finished += state.status is NodeStatus.FINISHED
-            gate.blocked += _blocks(state)
+            gate.blocked += _closes_all_gate(state)
             gate.reason = _higher_precedence(gate.reason, _inherited_reason(state))
         return [child for child in self._children[index] if not self.states[child].status.ended]
 
     def _add_ready(self, index: int) -> None:
-        if index not in self._released:
-            self._released.add(index)
+        if index not in self._made_ready:
+            self._made_ready.add(index)
             self._ready.append(index)
 
-    def _gate_opened(self, index: int) -> bool:
+    def _is_gate_open(self, index: int) -> bool:
         node, gate = self.nodes[index], self._gates[index]
         if not node.depends_on:
             return True
@@ -176,7 +177,7 @@ class Scheduler:
             case _:
                 return gate.open_parents == 0 and gate.blocked == 0 and gate.finished > 0
 
-    def _gate_closed(self, index: int) -> bool:
+    def _is_gate_closed(self, index: int) -> bool:
         node, gate = self.nodes[index], self._gates[index]
         match node.fan_in.mode:
             case "any":
@@ -203,7 +204,8 @@ def _topological_positions(nodes: Sequence[Node]) -> list[int]:
     return [position_of[node.node_id] for node in nodes]
 
 
-def _blocks(state: NodeState) -> bool:
+def _closes_all_gate(state: NodeState) -> bool:
+    """Return whether a parent that ended in `state` closes a gate with the mode `all`."""
     if state.status is NodeStatus.FINISHED:
         return False
     return not (state.status is NodeStatus.SKIPPED and state.skip_reason in _TOLERATED_BY_ALL)

@@ -17,7 +17,6 @@ from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
     from flowkit.models import NodeStatus, SkipReason, TaskResult, TaskStatus
-    from flowkit.workflows import views
     from flowkit.workflows.current_details import StatusPublisher
     from flowkit.workflows.opening import open_or_restore
     from flowkit.workflows.reports import status_view
@@ -25,6 +24,7 @@ with workflow.unsafe.imports_passed_through():
     from flowkit.workflows.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState, encode_state
     from flowkit.workflows.task_document import TaskDocument
+    from flowkit.workflows.views import failure_text, open_status, stop_reason
 
 _CANCEL_FLAGS_TIMEOUT_SEC = 1.0
 """How long a stopping task waits for its cancel flags to reach MongoDB before it cancels the attempts."""
@@ -117,7 +117,7 @@ class Task:
 
     def _publish_status(self) -> None:
         """Update the task's own status and its current details."""
-        status = TaskStatus.RUNNING if self._nodes.in_flight else views.open_status(self._scheduler)
+        status = TaskStatus.RUNNING if self._nodes.in_flight else open_status(self._scheduler)
         if self._publisher.set_status(status):
             self._document.write_task()
         self._publisher.refresh()
@@ -180,7 +180,7 @@ class Task:
     async def _stop(self) -> TaskResult:
         """Stop a cancelled or failed task: set the cancel flags, end the attempts, close the task document."""
         failed = None if _cancel_requested() else self._scheduler.hard_failure
-        reason = views.stop_reason(failed, self._state.nodes, workflow.cancellation_reason())
+        reason = stop_reason(failed, self._state.nodes, workflow.cancellation_reason())
         self._draining = self._loop_ended = True
         self._scheduler.mark_cancelling()
         self._document.write_changed_nodes()
@@ -205,7 +205,7 @@ class Task:
         await self._nodes.cancel(grace_sec)
 
     async def _fail(self) -> TaskResult:
-        reason = views.failure_text(self._scheduler)
+        reason = failure_text(self._scheduler)
         await self._close(TaskStatus.FAILED, reason)
         raise ApplicationError(reason, type="task_failed", non_retryable=True)
 

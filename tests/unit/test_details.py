@@ -12,8 +12,8 @@ from tests.unit.graphs import node
 
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus, SkipReason, TaskStatus
-from flowkit.workflows.details import BYTES, ROWS, TaskQueues
-from flowkit.workflows.details import render as render_at
+from flowkit.workflows.details_markdown import BYTES, ROWS, TaskQueues
+from flowkit.workflows.details_markdown import render as render_at
 from flowkit.workflows.scheduler import Scheduler
 
 QUEUES = TaskQueues(namespace="default", prefix="flowkit")
