@@ -129,17 +129,15 @@ def test_workflows_import_no_io(path: Path) -> None:
 
 
 PURE = (
-    *(
-        "scheduler",
-        "retry",
-        "details_markdown",
-        "summaries",
-        "budget",
-        "reports",
-        "payloads",
-        "slots",
-        "state_codec",
-    ),
+    "scheduler",
+    "retry",
+    "details_markdown",
+    "summaries",
+    "budget",
+    "reports",
+    "payloads",
+    "slots",
+    "state_codec",
 )
 
 

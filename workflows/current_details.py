@@ -68,7 +68,7 @@ class StatusPublisher:
     def refresh(self) -> None:
         """Update the current details.
 
-        Those of a large graph change at most once per second, and at the latest five seconds after a change.
+        Those of a large graph change at most once per second, and at the latest five seconds after the state changes.
         """
         if len(self._scheduler.nodes) <= details_markdown.ROWS or self._refreshing and self._is_outdated():
             self._refresh_now()
@@ -91,6 +91,7 @@ class StatusPublisher:
             self._refreshing = None
 
     async def _refresh_twice(self) -> None:
+        """Update the details now, and again later for the changes in between."""
         self._refresh_now()
         await workflow.sleep(_SECOND_REFRESH_SEC, summary="refresh the details")
         self._refresh_now()

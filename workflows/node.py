@@ -2,7 +2,7 @@
 
 The module follows the order of an attempt:
 
-1. `_run_attempt` counts up the epoch.
+1. `_run_attempt` increments the epoch.
 2. `_execute` schedules the attempt as an activity, or a built-in function as a local activity.
 3. `read_failure` translates Temporal's error into an `AttemptFailure`, with `retry.classify` for reported errors.
 4. `_prepare_retry` stores in the node's state what `retry.decide` returns: another attempt or the node's failure.
@@ -41,7 +41,7 @@ _NATIVE_RETRY = RetryPolicy(
     backoff_coefficient=1.0,
     non_retryable_error_types=["TemporalTimeout:StartToClose", NOT_REGISTERED],
 )
-"""Temporal retries only an attempt whose heartbeats stopped. The activity then reports `lease_lost` at once.
+"""Temporal retries an activity only if its heartbeats stop. The retried activity fails with `lease_lost` at once.
 
 Every error that a worker or engine reports is non-retryable for Temporal, so that this module decides.
 """

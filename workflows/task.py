@@ -70,10 +70,8 @@ class Task:
         while not body.done():
             try:
                 await workflow.wait([body])
-            except (
-                asyncio.CancelledError
-            ):  # A cancel request interrupts only this wait. The main loop checks for it.
-                continue
+            except asyncio.CancelledError:
+                continue  # A cancel request interrupts only this wait. The main loop checks for it.
         outcome = body.result()
         if isinstance(outcome, TaskState):
             workflow.continue_as_new(encode_state(outcome))
@@ -123,6 +121,7 @@ class Task:
         self._publisher.refresh()
 
     def _has_events(self) -> bool:
+        """Return whether the main loop has something to do."""
         return self._retry_state_changed or self._nodes.any_ended or _cancel_requested()
 
     def _on_retry_state_change(self, index: int) -> None:
@@ -143,7 +142,10 @@ class Task:
             self._document.write_changed_nodes()
 
     def _should_continue_as_new(self) -> bool:
-        """Return whether the history is long enough to continue as new, and no attempt is in flight."""
+        """Return whether the history is long enough to continue as new, and no attempt is in flight.
+
+        If attempts keep being in flight until the history is very long, stop starting new ones.
+        """
         info, settings = workflow.info(), self._state.opened.settings
         if not info.is_continue_as_new_suggested():
             return False
