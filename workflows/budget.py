@@ -1,4 +1,4 @@
-"""Keep payloads within their byte limits: measure values as UTF-8 JSON, and truncate or split what is too large. Pure."""
+"""Keep payloads within byte limits: measure values as UTF-8 JSON, and truncate or split what is too large. Pure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def truncate_utf8(text: str, limit: int) -> str:
 
 
 def largest_cap(sizes: Iterable[int], limit: int) -> int:
-    """Return the largest cap for which the sum of `sizes` is at most `limit` if each size above the cap becomes the cap."""
+    """Return the largest cap for which `sizes` add up to at most `limit`, when sizes above the cap are reduced to it."""
     remaining, cap = limit, 0
     ordered = sorted(sizes)
     for position, size in enumerate(ordered):

@@ -91,7 +91,7 @@ def encode_state(state: TaskState) -> dict[str, Any]:
 
 
 def parse_state(value: dict[str, Any]) -> TaskState:
-    """Decode the state that the previous run of the same task handed over. Accept the first release's format as well."""
+    """Decode the state that the previous run of the task handed over. Accept the first release's format as well."""
     if "task" not in value:
         return _first_release_format().validate_python(value)
     return TaskState(

@@ -25,7 +25,13 @@ DEFAULT_CANCEL_REASON = "user_request"
 _PIPELINE_CHARS = 200
 """Temporal's visibility stores accept keywords of at most 255 characters."""
 
+_SHOWN_BY_TEMPORAL = frozenset(
+    {TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.FINISHED, TaskStatus.CANCELLED}
+)
+"""Statuses that follow from Temporal's own status of the workflow."""
+
 _FIRST_CHANGES = 10
+"""Number of status changes at the beginning of a long history that are kept."""
 
 
 def stop_reason(failed: Node | None, states: Sequence[NodeState], cancel_reason: str | None) -> str:
@@ -44,7 +50,10 @@ def failure_text(scheduler: Scheduler) -> str:
 
 
 def open_status(scheduler: Scheduler) -> TaskStatus:
-    """Return the status of a task that has not ended: `deferred` if no node runs and at least one waits for its retry, otherwise `running`."""
+    """Return the status of a task that has not ended.
+
+    It is `deferred` if no node runs and at least one waits for its retry, otherwise `running`.
+    """
     counts = scheduler.counts()
     waiting = counts[NodeStatus.DEFERRED] > 0
     idle = counts[NodeStatus.RUNNING] == 0
@@ -74,11 +83,6 @@ def search_attributes(
     if PIPELINE in registered and name and history[-1].from_ == TaskStatus.QUEUED:
         updates.append(SearchAttributeKey.for_keyword(PIPELINE).value_set(name))
     return updates
-
-
-_SHOWN_BY_TEMPORAL = frozenset(
-    {TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.FINISHED, TaskStatus.CANCELLED}
-)
 
 
 def pipeline_name(graph_name: str | None, params: dict[str, Any]) -> str | None:
