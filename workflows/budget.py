@@ -54,7 +54,7 @@ def truncate_utf8(text: str, limit: int) -> str:
 
 
 def largest_cap(sizes: Iterable[int], limit: int) -> int:
-    """Return the largest cap for which `sizes` add up to at most `limit`, when sizes above the cap are reduced to it."""
+    """Return the largest cap for which `sizes` add up to at most `limit`, with larger sizes reduced to it."""
     remaining, cap = limit, 0
     ordered = sorted(sizes)
     for position, size in enumerate(ordered):

@@ -80,7 +80,7 @@ class Scheduler:
 
     @property
     def hard_failure(self) -> Node | None:
-        """The first node whose failure stops the task, or None. `allow_failure` and `on_node_failure` decide which do."""
+        """The first node whose failure stops the task, or None. `allow_failure` and `on_node_failure` decide this."""
         return None if self._hard_failure is None else self.nodes[self._hard_failure]
 
     @property
