@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from flowkit.models import NodeStatus, TaskStatus
+from flowkit.temporal_names import role_queue
 from flowkit.workflows.budget import fitting
 from flowkit.workflows.reports import TELLING
 from flowkit.workflows.summaries import next_try
@@ -88,7 +89,7 @@ def _queue_links(scheduler: Scheduler, shown: list[Node], home: Home) -> list[st
 @lru_cache(maxsize=1024)
 def _link(role: str, home: Home) -> str:
     """Link to the page of the role's task queue, relative to the root of the Web UI."""
-    queue = f"{home.queue}.{role}"
+    queue = role_queue(home.queue, role)
     if all(_PART_OF_AN_ADDRESS.fullmatch(part) for part in (home.namespace, queue)):
         return f"[{role}](namespaces/{home.namespace}/task-queues/{queue})"
     return _cell(f"{role}, queue {queue}", _NAME_CHARS)

@@ -9,6 +9,7 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import FailureError
 
+from flowkit import temporal_names
 from flowkit.models import Opened, OpenTask
 from flowkit.workflows.failures import application_error
 from flowkit.workflows.payloads import slim
@@ -51,7 +52,7 @@ async def open_document(new: NewTask) -> Opened:
         refused = application_error(error)
         if refused is not None and refused.non_retryable:
             raise refused from None
-    opened: Opened = await _execute_with_retries("open_task", opening, _OPEN, Opened)
+    opened: Opened = await _execute_with_retries(temporal_names.OPEN_TASK, opening, _OPEN, Opened)
     return opened
 
 
@@ -61,7 +62,7 @@ async def _open_locally(opening: OpenTask) -> Opened:
     There is no second try because the workflow receives no cancel requests during a local activity.
     """
     opened: Opened = await workflow.execute_local_activity(
-        "open_task",
+        temporal_names.OPEN_TASK,
         opening,
         result_type=Opened,
         schedule_to_close_timeout=_LOCAL_TIMEOUT,
@@ -102,7 +103,7 @@ def write_timeout(nodes: int) -> timedelta:
 async def record_document(record: RecordTask) -> None:
     """Write the state that only the workflow knows to the task document."""
     await _execute_with_retries(
-        "record", slim(record), write_summary(record), longest=write_timeout(len(record.nodes))
+        temporal_names.RECORD, slim(record), write_summary(record), longest=write_timeout(len(record.nodes))
     )
 
 
@@ -117,6 +118,10 @@ def write_summary(record: RecordTask) -> str:
 async def close_document(close: CloseTask, nodes: int) -> bool:
     """Close the document of a task with `nodes` nodes. Return False if the document does not exist."""
     found: bool = await _execute_with_retries(
-        "close_task", slim(close), "close the task in MongoDB", bool, longest=write_timeout(nodes)
+        temporal_names.CLOSE_TASK,
+        slim(close),
+        "close the task in MongoDB",
+        bool,
+        longest=write_timeout(nodes),
     )
     return found

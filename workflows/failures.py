@@ -17,6 +17,7 @@ from temporalio.exceptions import (
     TimeoutType,
 )
 
+from flowkit import reason_codes
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind
 from flowkit.text import clean
@@ -29,7 +30,7 @@ NOT_REGISTERED = "NotFoundError"
 """Type of the error that Temporal's SDK reports when a worker has not registered the activity."""
 
 _LARGEST_EPOCH = 2**31 - 1
-_UNNAMED = "unexpected_error"
+_UNNAMED = reason_codes.UNEXPECTED_ERROR
 
 
 def read_failure(error: FailureError) -> AttemptFailure | None:
@@ -48,17 +49,19 @@ def read_failure(error: FailureError) -> AttemptFailure | None:
 def _timeout(timeout: TimeoutError) -> AttemptFailure:
     if timeout.type is TimeoutType.START_TO_CLOSE:
         return AttemptFailure(
-            kind=FailureKind.FAILURE, code="timeout", message="took longer than timeout_sec"
+            kind=FailureKind.FAILURE, code=reason_codes.TIMEOUT, message="took longer than timeout_sec"
         )
-    return AttemptFailure(kind=FailureKind.LOSS, code="lease_lost", message="the executor fell silent")
+    return AttemptFailure(
+        kind=FailureKind.LOSS, code=reason_codes.LEASE_LOST, message="the executor fell silent"
+    )
 
 
 def _reported(failure: ApplicationError) -> AttemptFailure:
     message = _message(failure.message)
     if failure.type == NATIVE_SHUTDOWN:
-        return AttemptFailure(kind=FailureKind.HANDOVER, code="worker_shutdown", message=message)
+        return AttemptFailure(kind=FailureKind.HANDOVER, code=reason_codes.WORKER_SHUTDOWN, message=message)
     if failure.type == NOT_REGISTERED:
-        return AttemptFailure(kind=FailureKind.LOSS, code="dispatch_lost", message=message)
+        return AttemptFailure(kind=FailureKind.LOSS, code=reason_codes.DISPATCH_LOST, message=message)
     if (detail := _details(failure)) is not None:
         return _detailed(detail, failure)
     return AttemptFailure(

@@ -9,12 +9,11 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import Interceptor, WorkflowInboundInterceptor
 
 with workflow.unsafe.imports_passed_through():
+    from flowkit import temporal_names
     from flowkit.errors import GraphError
 
 if TYPE_CHECKING:
     from temporalio.worker import ExecuteWorkflowInput, WorkflowInterceptorClassInput
-
-TASK = "Task"
 
 
 class SingleInputInterceptor(Interceptor):
@@ -29,7 +28,7 @@ class SingleInputInterceptor(Interceptor):
 
 class _SingleInputCheck(WorkflowInboundInterceptor):
     async def execute_workflow(self, input: ExecuteWorkflowInput) -> Any:
-        if workflow.info().workflow_type == TASK and len(input.args) > 1:
+        if workflow.info().workflow_type == temporal_names.TASK and len(input.args) > 1:
             raise _too_many(len(input.args))
         return await super().execute_workflow(input)
 

@@ -13,8 +13,10 @@ from temporalio import workflow
 from temporalio.common import RawValue, RetryPolicy
 from temporalio.exceptions import FailureError, is_cancelled_exception
 
+from flowkit import reason_codes
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeStatus
+from flowkit.temporal_names import role_queue
 from flowkit.workflows.failures import NOT_REGISTERED, is_reported, read_failure
 from flowkit.workflows.payloads import slim
 from flowkit.workflows.retry import Retry, decide
@@ -76,7 +78,7 @@ async def _wait_for_retry(context: NodeRunContext, node: Node, state: NodeState)
     if wait <= 0:
         return
     summary = timer_text(node, state, wait)
-    if state.reason_code != FailureKind.YIELDED:
+    if state.reason_code != reason_codes.YIELDED:
         await workflow.sleep(wait, summary=summary)
         return
     seen = context.progress_of(node)
@@ -97,7 +99,7 @@ async def _attempt(context: NodeRunContext, node: Node, state: NodeState) -> Att
     except FailureError as error:
         if (workflow.now() - began).total_seconds() >= _STEADY_SEC:
             state.yields = 0
-        unrequested_cancel = AttemptFailure(kind=FailureKind.FAILURE, code="cancelled_by_worker")
+        unrequested_cancel = AttemptFailure(kind=FailureKind.FAILURE, code=reason_codes.CANCELLED_BY_WORKER)
         return read_failure(error) or unrequested_cancel
     return None
 
@@ -128,7 +130,7 @@ async def _execute(context: NodeRunContext, node: Node, state: NodeState) -> Non
 def queue_of(node: Node, settings: Settings) -> str:
     """Return the task queue of a node's attempts: the queue of its role, or the queue of coordinator functions."""
     if not node.is_function:
-        return f"{settings.queue}.{node.type}"
+        return role_queue(settings.queue, node.type)
     own = node.io.fn in settings.local_functions
     return settings.queue if own else settings.function_queue or settings.queue
 

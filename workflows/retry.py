@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flowkit import reason_codes
 from flowkit.models import FailureKind
 
 if TYPE_CHECKING:
@@ -67,7 +68,10 @@ def decide(
 def _after_loss(failure: AttemptFailure, state: NodeState) -> Retry | Fail:
     state.losses += 1
     if state.losses > MAX_LOSSES:
-        return Fail(code="worker_lost", message=f"lost {state.losses} executors, the last as {failure.code}")
+        return Fail(
+            code=reason_codes.WORKER_LOST,
+            message=f"lost {state.losses} executors, the last as {failure.code}",
+        )
     return Retry(after=free_backoff(state.losses), why=failure.code)
 
 

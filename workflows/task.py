@@ -16,6 +16,7 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
+    from flowkit import reason_codes, temporal_names
     from flowkit.graph.task_input import NewTask
     from flowkit.models import (
         CloseTask,
@@ -54,7 +55,7 @@ PARTS = "record-parts"
 """Patch id: a write that is too large for one activity is split into several."""
 
 
-@workflow.defn(name="Task")
+@workflow.defn(name=temporal_names.TASK)
 class Task:
     """Run one task. The workflow id is the task id."""
 
@@ -93,7 +94,7 @@ class Task:
             raise asyncio.CancelledError
         return outcome
 
-    @workflow.query
+    @workflow.query(name=temporal_names.STATUS_QUERY)
     def status(self) -> dict[str, Any]:
         """Return the statuses, epochs, errors, skip reasons, retries and handled failures of the task so far."""
         status = TaskStatus.QUEUED if self._display is None else self._display.status
@@ -274,7 +275,7 @@ class Task:
     async def _fail(self, scheduler: Scheduler, display: TaskDetails) -> TaskResult:
         reason = views.failure_text(scheduler)
         await self._close(scheduler, display, TaskStatus.FAILED, reason)
-        raise ApplicationError(reason, type="task_failed", non_retryable=True)
+        raise ApplicationError(reason, type=reason_codes.TASK_FAILED, non_retryable=True)
 
     async def _close(
         self, scheduler: Scheduler, display: TaskDetails, status: TaskStatus, reason: str | None

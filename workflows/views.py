@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 
+from flowkit import reason_codes
 from flowkit.limits import LAST_ERROR_CHARS, STATUS_CHANGES
 from flowkit.models import NodeStatus, TaskStatus
 from flowkit.text import clean
@@ -21,7 +22,6 @@ STATUS = "FlowkitStatus"
 SEARCH_ATTRIBUTES = (PIPELINE, STATUS)
 """Search attributes that FlowKit sets if they are registered. Both have the type keyword."""
 
-DEFAULT_CANCEL_REASON = "user_request"
 _PIPELINE_CHARS = 200
 """Temporal's visibility stores accept keywords of at most 255 characters."""
 
@@ -31,8 +31,8 @@ _FIRST_CHANGES = 10
 def stop_reason(failed: Node | None, states: Sequence[NodeState], cancel_reason: str | None) -> str:
     """Return the `cancel_reason` of a stopped task: the failed node's reason code, or the given `cancel_reason`."""
     if failed is not None:
-        return f"hard_fail:{states[failed.index].reason_code}"
-    return clean(cancel_reason or DEFAULT_CANCEL_REASON)[:LAST_ERROR_CHARS]
+        return f"{reason_codes.HARD_FAIL}:{states[failed.index].reason_code}"
+    return clean(cancel_reason or reason_codes.USER_REQUEST)[:LAST_ERROR_CHARS]
 
 
 def failure_text(scheduler: Scheduler) -> str:

@@ -11,7 +11,7 @@ from pymongo.errors import DuplicateKeyError
 from flowkit.adapters.mongo import Database, iso, moment, translate_errors
 from flowkit.adapters.tasks import task_fields
 from flowkit.adapters.tasks.task_queries import aggregated
-from flowkit.models import OPEN_NODE_STATUSES, OPEN_TASK_STATUSES, NodeStatus, TaskStatus
+from flowkit.models import OPEN_NODE_STATUSES, OPEN_TASK_STATUSES, NodeStatus, SkipReason, TaskStatus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -149,4 +149,4 @@ def _orphan_fields(stored: Fields, reason: str, at: float) -> Fields:
 def _ended(path: str, *, begun: bool, at: float) -> Fields:
     status = NodeStatus.CANCELLED if begun else NodeStatus.SKIPPED
     fields: Fields = {f"{path}.status": status.value, f"{path}.finished_at": moment(at)}
-    return fields if begun else fields | {f"{path}.skip_reason": "task_failed"}
+    return fields if begun else fields | {f"{path}.skip_reason": SkipReason.TASK_FAILED.value}

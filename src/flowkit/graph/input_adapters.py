@@ -6,6 +6,7 @@ import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flowkit import reason_codes
 from flowkit.errors import BadInput
 
 if TYPE_CHECKING:
@@ -125,5 +126,7 @@ def parse_pull(
         problems = ["input_args.from_nodes is missing, and the node has no parents to pull from"]
     if problems:
         known = inline.get("input_adapter") in ADAPTERS
-        raise BadInput("; ".join(problems), code="bad_input_args" if known else "bad_input_adapter")
+        raise BadInput(
+            "; ".join(problems), code=reason_codes.BAD_INPUT_ARGS if known else reason_codes.BAD_INPUT_ADAPTER
+        )
     return PullArgs(**{**(defaults or {}), **args, "from_nodes": sources})

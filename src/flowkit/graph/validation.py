@@ -11,7 +11,7 @@ import itertools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from flowkit import limits
+from flowkit import limits, temporal_names
 from flowkit.arguments import printed
 from flowkit.errors import GraphError
 from flowkit.graph import field_checks
@@ -32,7 +32,7 @@ from flowkit.models import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-RESERVED_FUNCTIONS = frozenset({"open_task", "record", "close_task"})
+RESERVED_FUNCTIONS = frozenset(temporal_names.ENGINE_ACTIVITIES)
 """Names that coordinator functions must not have, because the engine's own activities use them."""
 
 _ENOUGH = 11
@@ -220,7 +220,7 @@ def _io(raw: dict[str, Any], depends_on: tuple[str, ...], empty_sources: bool) -
         input_inline=_with_sources(raw.get("input_inline"), depends_on, empty_sources),
         batching=raw.get("batching"),
         start_when=StartWhen((raw.get("start_when") or "ready").lower()),
-        fn=raw.get("fn") or "noop",
+        fn=raw.get("fn") or temporal_names.NOOP,
         fn_args=raw.get("fn_args") or {},
     )
 
@@ -249,7 +249,7 @@ def _retry_policy(raw: dict[str, Any]) -> RetryPolicy:
 
 def unknown_function(raw: Mapping[str, Any], known: Collection[str]) -> str | None:
     """Return the problem of a node whose coordinator function is reserved or not in `known`, or None."""
-    name = (raw.get("io") or {}).get("fn") or "noop"
+    name = (raw.get("io") or {}).get("fn") or temporal_names.NOOP
     if raw["type"] == COORDINATOR_FN and name in RESERVED_FUNCTIONS:
         return (
             f"node {raw['node_id']!r}: io.fn is {name!r}, a name that the engine uses itself; choose another"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from temporalio.exceptions import FailureError
 
+from flowkit import reason_codes, temporal_names
 from flowkit.models import (
     AttemptFailure,
     CloseTask,
@@ -70,12 +71,12 @@ class InProcessTask:
 
     async def run(self) -> None:
         """Run the whole task: open its document, run its nodes and close the document."""
-        await self._executors.engine("open_task", self._opening())
+        await self._executors.engine(temporal_names.OPEN_TASK, self._opening())
         await self._run_nodes()
         if self.scheduler.failures:
             self.scheduler.stop(ran=NodeStatus.CANCELLED, skipped=SkipReason.TASK_FAILED)
             self.reason = failure_text(self.scheduler)
-        await self._executors.engine("close_task", self._closing())
+        await self._executors.engine(temporal_names.CLOSE_TASK, self._closing())
 
     async def _run_nodes(self) -> None:
         running: dict[asyncio.Task[NodeStatus], int] = {}
@@ -107,7 +108,7 @@ class InProcessTask:
         try:
             await self._executors.attempt(node, attempt_input(self._context, node, state))
         except FailureError as error:
-            unasked = AttemptFailure(kind=FailureKind.FAILURE, code="cancelled_by_worker")
+            unasked = AttemptFailure(kind=FailureKind.FAILURE, code=reason_codes.CANCELLED_BY_WORKER)
             return read_failure(error) or unasked
         return None
 
@@ -115,7 +116,7 @@ class InProcessTask:
         """Record the nodes that ended without writing their own end. Nodes that pull from them wait for this."""
         nodes = self._unfinished()
         if nodes:
-            await self._executors.engine("record", self._recording(nodes))
+            await self._executors.engine(temporal_names.RECORD, self._recording(nodes))
 
     def _unfinished(self) -> list[NodeRecord]:
         states = self.scheduler.states

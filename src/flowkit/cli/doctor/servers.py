@@ -9,6 +9,7 @@ from pymongo.errors import PyMongoError
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.service import RPCError
 
+from flowkit import reason_codes
 from flowkit.adapters.mongo import words
 from flowkit.cli.doctor.findings import Finding, bad, note, ok
 from flowkit.cli.errors import flat
@@ -74,7 +75,11 @@ async def check_mongo(where: Where, *, configured: bool) -> list[Finding]:
 
 def _error_text(error: Exception, fallback: str) -> str:
     """Return the text of a FlowKit error, such as a wrong setting; otherwise the fallback."""
-    return flat(error) if isinstance(error, FlowKitError) and error.code != "mongo_unavailable" else fallback
+    return (
+        flat(error)
+        if isinstance(error, FlowKitError) and error.code != reason_codes.MONGO_UNAVAILABLE
+        else fallback
+    )
 
 
 def _unreachable(name: str, variable: str | Literal[False], text: str) -> Finding:

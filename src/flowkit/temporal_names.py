@@ -1,0 +1,29 @@
+"""Names that FlowKit uses in Temporal: its workflow, the query, the engine's activities and the task queues.
+
+Histories contain them and running workflows call them, so never change a value.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+TASK: Final = "Task"
+"""Type of the workflow."""
+
+STATUS_QUERY: Final = "status"
+"""Query that returns the state of a task and its nodes."""
+
+OPEN_TASK: Final = "open_task"
+RECORD: Final = "record"
+CLOSE_TASK: Final = "close_task"
+
+ENGINE_ACTIVITIES: Final = (OPEN_TASK, RECORD, CLOSE_TASK)
+"""The engine's own activities. All other activities have the name of a role or of a coordinator function."""
+
+NOOP: Final = "noop"
+"""The coordinator function of a node that names none."""
+
+
+def role_queue(queue: str, role: str) -> str:
+    """Return the task queue of a role's attempts. `queue` is the task queue of the engine."""
+    return f"{queue}.{role}"
