@@ -9,6 +9,7 @@ from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 from flowkit import reason_codes
 from flowkit.limits import LAST_ERROR_CHARS, STATUS_CHANGES
 from flowkit.models import NodeStatus, TaskStatus
+from flowkit.temporal_names import PIPELINE_ATTRIBUTE, STATUS_ATTRIBUTE
 from flowkit.text import clean
 
 if TYPE_CHECKING:
@@ -16,11 +17,6 @@ if TYPE_CHECKING:
 
     from flowkit.models import Graph, Node, NodeState, StatusChange
     from flowkit.workflows.scheduler import Scheduler
-
-PIPELINE = "FlowkitPipeline"
-STATUS = "FlowkitStatus"
-SEARCH_ATTRIBUTES = (PIPELINE, STATUS)
-"""Search attributes that FlowKit sets if they are registered. Both have the type keyword."""
 
 _PIPELINE_CHARS = 200
 """Temporal's visibility stores accept keywords of at most 255 characters."""
@@ -68,11 +64,11 @@ def search_attributes(
     """
     pairs: list[SearchAttributeUpdate[Any]] = []
     status = history[-1].to
-    if STATUS in registered and any(change.to not in _SHOWN_BY_TEMPORAL for change in history):
-        pairs.append(SearchAttributeKey.for_keyword(STATUS).value_set(status))
+    if STATUS_ATTRIBUTE in registered and any(change.to not in _SHOWN_BY_TEMPORAL for change in history):
+        pairs.append(SearchAttributeKey.for_keyword(STATUS_ATTRIBUTE).value_set(status))
     name = pipeline_name(graph.name, params)
-    if PIPELINE in registered and name and history[-1].from_ == TaskStatus.QUEUED:
-        pairs.append(SearchAttributeKey.for_keyword(PIPELINE).value_set(name))
+    if PIPELINE_ATTRIBUTE in registered and name and history[-1].from_ == TaskStatus.QUEUED:
+        pairs.append(SearchAttributeKey.for_keyword(PIPELINE_ATTRIBUTE).value_set(name))
     return pairs
 
 

@@ -1,4 +1,4 @@
-"""Names that FlowKit uses in Temporal: its workflow, the query, the engine's activities and the task queues.
+"""Names that FlowKit uses in Temporal: its workflow and query, activities, search attributes and task queues.
 
 Histories contain them and running workflows call them, so never change a value.
 """
@@ -19,6 +19,11 @@ CLOSE_TASK: Final = "close_task"
 
 ENGINE_ACTIVITIES: Final = (OPEN_TASK, RECORD, CLOSE_TASK)
 """The engine's own activities. All other activities have the name of a role or of a coordinator function."""
+
+PIPELINE_ATTRIBUTE: Final = "FlowkitPipeline"
+STATUS_ATTRIBUTE: Final = "FlowkitStatus"
+SEARCH_ATTRIBUTES: Final = (PIPELINE_ATTRIBUTE, STATUS_ATTRIBUTE)
+"""Search attributes that FlowKit sets if they are registered. Both have the type keyword."""
 
 NOOP: Final = "noop"
 """The coordinator function of a node that names none."""

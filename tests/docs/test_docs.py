@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 import flowkit
-from flowkit import CoordinatorConfig, WorkerConfig, limits, reason_codes
+from flowkit import CoordinatorConfig, WorkerConfig, limits, reason_codes, temporal_names
 from flowkit.activities.builtin_functions import METHODS, CoordinatorAdapters, default_adapters
 from flowkit.cli.app import app
 from flowkit.config import _Topics
@@ -29,7 +29,6 @@ from flowkit.graph.validation import parse_graph
 from flowkit.local.temporal import DYNAMIC_CONFIG
 from flowkit.models import RUNTIME_KEYS, NodeStatus, OnNodeFailure, RetryPolicy, SkipReason, TaskStatus
 from flowkit.testing import memory_database
-from flowkit.workflows import views
 
 SOURCES = [ROOT / "src/flowkit", *(ROOT / name for name in ("activities", "adapters", "bridge", "workflows"))]
 PROJECT = ROOT / "src/flowkit/cli/project/templates"
@@ -256,7 +255,7 @@ def test_every_command_is_described() -> None:
 
 
 def test_every_search_attribute_is_described() -> None:
-    assert set(views.SEARCH_ATTRIBUTES) <= set(rows(section(page("operations"), "The Web UI")))
+    assert set(temporal_names.SEARCH_ATTRIBUTES) <= set(rows(section(page("operations"), "The Web UI")))
 
 
 def test_every_setting_of_the_temporal_server_is_explained() -> None:

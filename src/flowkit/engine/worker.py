@@ -22,10 +22,9 @@ from flowkit.models import (
     COORDINATOR_FN,
     Settings,
 )
-from flowkit.temporal_names import role_queue
+from flowkit.temporal_names import SEARCH_ATTRIBUTES, role_queue
 from flowkit.workflows.interceptor import SingleInputInterceptor
 from flowkit.workflows.task import Task
-from flowkit.workflows.views import SEARCH_ATTRIBUTES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flowkit import reason_codes
 from flowkit.errors import BadInput
+from flowkit.text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,8 +65,7 @@ def inline_problems(inline: dict[str, Any], *, strict: bool = False) -> Iterator
     if adapter is None:
         return
     if adapter not in ADAPTERS:
-        close = difflib.get_close_matches(str(adapter), ADAPTERS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(ADAPTERS)}"
+        hint = did_you_mean(adapter, ADAPTERS, otherwise=f"known: {', '.join(ADAPTERS)}")
         yield f"io.input_inline.input_adapter {adapter!r} is unknown; {hint}"
         return
     yield from args_problems(adapter, inline.get("input_args"), strict=strict)

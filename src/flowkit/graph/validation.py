@@ -6,7 +6,6 @@ yields problems as texts that name the place, the value and what is allowed (spe
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from flowkit.models import (
     RetryPolicy,
     StartWhen,
 )
+from flowkit.text import did_you_mean, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -150,7 +150,7 @@ def _relation_problems(graph: dict[str, Any], parents: Mapping[str, list[str]]) 
     for source, target in field_checks.edge_pairs(graph):
         for end in (source, target):
             if end not in counts:
-                yield f"edge [{printed(source)}, {printed(target)}]: there is no node {printed(end)}{_nearest(end, counts)}"
+                yield f"edge [{printed(source)}, {printed(target)}]: there is no node {printed(end)}{suggestion(end, counts)}"
     for raw in graph["nodes"]:
         yield from _parent_problems(raw, parents[raw["node_id"]], counts)
     if not duplicates and (cycle := find_cycle(parents)):
@@ -173,7 +173,7 @@ def _parent_problems(raw: dict[str, Any], own: list[str], known: Mapping[str, in
     where = f"node {raw['node_id']!r}"
     for parent in own:
         if parent not in known:
-            yield f"{where}: depends_on names {printed(parent)}, which is no node{_nearest(parent, known)}"
+            yield f"{where}: depends_on names {printed(parent)}, which is no node{suggestion(parent, known)}"
     fan_in = field_checks.parse_fan_in(raw.get("fan_in"))
     assert fan_in is not None
     if fan_in.mode == "count" and not 1 <= fan_in.count <= len(own):
@@ -183,12 +183,7 @@ def _parent_problems(raw: dict[str, Any], own: list[str], known: Mapping[str, in
         yield f"{where}: input_args.from_nodes is missing, and the node has no parents to pull from"
     for source in sources or ():
         if source not in known:
-            yield f"{where}: input_args.from_nodes names {printed(source)}, which is no node{_nearest(source, known)}"
-
-
-def _nearest(word: str, known: Mapping[str, int]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+            yield f"{where}: input_args.from_nodes names {printed(source)}, which is no node{suggestion(source, known)}"
 
 
 def _first(problems: Iterator[str]) -> list[str]:
@@ -256,8 +251,7 @@ def unknown_function(raw: Mapping[str, Any], known: Collection[str]) -> str | No
         )
     if raw["type"] != COORDINATOR_FN or name in known:
         return None
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(sorted(known))}"
+    hint = did_you_mean(name, known, otherwise=f"known here: {', '.join(sorted(known))}")
     return f"node {raw['node_id']!r}: io.fn names the unknown function {printed(name)}; {hint}"
 
 

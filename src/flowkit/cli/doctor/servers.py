@@ -16,7 +16,7 @@ from flowkit.cli.errors import flat
 from flowkit.cli.servers import database, temporal_address, temporal_client, without_password
 from flowkit.cli.tasks.view import missing, polled
 from flowkit.errors import FlowKitError
-from flowkit.workflows.views import SEARCH_ATTRIBUTES
+from flowkit.temporal_names import SEARCH_ATTRIBUTES
 
 if TYPE_CHECKING:
     from temporalio.client import Client
