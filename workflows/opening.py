@@ -38,7 +38,7 @@ async def enter(task: RawValue | None) -> tuple[TaskState, Graph]:
     try:
         new = parse_input(workflow.info().workflow_id, given)
     except GraphError as error:
-        raise _refusal(error) from None
+        raise refusal(error) from None
     return await _open(new, _accepted(new))
 
 
@@ -47,7 +47,7 @@ def _decoded(task: RawValue) -> Any:
         return workflow.payload_converter().from_payload(task.payload)
     except Exception as error:  # noqa: BLE001 - for any decoding error, the task must fail and report the reason
         problem = "the input of a task is one JSON object; this one cannot be read"
-        raise _refusal(GraphError([f"{problem}: {str(error)[:200]}"])) from None
+        raise refusal(GraphError([f"{problem}: {str(error)[:200]}"])) from None
 
 
 def _accepted(new: NewTask) -> Graph:
@@ -60,7 +60,7 @@ def _accepted(new: NewTask) -> Graph:
     except GraphError as error:
         graph = _accepted_before(new)
         if graph is None or workflow.patched(f"validation-{RULES}"):
-            raise _refusal(error) from None
+            raise refusal(error) from None
         return graph
 
 
@@ -72,7 +72,8 @@ def _accepted_before(new: NewTask) -> Graph | None:
         return None
 
 
-def _refusal(error: GraphError) -> ApplicationError:
+def refusal(error: GraphError) -> ApplicationError:
+    """Return the error that fails a task whose input or graph is not valid."""
     return ApplicationError(clean(str(error))[:_REFUSAL_CHARS], type=error.code, non_retryable=True)
 
 

@@ -73,7 +73,16 @@ class OpenTasks:
     @translate_errors
     async def close_orphan(self, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
         """Close a task whose workflow is gone. Return False if its document has changed meanwhile."""
-        return await close_orphan(self._tasks, task_id, run_id, reason, at)
+        unchanged = {"id": task_id, "run_id": run_id, **_NOT_CLOSED}
+        stored = await self._tasks.find_one(unchanged, {**task_fields.NODE_STATES, "run_id": 1, "status": 1})
+        if stored is None:
+            return False
+        change = {"from": stored["status"], "to": TaskStatus.FAILED.value, "at": iso(at)}
+        done = await self._tasks.update_one(
+            unchanged | _unchanged_nodes(stored),
+            {"$set": _orphan_fields(stored, reason, at), "$push": {"status_history": change}},
+        )
+        return bool(done.matched_count)
 
     @translate_errors
     async def take_turn(self, namespace_id: str, owner: str, at: float, seconds: float) -> bool:
@@ -101,23 +110,6 @@ class OpenTasks:
 
 def _turn(namespace_id: str) -> str:
     return f"sweep:{namespace_id or 'unknown'}"
-
-
-async def close_orphan(tasks: Any, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
-    """Close a task in the collection `tasks` whose workflow is gone.
-
-    Return False if the document has changed meanwhile.
-    """
-    unchanged = {"id": task_id, "run_id": run_id, **_NOT_CLOSED}
-    stored = await tasks.find_one(unchanged, {**task_fields.NODE_STATES, "run_id": 1, "status": 1})
-    if stored is None:
-        return False
-    change = {"from": stored["status"], "to": TaskStatus.FAILED.value, "at": iso(at)}
-    done = await tasks.update_one(
-        unchanged | _unchanged_nodes(stored),
-        {"$set": _orphan_fields(stored, reason, at), "$push": {"status_history": change}},
-    )
-    return bool(done.matched_count)
 
 
 def _unchanged_nodes(stored: Fields) -> Fields:

@@ -24,6 +24,7 @@ from tests.contract.recording import RecordingDatabase
 from flowkit import reason_codes
 from flowkit.adapters.tasks.cancel_flags import CancelFlag, Flagged
 from flowkit.adapters.tasks.node_writes import NodeWrite
+from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.adapters.vars import operations, store
 from flowkit.errors import EpochTaken, Fenced
@@ -140,7 +141,7 @@ async def closed(tasks: TaskStore) -> None:
 
 
 async def abandoned(tasks: TaskStore) -> None:
-    await tasks.close_orphan(TASK, RUN, "user_request", AT)
+    await OpenTasks(tasks.database).close_orphan(TASK, RUN, "user_request", AT)
 
 
 @pytest.mark.parametrize("end", [cancelled, closed, abandoned])
