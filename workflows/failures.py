@@ -29,6 +29,9 @@ NATIVE_SHUTDOWN = "WorkerShutdown"
 NOT_REGISTERED = "NotFoundError"
 """Type of the error that Temporal's SDK reports when a worker has not registered the activity."""
 
+UNREQUESTED_CANCEL = AttemptFailure(kind=FailureKind.FAILURE, code=reason_codes.CANCELLED_BY_WORKER)
+"""The failure of an attempt that ended as cancelled although FlowKit did not cancel it."""
+
 _LARGEST_EPOCH = 2**31 - 1
 _UNNAMED = reason_codes.UNEXPECTED_ERROR
 

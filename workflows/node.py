@@ -15,9 +15,9 @@ from temporalio.exceptions import FailureError, is_cancelled_exception
 
 from flowkit import reason_codes
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
-from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeStatus
+from flowkit.models import AttemptFailure, AttemptInput, NodeStatus
 from flowkit.temporal_names import role_queue
-from flowkit.workflows.failures import NOT_REGISTERED, is_reported, read_failure
+from flowkit.workflows.failures import NOT_REGISTERED, UNREQUESTED_CANCEL, is_reported, read_failure
 from flowkit.workflows.payloads import slim
 from flowkit.workflows.retry import Retry, decide
 from flowkit.workflows.summaries import attempt_text, timer_text
@@ -99,8 +99,7 @@ async def _attempt(context: NodeRunContext, node: Node, state: NodeState) -> Att
     except FailureError as error:
         if (workflow.now() - began).total_seconds() >= _STEADY_SEC:
             state.yields = 0
-        unrequested_cancel = AttemptFailure(kind=FailureKind.FAILURE, code=reason_codes.CANCELLED_BY_WORKER)
-        return read_failure(error) or unrequested_cancel
+        return read_failure(error) or UNREQUESTED_CANCEL
     return None
 
 

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from temporalio.exceptions import FailureError
 
-from flowkit import reason_codes, temporal_names
+from flowkit import temporal_names
 from flowkit.models import (
     AttemptFailure,
     CloseTask,
-    FailureKind,
     NodeState,
     NodeStatus,
     OpenTask,
@@ -22,7 +21,7 @@ from flowkit.models import (
     TaskStatus,
 )
 from flowkit.testing.executors import RUN
-from flowkit.workflows.failures import read_failure
+from flowkit.workflows.failures import UNREQUESTED_CANCEL, read_failure
 from flowkit.workflows.node import attempt_input, note_failure
 from flowkit.workflows.node_context import NodeRunContext
 from flowkit.workflows.reports import node_record, pulled_nodes
@@ -108,8 +107,7 @@ class InProcessTask:
         try:
             await self._executors.attempt(node, attempt_input(self._context, node, state))
         except FailureError as error:
-            unasked = AttemptFailure(kind=FailureKind.FAILURE, code=reason_codes.CANCELLED_BY_WORKER)
-            return read_failure(error) or unasked
+            return read_failure(error) or UNREQUESTED_CANCEL
         return None
 
     async def _record(self) -> None:
