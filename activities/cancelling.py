@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from temporalio import activity
 from temporalio.service import RPCError
 
+from flowkit import reason_codes
 from flowkit.attempt.failures import not_now
 from flowkit.text import clean, error_text
 
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from flowkit.models import AttemptFailure, AttemptInput
 
 _logger = logging.getLogger("flowkit.worker")
-
-REFUSED = "cancel_refused"
-PENDING = "cancel_pending"
 
 _RPC_TIMEOUT = timedelta(seconds=10)
 
@@ -45,7 +43,7 @@ async def request_cancel(attempt: AttemptInput, flag: CancelFlag) -> AttemptFail
             f"the document of the task says coordinator.cancelled, but Temporal did not accept a cancel of the "
             f"workflow ({why}): allow this worker to cancel workflows, or unset the flag"
         )
-        return not_now(REFUSED, text)
+        return not_now(reason_codes.CANCEL_REFUSED, text)
     return None
 
 
@@ -57,4 +55,7 @@ async def _cancel_own_run(task_id: str, reason: str) -> None:
 def pending(flag: CancelFlag) -> AttemptFailure:
     """Return the failure of an attempt that stopped because of a cancel flag before Temporal cancelled it."""
     raised_by = "the document" if flag.run_id is None else f"run {flag.run_id} of the workflow"
-    return not_now(PENDING, f"cancelled ({flag.reason}) by {raised_by}; Temporal has not cancelled it yet")
+    return not_now(
+        reason_codes.CANCEL_PENDING,
+        f"cancelled ({flag.reason}) by {raised_by}; Temporal has not cancelled it yet",
+    )

@@ -22,6 +22,7 @@ BASE = frozenset(
     f"flowkit.{name}"
     for name in (
         *("models", "limits", "errors", "hashing", "text", "arguments", "storable", "version"),
+        *("reason_codes", "temporal_names"),
         *("protocol", "graph", "core", "config"),
     )
 )

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from flowkit.models import NodeStatus, TaskStatus
+from flowkit.temporal_names import role_queue
 from flowkit.workflows.budget import longest_prefix
 from flowkit.workflows.reports import DISPLAY_ORDER
 from flowkit.workflows.summaries import next_attempt
@@ -91,7 +92,7 @@ def _queue_links(scheduler: Scheduler, shown: list[Node], queues: TaskQueues) ->
 @lru_cache(maxsize=1024)
 def _link(role: str, queues: TaskQueues) -> str:
     """Link to the page of the role's task queue, relative to the root of the Web UI."""
-    queue = f"{queues.prefix}.{role}"
+    queue = role_queue(queues.prefix, role)
     if all(_URL_SAFE.fullmatch(part) for part in (queues.namespace, queue)):
         return f"[{role}](namespaces/{queues.namespace}/task-queues/{queue})"
     return _cell(f"{role}, queue {queue}", _NAME_CHARS)

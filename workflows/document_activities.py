@@ -9,6 +9,7 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 
+from flowkit import temporal_names
 from flowkit.models import Opened, OpenTask
 from flowkit.workflows.payloads import without_defaults
 
@@ -50,7 +51,7 @@ async def open_document(new: NewTask) -> Opened:
         cause = error.cause if isinstance(error, ActivityError) else error
         if isinstance(cause, ApplicationError) and cause.non_retryable:
             raise cause from None
-    opened: Opened = await _execute_with_retries("open_task", opening, _OPEN_SUMMARY, Opened)
+    opened: Opened = await _execute_with_retries(temporal_names.OPEN_TASK, opening, _OPEN_SUMMARY, Opened)
     return opened
 
 
@@ -60,7 +61,7 @@ async def _open_locally(opening: OpenTask) -> Opened:
     There is no retry because the workflow receives no cancel requests during a local activity.
     """
     opened: Opened = await workflow.execute_local_activity(
-        "open_task",
+        temporal_names.OPEN_TASK,
         opening,
         result_type=Opened,
         schedule_to_close_timeout=_LOCAL_TIMEOUT,
@@ -101,7 +102,10 @@ def write_timeout(nodes: int) -> timedelta:
 async def record_document(record: RecordTask) -> None:
     """Write `record`, the state that only the workflow knows, to the task document."""
     await _execute_with_retries(
-        "record", without_defaults(record), write_summary(record), time_limit=write_timeout(len(record.nodes))
+        temporal_names.RECORD,
+        without_defaults(record),
+        write_summary(record),
+        time_limit=write_timeout(len(record.nodes)),
     )
 
 
@@ -116,7 +120,7 @@ def write_summary(record: RecordTask) -> str:
 async def close_document(close: CloseTask, nodes: int) -> bool:
     """Close the document of a task with `nodes` nodes. Return False if the document does not exist."""
     found: bool = await _execute_with_retries(
-        "close_task",
+        temporal_names.CLOSE_TASK,
         without_defaults(close),
         "close the task in MongoDB",
         bool,

@@ -27,9 +27,19 @@ from temporalio.exceptions import (
     is_cancelled_exception,
 )
 
+from flowkit import reason_codes
 from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeStatus
+from flowkit.temporal_names import role_queue
 from flowkit.workflows.payloads import without_defaults
-from flowkit.workflows.retry import NOT_REGISTERED, Fail, classify, decide, find_report, note_failure
+from flowkit.workflows.retry import (
+    NOT_REGISTERED,
+    UNREQUESTED_CANCEL,
+    Fail,
+    classify,
+    decide,
+    find_report,
+    note_failure,
+)
 from flowkit.workflows.summaries import attempt_summary, timer_summary
 
 if TYPE_CHECKING:
@@ -99,8 +109,7 @@ async def _run_attempt(context: NodeRunContext, node: Node, state: NodeState) ->
     except FailureError as error:
         if (workflow.now() - started_at).total_seconds() >= _PRODUCTIVE_SEC:
             state.yields = 0
-        unrequested_cancel = AttemptFailure(kind=FailureKind.FAILURE, code="cancelled_by_worker")
-        return read_failure(error) or unrequested_cancel
+        return read_failure(error) or UNREQUESTED_CANCEL
     return None
 
 
@@ -150,7 +159,7 @@ def attempt_input(context: NodeRunContext, node: Node, state: NodeState) -> Atte
 def queue_of(node: Node, settings: Settings) -> str:
     """Return the task queue of a node's attempts: the queue of its role, or the queue of coordinator functions."""
     if not node.is_function:
-        return f"{settings.queue}.{node.type}"
+        return role_queue(settings.queue, node.type)
     built_in = node.io.fn in settings.local_functions
     return settings.queue if built_in else settings.function_queue or settings.queue
 
@@ -196,10 +205,10 @@ def read_failure(error: FailureError) -> AttemptFailure | None:
             return None
         case TimeoutError(type=TimeoutType.START_TO_CLOSE):
             message = "the attempt took longer than timeout_sec"
-            return AttemptFailure(kind=FailureKind.FAILURE, code="timeout", message=message)
+            return AttemptFailure(kind=FailureKind.FAILURE, code=reason_codes.TIMEOUT, message=message)
         case TimeoutError():
             message = "no heartbeat arrived before the lease expired"
-            return AttemptFailure(kind=FailureKind.LOSS, code="lease_lost", message=message)
+            return AttemptFailure(kind=FailureKind.LOSS, code=reason_codes.LEASE_LOST, message=message)
         case ApplicationError() as failure:
             return classify(failure.type, failure.message, failure.details, permanent=failure.non_retryable)
         case other:

@@ -38,7 +38,7 @@ async def open_or_restore(task: RawValue | None) -> tuple[TaskState, Graph]:
     try:
         new = parse_input(workflow.info().workflow_id, given)
     except GraphError as error:
-        raise _rejection(error) from None
+        raise rejection(error) from None
     return await _open(new, _validate(new))
 
 
@@ -47,7 +47,7 @@ def _decode(task: RawValue) -> Any:
         return workflow.payload_converter().from_payload(task.payload)
     except Exception as error:  # noqa: BLE001 - for any decoding error, the task must fail and report the reason
         problem = "the input of a task must be one JSON object, and this input cannot be decoded"
-        raise _rejection(GraphError([f"{problem}: {str(error)[:200]}"])) from None
+        raise rejection(GraphError([f"{problem}: {str(error)[:200]}"])) from None
 
 
 def _validate(new: NewTask) -> Graph:
@@ -60,7 +60,7 @@ def _validate(new: NewTask) -> Graph:
     except GraphError as error:
         graph = _validate_under_first_rules(new)
         if graph is None or workflow.patched(f"validation-{RULES}"):
-            raise _rejection(error) from None
+            raise rejection(error) from None
         return graph
 
 
@@ -72,7 +72,8 @@ def _validate_under_first_rules(new: NewTask) -> Graph | None:
         return None
 
 
-def _rejection(error: GraphError) -> ApplicationError:
+def rejection(error: GraphError) -> ApplicationError:
+    """Return the error that fails a task whose input or graph is not valid."""
     return ApplicationError(clean(str(error))[:_REJECTION_CHARS], type=error.code, non_retryable=True)
 
 

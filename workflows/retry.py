@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flowkit import reason_codes
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind
 from flowkit.text import clean
@@ -24,10 +25,13 @@ NATIVE_SHUTDOWN = "WorkerShutdown"
 NOT_REGISTERED = "NotFoundError"
 """Type of the error that Temporal's SDK reports when a worker has not registered the activity."""
 
+UNREQUESTED_CANCEL = AttemptFailure(kind=FailureKind.FAILURE, code=reason_codes.CANCELLED_BY_WORKER)
+"""The failure of an attempt that ended as cancelled although FlowKit did not cancel it."""
+
 MAX_LOSSES = 5
 """Budget of losses: with one more, the node fails as `worker_lost`."""
 
-_UNNAMED = "unexpected_error"
+_UNNAMED = reason_codes.UNEXPECTED_ERROR
 _LARGEST_EPOCH = 2**31 - 1
 
 _FIXED_BACKOFF_MAX_SEC = 30.0
@@ -64,9 +68,9 @@ def classify(
     """
     text = _message(message)
     if error_type == NATIVE_SHUTDOWN:
-        return AttemptFailure(kind=FailureKind.HANDOVER, code="worker_shutdown", message=text)
+        return AttemptFailure(kind=FailureKind.HANDOVER, code=reason_codes.WORKER_SHUTDOWN, message=text)
     if error_type == NOT_REGISTERED:
-        return AttemptFailure(kind=FailureKind.LOSS, code="dispatch_lost", message=text)
+        return AttemptFailure(kind=FailureKind.LOSS, code=reason_codes.DISPATCH_LOST, message=text)
     if (report := find_report(details)) is not None:
         return _read_report(report, error_type, message)
     code = _code(error_type) or _UNNAMED
@@ -137,7 +141,7 @@ def _after_loss(failure: AttemptFailure, state: NodeState) -> Retry | Fail:
         message = (
             f"the node lost the process that ran it {state.losses} times, the last time as {failure.code}"
         )
-        return Fail(code="worker_lost", message=message)
+        return Fail(code=reason_codes.WORKER_LOST, message=message)
     return Retry(after_sec=fixed_backoff(state.losses))
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowkit.models import FailureKind
+from flowkit import reason_codes
 from flowkit.workflows.budget import truncate_utf8
 
 if TYPE_CHECKING:
     from flowkit.models import Node, NodeState
 
-_NO_BUDGET_CODES = frozenset({"lease_lost", "dispatch_lost", FailureKind.YIELDED})
+_NO_BUDGET_CODES = frozenset({reason_codes.LEASE_LOST, reason_codes.DISPATCH_LOST, reason_codes.YIELDED})
 """Reason codes that use no retry budget. Only tasks of an earlier release need them; newer tasks set `state.free`."""
 
 _SUMMARY_CHARS = 100
@@ -32,7 +32,7 @@ def next_attempt(node: Node, state: NodeState) -> str:
 def timer_summary(node: Node, state: NodeState, seconds: float) -> str:
     """Return the summary of the timer of a node that waits for `seconds`."""
     name, wait = _short_id(node), format_duration(seconds)
-    if state.reason_code == FailureKind.YIELDED:
+    if state.reason_code == reason_codes.YIELDED:
         return f"{name}: waits for a source node, at most {wait}"
     return _fit_summary(
         f"{name}: {next_attempt(node, state)} in {wait}, after {state.reason_code or 'a failure'}"

@@ -16,6 +16,7 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
+    from flowkit import reason_codes, temporal_names
     from flowkit.models import NodeStatus, SkipReason, TaskResult, TaskStatus
     from flowkit.workflows.current_details import StatusPublisher
     from flowkit.workflows.opening import open_or_restore
@@ -35,7 +36,7 @@ WAKE = "wake-main-loop"
 """Patch id: an attempt repeated without backoff wakes the main loop when the task must continue in a new run."""
 
 
-@workflow.defn(name="Task")
+@workflow.defn(name=temporal_names.TASK)
 class Task:
     """Run one task. The workflow id is the task id."""
 
@@ -209,7 +210,7 @@ class Task:
     async def _fail(self) -> TaskResult:
         reason = failure_text(self._scheduler)
         await self._close(TaskStatus.FAILED, reason)
-        raise ApplicationError(reason, type="task_failed", non_retryable=True)
+        raise ApplicationError(reason, type=reason_codes.TASK_FAILED, non_retryable=True)
 
     async def _close(self, status: TaskStatus, reason: str | None = None) -> TaskResult:
         """Publish the final status and close the task document."""

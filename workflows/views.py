@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 
+from flowkit import reason_codes
 from flowkit.limits import LAST_ERROR_CHARS, STATUS_CHANGES
 from flowkit.models import NodeStatus, TaskStatus
+from flowkit.temporal_names import PIPELINE_ATTRIBUTE, STATUS_ATTRIBUTE
 from flowkit.text import clean
 
 if TYPE_CHECKING:
@@ -16,12 +18,6 @@ if TYPE_CHECKING:
     from flowkit.models import Graph, Node, NodeState, StatusChange
     from flowkit.workflows.scheduler import Scheduler
 
-PIPELINE = "FlowkitPipeline"
-STATUS = "FlowkitStatus"
-SEARCH_ATTRIBUTES = (PIPELINE, STATUS)
-"""Search attributes that FlowKit sets if they are registered. Both have the type keyword."""
-
-DEFAULT_CANCEL_REASON = "user_request"
 _PIPELINE_CHARS = 200
 """Temporal's visibility stores accept keywords of at most 255 characters."""
 
@@ -37,8 +33,8 @@ _FIRST_CHANGES = 10
 def stop_reason(failed: Node | None, states: Sequence[NodeState], cancel_reason: str | None) -> str:
     """Return the `cancel_reason` of a stopped task: the failed node's reason code, or the given `cancel_reason`."""
     if failed is not None:
-        return f"hard_fail:{states[failed.index].reason_code}"
-    return clean(cancel_reason or DEFAULT_CANCEL_REASON)[:LAST_ERROR_CHARS]
+        return f"{reason_codes.HARD_FAIL}:{states[failed.index].reason_code}"
+    return clean(cancel_reason or reason_codes.USER_REQUEST)[:LAST_ERROR_CHARS]
 
 
 def failure_text(scheduler: Scheduler) -> str:
@@ -77,11 +73,11 @@ def search_attributes(
     """
     updates: list[SearchAttributeUpdate[Any]] = []
     status = history[-1].to
-    if STATUS in registered and any(change.to not in _SHOWN_BY_TEMPORAL for change in history):
-        updates.append(SearchAttributeKey.for_keyword(STATUS).value_set(status))
+    if STATUS_ATTRIBUTE in registered and any(change.to not in _SHOWN_BY_TEMPORAL for change in history):
+        updates.append(SearchAttributeKey.for_keyword(STATUS_ATTRIBUTE).value_set(status))
     name = pipeline_name(graph.name, params)
-    if PIPELINE in registered and name and history[-1].from_ == TaskStatus.QUEUED:
-        updates.append(SearchAttributeKey.for_keyword(PIPELINE).value_set(name))
+    if PIPELINE_ATTRIBUTE in registered and name and history[-1].from_ == TaskStatus.QUEUED:
+        updates.append(SearchAttributeKey.for_keyword(PIPELINE_ATTRIBUTE).value_set(name))
     return updates
 
 

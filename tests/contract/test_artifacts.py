@@ -11,11 +11,12 @@ import pytest
 from tests.contract.builders import AT, TASK, WORKER, attempt, batches, documents_of, seconds
 from tests.contract.recording import RecordingDatabase
 
-from flowkit.adapters.artifacts import FINAL_UID, ArtifactStore
+from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.entries import Entry
 from flowkit.adapters.metrics import BatchTooLarge
 from flowkit.errors import Fenced
 from flowkit.limits import BATCH_META_BYTES
+from flowkit.protocol.kinds import FINAL_UID
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

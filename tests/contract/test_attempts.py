@@ -21,6 +21,7 @@ from tests.contract.builders import (
     stored_node,
 )
 
+from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.errors import EpochTaken, Fenced, StoreRefused
 from flowkit.models import NodeStatus, SkipReason, TaskStatus
 
@@ -102,7 +103,7 @@ async def test_no_attempt_begins_in_another_graph(tasks: TaskStore, node_id: str
 
 async def test_a_newer_run_reopens_a_task_that_the_sweep_has_closed(db: Any, tasks: TaskStore) -> None:
     await begun(tasks, attempt(epoch=1))
-    assert await tasks.close_orphan(TASK, RUN, "terminated", AT)
+    assert await OpenTasks(tasks.database).close_orphan(TASK, RUN, "terminated", AT)
     await begun(tasks, attempt(epoch=2), run="run-2")
     document = await stored(db)
     assert (document["status"], document["run_id"]) == ("running", "run-2")

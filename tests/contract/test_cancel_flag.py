@@ -21,8 +21,10 @@ from tests.contract.builders import (
 )
 from tests.contract.recording import RecordingDatabase
 
-from flowkit.adapters.tasks.cancel_flags import DB_FLAG, CancelFlag, Flagged
+from flowkit import reason_codes
+from flowkit.adapters.tasks.cancel_flags import CancelFlag, Flagged
 from flowkit.adapters.tasks.node_writes import NodeWrite
+from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.adapters.vars import operations, store
 from flowkit.errors import EpochTaken, Fenced
@@ -69,7 +71,7 @@ async def test_a_cancelled_task_stops_every_node(tasks: TaskStore) -> None:
 
 async def test_a_flag_raised_by_hand_is_told_from_ours(tasks: TaskStore, by_hand: Any) -> None:
     await by_hand(coordinator__cancelled=True)
-    assert await tasks.cancel_flag(attempt()) == DB_FLAG
+    assert await tasks.cancel_flag(attempt()) == reason_codes.DB_FLAG
 
 
 async def test_a_flag_raised_by_hand_may_have_a_reason(tasks: TaskStore, by_hand: Any) -> None:
@@ -80,12 +82,12 @@ async def test_a_flag_raised_by_hand_may_have_a_reason(tasks: TaskStore, by_hand
 async def test_a_flag_raised_by_hand_at_a_node_stops_that_node_only(tasks: TaskStore, by_hand: Any) -> None:
     await by_hand(graph__nodes__1__coordinator__cancelled=True)
     assert await tasks.cancel_flag(attempt("a")) is None
-    assert await tasks.cancel_flag(attempt("b", index=1)) == DB_FLAG
+    assert await tasks.cancel_flag(attempt("b", index=1)) == reason_codes.DB_FLAG
 
 
 async def test_a_node_set_to_cancelling_by_hand_stops(tasks: TaskStore, by_hand: Any) -> None:
     await by_hand(graph__nodes__0__status="cancelling")
-    assert await tasks.cancel_flag(attempt()) == DB_FLAG
+    assert await tasks.cancel_flag(attempt()) == reason_codes.DB_FLAG
 
 
 @pytest.mark.parametrize("value", [False, "true", None, 0])
@@ -139,7 +141,7 @@ async def closed(tasks: TaskStore) -> None:
 
 
 async def abandoned(tasks: TaskStore) -> None:
-    await tasks.close_orphan(TASK, RUN, "user_request", AT)
+    await OpenTasks(tasks.database).close_orphan(TASK, RUN, "user_request", AT)
 
 
 @pytest.mark.parametrize("end", [cancelled, closed, abandoned])
@@ -162,7 +164,7 @@ async def test_a_direct_write_to_a_node_is_not_taken_for_an_old_flag_of_the_task
 ) -> None:
     await by_hand(coordinator__cancelled=False, coordinator__cancel_run_id=OTHER_RUN)
     await by_hand(graph__nodes__0__coordinator__cancelled=True)
-    assert await tasks.raised_flag(attempt()) == CancelFlag(reason=DB_FLAG, run_id=None)
+    assert await tasks.raised_flag(attempt()) == CancelFlag(reason=reason_codes.DB_FLAG, run_id=None)
 
 
 # --- flags that exist when an attempt starts ----------------------------------------------------------------------

@@ -25,6 +25,7 @@ from tests.contract.builders import (
 )
 from tests.contract.recording import RecordingDatabase
 
+from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.models import NodeStatus, SkipReason, TaskStatus
 
@@ -170,7 +171,7 @@ async def test_an_abandoned_task_is_failed_with_flags_up_and_its_open_nodes_ende
     await begun(tasks, attempt("a", epoch=1))
     await begun(tasks, attempt("b", index=1, epoch=1))
     await tasks.finish_attempt(attempt("b", index=1, epoch=1), RUN, AT)
-    assert await tasks.close_orphan(TASK, RUN, "terminated", AT)
+    assert await OpenTasks(tasks.database).close_orphan(TASK, RUN, "terminated", AT)
     document = await stored(db)
     assert (document["status"], document["reason"]) == ("failed", "terminated")
     assert seconds(document["finished_at"]) == AT
@@ -191,14 +192,14 @@ async def test_a_task_that_another_run_has_opened_meanwhile_is_not_abandoned(
     await opened(tasks, "a")
     await opened(tasks, "a", run="run-2")
     before = await stored(db)
-    assert await tasks.close_orphan(TASK, RUN, "lost", AT) is False
+    assert await OpenTasks(tasks.database).close_orphan(TASK, RUN, "lost", AT) is False
     assert await stored(db) == before
 
 
 async def test_a_task_that_has_ended_meanwhile_is_not_abandoned(db: Any, tasks: TaskStore) -> None:
     await opened(tasks, "a")
     await tasks.close_task(close())
-    assert await tasks.close_orphan(TASK, RUN, "lost", AT) is False
+    assert await OpenTasks(tasks.database).close_orphan(TASK, RUN, "lost", AT) is False
     assert (await stored(db))["status"] == "finished"
 
 
@@ -207,13 +208,13 @@ async def test_a_task_that_nobody_ever_opened_can_be_abandoned_only_until_it_is_
 ) -> None:
     await tasks.insert_task(new_task("a"))
     await opened(tasks, "a")
-    assert await tasks.close_orphan(TASK, None, "lost", AT) is False
+    assert await OpenTasks(tasks.database).close_orphan(TASK, None, "lost", AT) is False
     await tasks.insert_task(new_task("a", task_id="other"))
-    assert await tasks.close_orphan("other", None, "lost", AT) is True
+    assert await OpenTasks(tasks.database).close_orphan("other", None, "lost", AT) is True
 
 
 async def test_a_task_without_a_document_is_not_abandoned(tasks: TaskStore) -> None:
-    assert await tasks.close_orphan(TASK, None, "lost", AT) is False
+    assert await OpenTasks(tasks.database).close_orphan(TASK, None, "lost", AT) is False
 
 
 async def test_a_task_that_moves_on_while_it_is_abandoned_is_left_alone(db: Any, tasks: TaskStore) -> None:
@@ -224,7 +225,7 @@ async def test_a_task_that_moves_on_while_it_is_abandoned_is_left_alone(db: Any,
         await tasks.open_task(opening("a", run="run-2"))
 
     recording.before["tasks"].append(open_again)
-    assert await TaskStore(recording).close_orphan(TASK, RUN, "lost", AT) is False
+    assert await OpenTasks(recording).close_orphan(TASK, RUN, "lost", AT) is False
     assert (await stored(db))["status"] == "running"
 
 
@@ -235,5 +236,5 @@ async def test_a_node_that_finishes_while_its_task_is_abandoned_stays_finished(
     await begun(tasks, attempt())
     recording = RecordingDatabase(db)
     recording.before["tasks"].append(partial(tasks.finish_attempt, attempt(), RUN, AT))
-    await TaskStore(recording).close_orphan(TASK, RUN, "lost", AT)
+    await OpenTasks(recording).close_orphan(TASK, RUN, "lost", AT)
     assert await stored_statuses(db) == ["finished"]

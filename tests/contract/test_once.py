@@ -25,6 +25,7 @@ from tests.contract.builders import (
 from tests.contract.recording import RecordingDatabase
 from tests.contract.variables import held, hold, refused, unchanged, write
 
+from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.coordinator.adapters import AdapterError, CoordinatorAdapters
 from flowkit.errors import EpochTaken, Fenced, StoreRefused
@@ -286,7 +287,7 @@ async def test_a_newer_run_goes_on_with_a_closed_task(
 ) -> None:
     if applied:
         await count(adapters, write(1))
-    assert await tasks.close_orphan(TASK, RUN, "terminated", AT)
+    assert await OpenTasks(tasks.database).close_orphan(TASK, RUN, "terminated", AT)
     await count(adapters, write(2, run="run-2"))
     document = await stored(db)
     assert (document["status"], document["run_id"], document["finished_at"]) == ("running", "run-2", None)

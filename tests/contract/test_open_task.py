@@ -24,6 +24,7 @@ from tests.contract.builders import (
 )
 
 from flowkit.adapters.tasks import task_fields
+from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.errors import TaskIdTaken
 from flowkit.models import TaskStatus
 
@@ -75,7 +76,7 @@ async def test_a_finished_document_of_another_task_is_left_alone(tasks: TaskStor
 
 async def test_a_document_that_the_sweep_has_closed_is_not_adopted(tasks: TaskStore) -> None:
     await tasks.insert_task(new_task("a"))
-    assert await tasks.close_orphan(TASK, None, "lost", AT)
+    assert await OpenTasks(tasks.database).close_orphan(TASK, None, "lost", AT)
     with pytest.raises(TaskIdTaken):
         await tasks.open_task(opening("a"))
 

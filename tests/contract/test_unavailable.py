@@ -53,7 +53,6 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "node_states": lambda tasks: tasks.node_states(TASK),
     "record": lambda tasks: tasks.record(record()),
     "close_task": lambda tasks: tasks.close_task(close()),
-    "close_orphan": lambda tasks: tasks.close_orphan(TASK, RUN, "lost", AT),
 }
 
 

@@ -26,6 +26,7 @@ from tests.contract.recording import RecordingDatabase, Update, conflicts
 from tests.contract.variables import hold, write
 
 from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.models import NodeStatus, SkipReason, TaskStatus
@@ -69,7 +70,7 @@ async def whole_life(db: RecordingDatabase) -> None:
         await tasks.close_task(close(cancelled, status=status, run_seq=run_seq, truncated=True, reason="x"))
     await begun(tasks, attempt("b", index=1, epoch=3), run="run-2")
     await opened(tasks, "a", "b", "c", run="run-3")
-    assert await tasks.close_orphan(TASK, "run-3", "lost", AT)
+    assert await OpenTasks(tasks.database).close_orphan(TASK, "run-3", "lost", AT)
 
 
 async def life_of_a_crowd(db: RecordingDatabase) -> None:

@@ -10,6 +10,7 @@ from tests.unit.graphs import node
 from flowkit.graph.validation import parse_graph
 from flowkit.limits import LAST_ERROR_CHARS
 from flowkit.models import NodeState, NodeStatus, StatusChange, TaskStatus
+from flowkit.temporal_names import SEARCH_ATTRIBUTES
 from flowkit.workflows import views
 from flowkit.workflows.scheduler import Scheduler
 
@@ -101,7 +102,7 @@ def test_only_registered_search_attributes_are_set() -> None:
     assert attributes(("FlowkitPipeline",), "running") == {"FlowkitPipeline": "g"}
     assert attributes(("FlowkitStatus",), "running", "deferred") == {"FlowkitStatus": "deferred"}
     assert attributes((), "running", "deferred") == {}
-    assert attributes(views.SEARCH_ATTRIBUTES, "running", name=None) == {}
+    assert attributes(SEARCH_ATTRIBUTES, "running", name=None) == {}
 
 
 TOLD: list[tuple[list[str], dict[str, str]]] = [
@@ -119,7 +120,7 @@ TOLD: list[tuple[list[str], dict[str, str]]] = [
 def test_the_pipeline_is_told_once_and_the_status_as_soon_as_it_says_more_than_temporals(
     statuses: list[str], told: dict[str, str]
 ) -> None:
-    assert attributes(views.SEARCH_ATTRIBUTES, *statuses) == told
+    assert attributes(SEARCH_ATTRIBUTES, *statuses) == told
 
 
 NAMES: list[tuple[str | None, dict[str, Any], str | None]] = [

@@ -75,6 +75,9 @@ HealthPath = Annotated[
         help="Write this file every five seconds: whether the process runs, and how its background loops do.",
     ),
 ]
+Functions = Annotated[
+    list[str] | None, typer.Option("--function", help="Coordinator function, as NAME=module:function.")
+]
 TaskId = Annotated[str, typer.Argument(callback=_checked_id, help="Id of the task.")]
 NewTaskId = Annotated[
     str | None,
