@@ -11,9 +11,7 @@ import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit import version
-from flowkit.activities.background import Health
 from flowkit.activities.builtin_functions import default_adapters
-from flowkit.activities.loop_portal import LoopPortal
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.adapters.vars.store import Variables
@@ -28,6 +26,8 @@ from flowkit.arguments import (
     settings_problem,
     task_id_problem,
 )
+from flowkit.attempt.background import Health
+from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.config import CoordinatorConfig
 from flowkit.connection import InlineWorkers, Namespace, WorkerThread, connect

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from flowkit.activities.loop_portal import LoopPortal
     from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.attempt.loop_portal import LoopPortal
 
 _logger = logging.getLogger("flowkit.worker")
 
