@@ -1,0 +1,209 @@
+"""Storage of dispatch records, the collection `dispatches`.
+
+Every update has its condition in its own filter, so any number of bridges can write the same record: an outcome is
+stored once, and an outdated write changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pymongo import ASCENDING, ReturnDocument
+from pymongo.errors import DuplicateKeyError
+
+from flowkit.adapters.dispatches.record import (
+    PAST_LEASES,
+    Dispatch,
+    DispatchState,
+    Fields,
+    Outcome,
+    WorkerLease,
+    from_document,
+    key_of,
+    outcome_fields,
+    to_document,
+)
+from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+_OPEN = DispatchState.OPEN.value
+
+
+class DispatchStore:
+    """The collection `dispatches` of one database."""
+
+    def __init__(self, db: Database) -> None:
+        self._records = db.dispatches
+
+    @translate_errors
+    async def prepare(self) -> None:
+        """Create the indexes."""
+        by_node = [("task_id", ASCENDING), ("node_id", ASCENDING)]
+        await ensure_index(self._records, by_node, "ix_dispatch_task_node")
+        await ensure_index(
+            self._records, [("state", ASCENDING), ("owner", ASCENDING)], "ix_dispatch_state_owner"
+        )
+        await ensure_index(
+            self._records, [("state", ASCENDING), ("role", ASCENDING)], "ix_dispatch_state_role"
+        )
+
+    @translate_errors
+    async def insert(self, record: Dispatch) -> Dispatch:
+        """Store a new record, and return it. If the attempt has a record already, return that one."""
+        document = {**to_document(record), "updated_at": moment(record.created_at)}
+        try:
+            await self._records.insert_one(document)
+        except DuplicateKeyError:
+            stored = await self._records.find_one({"_id": record.key})
+            return from_document(stored) if stored else record
+        return record
+
+    @translate_errors
+    async def find(self, task_id: str, node_id: str, epoch: int) -> Dispatch | None:
+        """Return the record of one attempt, or None."""
+        found = await self._records.find_one({"_id": key_of(task_id, node_id, epoch)})
+        return from_document(found) if found else None
+
+    @translate_errors
+    async def find_all(self, keys: Collection[str]) -> dict[str, Dispatch]:
+        """Return the records with these keys. Keys without a record are absent from the result."""
+        if not keys:
+            return {}
+        cursor = self._records.find({"_id": {"$in": list(keys)}})
+        return {document["_id"]: from_document(document) async for document in cursor}
+
+    @translate_errors
+    async def sent(self, key: str, partition: int, offset: int) -> None:
+        """Store where the command of a record is in its topic."""
+        await self._records.update_one({"_id": key}, {"$set": {"partition": partition, "offset": offset}})
+
+    @translate_errors
+    async def adopt(self, key: str, owner: str) -> Dispatch | None:
+        """Make `owner` the bridge that supervises the attempt, and return the record; None if there is none."""
+        found = await self._records.find_one_and_update(
+            {"_id": key}, {"$set": {"owner": owner}}, return_document=ReturnDocument.AFTER
+        )
+        return from_document(found) if found else None
+
+    @translate_errors
+    async def accept(self, record: Dispatch, lease: WorkerLease, at: float) -> bool:
+        """Make the worker of `lease` the owner of the run. Return False if the attempt has ended or changed.
+
+        The record remembers the previous lease, so that a redelivered acceptance cannot take the run back.
+        """
+        previous = record.lease.lease_id if record.lease else None
+        update: Fields = {"$set": {"lease": _lease(lease), "updated_at": moment(at)}}
+        if previous is not None:
+            update["$push"] = {"past_leases": {"$each": [previous], "$slice": -PAST_LEASES}}
+        if record.accepted_at is None:
+            update["$set"]["accepted_at"] = at
+        held = {"lease.lease_id": previous} if previous is not None else {"lease": None}
+        done = await self._records.update_one({"_id": record.key, "state": _OPEN, **held}, update)
+        return bool(done.matched_count)
+
+    @translate_errors
+    async def renew(self, key: str, lease: WorkerLease, batches: int, at: float) -> bool:
+        """Extend the lease after events of its worker, and add `batches` to the count of stored batches.
+
+        A deadline never moves back. Return False if the attempt has ended or another worker owns the run.
+        """
+        update: Fields = {
+            "$max": {"lease.expires_at": lease.expires_at, "lease.worker_ts_ms": lease.worker_ts_ms},
+            "$set": {"lease.ttl_sec": lease.ttl_sec, "updated_at": moment(at)},
+        }
+        if batches:
+            update["$inc"] = {"batches": batches}
+        held = {"_id": key, "state": _OPEN, "lease.lease_id": lease.lease_id}
+        done = await self._records.update_one(held, update)
+        return bool(done.matched_count)
+
+    @translate_errors
+    async def expire(self, key: str, lease_id: str, worker_ts_ms: int, at: float) -> bool:
+        """End a lease now, unless its worker has sent an event after `worker_ts_ms` (the worker's clock)."""
+        held = {"_id": key, "state": _OPEN, "lease.lease_id": lease_id}
+        quiet = {"lease.worker_ts_ms": {"$lte": worker_ts_ms}}
+        done = await self._records.update_one({**held, **quiet}, {"$set": {"lease.expires_at": at}})
+        return bool(done.matched_count)
+
+    @translate_errors
+    async def request_cancel(self, key: str, reason: str, at: float) -> Dispatch | None:
+        """Store the first cancel request of an open attempt. Return the record, or None if the attempt has ended."""
+        await self._records.update_one(
+            {"_id": key, "state": _OPEN, "cancel": None}, {"$set": {"cancel": {"reason": reason, "at": at}}}
+        )
+        found = await self._records.find_one({"_id": key, "state": _OPEN})
+        return from_document(found) if found else None
+
+    @translate_errors
+    async def end(self, key: str, outcome: Outcome, *, lease_id: str | None = None) -> Dispatch | None:
+        """Store the outcome of an open attempt, and return the record. Return None if it has ended already.
+
+        With `lease_id`, do nothing unless this lease still is the current one.
+        """
+        return await self._end_if(key, {"lease.lease_id": lease_id} if lease_id else {}, outcome)
+
+    @translate_errors
+    async def end_expired(self, record: Dispatch, outcome: Outcome) -> Dispatch | None:
+        """Store an outcome like `end`, unless the record changed since `record` was read: renewed or accepted."""
+        lease = record.lease
+        if lease is None:
+            same: Fields = {"lease": None}
+        else:
+            same = {"lease.lease_id": lease.lease_id, "lease.expires_at": {"$lte": lease.expires_at}}
+        return await self._end_if(record.key, same, outcome)
+
+    async def _end_if(self, key: str, same: Fields, outcome: Outcome) -> Dispatch | None:
+        ended = {
+            "state": DispatchState.ENDED.value,
+            "outcome": outcome_fields(outcome),
+            "updated_at": moment(outcome.at),
+        }
+        found = await self._records.find_one_and_update(
+            {"_id": key, "state": _OPEN, **same}, {"$set": ended}, return_document=ReturnDocument.AFTER
+        )
+        return from_document(found) if found else None
+
+    @translate_errors
+    async def reported(self, key: str) -> None:
+        """Record that Temporal knows the outcome. This drops the final metrics, which are in `metrics_raw` now."""
+        await self._records.update_one(
+            {"_id": key, "state": DispatchState.ENDED.value},
+            {"$set": {"state": DispatchState.REPORTED.value, "outcome.metrics": {}}},
+        )
+
+    @translate_errors
+    async def owned(self, owner: str) -> list[Dispatch]:
+        """Return the open records that a bridge supervises."""
+        return await self._read({"state": _OPEN, "owner": owner})
+
+    @translate_errors
+    async def open_before(self, task_id: str, node_id: str, epoch: int) -> list[Dispatch]:
+        """Return the open records of earlier attempts of a node."""
+        return await self._read(
+            {"task_id": task_id, "node_id": node_id, "attempt_epoch": {"$lt": epoch}, "state": _OPEN}
+        )
+
+    @translate_errors
+    async def held_by(self, worker_id: str) -> list[Dispatch]:
+        """Return the open records of runs that a worker owns."""
+        return await self._read({"state": _OPEN, "lease.worker_id": worker_id})
+
+    @translate_errors
+    async def open_of(self, role: str, queue: str, limit: int = 10) -> list[Dispatch]:
+        """Return up to `limit` open records of a role."""
+        cursor = self._records.find({"state": _OPEN, "role": role, "queue": queue}).limit(limit)
+        return [from_document(document) async for document in cursor]
+
+    @translate_errors
+    async def count_open(self, roles: Iterable[str]) -> dict[str, int]:
+        """Return the number of open records for each of `roles`."""
+        return {role: await self._records.count_documents({"state": _OPEN, "role": role}) for role in roles}
+
+    async def _read(self, wanted: Fields) -> list[Dispatch]:
+        return [from_document(document) async for document in self._records.find(wanted)]
+
+
+def _lease(lease: WorkerLease) -> dict[str, Any]:
+    return {name: getattr(lease, name) for name in WorkerLease.__dataclass_fields__}
