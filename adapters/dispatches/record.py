@@ -29,6 +29,8 @@ class DispatchState(StrEnum):
 
     OPEN = "open"
     """The command was or will be sent, and the attempt has no outcome yet."""
+    FINISHING = "finishing"
+    """The worker has finished, and a bridge checks whether it received all of its inputs."""
     ENDED = "ended"
     """The record contains the outcome, which Temporal may not know yet."""
     REPORTED = "reported"

@@ -29,6 +29,16 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 _OPEN = DispatchState.OPEN.value
+_FINISHING = DispatchState.FINISHING.value
+_ACTIVE = {"$in": [_OPEN, _FINISHING]}
+"""Filter for attempts without a final outcome."""
+
+_INDEXES = {
+    "ix_dispatch_task_node": ("task_id", "node_id"),
+    "ix_dispatch_owner_updated": ("owner", "updated_at"),
+    "ix_dispatch_state_role": ("state", "role"),
+    "ix_dispatch_state_worker": ("state", "lease.worker_id"),
+}
 
 
 class DispatchStore:
@@ -40,11 +50,8 @@ class DispatchStore:
     @translate_errors
     async def prepare(self) -> None:
         """Create the indexes."""
-        by_node = [("task_id", ASCENDING), ("node_id", ASCENDING)]
-        await ensure_index(self._records, by_node, "ix_dispatch_task_node")
-        await ensure_index(
-            self._records, [("state", ASCENDING), ("owner", ASCENDING)], "ix_dispatch_state_owner"
-        )
+        for name, fields in _INDEXES.items():
+            await ensure_index(self._records, [(field, ASCENDING) for field in fields], name)
         await ensure_index(
             self._records, [("state", ASCENDING), ("role", ASCENDING)], "ix_dispatch_state_role"
         )
@@ -80,10 +87,12 @@ class DispatchStore:
         await self._records.update_one({"_id": key}, {"$set": {"partition": partition, "offset": offset}})
 
     @translate_errors
-    async def adopt(self, key: str, owner: str) -> Dispatch | None:
+    async def adopt(self, key: str, owner: str, at: float) -> Dispatch | None:
         """Make `owner` the bridge that supervises the attempt, and return the record; None if there is none."""
         found = await self._records.find_one_and_update(
-            {"_id": key}, {"$set": {"owner": owner}}, return_document=ReturnDocument.AFTER
+            {"_id": key},
+            {"$set": {"owner": owner, "updated_at": moment(at)}},
+            return_document=ReturnDocument.AFTER,
         )
         return from_document(found) if found else None
 
@@ -129,39 +138,38 @@ class DispatchStore:
 
     @translate_errors
     async def request_cancel(self, key: str, reason: str, at: float) -> Dispatch | None:
-        """Store the first cancel request of an open attempt. Return the record, or None if the attempt has ended."""
-        await self._records.update_one(
-            {"_id": key, "state": _OPEN, "cancel": None}, {"$set": {"cancel": {"reason": reason, "at": at}}}
-        )
-        found = await self._records.find_one({"_id": key, "state": _OPEN})
+        """Store the first cancel request of an active attempt. Return the record; None if the attempt has ended."""
+        request = {"cancel": {"reason": reason, "at": at}, "updated_at": moment(at)}
+        await self._records.update_one({"_id": key, "state": _ACTIVE, "cancel": None}, {"$set": request})
+        found = await self._records.find_one({"_id": key, "state": _ACTIVE})
         return from_document(found) if found else None
 
     @translate_errors
-    async def end(self, key: str, outcome: Outcome, *, lease_id: str | None = None) -> Dispatch | None:
-        """Store the outcome of an open attempt, and return the record. Return None if it has ended already.
-
-        With `lease_id`, do nothing unless this lease still is the current one.
-        """
-        return await self._end_if(key, {"lease.lease_id": lease_id} if lease_id else {}, outcome)
+    async def hold(self, key: str, outcome: Outcome) -> Dispatch | None:
+        """Store the outcome of an open attempt whose inputs a bridge has to check. Return None if it is not open."""
+        return await self._move({"_id": key, "state": _OPEN}, _FINISHING, outcome)
 
     @translate_errors
-    async def end_expired(self, record: Dispatch, outcome: Outcome) -> Dispatch | None:
-        """Store an outcome like `end`, unless the record changed since `record` was read: renewed or accepted."""
+    async def end(self, key: str, outcome: Outcome) -> Dispatch | None:
+        """Store the final outcome of an active attempt, and return the record; None if it has ended already."""
+        return await self._move({"_id": key, "state": _ACTIVE}, DispatchState.ENDED.value, outcome)
+
+    @translate_errors
+    async def end_unchanged(self, record: Dispatch, outcome: Outcome) -> Dispatch | None:
+        """Store the outcome of an open attempt, unless its lease has changed since `record` was read."""
         lease = record.lease
         if lease is None:
             same: Fields = {"lease": None}
         else:
             same = {"lease.lease_id": lease.lease_id, "lease.expires_at": {"$lte": lease.expires_at}}
-        return await self._end_if(record.key, same, outcome)
+        return await self._move(
+            {"_id": record.key, "state": _OPEN, **same}, DispatchState.ENDED.value, outcome
+        )
 
-    async def _end_if(self, key: str, same: Fields, outcome: Outcome) -> Dispatch | None:
-        ended = {
-            "state": DispatchState.ENDED.value,
-            "outcome": outcome_fields(outcome),
-            "updated_at": moment(outcome.at),
-        }
+    async def _move(self, held: Fields, state: str, outcome: Outcome) -> Dispatch | None:
+        stored = {"state": state, "outcome": outcome_fields(outcome), "updated_at": moment(outcome.at)}
         found = await self._records.find_one_and_update(
-            {"_id": key, "state": _OPEN, **same}, {"$set": ended}, return_document=ReturnDocument.AFTER
+            held, {"$set": stored}, return_document=ReturnDocument.AFTER
         )
         return from_document(found) if found else None
 
@@ -174,15 +182,22 @@ class DispatchStore:
         )
 
     @translate_errors
-    async def owned(self, owner: str) -> list[Dispatch]:
-        """Return the open records that a bridge supervises."""
-        return await self._read({"state": _OPEN, "owner": owner})
+    async def owned(self, owner: str, since: float | None = None) -> list[Dispatch]:
+        """Return the active records that a bridge supervises; with `since`, all its records that changed since then."""
+        if since is None:
+            return await self._read({"owner": owner, "state": _ACTIVE})
+        return await self._read({"owner": owner, "updated_at": {"$gte": moment(since)}})
+
+    @translate_errors
+    async def disown(self, key: str, owner: str) -> None:
+        """End the supervision by `owner`. The next attempt of the activity adopts the record."""
+        await self._records.update_one({"_id": key, "owner": owner}, {"$set": {"owner": ""}})
 
     @translate_errors
     async def open_before(self, task_id: str, node_id: str, epoch: int) -> list[Dispatch]:
         """Return the open records of earlier attempts of a node."""
         return await self._read(
-            {"task_id": task_id, "node_id": node_id, "attempt_epoch": {"$lt": epoch}, "state": _OPEN}
+            {"task_id": task_id, "node_id": node_id, "attempt_epoch": {"$lt": epoch}, "state": _ACTIVE}
         )
 
     @translate_errors
