@@ -13,7 +13,7 @@ from flowkit.protocol.kinds import EventKind
 
 if TYPE_CHECKING:
     from flowkit.adapters.dispatches.record import Dispatch
-    from flowkit.bridge.reading import StatusEvent
+    from flowkit.bridge.rules.reading import StatusEvent
 
 
 class Verdict(Enum):

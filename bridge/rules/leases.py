@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowkit.adapters.dispatches.record import WorkerLease
-from flowkit.bridge.fencing import lease_id_of
+from flowkit.bridge.rules.fencing import lease_id_of
 
 if TYPE_CHECKING:
     from flowkit.adapters.dispatches.record import Dispatch
-    from flowkit.bridge.reading import StatusEvent
+    from flowkit.bridge.rules.reading import StatusEvent
 
 _SHORTEST_SEC = 0.5
 _LONGEST_SEC = 24 * 3600.0

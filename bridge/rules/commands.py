@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowkit.bridge.worker_input import worker_input
+from flowkit.bridge.rules.worker_input import worker_input
 from flowkit.protocol.envelope import Envelope, Message
 from flowkit.protocol.ids import dedup_id
 from flowkit.protocol.kinds import CommandKind, MsgType, QueryKind, Role

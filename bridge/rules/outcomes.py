@@ -11,7 +11,7 @@ from flowkit.protocol.payloads import EvTaskDone, EvTaskFailed
 
 if TYPE_CHECKING:
     from flowkit.adapters.dispatches.record import Dispatch
-    from flowkit.bridge.reading import StatusEvent
+    from flowkit.bridge.rules.reading import StatusEvent
     from flowkit.errors import FlowKitError
     from flowkit.models import AttemptFailure
 
