@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.dispatches.inputs import ExternalInputs
 from flowkit.adapters.dispatches.store import DispatchStore
 from flowkit.adapters.retry import retry_while_unavailable
@@ -16,14 +15,15 @@ from flowkit.adapters.worker_registry import WorkerRegistry
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from temporalio.client import AsyncActivityHandle, Client
-
-    from flowkit.adapters.dispatches.record import Dispatch
-    from flowkit.adapters.tasks.task_store import TaskStore
-    from flowkit.attempt.loop_portal import LoopPortal
     from flowkit.bridge.offsets import Offsets
     from flowkit.bridge.producer import Producer
     from flowkit.bridge.topics import Topics
+    from temporalio.client import AsyncActivityHandle, Client
+
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.dispatches.record import Dispatch
+    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.attempt.loop_portal import LoopPortal
     from flowkit.config import CoordinatorConfig
 
 T = TypeVar("T")

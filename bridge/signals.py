@@ -8,6 +8,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from flowkit.bridge.rules.commands import cancel_signal, task_discover
+from flowkit.errors import FlowKitError
 
 if TYPE_CHECKING:
     from flowkit.bridge.context import BridgeContext
@@ -66,7 +67,7 @@ class Signals:
     async def _produce(self, topic: str, key: str | None, envelope: Envelope) -> None:
         try:
             await self._context.producer.send(topic, key, envelope.to_json())
-        except Exception as error:
+        except FlowKitError as error:
             _logger.warning("could not send to topic %s: %s", topic, error)
 
     async def stop(self) -> None:
@@ -75,5 +76,3 @@ class Signals:
         for sending in pending:
             sending.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
-
-
