@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from aiokafka import ConsumerRecord
-    from flowkit.bridge.supervisor import Supervisor
 
     from flowkit.adapters.dispatches.record import Dispatch, Outcome, WorkerLease
     from flowkit.bridge.context import BridgeContext
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from flowkit.bridge.pulled_inputs import PulledInputs
     from flowkit.bridge.rules.reading import StatusEvent
     from flowkit.bridge.signals import Signals
+    from flowkit.bridge.supervisor import Supervisor
 
 _logger = logging.getLogger("flowkit.bridge")
 
@@ -250,18 +250,15 @@ class StatusEvents:
     async def _write_renewals(self, run: NodeRun) -> None:
         """Write the renewed leases of a poll with one update for each attempt."""
         for key, batches in run.take_renewals():
-            record, at = run.records[key], run.at
-            lease = record.lease
-            if lease is None:
-                continue
-            renewal = lease
-            renewed_now = await self._context.db(
-                lambda key=key, renewal=renewal, batches=batches: self._stores.dispatches.renew(
-                    key, renewal, batches, at
-                )
-            )
-            if renewed_now:
-                self._supervisor.saw(record)
+            await self._write_renewal(run.records[key], batches, run.at)
+
+    async def _write_renewal(self, record: Dispatch, batches: int, at: float) -> None:
+        lease = record.lease
+        if lease is None:
+            return
+        dispatches = self._stores.dispatches
+        if await self._context.db(lambda: dispatches.renew(record.key, lease, batches, at)):
+            self._supervisor.saw(record)
 
     def _report_unknown(self, event: StatusEvent) -> None:
         """Log, once for each task, that a worker runs an attempt that this deployment has not dispatched."""
