@@ -10,6 +10,9 @@ The first line of a class's docstring is its default message.
         + StoreDenied           retryable
     + StoreRefused
         + StoreTooLarge
+    + KafkaUnavailable          retryable
+    + SendUncertain
+    + CommandTooLarge
     + Fenced
     + EpochTaken
     + TaskIdTaken
@@ -88,6 +91,25 @@ class StoreTooLarge(StoreRefused):
     """A document would be larger than MongoDB allows (16 MB)."""
 
     code = "document_too_large"
+
+
+class KafkaUnavailable(FlowKitError):
+    """Kafka does not respond, or refuses the client or what it asks for."""
+
+    retryable = True
+    code = "kafka_unavailable"
+
+
+class SendUncertain(FlowKitError):
+    """Kafka may or may not have stored a record, so sending it again could store it twice."""
+
+    code = "kafka_send_uncertain"
+
+
+class CommandTooLarge(FlowKitError):
+    """A command for an external worker is larger than Kafka accepts."""
+
+    code = "command_too_large"
 
 
 class Fenced(FlowKitError):
