@@ -15,9 +15,9 @@ from flowkit.adapters.worker_registry import WorkerRegistry
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from flowkit.bridge.offsets import Offsets
-    from flowkit.bridge.producer import Producer
-    from flowkit.bridge.topics import Topics
+    from flowkit.bridge.kafka.offsets import Offsets
+    from flowkit.bridge.kafka.producer import Producer
+    from flowkit.bridge.kafka.topics import Topics
     from temporalio.client import AsyncActivityHandle, Client
 
     from flowkit.adapters.artifacts import ArtifactStore

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.dispatches.record import Dispatch, Outcome, WorkerLease
     from flowkit.bridge.context import BridgeContext
     from flowkit.bridge.delivery import Delivery
-    from flowkit.bridge.malformed import MalformedRecords
+    from flowkit.bridge.kafka.malformed import MalformedRecords
     from flowkit.bridge.pulled_inputs import PulledInputs
     from flowkit.bridge.rules.reading import StatusEvent
     from flowkit.bridge.signals import Signals

@@ -9,14 +9,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flowkit.bridge import clients
+from flowkit.bridge.kafka import clients
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from aiokafka import ConsumerRecord
 
-    from flowkit.bridge.connection import KafkaConnection
+    from flowkit.bridge.kafka.connection import KafkaConnection
 
     Handle = Callable[[Sequence[ConsumerRecord]], Awaitable[None]]
 

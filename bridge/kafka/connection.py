@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowkit.bridge import clients
+from flowkit.bridge.kafka import clients
 from flowkit.errors import ConfigError, KafkaUnavailable
 
 if TYPE_CHECKING:

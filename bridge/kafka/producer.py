@@ -6,11 +6,11 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from flowkit.bridge import clients
+from flowkit.bridge.kafka import clients
 from flowkit.errors import CommandTooLarge, KafkaUnavailable, SendUncertain
 
 if TYPE_CHECKING:
-    from flowkit.bridge.connection import KafkaConnection
+    from flowkit.bridge.kafka.connection import KafkaConnection
 
 _logger = logging.getLogger("flowkit.bridge")
 

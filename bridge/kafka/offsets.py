@@ -7,14 +7,14 @@ import json
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flowkit.bridge import clients
-from flowkit.bridge.groups import committed_offsets, group_members
+from flowkit.bridge.kafka import clients
+from flowkit.bridge.kafka.groups import committed_offsets, group_members
 from flowkit.errors import KafkaUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from flowkit.bridge.connection import KafkaConnection
+    from flowkit.bridge.kafka.connection import KafkaConnection
 
 T = TypeVar("T")
 

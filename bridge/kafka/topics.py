@@ -6,15 +6,15 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from flowkit.bridge import clients
-from flowkit.bridge.groups import committed_offsets
+from flowkit.bridge.kafka import clients
+from flowkit.bridge.kafka.groups import committed_offsets
 from flowkit.core import checks
 from flowkit.errors import ConfigError, KafkaUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from flowkit.bridge.connection import KafkaConnection
+    from flowkit.bridge.kafka.connection import KafkaConnection
     from flowkit.config import CoordinatorConfig
 
 _logger = logging.getLogger("flowkit.bridge")
