@@ -15,15 +15,15 @@ from flowkit.adapters.worker_registry import WorkerRegistry
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from flowkit.bridge.kafka.offsets import Offsets
-    from flowkit.bridge.kafka.producer import Producer
-    from flowkit.bridge.kafka.topics import Topics
     from temporalio.client import AsyncActivityHandle, Client
 
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.dispatches.record import Dispatch
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.attempt.loop_portal import LoopPortal
+    from flowkit.bridge.kafka.offsets import Offsets
+    from flowkit.bridge.kafka.producer import Producer
+    from flowkit.bridge.kafka.topics import Topics
     from flowkit.config import CoordinatorConfig
 
 T = TypeVar("T")

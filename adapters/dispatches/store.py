@@ -133,8 +133,18 @@ class DispatchStore:
         """End a lease now, unless its worker has sent an event after `worker_ts_ms` (the worker's clock)."""
         held = {"_id": key, "state": _OPEN, "lease.lease_id": lease_id}
         quiet = {"lease.worker_ts_ms": {"$lte": worker_ts_ms}}
-        done = await self._records.update_one({**held, **quiet}, {"$set": {"lease.expires_at": at}})
+        done = await self._records.update_one(
+            {**held, **quiet}, {"$set": {"lease.expires_at": at, "updated_at": moment(at)}}
+        )
         return bool(done.matched_count)
+
+    @translate_errors
+    async def extend(self, key: str, lease_id: str, until: float, at: float) -> None:
+        """Extend a lease without an event of its worker."""
+        await self._records.update_one(
+            {"_id": key, "state": _OPEN, "lease.lease_id": lease_id},
+            {"$max": {"lease.expires_at": until}, "$set": {"updated_at": moment(at)}},
+        )
 
     @translate_errors
     async def request_cancel(self, key: str, reason: str, at: float) -> Dispatch | None:

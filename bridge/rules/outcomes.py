@@ -68,6 +68,11 @@ def dispatch_lost(why: str, at: float) -> Outcome:
     return _failed(not_now(DISPATCH_LOST, why), at)
 
 
+def not_in_topic() -> AttemptFailure:
+    """Return the failure of an attempt whose command is not in its topic."""
+    return not_now(DISPATCH_LOST, "Kafka has not stored the command")
+
+
 def timeout(limit_sec: float, at: float) -> Outcome:
     """Return the outcome of an attempt that exceeded its `timeout_sec`."""
     return _failed(timed_out(limit_sec), at)
