@@ -12,6 +12,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from flowkit.adapters.dispatches.record import key_of
+from flowkit.adapters.metrics import UNSTORABLE
 from flowkit.bridge.rules.reading import Malformed, read_announce, read_reply
 from flowkit.limits import ID_CHARS
 from flowkit.protocol.payloads import EvWorkerOffline, EvWorkerOnline
@@ -55,7 +56,7 @@ class Announcements:
                     await self._reply(record.value)
                 else:
                     await self._announce(record.value)
-            except Malformed as error:
+            except (Malformed, *UNSTORABLE) as error:
                 self._malformed.skip(record, error)
 
     async def _announce(self, value: bytes | None) -> None:

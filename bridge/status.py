@@ -191,7 +191,7 @@ class StatusEvents:
                     attempt, batch.batch_uid, batch.metrics, worker_id, at, artifacts_ref=batch.artifacts_ref
                 )
             )
-        except UNSTORABLE as error:
+        except (*UNSTORABLE, StoreRefused) as error:
             await self._refuse(record, error, worker_id, at)
             return
         except Fenced as error:
@@ -217,7 +217,7 @@ class StatusEvents:
                     attempt, batch.batch_uid, batch.reason_code, at, worker_id=worker_id
                 )
             )
-        except Fenced as error:
+        except (Fenced, StoreRefused) as error:
             _logger.info("failed batch %r was not stored: %s", batch.batch_uid, error)
 
     async def _end(self, run: NodeRun, key: str, event: StatusEvent) -> None:

@@ -150,12 +150,14 @@ class Supervisor:
         ids = sorted({each.record.attempt.task_id for each in self._attempts.values()})
         flagged = await self._context.db(lambda: tasks.flagged(ids))
         for attempt in [*self._attempts.values()]:
-            record = attempt.record
-            if record.attempt.task_id not in flagged or record.cancel is not None:
-                continue
-            flag = await self._context.db(lambda record=record: tasks.raised_flag(record.attempt))
-            if flag is not None and flag.run_id in (None, record.run_id):
-                await self._request_cancel(attempt, flag.reason)
+            if attempt.record.attempt.task_id in flagged and attempt.record.cancel is None:
+                await self._read_flag(attempt)
+
+    async def _read_flag(self, attempt: Supervised) -> None:
+        record, tasks = attempt.record, self._context.stores.tasks
+        flag = await self._context.db(lambda: tasks.raised_flag(record.attempt))
+        if flag is not None and flag.run_id in (None, record.run_id):
+            await self._request_cancel(attempt, flag.reason)
 
     def _start_heartbeats(self) -> None:
         now = self._context.now()
