@@ -41,8 +41,7 @@ class RoleService:
 
     async def run(self) -> None:
         """Serve the role until cancelled or until `shutdown`. Wait for Kafka, and for native workers to stop."""
-        while not await self._prepared():
-            await asyncio.sleep(_RETRY_SEC)
+        await self._wait_until_prepared()
         self.waits_for = None
         self._worker = Worker(
             self._context.client,
@@ -62,6 +61,12 @@ class RoleService:
         """Stop polling, and return the attempts that are being dispatched to Temporal."""
         if self._worker is not None:
             await self._worker.shutdown()
+
+    async def _wait_until_prepared(self) -> None:
+        while True:
+            if await self._prepared():
+                return
+            await asyncio.sleep(_RETRY_SEC)
 
     async def _prepared(self) -> bool:
         """Prepare the topics. Return False, and log the reason once, if the role cannot be served yet."""
