@@ -17,17 +17,17 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from flowkit import reason_codes
-from flowkit.activities.cancelling import pending, request_cancel
-from flowkit.activities.liveness import CancelFlagPoller, HeartbeatThrottle, steadily
 from flowkit.adapters.retry import AttemptClock, measured_by, retry_while_unavailable
 from flowkit.adapters.tasks.cancel_flags import Flagged
+from flowkit.attempt.cancelling import pending, request_cancel
 from flowkit.attempt.failures import failed_attempt, from_error, handed_over, lost, timed_out, unexpected
+from flowkit.attempt.liveness import CancelFlagPoller, HeartbeatThrottle, steadily
 from flowkit.errors import FlowKitError, WrongDeployment
 
 if TYPE_CHECKING:
-    from flowkit.activities.loop_portal import LoopPortal
     from flowkit.adapters.tasks.cancel_flags import CancelFlag
     from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.attempt.loop_portal import LoopPortal
     from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
 
 _logger = logging.getLogger("flowkit.worker")

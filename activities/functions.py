@@ -16,11 +16,11 @@ from temporalio.exceptions import ApplicationError
 from flowkit import reason_codes
 from flowkit.activities.attempts import Attempt, AttemptFailed, WorkerContext, run_checked
 from flowkit.activities.builtin_functions import IN_ONE_UPDATE, CoordinatorAdapters
-from flowkit.activities.cancelling import pending, request_cancel
 from flowkit.adapters.concurrent_writes import together
 from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.adapters.tasks.node_writes import NodeWrite
+from flowkit.attempt.cancelling import pending, request_cancel
 from flowkit.attempt.failures import failed_attempt, failure, lost, unexpected
 from flowkit.attempt.steps import begin, mark, new_lease
 from flowkit.errors import AdapterError, FlowKitError

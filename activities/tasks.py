@@ -27,9 +27,9 @@ from flowkit.storable import storage_problems
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 
-    from flowkit.activities.loop_portal import LoopPortal
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.attempt.loop_portal import LoopPortal
     from flowkit.models import Settings
 
 T = TypeVar("T")

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.activities.attempt_log import AttemptLog
 from flowkit.activities.attempts import AttemptFailed
-from flowkit.activities.background import BackgroundLoop
 from flowkit.adapters.worker_events import WorkerEvents, cancelled, done, failed
 from flowkit.adapters.worker_registry import WorkerRegistry
+from flowkit.attempt.background import BackgroundLoop
 from flowkit.attempt.failures import from_error, handed_over
+from flowkit.attempt.outages import OutageLogger
 from flowkit.errors import FlowKitError, StoreDenied, StoreRefused, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -295,23 +296,3 @@ class WorkerRegistration:
     async def _go_offline(self) -> None:
         self._is_registered = False
         await self._registry.offline(self._worker_id, time.time(), session=self._session)
-
-
-class OutageLogger:
-    """Logs an outage once when it begins and once when it ends."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._is_down = False
-
-    def failed(self, error: Exception) -> None:
-        """Log the first failure of an outage."""
-        if not self._is_down:
-            _logger.warning("%s: %s; trying on", self._what, str(error) or "no answer in time")
-        self._is_down = True
-
-    def recovered(self) -> None:
-        """Log the end of an outage, if one was in progress."""
-        if self._is_down:
-            _logger.info("no longer true: %s", self._what)
-        self._is_down = False

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import DuplicateKeyError
 
+from flowkit.adapters.metrics import storable
 from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
 
 if TYPE_CHECKING:
@@ -63,6 +64,16 @@ class WorkerRegistry:
             "announce_interval_sec": announce_interval_sec,
             **_alive(at, session, leaked_threads),
         }
+        try:
+            await self._workers.update_one({"worker_id": worker_id}, {"$set": shown}, upsert=True)
+        except DuplicateKeyError:
+            await self._workers.update_one({"worker_id": worker_id}, {"$set": shown})
+
+    @translate_errors
+    async def announced(self, worker_id: str, fields: dict[str, Any], at: float) -> None:
+        """Record an announcement of an external worker. Fields that it does not contain keep their stored values."""
+        stored, _ = storable(f"announcement of worker {worker_id!r}", fields)
+        shown = {**stored, **_alive(at, "", None)}
         try:
             await self._workers.update_one({"worker_id": worker_id}, {"$set": shown}, upsert=True)
         except DuplicateKeyError:

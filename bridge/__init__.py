@@ -1,1 +1,1 @@
-"""The only code that speaks Kafka: external workers will be driven from here."""
+"""The only code that speaks Kafka: it drives external workers."""

@@ -28,6 +28,9 @@ NOT_REGISTERED = "NotFoundError"
 UNREQUESTED_CANCEL = AttemptFailure(kind=FailureKind.FAILURE, code=reason_codes.CANCELLED_BY_WORKER)
 """The failure of an attempt that ended as cancelled although FlowKit did not cancel it."""
 
+_REPEATED_AT_ONCE = frozenset({reason_codes.DISPATCH_LOST, reason_codes.UNCLAIMED_BATCHES})
+_AT_ONCE_SEC = 0.05
+
 MAX_LOSSES = 5
 """Budget of losses: with one more, the node fails as `worker_lost`."""
 
@@ -127,7 +130,7 @@ def decide(
             return Retry(after_sec=0.0)
         case FailureKind.YIELDED:
             state.yields = state.yields + 1 if state.reason_code == failure.code else 1
-            return Retry(after_sec=fixed_backoff(state.yields))
+            return Retry(after_sec=yield_backoff(failure.code, state.yields))
         case FailureKind.LOSS:
             return _after_loss(failure, state)
         case FailureKind.FENCED:
@@ -172,6 +175,16 @@ def fixed_backoff(count: int) -> float:
     """
     doublings = min(max(count - 1, 0), _FIXED_DOUBLINGS)
     return min(2.0**doublings, _FIXED_BACKOFF_MAX_SEC)
+
+
+def yield_backoff(code: str, count: int) -> float:
+    """Return the backoff in seconds after the `count`-th consecutive yield with this code, counted from 1.
+
+    A command that an external worker dropped, and inputs that it missed, are repeated almost immediately at first.
+    """
+    if code not in _REPEATED_AT_ONCE:
+        return fixed_backoff(count)
+    return _AT_ONCE_SEC if count == 1 else fixed_backoff(count - 1)
 
 
 def note_failure(state: NodeState, code: str, message: str) -> None:

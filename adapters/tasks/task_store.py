@@ -208,6 +208,15 @@ class TaskStore:
         )
 
     @translate_errors
+    async def show_lease(self, attempt: AttemptInput, run_id: str, lease: dict[str, Any], at: float) -> None:
+        """Show the worker that runs an attempt, and its lease, in the task document."""
+        node = f"graph.nodes.{attempt.index}"
+        received = {f"{node}.last_event_recv_ms": int(at * 1000), "last_event_recv_ms": int(at * 1000)}
+        await self._tasks.update_one(
+            task_fields.fence_filter(attempt, run_id), {"$set": {f"{node}.lease": lease, **received}}
+        )
+
+    @translate_errors
     async def finish_attempt(self, attempt: AttemptInput, run_id: str, at: float) -> None:
         """Perform the last write of an attempt, which finishes the node.
 

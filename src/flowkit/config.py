@@ -76,9 +76,31 @@ class _Topics:
         return self.topic_status_fmt.format(type=type)
 
 
+@dataclass
+class _Kafka(_Topics):
+    """How the engine connects to Kafka and which topics it creates."""
+
+    kafka_security_protocol: str = "PLAINTEXT"
+    kafka_sasl_mechanism: str = "PLAIN"
+    kafka_sasl_username: str | None = None
+    kafka_sasl_password: str | None = field(default=None, repr=False)
+    kafka_ssl_cafile: str | None = None
+    """PEM file of the certificate authority; None for those that the operating system trusts."""
+    kafka_ssl_certfile: str | None = None
+    """PEM file of the client's own certificate."""
+    kafka_ssl_keyfile: str | None = None
+    kafka_ssl_password: str | None = field(default=None, repr=False)
+    """Password of the key file."""
+    kafka_create_topics: bool = True
+    kafka_cmd_partitions: int = 16
+    """Number of partitions of new command and status topics, at least the number of workers of a role."""
+    kafka_replication_factor: int = -1
+    """Number of replicas of new topics; -1 for the default of the broker."""
+
+
 @_ignoring_derived
 @dataclass
-class CoordinatorConfig(_Topics):
+class CoordinatorConfig(_Kafka):
     """Settings of the engine. Settings that end in `_sec` are in seconds and may be fractions."""
 
     worker_types: list[str] = field(default_factory=list)
@@ -132,7 +154,7 @@ class CoordinatorConfig(_Topics):
     def load(cls, path: str | Path | None = None, *, overrides: dict[str, Any] | None = None) -> Self:
         """Load the settings. Each layer overrides the previous one.
 
-        The layers are: defaults, JSON file, environment (`KAFKA_BOOTSTRAP_SERVERS`, `WORKER_TYPES`), `overrides`.
+        The layers are: defaults, JSON file, environment (`KAFKA_…`, `WORKER_TYPES`), `overrides`.
         The file may be missing. Raise TypeError for an unknown key, and ConfigError for an invalid value.
         """
         return cls(**_merged(cls, [*_file(path), *_environment(), ("overrides", overrides or {})]))
@@ -198,6 +220,17 @@ _FORMAT = checks.topic_format()
 
 RULES = {
     "kafka_bootstrap": checks.brokers(),
+    "kafka_security_protocol": checks.one_of("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
+    "kafka_sasl_mechanism": checks.one_of("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"),
+    "kafka_sasl_username": checks.optional(checks.text()),
+    "kafka_sasl_password": checks.optional(checks.secret()),
+    "kafka_ssl_cafile": checks.optional(checks.file()),
+    "kafka_ssl_certfile": checks.optional(checks.file()),
+    "kafka_ssl_keyfile": checks.optional(checks.file()),
+    "kafka_ssl_password": checks.optional(checks.secret()),
+    "kafka_create_topics": checks.switch(),
+    "kafka_cmd_partitions": checks.whole(1, 10_000),
+    "kafka_replication_factor": checks.replication(),
     "topic_cmd_fmt": _FORMAT,
     "topic_status_fmt": _FORMAT,
     "topic_worker_announce": _TOPIC,
@@ -278,9 +311,23 @@ def _file(path: str | Path | None) -> Iterator[Layer]:
     yield str(path), settings
 
 
+_VARIABLES = {
+    "KAFKA_BOOTSTRAP_SERVERS": "kafka_bootstrap",
+    "KAFKA_SECURITY_PROTOCOL": "kafka_security_protocol",
+    "KAFKA_SASL_MECHANISM": "kafka_sasl_mechanism",
+    "KAFKA_SASL_USERNAME": "kafka_sasl_username",
+    "KAFKA_SASL_PASSWORD": "kafka_sasl_password",
+    "KAFKA_SSL_CAFILE": "kafka_ssl_cafile",
+    "KAFKA_SSL_CERTFILE": "kafka_ssl_certfile",
+    "KAFKA_SSL_KEYFILE": "kafka_ssl_keyfile",
+    "KAFKA_SSL_PASSWORD": "kafka_ssl_password",
+}
+
+
 def _environment() -> Iterator[Layer]:
     """Yield a layer for each environment variable that is set and not empty."""
-    if servers := os.environ.get("KAFKA_BOOTSTRAP_SERVERS"):
-        yield "KAFKA_BOOTSTRAP_SERVERS", {"kafka_bootstrap": servers}
+    for variable, name in _VARIABLES.items():
+        if value := os.environ.get(variable):
+            yield variable, {name: value}
     if roles := os.environ.get("WORKER_TYPES"):
         yield "WORKER_TYPES", {"worker_types": [role.strip() for role in roles.split(",") if role.strip()]}

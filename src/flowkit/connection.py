@@ -8,7 +8,7 @@ import logging
 import shlex
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
@@ -24,7 +24,6 @@ from flowkit.loops import new_event_loop
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from temporalio.worker import Worker
 
 _logger = logging.getLogger("flowkit.client")
 
@@ -119,13 +118,23 @@ def unavailable(error: RPCError | RuntimeError, address: str, namespace: str) ->
     return TemporalUnavailable(problem, "start one, or set TEMPORAL_ADDRESS", detail)
 
 
+class Service(Protocol):
+    """Something that runs beside Temporal workers until it is shut down, such as a Temporal worker or a bridge."""
+
+    async def run(self) -> None:
+        """Run until `shutdown`. Raise the error that ends it, if any."""
+
+    async def shutdown(self) -> None:
+        """Stop gracefully."""
+
+
 class WorkerThread:
     """Runs Temporal workers on a separate thread with its own event loop.
 
     Code that blocks the caller's loop then delays neither heartbeats nor workflow tasks.
     """
 
-    def __init__(self, name: str, build: Callable[[], Sequence[Worker]]) -> None:
+    def __init__(self, name: str, build: Callable[[], Sequence[Service]]) -> None:
         self._build = build
         self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -179,7 +188,7 @@ class WorkerThread:
 class InlineWorkers:
     """Runs Temporal workers on the caller's event loop. Faster than a thread if nothing blocks that loop."""
 
-    def __init__(self, build: Callable[[], Sequence[Worker]]) -> None:
+    def __init__(self, build: Callable[[], Sequence[Service]]) -> None:
         self._build = build
         self._stop = asyncio.Event()
         self.failed: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
@@ -206,7 +215,7 @@ class InlineWorkers:
         await asyncio.wait([self._ends])
 
 
-async def _run_until(stop: asyncio.Event, workers: Sequence[Worker]) -> None:
+async def _run_until(stop: asyncio.Event, workers: Sequence[Service]) -> None:
     """Run the workers until one of them ends or `stop` is set, then stop the others."""
     ends = [asyncio.create_task(worker.run()) for worker in workers]
     stopping = asyncio.create_task(stop.wait())

@@ -10,6 +10,9 @@ The first line of a class's docstring is its default message.
         + StoreDenied           retryable
     + StoreRefused
         + StoreTooLarge
+    + KafkaUnavailable          retryable
+    + SendUncertain
+    + CommandTooLarge
     + Fenced
     + EpochTaken
     + TaskIdTaken
@@ -90,6 +93,25 @@ class StoreTooLarge(StoreRefused):
     """A document would be larger than MongoDB allows (16 MB)."""
 
     code = reason_codes.DOCUMENT_TOO_LARGE
+
+
+class KafkaUnavailable(FlowKitError):
+    """Kafka does not respond, or refuses the client or what it asks for."""
+
+    retryable = True
+    code = reason_codes.KAFKA_UNAVAILABLE
+
+
+class SendUncertain(FlowKitError):
+    """Kafka may or may not have stored a record, so sending it again could store it twice."""
+
+    code = reason_codes.KAFKA_SEND_UNCERTAIN
+
+
+class CommandTooLarge(FlowKitError):
+    """A command for an external worker is larger than Kafka accepts."""
+
+    code = reason_codes.COMMAND_TOO_LARGE
 
 
 class Fenced(FlowKitError):

@@ -79,3 +79,9 @@ CANCEL_REASON_CHARS = 1_000
 
 LIST_TASKS = 10_000
 """Maximum number of tasks that one call of `list_tasks` returns."""
+
+KAFKA_RECORD_BYTES = 4_000_000
+"""Largest record that the bridge reads from Kafka. External workers send at most about 1 MiB."""
+
+LARGEST_EPOCH = 2**31 - 1
+"""Largest epoch of an attempt."""

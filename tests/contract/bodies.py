@@ -11,12 +11,12 @@ from flowkit.activities.attempts import AttemptFailed, WorkerContext
 from flowkit.activities.functions import BuiltInFunctionExecutor, FunctionExecutor
 from flowkit.activities.handler_calls import HandlerInvoker
 from flowkit.activities.handlers import Batch, BatchResult, FinalizeResult, RoleHandler
-from flowkit.activities.loop_portal import LoopPortal
 from flowkit.activities.roles import RoleContext, RoleExecutor
 from flowkit.activities.threads import Threads
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.attempt.failures import from_error
+from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.errors import FlowKitError
 

@@ -12,10 +12,10 @@ from temporalio.testing import ActivityEnvironment
 from tests.contract.builders import RUN, TASK, close, documents_of, opening, record, shown, stored
 
 from flowkit.activities import tasks as activities
-from flowkit.activities.loop_portal import LoopPortal
 from flowkit.activities.tasks import TaskActivities
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.errors import StoreRefused, StoreTooLarge
 from flowkit.models import NodeStatus, Settings, TaskStatus
 from flowkit.testing import memory_database

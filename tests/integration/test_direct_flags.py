@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
-from flowkit.activities import cancelling
+from flowkit.attempt import cancelling
 from flowkit.models import TaskStatus
 from tests.integration.test_stopping import LONG, cancelled, reset
 from tests.integration.world import eventually, let_pass, node

@@ -17,10 +17,10 @@ from tests.contract.builders import RUN, TASK, attempt, begun, opened
 
 from flowkit.activities import attempts
 from flowkit.activities.attempts import Attempt, WorkerContext
-from flowkit.activities.liveness import HeartbeatThrottle
-from flowkit.activities.loop_portal import LoopPortal
 from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.attempt.liveness import HeartbeatThrottle
+from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.errors import StoreUnavailable
 from flowkit.models import AttemptResult, FailureKind
 from flowkit.testing import memory_database

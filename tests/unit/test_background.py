@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flowkit.activities import background
-from flowkit.activities.background import BackgroundLoop, Health
+from flowkit.attempt import background
+from flowkit.attempt.background import BackgroundLoop, Health
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.integration.world import ROOT
 
-from flowkit.activities.background import Health, LoopHealth
+from flowkit.attempt.background import Health, LoopHealth
 from flowkit.cli import health_file as module
 from flowkit.cli.health_file import health_file
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from flowkit.activities.background import Health
+    from flowkit.attempt.background import Health
 
 _logger = logging.getLogger("flowkit.loops")
 

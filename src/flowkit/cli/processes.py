@@ -7,7 +7,7 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from flowkit.activities.background import Health
+from flowkit.attempt.background import Health
 from flowkit.cli import output
 from flowkit.cli.health_file import health_file
 from flowkit.cli.loading import (

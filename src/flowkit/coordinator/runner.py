@@ -11,9 +11,7 @@ import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit import reason_codes, version
-from flowkit.activities.background import Health
 from flowkit.activities.builtin_functions import default_adapters
-from flowkit.activities.loop_portal import LoopPortal
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.adapters.vars.store import Variables
@@ -28,6 +26,8 @@ from flowkit.arguments import (
     settings_problem,
     task_id_problem,
 )
+from flowkit.attempt.background import Health
+from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.config import CoordinatorConfig
 from flowkit.connection import InlineWorkers, Namespace, WorkerThread, connect
@@ -50,9 +50,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from temporalio.client import Client
-    from temporalio.worker import Worker
 
+    from flowkit.bridge.service import Bridge
     from flowkit.client import TaskSummary
+    from flowkit.connection import Service
     from flowkit.models import Settings, TaskResult, TaskStatus
 
 __all__ = [
@@ -119,6 +120,7 @@ class Coordinator:
         self._thread: WorkerThread | InlineWorkers | None = None
         self._sweep: Sweep | None = None
         self._sweeping: asyncio.Task[None] | None = None
+        self._bridge: Bridge | None = None
 
     @property
     def bus(self) -> Any:
@@ -172,8 +174,9 @@ class Coordinator:
         portal = LoopPortal()
         await namespace.id()
 
-        def build() -> list[Worker]:
-            return engine_workers(
+        def build() -> list[Service]:
+            bridge = self._new_bridge(client, settings, portal)
+            workers = engine_workers(
                 client,
                 config=self.cfg,
                 settings=settings,
@@ -184,12 +187,30 @@ class Coordinator:
                 identity=clean(f"engine-{os.getpid()}@{socket.gethostname()}"),
                 namespace_id=namespace.id,
             )
+            return [*workers, *([bridge] if bridge is not None else [])]
 
         thread = WorkerThread("flowkit-engine", build) if self._own_thread else InlineWorkers(build)
         await thread.start()
         self._thread = thread
         self._sweep = Sweep(client, self._tasks, namespace, every_sec=self.cfg.sweep_sec)
         self._sweeping = asyncio.create_task(self._sweep.run())
+
+    def _new_bridge(self, client: Client, settings: Settings, portal: LoopPortal) -> Bridge | None:
+        """Return the bridge to the external workers of `worker_types`, or None if there are none."""
+        if not self.cfg.worker_types:
+            return None
+        from flowkit.bridge.service import Bridge
+
+        self._bridge = Bridge(
+            client,
+            config=self.cfg,
+            roles=self.cfg.worker_types,
+            tasks=self._tasks,
+            artifacts=self._artifacts,
+            portal=portal,
+            database_id=settings.deployment,
+        )
+        return self._bridge
 
     async def stop(self) -> None:
         """Stop running tasks. They continue where they stopped once an engine is running again."""

@@ -82,6 +82,32 @@ def text() -> Rule:
     return _one(_is_name, f"a text of 1 to {ID_CHARS} printable characters without blanks at its ends")
 
 
+def secret() -> Rule:
+    """Return a rule for a password; errors do not show it."""
+
+    def rule(value: Any) -> Iterator[Problem]:
+        if not isinstance(value, str) or not value:
+            yield "", _Hidden(), "a text of at least one character"
+
+    return rule
+
+
+def file() -> Rule:
+    """Return a rule for the path of a file; whether the file exists is checked when it is used."""
+    return _one(
+        lambda value: isinstance(value, str) and value.strip() != "" and "\0" not in value,
+        "the path of a file",
+    )
+
+
+def replication() -> Rule:
+    """Return a rule for a number of replicas, or -1 for the default of the broker."""
+    return _one(
+        lambda value: _is_whole(value, 1, 32_767) or (_is_whole(value, -1, -1)),
+        "a whole number between 1 and 32767, or -1 for the default of the broker",
+    )
+
+
 def optional(rule: Rule) -> Rule:
     """Return a rule that allows None and every value that `rule` allows."""
 
@@ -147,6 +173,13 @@ def topic() -> Rule:
 def topic_format() -> Rule:
     """Return a rule for a Kafka topic with the placeholder `{type}` for the role."""
     return _one(_is_topic_format, "a Kafka topic with {type} where the role belongs, like 'cmd.{type}.v1'")
+
+
+class _Hidden:
+    """Takes the place of a password in an error."""
+
+    def __repr__(self) -> str:
+        return "a hidden value"
 
 
 def _one(good: Callable[[Any], object], wanted: str) -> Rule:

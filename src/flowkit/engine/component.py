@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from temporalio import activity
 
 from flowkit import temporal_names
-from flowkit.activities.loop_portal import LoopPortal
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.attempt.failures import failed_attempt, handed_over
+from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.connection import Namespace
 from flowkit.engine.sweep import Sweep
 from flowkit.engine.worker import (

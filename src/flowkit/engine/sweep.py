@@ -21,17 +21,17 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import reason_codes
-from flowkit.activities.background import BackgroundLoop
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.worker_registry import WorkerRegistry
+from flowkit.attempt.background import BackgroundLoop
 from flowkit.errors import FlowKitError, StoreUnavailable
 from flowkit.limits import LAST_ERROR_CHARS
 
 if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowExecutionDescription
 
-    from flowkit.activities.background import LoopHealth
     from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.attempt.background import LoopHealth
     from flowkit.connection import Namespace
 
     Document = dict[str, Any]

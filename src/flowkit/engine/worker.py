@@ -13,9 +13,9 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from flowkit.activities.attempts import WorkerContext
 from flowkit.activities.functions import FunctionActivities, built_in
-from flowkit.activities.liveness import HEARTBEAT_THROTTLE
 from flowkit.activities.tasks import TaskActivities, unknown_namespace
 from flowkit.activities.threads import Threads
+from flowkit.attempt.liveness import HEARTBEAT_THROTTLE
 from flowkit.errors import ConfigError
 from flowkit.graph.validation import RESERVED_FUNCTIONS
 from flowkit.models import (
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from temporalio.worker import WorkerConfig
 
     from flowkit.activities.functions import Function
-    from flowkit.activities.loop_portal import LoopPortal
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.attempt.loop_portal import LoopPortal
     from flowkit.config import CoordinatorConfig
 
 _logger = logging.getLogger("flowkit.engine.worker")

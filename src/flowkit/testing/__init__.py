@@ -1,6 +1,22 @@
 """Utilities for testing handlers, functions and graphs of FlowKit users."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from flowkit.testing.graphs import GraphRun, NodeRun, run_graph
 from flowkit.testing.memory import memory_database
 
-__all__ = ["GraphRun", "NodeRun", "memory_database", "run_graph"]
+if TYPE_CHECKING:
+    from flowkit.testing.external import ExternalWorker, Misbehavior
+
+__all__ = ["ExternalWorker", "GraphRun", "Misbehavior", "NodeRun", "memory_database", "run_graph"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the external worker when it is first used: it needs a Kafka client, and other tests do not."""
+    if name in ("ExternalWorker", "Misbehavior"):
+        from flowkit.testing import external
+
+        return getattr(external, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

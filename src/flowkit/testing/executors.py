@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio.testing import ActivityEnvironment
 
-from flowkit.activities.loop_portal import LoopPortal
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.config import CoordinatorConfig
 from flowkit.engine.worker import activity_name, engine_activities, function_activities, settings_of
 from flowkit.errors import ConfigError

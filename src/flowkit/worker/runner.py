@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING, Any
 from temporalio import worker as temporal
 
 from flowkit.activities.attempts import WorkerContext
-from flowkit.activities.background import Health
 from flowkit.activities.batches.batch_sources import InputSettings
 from flowkit.activities.echo import EchoHandler
 from flowkit.activities.handler_calls import HandlerInvoker
 from flowkit.activities.handlers import RoleHandler
-from flowkit.activities.liveness import HEARTBEAT_THROTTLE
-from flowkit.activities.loop_portal import LoopPortal
 from flowkit.activities.processes import ProcessPool
 from flowkit.activities.roles import RoleActivities, RoleContext
 from flowkit.activities.threads import Threads
@@ -36,6 +33,9 @@ from flowkit.arguments import (
     roles_problem,
     settings_problem,
 )
+from flowkit.attempt.background import Health
+from flowkit.attempt.liveness import HEARTBEAT_THROTTLE
+from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.config import WorkerConfig
 from flowkit.connection import WorkerThread, connect
 from flowkit.core.time import SystemClock

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from flowkit.activities.loop_portal import LoopPortal
     from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.attempt.loop_portal import LoopPortal
 
 _logger = logging.getLogger("flowkit.worker")
 
@@ -66,7 +66,12 @@ class HeartbeatThrottle:
 
     def pause_sec(self, lease_ttl_sec: float) -> float:
         """Return the seconds between two heartbeats of an attempt, at most a quarter of its lease."""
-        return min(max(_HEARTBEAT_SEC, self._attempts / _MAX_HEARTBEATS_PER_SEC), lease_ttl_sec / 4)
+        return heartbeat_pause_sec(self._attempts, lease_ttl_sec)
+
+
+def heartbeat_pause_sec(attempts: int, lease_ttl_sec: float) -> float:
+    """Return the seconds between two heartbeats of each of `attempts` attempts, at most a quarter of the lease."""
+    return min(max(_HEARTBEAT_SEC, attempts / _MAX_HEARTBEATS_PER_SEC), lease_ttl_sec / 4)
 
 
 class CancelFlagPoller:

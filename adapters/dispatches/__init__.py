@@ -1,0 +1,1 @@
+"""Dispatch records of external attempts, and the claims of external workers."""

@@ -1,0 +1,176 @@
+"""The inputs of external nodes that pull from other nodes (protocol: hazards H19 to H22, procedure 7.2).
+
+An external worker claims a batch before it processes it, reads at most the 200 oldest batches of a source, and stops
+when all its sources have complete markers. These methods find out what it missed, and let its next run read the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from flowkit.adapters.batch_uids import uid_text
+from flowkit.adapters.mongo import Database, moment, translate_errors
+from flowkit.hashing import stable_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from flowkit.graph.input_adapters import PullArgs
+    from flowkit.models import AttemptInput
+
+Fields = dict[str, Any]
+Uids = set[str]
+
+SCAN_WINDOW = 200
+"""Number of batches of a source that an external worker reads, the oldest ones."""
+
+_AT_ONCE = 1_000
+
+
+class ExternalInputs:
+    """Claims and source batches of external nodes in one database."""
+
+    def __init__(self, db: Database) -> None:
+        self._artifacts = db.artifacts
+        self._claims = db.stream_progress
+
+    @translate_errors
+    async def unclaimed(self, attempt: AttemptInput, pull: PullArgs) -> dict[str, Uids]:
+        """Return the uids of stored source batches that the node has not claimed, by source; only non-empty sets."""
+        stored = await self._stored(attempt.task_id, pull.from_nodes)
+        claimed = await self._claimed(attempt)
+        missing = {source: uids - claimed.get(source, set()) for source, uids in stored.items()}
+        return {source: uids for source, uids in missing.items() if uids}
+
+    @translate_errors
+    async def clashing_uid(self, task_id: str, sources: Sequence[str]) -> tuple[str, list[str]] | None:
+        """Return a batch uid that several of `sources` use, and these sources; None if there is none."""
+        stored = await self._stored(task_id, sources)
+        counts = Counter(uid for uids in stored.values() for uid in uids)
+        shared = next((uid for uid, count in counts.items() if count > 1), None)
+        return None if shared is None else (shared, [name for name in stored if shared in stored[name]])
+
+    @translate_errors
+    async def release_claims(self, attempt: AttemptInput, pull: PullArgs) -> int:
+        """Delete claims of batches that earlier attempts of the node did not finish. Return their number (H21)."""
+        claimed = await self._claimed(attempt)
+        finished = (await self._stored(attempt.task_id, [attempt.node_id]))[attempt.node_id]
+        released = 0
+        for source, uids in claimed.items():
+            unfinished = await self._unfinished(attempt.task_id, source, uids, finished, pull)
+            released += await self._delete_claims(attempt, source, unfinished)
+        return released
+
+    @translate_errors
+    async def show_unclaimed_first(self, attempt: AttemptInput, pull: PullArgs, at: float) -> int:
+        """Move claimed batches of large sources behind the others, which the worker then sees. Return how many (H20).
+
+        The worker reads batches by `created_at`, so this method gives claimed batches the time `at`.
+        """
+        counts = {source: await self._count(attempt.task_id, source) for source in pull.from_nodes}
+        large = [source for source, count in counts.items() if count > SCAN_WINDOW]
+        if not large:
+            return 0
+        claimed = await self._claimed(attempt)
+        return sum(
+            [await self._restamp(attempt.task_id, source, claimed.get(source, ()), at) for source in large]
+        )
+
+    @translate_errors
+    async def delete_marker(self, attempt: AttemptInput) -> None:
+        """Delete the complete marker that the node's worker wrote, because the node has to continue."""
+        await self._artifacts.delete_one(
+            {"task_id": attempt.task_id, "node_id": attempt.node_id, "batch_uid": {"$exists": False}}
+        )
+
+    @translate_errors
+    async def stored_batches(self, task_id: str, node_id: str) -> int:
+        """Return the number of stored batches of a node."""
+        return await self._count(task_id, node_id)
+
+    async def _count(self, task_id: str, node_id: str) -> int:
+        wanted = {"task_id": task_id, "node_id": node_id, "status": "partial"}
+        return int(await self._artifacts.count_documents(wanted))
+
+    async def _stored(self, task_id: str, sources: Iterable[str]) -> dict[str, Uids]:
+        found: dict[str, Uids] = {source: set() for source in sources}
+        cursor = self._artifacts.find(
+            {"task_id": task_id, "node_id": {"$in": list(found)}, "status": "partial"},
+            {"_id": 0, "node_id": 1, "batch_uid": 1},
+        )
+        async for batch in cursor:
+            found[batch["node_id"]].add(uid_text(batch.get("batch_uid")))
+        return found
+
+    async def _claimed(self, attempt: AttemptInput) -> dict[str, Uids]:
+        found: dict[str, Uids] = {}
+        cursor = self._claims.find(
+            {"task_id": attempt.task_id, "consumer_node": attempt.node_id},
+            {"_id": 0, "from_node": 1, "batch_uid": 1},
+        )
+        async for claim in cursor:
+            found.setdefault(claim["from_node"], set()).add(uid_text(claim.get("batch_uid")))
+        return found
+
+    async def _unfinished(
+        self, task_id: str, source: str, claimed: Uids, finished: Uids, pull: PullArgs
+    ) -> list[str]:
+        """Return those claimed batches whose results are not all stored."""
+        if pull.size is None:
+            return sorted(claimed - finished)
+        expected = await self._chunk_uids(task_id, source, sorted(claimed), pull)
+        return [uid for uid in sorted(claimed) if not expected.get(uid, {uid}) <= finished]
+
+    async def _chunk_uids(
+        self, task_id: str, source: str, parents: Sequence[str], pull: PullArgs
+    ) -> dict[str, Uids]:
+        """Return the uids of the chunks into which the worker splits each of the batches `parents`."""
+        found: dict[str, Uids] = {}
+        for start in range(0, len(parents), _AT_ONCE):
+            wanted = {"node_id": source, "batch_uid": {"$in": list(parents[start : start + _AT_ONCE])}}
+            cursor = self._artifacts.find(
+                {"task_id": task_id, **wanted}, {"_id": 0, "batch_uid": 1, "meta": 1}
+            )
+            async for batch in cursor:
+                uid = uid_text(batch.get("batch_uid"))
+                found[uid] = chunk_uids(source, uid, batch.get("meta") or {}, pull)
+        return found
+
+    async def _delete_claims(self, attempt: AttemptInput, source: str, uids: Sequence[str]) -> int:
+        deleted = 0
+        for start in range(0, len(uids), _AT_ONCE):
+            done = await self._claims.delete_many(
+                {
+                    "task_id": attempt.task_id,
+                    "consumer_node": attempt.node_id,
+                    "from_node": source,
+                    "batch_uid": {"$in": list(uids[start : start + _AT_ONCE])},
+                }
+            )
+            deleted += int(done.deleted_count)
+        return deleted
+
+    async def _restamp(self, task_id: str, source: str, uids: Iterable[str], at: float) -> int:
+        moved, listed = 0, sorted(uids)
+        for start in range(0, len(listed), _AT_ONCE):
+            done = await self._artifacts.update_many(
+                {
+                    "task_id": task_id,
+                    "node_id": source,
+                    "batch_uid": {"$in": listed[start : start + _AT_ONCE]},
+                    "status": "partial",
+                    "created_at": {"$lt": moment(at)},
+                },
+                {"$set": {"created_at": moment(at)}},
+            )
+            moved += int(done.modified_count)
+        return moved
+
+
+def chunk_uids(source: str, parent_uid: str, meta: Mapping[str, Any], pull: PullArgs) -> Uids:
+    """Return the uids of the chunks of one source batch (protocol: other ids). An empty list yields no chunk."""
+    items = meta.get(pull.meta_list_key) if pull.meta_list_key else None
+    count = math.ceil(len(items) / (pull.size or 1)) if isinstance(items, list) else 1
+    return {stable_hash({"src": source, "parent": parent_uid, "idx": index}) for index in range(count)}

@@ -1,0 +1,166 @@
+"""The dispatch record: what the bridges know about one attempt that an external worker runs. Pure.
+
+All bridges share the records, so any bridge can continue an attempt that another one dispatched. A record stays small
+however many batches its node has.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, field
+from enum import StrEnum
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic import dataclasses as wire
+
+from flowkit.graph.input_adapters import PullArgs
+from flowkit.hashing import stable_hash
+from flowkit.models import AttemptFailure, AttemptInput
+
+Fields = dict[str, Any]
+
+PAST_LEASES = 16
+"""Maximum number of earlier leases that a record keeps, to recognize redelivered acceptances."""
+
+
+class DispatchState(StrEnum):
+    """State of a dispatch record."""
+
+    OPEN = "open"
+    """The command was or will be sent, and the attempt has no outcome yet."""
+    FINISHING = "finishing"
+    """The worker has finished, and a bridge checks whether it received all of its inputs."""
+    ENDED = "ended"
+    """The record contains the outcome, which Temporal may not know yet."""
+    REPORTED = "reported"
+    """Temporal knows the outcome, or the attempt no longer exists there."""
+
+
+class OutcomeKind(StrEnum):
+    """How an attempt ended."""
+
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """The end of an attempt, either a terminal event of its worker or a verdict of a bridge."""
+
+    kind: OutcomeKind
+    at: float
+    worker_id: str = ""
+    failure: AttemptFailure | None = None
+    """Set if `kind` is `failed`."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """Final metrics. The record drops them once the outcome is reported."""
+    artifacts_ref: dict[str, Any] | None = None
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerLease:
+    """The worker that runs an attempt. Times ending in `_at` are seconds by the clock of the bridge."""
+
+    worker_id: str
+    lease_id: str
+    ttl_sec: float
+    expires_at: float
+    worker_ts_ms: int
+    """Time of the worker's latest event, by the worker's clock."""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class CancelRequest:
+    """A request to stop an attempt."""
+
+    reason: str
+    at: float
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class Dispatch:
+    """One dispatch record. Records are unique for each task, node and epoch."""
+
+    attempt: AttemptInput
+    """The attempt without its `io`, which would make the record large."""
+    run_id: str
+    queue: str
+    """Task queue of the engine."""
+    topic: str
+    partition: int
+    end_offset: int
+    """End of the partition before the command was sent. A bridge that adopts the record searches from here."""
+    dedup_id: str
+    cancel_token: str
+    owner: str
+    """Id of the bridge that supervises the attempt."""
+    created_at: float
+    pull: PullArgs | None = None
+    """Arguments of the pulling input adapter, if the node has one."""
+    offset: int | None = None
+    """Offset of the command; None while it is unknown."""
+    state: DispatchState = DispatchState.OPEN
+    lease: WorkerLease | None = None
+    past_leases: tuple[str, ...] = ()
+    accepted_at: float | None = None
+    batches: int = 0
+    cancel: CancelRequest | None = None
+    outcome: Outcome | None = None
+
+    @property
+    def key(self) -> str:
+        """The `_id` of the record."""
+        return key_of(self.attempt.task_id, self.attempt.node_id, self.attempt.epoch)
+
+
+_ADAPTER = TypeAdapter(Dispatch)
+_ATTEMPT = TypeAdapter(AttemptInput)
+_PULL = TypeAdapter(PullArgs)
+
+
+def key_of(task_id: str, node_id: str, epoch: int) -> str:
+    """Return the `_id` of the record for one attempt."""
+    return stable_hash({"t": task_id, "n": node_id, "e": epoch})
+
+
+def to_document(record: Dispatch) -> Fields:
+    """Return the document of a record.
+
+    Attempt and pull arguments are JSON texts, because node ids may contain characters that MongoDB rejects in names.
+    """
+    attempt = record.attempt
+    fields = asdict(record)
+    del fields["attempt"], fields["pull"]
+    return {
+        "_id": record.key,
+        "task_id": attempt.task_id,
+        "node_id": attempt.node_id,
+        "attempt_epoch": attempt.epoch,
+        "role": attempt.role,
+        **fields,
+        "state": record.state.value,
+        "past_leases": list(record.past_leases),
+        "outcome": None if record.outcome is None else outcome_fields(record.outcome),
+        "attempt": _ATTEMPT.dump_json(attempt, exclude_defaults=True).decode(),
+        "pull": None if record.pull is None else _PULL.dump_json(record.pull).decode(),
+    }
+
+
+def from_document(document: Fields) -> Dispatch:
+    """Return the record of a document. Raise pydantic's ValidationError (a ValueError) if it is none."""
+    known = {name: document[name] for name in _NAMES if name in document}
+    attempt, pull = json.loads(document["attempt"]), document.get("pull")
+    return _ADAPTER.validate_python({**known, "attempt": attempt, "pull": json.loads(pull) if pull else None})
+
+
+_NAMES = frozenset(Dispatch.__dataclass_fields__) - {"attempt", "pull"}
+
+
+def outcome_fields(outcome: Outcome) -> Fields:
+    """Return an outcome as it is stored."""
+    fields = asdict(outcome)
+    failure = outcome.failure
+    stored = None if failure is None else {**asdict(failure), "kind": failure.kind.value}
+    return {**fields, "kind": outcome.kind.value, "failure": stored}

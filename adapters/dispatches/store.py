@@ -1,0 +1,234 @@
+"""Storage of dispatch records, the collection `dispatches`.
+
+Every update has its condition in its own filter, so any number of bridges can write the same record: an outcome is
+stored once, and an outdated write changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pymongo import ASCENDING, ReturnDocument
+from pymongo.errors import DuplicateKeyError
+
+from flowkit.adapters.dispatches.record import (
+    PAST_LEASES,
+    Dispatch,
+    DispatchState,
+    Fields,
+    Outcome,
+    WorkerLease,
+    from_document,
+    key_of,
+    outcome_fields,
+    to_document,
+)
+from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+_OPEN = DispatchState.OPEN.value
+_FINISHING = DispatchState.FINISHING.value
+_ACTIVE = {"$in": [_OPEN, _FINISHING]}
+"""Filter for attempts without a final outcome."""
+
+_INDEXES = {
+    "ix_dispatch_task_node": ("task_id", "node_id"),
+    "ix_dispatch_owner_updated": ("owner", "updated_at"),
+    "ix_dispatch_state_role": ("state", "role"),
+    "ix_dispatch_state_worker": ("state", "lease.worker_id"),
+}
+
+
+class DispatchStore:
+    """The collection `dispatches` of one database."""
+
+    def __init__(self, db: Database) -> None:
+        self._records = db.dispatches
+
+    @translate_errors
+    async def prepare(self) -> None:
+        """Create the indexes."""
+        for name, fields in _INDEXES.items():
+            await ensure_index(self._records, [(field, ASCENDING) for field in fields], name)
+        await ensure_index(
+            self._records, [("state", ASCENDING), ("role", ASCENDING)], "ix_dispatch_state_role"
+        )
+
+    @translate_errors
+    async def insert(self, record: Dispatch) -> Dispatch:
+        """Store a new record, and return it. If the attempt has a record already, return that one."""
+        document = {**to_document(record), "updated_at": moment(record.created_at)}
+        try:
+            await self._records.insert_one(document)
+        except DuplicateKeyError:
+            stored = await self._records.find_one({"_id": record.key})
+            return from_document(stored) if stored else record
+        return record
+
+    @translate_errors
+    async def find(self, task_id: str, node_id: str, epoch: int) -> Dispatch | None:
+        """Return the record of one attempt, or None."""
+        found = await self._records.find_one({"_id": key_of(task_id, node_id, epoch)})
+        return from_document(found) if found else None
+
+    @translate_errors
+    async def find_all(self, keys: Collection[str]) -> dict[str, Dispatch]:
+        """Return the records with these keys. Keys without a record are absent from the result."""
+        if not keys:
+            return {}
+        cursor = self._records.find({"_id": {"$in": list(keys)}})
+        return {document["_id"]: from_document(document) async for document in cursor}
+
+    @translate_errors
+    async def sent(self, key: str, partition: int, offset: int) -> None:
+        """Store where the command of a record is in its topic."""
+        await self._records.update_one({"_id": key}, {"$set": {"partition": partition, "offset": offset}})
+
+    @translate_errors
+    async def adopt(self, key: str, owner: str, at: float) -> Dispatch | None:
+        """Make `owner` the bridge that supervises the attempt, and return the record; None if there is none."""
+        found = await self._records.find_one_and_update(
+            {"_id": key},
+            {"$set": {"owner": owner, "updated_at": moment(at)}},
+            return_document=ReturnDocument.AFTER,
+        )
+        return from_document(found) if found else None
+
+    @translate_errors
+    async def accept(self, record: Dispatch, lease: WorkerLease, at: float) -> bool:
+        """Make the worker of `lease` the owner of the run. Return False if the attempt has ended or changed.
+
+        The record remembers the previous lease, so that a redelivered acceptance cannot take the run back.
+        """
+        previous = record.lease.lease_id if record.lease else None
+        update: Fields = {"$set": {"lease": _lease(lease), "updated_at": moment(at)}}
+        if previous is not None:
+            update["$push"] = {"past_leases": {"$each": [previous], "$slice": -PAST_LEASES}}
+        if record.accepted_at is None:
+            update["$set"]["accepted_at"] = at
+        held = {"lease.lease_id": previous} if previous is not None else {"lease": None}
+        done = await self._records.update_one({"_id": record.key, "state": _OPEN, **held}, update)
+        return bool(done.matched_count)
+
+    @translate_errors
+    async def renew(self, key: str, lease: WorkerLease, batches: int, at: float) -> bool:
+        """Extend the lease after events of its worker, and add `batches` to the count of stored batches.
+
+        A deadline never moves back. Return False if the attempt has ended or another worker owns the run.
+        """
+        update: Fields = {
+            "$max": {"lease.expires_at": lease.expires_at, "lease.worker_ts_ms": lease.worker_ts_ms},
+            "$set": {"lease.ttl_sec": lease.ttl_sec, "updated_at": moment(at)},
+        }
+        if batches:
+            update["$inc"] = {"batches": batches}
+        held = {"_id": key, "state": _OPEN, "lease.lease_id": lease.lease_id}
+        done = await self._records.update_one(held, update)
+        return bool(done.matched_count)
+
+    @translate_errors
+    async def expire(self, key: str, lease_id: str, worker_ts_ms: int, at: float) -> bool:
+        """End a lease now, unless its worker has sent an event after `worker_ts_ms` (the worker's clock)."""
+        held = {"_id": key, "state": _OPEN, "lease.lease_id": lease_id}
+        quiet = {"lease.worker_ts_ms": {"$lte": worker_ts_ms}}
+        done = await self._records.update_one(
+            {**held, **quiet}, {"$set": {"lease.expires_at": at, "updated_at": moment(at)}}
+        )
+        return bool(done.matched_count)
+
+    @translate_errors
+    async def extend(self, key: str, lease_id: str, until: float, at: float) -> None:
+        """Extend a lease without an event of its worker."""
+        await self._records.update_one(
+            {"_id": key, "state": _OPEN, "lease.lease_id": lease_id},
+            {"$max": {"lease.expires_at": until}, "$set": {"updated_at": moment(at)}},
+        )
+
+    @translate_errors
+    async def request_cancel(self, key: str, reason: str, at: float) -> Dispatch | None:
+        """Store the first cancel request of an active attempt. Return the record; None if the attempt has ended."""
+        request = {"cancel": {"reason": reason, "at": at}, "updated_at": moment(at)}
+        await self._records.update_one({"_id": key, "state": _ACTIVE, "cancel": None}, {"$set": request})
+        found = await self._records.find_one({"_id": key, "state": _ACTIVE})
+        return from_document(found) if found else None
+
+    @translate_errors
+    async def hold(self, key: str, outcome: Outcome) -> Dispatch | None:
+        """Store the outcome of an open attempt whose inputs a bridge has to check. Return None if it is not open."""
+        return await self._move({"_id": key, "state": _OPEN}, _FINISHING, outcome)
+
+    @translate_errors
+    async def end(self, key: str, outcome: Outcome) -> Dispatch | None:
+        """Store the final outcome of an active attempt, and return the record; None if it has ended already."""
+        return await self._move({"_id": key, "state": _ACTIVE}, DispatchState.ENDED.value, outcome)
+
+    @translate_errors
+    async def end_unchanged(self, record: Dispatch, outcome: Outcome) -> Dispatch | None:
+        """Store the outcome of an open attempt, unless its lease has changed since `record` was read."""
+        lease = record.lease
+        if lease is None:
+            same: Fields = {"lease": None}
+        else:
+            same = {"lease.lease_id": lease.lease_id, "lease.expires_at": {"$lte": lease.expires_at}}
+        return await self._move(
+            {"_id": record.key, "state": _OPEN, **same}, DispatchState.ENDED.value, outcome
+        )
+
+    async def _move(self, held: Fields, state: str, outcome: Outcome) -> Dispatch | None:
+        stored = {"state": state, "outcome": outcome_fields(outcome), "updated_at": moment(outcome.at)}
+        found = await self._records.find_one_and_update(
+            held, {"$set": stored}, return_document=ReturnDocument.AFTER
+        )
+        return from_document(found) if found else None
+
+    @translate_errors
+    async def reported(self, key: str) -> None:
+        """Record that Temporal knows the outcome. This drops the final metrics, which are in `metrics_raw` now."""
+        await self._records.update_one(
+            {"_id": key, "state": DispatchState.ENDED.value},
+            {"$set": {"state": DispatchState.REPORTED.value, "outcome.metrics": {}}},
+        )
+
+    @translate_errors
+    async def owned(self, owner: str, since: float | None = None) -> list[Dispatch]:
+        """Return the active records that a bridge supervises; with `since`, all its records that changed since then."""
+        if since is None:
+            return await self._read({"owner": owner, "state": _ACTIVE})
+        return await self._read({"owner": owner, "updated_at": {"$gte": moment(since)}})
+
+    @translate_errors
+    async def disown(self, key: str, owner: str) -> None:
+        """End the supervision by `owner`. The next attempt of the activity adopts the record."""
+        await self._records.update_one({"_id": key, "owner": owner}, {"$set": {"owner": ""}})
+
+    @translate_errors
+    async def open_before(self, task_id: str, node_id: str, epoch: int) -> list[Dispatch]:
+        """Return the open records of earlier attempts of a node."""
+        return await self._read(
+            {"task_id": task_id, "node_id": node_id, "attempt_epoch": {"$lt": epoch}, "state": _ACTIVE}
+        )
+
+    @translate_errors
+    async def held_by(self, worker_id: str) -> list[Dispatch]:
+        """Return the open records of runs that a worker owns."""
+        return await self._read({"state": _OPEN, "lease.worker_id": worker_id})
+
+    @translate_errors
+    async def open_of(self, role: str, queue: str, limit: int = 10) -> list[Dispatch]:
+        """Return up to `limit` open records of a role."""
+        cursor = self._records.find({"state": _OPEN, "role": role, "queue": queue}).limit(limit)
+        return [from_document(document) async for document in cursor]
+
+    @translate_errors
+    async def count_open(self, roles: Iterable[str]) -> dict[str, int]:
+        """Return the number of open records for each of `roles`."""
+        return {role: await self._records.count_documents({"state": _OPEN, "role": role}) for role in roles}
+
+    async def _read(self, wanted: Fields) -> list[Dispatch]:
+        return [from_document(document) async for document in self._records.find(wanted)]
+
+
+def _lease(lease: WorkerLease) -> dict[str, Any]:
+    return {name: getattr(lease, name) for name in WorkerLease.__dataclass_fields__}

@@ -1,0 +1,135 @@
+"""Processes announcements and replies of external workers: the registry, and evidence about runs.
+
+A restarted worker announces the run that it held, but does not continue it (H9). The bridge therefore treats the run as
+lost unless the worker sends an event about it afterwards. Snapshots are weak evidence, because a restarted worker also
+reports `running`: one renews a lease at most once between two events.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from flowkit.adapters.dispatches.record import key_of
+from flowkit.adapters.metrics import UNSTORABLE
+from flowkit.bridge.rules.reading import Malformed, read_announce, read_reply
+from flowkit.limits import ID_CHARS
+from flowkit.protocol.payloads import EvWorkerOffline, EvWorkerOnline
+from flowkit.text import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiokafka import ConsumerRecord
+
+    from flowkit.adapters.dispatches.record import Dispatch
+    from flowkit.bridge.context import BridgeContext
+    from flowkit.bridge.kafka.malformed import MalformedRecords
+    from flowkit.bridge.supervisor import Supervisor
+    from flowkit.protocol.envelope import Envelope
+    from flowkit.protocol.payloads import RTaskSnapshot
+
+_logger = logging.getLogger("flowkit.bridge")
+
+_REMEMBERED = 10_000
+_RUNNING = ("running", "cancelling")
+
+
+class Announcements:
+    """Handles polls of the announcement and reply topics."""
+
+    def __init__(self, context: BridgeContext, supervisor: Supervisor, malformed: MalformedRecords) -> None:
+        self._context = context
+        self._dispatches = context.stores.dispatches
+        self._registry = context.stores.registry
+        self._supervisor = supervisor
+        self._malformed = malformed
+        self._extended: OrderedDict[tuple[str, int], None] = OrderedDict()
+        """Leases that a snapshot has renewed, by lease id and time of the worker's latest event."""
+
+    async def handle(self, records: Sequence[ConsumerRecord]) -> None:
+        """Process one poll. Return once everything is stored."""
+        for record in records:
+            try:
+                if record.topic == self._context.topics.reply:
+                    await self._reply(record.value)
+                else:
+                    await self._announce(record.value)
+            except (Malformed, *UNSTORABLE) as error:
+                self._malformed.skip(record, error)
+
+    async def _announce(self, value: bytes | None) -> None:
+        found = read_announce(value)
+        if found is None:
+            return
+        envelope, announcement = found
+        worker_id = _checked_id(announcement.worker_id)
+        if isinstance(announcement, EvWorkerOnline):
+            await self._online(worker_id, envelope, announcement)
+        elif isinstance(announcement, EvWorkerOffline):
+            await self._context.db(lambda: self._registry.offline(worker_id, self._context.now()))
+            await self._expire_runs(worker_id, envelope.ts_ms)
+
+    async def _online(self, worker_id: str, envelope: Envelope, announcement: EvWorkerOnline) -> None:
+        now = self._context.now()
+        await self._context.db(
+            lambda: self._registry.announced(worker_id, announced_fields(announcement), now)
+        )
+        if announcement.capabilities is not None or announcement.resume is not None:
+            await self._expire_runs(worker_id, envelope.ts_ms)
+
+    async def _expire_runs(self, worker_id: str, ts_ms: int) -> None:
+        """End the leases of a worker that has stopped or restarted, unless it has sent events about them since."""
+        at = self._context.now()
+        for record in await self._context.db(lambda: self._dispatches.held_by(worker_id)):
+            lease = record.lease
+            if lease is not None:
+                await self._expire(record, lease.lease_id, ts_ms, at)
+
+    async def _expire(self, record: Dispatch, lease_id: str, ts_ms: int, at: float) -> None:
+        if await self._context.db(lambda: self._dispatches.expire(record.key, lease_id, ts_ms, at)):
+            self._supervisor.expired(record.key)
+
+    async def _reply(self, value: bytes | None) -> None:
+        found = read_reply(value)
+        if found is None:
+            return
+        envelope, snapshot = found
+        key = key_of(envelope.task_id, envelope.node_id, envelope.attempt_epoch)
+        records = await self._context.db(lambda: self._dispatches.find_all([key]))
+        if (record := records.get(key)) is not None:
+            await self._consider(record, snapshot)
+
+    async def _consider(self, record: Dispatch, snapshot: RTaskSnapshot) -> None:
+        """Renew a lease once if the worker that owns it reports the run, because its heartbeats may have ended (H33)."""
+        lease, reported = record.lease, snapshot.lease
+        if lease is None or reported is None or snapshot.run_state not in _RUNNING:
+            return
+        mark = (lease.lease_id, lease.worker_ts_ms)
+        if reported.lease_id != lease.lease_id or mark in self._extended:
+            return
+        self._extended[mark] = None
+        if len(self._extended) > _REMEMBERED:
+            self._extended.popitem(last=False)
+        now = self._context.now()
+        until = now + lease.ttl_sec
+        await self._context.db(lambda: self._dispatches.extend(record.key, lease.lease_id, until, now))
+
+
+def announced_fields(announcement: EvWorkerOnline) -> dict[str, object]:
+    """Return the registry fields of an announcement. Periodic announcements do not contain `capabilities`."""
+    fields: dict[str, object] = {
+        "type": clean(announcement.type[:1_000]),
+        "version": clean(announcement.version[:100]),
+        "capacity": announcement.capacity,
+    }
+    if announcement.capabilities is not None:
+        fields["capabilities"] = announcement.capabilities
+    return fields
+
+
+def _checked_id(worker_id: str | None) -> str:
+    if not worker_id or len(worker_id) > ID_CHARS:
+        raise Malformed(f"worker_id must have 1 to {ID_CHARS} characters")
+    return clean(worker_id)

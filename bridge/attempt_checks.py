@@ -1,0 +1,176 @@
+"""The checks of one supervised attempt: its cancel, its inputs, its command, its time limit and its lease."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flowkit import reason_codes
+from flowkit.adapters.dispatches.record import DispatchState
+from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, lease_lost, timeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flowkit.adapters.dispatches.record import Dispatch, Outcome
+    from flowkit.bridge.command_watch import CommandWatch
+    from flowkit.bridge.context import BridgeContext
+    from flowkit.bridge.delivery import Delivery
+    from flowkit.bridge.pulled_inputs import PulledInputs
+    from flowkit.bridge.signals import Signals
+
+_ADVANCE_SEC = 1.0
+"""Time between two looks at the inputs of a pulling node."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Supervised:
+    """One attempt that this bridge supervises."""
+
+    record: Dispatch
+    next_heartbeat: float = 0.0
+    asked: bool = False
+    """Whether the bridge has asked for a snapshot since the last event of the worker."""
+    suspected: dict[int, int] = field(default_factory=dict)
+    """Ends of the status topic's partitions when the attempt became suspect. Until then, there is no verdict."""
+    advanced_at: float = 0.0
+    why: str = ""
+    """Why it is suspect."""
+
+
+class AttemptChecks:
+    """Checks supervised attempts. It ends them only through conditional writes."""
+
+    def __init__(
+        self,
+        context: BridgeContext,
+        *,
+        delivery: Delivery,
+        signals: Signals,
+        inputs: PulledInputs,
+        commands: CommandWatch,
+        ended: Callable[[str], None],
+    ) -> None:
+        self._context = context
+        self._dispatches = context.stores.dispatches
+        self._delivery = delivery
+        self._signals = signals
+        self._inputs = inputs
+        self._commands = commands
+        self._ended = ended
+        """Called with the key of an attempt that has ended."""
+
+    async def check(self, attempt: Supervised) -> None:
+        """Check an attempt once. Raise KafkaUnavailable if a check needs Kafka and cannot reach it."""
+        record = attempt.record
+        if record.cancel is not None:
+            await self._check_cancel(attempt)
+        elif record.state is DispatchState.FINISHING:
+            await self._check_inputs(attempt)
+        elif record.lease is None:
+            await self._check_command(attempt)
+        else:
+            await self._check_run(attempt)
+
+    async def _check_cancel(self, attempt: Supervised) -> None:
+        """Signal the worker until it ends or the grace period is over. A command that no worker has read needs none."""
+        record, now = attempt.record, self._context.now()
+        assert record.cancel is not None
+        deadline = record.cancel.at + record.attempt.cancel_grace_sec
+        unread = record.lease is None and self._commands.is_queued(record)
+        if unread or now >= deadline or record.state is DispatchState.FINISHING:
+            await self.end(attempt, cancelled(now), stop_worker=not unread)
+            return
+        worker_id = record.lease.worker_id if record.lease else None
+        self._signals.cancel(
+            record.attempt, record.cancel.reason, worker_id=worker_id or None, deadline=deadline
+        )
+
+    async def _check_inputs(self, attempt: Supervised) -> None:
+        ended = await self._inputs.check(attempt.record)
+        if ended is not None:
+            self._ended(ended.key)
+            self._delivery.start(ended)
+
+    async def _check_command(self, attempt: Supervised) -> None:
+        """Redispatch a command that a worker has read but not accepted (H2 to H4)."""
+        if not self._commands.was_read(attempt.record):
+            attempt.suspected = {}
+            return
+        if await self._confirmed(attempt, "command"):
+            why = "a worker read the command and dropped it, or the worker group skipped it"
+            await self._end_unchanged(attempt, dispatch_lost(why, self._context.now()))
+
+    async def _check_run(self, attempt: Supervised) -> None:
+        record, now = attempt.record, self._context.now()
+        lease, limit = record.lease, record.attempt.timeout_sec
+        assert lease is not None
+        await self._advance_inputs(attempt, now)
+        if limit is not None and record.accepted_at is not None and now >= record.accepted_at + limit:
+            await self.end(attempt, timeout(limit, now), stop_worker=True)
+            return
+        if now < lease.expires_at:
+            self._ask_before_expiry(attempt, now)
+            attempt.suspected = {}
+            return
+        if await self._confirmed(attempt, "lease"):
+            await self._end_unchanged(attempt, lease_lost(record, now))
+
+    async def _advance_inputs(self, attempt: Supervised, now: float) -> None:
+        if now - attempt.advanced_at >= _ADVANCE_SEC:
+            attempt.advanced_at = now
+            await self._inputs.advance(attempt.record)
+
+    def _ask_before_expiry(self, attempt: Supervised, now: float) -> None:
+        """Ask for the worker of a quiet run shortly before its lease expires. Most queries get no useful reply (H8)."""
+        lease, window = attempt.record.lease, self._context.config.discovery_window_sec
+        assert lease is not None
+        if attempt.asked or window <= 0 or now < lease.expires_at - min(window, lease.ttl_sec / 3):
+            return
+        attempt.asked = True
+        self._signals.discover(attempt.record.attempt)
+
+    async def _confirmed(self, attempt: Supervised, why: str) -> bool:
+        """Return whether all status events up to the suspicion are processed. Start the suspicion if there is none."""
+        role = attempt.record.attempt.role
+        if attempt.why != why or not attempt.suspected:
+            attempt.why, attempt.suspected = why, await self._commands.status_ends(role)
+            return False
+        return await self._commands.status_processed(role, attempt.suspected)
+
+    async def _end_unchanged(self, attempt: Supervised, outcome: Outcome) -> None:
+        """End an attempt unless an event has arrived since it was read. Stop its worker, if it has one."""
+        record = attempt.record
+        ended = await self._context.db(lambda: self._dispatches.end_unchanged(record, outcome))
+        if ended is None:
+            attempt.suspected = {}
+            return
+        self._finish(ended)
+
+    async def end(self, attempt: Supervised, outcome: Outcome, *, stop_worker: bool) -> None:
+        """Store the outcome of an attempt, and deliver it. Signal its worker to stop if `stop_worker`."""
+        key = attempt.record.key
+        ended = await self._context.db(lambda: self._dispatches.end(key, outcome))
+        if ended is None:
+            self._ended(key)
+            return
+        self._finish(ended, stop_worker=stop_worker)
+
+    def _finish(self, record: Dispatch, *, stop_worker: bool = True) -> None:
+        self._ended(record.key)
+        if stop_worker and record.lease is not None:
+            self._signals.cancel(
+                record.attempt, reason_codes.STALE_EPOCH, worker_id=record.lease.worker_id or None
+            )
+        self._delivery.start(record)
+
+
+def update(attempt: Supervised, record: Dispatch) -> None:
+    """Replace the record, unless the known one is newer: reads and events may overtake each other."""
+    known = attempt.record.lease
+    if known is not None and record.lease is not None and record.lease.lease_id == known.lease_id:
+        if record.lease.expires_at > known.expires_at:
+            attempt.asked, attempt.suspected = False, {}
+    elif record.lease is not None:
+        attempt.asked, attempt.suspected = False, {}
+    attempt.record = record

@@ -1,0 +1,102 @@
+"""Watches commands that no worker has accepted, and the progress of the status events (protocol: procedure 7.1)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flowkit.attempt.outages import OutageLogger
+from flowkit.bridge.context import workers_group
+from flowkit.bridge.rules.dispatch_check import CommandState, command_state, queue_position
+from flowkit.errors import KafkaUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from flowkit.adapters.dispatches.record import Dispatch
+    from flowkit.bridge.context import BridgeContext
+
+_CHECK_AFTER_SEC = 1.0
+"""Age of a command at which the watch starts. Most commands are accepted earlier."""
+
+
+@dataclass(kw_only=True, slots=True)
+class RoleQueue:
+    """The command queue of one role, as last read."""
+
+    committed: Mapping[int, int | None] = field(default_factory=dict)
+    members: int = 0
+    waiting: int = 0
+    """Number of commands that this bridge has sent and no worker has accepted."""
+
+
+class CommandWatch:
+    """The command queues of the roles that have unaccepted commands."""
+
+    def __init__(self, context: BridgeContext) -> None:
+        self._context = context
+        self._queues: dict[str, RoleQueue] = {}
+        self._outage = OutageLogger("the offsets of external workers cannot be read")
+
+    @property
+    def queues(self) -> Mapping[str, RoleQueue]:
+        """The queues by role."""
+        return self._queues
+
+    async def refresh(self, records: Iterable[Dispatch]) -> None:
+        """Read the offsets of the roles of unaccepted commands."""
+        now = self._context.now()
+        unaccepted = [record for record in records if record.lease is None and record.offset is not None]
+        due = {r.attempt.role for r in unaccepted if now - r.created_at >= _CHECK_AFTER_SEC or r.cancel}
+        counts = Counter(record.attempt.role for record in unaccepted)
+        self._queues = {role: queue for role, queue in self._queues.items() if role in due}
+        try:
+            for role in sorted(due):
+                self._queues[role] = await self._read(role, counts[role])
+        except KafkaUnavailable as error:
+            self._queues = {}
+            self._outage.failed(error)
+        else:
+            self._outage.recovered()
+
+    async def _read(self, role: str, waiting: int) -> RoleQueue:
+        group, offsets = workers_group(role), self._context.offsets
+        committed = await offsets.committed(group, self._context.topics.cmd(role))
+        members = await offsets.members(group)
+        return RoleQueue(committed=committed, members=len(members), waiting=waiting)
+
+    def is_queued(self, record: Dispatch) -> bool:
+        """Return whether no worker has read the command yet, as far as known."""
+        return self._state(record) is CommandState.QUEUED
+
+    def was_read(self, record: Dispatch) -> bool:
+        """Return whether a worker has read the command, or the workers' group has skipped it."""
+        return self._state(record) is CommandState.READ
+
+    def _state(self, record: Dispatch) -> CommandState | None:
+        queue = self._queues.get(record.attempt.role)
+        if queue is None or record.offset is None or record.partition not in queue.committed:
+            return None
+        age = self._context.now() - record.created_at
+        committed = queue.committed[record.partition]
+        return command_state(record, committed, members=queue.members, age_sec=age)
+
+    def details(self, record: Dispatch) -> dict[str, object]:
+        """Return what a queued attempt waits for, for the Web UI and the task document."""
+        queue = self._queues.get(record.attempt.role)
+        if queue is None:
+            return {}
+        if not queue.members:
+            return {"waits_for": f"no external worker of role {record.attempt.role} is connected to Kafka"}
+        ahead = queue_position(record, queue.committed.get(record.partition))
+        return {"waits_for": "a busy external worker", "commands_ahead": ahead, "workers": queue.members}
+
+    async def status_ends(self, role: str) -> dict[int, int]:
+        """Return the ends of the status topic of a role now."""
+        return dict(await self._context.offsets.ends(self._context.topics.status(role)))
+
+    async def status_processed(self, role: str, ends: Mapping[int, int]) -> bool:
+        """Return whether the bridges have processed all status events before `ends`."""
+        topic = self._context.topics.status(role)
+        return await self._context.offsets.caught_up(self._context.status_group(role), topic, ends)

@@ -1,0 +1,198 @@
+"""Delivers stored outcomes: first their effects in MongoDB, then the completion of the activity in Temporal.
+
+Both may happen more than once: the effects are idempotent, and Temporal rejects a second completion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+from temporalio.client import WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+from tenacity import AsyncRetrying, retry_if_exception, wait_exponential_jitter
+
+from flowkit.adapters.concurrent_writes import together
+from flowkit.adapters.dispatches.record import OutcomeKind
+from flowkit.attempt.cancelling import pending
+from flowkit.attempt.failures import failed_attempt
+from flowkit.attempt.steps import mark
+from flowkit.bridge.context import activity_id
+from flowkit.bridge.rules.outcomes import not_requested, refused
+from flowkit.errors import FlowKitError
+from flowkit.models import AttemptResult
+from flowkit.text import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from flowkit.adapters.dispatches.record import Dispatch, Outcome
+    from flowkit.adapters.tasks.cancel_flags import CancelFlag
+    from flowkit.bridge.context import BridgeContext
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("flowkit.bridge")
+
+_RPC_TIMEOUT = timedelta(seconds=10)
+
+_CANCEL_DELIVERY_SEC = 30.0
+"""How long to wait until Temporal has requested the cancel that a cancel flag announces."""
+
+_GONE = (RPCStatusCode.NOT_FOUND,)
+_NEVER = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECONDITION)
+
+
+class NotRequested(Exception):
+    """Raised when Temporal rejects the report of a cancel that it has not requested."""
+
+
+class Delivery:
+    """Delivers outcomes in the background, so that consuming status events never waits for Temporal."""
+
+    def __init__(self, context: BridgeContext) -> None:
+        self._context = context
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    def start(self, record: Dispatch) -> None:
+        """Deliver the outcome of a record in the background, unless its delivery is in progress already."""
+        if record.key in self._running:
+            return
+        delivering = asyncio.create_task(self._deliver_logged(record))
+        self._running[record.key] = delivering
+        delivering.add_done_callback(lambda _: self._running.pop(record.key, None))
+
+    async def stop(self, grace_sec: float = 5.0) -> None:
+        """Finish the deliveries in progress. Attempts whose delivery is interrupted are adopted later."""
+        if self._running:
+            await asyncio.wait([*self._running.values()], timeout=grace_sec)
+        left = [*self._running.values()]
+        for delivering in left:
+            delivering.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    async def _deliver_logged(self, record: Dispatch) -> None:
+        try:
+            await self.deliver(record)
+        except Exception:
+            _logger.exception(
+                "outcome of node %s (task %s, epoch %d) was not delivered; the next attempt delivers it",
+                record.attempt.node_id,
+                record.attempt.task_id,
+                record.attempt.epoch,
+            )
+
+    async def deliver(self, record: Dispatch) -> None:
+        """Apply the effects of the outcome of an ended record, and report it to Temporal."""
+        outcome = record.outcome
+        assert outcome is not None
+        batches = record.batches
+        if outcome.kind is OutcomeKind.DONE:
+            try:
+                batches = await self._finish_node(record, outcome)
+            except FlowKitError as error:
+                outcome = refused(error, outcome.at, outcome.worker_id)
+        if await self._report(record, outcome, batches):
+            await self._context.db(lambda: self._context.stores.dispatches.reported(record.key))
+
+    async def _finish_node(self, record: Dispatch, outcome: Outcome) -> int:
+        """Write final metrics, complete marker and the end of the node concurrently. Return the number of batches."""
+        stores, attempt = self._context.stores, record.attempt
+
+        async def write() -> int:
+            writes = [
+                mark(stores.artifacts, attempt, outcome.metrics, outcome.worker_id, outcome.artifacts_ref),
+                stores.tasks.finish_attempt(attempt, record.run_id, outcome.at),
+            ]
+            if outcome.metrics:
+                writes.append(stores.artifacts.store_final(attempt, outcome.metrics, outcome.at))
+            await together(*writes)
+            return record.batches
+
+        return await self._context.db(write)
+
+    async def _report(self, record: Dispatch, outcome: Outcome, batches: int) -> bool:
+        """Report the outcome. Return False if the activity's next attempt has to deliver it."""
+        handle = self._context.activity(record)
+        try:
+            if outcome.kind is OutcomeKind.DONE:
+                result = AttemptResult(worker_id=outcome.worker_id, batches=batches)
+                await self._call(lambda: handle.complete(result, rpc_timeout=_RPC_TIMEOUT))
+            elif outcome.kind is OutcomeKind.CANCELLED:
+                await self._report_cancelled(record, outcome)
+            elif outcome.failure is not None:
+                error = failed_attempt(outcome.failure)
+                await self._call(lambda: handle.fail(error, rpc_timeout=_RPC_TIMEOUT))
+        except RPCError as error:
+            if error.status not in _GONE:
+                raise
+            return not await self._is_pending(record)
+        return True
+
+    async def _report_cancelled(self, record: Dispatch, outcome: Outcome) -> None:
+        try:
+            await self._cancelled(record)
+            return
+        except NotRequested:
+            flag = await self._context.db(lambda: self._context.stores.tasks.raised_flag(record.attempt))
+        if flag is None and record.cancel is None:
+            unrequested = not_requested(outcome.at, outcome.worker_id)
+            await self._report(record, unrequested, record.batches)
+            return
+        await self._after_flag(record, flag)
+
+    async def _after_flag(self, record: Dispatch, flag: CancelFlag | None) -> None:
+        """Report the cancel once Temporal has requested it. A direct write of the flag makes FlowKit request it."""
+        if flag is not None and flag.run_id is None:
+            run = self._context.client.get_workflow_handle(record.attempt.task_id, run_id=record.run_id)
+            await self._call(lambda: run.cancel(reason=clean(flag.reason), rpc_timeout=_RPC_TIMEOUT))
+        end = self._context.now() + _CANCEL_DELIVERY_SEC
+        while self._context.now() < end:
+            try:
+                return await self._cancelled(record)
+            except NotRequested:
+                await asyncio.sleep(0.2)
+        if flag is not None:
+            error = failed_attempt(pending(flag))
+            await self._call(lambda: self._context.activity(record).fail(error, rpc_timeout=_RPC_TIMEOUT))
+
+    async def _cancelled(self, record: Dispatch) -> None:
+        try:
+            await self._call(
+                lambda: self._context.activity(record).report_cancellation(rpc_timeout=_RPC_TIMEOUT)
+            )
+        except RPCError as error:
+            if error.status is RPCStatusCode.INVALID_ARGUMENT:
+                raise NotRequested from None
+            raise
+
+    async def _is_pending(self, record: Dispatch) -> bool:
+        """Return whether the activity still exists: between two attempts, Temporal rejects failures but not forever."""
+        run = self._context.client.get_workflow_handle(record.attempt.task_id, run_id=record.run_id)
+        try:
+            description = await self._call(lambda: run.describe(rpc_timeout=_RPC_TIMEOUT))
+        except RPCError as error:
+            if error.status in _GONE:
+                return False
+            raise
+        if description.status is not WorkflowExecutionStatus.RUNNING:
+            return False
+        pending_ids = {each.activity_id for each in description.raw_description.pending_activities}
+        return activity_id(record) in pending_ids
+
+    async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `call()`. Retry it while Temporal is unavailable."""
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception(_is_transient),
+            wait=wait_exponential_jitter(multiplier=0.1, max=2.0),
+            reraise=True,
+        ):
+            with attempt:
+                return await call()
+        raise AssertionError("tenacity stopped although it has no limit")
+
+
+def _is_transient(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) or (isinstance(error, RPCError) and error.status not in _NEVER)

@@ -1,0 +1,264 @@
+"""The activity that starts an attempt of an external role: it writes the dispatch record and sends TASK_START.
+
+The activity completes asynchronously: status events of the worker complete it later. If Temporal runs the activity
+again, because no bridge sent heartbeats, the new attempt adopts the record instead of sending the command again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from flowkit import reason_codes
+from flowkit.adapters.dispatches.record import Dispatch, DispatchState
+from flowkit.adapters.tasks.cancel_flags import Flagged
+from flowkit.attempt.cancelling import pending, request_cancel
+from flowkit.attempt.failures import failed_attempt, from_error, lost, unexpected
+from flowkit.attempt.steps import begin
+from flowkit.bridge.rules.commands import task_start
+from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, not_in_topic, refused
+from flowkit.bridge.rules.worker_input import pull_of
+from flowkit.errors import EpochTaken, FlowKitError, WrongDeployment
+from flowkit.models import AttemptInput, AttemptResult, NodeIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import Any
+
+    from flowkit.adapters.dispatches.record import Outcome
+    from flowkit.bridge.command_sender import CommandSender
+    from flowkit.bridge.context import BridgeContext
+    from flowkit.bridge.delivery import Delivery
+    from flowkit.bridge.pulled_inputs import PulledInputs
+    from flowkit.bridge.signals import Signals
+    from flowkit.bridge.supervisor import Supervisor
+
+_logger = logging.getLogger("flowkit.bridge")
+
+
+class Dispatcher:
+    """Starts and adopts attempts of external roles."""
+
+    def __init__(
+        self,
+        context: BridgeContext,
+        *,
+        delivery: Delivery,
+        signals: Signals,
+        supervisor: Supervisor,
+        inputs: PulledInputs,
+        sender: CommandSender,
+    ) -> None:
+        self._context = context
+        self._stores = context.stores
+        self._dispatches = context.stores.dispatches
+        self._delivery = delivery
+        self._signals = signals
+        self._supervisor = supervisor
+        self._inputs = inputs
+        self._sender = sender
+        self._background: set[asyncio.Task[None]] = set()
+
+    def activity_for(self, role: str) -> Callable[[AttemptInput], Coroutine[Any, Any, AttemptResult]]:
+        """Return the activity that runs attempts of `role`."""
+
+        @activity.defn(name=role)
+        async def dispatch(attempt: AttemptInput) -> AttemptResult:
+            return await self.run(attempt)
+
+        return dispatch
+
+    async def run(self, attempt: AttemptInput) -> AttemptResult:
+        """Start or adopt the attempt of the current activity. It returns only by raising."""
+        heartbeats = asyncio.create_task(_heartbeats(attempt.lease_ttl_sec))
+        try:
+            await self._start_or_adopt(attempt)
+        except asyncio.CancelledError:
+            self._raise_if_stopping()
+            raise
+        except Flagged as error:
+            refusal = await request_cancel(attempt, error.flag)
+            raise failed_attempt(refusal or pending(error.flag)) from None
+        except FlowKitError as error:
+            raise failed_attempt(from_error(error)) from None
+        except ApplicationError:
+            raise
+        except Exception as error:
+            _logger.exception("node %s was not dispatched", attempt.node_id)
+            raise failed_attempt(unexpected(error)) from None
+        finally:
+            heartbeats.cancel()
+        activity.raise_complete_async()
+
+    def _raise_if_stopping(self) -> None:
+        details = activity.cancellation_details()
+        if details is not None and details.worker_shutdown:
+            raise ApplicationError("the bridge is stopping", type=reason_codes.BRIDGE_STOPPING)
+
+    async def _start_or_adopt(self, attempt: AttemptInput) -> None:
+        self._check_database(attempt)
+        info = activity.info()
+        run_id, again = info.workflow_run_id or "", info.attempt > 1
+        record = None
+        if again:
+            record = await self._find(attempt)
+            if record is None:
+                await self._check_not_begun(attempt)
+        if record is None:
+            record, is_new = await self._insert(attempt, run_id)
+            if is_new:
+                await self._begin_and_send(attempt, record)
+                return
+        await self._adopt(record, run_id)
+
+    def _check_database(self, attempt: AttemptInput) -> None:
+        ours = self._context.database_id
+        if attempt.deployment and attempt.deployment != ours:
+            raise WrongDeployment(
+                f"the engine's database is deployment {attempt.deployment}, this bridge's is {ours}: "
+                "give both the same MongoDB database"
+            )
+
+    async def _find(self, attempt: AttemptInput) -> Dispatch | None:
+        return await self._context.db(
+            lambda: self._dispatches.find(attempt.task_id, attempt.node_id, attempt.epoch)
+        )
+
+    async def _check_not_begun(self, attempt: AttemptInput) -> None:
+        """Raise the loss of an attempt that another executor has begun: its role has moved to external workers."""
+        states = await self._context.db(lambda: self._stores.tasks.node_states(attempt.task_id))
+        _, epoch = states.get(attempt.node_id, (None, 0))
+        if epoch >= attempt.epoch:
+            text = "the native worker that ran the attempt is gone, and external workers run the role now"
+            raise failed_attempt(lost(reason_codes.LEASE_LOST, text))
+
+    async def _insert(self, attempt: AttemptInput, run_id: str) -> tuple[Dispatch, bool]:
+        """Store the record. Return it, or the one that exists already, and whether it is new."""
+        pull = pull_of(attempt)
+        partition, end_offset = await self._sender.choose(attempt.role)
+        token = str(uuid.uuid4())
+        now = self._context.now()
+        record = Dispatch(
+            attempt=replace(attempt, io=NodeIO()),
+            run_id=run_id,
+            queue=self._context.config.queue,
+            topic=self._context.topics.cmd(attempt.role),
+            partition=partition,
+            end_offset=end_offset,
+            dedup_id=task_start(attempt, token, now).dedup_id,
+            cancel_token=token,
+            owner=self._context.bridge_id,
+            created_at=now,
+            pull=pull,
+        )
+        try:
+            stored = await self._context.db(lambda: self._dispatches.insert(record))
+        except BaseException:
+            self._sender.sent(attempt.role, partition, None)
+            raise
+        if stored.cancel_token != token:
+            self._sender.sent(attempt.role, partition, None)
+        return stored, stored.cancel_token == token
+
+    async def _begin_and_send(self, attempt: AttemptInput, record: Dispatch) -> None:
+        offset: int | None = None
+        try:
+            await self._begin(attempt, record)
+            offset = await self._sender.send(attempt, record)
+        except asyncio.CancelledError:
+            await self._give_up(record, cancelled(self._context.now()))
+            raise
+        except FlowKitError as error:
+            await self._give_up(record, refused(error, self._context.now()))
+            raise
+        finally:
+            self._sender.sent(attempt.role, record.partition, offset)
+        if offset is not None:
+            self._supervisor.watch(replace(record, offset=offset))
+            self._in_background(self._store_offset(record, offset))
+
+    async def _begin(self, attempt: AttemptInput, record: Dispatch) -> None:
+        """Take the epoch in the task document, end earlier attempts of the node, and prepare its inputs."""
+        stores, run_id, bridge_id = self._stores, record.run_id, self._context.bridge_id
+        await self._context.db(lambda: begin(stores.tasks, stores.artifacts, attempt, run_id, bridge_id))
+        if attempt.epoch > 1:
+            await self._end_earlier(attempt)
+        if (problem := await self._inputs.prepare(record)) is not None and problem.failure is not None:
+            await self._give_up(record, problem)
+            raise failed_attempt(problem.failure)
+
+    async def _end_earlier(self, attempt: AttemptInput) -> None:
+        """End records of earlier epochs, which a Reset of the workflow leaves open, and stop their workers."""
+        earlier = await self._context.db(
+            lambda: self._dispatches.open_before(attempt.task_id, attempt.node_id, attempt.epoch)
+        )
+        for record in earlier:
+            await self._give_up(record, cancelled(self._context.now()))
+            if record.lease is not None:
+                self._signals.cancel(
+                    record.attempt, reason_codes.STALE_EPOCH, worker_id=record.lease.worker_id or None
+                )
+
+    async def _adopt(self, record: Dispatch, run_id: str) -> None:
+        """Continue an attempt that this or another bridge has dispatched."""
+        if record.run_id != run_id:
+            raise EpochTaken(record.attempt.epoch)
+        if record.state not in (DispatchState.OPEN, DispatchState.FINISHING):
+            await self._delivery.deliver(record)
+            return
+        bridge_id, now = self._context.bridge_id, self._context.now()
+        adopted = await self._context.db(lambda: self._dispatches.adopt(record.key, bridge_id, now))
+        if adopted is None:
+            raise failed_attempt(not_in_topic())
+        if adopted.offset is None and adopted.lease is None:
+            adopted = await self._locate(adopted)
+        if adopted is not None:
+            self._supervisor.watch(adopted)
+
+    async def _locate(self, record: Dispatch) -> Dispatch | None:
+        """Find the command of a record. If it was never sent, end the attempt; a later one starts a new epoch."""
+        found = await self._sender.search(record)
+        if found is not None:
+            await self._store_offset(record, found)
+            return replace(record, offset=found)
+        why = "the bridge stopped before it sent the command"
+        outcome = dispatch_lost(why, self._context.now())
+        ended = await self._context.db(lambda: self._dispatches.end_unchanged(record, outcome))
+        if ended is not None:
+            await self._delivery.deliver(ended)
+        return None
+
+    async def _store_offset(self, record: Dispatch, offset: int) -> None:
+        await self._context.db(lambda: self._dispatches.sent(record.key, record.partition, offset))
+
+    async def _give_up(self, record: Dispatch, outcome: Outcome) -> None:
+        """End a record whose activity reports the outcome itself."""
+
+        async def end() -> None:
+            await self._dispatches.end(record.key, outcome)
+            await self._dispatches.reported(record.key)
+
+        await asyncio.shield(self._context.db(end))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def stop(self) -> None:
+        """Finish the writes in progress."""
+        if self._background:
+            await asyncio.wait([*self._background], timeout=5.0)
+
+
+async def _heartbeats(lease_ttl_sec: float) -> None:
+    """Send heartbeats while the dispatch is in progress, which may wait for Kafka or MongoDB."""
+    while True:
+        await asyncio.sleep(lease_ttl_sec / 4)
+        activity.heartbeat()

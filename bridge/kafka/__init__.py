@@ -1,0 +1,1 @@
+"""Kafka clients of the bridge: topics, offsets, sending and consuming."""

@@ -1,0 +1,153 @@
+"""Start, call and stop Kafka clients in bounded time, and describe their errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from flowkit.errors import ConfigError, KafkaUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("flowkit.bridge")
+
+REQUEST_TIMEOUT_SEC = 5.0
+"""How long a call waits for Kafka, including its retries."""
+CLOSE_TIMEOUT_SEC = 5.0
+RETRY_PAUSE_SEC = 0.1
+
+_closing: set[asyncio.Task[None]] = set()
+"""Clients that did not close in time and finish in the background."""
+
+_ACL = {
+    # aiokafka raises this one for a partition whose offsets the user may not read.
+    "NoError": "the ACLs do not allow this user to read the offsets of the topic",
+    "TopicAuthorizationFailedError": "the ACLs do not allow this user to use the topic",
+    "GroupAuthorizationFailedError": "the ACLs do not allow this user to use the consumer group",
+    "ClusterAuthorizationFailedError": "the ACLs do not allow this user to use the cluster",
+    "TransactionalIdAuthorizationFailed": "the ACLs do not allow this user to write",
+}
+_SASL = frozenset(
+    (
+        "SaslAuthenticationFailed",
+        "AuthenticationFailedError",
+        "UnsupportedSaslMechanismError",
+        "IllegalSaslStateError",
+    )
+)
+
+
+async def started(client: Any) -> Any:
+    """Start a client and return it; close it if it does not start."""
+    try:
+        await client.start()
+    except BaseException:
+        await close(client)
+        raise
+    return client
+
+
+async def close(client: Any, stop: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+    """Close a client. If that takes too long, as it can while Kafka is away, it continues in the background.
+
+    `stop` replaces the client's own `stop` or `close`.
+    """
+    closing = asyncio.create_task((stop or getattr(client, "stop", None) or client.close)())
+    _closing.add(closing)
+    closing.add_done_callback(_closed)
+    await asyncio.wait([closing], timeout=CLOSE_TIMEOUT_SEC)
+
+
+def _closed(closing: asyncio.Task[None]) -> None:
+    _closing.discard(closing)
+    if not closing.cancelled() and (error := closing.exception()) is not None:
+        _logger.debug("a Kafka client did not close cleanly: %s", reason(error))
+
+
+async def bounded(
+    call: Callable[[], Awaitable[T]], *, what: str, address: str, limit: float = REQUEST_TIMEOUT_SEC
+) -> T:
+    """Return the result of `call`. Retry after transient errors; raise KafkaUnavailable after `limit` seconds."""
+    last: Exception = TimeoutError()
+    try:
+        async with asyncio.timeout(limit):
+            while True:
+                try:
+                    return await call()
+                except kafka_errors() as error:
+                    if not is_transient(error):
+                        raise unavailable(what, address, error) from error
+                    last = error
+                await asyncio.sleep(RETRY_PAUSE_SEC)
+    except TimeoutError:
+        raise unavailable(what, address, last) from last
+
+
+def kafka_errors() -> tuple[type[Exception], ...]:
+    """Return the errors that come from Kafka or the network, not from a mistake in the calling code."""
+    from aiokafka.errors import KafkaError
+
+    return (KafkaError, OSError)
+
+
+def connect_errors() -> tuple[type[Exception], ...]:
+    """Return the errors after which a client that must run tries to connect again."""
+    return (*kafka_errors(), ConfigError)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same call may succeed a moment later, with the same rights and settings."""
+    from aiokafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError
+
+    if isinstance(error, KafkaError):
+        return bool(error.retriable) or isinstance(error, (KafkaConnectionError, KafkaTimeoutError))
+    return isinstance(error, OSError)
+
+
+def unavailable(what: str, address: str, error: BaseException) -> KafkaUnavailable:
+    """Return the error for a failed call: what failed, at which address, why, and what to do."""
+    return KafkaUnavailable(f"{what} failed at {address}: {reason(error)}; {remedy(error)}")
+
+
+def reason(error: BaseException) -> str:
+    """Return why a call failed, in words."""
+    name, text = type(error).__name__, str(error) or "no details"
+    if name in _ACL:
+        return f"{_ACL[name]} ({text})"
+    if name in _SASL:
+        return f"Kafka rejects the credentials ({text})"
+    return _network_reason(error) or f"{name}: {text}"
+
+
+def _network_reason(error: BaseException) -> str | None:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate of the broker cannot be verified ({error.verify_message})"
+    if isinstance(error, ssl.SSLError):
+        return f"the TLS handshake failed ({error.reason or error})"
+    if isinstance(error, socket.gaierror):
+        return "the host name cannot be resolved"
+    if isinstance(error, ConnectionRefusedError):
+        return "the connection is refused"
+    if isinstance(error, TimeoutError):
+        return "no response in time"
+    return None
+
+
+def remedy(error: BaseException) -> str:
+    """Return how to fix the cause of a failed call."""
+    name = type(error).__name__
+    if name in _ACL:
+        return "grant the ACL that the documentation of external workers lists"
+    if name in _SASL:
+        return "check kafka_sasl_mechanism, kafka_sasl_username and kafka_sasl_password"
+    if isinstance(error, ssl.SSLError):
+        return "check kafka_security_protocol, kafka_ssl_cafile and kafka_ssl_certfile"
+    if isinstance(error, socket.gaierror):
+        return "check kafka_bootstrap (KAFKA_BOOTSTRAP_SERVERS)"
+    return "check that Kafka runs, and check kafka_bootstrap (KAFKA_BOOTSTRAP_SERVERS)"

@@ -1,0 +1,224 @@
+"""A consumer of a stable group that commits records only after they are handled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flowkit.bridge.kafka import clients
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+    from aiokafka import ConsumerRecord
+
+    from flowkit.bridge.kafka.connection import KafkaConnection
+
+    Handle = Callable[[Sequence[ConsumerRecord]], Awaitable[None]]
+
+_logger = logging.getLogger("flowkit.bridge")
+
+MAX_RECORDS = 500
+POLL_MS = 1_000
+"""How long a poll waits for records; it returns as soon as there are some."""
+PROBE_SEC = 5.0
+"""How often a consumer without new records checks that Kafka responds."""
+AFTER_ERROR_SEC = 1.0
+RECONNECT_PAUSE_SEC = 0.5
+HAND_OVER_SEC = 10.0
+"""How long a rebalance waits for records that are being handled."""
+_SESSION_MS, _REBALANCE_MS, _REQUEST_MS = 10_000, 30_000, 40_000
+_PARTITION_BYTES, _FETCH_BYTES = 2 << 20, 16 << 20
+_METADATA_MS = 30_000
+
+
+@dataclass(kw_only=True, slots=True)
+class ConsumerHealth:
+    """The health of one consumer. Times are seconds since the Unix epoch."""
+
+    name: str
+    running: bool = False
+    connected: bool = False
+    last_ok_at: float | None = None
+    """When a poll last succeeded."""
+    last_error_at: float | None = None
+    last_error: str | None = None
+    """The text of the last error; it stays after later polls succeed."""
+
+
+class RecordConsumer:
+    """Reads topics as a member of a consumer group and passes the records to `handle`, in order.
+
+    A record that was handled may be passed again, after an error, a rebalance or a restart; none is skipped.
+    """
+
+    def __init__(
+        self, connection: KafkaConnection, topics: Sequence[str], group: str, handle: Handle
+    ) -> None:
+        self.health = ConsumerHealth(name=group)
+        self.positions: dict[tuple[str, int], int] = {}
+        """The offset after the last handled record, by topic and partition."""
+        self._connection = connection
+        self._topics = tuple(topics)
+        self._group = group
+        self._handle = handle
+        self._watch = _RebalanceWatch(self.positions)
+        self._probed_at = 0.0
+
+    async def run(self) -> None:
+        """Run until cancelled. Outages of Kafka and errors of `handle` are logged, and the work is repeated."""
+        self.health.running = True
+        try:
+            while True:
+                await self._connect_and_read()
+                await asyncio.sleep(RECONNECT_PAUSE_SEC)
+        finally:
+            self.health.running = self.health.connected = False
+
+    async def _connect_and_read(self) -> None:
+        try:
+            client = await clients.started(self._client())
+        except clients.connect_errors() as error:
+            self._lost(error)
+            return
+        try:
+            while True:
+                await self._poll(client)
+        except clients.kafka_errors() as error:
+            self._lost(error)
+        finally:
+            await clients.close(client)
+
+    def _client(self) -> Any:
+        from aiokafka import AIOKafkaConsumer
+        from aiokafka.abc import ConsumerRebalanceListener
+
+        ConsumerRebalanceListener.register(_RebalanceWatch)
+        client = AIOKafkaConsumer(
+            **self._connection.options(),
+            group_id=self._group,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            session_timeout_ms=_SESSION_MS,
+            rebalance_timeout_ms=_REBALANCE_MS,
+            request_timeout_ms=_REQUEST_MS,
+            metadata_max_age_ms=_METADATA_MS,
+            max_partition_fetch_bytes=_PARTITION_BYTES,
+            fetch_max_bytes=_FETCH_BYTES,
+        )
+        self._watch = _RebalanceWatch(self.positions)
+        client.subscribe(self._topics, listener=self._watch)
+        return client
+
+    async def _poll(self, client: Any) -> None:
+        batches: Mapping[Any, list[Any]] = await client.getmany(timeout_ms=POLL_MS, max_records=MAX_RECORDS)
+        if not batches:
+            await self._probe(client)
+            return
+        self._worked()
+        async with self._watch.handling() as seen:
+            handled = await self._handled([record for batch in batches.values() for record in batch], seen)
+            if handled:
+                await self._commit(client, {place: batch[-1].offset + 1 for place, batch in batches.items()})
+
+    async def _probe(self, client: Any) -> None:
+        """Find out now and then whether Kafka responds: without records, a poll does not show that it is away."""
+        if time.monotonic() - self._probed_at < PROBE_SEC:
+            return
+        try:
+            async with asyncio.timeout(clients.REQUEST_TIMEOUT_SEC):
+                await client.end_offsets(list(client.assignment()))
+        except clients.kafka_errors() as error:
+            self._lost(error)
+        else:
+            self._probed_at = time.monotonic()
+            self._worked()
+
+    async def _handled(self, records: Sequence[Any], seen: int) -> bool:
+        """Handle records until that succeeds. Return False if their partitions were revoked meanwhile."""
+        while self._watch.revocations == seen:
+            try:
+                await self._handle(records)
+            except Exception as error:
+                self._failed(error)
+                _logger.exception(
+                    "the consumer %s cannot handle %d records; it tries again in %g s",
+                    *(self._group, len(records), AFTER_ERROR_SEC),
+                )
+                await self._watch.pause(AFTER_ERROR_SEC)
+            else:
+                return True
+        return False
+
+    async def _commit(self, client: Any, offsets: Mapping[Any, int]) -> None:
+        """Commit handled records. If the group has rebalanced, another member handles them again."""
+        from aiokafka.errors import CommitFailedError, IllegalStateError
+
+        self.positions |= {(place.topic, place.partition): offset for place, offset in offsets.items()}
+        try:
+            await client.commit(dict(offsets))
+        except (CommitFailedError, IllegalStateError) as error:
+            _logger.info("the group %s rebalanced before its offsets were committed: %s", self._group, error)
+
+    def _worked(self) -> None:
+        self.health.last_ok_at = time.time()
+        if not self.health.connected:
+            self.health.connected = True
+            _logger.info("the consumer %s is connected to Kafka", self._group)
+
+    def _lost(self, error: Exception) -> None:
+        """Record an outage; log it once."""
+        if self.health.connected or self.health.last_error is None:
+            _logger.warning(
+                "the consumer %s lost Kafka at %s and keeps trying: %s; %s",
+                *(self._group, self._connection.bootstrap, clients.reason(error), clients.remedy(error)),
+            )
+        self.health.connected = False
+        self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self.health.last_error_at = time.time()
+        self.health.last_error = clients.reason(error)
+
+
+class _RebalanceWatch:
+    """Delays rebalances until the records in progress are handled and committed, and counts them."""
+
+    def __init__(self, positions: dict[tuple[str, int], int]) -> None:
+        self.revocations = 0
+        self._positions = positions
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._revoked = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def handling(self) -> AsyncIterator[int]:
+        """Mark records as in progress; yield the number of revocations so far."""
+        self._idle.clear()
+        try:
+            yield self.revocations
+        finally:
+            self._idle.set()
+
+    async def pause(self, seconds: float) -> None:
+        """Wait, but not longer than until the partitions are revoked."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._revoked.wait()
+
+    async def on_partitions_revoked(self, _: object) -> None:
+        """Wait a while for the records in progress. Called by the client before it gives up its partitions."""
+        self.revocations += 1
+        self._revoked.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HAND_OVER_SEC):
+                await self._idle.wait()
+        self._positions.clear()
+
+    async def on_partitions_assigned(self, _: object) -> None:
+        """Begin anew. Called by the client when it has partitions."""
+        self._revoked.clear()

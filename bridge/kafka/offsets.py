@@ -1,0 +1,230 @@
+"""Reads offsets, group members and single records; every call ends within a few seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from flowkit.bridge.kafka import clients
+from flowkit.bridge.kafka.groups import committed_offsets, group_members
+from flowkit.errors import KafkaUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from flowkit.bridge.kafka.connection import KafkaConnection
+
+T = TypeVar("T")
+
+PARTITIONS_TTL_SEC = 30.0
+"""How long the list of a topic's partitions is reused."""
+FIND_TIMEOUT_SEC = 30.0
+FIND_IDLE_SEC = 5.0
+"""How long `find` waits for the next records before it reports that Kafka does not respond."""
+_FIND_RECORDS = 500
+_FIND_BYTES = 4 << 20
+
+
+class Offsets:
+    """One admin client and one consumer without a group; both reconnect after an outage.
+
+    Every method raises KafkaUnavailable if Kafka does not respond in time or refuses the call.
+    """
+
+    def __init__(self, connection: KafkaConnection) -> None:
+        self._connection = connection
+        self._admin: Any = None
+        self._consumer: Any = None
+        self._connecting = asyncio.Lock()
+        self._partitions: dict[str, tuple[float, tuple[int, ...]]] = {}
+
+    async def close(self) -> None:
+        """Close the clients. A later call opens new ones."""
+        opened, self._admin, self._consumer = (self._admin, self._consumer), None, None
+        await asyncio.gather(*(clients.close(client) for client in opened if client is not None))
+
+    async def committed(self, group: str, topic: str) -> dict[int, int | None]:
+        """Return the committed offset of each partition; None where the group has none."""
+        partitions = await self.partitions(topic)
+        return await self._call(
+            lambda: self._committed(group, topic, partitions), f"reading the offsets of the group {group}"
+        )
+
+    async def ends(self, topic: str) -> dict[int, int]:
+        """Return, for each partition, the offset that its next record will get."""
+        partitions = await self.partitions(topic)
+        return await self._call(lambda: self._edges("end_offsets", topic, partitions), f"reading {topic}")
+
+    async def begins(self, topic: str) -> dict[int, int]:
+        """Return, for each partition, the offset of its oldest record that still exists."""
+        partitions = await self.partitions(topic)
+        return await self._call(
+            lambda: self._edges("beginning_offsets", topic, partitions), f"reading {topic}"
+        )
+
+    async def members(self, group: str) -> dict[str, frozenset[tuple[str, int]]]:
+        """Return the assigned (topic, partition) pairs of each member; empty if the group has no members."""
+
+        async def read() -> dict[str, frozenset[tuple[str, int]]]:
+            return await group_members(await self._open_admin(), group)
+
+        return await self._call(read, f"reading the members of the group {group}")
+
+    async def caught_up(self, group: str, topic: str, ends: Mapping[int, int]) -> bool:
+        """Whether the group has committed at least these offsets; without an offset, it is at the beginning."""
+        committed = await self.committed(group, topic)
+        behind = {number: end for number, end in ends.items() if (committed.get(number) or 0) < end}
+        if not behind:
+            return True
+        begins = await self.begins(topic)
+        return all(
+            _position(committed.get(number), begins.get(number, 0)) >= end for number, end in behind.items()
+        )
+
+    async def lag(self, group: str, topic: str) -> int:
+        """Return the number of records that the group has not committed, over all partitions."""
+        committed, begins, ends = (
+            await self.committed(group, topic),
+            await self.begins(topic),
+            await self.ends(topic),
+        )
+        return sum(
+            max(0, end - _position(committed.get(number), begins.get(number, 0)))
+            for number, end in ends.items()
+        )
+
+    async def find(self, topic: str, partition: int, start: int, dedup_id: str) -> int | None:
+        """Return the offset of the first record from `start` on that has this `dedup_id`, or None.
+
+        It reads up to the end of the partition as of now.
+        """
+        finding = _Finding(self._connection, topic, partition)
+        return await clients.bounded(
+            lambda: finding.run(start, dedup_id),
+            what=f"searching {topic}",
+            address=self._connection.bootstrap,
+            limit=FIND_TIMEOUT_SEC,
+        )
+
+    async def partitions(self, topic: str) -> tuple[int, ...]:
+        """Return the partitions of a topic, at most half a minute old. Raises KafkaUnavailable if it has none."""
+        read_at, known = self._partitions.get(topic, (0.0, ()))
+        if known and time.monotonic() - read_at < PARTITIONS_TTL_SEC:
+            return known
+        found = await self._call(lambda: self._describe(topic), f"reading {topic}")
+        if not found:
+            raise KafkaUnavailable(
+                f"Kafka at {self._connection.bootstrap} has no topic {topic}, or its ACLs hide it; "
+                "create the topic, or grant DESCRIBE on it"
+            )
+        self._partitions[topic] = (time.monotonic(), found)
+        return found
+
+    async def _call(self, call: Callable[[], Awaitable[T]], what: str) -> T:
+        try:
+            return await clients.bounded(call, what=what, address=self._connection.bootstrap)
+        except KafkaUnavailable:
+            await self.close()
+            raise
+
+    async def _committed(self, group: str, topic: str, partitions: tuple[int, ...]) -> dict[int, int | None]:
+        return await committed_offsets(await self._open_admin(), group, topic, partitions)
+
+    async def _edges(self, method: str, topic: str, partitions: tuple[int, ...]) -> dict[int, int]:
+        from aiokafka import TopicPartition
+
+        consumer = await self._open_consumer()
+        found = await getattr(consumer, method)([TopicPartition(topic, number) for number in partitions])
+        return {each.partition: offset for each, offset in found.items()}
+
+    async def _describe(self, topic: str) -> tuple[int, ...]:
+        """Return the partitions of a topic. The request names no topic, because a broker may create a named one."""
+        topics = await (await self._open_admin()).describe_topics()
+        found = [each["partitions"] for each in topics if each["topic"] == topic]
+        return tuple(sorted(each["partition"] for partitions in found for each in partitions))
+
+    async def _open_admin(self) -> Any:
+        from aiokafka.admin import AIOKafkaAdminClient
+
+        async with self._connecting:
+            if self._admin is None:
+                self._admin = await clients.started(AIOKafkaAdminClient(**_options(self._connection)))
+            return self._admin
+
+    async def _open_consumer(self) -> Any:
+        from aiokafka import AIOKafkaConsumer
+
+        async with self._connecting:
+            if self._consumer is None:
+                self._consumer = await clients.started(AIOKafkaConsumer(**_options(self._connection)))
+            return self._consumer
+
+
+def _options(connection: KafkaConnection) -> dict[str, Any]:
+    return {**connection.options(), "request_timeout_ms": int(clients.REQUEST_TIMEOUT_SEC * 1000)}
+
+
+def _position(committed: int | None, begin: int) -> int:
+    """Return where a group continues to read; a group without an offset begins with the oldest record."""
+    return begin if committed is None else max(committed, begin)
+
+
+class _Finding:
+    """One search with a consumer of its own."""
+
+    def __init__(self, connection: KafkaConnection, topic: str, partition: int) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._partition = partition
+
+    async def run(self, start: int, dedup_id: str) -> int | None:
+        """Read from `start` to the end as of now."""
+        from aiokafka import AIOKafkaConsumer, TopicPartition
+
+        consumer = await clients.started(
+            AIOKafkaConsumer(
+                **_options(self._connection),
+                max_partition_fetch_bytes=_FIND_BYTES,
+                fetch_max_bytes=_FIND_BYTES,
+                auto_offset_reset="earliest",
+            )
+        )
+        where = TopicPartition(self._topic, self._partition)
+        try:
+            consumer.assign([where])
+            end = (await consumer.end_offsets([where]))[where]
+            begin = (await consumer.beginning_offsets([where]))[where]
+            return await _scan(consumer, where, range(max(start, begin), end), dedup_id)
+        finally:
+            await clients.close(consumer)
+
+
+async def _scan(consumer: Any, where: Any, offsets: range, dedup_id: str) -> int | None:
+    if not offsets:
+        return None
+    consumer.seek(where, offsets.start)
+    heard_at = time.monotonic()
+    while await consumer.position(where) < offsets.stop:
+        batches = await consumer.getmany(where, timeout_ms=1_000, max_records=_FIND_RECORDS)
+        for record in batches.get(where, ()):
+            heard_at = time.monotonic()
+            if record.offset >= offsets.stop:
+                return None
+            if has_dedup_id(record.value, dedup_id):
+                return int(record.offset)
+        if time.monotonic() - heard_at > FIND_IDLE_SEC:
+            raise TimeoutError
+    return None
+
+
+def has_dedup_id(value: bytes | None, dedup_id: str) -> bool:
+    """Whether the value of a record is a JSON object with this `dedup_id`; a malformed value has none."""
+    if value is None or dedup_id.encode() not in value:
+        return False
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.get("dedup_id") == dedup_id

@@ -1,0 +1,104 @@
+"""Chooses the partition of each command, and remembers where the search for a command has to begin."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flowkit.bridge.context import workers_group
+from flowkit.bridge.rules.partitions import choose
+from flowkit.errors import KafkaUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from flowkit.adapters.dispatches.record import Dispatch
+    from flowkit.bridge.context import BridgeContext
+
+_logger = logging.getLogger("flowkit.bridge")
+
+_OWNERS_SEC = 3.0
+"""How long the assignment of partitions to workers is reused. It only improves the choice, so it may be outdated."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Role:
+    ends: dict[int, int] = field(default_factory=dict)
+    """A lower bound for the end of each partition."""
+    owners: dict[int, str] = field(default_factory=dict)
+    owners_at: float = 0.0
+    last: int = -1
+    planned: Counter[int] = field(default_factory=Counter)
+    """Commands that are being sent, by partition."""
+
+
+class Placement:
+    """Partitions of the command topics of one bridge."""
+
+    def __init__(self, context: BridgeContext, records: Callable[[], Iterable[Dispatch]]) -> None:
+        self._context = context
+        self._records = records
+        self._roles: dict[str, _Role] = {}
+        self._reading: asyncio.Task[None] | None = None
+
+    async def choose(self, role: str) -> tuple[int, int]:
+        """Return the partition for the next command of a role, and a lower bound for its end.
+
+        Raise KafkaUnavailable if the topic has never been read and Kafka is unavailable.
+        """
+        known = self._roles.setdefault(role, _Role())
+        if not known.ends:
+            known.ends = dict(await self._context.offsets.ends(self._context.topics.cmd(role)))
+        self._read_owners_later(role, known)
+        outstanding, busy = self._load(role, known)
+        known.last = choose(
+            tuple(known.ends), owners=known.owners, outstanding=outstanding, busy=busy, last=known.last
+        )
+        known.planned[known.last] += 1
+        return known.last, known.ends[known.last]
+
+    def sent(self, role: str, partition: int, offset: int | None) -> None:
+        """Note that a command was sent, or that its send has ended without a known offset (None)."""
+        known = self._roles[role]
+        known.planned[partition] -= 1
+        if offset is not None:
+            known.ends[partition] = max(known.ends.get(partition, 0), offset + 1)
+
+    def _load(self, role: str, known: _Role) -> tuple[Counter[int], Counter[str]]:
+        """Return unaccepted commands by partition, and running attempts by group member."""
+        outstanding, busy = Counter(known.planned), Counter[str]()
+        for record in self._records():
+            if record.attempt.role != role:
+                continue
+            if record.lease is None:
+                outstanding[record.partition] += record.offset is not None
+            elif (owner := known.owners.get(record.partition)) is not None:
+                busy[owner] += 1
+        return outstanding, busy
+
+    def _read_owners_later(self, role: str, known: _Role) -> None:
+        now = self._context.now()
+        if now - known.owners_at < _OWNERS_SEC or (self._reading is not None and not self._reading.done()):
+            return
+        known.owners_at = now
+        self._reading = asyncio.create_task(self._read_owners(role, known))
+
+    async def _read_owners(self, role: str, known: _Role) -> None:
+        topic = self._context.topics.cmd(role)
+        try:
+            members = await self._context.offsets.members(workers_group(role))
+            partitions = await self._context.offsets.partitions(topic)
+        except KafkaUnavailable as error:
+            _logger.debug("the members of %s cannot be read: %s", workers_group(role), error)
+            return
+        known.owners = {
+            partition: member
+            for member, places in members.items()
+            for place, partition in places
+            if place == topic
+        }
+        for partition in partitions:
+            known.ends.setdefault(partition, 0)

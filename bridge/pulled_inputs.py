@@ -1,0 +1,84 @@
+"""Checks whether an external worker has read all batches of the nodes that it pulls from (protocol: procedure 7.2)."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from flowkit.adapters.dispatches.record import DispatchState
+from flowkit.bridge.rules.outcomes import uid_clash, unclaimed
+from flowkit.errors import FlowKitError
+
+if TYPE_CHECKING:
+    from flowkit.adapters.dispatches.record import Dispatch, Outcome
+    from flowkit.bridge.context import BridgeContext
+    from flowkit.graph.input_adapters import PullArgs
+
+_logger = logging.getLogger("flowkit.bridge")
+
+
+class PulledInputs:
+    """The inputs of external nodes that pull."""
+
+    def __init__(self, context: BridgeContext) -> None:
+        self._context = context
+        self._inputs = context.stores.inputs
+
+    async def prepare(self, record: Dispatch) -> Outcome | None:
+        """Let a new run read what earlier runs have not finished. Return an outcome if the node cannot run at all."""
+        pull = record.pull
+        if pull is None:
+            return None
+        if record.attempt.epoch > 1:
+            await self._context.db(lambda: self._inputs.release_claims(record.attempt, pull))
+            await self._show_unclaimed_first(record, pull)
+        return await self._clash(record, pull)
+
+    async def check(self, record: Dispatch) -> Dispatch | None:
+        """Store the final outcome of a run that has finished. Return None while one of its sources has not ended.
+
+        If the worker missed batches, the outcome makes the workflow start another run, which reads the rest.
+        """
+        pull, outcome = record.pull, record.outcome
+        assert pull is not None
+        assert outcome is not None
+        if not await self._sources_ended(record, pull):
+            return None
+        problem = await self._clash(record, pull) or await self._missed(record, pull)
+        if problem is not None:
+            await self._context.db(lambda: self._inputs.delete_marker(record.attempt))
+        final = problem or outcome
+        return await self._context.db(lambda: self._context.stores.dispatches.end(record.key, final))
+
+    async def advance(self, record: Dispatch) -> None:
+        """While a worker runs, let it see batches beyond the 200 oldest ones of a source (H20)."""
+        if record.pull is not None and record.state is DispatchState.OPEN:
+            await self._show_unclaimed_first(record, record.pull)
+
+    async def _show_unclaimed_first(self, record: Dispatch, pull: PullArgs) -> None:
+        at = self._context.now()
+        try:
+            await self._context.db(lambda: self._inputs.show_unclaimed_first(record.attempt, pull, at))
+        except FlowKitError as error:
+            _logger.warning("could not reorder the inputs of node %s: %s", record.attempt.node_id, error)
+
+    async def _sources_ended(self, record: Dispatch, pull: PullArgs) -> bool:
+        states = await self._context.db(
+            lambda: self._context.stores.tasks.node_states(record.attempt.task_id)
+        )
+        return all(states[source][0].ended for source in pull.from_nodes if source in states)
+
+    async def _missed(self, record: Dispatch, pull: PullArgs) -> Outcome | None:
+        missing = await self._context.db(lambda: self._inputs.unclaimed(record.attempt, pull))
+        if not missing:
+            return None
+        count = sum(len(uids) for uids in missing.values())
+        return unclaimed(count, next(iter(missing)), self._context.now())
+
+    async def _clash(self, record: Dispatch, pull: PullArgs) -> Outcome | None:
+        """Return the outcome of a node whose sources share a batch uid. Rechunking makes uids unique."""
+        if pull.size is not None or len(pull.from_nodes) < 2:
+            return None
+        task_id, sources = record.attempt.task_id, pull.from_nodes
+        clash = await self._context.db(lambda: self._inputs.clashing_uid(task_id, sources))
+        return None if clash is None else uid_clash(clash[0], clash[1], self._context.now())

@@ -1,0 +1,101 @@
+"""Serves one external role: prepares its topics, then polls its task queue in Temporal for attempts to dispatch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from temporalio.service import RPCError
+from temporalio.worker import Worker
+
+from flowkit.bridge.native_pollers import native_pollers
+from flowkit.errors import FlowKitError, KafkaUnavailable
+
+if TYPE_CHECKING:
+    from flowkit.bridge.context import BridgeContext
+    from flowkit.bridge.dispatcher import Dispatcher
+    from flowkit.bridge.kafka.topics import Provisioner
+
+_logger = logging.getLogger("flowkit.bridge")
+
+_RETRY_SEC = 2.0
+_CONCURRENT_DISPATCHES = 100
+_MONITOR_SEC = 60.0
+
+
+class RoleService:
+    """Dispatches the attempts of one role while it runs."""
+
+    def __init__(
+        self, role: str, context: BridgeContext, dispatcher: Dispatcher, provisioner: Provisioner
+    ) -> None:
+        self.role = role
+        self.queue = f"{context.config.queue}.{role}"
+        self.waits_for: str | None = "start"
+        """Why the role is not served yet; None while it is served."""
+        self._context = context
+        self._dispatcher = dispatcher
+        self._provisioner = provisioner
+        self._worker: Worker | None = None
+
+    async def run(self) -> None:
+        """Serve the role until cancelled or until `shutdown`. Wait for Kafka, and for native workers to stop."""
+        await self._wait_until_prepared()
+        self.waits_for = None
+        self._worker = Worker(
+            self._context.client,
+            task_queue=self.queue,
+            activities=[self._dispatcher.activity_for(self.role)],
+            identity=self._context.bridge_id,
+            max_concurrent_activities=_CONCURRENT_DISPATCHES,
+        )
+        _logger.info("role %s is dispatched to external workers through Kafka", self.role)
+        seeding = asyncio.create_task(self._seed_regularly())
+        try:
+            await self._worker.run()
+        finally:
+            seeding.cancel()
+
+    async def shutdown(self) -> None:
+        """Stop polling, and return the attempts that are being dispatched to Temporal."""
+        if self._worker is not None:
+            await self._worker.shutdown()
+
+    async def _wait_until_prepared(self) -> None:
+        while True:
+            if await self._prepared():
+                return
+            await asyncio.sleep(_RETRY_SEC)
+
+    async def _prepared(self) -> bool:
+        """Prepare the topics. Return False, and log the reason once, if the role cannot be served yet."""
+        try:
+            await self._provisioner.ensure([self.role])
+            await self._provisioner.seed(self.role)
+            problem = await self._native_workers()
+        except (FlowKitError, RPCError) as error:
+            problem = str(error)
+        if problem is not None and problem != self.waits_for:
+            _logger.warning("role %s is not served yet: %s; retrying", self.role, problem)
+        self.waits_for = problem or self.waits_for
+        return problem is None
+
+    async def _native_workers(self) -> str | None:
+        found = await native_pollers(self._context.client, self.queue)
+        if not found:
+            return None
+        return (
+            f"native workers poll its task queue {self.queue!r} ({', '.join(found)}), and a role is either native or "
+            f"external: stop these workers, or remove {self.role!r} from the roles of bridge "
+            f"{self._context.bridge_id!r} (worker_types)"
+        )
+
+    async def _seed_regularly(self) -> None:
+        """Commit first offsets again from time to time, because Kafka forgets those of idle groups after 7 days."""
+        while True:
+            await asyncio.sleep(_MONITOR_SEC)
+            try:
+                await self._provisioner.seed(self.role)
+            except KafkaUnavailable as error:
+                _logger.info("the offsets of role %s were not checked: %s", self.role, error)

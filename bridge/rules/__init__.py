@@ -1,0 +1,1 @@
+"""The decisions of the bridge, without Kafka, Temporal and MongoDB."""

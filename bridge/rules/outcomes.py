@@ -1,0 +1,101 @@
+"""The outcome of an attempt: from the terminal event of its worker, or from a verdict of the bridge. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flowkit import reason_codes
+from flowkit.adapters.dispatches.record import Outcome, OutcomeKind
+from flowkit.adapters.metrics import UNSTORABLE, storable
+from flowkit.attempt.failures import failure, from_error, lost, not_now, timed_out
+from flowkit.protocol.payloads import EvTaskDone, EvTaskFailed
+
+if TYPE_CHECKING:
+    from flowkit.adapters.dispatches.record import Dispatch
+    from flowkit.bridge.rules.reading import StatusEvent
+    from flowkit.errors import FlowKitError
+    from flowkit.models import AttemptFailure
+
+
+def of_event(record: Dispatch, event: StatusEvent, at: float) -> Outcome:
+    """Return the outcome that a terminal event reports. After a cancel request, every end counts as cancelled (H11)."""
+    payload, worker_id = event.event, event.worker_id
+    if record.cancel is None and isinstance(payload, EvTaskFailed):
+        text = payload.error or ""
+        return _failed(failure(payload.reason_code, text, permanent=payload.permanent), at, worker_id)
+    if record.cancel is None and isinstance(payload, EvTaskDone):
+        return _done(payload, at, worker_id)
+    return Outcome(kind=OutcomeKind.CANCELLED, at=at, worker_id=worker_id)
+
+
+def _done(payload: EvTaskDone, at: float, worker_id: str) -> Outcome:
+    try:
+        metrics, _ = storable("metrics of TASK_DONE", payload.metrics)
+        ref, _ = storable("artifacts_ref of TASK_DONE", payload.artifacts_ref or {})
+    except UNSTORABLE as error:
+        return refused(error, at, worker_id)
+    return Outcome(
+        kind=OutcomeKind.DONE, at=at, worker_id=worker_id, metrics=metrics, artifacts_ref=ref or None
+    )
+
+
+def refused(error: FlowKitError, at: float, worker_id: str = "") -> Outcome:
+    """Return the outcome of an attempt that ended with a FlowKit error."""
+    return _failed(from_error(error), at, worker_id)
+
+
+def cancelled(at: float) -> Outcome:
+    """Return the outcome of an attempt that a bridge ended because of a cancel request."""
+    return Outcome(kind=OutcomeKind.CANCELLED, at=at)
+
+
+def lease_lost(record: Dispatch, at: float) -> Outcome:
+    """Return the outcome of an attempt whose worker sends no events any more."""
+    lease = record.lease
+    worker = f"worker {lease.worker_id!r}" if lease else "the worker"
+    ttl = f" for {lease.ttl_sec:g} s" if lease else ""
+    return _failed(
+        lost(reason_codes.LEASE_LOST, f"{worker} sent no event{ttl}, or has stopped or restarted"), at
+    )
+
+
+def dispatch_lost(why: str, at: float) -> Outcome:
+    """Return the outcome of an attempt whose command no worker runs. Its redispatch uses no budget."""
+    return _failed(not_now(reason_codes.DISPATCH_LOST, why), at)
+
+
+def not_in_topic() -> AttemptFailure:
+    """Return the failure of an attempt whose command is not in its topic."""
+    return not_now(reason_codes.DISPATCH_LOST, "Kafka has not stored the command")
+
+
+def timeout(limit_sec: float, at: float) -> Outcome:
+    """Return the outcome of an attempt that exceeded its `timeout_sec`."""
+    return _failed(timed_out(limit_sec), at)
+
+
+def unclaimed(count: int, source: str, at: float) -> Outcome:
+    """Return the outcome of a run that ended before it read all batches of its sources (procedure 7.2)."""
+    text = (
+        f"the worker finished without {count} batches, for example of node {source!r}; another run reads them"
+    )
+    return _failed(not_now(reason_codes.UNCLAIMED_BATCHES, text), at)
+
+
+def uid_clash(uid: str, sources: list[str], at: float) -> Outcome:
+    """Return the outcome of a node whose sources share a batch uid, which its worker cannot distinguish (H22)."""
+    text = (
+        f"batch uid {uid!r} occurs in the sources {', '.join(sources)}; an external worker cannot distinguish them: "
+        "make batch uids unique within the task, or use pull.from_artifacts.rechunk:size"
+    )
+    return _failed(failure(reason_codes.BATCH_UID_CLASH, text, permanent=True), at)
+
+
+def not_requested(at: float, worker_id: str) -> Outcome:
+    """Return the outcome of a run that its worker cancelled on its own (H13). It uses one retry."""
+    text = f"worker {worker_id!r} cancelled the run although no cancel was requested"
+    return _failed(failure(reason_codes.CANCELLED_BY_WORKER, text, permanent=False), at, worker_id)
+
+
+def _failed(cause: AttemptFailure, at: float, worker_id: str = "") -> Outcome:
+    return Outcome(kind=OutcomeKind.FAILED, at=at, worker_id=worker_id, failure=cause)

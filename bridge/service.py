@@ -1,0 +1,176 @@
+"""The bridge: connects external Kafka workers to Temporal for a set of roles. Any number of bridges can share them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from typing import TYPE_CHECKING
+
+from flowkit.attempt.background import BackgroundLoop, LoopHealth
+from flowkit.bridge.announcements import Announcements
+from flowkit.bridge.command_sender import CommandSender
+from flowkit.bridge.command_watch import CommandWatch
+from flowkit.bridge.context import BridgeContext, Stores
+from flowkit.bridge.delivery import Delivery
+from flowkit.bridge.dispatcher import Dispatcher
+from flowkit.bridge.kafka.connection import KafkaConnection
+from flowkit.bridge.kafka.consumer import RecordConsumer
+from flowkit.bridge.kafka.malformed import MalformedRecords
+from flowkit.bridge.kafka.offsets import Offsets
+from flowkit.bridge.kafka.producer import Producer
+from flowkit.bridge.kafka.topics import Provisioner, Topics
+from flowkit.bridge.native_pollers import IDENTITY_PREFIX
+from flowkit.bridge.placement import Placement
+from flowkit.bridge.pulled_inputs import PulledInputs
+from flowkit.bridge.role_service import RoleService
+from flowkit.bridge.signals import Signals
+from flowkit.bridge.status import StatusEvents
+from flowkit.bridge.supervisor import TICK_SEC, Supervisor
+from flowkit.text import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from temporalio.client import Client
+
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.attempt.loop_portal import LoopPortal
+    from flowkit.config import CoordinatorConfig
+
+_logger = logging.getLogger("flowkit.bridge")
+
+
+class Bridge:
+    """Serves external roles between `run` and `shutdown`. Create it on the loop on which it runs.
+
+    `portal` gives access to the loop of the database handle. Kafka may be unavailable: the bridge keeps trying.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        config: CoordinatorConfig,
+        roles: Sequence[str],
+        tasks: TaskStore,
+        artifacts: ArtifactStore,
+        portal: LoopPortal,
+        database_id: str,
+    ) -> None:
+        connection = KafkaConnection.from_config(config)
+        self.roles = tuple(dict.fromkeys(roles))
+        self.bridge_id = clean(
+            f"{IDENTITY_PREFIX}{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        )
+        self.context = BridgeContext(
+            bridge_id=self.bridge_id,
+            config=config,
+            client=client,
+            stores=Stores(tasks=tasks, artifacts=artifacts),
+            portal=portal,
+            topics=Topics.of(config),
+            producer=Producer(connection),
+            offsets=Offsets(connection),
+            database_id=database_id,
+        )
+        self.malformed = MalformedRecords()
+        self._connect_parts(connection)
+        self._stop = asyncio.Event()
+        self._tick = BackgroundLoop("supervising external attempts", self._supervise, pause_sec=TICK_SEC)
+
+    def _connect_parts(self, connection: KafkaConnection) -> None:
+        context = self.context
+        self.signals = Signals(context)
+        self.delivery = Delivery(context)
+        inputs = PulledInputs(context)
+        self.commands = CommandWatch(context)
+        self.supervisor = Supervisor(
+            context, delivery=self.delivery, signals=self.signals, inputs=inputs, commands=self.commands
+        )
+        self.dispatcher = Dispatcher(
+            context,
+            delivery=self.delivery,
+            signals=self.signals,
+            supervisor=self.supervisor,
+            inputs=inputs,
+            sender=CommandSender(context, Placement(context, lambda: self.supervisor.records)),
+        )
+        provisioner = Provisioner(connection, context.config)
+        self.services = [RoleService(role, context, self.dispatcher, provisioner) for role in self.roles]
+        self.status = StatusEvents(
+            context,
+            delivery=self.delivery,
+            signals=self.signals,
+            supervisor=self.supervisor,
+            inputs=inputs,
+            malformed=self.malformed,
+        )
+        announcements = Announcements(context, self.supervisor, self.malformed)
+        topics = context.topics
+        self.consumers = [
+            *(
+                RecordConsumer(
+                    connection, [topics.status(role)], context.status_group(role), self.status.handle
+                )
+                for role in self.roles
+            ),
+            RecordConsumer(
+                connection, [topics.announce, topics.reply], context.announce_group, announcements.handle
+            ),
+        ]
+
+    async def run(self) -> None:
+        """Serve the roles until `shutdown`. Raise the error that ends the bridge, if any."""
+        await self.context.portal.run(self.context.stores.dispatches.prepare())
+        services = [asyncio.create_task(service.run()) for service in self.services]
+        others = [asyncio.create_task(consumer.run()) for consumer in self.consumers]
+        others.append(asyncio.create_task(self._tick.run()))
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            done, _ = await asyncio.wait([stopping, *services, *others], return_when=asyncio.FIRST_COMPLETED)
+            for ended in done - {stopping}:
+                ended.result()
+        finally:
+            stopping.cancel()
+            await self._close(services, others)
+
+    async def shutdown(self) -> None:
+        """Stop serving the roles. Other bridges, or this one after a restart, continue the running attempts."""
+        self._stop.set()
+
+    async def _close(
+        self, services: Sequence[asyncio.Task[None]], others: Sequence[asyncio.Task[None]]
+    ) -> None:
+        await asyncio.gather(*(service.shutdown() for service in self.services), return_exceptions=True)
+        for task in [*services, *others]:
+            task.cancel()
+        await asyncio.gather(*services, *others, return_exceptions=True)
+        await self.dispatcher.stop()
+        await self.delivery.stop()
+        await self.supervisor.stop()
+        await self.signals.stop()
+        await self.context.producer.stop()
+        await self.context.offsets.close()
+
+    async def _supervise(self) -> None:
+        await self.supervisor.tick()
+        self._tick.worked()
+
+    @property
+    def loops(self) -> tuple[LoopHealth, ...]:
+        """The health of the bridge's background loops: supervision, and one consumer for each group."""
+        consumers = (
+            LoopHealth(
+                name=f"consumer {consumer.health.name}",
+                running=consumer.health.running,
+                last_ok_at=consumer.health.last_ok_at,
+                last_error_at=consumer.health.last_error_at,
+                last_error=consumer.health.last_error,
+            )
+            for consumer in self.consumers
+        )
+        return (self._tick.health, *consumers)

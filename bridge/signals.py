@@ -1,0 +1,75 @@
+"""Sends messages to workers that need no confirmation: cancel signals and queries. They may be repeated freely."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from flowkit.bridge.rules.commands import cancel_signal, task_discover
+from flowkit.errors import FlowKitError
+
+if TYPE_CHECKING:
+    from flowkit.bridge.context import BridgeContext
+    from flowkit.models import AttemptInput
+    from flowkit.protocol.envelope import Envelope
+
+_logger = logging.getLogger("flowkit.bridge")
+
+_REPEAT_SEC = 2.0
+"""The shortest time between two signals to one worker about one attempt."""
+
+_MAX_PENDING = 200
+"""Maximum number of messages that wait for Kafka. Signals are repeated, so more of them may be dropped."""
+
+_REMEMBERED = 10_000
+
+
+class Signals:
+    """Sends cancel signals and queries in the background."""
+
+    def __init__(self, context: BridgeContext) -> None:
+        self._context = context
+        self._sent_at: OrderedDict[tuple[str, str, int, str], float] = OrderedDict()
+        self._pending: set[asyncio.Task[None]] = set()
+
+    def cancel(
+        self, attempt: AttemptInput, reason: str, *, worker_id: str | None, deadline: float | None = None
+    ) -> None:
+        """Signal a worker to stop one epoch of a node; every worker if `worker_id` is None. At most every 2 seconds."""
+        now = self._context.now()
+        about = (attempt.task_id, attempt.node_id, attempt.epoch, worker_id or "")
+        if now - self._sent_at.get(about, 0.0) < _REPEAT_SEC:
+            return
+        self._sent_at[about] = now
+        self._sent_at.move_to_end(about)
+        if len(self._sent_at) > _REMEMBERED:
+            self._sent_at.popitem(last=False)
+        signal = cancel_signal(attempt, reason, now, worker_id=worker_id, deadline=deadline)
+        self._send(self._context.topics.signals, worker_id, signal)
+
+    def discover(self, attempt: AttemptInput) -> None:
+        """Ask which worker runs an attempt. The query reaches only one worker, so there may be no reply (H8)."""
+        query = task_discover(attempt, self._context.now())
+        self._send(self._context.topics.query, attempt.task_id, query)
+
+    def _send(self, topic: str, key: str | None, envelope: Envelope) -> None:
+        if len(self._pending) >= _MAX_PENDING:
+            return
+        sending = asyncio.create_task(self._produce(topic, key, envelope))
+        self._pending.add(sending)
+        sending.add_done_callback(self._pending.discard)
+
+    async def _produce(self, topic: str, key: str | None, envelope: Envelope) -> None:
+        try:
+            await self._context.producer.send(topic, key, envelope.to_json())
+        except FlowKitError as error:
+            _logger.warning("could not send to topic %s: %s", topic, error)
+
+    async def stop(self) -> None:
+        """Drop the messages that still wait for Kafka."""
+        pending = [*self._pending]
+        for sending in pending:
+            sending.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)

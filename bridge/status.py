@@ -1,0 +1,279 @@
+"""Processes the status events of external workers: fences them, stores batches, and stores the end of attempts.
+
+A poll may contain the events of many nodes. The events of one node are processed in order, those of different nodes
+concurrently. The consumer commits a poll only after everything in it is stored, so a crash repeats events, which has
+no further effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flowkit import reason_codes
+from flowkit.adapters.metrics import UNSTORABLE
+from flowkit.bridge.event_log import worker_events
+from flowkit.bridge.rules.fencing import TERMINAL, Verdict, judge
+from flowkit.bridge.rules.leases import document_deadline_ms, new_lease
+from flowkit.bridge.rules.node_run import NodeRun, record_key
+from flowkit.bridge.rules.outcomes import of_event, refused
+from flowkit.bridge.rules.reading import Malformed, read_status
+from flowkit.errors import Fenced, FlowKitError, StoreRefused
+from flowkit.protocol.kinds import EventKind
+from flowkit.protocol.payloads import EvBatchFailed, EvBatchOk, EvTaskDone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from aiokafka import ConsumerRecord
+
+    from flowkit.adapters.dispatches.record import Dispatch, Outcome, WorkerLease
+    from flowkit.bridge.context import BridgeContext
+    from flowkit.bridge.delivery import Delivery
+    from flowkit.bridge.kafka.malformed import MalformedRecords
+    from flowkit.bridge.pulled_inputs import PulledInputs
+    from flowkit.bridge.rules.reading import StatusEvent
+    from flowkit.bridge.signals import Signals
+    from flowkit.bridge.supervisor import Supervisor
+
+_logger = logging.getLogger("flowkit.bridge")
+
+_REMEMBERED_BATCHES = 100_000
+
+
+class StatusEvents:
+    """Handles polls of the status topics."""
+
+    def __init__(
+        self,
+        context: BridgeContext,
+        *,
+        delivery: Delivery,
+        signals: Signals,
+        supervisor: Supervisor,
+        inputs: PulledInputs,
+        malformed: MalformedRecords,
+    ) -> None:
+        self._context = context
+        self._stores = context.stores
+        self._delivery = delivery
+        self._signals = signals
+        self._supervisor = supervisor
+        self._inputs = inputs
+        self._malformed = malformed
+        self._stored: OrderedDict[tuple[str, str], None] = OrderedDict()
+        """Batches that this process has stored, by dedup id and worker id."""
+        self._unknown: OrderedDict[str, None] = OrderedDict()
+        self.handled = 0
+        """Number of events that this process has handled."""
+
+    async def handle(self, records: Sequence[ConsumerRecord[bytes, bytes]]) -> None:
+        """Process one poll. Return once everything is stored."""
+        at = self._context.now()
+        events = [event for record in records if (event := self._read(record)) is not None]
+        by_node: dict[tuple[str, str], list[StatusEvent]] = {}
+        for event in events:
+            by_node.setdefault(event.node, []).append(event)
+        found = await self._dispatches(events)
+        await asyncio.gather(*(self._handle_node(some, found, at) for some in by_node.values()))
+        await self._log(events, at)
+        self.handled += len(events)
+
+    def _read(self, record: ConsumerRecord[bytes, bytes]) -> StatusEvent | None:
+        try:
+            return read_status(record.value)
+        except Malformed as error:
+            self._malformed.skip(record, error)
+            return None
+
+    async def _dispatches(self, events: Iterable[StatusEvent]) -> dict[str, Dispatch]:
+        keys = {record_key(event) for event in events}
+        return await self._context.db(lambda: self._stores.dispatches.find_all(keys))
+
+    async def _log(self, events: Sequence[StatusEvent], at: float) -> None:
+        rows = worker_events(events)
+        try:
+            await self._context.db(lambda: self._stores.events.append(rows, at))
+        except StoreRefused as error:
+            _logger.warning("%d events were not stored in worker_events: %s", len(rows), error)
+
+    async def _handle_node(
+        self, events: Sequence[StatusEvent], found: dict[str, Dispatch], at: float
+    ) -> None:
+        """Process the events of one node in order. Batches that follow each other are stored concurrently."""
+        run = NodeRun(found, at)
+        batches: list[StatusEvent] = []
+        for event in events:
+            verdict = judge(run.record_of(event), event)
+            if verdict is Verdict.APPLY and event.event.kind is EventKind.BATCH_OK:
+                run.renew(event)
+                batches.append(event)
+                continue
+            await self._store_batches(run, batches)
+            batches = []
+            await self._handle_event(run, event)
+        await self._store_batches(run, batches)
+        await self._write_renewals(run)
+
+    async def _handle_event(self, run: NodeRun, event: StatusEvent) -> None:
+        record = run.record_of(event)
+        match judge(record, event):
+            case Verdict.UNKNOWN:
+                self._report_unknown(event)
+            case Verdict.STOP_WORKER if record is not None:
+                self._signals.cancel(
+                    record.attempt, reason_codes.STALE_EPOCH, worker_id=event.worker_id or None
+                )
+            case Verdict.ACCEPT if record is not None:
+                await self._accept(run, record, event)
+                if event.event.kind is not EventKind.TASK_ACCEPTED:
+                    await self._apply(run, event)
+            case Verdict.APPLY:
+                await self._apply(run, event)
+
+    async def _accept(self, run: NodeRun, record: Dispatch, event: StatusEvent) -> None:
+        """Make the sender of `event` the owner of the run. Cancel the earlier owner, if it is another worker."""
+        lease, at = new_lease(record, event, run.at), run.at
+        taken = await self._context.db(lambda: self._stores.dispatches.accept(record, lease, at))
+        if not taken:
+            await self._reload(run, event)
+            return
+        accepted_at = record.accepted_at if record.accepted_at is not None else at
+        past = (*record.past_leases, *([record.lease.lease_id] if record.lease else []))
+        run.put(replace(record, lease=lease, past_leases=past, accepted_at=accepted_at))
+        await self._show_lease(record, lease, event, at)
+        if record.lease is not None and record.lease.worker_id != event.worker_id:
+            self._signals.cancel(record.attempt, reason_codes.STALE_EPOCH, worker_id=record.lease.worker_id)
+        self._supervisor.saw(run.records[record.key])
+
+    async def _reload(self, run: NodeRun, event: StatusEvent) -> None:
+        """Read the record again after another bridge has changed it, and apply the event to its new state."""
+        run.records.update(await self._dispatches([event]))
+        if judge(run.record_of(event), event) is Verdict.ACCEPT:
+            raise Fenced(f"the dispatch record of node {event.envelope.node_id!r} keeps changing")
+
+    async def _show_lease(self, record: Dispatch, lease: WorkerLease, event: StatusEvent, at: float) -> None:
+        shown = {
+            "worker_id": lease.worker_id,
+            "lease_id": lease.lease_id,
+            "deadline_ts_ms": document_deadline_ms(event, lease),
+        }
+        attempt, run_id = record.attempt, record.run_id
+        await self._context.db(lambda: self._stores.tasks.show_lease(attempt, run_id, shown, at))
+
+    async def _apply(self, run: NodeRun, event: StatusEvent) -> None:
+        record = run.record_of(event)
+        if record is None or record.lease is None:
+            return
+        run.renew(event)
+        if event.event.kind is EventKind.BATCH_OK:
+            await self._store_batches(run, [event])
+        elif isinstance(event.event, EvBatchFailed):
+            await self._store_failed_batch(record, event, event.event, run.at)
+        elif event.event.kind in TERMINAL:
+            await self._write_renewals(run)
+            await self._end(run, record.key, event)
+
+    async def _store_batches(self, run: NodeRun, events: Sequence[StatusEvent]) -> None:
+        if events:
+            await asyncio.gather(*(self._store_batch(run, event) for event in events))
+
+    async def _store_batch(self, run: NodeRun, event: StatusEvent) -> None:
+        record, batch = run.record_of(event), event.event
+        identity = (event.envelope.dedup_id, event.worker_id)
+        if record is None or not isinstance(batch, EvBatchOk) or identity in self._stored:
+            return
+        attempt, worker_id, at = record.attempt, event.worker_id, run.at
+        try:
+            await self._context.db(
+                lambda: self._stores.artifacts.store_batch(
+                    attempt, batch.batch_uid, batch.metrics, worker_id, at, artifacts_ref=batch.artifacts_ref
+                )
+            )
+        except (*UNSTORABLE, StoreRefused) as error:
+            await self._refuse(record, error, worker_id, at)
+            return
+        except Fenced as error:
+            _logger.info("batch %r was not stored: %s", batch.batch_uid, error)
+            return
+        run.count(record.key)
+        self._stored[identity] = None
+        if len(self._stored) > _REMEMBERED_BATCHES:
+            self._stored.popitem(last=False)
+
+    async def _refuse(self, record: Dispatch, error: FlowKitError, worker_id: str, at: float) -> None:
+        """End an attempt whose worker sent something that MongoDB cannot store, and stop the worker."""
+        await self._store_outcome(record.key, refused(error, at))
+        self._signals.cancel(record.attempt, error.code, worker_id=worker_id or None)
+
+    async def _store_failed_batch(
+        self, record: Dispatch, event: StatusEvent, batch: EvBatchFailed, at: float
+    ) -> None:
+        attempt, worker_id = record.attempt, event.worker_id
+        try:
+            await self._context.db(
+                lambda: self._stores.artifacts.store_failed_batch(
+                    attempt, batch.batch_uid, batch.reason_code, at, worker_id=worker_id
+                )
+            )
+        except (Fenced, StoreRefused) as error:
+            _logger.info("failed batch %r was not stored: %s", batch.batch_uid, error)
+
+    async def _end(self, run: NodeRun, key: str, event: StatusEvent) -> None:
+        record = run.records[key]
+        outcome = of_event(record, event, run.at)
+        if isinstance(event.event, EvTaskDone) and record.pull is not None and record.cancel is None:
+            held = await self._context.db(lambda: self._stores.dispatches.hold(key, outcome))
+            if held is not None:
+                run.put(held)
+                if (ended := await self._inputs.check(held)) is not None:
+                    run.put(ended)
+                    self._ended(ended)
+                else:
+                    self._supervisor.saw(held)
+            return
+        ended = await self._store_outcome(key, outcome)
+        if ended is not None:
+            run.put(ended)
+
+    async def _store_outcome(self, key: str, outcome: Outcome) -> Dispatch | None:
+        ended = await self._context.db(lambda: self._stores.dispatches.end(key, outcome))
+        if ended is not None:
+            self._ended(ended)
+        return ended
+
+    def _ended(self, record: Dispatch) -> None:
+        self._supervisor.drop(record.key)
+        self._delivery.start(record)
+
+    async def _write_renewals(self, run: NodeRun) -> None:
+        """Write the renewed leases of a poll with one update for each attempt."""
+        for key, batches in run.take_renewals():
+            await self._write_renewal(run.records[key], batches, run.at)
+
+    async def _write_renewal(self, record: Dispatch, batches: int, at: float) -> None:
+        lease = record.lease
+        if lease is None:
+            return
+        dispatches = self._stores.dispatches
+        if await self._context.db(lambda: dispatches.renew(record.key, lease, batches, at)):
+            self._supervisor.saw(record)
+
+    def _report_unknown(self, event: StatusEvent) -> None:
+        """Log, once for each task, that a worker runs an attempt that this deployment has not dispatched."""
+        task_id = event.envelope.task_id
+        if event.event.kind is not EventKind.TASK_ACCEPTED or task_id in self._unknown:
+            return
+        self._unknown[task_id] = None
+        if len(self._unknown) > 1_000:
+            self._unknown.popitem(last=False)
+        _logger.warning(
+            "worker %r accepted node %r of task %r, which no bridge of this database has dispatched: if several "
+            "deployments share this Kafka cluster, give each its own topic names (topic_cmd_fmt, topic_status_fmt, …)",
+            event.worker_id,
+            event.envelope.node_id,
+            task_id,
+        )

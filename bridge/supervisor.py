@@ -1,0 +1,230 @@
+"""Supervises the attempts of one bridge: heartbeats, cancels, time limits, leases, and commands nobody accepts.
+
+The dispatch records are shared with other bridges, so the supervisor reads again what has changed. It ends an attempt
+only through a conditional write, and only if the attempt has not changed since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from temporalio.client import AsyncActivityCancelledError, WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+from flowkit.adapters.dispatches.record import DispatchState
+from flowkit.attempt.liveness import heartbeat_pause_sec
+from flowkit.bridge.attempt_checks import AttemptChecks, Supervised, update
+from flowkit.bridge.rules.outcomes import cancelled
+from flowkit.errors import FlowKitError
+
+if TYPE_CHECKING:
+    from flowkit.adapters.dispatches.record import Dispatch
+    from flowkit.bridge.command_watch import CommandWatch
+    from flowkit.bridge.context import BridgeContext
+    from flowkit.bridge.delivery import Delivery
+    from flowkit.bridge.pulled_inputs import PulledInputs
+    from flowkit.bridge.signals import Signals
+
+_logger = logging.getLogger("flowkit.bridge")
+
+TICK_SEC = 0.5
+_OVERLAP_SEC = 5.0
+"""Records are read again if they changed up to this long ago, because the clocks of bridges differ."""
+
+_FULL_READ_SEC = 15.0
+_CONCURRENT_HEARTBEATS = 20
+_RPC_TIMEOUT = timedelta(seconds=10)
+_FLAG_POLL_SEC = 1.0
+
+
+class Supervisor:
+    """The attempts that one bridge supervises."""
+
+    def __init__(
+        self,
+        context: BridgeContext,
+        *,
+        delivery: Delivery,
+        signals: Signals,
+        inputs: PulledInputs,
+        commands: CommandWatch,
+    ) -> None:
+        self._context = context
+        self._dispatches = context.stores.dispatches
+        self._commands = commands
+        self._checks = AttemptChecks(
+            context, delivery=delivery, signals=signals, inputs=inputs, commands=commands, ended=self.drop
+        )
+        self._attempts: dict[str, Supervised] = {}
+        self._slots = asyncio.Semaphore(_CONCURRENT_HEARTBEATS)
+        self._beating: set[asyncio.Task[None]] = set()
+        self._read_at = 0.0
+        self._full_read_at = 0.0
+        self._flags_at = 0.0
+
+    @property
+    def attempts(self) -> int:
+        """Number of supervised attempts."""
+        return len(self._attempts)
+
+    def watch(self, record: Dispatch) -> None:
+        """Start to supervise an attempt."""
+        self._attempts[record.key] = Supervised(record=record)
+
+    def saw(self, record: Dispatch) -> None:
+        """Take note of a change that this process has made to a record."""
+        if (attempt := self._attempts.get(record.key)) is not None:
+            update(attempt, record)
+
+    def expired(self, key: str) -> None:
+        """Check an attempt at once, because its worker has stopped or restarted. Attempts of other bridges are theirs."""
+        self._full_read_at = 0.0
+
+    def drop(self, key: str) -> None:
+        """Stop supervising an attempt, because it has ended."""
+        self._attempts.pop(key, None)
+
+    async def tick(self) -> None:
+        """Check all attempts once."""
+        await self._refresh()
+        await self._read_flags()
+        self._start_heartbeats()
+        await self._commands.refresh([each.record for each in self._attempts.values()])
+        for attempt in [*self._attempts.values()]:
+            try:
+                await self._checks.check(attempt)
+            except FlowKitError as error:
+                _logger.warning("could not check node %s: %s", attempt.record.attempt.node_id, error)
+
+    async def stop(self) -> None:
+        """Stop heartbeats, and let other bridges adopt the attempts at once."""
+        beating = [*self._beating]
+        for each in beating:
+            each.cancel()
+        await asyncio.gather(*beating, return_exceptions=True)
+
+    @property
+    def records(self) -> list[Dispatch]:
+        """The records of the supervised attempts."""
+        return [each.record for each in self._attempts.values()]
+
+    async def _refresh(self) -> None:
+        """Read the records that have changed. Other bridges may have renewed, ended or adopted them."""
+        now = self._context.now()
+        full = now - self._full_read_at >= _FULL_READ_SEC
+        since = None if full else self._read_at - _OVERLAP_SEC
+        owner = self._context.bridge_id
+        found = await self._context.db(lambda: self._dispatches.owned(owner, since))
+        self._read_at = now
+        if full:
+            self._full_read_at = now
+            known = {record.key for record in found}
+            for key in [key for key in self._attempts if key not in known]:
+                await self._confirm(key)
+        for record in found:
+            self._take(record)
+
+    async def _confirm(self, key: str) -> None:
+        """Drop an attempt that this bridge no longer supervises. It may also have been added during the read."""
+        stored = await self._context.db(lambda: self._dispatches.find_all([key]))
+        record = stored.get(key)
+        if record is None or record.owner != self._context.bridge_id or not _active(record):
+            self.drop(key)
+
+    def _take(self, record: Dispatch) -> None:
+        if not _active(record):
+            self.drop(record.key)
+        elif (attempt := self._attempts.get(record.key)) is not None:
+            update(attempt, record)
+
+    async def _read_flags(self) -> None:
+        """Find cancels through the flags in MongoDB, which is faster than heartbeats if there are many attempts."""
+        now = self._context.now()
+        if now - self._flags_at < _FLAG_POLL_SEC or not self._attempts:
+            return
+        self._flags_at = now
+        tasks = self._context.stores.tasks
+        ids = sorted({each.record.attempt.task_id for each in self._attempts.values()})
+        flagged = await self._context.db(lambda: tasks.flagged(ids))
+        for attempt in [*self._attempts.values()]:
+            if attempt.record.attempt.task_id in flagged and attempt.record.cancel is None:
+                await self._read_flag(attempt)
+
+    async def _read_flag(self, attempt: Supervised) -> None:
+        record, tasks = attempt.record, self._context.stores.tasks
+        flag = await self._context.db(lambda: tasks.raised_flag(record.attempt))
+        if flag is not None and flag.run_id in (None, record.run_id):
+            await self._request_cancel(attempt, flag.reason)
+
+    def _start_heartbeats(self) -> None:
+        now = self._context.now()
+        for attempt in self._attempts.values():
+            if now >= attempt.next_heartbeat:
+                attempt.next_heartbeat = now + self._pause_sec(attempt.record.attempt.lease_ttl_sec)
+                beating = asyncio.create_task(self._heartbeat(attempt))
+                self._beating.add(beating)
+                beating.add_done_callback(self._beating.discard)
+
+    def _pause_sec(self, lease_ttl_sec: float) -> float:
+        return heartbeat_pause_sec(len(self._attempts), lease_ttl_sec)
+
+    async def _heartbeat(self, attempt: Supervised) -> None:
+        """Send a heartbeat. Its response reports a cancel, or that Temporal no longer knows the activity."""
+        handle = self._context.activity(attempt.record)
+        async with self._slots:
+            try:
+                await handle.heartbeat(self._details(attempt), rpc_timeout=_RPC_TIMEOUT)
+            except AsyncActivityCancelledError as error:
+                if error.details is None or error.details.cancel_requested:
+                    await self._request_cancel(attempt, None)
+            except RPCError as error:
+                if error.status is RPCStatusCode.NOT_FOUND:
+                    await self._unknown_to_temporal(attempt)
+                else:
+                    _logger.info("heartbeat of %s was not sent: %s", attempt.record.key, error.message)
+
+    def _details(self, attempt: Supervised) -> dict[str, object]:
+        record = attempt.record
+        if record.lease is None:
+            return {"state": "queued", **self._commands.details(record)}
+        return {"state": "running", "worker": record.lease.worker_id, "batches": record.batches}
+
+    async def _unknown_to_temporal(self, attempt: Supervised) -> None:
+        """Stop supervising an attempt that Temporal no longer waits for. If its workflow is closed, end it."""
+        record = attempt.record
+        run = self._context.client.get_workflow_handle(record.attempt.task_id, run_id=record.run_id)
+        try:
+            description = await run.describe(rpc_timeout=_RPC_TIMEOUT)
+            closed = description.status is not WorkflowExecutionStatus.RUNNING
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                return
+            closed = True
+        if closed:
+            await self._checks.end(attempt, cancelled(self._context.now()), stop_worker=True)
+        else:
+            owner = self._context.bridge_id
+            await self._context.db(lambda: self._dispatches.disown(record.key, owner))
+            self.drop(record.key)
+
+    async def _request_cancel(self, attempt: Supervised, reason: str | None) -> None:
+        record, now = attempt.record, self._context.now()
+        if record.cancel is not None:
+            return
+        why = reason or await self._cancel_reason(record)
+        updated = await self._context.db(lambda: self._dispatches.request_cancel(record.key, why, now))
+        if updated is None:
+            return
+        update(attempt, updated)
+        await self._checks.check(attempt)
+
+    async def _cancel_reason(self, record: Dispatch) -> str:
+        tasks = self._context.stores.tasks
+        return await self._context.db(lambda: tasks.cancel_flag(record.attempt)) or "cancelled"
+
+
+def _active(record: Dispatch) -> bool:
+    return record.state in (DispatchState.OPEN, DispatchState.FINISHING)

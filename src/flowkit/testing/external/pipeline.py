@@ -1,0 +1,205 @@
+"""Executes one run: input, batches, final result, and the events that report them in the documented order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import PyMongoError
+
+from flowkit.testing.external import pull
+from flowkit.testing.external.handlers import FromGenerator, each, settled
+from flowkit.testing.external.wire import jsonable, stable_hash
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from flowkit.testing.external.author import Author, Outgoing
+    from flowkit.testing.external.context import RunContext
+    from flowkit.testing.external.handlers import Handler
+    from flowkit.testing.external.misbehavior import Misbehavior
+    from flowkit.testing.external.runs import Run
+    from flowkit.testing.external.sender import Sender
+    from flowkit.testing.external.store import Store
+
+logger = logging.getLogger(__name__)
+
+Fields = dict[str, Any]
+
+
+class RunFailed(Exception):
+    """Raised when a run ends with TASK_FAILED for a known reason."""
+
+    def __init__(self, reason_code: str, permanent: bool, error: str | None) -> None:
+        super().__init__(error)
+        self.failure: Fields = {"reason_code": reason_code, "permanent": permanent, "error": error}
+
+
+class Pipeline:
+    """The execution of one run."""
+
+    def __init__(
+        self,
+        run: Run,
+        handler: Handler | None,
+        context: RunContext,
+        *,
+        store: Store,
+        sender: Sender,
+        author: Author,
+        misbehavior: Misbehavior,
+    ) -> None:
+        self._run = run
+        self._handler = handler
+        self._context = context
+        self._store = store
+        self._sender = sender
+        self._author = author
+        self._misbehavior = misbehavior
+        self._last_ok: Outgoing | None = None
+
+    async def execute(self) -> None:
+        """Run everything and send the terminal event. Raise an error only if that event cannot be sent."""
+        terminal = await self._outcome()
+        self._run.outcome = terminal.kind
+        await self._sender.event(terminal)
+        for kind in self._misbehavior.after_end:
+            await self._sender.event(self._late(kind))
+
+    async def poll_cancel(self) -> None:
+        """Set the cancel flag as soon as the task document requests it."""
+        while not self._run.cancel_flag.is_set():
+            try:
+                if await self._store.cancel_requested(self._run):
+                    self._run.request_cancel("db_flag")
+                    return
+            except PyMongoError as error:
+                logger.warning("Cannot read the cancel flag of task %s: %s", self._run.task_id, error)
+            await self._context.clock.sleep(self._author.settings.db_cancel_poll_ms / 1000)
+
+    async def _outcome(self) -> Outgoing:
+        try:
+            return await self._steps()
+        except asyncio.CancelledError:
+            if self._sender.ended:
+                raise
+            return self._author.cancelled(self._run)
+        except RunFailed as failed:
+            return self._author.failed(self._run, failed.failure)
+        except Exception as error:
+            logger.exception("The run of %s/%s failed", self._run.task_id, self._run.node_id)
+            return self._author.failed(self._run, self._classified(error))
+
+    async def _steps(self) -> Outgoing:
+        if self._handler is None:
+            raise RunFailed("no_handler", True, "handler not registered")
+        await settled(self._handler.init(self._info()))
+        loaded = await settled(self._handler.load_input(self._run.input_ref, self._run.input_inline))
+        batches = self._batches(self._handler, loaded)
+        poller = asyncio.create_task(self.poll_cancel())
+        try:
+            async with aclosing(batches):
+                await self._each_batch(self._handler, batches)
+            return await self._finish(self._handler)
+        finally:
+            poller.cancel()
+
+    async def _each_batch(self, handler: Handler, batches: AsyncIterator[Any]) -> None:
+        number = 0
+        async for batch in batches:
+            if number == self._misbehavior.leak_cancel_at:
+                raise asyncio.CancelledError("leaked by a misbehavior")
+            await self._context.raise_if_cancelled()
+            await self._process(handler, batch)
+            number += 1
+
+    async def _process(self, handler: Handler, batch: Any) -> None:
+        uid = batch.batch_uid or stable_hash({"payload": jsonable(batch.payload)})
+        try:
+            result = await self._result(handler, batch)
+        except RunFailed as failed:
+            await self._sender.event(self._author.batch_failed(self._run, uid, failed.failure))
+            raise
+        metrics = jsonable(dict(result.metrics or {}))
+        ref = await self._write_partial(uid, metrics, result.artifacts_ref)
+        self._last_ok = self._author.batch_ok(self._run, uid, metrics, ref)
+        await self._sender.event(self._last_ok)
+
+    async def _result(self, handler: Handler, batch: Any) -> Any:
+        """Return the result of a successful batch. Raise RunFailed for a failure or an exception."""
+        try:
+            result = await settled(handler.process_batch(batch, self._context))
+        except Exception as error:
+            raise RunFailed(**self._classified(error)) from error
+        if not result.success:
+            raise RunFailed(result.reason_code or "error", result.permanent, result.error)
+        return result
+
+    async def _write_partial(self, uid: str, metrics: Fields, own_ref: Fields | None) -> Fields:
+        """Write the artifact of a batch, and return the reference for its event. A failure is logged only."""
+        try:
+            return await self._store.write_partial(self._run, uid, metrics)
+        except PyMongoError as error:
+            logger.warning("Cannot write the artifact of batch %s: %s", uid, error)
+            return own_ref or {"batch_uid": uid}
+
+    async def _finish(self, handler: Handler) -> Outgoing:
+        final = await settled(handler.finalize(self._context))
+        metrics = jsonable(dict(final.metrics or {})) if final else {}
+        await self._store.write_complete(self._run, metrics)
+        return self._author.done(self._run, metrics, final.artifacts_ref if final else None)
+
+    def _batches(self, handler: Handler, loaded: Any) -> Any:
+        """Return the batches of the input route. Raise RunFailed for an unknown adapter or invalid arguments."""
+        adapter, args = route(self._run.input_inline or {}, loaded)
+        if adapter is None:
+            return each(handler.iter_batches(self._context if isinstance(handler, FromGenerator) else loaded))
+        if adapter not in pull.KNOWN:
+            raise RunFailed("bad_input_adapter", True, f"unknown input_adapter '{adapter}'")
+        settings = self._author.settings
+        arguments = pull.normalized(args, settings)
+        if error := pull.invalid(adapter, arguments, strict=settings.strict_input_adapters):
+            raise RunFailed("bad_input_args", True, error)
+        return pull.Puller(self._run, self._store, self._context.clock).batches(adapter, arguments)
+
+    def _classified(self, error: BaseException) -> Fields:
+        code, permanent = ("unexpected_error", False)
+        if self._handler is not None:
+            code, permanent = self._handler.classify_error(error)
+        return {"reason_code": code, "permanent": permanent, "error": str(error)}
+
+    def _info(self) -> Fields:
+        return {
+            "task_id": self._run.task_id,
+            "node_id": self._run.node_id,
+            "attempt_epoch": self._run.attempt_epoch,
+            "worker_id": self._context.worker_id,
+            "role": self._run.step_type,
+        }
+
+    def _late(self, kind: str) -> Outgoing:
+        """Return an event after the end, for `Misbehavior.after_end`."""
+        late = {"reason_code": "unexpected_error", "permanent": False, "error": "late failure"}
+        again = self._last_ok or self._author.batch_ok(self._run, "late", {}, {"batch_uid": "late"})
+        return {
+            "TASK_HEARTBEAT": self._author.heartbeat(self._run, self._run.step_type),
+            "BATCH_OK": again,
+            "TASK_DONE": self._author.done(self._run, {}, None),
+            "TASK_FAILED": self._author.failed(self._run, late),
+            "CANCELLED": self._author.cancelled(self._run),
+        }[kind]
+
+
+def route(inline: Fields, loaded: Any) -> tuple[str | None, Any]:
+    """Return the input adapter of a run and its arguments; None means that the handler yields the batches.
+
+    The command's adapter counts even if it is unknown; the adapter that `load_input` proposes only if it is known.
+    """
+    if inline.get("input_adapter"):
+        return inline["input_adapter"], inline.get("input_args") or {}
+    proposed = loaded.get("input_adapter") if isinstance(loaded, dict) else None
+    if proposed in pull.KNOWN:
+        return proposed, loaded.get("input_args") or {}
+    return None, {}
