@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import bson
 import pytest
 from tests.contract.builders import AT, TASK, WORKER, attempt, batches, documents_of, seconds
-from tests.contract.recording import RecordingDatabase
+from tests.contract.recording_database import RecordingDatabase
 
 from flowkit.adapters.artifacts import FINAL_UID, ArtifactStore
 from flowkit.adapters.entries import Entry

@@ -19,7 +19,7 @@ from tests.contract.builders import (
     stored,
     stored_statuses,
 )
-from tests.contract.recording import RecordingDatabase
+from tests.contract.recording_database import RecordingDatabase
 
 from flowkit.adapters.tasks.cancel_flags import DB_FLAG, CancelFlag, Flagged
 from flowkit.adapters.tasks.node_writes import NodeWrite

@@ -23,7 +23,7 @@ from tests.contract.builders import (
     stored_node,
     stored_statuses,
 )
-from tests.contract.recording import RecordingDatabase
+from tests.contract.recording_database import RecordingDatabase
 
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.models import NodeStatus, SkipReason, TaskStatus

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import bson
 import pytest
 from tests.contract.builders import AT, TASK, WORKER, attempt
-from tests.contract.pulling import PATIENCE, Pull, end
-from tests.unit.turns import others_had_their_turn
+from tests.contract.pulling_node import PATIENCE, Pull, end
+from tests.unit.event_loop import others_had_their_turn
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.entries import Entry, fitting

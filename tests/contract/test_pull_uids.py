@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from bson import ObjectId
 from tests.contract.builders import AT, TASK, WORKER, attempt, batches, documents_of
-from tests.contract.pulling import Pull, end, ended_source
-from tests.unit.examples import examples
+from tests.contract.pulling_node import Pull, end, ended_source
+from tests.unit.property_examples import examples
 
 from flowkit.hashing import stable_hash
 

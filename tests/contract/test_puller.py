@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.contract.builders import AT, TASK, WORKER, attempt, batches, begun, documents_of, opened
-from tests.contract.pulling import PATIENCE, Pull, WatchedArtifacts, end, ended_source
+from tests.contract.pulling_node import PATIENCE, Pull, WatchedArtifacts, end, ended_source
 
 from flowkit.activities.batches.puller import slices
 from flowkit.hashing import stable_hash

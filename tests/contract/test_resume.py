@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pymongo.errors import AutoReconnect
 from tests.contract.builders import AT, TASK, WORKER, attempt, batches, documents_of
-from tests.contract.pulling import PATIENCE, Pull, ended_source
-from tests.contract.recording import RecordingDatabase
+from tests.contract.pulling_node import PATIENCE, Pull, ended_source
+from tests.contract.recording_database import RecordingDatabase
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.retry import retry_while_unavailable

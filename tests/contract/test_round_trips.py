@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pymongo.monitoring import CommandListener
-from tests.contract.bodies import Returning, function_body, role_body
+from tests.contract.attempt_executors import Returning, function_body, role_body
 from tests.contract.builders import attempt, opened
 from tests.contract.drivers import DRIVERS, connected
-from tests.contract.pulling import ended_source
-from tests.unit.turns import others_had_their_turn
+from tests.contract.pulling_node import ended_source
+from tests.unit.event_loop import others_had_their_turn
 
 from flowkit.activities.handlers import BatchResult, FinalizeResult
 from flowkit.adapters.artifacts import ArtifactStore

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
-from tests.contract.bodies import Returning, failure_of, role_body
+from tests.contract.attempt_executors import Returning, failure_of, role_body
 from tests.contract.builders import AT, TASK, WORKER, attempt, documents_of, opened, stored_statuses
 
 from flowkit.activities.handlers import BatchResult, FinalizeResult

@@ -22,7 +22,7 @@ from tests.contract.builders import (
     shown,
     stored,
 )
-from tests.contract.recording import RecordingDatabase, Update, conflicts
+from tests.contract.recording_database import RecordingDatabase, Update, conflicts
 from tests.contract.variables import hold, write
 
 from flowkit.adapters.artifacts import ArtifactStore

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.contract.builders import TASK, new_task, stored
-from tests.contract.recording import RecordingDatabase
+from tests.contract.recording_database import RecordingDatabase
 from tests.contract.variables import SECRET, held, hold, refused, unchanged
 
 from flowkit.coordinator.adapters import CoordinatorAdapters, default_adapters

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.contract.builders import new_task, stored
-from tests.unit.examples import THOROUGH, examples
+from tests.unit.property_examples import THOROUGH, examples
 
 from flowkit.coordinator.adapters import AdapterError, CoordinatorAdapters
 from flowkit.testing import memory_database

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler, WorkerConfig
-from tests.integration.test_sdk_hooks import SOON, outcomes
+from tests.integration.test_handler_hooks import SOON, outcomes
 from tests.integration.world import CEILING, node
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import pytest
 
 from flowkit.worker import Batch, BatchResult
 from tests.integration.handlers import Failing, Paced, Quick
-from tests.integration.test_sdk_hooks import SOON, outcomes
-from tests.integration.test_sdk_routes import PULL, RECHUNK, Lists, Proposing, proposing, route, source
-from tests.integration.test_stopping import cancelled
+from tests.integration.test_cancel_terminate_reset import cancelled
+from tests.integration.test_handler_hooks import SOON, outcomes
+from tests.integration.test_input_routes import PULL, RECHUNK, Lists, Proposing, proposing, route, source
 from tests.integration.world import eventually, node
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.examples import examples
+from tests.unit.property_examples import examples
 
 from flowkit.workflows.budget import (
     cut_fairly,

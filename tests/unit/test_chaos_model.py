@@ -35,7 +35,7 @@ from tests.integration.chaos.plans import (
     task_plan,
 )
 from tests.integration.chaos.verify import Comparison, Stored, read_stored
-from tests.unit.examples import examples
+from tests.unit.property_examples import examples
 
 from flowkit.graph.validation import parse_graph
 from flowkit.hashing import stable_hash

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.examples import examples
 from tests.unit.graphs import node
+from tests.unit.property_examples import examples
 
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus, SkipReason, TaskStatus

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.unit.examples import examples
+from tests.unit.property_examples import examples
 from tests.unit.reference_model import End, ends_of, settled, startable
 
 from flowkit.models import FanIn, Graph, Node, NodeState, NodeStatus, OnNodeFailure, SkipReason

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
-from tests.unit.turns import others_had_their_turn
+from tests.unit.event_loop import others_had_their_turn
 
 from flowkit.adapters.group_commit import GroupCommit
 

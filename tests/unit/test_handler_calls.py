@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.unit.turns import others_had_their_turn
+from tests.unit.event_loop import others_had_their_turn
 
 from flowkit.activities.batches.batch_sources import as_batch
 from flowkit.activities.handler_calls import HandlerInvoker

@@ -11,7 +11,7 @@ import bson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.examples import THOROUGH, examples
+from tests.unit.property_examples import THOROUGH, examples
 
 from flowkit.adapters.tasks import task_fields
 from flowkit.adapters.tasks.task_store import TaskStore

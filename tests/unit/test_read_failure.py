@@ -17,7 +17,7 @@ from temporalio.exceptions import (
     TimeoutError,
     TimeoutType,
 )
-from tests.unit.examples import examples
+from tests.unit.property_examples import examples
 
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind, NodeState, RetryPolicy

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from tests.unit import large
+from tests.unit import largest_tasks
 from tests.unit.graphs import node
 
 from flowkit.graph.validation import parse_graph
@@ -35,7 +35,9 @@ COMMON: dict[str, Any] = {"task_id": "t" * 200, "run_id": "r" * 36, "run_seq": 1
 @cache
 def walk(shape: str) -> Scheduler:
     """The largest task that validation accepts, in which every node has failed."""
-    return large.failed_walk(large.many_nodes() if shape == "most nodes" else large.longest_ids())[1]
+    return largest_tasks.failed_walk(
+        largest_tasks.many_nodes() if shape == "most nodes" else largest_tasks.longest_ids()
+    )[1]
 
 
 def records(of: Scheduler) -> list[NodeRecord]:
@@ -106,7 +108,7 @@ def test_the_largest_close_fits_into_a_payload_and_keeps_every_status(shape: str
 
 def test_the_close_of_many_failed_nodes_fits_into_its_budget() -> None:
     graph = {"nodes": [node(f"node-{i}", allow_failure=True) for i in range(5_000)]}
-    nodes = records(large.failed_walk(graph)[1])
+    nodes = records(largest_tasks.failed_walk(graph)[1])
     sent = fitted(close(nodes, [each.node_id for each in nodes]))
     assert REPORT_BYTES * 0.9 <= json_size(slim(sent)) <= REPORT_BYTES
     assert sent.truncated
@@ -146,14 +148,14 @@ def test_the_largest_status_fits_into_its_budget_and_says_what_is_left_out(shape
 
 def test_errors_are_cut_before_any_node_is_left_out() -> None:
     graph = {"nodes": [node(f"node-{i}", allow_failure=True) for i in range(5_000)]}
-    view = status_view(TaskStatus.RUNNING, large.failed_walk(graph)[1], None)
+    view = status_view(TaskStatus.RUNNING, largest_tasks.failed_walk(graph)[1], None)
     assert REPORT_BYTES * 0.9 <= json_size(view) <= REPORT_BYTES
     assert (view["nodes_omitted"], view["errors_cut"]) == (0, 5_000)
     assert all(each["last_error"].endswith("…") for each in view["nodes"])
 
 
 def test_finished_nodes_are_left_out_before_those_that_people_look_for() -> None:
-    graph = parse_graph(large.longest_ids(), params={})
+    graph = parse_graph(largest_tasks.longest_ids(), params={})
     states = [
         NodeState(status=NodeStatus.FAILED if i % 10 == 0 else NodeStatus.FINISHED)
         for i in range(len(graph.nodes))

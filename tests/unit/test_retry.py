@@ -8,7 +8,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.examples import examples
+from tests.unit.property_examples import examples
 
 from flowkit.models import AttemptFailure, FailureKind, NodeState, RetryPolicy
 from flowkit.workflows.retry import MAX_LOSSES, Fail, Retry, backoff, decide

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from bson import Binary
 from tests.unit import detectors
-from tests.unit.changes import SECRET, refusal
+from tests.unit.vars_changes import SECRET, refusal
 
 from flowkit.adapters.vars.sensitive import DefaultDetector, Detector, SensitiveDetectorProto, entropy
 from flowkit.errors import AdapterError

@@ -6,7 +6,7 @@ from collections import Counter, deque
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.examples import examples
+from tests.unit.property_examples import examples
 
 from flowkit.workflows.slots import Slots
 

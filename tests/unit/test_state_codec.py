@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
-from tests.unit import large
-from tests.unit.examples import examples
+from tests.unit import largest_tasks
 from tests.unit.graphs import one
+from tests.unit.property_examples import examples
 
 from flowkit.limits import CARRIED_STATE_BYTES, PAYLOAD_BYTES, TASK_INPUT_BYTES
 from flowkit.models import NodeState, NodeStatus, Opened, Settings, SkipReason, StatusChange
@@ -180,11 +180,11 @@ def test_equal_errors_are_carried_once_and_whole() -> None:
 @cache
 def carried_at_the_edge(alphabet: str, chars: int) -> tuple[TaskState, dict[str, Any]]:
     """Return 5,000 failed nodes and their encoded state."""
-    given = state(large.all_failed(5_000, chars=chars, alphabet=alphabet), large.many_nodes())
+    given = state(largest_tasks.all_failed(5_000, chars=chars, alphabet=alphabet), largest_tasks.many_nodes())
     return given, encode_state(given)
 
 
-EDGES = [(large.FOUR_BYTES, 2_000), (large.ASCII, 500)]
+EDGES = [(largest_tasks.FOUR_BYTES, 2_000), (largest_tasks.ASCII, 500)]
 
 
 @pytest.mark.parametrize(("alphabet", "chars"), EDGES, ids=["emoji", "ascii"])
@@ -213,7 +213,7 @@ def test_of_the_largest_state_nothing_but_long_texts_is_cut(alphabet: str, chars
 
 
 def test_the_largest_columns_are_written_within_their_room() -> None:
-    nodes = large.all_failed(2_000)
+    nodes = largest_tasks.all_failed(2_000)
     assert json_size(columns_of(nodes, 300_000)) <= 300_000
     assert [node.status for node in states_of(columns_of(nodes, 0))] == [NodeStatus.FAILED] * 2_000
 

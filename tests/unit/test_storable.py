@@ -9,7 +9,7 @@ import pytest
 from bson.errors import BSONError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.unit.examples import examples
+from tests.unit.property_examples import examples
 
 from flowkit import storable
 from flowkit.limits import DOCUMENT_LEVELS

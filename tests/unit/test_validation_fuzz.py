@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.examples import examples
 from tests.unit.graphs import RECHUNK, node, one, pulling, refusal, two
+from tests.unit.property_examples import examples
 
 from flowkit.errors import GraphError
 from flowkit.graph.validation import parse_graph

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.unit.changes import ON_A_PATH, ON_MANY_PATHS, SECRET, refusal
+from tests.unit.vars_changes import ON_A_PATH, ON_MANY_PATHS, SECRET, refusal
 
 from flowkit.adapters.vars import operations
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from bson import Binary, Decimal128, ObjectId
-from tests.unit.changes import ON_A_PATH, ON_MANY_PATHS, SECRET, nested, refusal
+from tests.unit.vars_changes import ON_A_PATH, ON_MANY_PATHS, SECRET, nested, refusal
 
 from flowkit.adapters.vars import operations
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from tests.unit.changes import SECRET, refusal
+from tests.unit.vars_changes import SECRET, refusal
 
 from flowkit.adapters.vars import operations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from bson import Decimal128, Int64
-from tests.unit.changes import SECRET, nested, refusal
+from tests.unit.vars_changes import SECRET, nested, refusal
 
 from flowkit.adapters.vars import operations, rules, size_bound
 

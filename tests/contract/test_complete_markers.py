@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.contract.builders import AT, TASK, WORKER, attempt, documents_of, shown
-from tests.contract.recording import RecordingDatabase
+from tests.contract.recording_database import RecordingDatabase
 
 from flowkit.adapters import markers as markers_of
 from flowkit.adapters.markers import Markers

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.contract.bodies import Returning, role_body
+from tests.contract.attempt_executors import Returning, role_body
 from tests.contract.builders import attempt, documents_of, opened
-from tests.unit.turns import others_had_their_turn
+from tests.unit.event_loop import others_had_their_turn
 
 from flowkit.activities.handlers import Batch, BatchResult, RoleHandler
 from flowkit.errors import StoreUnavailable

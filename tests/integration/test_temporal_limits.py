@@ -13,8 +13,8 @@ from flowkit.models import TaskStatus
 from flowkit.worker import BatchResult
 from flowkit.workflows import reports, state_codec
 from tests.integration.handlers import Crowd, Quick
-from tests.integration.test_large import run_ids, short_runs
-from tests.integration.test_new_runs import histories, replay
+from tests.integration.test_continue_as_new import histories, replay
+from tests.integration.test_large_graphs import run_ids, short_runs
 from tests.integration.world import World, node
 
 if TYPE_CHECKING:

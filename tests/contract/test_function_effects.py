@@ -22,7 +22,7 @@ from tests.contract.builders import (
     stored,
     stored_node,
 )
-from tests.contract.recording import RecordingDatabase
+from tests.contract.recording_database import RecordingDatabase
 from tests.contract.variables import held, hold, refused, unchanged, write
 
 from flowkit.adapters.tasks.task_store import TaskStore

@@ -11,7 +11,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.activities import cancelling
 from flowkit.models import TaskStatus
-from tests.integration.test_stopping import LONG, cancelled, reset
+from tests.integration.test_cancel_terminate_reset import LONG, cancelled, reset
 from tests.integration.world import eventually, let_pass, node
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from bson import Decimal128
 from pymongo import errors
 from tests.contract.builders import TASK, new_task
 from tests.contract.drivers import DRIVERS, connected
-from tests.contract.recording import RecordingDatabase
+from tests.contract.recording_database import RecordingDatabase
 from tests.contract.variables import SECRET, held, hold, refused, unchanged
 
 from flowkit.coordinator.adapters import AdapterError, CoordinatorAdapters

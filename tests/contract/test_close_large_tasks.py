@@ -18,8 +18,8 @@ from tests.contract.builders import (
     stored,
     stored_statuses,
 )
-from tests.contract.narrow import Narrow
-from tests.contract.recording import RecordingDatabase
+from tests.contract.recording_database import RecordingDatabase
+from tests.contract.size_limited_database import Narrow
 
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.errors import StoreTooLarge

@@ -6,7 +6,7 @@ from collections import defaultdict
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from tests.unit.turns import others_had_their_turn
+from tests.unit.event_loop import others_had_their_turn
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -16,7 +16,7 @@ from flowkit.activities.batches.puller import Puller
 from flowkit.hashing import stable_hash
 from flowkit.worker import Batch, BatchResult, RoleHandler, Worker, WorkerConfig
 from tests.integration.handlers import Paced, Quick
-from tests.integration.test_sdk_hooks import SOON, outcomes
+from tests.integration.test_handler_hooks import SOON, outcomes
 from tests.integration.world import eventually, let_pass, node
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.contract.builders import AT, RUN, TASK, attempt, batches, begun, opened, record, shown
-from tests.contract.pulling import PATIENCE, Pull, WatchedArtifacts, end, ended_source
+from tests.contract.pulling_node import PATIENCE, Pull, WatchedArtifacts, end, ended_source
 
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.models import NodeStatus

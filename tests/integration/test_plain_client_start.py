@@ -253,7 +253,7 @@ TOLD = {
 async def test_what_nobody_can_read_or_hold_fails_too(
     world: World, monkeypatch: pytest.MonkeyPatch, cases: dict[str, list[Any]]
 ) -> None:
-    monkeypatch.setattr("tests.integration.test_bare_start.PROMPTLY", 10.0)
+    monkeypatch.setattr("tests.integration.test_plain_client_start.PROMPTLY", 10.0)
     await world.engine()
     client = await world.client()
     ids = {name: f"{world.queue}-{name}" for name in cases}

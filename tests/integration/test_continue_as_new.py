@@ -13,7 +13,7 @@ from flowkit.models import TaskStatus
 from flowkit.worker import BatchResult
 from flowkit.workflows.task import WAKE, Task
 from tests.integration.handlers import Quick
-from tests.integration.test_large import run_ids, run_of, short_runs, until_only_runs
+from tests.integration.test_large_graphs import run_ids, run_of, short_runs, until_only_runs
 from tests.integration.world import World, node
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.contract.builders import TASK, new_task, stored
-from tests.contract.recording import RecordingDatabase
+from tests.contract.recording_database import RecordingDatabase
 from tests.contract.test_vars_model import NAMES, OPERATIONS, SEQUENCES, Model, Operation, Refused, touch
 from tests.contract.variables import SECRET, held, hold, refused, unchanged, write
-from tests.unit.examples import THOROUGH, examples
+from tests.unit.property_examples import THOROUGH, examples
 
 from flowkit.adapters.vars import size_bound
 from flowkit.adapters.vars.operations import size

@@ -12,7 +12,7 @@ from temporalio.client import WorkflowFailureError
 
 from flowkit.core.time import ManualClock
 from flowkit.worker import Batch, BatchResult, RoleHandler, Worker, WorkerConfig
-from tests.integration.test_stopping import cancelled
+from tests.integration.test_cancel_terminate_reset import cancelled
 from tests.integration.world import CEILING, let_pass, node
 from tests.unit.test_resources import DEAF, names_in, pid_in, until_gone
 

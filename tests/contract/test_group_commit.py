@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.contract.builders import AT, RUN, WORKER, attempt, begun, close, documents_of, opening
-from tests.contract.recording import RecordingDatabase
-from tests.unit.examples import examples
+from tests.contract.recording_database import RecordingDatabase
+from tests.unit.property_examples import examples
 
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.errors import EpochTaken, Fenced, FlowKitError, StoreRefused
