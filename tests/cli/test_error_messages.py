@@ -178,12 +178,12 @@ def problems(said: Said, mistake: Mistake) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("mistake", WITHOUT_SERVERS.values(), ids=WITHOUT_SERVERS.keys())
-def test_a_mistake_is_told_in_one_line_with_a_remedy(files: Program, mistake: Mistake) -> None:
+def test_invalid_input_prints_one_line_with_a_remedy(files: Program, mistake: Mistake) -> None:
     said = files.run(*mistake.command.split(), env=NOWHERE | mistake.env)
     assert list(problems(said, mistake)) == []
 
 
-def test_all_that_is_wrong_with_a_graph_is_told_a_line_each(program: Program) -> None:
+def test_run_prints_one_line_for_each_problem_of_a_graph(program: Program) -> None:
     graph = {"nodes": [{"node_id": "a", "type": "x y"}, {"node_id": "b", "type": "t", "io": 7}]}
     program.write("bad.json", json.dumps(graph))
     lines = program.run("run", "bad.json", env=NOWHERE).err.splitlines()
@@ -191,7 +191,7 @@ def test_all_that_is_wrong_with_a_graph_is_told_a_line_each(program: Program) ->
 
 
 @pytest.mark.parametrize("name", ["no json", "node key", "no graph", "timeout"])
-def test_with_json_the_error_is_the_one_document(files: Program, name: str) -> None:
+def test_json_option_prints_the_error_as_one_document(files: Program, name: str) -> None:
     mistake = WITHOUT_SERVERS[name]
     said = files.run(*mistake.command.split(), "--json", env=NOWHERE)
     error = json.loads(said.out)["error"]
@@ -200,7 +200,7 @@ def test_with_json_the_error_is_the_one_document(files: Program, name: str) -> N
     assert all(part in " ".join(map(str, error.values())) for part in mistake.told)
 
 
-def test_verbose_shows_the_traceback_as_well(files: Program) -> None:
+def test_verbose_option_also_prints_the_traceback(files: Program) -> None:
     said = files.run("worker", "raising:Count", "--verbose")
     assert "Traceback" in said.err
     assert said.err.splitlines()[-1].startswith("flowkit: module 'raising'")
@@ -242,9 +242,7 @@ WITH_SERVERS = {
 }
 
 
-async def test_a_mistake_that_servers_show_is_told_in_one_line_with_a_remedy(
-    world: World, files: Program
-) -> None:
+async def test_error_from_a_server_prints_one_line_with_a_remedy(world: World, files: Program) -> None:
     await world.engine()
     ended = await world.create({"node_id": "a", "type": "coordinator_fn"})
     await world.result(ended)
@@ -257,7 +255,9 @@ async def test_a_mistake_that_servers_show_is_told_in_one_line_with_a_remedy(
     assert wrong == {}
 
 
-async def test_a_task_that_nobody_runs_is_told_of_the_missing_engine(world: World, files: Program) -> None:
+async def test_watched_task_without_an_engine_reports_the_missing_engine(
+    world: World, files: Program
+) -> None:
     environment = world.environment
     said = await files.call("run", "good.json", "--watch", "--timeout", "3", env=environment)
     assert (
@@ -270,7 +270,7 @@ async def test_a_task_that_nobody_runs_is_told_of_the_missing_engine(world: Worl
     assert "no engine polls" in json.loads(started.out)["hints"][0]
 
 
-async def test_a_node_that_nobody_runs_is_told_of_the_missing_worker(world: World, files: Program) -> None:
+async def test_watched_node_without_a_worker_reports_the_missing_worker(world: World, files: Program) -> None:
     await world.engine()
     task_id = await world.create(node("a", "nobody"))
 

@@ -71,7 +71,7 @@ IDS = {"empty": "", "star": "*", "long": "a" * 201, "no UTF-8": BYTES}
     [["status"], ["status", "--watch"], ["status", "--json"], ["cancel"], ["vars"], ["vars", "--set", "a=1"]],
     ids=" ".join,
 )
-def test_what_is_no_task_id_is_refused_before_a_server_is_asked(
+def test_invalid_task_id_is_rejected_before_connecting_to_a_server(
     ask: Ask, capsys: pytest.CaptureFixture[str], command: list[str], value: str
 ) -> None:
     if "--json" in command:
@@ -84,7 +84,7 @@ def test_what_is_no_task_id_is_refused_before_a_server_is_asked(
 
 
 @pytest.mark.parametrize("value", [*IDS.values(), "a\nb", "\x1b[2J"], ids=[*IDS, "two lines", "escape"])
-def test_what_can_be_no_new_id_is_refused_before_a_server_is_asked(ask: Ask, value: str) -> None:
+def test_invalid_new_task_id_is_rejected_before_connecting_to_a_server(ask: Ask, value: str) -> None:
     code, line = ask("run", "good.json", f"--task-id={value}")
     assert (code, "--task-id is " in line, "leave it out for a new UUID" in line) == (2, True, True)
 
@@ -124,19 +124,21 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize(("arguments", "told"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_told_in_one_line_with_a_remedy(ask: Ask, arguments: list[str], told: list[str]) -> None:
+def test_invalid_argument_prints_one_line_with_a_remedy(
+    ask: Ask, arguments: list[str], told: list[str]
+) -> None:
     code, line = ask(*arguments)
     assert code == 2
     assert [part for part in told if part not in line] == []
 
 
 @pytest.mark.parametrize("name", ["deep", "large", "nul", "half", "nan"])
-def test_validate_finds_what_mongodb_cannot_store(ask: Ask, name: str) -> None:
+def test_validate_reports_values_that_mongodb_cannot_store(ask: Ask, name: str) -> None:
     _, line = ask("run", f"{name}.json")
     assert ask("validate", f"{name}.json") == (2, line)
 
 
-def test_a_file_whose_name_is_no_utf_8_is_validated(
+def test_validate_accepts_a_file_name_that_is_not_utf_8(
     ask: Ask, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / f"{BYTES}.json").write_text(FILES["good.json"], encoding="utf-8")
@@ -149,7 +151,7 @@ def test_a_file_whose_name_is_no_utf_8_is_validated(
     [["run", "good.json"], ["status", "a"], ["cancel", "a"], ["cancel", "a", "--reason", BYTES]],
     ids=" ".join,
 )
-def test_a_temporal_that_is_away_is_named_with_the_remedy(ask: Ask, arguments: list[str]) -> None:
+def test_unreachable_temporal_is_reported_with_a_remedy(ask: Ask, arguments: list[str]) -> None:
     code, line = ask(*arguments)
     assert (code, "no Temporal server answers at 127.0.0.1:1" in line, "TEMPORAL_ADDRESS" in line) == (
         3,
@@ -162,7 +164,7 @@ def test_a_temporal_that_is_away_is_named_with_the_remedy(ask: Ask, arguments: l
 
 
 @pytest.mark.server
-async def test_cancel_says_what_became_of_the_task(world: World, program: Program) -> None:
+async def test_cancel_prints_the_status_of_the_task(world: World, program: Program) -> None:
     await world.engine()
     await world.worker()
     ended = await world.create({"node_id": "a", "type": "coordinator_fn"})
@@ -182,7 +184,7 @@ async def test_cancel_says_what_became_of_the_task(world: World, program: Progra
 
 
 @pytest.mark.server
-async def test_cancel_of_a_task_that_only_mongodb_knows_says_so(world: World, program: Program) -> None:
+async def test_cancel_reports_a_task_that_exists_only_in_mongodb(world: World, program: Program) -> None:
     await world.db.tasks.insert_one(
         {
             "id": "left",
@@ -200,7 +202,7 @@ async def test_cancel_of_a_task_that_only_mongodb_knows_says_so(world: World, pr
 
 
 @pytest.mark.server
-async def test_an_open_task_is_cancelled_while_mongodb_is_away(world: World, program: Program) -> None:
+async def test_open_task_can_be_cancelled_without_mongodb(world: World, program: Program) -> None:
     task_id = await world.create(node("a", "nobody"))
     away = {**world.environment, "MONGO_URL": "mongodb://127.0.0.1:1"}
     said = await program.call("cancel", task_id, env=away)

@@ -36,7 +36,7 @@ def function(node_id: str, *parents: str) -> dict[str, Any]:
 
 
 @pytest.mark.server
-async def test_the_result_of_a_finished_task(world: World) -> None:
+async def test_result_and_wait_return_the_outcome_of_a_finished_task(world: World) -> None:
     engine = await world.engine()
     task_id = await world.create(function("a"))
     result = await engine.result(task_id, timeout=60)
@@ -45,7 +45,7 @@ async def test_the_result_of_a_finished_task(world: World) -> None:
 
 
 @pytest.mark.server
-async def test_a_task_that_nothing_but_temporal_has_started_is_awaited_as_well(world: World) -> None:
+async def test_result_waits_for_a_task_started_by_a_plain_temporal_client(world: World) -> None:
     await world.engine()
     client = await world.client()
     graph = {"nodes": [function("a")]}
@@ -58,7 +58,7 @@ async def test_a_task_that_nothing_but_temporal_has_started_is_awaited_as_well(w
 
 
 @pytest.mark.server
-async def test_a_failed_task_is_an_error_for_result_and_a_status_for_wait(world: World) -> None:
+async def test_failed_task_raises_in_result_and_is_a_status_in_wait(world: World) -> None:
     engine = await world.engine()
     await world.worker()
     inline = {"failures": 9, "permanent": True}
@@ -70,7 +70,7 @@ async def test_a_failed_task_is_an_error_for_result_and_a_status_for_wait(world:
 
 
 @pytest.mark.server
-async def test_a_task_without_an_end_in_time_is_a_timeout_and_goes_on(world: World) -> None:
+async def test_wait_timeout_raises_and_leaves_the_task_running(world: World) -> None:
     task_id = await world.create(function("a"))
     with pytest.raises(TimeoutError, match="has not ended within 0.2 s; it goes on") as caught:
         await world.coordinator.wait(task_id, timeout=0.2)
@@ -81,7 +81,7 @@ async def test_a_task_without_an_end_in_time_is_a_timeout_and_goes_on(world: Wor
 
 
 @pytest.mark.server
-async def test_cancelled_and_terminated_tasks_are_told_apart(world: World) -> None:
+async def test_result_distinguishes_cancelled_and_terminated_tasks(world: World) -> None:
     cancelled, terminated = await world.create(function("a")), await world.create(function("a"))
     handle = (await world.client()).get_workflow_handle(terminated)
     await handle.terminate(reason="enough")
@@ -96,7 +96,7 @@ async def test_cancelled_and_terminated_tasks_are_told_apart(world: World) -> No
 
 
 @pytest.mark.server
-async def test_an_unknown_task_is_a_clear_error(world: World) -> None:
+async def test_unknown_task_raises_unknown_task(world: World) -> None:
     for ask in (world.coordinator.result, world.coordinator.wait):
         with pytest.raises(UnknownTask, match="there is no task 'nothing'"):
             await ask("nothing")
@@ -112,7 +112,9 @@ ENDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.server
 @pytest.mark.parametrize("status", ENDS)
-async def test_a_task_that_temporal_has_forgotten_is_told_by_its_document(world: World, status: str) -> None:
+async def test_result_reads_the_document_of_a_task_that_temporal_no_longer_has(
+    world: World, status: str
+) -> None:
     document = task_fields.new_task("old", {}, {"nodes": [function("a")]}, time.time())
     await world.db.tasks.insert_one({**document, "status": status, **ENDS[status]})
     if status == "finished":
@@ -128,7 +130,7 @@ async def nothing(task_id: str) -> None:
 
 
 @pytest.mark.server
-async def test_a_result_is_awaited_across_new_runs(
+async def test_result_follows_continue_as_new(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TEMPORAL_ADDRESS")
@@ -149,7 +151,7 @@ async def test_a_result_is_awaited_across_new_runs(
 
 
 @pytest.mark.server
-async def test_a_result_is_awaited_across_a_reset(world: World) -> None:
+async def test_result_follows_a_reset(world: World) -> None:
     engine = await world.engine()
     await world.worker()
     task_id = await world.create(node("a", "paced", inline={"pause": 3}))
@@ -170,7 +172,7 @@ async def test_a_result_is_awaited_across_a_reset(world: World) -> None:
     assert (await world.document(task_id))["run_seq"] > 0
 
 
-async def test_list_tasks_tells_the_newest_first_and_needs_no_temporal() -> None:
+async def test_list_tasks_returns_the_newest_first_without_temporal() -> None:
     db = memory_database()
     graph = {"name": "nightly", "nodes": [function("a")]}
     for number in range(3):
@@ -183,6 +185,6 @@ async def test_list_tasks_tells_the_newest_first_and_needs_no_temporal() -> None
 
 
 @pytest.mark.parametrize(("status", "limit"), [("done", 5), (None, 0)])
-async def test_list_tasks_refuses_what_it_does_not_know(status: str | None, limit: int) -> None:
+async def test_list_tasks_rejects_invalid_arguments(status: str | None, limit: int) -> None:
     with pytest.raises(ConfigError):
         await TaskCatalog(memory_database()).list_tasks(status, limit)

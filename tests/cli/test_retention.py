@@ -23,14 +23,14 @@ BELONGINGS = ("artifacts", "metrics_raw", "stream_progress", "worker_events")
 @pytest.mark.parametrize(
     ("text", "seconds"), [("30d", 2_592_000), ("12h", 43_200), ("90m", 5_400), ("1D", 86_400)]
 )
-def test_a_duration_is_a_number_and_a_unit(text: str, seconds: float) -> None:
+def test_duration_is_a_number_and_a_unit(text: str, seconds: float) -> None:
     assert read_duration(text) == seconds
 
 
 @pytest.mark.parametrize(
     "text", ["", "30", "d", "-1d", "1.5h", "0d", "30s", "30 d", "1w", "999999999d", "٣d"]
 )
-def test_anything_else_is_no_duration(text: str) -> None:
+def test_invalid_duration_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a duration"):
         read_duration(text)
 
@@ -48,7 +48,7 @@ def test_anything_else_is_no_duration(text: str) -> None:
         ),
     ],
 )
-def test_a_wrong_option_is_exit_code_2(program: Program, arguments: list[str], told: str) -> None:
+def test_invalid_option_exits_with_code_2(program: Program, arguments: list[str], told: str) -> None:
     said = program.run("purge", *arguments)
     assert (said.code, said.out) == (2, "")
     assert told in said.err
@@ -84,9 +84,7 @@ def everywhere(*task_ids: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.server
-async def test_what_ended_before_that_is_removed_with_all_that_belongs_to_it(
-    world: World, program: Program
-) -> None:
+async def test_purge_removes_older_tasks_with_all_their_documents(world: World, program: Program) -> None:
     here = await Namespace(await world.client()).id()
     await ended(world, "old", namespace_id=here)
     await ended(world, "of an earlier release", status="cancelled")
@@ -102,7 +100,7 @@ async def test_what_ended_before_that_is_removed_with_all_that_belongs_to_it(
 
 
 @pytest.mark.server
-async def test_many_tasks_are_removed_in_steps(world: World, program: Program) -> None:
+async def test_many_tasks_are_purged_in_several_steps(world: World, program: Program) -> None:
     for number in range(45):
         await ended(world, f"t{number}")
     said = await purge(program, world)
@@ -111,7 +109,7 @@ async def test_many_tasks_are_removed_in_steps(world: World, program: Program) -
 
 
 @pytest.mark.server
-async def test_only_tasks_that_ended_as_asked_are_removed(world: World, program: Program) -> None:
+async def test_purge_removes_only_tasks_with_the_requested_statuses(world: World, program: Program) -> None:
     for status in ("finished", "failed", "cancelled"):
         await ended(world, status, status=status)
     said = await purge(program, world, "--status", "failed", "--status", "cancelled", "--json")
@@ -126,7 +124,7 @@ async def test_only_tasks_that_ended_as_asked_are_removed(world: World, program:
 
 
 @pytest.mark.server
-async def test_a_task_that_temporal_runs_is_kept_whatever_its_document_says(
+async def test_purge_keeps_a_task_that_runs_in_temporal_even_if_its_document_is_closed(
     world: World, program: Program
 ) -> None:
     await world.engine()
@@ -140,7 +138,7 @@ async def test_a_task_that_temporal_runs_is_kept_whatever_its_document_says(
 
 
 @pytest.mark.server
-async def test_open_tasks_and_those_without_a_date_are_kept(world: World, program: Program) -> None:
+async def test_purge_keeps_open_tasks_and_tasks_without_an_end_date(world: World, program: Program) -> None:
     odd: list[dict[str, Any]] = [
         {"id": "open", "status": "running", "finished_at": None},
         {"id": "text", "status": "finished", "finished_at": "2020-01-01T00:00:00+00:00"},
@@ -152,7 +150,7 @@ async def test_open_tasks_and_those_without_a_date_are_kept(world: World, progra
 
 
 @pytest.mark.server
-async def test_a_purge_that_was_interrupted_is_continued_by_the_next(world: World, program: Program) -> None:
+async def test_next_purge_completes_an_interrupted_one(world: World, program: Program) -> None:
     await ended(world, "half")
     await world.db.artifacts.delete_many({})
     await purge(program, world)
@@ -160,7 +158,7 @@ async def test_a_purge_that_was_interrupted_is_continued_by_the_next(world: Worl
 
 
 @pytest.mark.server
-async def test_close_orphaned_without_open_tasks_says_so(world: World, program: Program) -> None:
+async def test_close_orphaned_reports_that_there_are_no_open_tasks(world: World, program: Program) -> None:
     said = await program.call("close-orphaned", env=world.environment)
     assert (said.code, said.out) == (0, "no open tasks\n")
 

@@ -37,7 +37,7 @@ async def run_graph(program: Program, world: World, graph: dict[str, Any], *opti
     return await program.call("run", "graph.json", *options, env=world.environment)
 
 
-async def test_run_tells_the_id_and_where_to_look(world: World, program: Program) -> None:
+async def test_run_prints_the_task_id_and_its_web_ui_address(world: World, program: Program) -> None:
     await started(world)
     said = await run_graph(program, world, CHAIN, "--task-id", world.queue)
     assert (said.code, said.out) == (0, f"task {world.queue} started on queue {world.queue}\n")
@@ -59,14 +59,16 @@ async def test_watching_without_a_terminal_prints_a_line_for_each_change_and_the
     assert lines[-1] == f"task {world.queue} finished"
 
 
-async def test_a_failed_task_is_exit_code_1_and_tells_why(world: World, program: Program) -> None:
+async def test_failed_task_exits_with_code_1_and_prints_the_reason(world: World, program: Program) -> None:
     await started(world)
     said = await run_graph(program, world, failing(), "--watch")
     assert said.code == 1
     assert "failed: node 'a' failed: flaky: as ordered" in said.out.splitlines()[-1]
 
 
-async def test_with_json_a_watched_task_is_one_document_on_stdout(world: World, program: Program) -> None:
+async def test_json_option_prints_a_watched_task_as_one_document_on_stdout(
+    world: World, program: Program
+) -> None:
     await started(world)
     said = await run_graph(program, world, failing(allow_failure=True), "--watch", "--json")
     view = json.loads(said.out)
@@ -75,7 +77,7 @@ async def test_with_json_a_watched_task_is_one_document_on_stdout(world: World, 
     assert "a  failed, attempt 1" in said.err
 
 
-async def test_params_of_the_command_line_override_those_of_the_file_key_by_key(
+async def test_command_line_params_override_those_of_the_file_key_by_key(
     world: World, program: Program
 ) -> None:
     program.write("more.json", '{"day": 2}')
@@ -85,14 +87,14 @@ async def test_params_of_the_command_line_override_those_of_the_file_key_by_key(
     assert document["params"] == {"day": 2, "who": "file"}
 
 
-async def test_a_graph_is_read_from_stdin(world: World, program: Program) -> None:
+async def test_graph_can_be_read_from_stdin(world: World, program: Program) -> None:
     said = await asyncio.to_thread(
         program.run, "run", "-", "--json", env=world.environment, stdin=json.dumps(CHAIN)
     )
     assert (await world.document(json.loads(said.out)["task_id"]))["graph"]["name"] == "chain"
 
 
-async def test_ctrl_c_leaves_a_watched_task_running_and_says_so(world: World, program: Program) -> None:
+async def test_ctrl_c_stops_watching_and_leaves_the_task_running(world: World, program: Program) -> None:
     await started(world)
     program.write("graph.json", json.dumps({"nodes": [node("a", "paced", inline={"pause": 600})]}))
     command = ["run", "graph.json", "--watch", "--task-id", world.queue]
@@ -109,9 +111,7 @@ async def test_ctrl_c_leaves_a_watched_task_running_and_says_so(world: World, pr
     assert (await world.document(world.queue))["status"] == "running"
 
 
-async def test_cancel_asks_the_task_to_stop_and_watching_it_ends_with_exit_code_5(
-    world: World, program: Program
-) -> None:
+async def test_watching_a_cancelled_task_exits_with_code_5(world: World, program: Program) -> None:
     await started(world)
     task_id = await world.create(node("a", "paced", inline={"pause": 600}), node("b", "quick", "a"))
     await world.until_node(task_id, "a", "running")
@@ -134,7 +134,7 @@ async def test_status_shows_nodes_retries_and_reasons(world: World, program: Pro
     assert "flaky: as ordered" in said.out
 
 
-async def test_status_reads_the_document_while_no_engine_answers(world: World, program: Program) -> None:
+async def test_status_reads_the_document_if_no_engine_responds(world: World, program: Program) -> None:
     task_id = await world.create(node("a"))
     said = await program.call("status", task_id, "--json", env=world.environment)
     view = json.loads(said.out)
@@ -142,7 +142,7 @@ async def test_status_reads_the_document_while_no_engine_answers(world: World, p
     assert "no engine polls" in view["hints"][0]
 
 
-async def test_list_shows_the_newest_first_and_says_when_there_are_more(
+async def test_list_shows_the_newest_first_and_reports_that_there_are_more(
     world: World, program: Program
 ) -> None:
     ids = [await world.create(node("a"), name=f"number {number}") for number in range(3)]
@@ -157,7 +157,7 @@ async def test_list_shows_the_newest_first_and_says_when_there_are_more(
     assert (none.code, none.out, none.err) == (0, "", "no tasks are failed\n")
 
 
-async def test_a_worker_serves_only_the_roles_that_are_chosen(world: World) -> None:
+async def test_worker_serves_only_the_selected_roles(world: World) -> None:
     names = [f"tests.integration.handlers:{name}" for name in ("Quick", "Paced")]
     await world.engine()
     world.process("worker", *names, "--role", "quick", "--concurrency", "2")
@@ -173,7 +173,7 @@ async def test_a_worker_serves_only_the_roles_that_are_chosen(world: World) -> N
     assert (await world.node(task_id, "b"))["attempt_epoch"] == 0
 
 
-async def test_an_instance_in_a_module_is_served_as_well(world: World, program: Program) -> None:
+async def test_worker_also_serves_a_handler_instance_of_a_module(world: World, program: Program) -> None:
     program.write("own.py", "from tests.integration.handlers import Quick\nready = Quick()\n")
     await world.engine()
     root = str(FLOWKIT.parents[2])

@@ -42,11 +42,11 @@ SECRET = "AKIA" + "ABCDEFGHIJKLMNOP"
         ("-Infinity", "-Infinity"),
     ],
 )
-def test_a_value_is_json_or_else_text(text: str, value: Any) -> None:
+def test_value_is_parsed_as_json_or_used_as_text(text: str, value: Any) -> None:
     assert read_value(text) == value
 
 
-def test_every_leaf_has_a_line_sorted_by_its_path() -> None:
+def test_each_leaf_has_one_line_sorted_by_path() -> None:
     tree = {"b": {"z": 1, "a": "gold"}, "a-": [1, "x"], "a": {"b": None}, "none": {}, "y" * 60: "über"}
     assert lines(tree) == [
         f"a.b{' ' * 37}  null",
@@ -58,7 +58,7 @@ def test_every_leaf_has_a_line_sorted_by_its_path() -> None:
     ]
 
 
-def test_what_json_lacks_is_shown_as_text() -> None:
+def test_values_without_a_json_form_are_shown_as_text() -> None:
     found = {"at": NOON, "raw": b"\x00\xff", "rate": float("nan"), "all": [float("inf"), {"at": NOON}]}
     assert plain(found) == {
         "at": "2026-01-31T12:00:00+00:00",
@@ -117,7 +117,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("options", "told"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_is_told_in_one_line_with_a_remedy_before_anything_is_asked(
+def test_invalid_argument_prints_one_line_with_a_remedy_before_connecting(
     ask: Callable[..., tuple[int, str]], options: list[str], told: list[str]
 ) -> None:
     code, line = ask(*options)
@@ -126,7 +126,7 @@ def test_a_mistake_is_told_in_one_line_with_a_remedy_before_anything_is_asked(
     assert SECRET not in line
 
 
-def test_a_database_that_does_not_answer_is_named_with_the_remedy(
+def test_unreachable_database_is_reported_with_a_remedy(
     ask: Callable[..., tuple[int, str]],
 ) -> None:
     code, line = ask("--incr", "a")
@@ -162,7 +162,7 @@ async def task_vars(world: World, program: Program) -> Vars:
 
 
 @pytest.mark.server
-async def test_a_task_without_variables_says_so(task_vars: Vars) -> None:
+async def test_task_without_variables_is_reported(task_vars: Vars) -> None:
     said = await task_vars()
     assert (said.code, said.out, said.err) == (0, "", "no variables\n")
     as_json = await task_vars("--json")
@@ -170,7 +170,7 @@ async def test_a_task_without_variables_says_so(task_vars: Vars) -> None:
 
 
 @pytest.mark.server
-async def test_options_change_the_variables_and_show_what_is_there_then(task_vars: Vars) -> None:
+async def test_options_change_the_variables_and_print_the_result(task_vars: Vars) -> None:
     task_vars.program.write("more.json", '{"routing": {"tier": 2}, "gone": 1}')
     changes = [
         "--unset",
@@ -199,7 +199,7 @@ async def test_options_change_the_variables_and_show_what_is_there_then(task_var
 
 
 @pytest.mark.server
-async def test_with_json_the_variables_are_the_one_document(task_vars: Vars) -> None:
+async def test_json_option_prints_the_variables_as_one_document(task_vars: Vars) -> None:
     adapters = CoordinatorAdapters(db=task_vars.world.db)
     await adapters.vars_set(task_vars.task_id, at=NOON, text="a :smile: b")
     said = await task_vars("--incr", "n", "--json")
@@ -209,7 +209,7 @@ async def test_with_json_the_variables_are_the_one_document(task_vars: Vars) -> 
 
 
 @pytest.mark.server
-async def test_what_stands_in_the_way_is_named_and_what_was_done_before_is_told(task_vars: Vars) -> None:
+async def test_conflict_is_reported_with_the_changes_that_were_made_before_it(task_vars: Vars) -> None:
     said = await task_vars("--set", "name=Ada", "--merge", '{"n": 1}', "--incr", "name", "--unset", "n")
     assert (said.code, said.out) == (2, "")
     assert said.err == (
@@ -220,14 +220,14 @@ async def test_what_stands_in_the_way_is_named_and_what_was_done_before_is_told(
 
 
 @pytest.mark.server
-async def test_a_mistake_in_one_option_keeps_all_others_from_being_done(task_vars: Vars) -> None:
+async def test_invalid_option_prevents_all_other_changes(task_vars: Vars) -> None:
     for mistake in (["--unset", "a."], ["--merge", json.dumps({"k": SECRET}), "--block-sensitive"]):
         assert (await task_vars("--set", "a=1", *mistake)).code == 2
     assert await task_vars.stored() == {}
 
 
 @pytest.mark.server
-async def test_a_task_that_is_not_there_is_exit_code_4_and_nothing_is_made(task_vars: Vars) -> None:
+async def test_missing_task_exits_with_code_4_and_is_not_created(task_vars: Vars) -> None:
     said = await task_vars("--set", "a=1", "--json", task_id="nothing")
     assert (said.code, said.err) == (4, "")
     assert json.loads(said.out)["error"] == {

@@ -60,7 +60,7 @@ class Watched(Returning):
         return {}
 
 
-async def test_a_puller_that_waits_ends_at_once(prepared: Any) -> None:
+async def test_waiting_puller_ends_immediately(prepared: Any) -> None:
     handler = Watched()
     body = role_body(prepared, replace(attempt(), io=NodeIO(input_inline=PULL)), handler)
     running = asyncio.create_task(body.run())
@@ -70,7 +70,7 @@ async def test_a_puller_that_waits_ends_at_once(prepared: Any) -> None:
     assert handler.got == []
 
 
-async def test_a_puller_that_finds_no_server_ends_at_once(
+async def test_puller_without_a_server_ends_immediately(
     prepared: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from flowkit.adapters.artifacts import ArtifactStore
@@ -88,7 +88,7 @@ async def test_a_puller_that_finds_no_server_ends_at_once(
     await cancelled_soon(body, running)
 
 
-async def test_iter_batches_that_waits_ends_at_once_and_is_closed(prepared: Any) -> None:
+async def test_waiting_iter_batches_ends_immediately_and_is_closed(prepared: Any) -> None:
     waits, closed = asyncio.Event(), asyncio.Event()
 
     class Endless(Returning):
@@ -109,7 +109,7 @@ async def test_iter_batches_that_waits_ends_at_once_and_is_closed(prepared: Any)
     assert [batch.batch_uid for batch in handler.got] == ["b1"]
 
 
-async def test_a_plain_generator_may_finish_its_step(prepared: Any) -> None:
+async def test_plain_generator_finishes_its_current_step(prepared: Any) -> None:
     """The hook runs in a thread, which cannot be interrupted, so the resources that it uses must remain."""
     waits, go_on = threading.Event(), threading.Event()
 
@@ -132,7 +132,7 @@ async def test_a_plain_generator_may_finish_its_step(prepared: Any) -> None:
     assert [row async for row in prepared.artifacts.find({})] == []
 
 
-async def test_a_batch_in_hand_is_finished_and_no_other_begun(prepared: Any) -> None:
+async def test_current_batch_is_finished_and_no_other_started(prepared: Any) -> None:
     in_hand, go_on = asyncio.Event(), asyncio.Event()
 
     class Careful(Returning):
@@ -155,7 +155,7 @@ async def test_a_batch_in_hand_is_finished_and_no_other_begun(prepared: Any) -> 
     assert [row["batch_uid"] for row in await documents_of(prepared.artifacts)] == ["b1"]
 
 
-async def test_a_cancel_before_the_first_batch_takes_none(prepared: Any) -> None:
+async def test_cancel_before_the_first_batch_processes_none(prepared: Any) -> None:
     handler = Returning(OK, "b1")
     body = role_body(prepared, attempt(), handler)
     body.cancel("budget is spent", 600)

@@ -44,7 +44,7 @@ async def large(db: Any) -> TaskStore:
     return tasks
 
 
-async def test_many_nodes_end_in_several_updates_of_which_the_last_ends_the_task(db: Any) -> None:
+async def test_many_nodes_are_closed_in_several_updates_and_the_task_in_the_last(db: Any) -> None:
     recording = RecordingDatabase(db)
     tasks = await large(recording)
     recording.updates.clear()
@@ -56,7 +56,7 @@ async def test_many_nodes_end_in_several_updates_of_which_the_last_ends_the_task
     assert {node["skip_reason"] for node in document["graph"]["nodes"]} == {"upstream_failed"}
 
 
-async def test_a_close_that_was_interrupted_goes_on_where_it_was(db: Any) -> None:
+async def test_interrupted_close_continues_where_it_stopped(db: Any) -> None:
     recording = RecordingDatabase(db)
     tasks = await large(recording)
     recording.before["tasks"] += [others, others, stop]
@@ -78,7 +78,7 @@ async def stop() -> None:
     raise ConnectionError("killed")
 
 
-async def test_a_newer_run_is_left_alone_by_a_close_in_several_updates(db: Any) -> None:
+async def test_close_in_several_updates_does_not_change_a_newer_run(db: Any) -> None:
     tasks = await large(db)
     await opened(tasks, run="run-2")
     before = await stored(db)
@@ -94,9 +94,7 @@ HISTORY = [StatusChange(from_="running", to="deferred", at=AT + n) for n in rang
     [(1_000_000, 500, 2_002), (300_000, 80, 2_002), (130_000, 0, 2)],
     ids=["all fits", "short errors", "no errors and a short history"],
 )
-async def test_errors_are_cut_first_and_the_history_after_them(
-    db: Any, room: int, errors: int, changes: int
-) -> None:
+async def test_errors_are_truncated_before_the_history(db: Any, room: int, errors: int, changes: int) -> None:
     tasks = await large(db)
     await tasks.record(record(*many(NodeStatus.DEFERRED, epoch=1, last_error=ERROR)))
     narrow = Narrow(db, bytes_at_most=room)
@@ -116,7 +114,7 @@ async def test_errors_are_cut_first_and_the_history_after_them(
     assert document["finished_at"] is not None
 
 
-async def test_a_result_gives_up_its_stats_before_the_task_stays_open(db: Any) -> None:
+async def test_stats_are_omitted_from_the_result_so_that_the_task_can_close(db: Any) -> None:
     tasks = await large(db)
     stats = {f"graph.nodes.{i}.stats": {"text": "s" * 300} for i in range(MANY)}
     await db.tasks.update_one({"id": TASK}, {"$set": stats})
@@ -127,7 +125,7 @@ async def test_a_result_gives_up_its_stats_before_the_task_stays_open(db: Any) -
     assert await tasks.close_task(close())
 
 
-async def test_only_a_document_that_is_full_of_something_else_is_given_up(db: Any) -> None:
+async def test_close_gives_up_only_if_other_data_fills_the_document(db: Any) -> None:
     tasks = await large(db)
     narrow = Narrow(db, bytes_at_most=1_000)
     with pytest.raises(StoreTooLarge, match="remove what else it holds"):
@@ -137,7 +135,7 @@ async def test_only_a_document_that_is_full_of_something_else_is_given_up(db: An
     assert await tasks.close_task(close(status=TaskStatus.FAILED))
 
 
-async def test_a_real_document_of_16_mb_gets_an_end(server_db: Any) -> None:
+async def test_document_of_16_mb_is_closed(server_db: Any) -> None:
     tasks = await large(server_db)
     [document] = await documents_of(server_db.tasks)
     await server_db.tasks.update_one({"id": TASK}, {"$set": {"filler": "x" * (16 * 2**20 - 300_000)}})

@@ -52,7 +52,7 @@ async def markers(db: Any) -> dict[str, tuple[int, Any]]:
     return {row["node_id"]: (row["attempt_epoch"], row["meta"]) for row in rows}
 
 
-async def test_many_markers_take_a_few_calls(
+async def test_many_markers_are_written_in_a_few_calls(
     db: Any, recording: RecordingDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(markers_of, "_AT_ONCE", 50)
@@ -68,7 +68,7 @@ async def test_many_markers_take_a_few_calls(
     assert set(news.nodes) == set(await markers(db))
 
 
-async def test_a_marker_is_what_pulling_nodes_and_external_workers_expect(
+async def test_marker_has_the_form_that_pulling_nodes_and_external_workers_expect(
     db: Any, recording: RecordingDatabase
 ) -> None:
     await Markers(recording, ArtifactNotifier()).write(TASK, [skipped("a", epoch=3)], AT)
@@ -84,7 +84,7 @@ async def test_a_marker_is_what_pulling_nodes_and_external_workers_expect(
     }
 
 
-async def test_a_repetition_writes_only_what_is_missing(db: Any, recording: RecordingDatabase) -> None:
+async def test_repeated_call_writes_only_missing_markers(db: Any, recording: RecordingDatabase) -> None:
     news = Told()
     await Markers(recording, ArtifactNotifier()).write(TASK, [skipped("a"), skipped("b")], AT)
     await Markers(recording, news).write(TASK, [skipped("a"), skipped("b"), skipped("c")], AT)
@@ -93,7 +93,7 @@ async def test_a_repetition_writes_only_what_is_missing(db: Any, recording: Reco
     assert recording.updates == []
 
 
-async def test_a_higher_epoch_replaces_and_a_lower_one_changes_nothing(
+async def test_higher_epoch_replaces_a_marker_and_a_lower_one_does_not(
     db: Any, artifacts: ArtifactStore, recording: RecordingDatabase
 ) -> None:
     await artifacts.mark_complete(TASK, "old", 1, {"n": 1}, AT, worker_id=WORKER)
@@ -105,7 +105,7 @@ async def test_a_higher_epoch_replaces_and_a_lower_one_changes_nothing(
     assert await markers(db) == {"old": ended, "same": ended, "new": (3, {"n": 1})}
 
 
-async def test_a_marker_of_a_newer_attempt_that_comes_in_between_stays(
+async def test_concurrent_marker_of_a_newer_attempt_is_kept(
     db: Any, artifacts: ArtifactStore, recording: RecordingDatabase
 ) -> None:
     async def newer() -> None:
@@ -116,7 +116,7 @@ async def test_a_marker_of_a_newer_attempt_that_comes_in_between_stays(
     assert await markers(db) == {"a": (5, {}), "b": (1, {"ended": "skipped"})}
 
 
-async def test_batches_are_no_markers(
+async def test_batches_are_not_markers(
     db: Any, artifacts: ArtifactStore, recording: RecordingDatabase
 ) -> None:
     await artifacts.store_batch(attempt("a", epoch=4), "b1", {"n": 1}, WORKER, AT)
@@ -124,7 +124,7 @@ async def test_batches_are_no_markers(
     assert await markers(db) == {"a": (1, {"ended": "skipped"})}
 
 
-async def test_only_nodes_that_ended_badly_and_are_pulled_from_get_one(
+async def test_only_unsuccessful_sources_of_other_nodes_get_a_marker(
     db: Any, recording: RecordingDatabase
 ) -> None:
     nodes = [

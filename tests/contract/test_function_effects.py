@@ -58,7 +58,7 @@ one_update = pytest.mark.parametrize("call", IN_ONE.values(), ids=list(IN_ONE))
 
 
 @one_update
-async def test_a_node_begins_and_finishes_in_the_update_that_does_its_work(
+async def test_node_starts_and_finishes_in_the_update_that_applies_its_effect(
     db: Any, adapters: CoordinatorAdapters, call: Call
 ) -> None:
     await hold(db, {"x": {"old": 1, "kept": 2}})
@@ -75,14 +75,14 @@ async def test_a_node_begins_and_finishes_in_the_update_that_does_its_work(
     assert (await stored_node(db, 1))["status"] == "queued"
 
 
-async def test_the_work_itself_is_what_it_is_without_a_node(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_effect_of_a_node_equals_that_of_a_direct_call(db: Any, adapters: CoordinatorAdapters) -> None:
     await hold(db, {"x": {"old": 1}})
     for epoch, call in enumerate(IN_ONE.values(), start=1):
         await call(adapters.for_node(write(epoch, generation=epoch)))
     assert await held(db) == {"x": {"y": 2}, "z": 2}
 
 
-async def test_a_finished_node_keeps_nothing_of_an_earlier_end(
+async def test_finished_node_has_no_data_of_an_earlier_end(
     db: Any, tasks: TaskStore, adapters: CoordinatorAdapters
 ) -> None:
     ended = shown("a", NodeStatus.SKIPPED, last_error="x", skip_reason=SkipReason.USER)
@@ -93,7 +93,7 @@ async def test_a_finished_node_keeps_nothing_of_an_earlier_end(
     assert node.get("skip_reason") is None
 
 
-async def test_an_attempt_that_has_begun_already_counts_and_finishes(
+async def test_started_attempt_applies_its_effect_and_finishes(
     db: Any, tasks: TaskStore, adapters: CoordinatorAdapters
 ) -> None:
     await begun(tasks, attempt())
@@ -102,7 +102,9 @@ async def test_an_attempt_that_has_begun_already_counts_and_finishes(
     assert (await stored_node(db))["status"] == "finished"
 
 
-async def test_the_functions_of_a_node_are_its_own(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_nodes_and_direct_calls_take_effect_independently(
+    db: Any, adapters: CoordinatorAdapters
+) -> None:
     await count(adapters, write())
     await count(adapters, write(node="b", index=1))
     for _ in range(3):
@@ -114,9 +116,7 @@ async def test_the_functions_of_a_node_are_its_own(db: Any, adapters: Coordinato
 
 
 @one_update
-async def test_the_same_attempt_again_changes_nothing(
-    db: Any, adapters: CoordinatorAdapters, call: Call
-) -> None:
+async def test_repeated_attempt_changes_nothing(db: Any, adapters: CoordinatorAdapters, call: Call) -> None:
     await hold(db, {"x": {"old": 1, "kept": 2}})
     own = adapters.for_node(write())
     first = await call(own)
@@ -139,7 +139,7 @@ async def test_another_attempt_of_the_generation_only_finishes_the_node(
     assert node["applied_generation"] == 0
 
 
-async def test_what_others_wrote_between_two_attempts_stays(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_writes_between_two_attempts_are_kept(db: Any, adapters: CoordinatorAdapters) -> None:
     await hold(db, {"gone": 1, "kept": 2})
     calls: list[tuple[str, Call]] = [
         ("a", lambda a: a.vars_set(TASK, kv={"by.node": 1})),
@@ -162,7 +162,7 @@ async def test_what_others_wrote_between_two_attempts_stays(db: Any, adapters: C
     ],
     ids=["conflict", "large, conflict", "large, no room"],
 )
-async def test_another_attempt_finishes_even_if_the_work_could_not_be_done_by_now(
+async def test_another_attempt_finishes_even_if_the_effect_would_now_fail(
     db: Any, adapters: CoordinatorAdapters, value: object, meanwhile: dict[str, Any]
 ) -> None:
     def call(epoch: int) -> Awaitable[object]:
@@ -175,14 +175,14 @@ async def test_another_attempt_finishes_even_if_the_work_could_not_be_done_by_no
     assert (await stored_node(db))["attempt_epoch"] == 2
 
 
-async def test_the_next_generation_counts_again(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_next_generation_takes_effect_again(db: Any, adapters: CoordinatorAdapters) -> None:
     for epoch, generation in enumerate([0, 0, 1, 1, 2, 5, 5], start=1):
         await count(adapters, write(epoch, generation=generation))
     assert await held(db) == {"n": 4}
     assert (await stored_node(db))["applied_generation"] == 5
 
 
-async def test_an_earlier_generation_that_comes_back_does_not_count_again(
+async def test_earlier_generation_that_returns_takes_no_effect(
     db: Any, adapters: CoordinatorAdapters
 ) -> None:
     """A reset to a point before the rerun: its epochs are new, but its generation is not."""
@@ -192,7 +192,7 @@ async def test_an_earlier_generation_that_comes_back_does_not_count_again(
     assert (await stored_node(db))["applied_generation"] == 1
 
 
-async def test_twenty_attempts_at_once_count_once(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_twenty_concurrent_attempts_take_effect_once(db: Any, adapters: CoordinatorAdapters) -> None:
     others = [CoordinatorAdapters(db=db) for _ in range(4)]
     calls = (count(others[epoch % 4], write(epoch)) for epoch in range(1, 21))
     results = await asyncio.gather(*calls, return_exceptions=True)
@@ -203,7 +203,7 @@ async def test_twenty_attempts_at_once_count_once(db: Any, adapters: Coordinator
     assert results[-1] == {"ok": True, "key": "n", "by": 1}
 
 
-async def test_the_same_attempt_twenty_times_at_once_counts_once(
+async def test_same_attempt_twenty_times_concurrently_takes_effect_once(
     db: Any, adapters: CoordinatorAdapters
 ) -> None:
     for generation in range(5):
@@ -212,7 +212,7 @@ async def test_the_same_attempt_twenty_times_at_once_counts_once(
         assert await held(db) == {"n": generation + 1}
 
 
-async def test_twenty_nodes_at_once_count_each(db: Any, tasks: TaskStore) -> None:
+async def test_twenty_concurrent_nodes_take_effect_once_each(db: Any, tasks: TaskStore) -> None:
     names = [f"node-{n}" for n in range(20)]
     await opened(tasks, *names)
     adapters = CoordinatorAdapters(db=db)
@@ -227,7 +227,7 @@ async def test_twenty_nodes_at_once_count_each(db: Any, tasks: TaskStore) -> Non
 @one_update
 @pytest.mark.parametrize("applied", [True, False])
 @pytest.mark.parametrize(("epoch", "run"), [(2, RUN), (2, "run-2"), (3, "run-2")])
-async def test_an_older_epoch_and_another_runs_epoch_are_refused(
+async def test_older_epoch_and_epoch_of_another_run_are_rejected(
     db: Any,
     tasks: TaskStore,
     adapters: CoordinatorAdapters,
@@ -248,7 +248,7 @@ async def test_an_older_epoch_and_another_runs_epoch_are_refused(
     assert caught.value.current == 3
 
 
-async def test_an_older_generation_is_refused(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_older_generation_is_rejected(db: Any, adapters: CoordinatorAdapters) -> None:
     await count(adapters, write(1))
     await count(adapters, write(3, generation=1))
     for epoch in (1, 2):
@@ -258,7 +258,7 @@ async def test_an_older_generation_is_refused(db: Any, adapters: CoordinatorAdap
     assert await held(db) == {"n": 2}
 
 
-async def test_an_attempt_that_is_overtaken_before_its_write_does_not_count(server_db: Any) -> None:
+async def test_attempt_that_is_overtaken_before_its_write_takes_no_effect(server_db: Any) -> None:
     await server_db.tasks.insert_one(new_task("a"))
     db, other = RecordingDatabase(server_db), TaskStore(server_db)
     db.before["tasks"].append(lambda: begun(other, attempt(epoch=2)))
@@ -269,7 +269,7 @@ async def test_an_attempt_that_is_overtaken_before_its_write_does_not_count(serv
 
 
 @pytest.mark.parametrize(("epoch", "applied"), [(1, False), (2, False), (2, True)])
-async def test_an_attempt_of_the_run_that_closed_the_task_is_refused(
+async def test_attempt_of_the_run_that_closed_the_task_is_rejected(
     db: Any, tasks: TaskStore, adapters: CoordinatorAdapters, epoch: int, *, applied: bool
 ) -> None:
     if applied:
@@ -281,7 +281,7 @@ async def test_an_attempt_of_the_run_that_closed_the_task_is_refused(
 
 
 @pytest.mark.parametrize("applied", [True, False])
-async def test_a_newer_run_goes_on_with_a_closed_task(
+async def test_newer_run_continues_a_closed_task(
     db: Any, tasks: TaskStore, adapters: CoordinatorAdapters, *, applied: bool
 ) -> None:
     if applied:
@@ -294,7 +294,7 @@ async def test_a_newer_run_goes_on_with_a_closed_task(
 
 
 @pytest.mark.parametrize("status", [NodeStatus.FAILED, NodeStatus.CANCELLED])
-async def test_an_attempt_whose_node_has_ended_otherwise_is_refused(
+async def test_attempt_of_a_node_that_has_ended_otherwise_is_rejected(
     db: Any, tasks: TaskStore, adapters: CoordinatorAdapters, status: NodeStatus
 ) -> None:
     await begun(tasks, attempt())
@@ -304,7 +304,7 @@ async def test_an_attempt_whose_node_has_ended_otherwise_is_refused(
             await count(adapters, write())
 
 
-async def test_a_conflict_leaves_the_variables_and_the_next_attempt_counts(
+async def test_conflict_changes_no_variables_and_the_next_attempt_takes_effect(
     db: Any, adapters: CoordinatorAdapters
 ) -> None:
     await hold(db, {"n": "text", "x": {"kept": 1}})
@@ -318,7 +318,7 @@ async def test_a_conflict_leaves_the_variables_and_the_next_attempt_counts(
     assert await held(db) == {"n": 6}
 
 
-async def test_what_breaks_a_rule_does_not_begin_the_node(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_invalid_operation_does_not_start_the_node(db: Any, adapters: CoordinatorAdapters) -> None:
     own = adapters.for_node(write())
     async with unchanged(db):
         await refused(own.vars_set(TASK, kv={"$x": 1}))
@@ -327,7 +327,7 @@ async def test_what_breaks_a_rule_does_not_begin_the_node(db: Any, adapters: Coo
         await refused(own.vars_unset(TASK, "a", "a.b"))
 
 
-async def test_a_node_of_an_unknown_task_and_of_another_graph_is_refused(
+async def test_node_of_an_unknown_task_or_another_graph_is_rejected(
     db: Any, adapters: CoordinatorAdapters
 ) -> None:
     async with unchanged(db):

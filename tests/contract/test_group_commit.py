@@ -58,7 +58,7 @@ async def stored_tasks(db: Any) -> list[dict[str, Any]]:
 # --- number of calls ----------------------------------------------------------------------------------------------
 
 
-async def test_a_hundred_attempts_begin_and_end_in_a_few_calls() -> None:
+async def test_hundred_attempts_start_and_end_in_a_few_calls() -> None:
     db = RecordingDatabase(memory_database())
     tasks, names = TaskStore(db), [f"n{number}" for number in range(100)]
     await tasks.open_task(opening(*names))
@@ -74,7 +74,9 @@ async def test_a_hundred_attempts_begin_and_end_in_a_few_calls() -> None:
 # --- outcomes -----------------------------------------------------------------------------------------------------
 
 
-async def test_the_wrong_ones_of_a_crowd_are_told_why_and_the_others_go_on(db: Any, tasks: TaskStore) -> None:
+async def test_rejected_attempts_of_a_group_get_their_reasons_and_the_others_continue(
+    db: Any, tasks: TaskStore
+) -> None:
     await open_all(tasks, ("task-1", "task-2"))
     await begun(tasks, each("task-1", 1, epoch=5), run="other-run")
     crowd = [each("task-1", index) for index in range(4)] + [each("task-2", 0), each("nowhere", 0)]
@@ -89,9 +91,7 @@ async def test_the_wrong_ones_of_a_crowd_are_told_why_and_the_others_go_on(db: A
     assert [node["attempt_epoch"] for node in second] == [2, 0, 0, 0, 0, 0, 0, 0]
 
 
-async def test_of_two_epochs_of_a_node_that_begin_at_once_the_higher_one_has_it(
-    db: Any, tasks: TaskStore
-) -> None:
+async def test_higher_of_two_concurrent_epochs_gets_the_node(db: Any, tasks: TaskStore) -> None:
     await open_all(tasks, ("task-1",))
     others = [each("task-1", index) for index in (2, 3, 4)]
     await asyncio.gather(*(begun(tasks, one) for one in [*others, each("task-1", 0), each("task-1", 0, 3)]))
@@ -99,7 +99,9 @@ async def test_of_two_epochs_of_a_node_that_begin_at_once_the_higher_one_has_it(
     assert task["graph"]["nodes"][0]["attempt_epoch"] == 3
 
 
-async def test_attempts_of_a_reset_run_open_their_closed_document_together(db: Any, tasks: TaskStore) -> None:
+async def test_attempts_of_a_reset_run_reopen_their_closed_document_together(
+    db: Any, tasks: TaskStore
+) -> None:
     await open_all(tasks, ("task-1",))
     await tasks.close_task(close(status=TaskStatus.FAILED, reason="terminated"))
     crowd = [each("task-1", index) for index in range(5)]
@@ -109,7 +111,7 @@ async def test_attempts_of_a_reset_run_open_their_closed_document_together(db: A
     assert [node["status"] for node in task["graph"]["nodes"][:6]] == [*(["running"] * 5), "finished"]
 
 
-async def test_rows_that_are_there_already_are_replaced_or_refused_each_by_its_own_epoch(
+async def test_existing_rows_are_replaced_or_rejected_each_by_its_own_epoch(
     db: Any, artifacts: ArtifactStore
 ) -> None:
     for index, epoch in ((1, 1), (2, 3), (4, 2)):
@@ -123,7 +125,7 @@ async def test_rows_that_are_there_already_are_replaced_or_refused_each_by_its_o
         assert rows == {"a": 2, "b": 2, "c": 3, "d": 2, "e": 2, "f": 2}
 
 
-async def test_a_row_that_cannot_be_stored_is_refused_alone(artifacts: ArtifactStore) -> None:
+async def test_row_that_cannot_be_stored_is_rejected_alone(artifacts: ArtifactStore) -> None:
     metrics: list[dict[str, Any]] = [{"n": 1}, {"n": 2}, {"n": 2**70}, {"n": 3}, {"n": 4}]
     writes = (
         artifacts.store_batch(each("task-1", index), "b1", given, WORKER, AT)
@@ -196,7 +198,7 @@ async def after(scene: Scene, *, at_once: bool) -> tuple[list[str], list[dict[st
 
 
 @pytest.mark.parametrize("seed", range(examples(100)))
-async def test_a_crowd_leaves_what_its_members_would_leave_one_by_one(seed: int) -> None:
+async def test_group_has_the_same_outcome_as_its_attempts_one_by_one(seed: int) -> None:
     chosen = scene(seed)
     ends, tasks, updates = await after(chosen, at_once=True)
     expected, expected_tasks, single = await after(chosen, at_once=False)

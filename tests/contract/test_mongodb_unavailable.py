@@ -97,7 +97,7 @@ STORES = pytest.mark.parametrize(
 
 
 @STORES
-def test_these_calls_are_all_there_are(store: type, calls: dict[str, object]) -> None:
+def test_list_of_calls_is_complete(store: type, calls: dict[str, object]) -> None:
     public = {name for name, member in vars(store).items() if inspect.isfunction(member) and name[0] != "_"}
     assert set(calls) == public
 
@@ -109,7 +109,7 @@ async def outcomes(store: Any, calls: dict[str, Callable[[Any], Awaitable[object
 
 
 @STORES
-async def test_every_call_says_in_short_that_no_server_answers(
+async def test_every_call_reports_an_unreachable_server_in_a_short_message(
     nowhere: Any, store: Any, calls: dict[str, Callable[[Any], Awaitable[object]]]
 ) -> None:
     found = await outcomes(store(nowhere), calls)
@@ -186,7 +186,7 @@ async def ours(error: Exception) -> FlowKitError:
         *((error, StoreRefused) for error in NEVER),
     ],
 )
-async def test_an_error_of_the_driver_becomes_a_short_one_of_ours(
+async def test_driver_error_becomes_a_short_flowkit_error(
     error: errors.PyMongoError, expected: type[FlowKitError]
 ) -> None:
     caught = await ours(error)
@@ -197,18 +197,18 @@ async def test_an_error_of_the_driver_becomes_a_short_one_of_ours(
     assert caught.__suppress_context__
 
 
-async def test_a_document_that_the_driver_finds_too_large_is_told_from_one_that_it_cannot_encode() -> None:
+async def test_driver_errors_for_too_large_and_unencodable_documents_are_distinguished() -> None:
     assert type(await ours(errors.DocumentTooLarge(LONG))) is StoreTooLarge
     assert type(await ours(InvalidDocument(LONG))) is StoreRefused
 
 
-def test_only_an_absent_server_fails_a_whole_group_of_writes() -> None:
+def test_only_an_unreachable_server_fails_a_whole_group_of_writes() -> None:
     assert [error for error in AWAY if not away(error)] == []
     assert [error for error in [*HEALS, *DENIED, *TOO_LARGE, *NEVER] if away(error)] == []
 
 
 @pytest.mark.server
-async def test_a_client_that_was_closed_is_an_absent_server(contract_mongo_url: str) -> None:
+async def test_closed_client_counts_as_an_unreachable_server(contract_mongo_url: str) -> None:
     for driver in DRIVERS:
         async with connected(driver, contract_mongo_url) as client:
             tasks = TaskStore(client.flowkit)
@@ -217,7 +217,7 @@ async def test_a_client_that_was_closed_is_an_absent_server(contract_mongo_url: 
             await tasks.node_states(TASK)
 
 
-async def test_missing_rights_stop_the_start_and_name_user_and_database() -> None:
+async def test_missing_permissions_prevent_the_start_and_name_user_and_database() -> None:
     with pytest.raises(StoreDenied, match="denies user 'reader' access to database 'shop'"):
         await TaskStore(Denying("shop", "reader")).prepare()
 

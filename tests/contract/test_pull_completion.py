@@ -58,7 +58,7 @@ async def rerun(artifacts: WatchedArtifacts, running: asyncio.Task[Any], *uids: 
 
 
 @pytest.mark.parametrize("told", [{}, {"u": 1}])
-async def test_a_source_that_begins_anew_before_the_last_look_is_waited_for(
+async def test_source_that_restarts_before_the_last_check_is_awaited(
     artifacts: WatchedArtifacts, tasks: ActingTasks, pull: Pull, told: dict[str, int]
 ) -> None:
     """The old marker still exists: the new attempt takes its epoch before it removes the marker."""
@@ -70,7 +70,7 @@ async def test_a_source_that_begins_anew_before_the_last_look_is_waited_for(
     assert await rerun(artifacts, pull.start("u", sources=told), "b1", "b2") == ["b1", "b2"]
 
 
-async def test_a_failed_source_that_is_tried_again_is_waited_for(
+async def test_failed_source_that_is_retried_is_awaited(
     artifacts: WatchedArtifacts, tasks: ActingTasks, pull: Pull
 ) -> None:
     await opened(tasks, "u", "sink")
@@ -80,7 +80,7 @@ async def test_a_failed_source_that_is_tried_again_is_waited_for(
     assert await rerun(artifacts, pull.start("u"), "b1") == ["b1"]
 
 
-async def test_a_failed_source_that_is_open_again_with_the_same_epoch_is_waited_for(
+async def test_failed_source_that_reopens_with_the_same_epoch_is_awaited(
     db: Any, artifacts: WatchedArtifacts, tasks: ActingTasks, pull: Pull
 ) -> None:
     async def reopened() -> None:
@@ -97,7 +97,7 @@ async def test_a_failed_source_that_is_open_again_with_the_same_epoch_is_waited_
 
 
 @pytest.mark.parametrize("status", [NodeStatus.FAILED, NodeStatus.SKIPPED, NodeStatus.CANCELLED])
-async def test_a_source_that_ended_without_finishing_is_the_end(
+async def test_source_that_ended_without_success_ends_the_pull(
     artifacts: WatchedArtifacts, tasks: ActingTasks, pull: Pull, status: NodeStatus
 ) -> None:
     await opened(tasks, "u", "sink")
@@ -105,7 +105,7 @@ async def test_a_source_that_ended_without_finishing_is_the_end(
     assert await pull.all("u") == []
 
 
-async def test_a_summary_that_a_function_wrote_for_a_queued_node_is_not_its_end(
+async def test_summary_that_a_function_wrote_for_a_queued_node_does_not_end_the_pull(
     artifacts: WatchedArtifacts, tasks: ActingTasks, pull: Pull
 ) -> None:
     """`merge.generic` writes the complete artifact of its target, which may not have started."""
@@ -119,7 +119,7 @@ async def test_a_summary_that_a_function_wrote_for_a_queued_node_is_not_its_end(
     assert [uid for uid, _ in await asyncio.wait_for(running, PATIENCE)] == ["b1"]
 
 
-async def test_batches_that_come_with_the_marker_are_not_missed(
+async def test_batches_stored_together_with_the_marker_are_delivered(
     artifacts: WatchedArtifacts, pull: Pull, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A read of many documents is not a snapshot: it may include the marker but miss earlier writes."""
@@ -137,6 +137,8 @@ async def test_batches_that_come_with_the_marker_are_not_missed(
 
 
 @pytest.mark.parametrize("args", [{}, {"eof_on_task_done": False}, {"size": 3}])
-async def test_no_source_is_the_end_at_once(pull: Pull, artifacts: WatchedArtifacts, args: Any) -> None:
+async def test_pull_without_sources_ends_immediately(
+    pull: Pull, artifacts: WatchedArtifacts, args: Any
+) -> None:
     assert await pull.all(**args) == []
     assert artifacts._looks == 0

@@ -85,7 +85,7 @@ async def all_readers(artifacts: Measured, pull: Pull) -> list[list[str]]:
     return await asyncio.wait_for(asyncio.gather(*readers), PATIENCE)
 
 
-async def test_batches_that_grow_never_exceed_the_budget(artifacts: Measured, pull: Pull) -> None:
+async def test_growing_batches_never_exceed_the_budget(artifacts: Measured, pull: Pull) -> None:
     await source(artifacts, *GROWING)
     uids = [f"b{number:02}" for number in range(len(GROWING))]
     assert await all_readers(artifacts, pull) == [uids] * READERS
@@ -103,7 +103,7 @@ async def test_batches_of_unknown_size_never_exceed_the_budget(
     assert artifacts.most <= LIMIT
 
 
-async def test_a_batch_that_grows_before_it_is_read_is_read_by_its_new_size(
+async def test_batch_that_grows_before_it_is_read_is_reserved_with_its_new_size(
     artifacts: Measured, pull: Pull
 ) -> None:
     async def grow() -> None:
@@ -119,13 +119,13 @@ async def test_a_batch_that_grows_before_it_is_read_is_read_by_its_new_size(
     assert artifacts.most <= 40_000
 
 
-async def test_a_batch_larger_than_the_budget_is_delivered_alone(artifacts: Measured, pull: Pull) -> None:
+async def test_batch_larger_than_the_budget_is_delivered_alone(artifacts: Measured, pull: Pull) -> None:
     await source(artifacts, 1_000, 3 * LIMIT, 1_000)
     assert [len(uids) for uids in await all_readers(artifacts, pull)] == [3] * READERS
     assert artifacts.most <= 3 * LIMIT
 
 
-async def test_what_is_done_already_is_not_read_again(artifacts: Measured, pull: Pull) -> None:
+async def test_completed_batches_are_not_read_again(artifacts: Measured, pull: Pull) -> None:
     await source(artifacts, *([1_000] * 50))
     for number in range(49):
         await artifacts.store_batch(attempt("sink"), f"b{number:02}", {"n": 1}, WORKER, AT)
@@ -133,7 +133,7 @@ async def test_what_is_done_already_is_not_read_again(artifacts: Measured, pull:
     assert (got, artifacts.most) == (["b49"], 1_000)
 
 
-async def test_pages_of_a_nodes_own_batches_are_bounded_too(artifacts: Measured) -> None:
+async def test_pages_of_own_batches_are_also_bounded(artifacts: Measured) -> None:
     await source(artifacts, *([7_000_000] * 3))
     pages = [[partial["batch_uid"] for partial in page] async for page in artifacts.pages(TASK, "u")]
     assert pages == [["b00", "b01"], ["b02"]]
@@ -153,5 +153,5 @@ async def test_pages_of_a_nodes_own_batches_are_bounded_too(artifacts: Measured)
         ([10] * 9, 9),
     ],
 )
-def test_as_many_are_read_together_as_fit(sizes: list[int | None], count: int) -> None:
+def test_as_many_batches_are_read_together_as_fit(sizes: list[int | None], count: int) -> None:
     assert fitting([Entry("b", size) for size in sizes], 100) == count

@@ -68,7 +68,7 @@ async def test_transitions_of_several_nodes_are_one_update(
     assert len(recording.updates) == 1
 
 
-async def test_the_history_is_written_whole_with_the_status(db: Any, tasks: TaskStore) -> None:
+async def test_history_is_written_completely_with_the_status(db: Any, tasks: TaskStore) -> None:
     for _ in range(2):
         await tasks.record(record(status=TaskStatus.DEFERRED))
     document = await stored(db)
@@ -80,7 +80,7 @@ async def test_the_history_is_written_whole_with_the_status(db: Any, tasks: Task
     assert seconds(document["updated_at"]) == AT
 
 
-async def test_a_node_being_cancelled_carries_the_flag_that_workers_poll(db: Any, tasks: TaskStore) -> None:
+async def test_node_being_cancelled_has_the_flag_that_workers_poll(db: Any, tasks: TaskStore) -> None:
     await tasks.record(record(shown("a", NodeStatus.CANCELLING, epoch=1)))
     node = await stored_node(db)
     assert (node["status"], node["coordinator"]) == ("cancelling", {"cancelled": True})
@@ -88,7 +88,7 @@ async def test_a_node_being_cancelled_carries_the_flag_that_workers_poll(db: Any
     assert "coordinator" not in await stored_node(db, 1)
 
 
-async def test_the_flags_go_up_in_the_same_update_as_the_failed_node(
+async def test_flags_are_set_in_the_same_update_as_the_failed_node(
     db: Any, tasks: TaskStore, recording: RecordingDatabase
 ) -> None:
     failed = shown("a", NodeStatus.FAILED, epoch=1, last_error="boom")
@@ -103,7 +103,7 @@ async def test_the_flags_go_up_in_the_same_update_as_the_failed_node(
     assert seconds(flags["cancelled_at"]) == AT
 
 
-async def test_no_flag_goes_up_without_a_reason(db: Any, tasks: TaskStore) -> None:
+async def test_no_flag_is_set_without_a_reason(db: Any, tasks: TaskStore) -> None:
     await tasks.record(record(shown("a", NodeStatus.FAILED, epoch=1)))
     assert (await stored(db))["coordinator"] == {"liveness": {"state": "ok"}}
 
@@ -111,7 +111,7 @@ async def test_no_flag_goes_up_without_a_reason(db: Any, tasks: TaskStore) -> No
 # --- outdated records -------------------------------------------------------------------------------------------
 
 
-async def test_when_one_node_has_moved_on_nothing_of_the_others_is_lost(db: Any, tasks: TaskStore) -> None:
+async def test_outdated_change_of_one_node_loses_no_changes_of_others(db: Any, tasks: TaskStore) -> None:
     await begun(tasks, attempt("b", index=1, epoch=3))
     behind = shown("b", NodeStatus.DEFERRED, index=1, epoch=2)
     others = shown("a", NodeStatus.DEFERRED, epoch=1), shown("c", NodeStatus.SKIPPED, index=2)
@@ -122,7 +122,7 @@ async def test_when_one_node_has_moved_on_nothing_of_the_others_is_lost(db: Any,
     assert (document["status"], document["coordinator"]["cancel_reason"]) == ("deferred", "stop")
 
 
-async def test_when_a_task_fails_and_one_node_has_moved_on_nothing_of_the_others_is_lost(
+async def test_outdated_change_of_one_node_loses_no_changes_when_the_task_fails(
     db: Any, tasks: TaskStore
 ) -> None:
     await begun(tasks, attempt("b", index=1, epoch=1))
@@ -138,33 +138,33 @@ async def test_when_a_task_fails_and_one_node_has_moved_on_nothing_of_the_others
 
 
 @pytest.mark.parametrize("ended", [NodeStatus.FINISHED, NodeStatus.FAILED, NodeStatus.SKIPPED])
-async def test_a_closed_node_is_never_reopened(db: Any, tasks: TaskStore, ended: NodeStatus) -> None:
+async def test_closed_node_is_never_reopened(db: Any, tasks: TaskStore, ended: NodeStatus) -> None:
     await tasks.record(record(shown("a", ended, epoch=1)))
     for status in (NodeStatus.QUEUED, NodeStatus.CANCELLING):
         await tasks.record(record(shown("a", status, epoch=2)))
     assert await stored_statuses(db) == [ended.value, "queued", "queued"]
 
 
-async def test_another_node_at_that_place_is_not_touched(db: Any, tasks: TaskStore) -> None:
+async def test_different_node_at_the_same_index_is_not_changed(db: Any, tasks: TaskStore) -> None:
     await tasks.record(record(shown("stranger", NodeStatus.FAILED, epoch=1)))
     assert await stored_statuses(db) == ["queued"] * 3
 
 
-async def test_a_closed_task_is_not_touched(db: Any, tasks: TaskStore) -> None:
+async def test_closed_task_is_not_changed(db: Any, tasks: TaskStore) -> None:
     await tasks.close_task(close(*(shown(node, NodeStatus.SKIPPED, index=i) for i, node in enumerate("abc"))))
     before = await stored(db)
     await tasks.record(record(shown("a", NodeStatus.RUNNING, epoch=9), cancel="late"))
     assert await stored(db) == before
 
 
-async def test_an_older_run_changes_nothing(db: Any, tasks: TaskStore) -> None:
+async def test_older_run_changes_nothing(db: Any, tasks: TaskStore) -> None:
     assert await opened(tasks, "a", "b", "c", run="run-2") == 2
     before = await stored(db)
     await tasks.record(record(shown("a", NodeStatus.FAILED, epoch=1), run_seq=1, cancel="late"))
     assert await stored(db) == before
 
 
-async def test_without_a_document_nothing_is_written(db: Any, tasks: TaskStore) -> None:
+async def test_missing_document_is_not_created(db: Any, tasks: TaskStore) -> None:
     await db.tasks.delete_many({})
     await tasks.record(record(shown("a", NodeStatus.FAILED, epoch=1)))
     assert await db.tasks.find_one({}) is None
@@ -194,7 +194,7 @@ async def test_many_nodes_are_written_in_few_updates(
     assert len(recording.updates) == 3
 
 
-async def test_one_node_that_has_moved_on_costs_one_more_update_for_its_own_chunk(
+async def test_outdated_change_of_one_node_costs_one_more_update_of_its_chunk(
     db: Any, large: TaskStore, recording: RecordingDatabase
 ) -> None:
     await begun(large, attempt("n120", index=120, epoch=4))
@@ -206,14 +206,14 @@ async def test_one_node_that_has_moved_on_costs_one_more_update_for_its_own_chun
     assert len(recording.updates) == 3 + 1
 
 
-async def test_when_a_task_of_many_nodes_fails_all_of_them_are_written(db: Any, large: TaskStore) -> None:
+async def test_all_nodes_of_a_large_failed_task_are_written(db: Any, large: TaskStore) -> None:
     await large.record(
         record(*many(NodeStatus.CANCELLING, epoch=1), status=TaskStatus.FAILED, cancel="hard_fail:x")
     )
     assert set(await stored_statuses(db)) == {"cancelling"}
 
 
-async def test_the_flags_of_a_task_of_many_nodes_go_up_with_the_failed_node(
+async def test_flags_of_a_large_task_are_set_with_the_failed_node(
     large: TaskStore, recording: RecordingDatabase
 ) -> None:
     nodes = many(NodeStatus.CANCELLING, epoch=1)
@@ -223,9 +223,7 @@ async def test_the_flags_of_a_task_of_many_nodes_go_up_with_the_failed_node(
     assert flags.get(f"graph.nodes.{MANY - 1}.status") == "failed"
 
 
-async def test_how_many_changes_of_the_status_were_left_out_is_told_when_some_were(
-    db: Any, tasks: TaskStore
-) -> None:
+async def test_number_of_omitted_status_changes_is_recorded(db: Any, tasks: TaskStore) -> None:
     await tasks.record(record())
     assert "status_history_omitted" not in await stored(db)
     await tasks.record(replace(record(), status_history_omitted=3))
@@ -234,7 +232,7 @@ async def test_how_many_changes_of_the_status_were_left_out_is_told_when_some_we
     assert "status_history_omitted" not in await stored(db)
 
 
-async def test_a_repetition_writes_only_what_is_missing(
+async def test_repeated_write_contains_only_what_is_missing(
     db: Any, large: TaskStore, recording: RecordingDatabase
 ) -> None:
     await large.record(record(*many(NodeStatus.SKIPPED)[:100]))
@@ -245,7 +243,7 @@ async def test_a_repetition_writes_only_what_is_missing(
     assert [len(each) for each in paths[1:]] == [100, 50], "the first fails as a whole"
 
 
-async def test_errors_are_left_out_of_a_document_that_they_would_make_too_large(
+async def test_errors_are_omitted_if_they_make_the_document_too_large(
     db: Any, recording: RecordingDatabase
 ) -> None:
     tasks = TaskStore(Narrow(recording, bytes_at_most=4_000))

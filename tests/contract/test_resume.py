@@ -58,7 +58,7 @@ async def redo(artifacts: ArtifactStore, pull: Pull, metrics: dict[str, Any]) ->
 
 
 @HALVES
-async def test_a_batch_of_which_one_half_was_written_is_done_again(
+async def test_batch_with_one_missing_document_is_processed_again(
     db: Any, artifacts: ArtifactStore, pull: Pull, missing: str
 ) -> None:
     await ended_source(artifacts, "b1", "b2")
@@ -72,7 +72,7 @@ async def test_a_batch_of_which_one_half_was_written_is_done_again(
 
 
 @HALVES
-async def test_a_failure_of_which_one_half_was_replaced_is_done_again(
+async def test_failed_batch_with_one_replaced_document_is_processed_again(
     db: Any, artifacts: ArtifactStore, pull: Pull, missing: str
 ) -> None:
     await ended_source(artifacts, "b1")
@@ -85,7 +85,7 @@ async def test_a_failure_of_which_one_half_was_replaced_is_done_again(
 
 
 @HALVES
-async def test_an_empty_result_whose_failure_is_still_there_is_done_again(
+async def test_empty_result_with_a_remaining_failure_is_processed_again(
     db: Any, artifacts: ArtifactStore, pull: Pull, missing: str
 ) -> None:
     await ended_source(artifacts, "b1")
@@ -97,7 +97,7 @@ async def test_an_empty_result_whose_failure_is_still_there_is_done_again(
 
 
 @pytest.mark.parametrize("metrics", [{"n": 1}, {}])
-async def test_a_whole_result_is_not_done_again(
+async def test_complete_result_is_not_processed_again(
     artifacts: ArtifactStore, pull: Pull, metrics: dict[str, Any]
 ) -> None:
     await ended_source(artifacts, "b1")
@@ -105,7 +105,7 @@ async def test_a_whole_result_is_not_done_again(
     assert await pull.uids("u", epoch=2) == []
 
 
-async def test_an_artifact_that_a_handler_wrote_itself_is_no_result_of_its_batch(
+async def test_artifact_written_by_a_handler_is_not_a_result_of_its_batch(
     artifacts: ArtifactStore, pull: Pull
 ) -> None:
     await ended_source(artifacts, "b1")
@@ -113,7 +113,7 @@ async def test_an_artifact_that_a_handler_wrote_itself_is_no_result_of_its_batch
     assert await pull.uids("u", epoch=2) == ["b1"]
 
 
-async def test_an_artifact_of_an_earlier_release_is_a_whole_result(
+async def test_artifact_of_an_earlier_release_is_a_complete_result(
     db: Any, artifacts: ArtifactStore, pull: Pull
 ) -> None:
     """The earlier attempt wrote the row first, and the row may no longer exist."""
@@ -123,16 +123,14 @@ async def test_an_artifact_of_an_earlier_release_is_a_whole_result(
     assert await pull.uids("u", epoch=2) == []
 
 
-async def test_a_failed_batch_is_delivered_again_and_nobody_pulls_it(
-    artifacts: ArtifactStore, pull: Pull
-) -> None:
+async def test_failed_batch_is_delivered_again_and_never_pulled(artifacts: ArtifactStore, pull: Pull) -> None:
     await ended_source(artifacts, "b1", "b2")
     await artifacts.store_failed_batch(attempt("sink"), "b1", "boom", AT)
     await artifacts.store_failed_batch(attempt("u", epoch=2), "b2", "boom", AT)
     assert await pull.uids("u", epoch=2) == ["b1"]
 
 
-async def test_a_source_that_fails_and_then_succeeds_is_pulled_to_its_end(
+async def test_source_that_fails_and_then_succeeds_is_pulled_completely(
     artifacts: ArtifactStore, pull: Pull
 ) -> None:
     """The puller has seen the failed batch; its later success is a batch like any other."""
@@ -148,7 +146,7 @@ async def test_a_source_that_fails_and_then_succeeds_is_pulled_to_its_end(
 
 
 @HALVES
-async def test_one_half_that_finds_no_server_is_written_later(
+async def test_missing_document_is_written_when_the_server_returns(
     db: Any, artifacts: ArtifactStore, missing: str
 ) -> None:
     recording = RecordingDatabase(db)
@@ -163,7 +161,7 @@ async def test_one_half_that_finds_no_server_is_written_later(
 
 
 @HALVES
-async def test_a_newer_attempt_wins_whichever_half_finds_it(
+async def test_newer_attempt_wins_with_either_document_missing(
     db: Any, artifacts: ArtifactStore, missing: str
 ) -> None:
     await artifacts.store_batch(attempt(epoch=2), "b1", {"n": 2}, WORKER, AT)

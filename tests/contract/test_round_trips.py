@@ -125,7 +125,7 @@ async def monitored(
 
 
 @NODES
-async def test_a_node_costs_these_commands_and_no_more(
+async def test_node_makes_only_these_calls(
     monitored: tuple[Any, list[str]], node: Any, calls: list[str], trips: int
 ) -> None:
     db, sent = monitored
@@ -133,7 +133,7 @@ async def test_a_node_costs_these_commands_and_no_more(
     assert sorted(sent) == sorted(calls)
 
 
-async def test_a_pulled_batch_costs_these_commands_more(monitored: tuple[Any, list[str]]) -> None:
+async def test_pulled_batch_adds_only_these_calls(monitored: tuple[Any, list[str]]) -> None:
     db, sent = monitored
     await pulled(db)
     assert sorted(sent) == sorted([BEGIN, *BATCH, MARKER, END, *PULLING])
@@ -181,7 +181,7 @@ class _Collection:
 
 
 @NODES
-async def test_the_calls_of_a_node_go_together_where_none_needs_another(
+async def test_independent_calls_of_a_node_are_made_concurrently(
     node: Any, calls: list[str], trips: int
 ) -> None:
     db = RoundTrips(await prepared(memory_database()))

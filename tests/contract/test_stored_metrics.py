@@ -52,7 +52,7 @@ async def prepared(db: Any, tasks: TaskStore, artifacts: ArtifactStore) -> Any:
     return db
 
 
-async def test_metrics_and_references_are_stored_as_json_wherever_they_come_from(prepared: Any) -> None:
+async def test_metrics_and_references_are_stored_as_json_from_every_source(prepared: Any) -> None:
     ref = {"etag": UUID(int=5)}
 
     class Writing(Returning):
@@ -80,7 +80,7 @@ EACH = pytest.mark.parametrize(("metrics", "code", "text"), UNSTORABLE, ids=["in
 
 
 @EACH
-async def test_a_batch_that_cannot_be_stored_fails_the_attempt_for_good(
+async def test_batch_that_cannot_be_stored_fails_the_attempt_permanently(
     prepared: Any, metrics: dict[str, Any], code: str, text: str
 ) -> None:
     result = BatchResult(success=True, metrics=metrics)
@@ -95,7 +95,7 @@ async def test_a_batch_that_cannot_be_stored_fails_the_attempt_for_good(
 
 
 @EACH
-async def test_an_end_that_cannot_be_stored_leaves_the_node_open(
+async def test_final_result_that_cannot_be_stored_leaves_the_node_running(
     prepared: Any, metrics: dict[str, Any], code: str, text: str
 ) -> None:
     final = FinalizeResult(metrics=metrics)
@@ -109,7 +109,7 @@ async def test_an_end_that_cannot_be_stored_leaves_the_node_open(
 
 
 @pytest.mark.parametrize("where", ["batch", "end"])
-async def test_a_reference_that_cannot_be_stored_is_named(prepared: Any, where: str) -> None:
+async def test_reference_that_cannot_be_stored_is_located(prepared: Any, where: str) -> None:
     ref = {"handle": object()}
     result = BatchResult(success=True, artifacts_ref=ref if where == "batch" else None)
     final = FinalizeResult(artifacts_ref=ref if where == "end" else None)
@@ -119,7 +119,7 @@ async def test_a_reference_that_cannot_be_stored_is_named(prepared: Any, where: 
     assert "handle is of type object" in failure.message
 
 
-async def test_a_handler_that_writes_what_cannot_be_stored_fails_its_batch_for_good(prepared: Any) -> None:
+async def test_handler_write_that_cannot_be_stored_fails_its_batch_permanently(prepared: Any) -> None:
     class Writing(Returning):
         async def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
             await ctx.artifacts.upsert_partial("mine", {"n": 2**70})
@@ -140,7 +140,7 @@ WRITES: list[Callable[[ArtifactStore, Any], Awaitable[None]]] = [
 
 
 @pytest.mark.parametrize("write", WRITES, ids=["partial", "marker", "reference"])
-async def test_everything_that_a_handler_may_write_has_the_same_limits(
+async def test_all_writes_of_a_handler_have_the_same_limits(
     db: Any, artifacts: ArtifactStore, write: Callable[[ArtifactStore, Any], Awaitable[None]]
 ) -> None:
     with pytest.raises(BatchTooLarge):

@@ -36,7 +36,7 @@ async def test_a_new_document_has_the_documented_fields(db: Any, tasks: TaskStor
     assert document["last_event_recv_ms"] == int(AT * 1000)
 
 
-async def test_iso_texts_of_a_new_document_end_in_utc(db: Any, tasks: TaskStore) -> None:
+async def test_iso_dates_of_a_new_document_end_in_utc(db: Any, tasks: TaskStore) -> None:
     await tasks.insert_task(new_task("a"))
     document = await stored(db)
     [change] = document["status_history"]
@@ -60,7 +60,7 @@ async def test_every_node_starts_with_the_documented_runtime_fields(db: Any, tas
     assert await stored_node(db) == {"node_id": "a", "type": "crawler", **RUNTIME_FIELDS}
 
 
-async def test_runtime_fields_in_a_given_graph_are_set_back_and_all_others_kept(
+async def test_runtime_fields_of_a_given_graph_are_reset_and_all_others_kept(
     db: Any, tasks: TaskStore
 ) -> None:
     node = {
@@ -78,23 +78,23 @@ async def test_runtime_fields_in_a_given_graph_are_set_back_and_all_others_kept(
     assert (document["graph"]["edges"], document["graph"]["schema_version"]) == ([["a", "b"]], "1.0")
 
 
-async def test_a_second_insert_changes_nothing(db: Any, tasks: TaskStore) -> None:
+async def test_second_insert_changes_nothing(db: Any, tasks: TaskStore) -> None:
     await tasks.insert_task(new_task("a"))
     first = await stored(db)
     await tasks.insert_task(new_task("b", "c", params={"other": True}))
     assert await documents_of(db.tasks) == [first]
 
 
-async def test_inserts_at_the_same_time_leave_one_document(db: Any, tasks: TaskStore) -> None:
+async def test_concurrent_inserts_leave_one_document(db: Any, tasks: TaskStore) -> None:
     await asyncio.gather(*(tasks.insert_task(new_task("a")) for _ in range(10)))
     assert len(await documents_of(db.tasks)) == 1
 
 
-async def test_everybody_sees_the_same_deployment_id(db: Any) -> None:
+async def test_database_has_one_deployment_id_for_all_processes(db: Any) -> None:
     seen = await asyncio.gather(*(TaskStore(db).deployment() for _ in range(10)))
     assert len(set(seen)) == 1
     assert seen[0] == await TaskStore(db).deployment() != ""
 
 
-async def test_two_databases_are_two_deployments(tasks: TaskStore) -> None:
+async def test_two_databases_have_different_deployment_ids(tasks: TaskStore) -> None:
     assert await tasks.deployment() != await TaskStore(memory_database()).deployment()

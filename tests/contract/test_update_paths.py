@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         ({"$set": {"a.b": 1, "a.bc": 1}, "$setOnInsert": {"a.c": 1, "ab": 1}}, False),
     ],
 )
-def test_the_check_finds_what_mongodb_refuses(update: Update, *, found: bool) -> None:
+def test_check_finds_updates_that_mongodb_rejects(update: Update, *, found: bool) -> None:
     assert bool(conflicts(update)) is found
 
 
@@ -93,7 +93,7 @@ async def leave_batches(artifacts: ArtifactStore) -> None:
     await artifacts.mark_complete(TASK, "a", 1, {"n": 1}, AT, worker_id=WORKER, artifacts_ref={"url": "x"})
 
 
-async def test_no_update_of_a_whole_life_names_a_path_twice() -> None:
+async def test_no_update_of_a_whole_task_names_a_path_twice() -> None:
     db = RecordingDatabase(memory_database())
     await whole_life(db)
     assert len(db.updates) > 10

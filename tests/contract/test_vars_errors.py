@@ -40,7 +40,7 @@ BELOW: dict[str, Call] = {
 
 @pytest.mark.parametrize("call", BELOW.values(), ids=list(BELOW))
 @pytest.mark.parametrize("value", [None, True, 1.5, SECRET, [], [{"b": 1}]], ids=repr)
-async def test_nothing_is_written_below_a_value_or_into_a_list(
+async def test_write_below_a_value_or_into_a_list_is_rejected(
     db: Any, adapters: CoordinatorAdapters, call: Call, value: object
 ) -> None:
     await hold(db, {"x": {"a": value}, "y": 1})
@@ -49,7 +49,9 @@ async def test_nothing_is_written_below_a_value_or_into_a_list(
 
 
 @pytest.mark.parametrize("path", ["x.0", "x.0.k", "x.k", "x.k.z"])
-async def test_no_element_of_a_list_is_reached(db: Any, adapters: CoordinatorAdapters, path: str) -> None:
+async def test_elements_of_a_list_cannot_be_addressed(
+    db: Any, adapters: CoordinatorAdapters, path: str
+) -> None:
     await hold(db, {"x": [{"k": {"z": 1}}, 2], "y": 1})
     calls: list[Awaitable[object]] = [
         adapters.vars_set(TASK, kv={"y": 2, path: SECRET}),
@@ -62,7 +64,7 @@ async def test_no_element_of_a_list_is_reached(db: Any, adapters: CoordinatorAda
 
 
 @pytest.mark.parametrize("value", [None, True, SECRET, "5", [], [1], {}, {"k": 1}], ids=repr)
-async def test_what_is_no_number_is_not_added_to(
+async def test_incr_of_a_value_that_is_not_a_number_is_rejected(
     db: Any, adapters: CoordinatorAdapters, value: object
 ) -> None:
     await hold(db, {"x": {"n": value}})
@@ -81,7 +83,7 @@ async def test_what_is_no_number_is_not_added_to(
     ],
     ids=["set", "merge", "incr", "unset"],
 )
-async def test_variables_that_somebody_has_overwritten_are_left_alone(
+async def test_variables_overwritten_by_another_client_are_not_changed(
     db: Any, adapters: CoordinatorAdapters, call: Call, variables: object
 ) -> None:
     await hold(db, variables)
@@ -89,7 +91,7 @@ async def test_variables_that_somebody_has_overwritten_are_left_alone(
         await refused(call(adapters))
 
 
-async def test_a_decimal_of_mongodb_is_a_number(server_db: Any) -> None:
+async def test_decimal_of_mongodb_is_a_number(server_db: Any) -> None:
     """Not in memory: mongomock cannot add to this type."""
     await server_db.tasks.insert_one({"id": TASK, "coordinator": {"vars": {"n": Decimal128("1.5")}}})
     await CoordinatorAdapters(db=server_db).vars_incr(TASK, key="n", by=1)
@@ -97,7 +99,7 @@ async def test_a_decimal_of_mongodb_is_a_number(server_db: Any) -> None:
 
 
 @pytest.mark.parametrize(("held_", "by"), [(2**63 - 1, 1), (-(2**63), -1), (2**62, 2**62)])
-async def test_a_sum_beyond_64_bits_is_refused(
+async def test_sum_beyond_64_bits_is_rejected(
     db: Any, adapters: CoordinatorAdapters, held_: int, by: int
 ) -> None:
     await hold(db, {"x": {"n": held_}})
@@ -128,7 +130,7 @@ def _nested(depth: int) -> Any:
 
 
 @pytest.mark.parametrize(("call", "named"), BAD.values(), ids=list(BAD))
-async def test_what_breaks_a_rule_is_refused_before_anything_is_written(
+async def test_invalid_operation_is_rejected_before_any_write(
     db: Any, adapters: CoordinatorAdapters, call: Call, named: str
 ) -> None:
     await hold(db, {"ok": 0, "a": {"x": 1}})
@@ -143,7 +145,7 @@ async def test_what_breaks_a_rule_is_refused_before_anything_is_written(
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("wrapper", ["kv", "data", None])
 @pytest.mark.parametrize("method", ["vars_set", "vars_merge"])
-async def test_what_looks_like_a_secret_is_blocked_on_demand_in_every_form(
+async def test_sensitive_value_is_blocked_on_request_in_every_form(
     db: Any, adapters: CoordinatorAdapters, method: str, wrapper: str | None, *, inside: bool
 ) -> None:
     if method == "vars_set" and wrapper == "data":
@@ -158,7 +160,7 @@ async def test_what_looks_like_a_secret_is_blocked_on_demand_in_every_form(
     assert text == f"{method.replace('_', '.')} blocked: 2 sensitive-looking values"
 
 
-async def test_without_secrets_a_block_lets_pass_and_is_not_stored(
+async def test_blocking_accepts_values_that_are_not_sensitive_and_is_not_stored(
     db: Any, adapters: CoordinatorAdapters
 ) -> None:
     await adapters.vars_set(TASK, a="gold", block_sensitive=True)
@@ -173,7 +175,7 @@ class _Boasting:
         raise RuntimeError(value)
 
 
-async def test_a_detector_that_fails_lets_nothing_pass(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_failing_detector_blocks_every_value(db: Any, adapters: CoordinatorAdapters) -> None:
     careless = CoordinatorAdapters(db=db, detector=_Boasting())
     async with unchanged(db):
         for call in (careless.vars_set(TASK, a=SECRET), careless.vars_merge(TASK, a=SECRET)):
@@ -202,7 +204,7 @@ OPERATIONS: dict[str, Call] = {
         (errors.OperationFailure(f"not primary {SECRET}", 189), StoreUnavailable, "does not answer"),
     ],
 )
-async def test_an_error_of_the_driver_shows_no_value(
+async def test_driver_error_contains_no_value(
     call: Call, raised: errors.PyMongoError, ours: type[Exception], told: str
 ) -> None:
     db = RecordingDatabase(memory_database())
@@ -220,7 +222,7 @@ async def test_an_error_of_the_driver_shows_no_value(
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_without_a_server_every_operation_may_be_tried_again(driver: str) -> None:
+async def test_operation_without_a_server_can_be_retried(driver: str) -> None:
     async with connected(driver, f"mongodb://{HOST}:{free_port()}", serverSelectionTimeoutMS=20) as client:
         adapters = CoordinatorAdapters(db=client.flowkit)
         calls = (call(adapters) for call in OPERATIONS.values())

@@ -45,7 +45,7 @@ def full(*paths: str) -> list[str]:
 # --- records ----------------------------------------------------------------------------------------------------
 
 
-async def test_set_tells_its_sorted_full_paths(
+async def test_set_logs_its_sorted_full_paths(
     adapters: CoordinatorAdapters, caplog: pytest.LogCaptureFixture
 ) -> None:
     await adapters.vars_set(TASK, kv={"z": 1, "b": {"y": 2, "c": SECRET}, "b.d": "A" * 24})
@@ -53,7 +53,7 @@ async def test_set_tells_its_sorted_full_paths(
     assert records(caplog) == [{**expected, "sensitive_hits": 2}]
 
 
-async def test_merge_tells_the_same_once_there_are_variables(
+async def test_merge_logs_the_same_if_variables_exist(
     db: Any, adapters: CoordinatorAdapters, caplog: pytest.LogCaptureFixture
 ) -> None:
     await hold(db, {"x": 1})
@@ -74,7 +74,7 @@ async def test_merge_tells_the_same_once_there_are_variables(
         ({"x": {}}, {"a": 1, "b": 2}, "merge"),
     ],
 )
-async def test_a_merge_of_several_paths_that_comes_first_is_told_as_a_set(
+async def test_first_merge_of_several_paths_is_logged_as_a_set(
     db: Any,
     adapters: CoordinatorAdapters,
     caplog: pytest.LogCaptureFixture,
@@ -90,7 +90,7 @@ async def test_a_merge_of_several_paths_that_comes_first_is_told_as_a_set(
 
 
 @pytest.mark.parametrize("by", [1, -2, 0.5, True])
-async def test_incr_tells_its_path_and_how_much(
+async def test_incr_logs_its_path_and_amount(
     adapters: CoordinatorAdapters, caplog: pytest.LogCaptureFixture, by: float
 ) -> None:
     await adapters.vars_incr(TASK, key="n.m", by=by)
@@ -99,7 +99,7 @@ async def test_incr_tells_its_path_and_how_much(
     assert records(caplog) == [expected]
 
 
-async def test_unset_tells_what_was_asked_for_and_then_what_it_pruned(
+async def test_unset_logs_the_requested_paths_and_then_the_pruned_ones(
     db: Any, adapters: CoordinatorAdapters, caplog: pytest.LogCaptureFixture
 ) -> None:
     await hold(db, {"b": {"c": SECRET}, "a": {"deep": {"er": {}}}, "k": 1})
@@ -110,7 +110,7 @@ async def test_unset_tells_what_was_asked_for_and_then_what_it_pruned(
     ]
 
 
-async def test_unset_that_leaves_nothing_empty_tells_of_no_pruning(
+async def test_unset_without_pruning_logs_no_pruning(
     db: Any, adapters: CoordinatorAdapters, caplog: pytest.LogCaptureFixture
 ) -> None:
     await hold(db, {"a": {"b": 1, "c": 2}})
@@ -118,7 +118,7 @@ async def test_unset_that_leaves_nothing_empty_tells_of_no_pruning(
     assert [record["event"] for record in records(caplog)] == ["coord.vars.unset"]
 
 
-async def test_a_record_shows_no_value_anywhere(
+async def test_log_records_contain_no_values(
     db: Any, adapters: CoordinatorAdapters, caplog: pytest.LogCaptureFixture
 ) -> None:
     await hold(db, {"x": SECRET})
@@ -129,7 +129,7 @@ async def test_a_record_shows_no_value_anywhere(
     assert len(records(caplog)) == 4
 
 
-async def test_what_writes_nothing_and_what_is_refused_tell_nothing(
+async def test_operations_without_a_write_log_nothing(
     adapters: CoordinatorAdapters, caplog: pytest.LogCaptureFixture
 ) -> None:
     await adapters.vars_set(TASK, kv={})
@@ -177,7 +177,7 @@ def all_grow(found: list[datetime]) -> bool:
     return sorted(set(found)) == found
 
 
-async def test_the_date_grows_with_every_write_even_when_the_clock_stands(
+async def test_updated_at_increases_with_every_write_even_if_the_clock_stops(
     db: Any, adapters: CoordinatorAdapters
 ) -> None:
     before = (await stored(db))["updated_at"]
@@ -186,12 +186,12 @@ async def test_the_date_grows_with_every_write_even_when_the_clock_stands(
     assert found[0] >= before
 
 
-async def test_the_date_comes_from_the_clock(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_updated_at_comes_from_the_clock(db: Any, adapters: CoordinatorAdapters) -> None:
     [found] = await moments(db, adapters, CHAIN["set"])
     assert found.replace(tzinfo=UTC).timestamp() == AT
 
 
-async def test_the_date_grows_with_an_aggregation_too(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_updated_at_also_increases_with_an_aggregation(db: Any, adapters: CoordinatorAdapters) -> None:
     def aggregate(a: CoordinatorAdapters) -> Awaitable[dict[str, Any]]:
         return a.metrics_aggregate(TASK, "a")
 

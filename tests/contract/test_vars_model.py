@@ -221,7 +221,7 @@ def exact(value: Any) -> Any:
 @pytest.mark.slow
 @settings(max_examples=examples(300), deadline=None, derandomize=not THOROUGH, print_blob=True)
 @given(sequence=SEQUENCES)
-async def test_memory_does_what_the_model_says(sequence: list[Operation]) -> None:
+async def test_memory_database_matches_the_model(sequence: list[Operation]) -> None:
     await follow(memory_database(), sequence, in_memory=True)
 
 
@@ -233,5 +233,5 @@ async def test_memory_does_what_the_model_says(sequence: list[Operation]) -> Non
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(sequence=SEQUENCES)
-async def test_a_server_does_what_the_model_says(server_db: Any, sequence: list[Operation]) -> None:
+async def test_server_matches_the_model(server_db: Any, sequence: list[Operation]) -> None:
     await follow(server_db, sequence)

@@ -50,7 +50,7 @@ async def until_refused(call: Callable[[int], Awaitable[Any]]) -> int:
     raise AssertionError("never refused")
 
 
-async def test_a_task_keeps_a_million_bytes_of_variables(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_task_can_hold_a_million_bytes_of_variables(db: Any, adapters: CoordinatorAdapters) -> None:
     kept = {f"k{n:02}": "x" * 65_000 for n in range(15)}
     await adapters.vars_set(TASK, kv=kept)
     left = LIMIT - 5 - sum(len(key) + 7 + len(value) for key, value in kept.items())
@@ -73,7 +73,7 @@ GROWING: dict[str, Callable[[CoordinatorAdapters, int], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("call", GROWING.values(), ids=list(GROWING))
-async def test_many_small_writes_fill_the_limit_and_never_exceed_it(
+async def test_many_small_writes_fill_but_never_exceed_the_limit(
     db: Any,
     adapters: CoordinatorAdapters,
     small: int,
@@ -87,7 +87,7 @@ async def test_many_small_writes_fill_the_limit_and_never_exceed_it(
         await refused(call(adapters, done))
 
 
-async def test_a_full_task_takes_whatever_makes_it_no_larger(
+async def test_full_task_accepts_writes_that_do_not_make_it_larger(
     db: Any, adapters: CoordinatorAdapters, small: int
 ) -> None:
     await hold(db, {"n": 1, "text": "x" * (small - 5 - 7 - 11)})
@@ -105,7 +105,7 @@ async def test_a_full_task_takes_whatever_makes_it_no_larger(
     assert await held(db) == {"n": 4, "a": None}
 
 
-async def test_variables_beyond_the_limit_may_shrink_but_not_grow(
+async def test_variables_beyond_the_limit_can_shrink_but_not_grow(
     db: Any, adapters: CoordinatorAdapters, small: int
 ) -> None:
     await hold(db, {f"k{n}": "x" * 500 for n in range(5)})
@@ -131,7 +131,7 @@ async def test_variables_of_an_earlier_release_are_measured_at_the_first_write(
     assert len(await held(db)) == 21
 
 
-async def test_a_value_that_is_written_again_and_again_costs_a_look_only_now_and_then(
+async def test_repeated_writes_of_a_value_rarely_measure_the_variables(
     db: Any, adapters: CoordinatorAdapters, small: int
 ) -> None:
     recording = RecordingDatabase(db)
@@ -145,7 +145,7 @@ async def test_a_value_that_is_written_again_and_again_costs_a_look_only_now_and
     assert len(recording.updates) == 400 + corrected
 
 
-async def test_what_is_too_large_for_any_task_is_refused_before_it_is_sent(
+async def test_operation_too_large_for_any_task_is_rejected_before_it_is_sent(
     db: Any, adapters: CoordinatorAdapters
 ) -> None:
     recording = RecordingDatabase(db)
@@ -159,7 +159,7 @@ async def test_what_is_too_large_for_any_task_is_refused_before_it_is_sent(
 # --- concurrent operations --------------------------------------------------------------------------------------
 
 
-async def test_of_many_writers_at_the_edge_as_many_succeed_as_fit(
+async def test_as_many_concurrent_writers_succeed_as_fit(
     db: Any, adapters: CoordinatorAdapters, small: int
 ) -> None:
     others = [CoordinatorAdapters(db=db) for _ in range(4)]
@@ -173,9 +173,7 @@ async def test_of_many_writers_at_the_edge_as_many_succeed_as_fit(
     assert len(await held(db)) == 1 + fit
 
 
-async def test_of_two_that_correct_the_bound_at_once_the_second_looks_again(
-    server_db: Any, small: int
-) -> None:
+async def test_second_of_two_concurrent_corrections_measures_again(server_db: Any, small: int) -> None:
     await server_db.tasks.insert_one(new_task("a"))
     await hold(server_db, {"keep": "x" * 900})
     await server_db.tasks.update_one({"id": TASK}, {"$set": {"coordinator.vars_bytes": small}})
@@ -193,7 +191,7 @@ async def test_of_two_that_correct_the_bound_at_once_the_second_looks_again(
     assert (await ledger(server_db))[0] <= small
 
 
-async def test_a_node_whose_change_does_not_fit_fails_without_an_effect(
+async def test_node_whose_change_does_not_fit_fails_without_an_effect(
     db: Any, adapters: CoordinatorAdapters, small: int
 ) -> None:
     await hold(db, {"text": "x" * (small - 5 - 11)})
@@ -210,7 +208,9 @@ TIGHT = 80
 
 @settings(max_examples=examples(200), deadline=None, derandomize=not THOROUGH)
 @given(sequence=SEQUENCES)
-async def test_a_write_is_refused_exactly_when_all_would_be_too_large(sequence: list[Operation]) -> None:
+async def test_write_is_rejected_exactly_if_all_variables_would_be_too_large(
+    sequence: list[Operation],
+) -> None:
     db, model, task_id = memory_database(), Model(), next(NAMES)
     await db.tasks.insert_one(new_task("a", task_id=task_id))
     with mock.patch.object(size_bound, "VARS_BYTES", TIGHT):
@@ -242,7 +242,7 @@ def applied(model: Model, operation: Operation) -> int | None:
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(sequence=st.lists(st.tuples(OPERATIONS, st.lists(OPERATIONS, max_size=3)), min_size=1, max_size=6))
-async def test_writes_that_come_in_between_never_take_the_variables_beyond_the_limit(
+async def test_concurrent_writes_never_exceed_the_limit(
     sequence: list[tuple[Operation, list[Operation]]],
 ) -> None:
     plain, task_id = memory_database(), next(NAMES)

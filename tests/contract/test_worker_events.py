@@ -40,7 +40,7 @@ async def events(db: Any) -> WorkerEvents:
 # --- events -------------------------------------------------------------------------------------------------
 
 
-async def test_an_event_is_stored_as_documented(db: Any, events: WorkerEvents) -> None:
+async def test_event_is_stored_in_the_documented_form(db: Any, events: WorkerEvents) -> None:
     await events.append([accepted(attempt("a", epoch=2), LEASE, AT)], AT + 1)
     [row] = await documents_of(db.worker_events)
     assert seconds(row.pop("created_at")) == AT + 1
@@ -63,7 +63,7 @@ async def test_an_event_is_stored_as_documented(db: Any, events: WorkerEvents) -
     }
 
 
-def test_payloads_are_those_of_external_workers() -> None:
+def test_payloads_equal_those_of_external_workers() -> None:
     ref = {"task_id": TASK, "node_id": "a"}
     assert done(attempt(), WORKER, AT).payload == {
         "kind": "TASK_DONE",
@@ -85,7 +85,7 @@ def test_payloads_are_those_of_external_workers() -> None:
     }
 
 
-def test_hashes_are_those_of_external_workers() -> None:
+def test_hashes_equal_those_of_external_workers() -> None:
     """The examples of the protocol."""
     extract = replace(attempt("extract"), task_id="7f0c2a4e-3b1d-4c55-9a6e-0d2f8b7c1e90")
     lease = {**LEASE, "lease_id": "c6a1f0d2-58a5-4d0c-8f2b-1f3a9f4a7b11"}
@@ -106,7 +106,7 @@ def test_hashes_are_those_of_external_workers() -> None:
     ]
 
 
-async def test_an_event_that_is_told_twice_is_stored_once(db: Any, events: WorkerEvents) -> None:
+async def test_repeated_event_is_stored_once(db: Any, events: WorkerEvents) -> None:
     first, second = done(attempt("a"), WORKER, AT), done(attempt("b"), WORKER, AT)
     await events.append([], AT)
     await events.append([first], AT)
@@ -115,7 +115,7 @@ async def test_an_event_that_is_told_twice_is_stored_once(db: Any, events: Worke
     assert sorted((row["node_id"], seconds(row["created_at"])) for row in rows) == [("a", AT), ("b", AT + 1)]
 
 
-async def test_whatever_a_handler_says_can_be_stored(db: Any, events: WorkerEvents) -> None:
+async def test_any_text_of_a_handler_can_be_stored(db: Any, events: WorkerEvents) -> None:
     wild = AttemptFailure(kind=FailureKind.FAILURE, code="\ud800" * 1000, message="\udfff\0" * 10_000)
     await events.append([failed(attempt(), WORKER, wild, AT)], AT)
     [row] = await documents_of(db.worker_events)
@@ -123,7 +123,7 @@ async def test_whatever_a_handler_says_can_be_stored(db: Any, events: WorkerEven
     assert len(row["payload"]["error"]) <= 2_048
 
 
-async def test_only_duplicates_are_taken_for_success() -> None:
+async def test_only_duplicate_key_errors_count_as_success() -> None:
     unconfirmed = BulkWriteError({"writeErrors": [], "writeConcernErrors": [{"code": 64}]})
     too_large = BulkWriteError({"writeErrors": [{"index": 0, "code": 11000}, {"index": 1, "code": 17419}]})
     for error, ours in ((unconfirmed, StoreUnavailable), (too_large, StoreTooLarge)):
@@ -170,7 +170,7 @@ def log_into(wall: Any, **options: Any) -> EventLog:
 AWAY = StoreUnavailable("away")
 
 
-async def test_events_are_written_together_in_the_background() -> None:
+async def test_events_are_written_in_groups_in_the_background() -> None:
     wall = Wall()
     log = log_into(wall, pause_sec=0)
     running = asyncio.create_task(log.run())
@@ -181,7 +181,7 @@ async def test_events_are_written_together_in_the_background() -> None:
     assert (wall.nodes, wall.calls) == (["a", "b", "c"], 1)
 
 
-async def test_events_wait_in_order_while_the_store_is_away(caplog: pytest.LogCaptureFixture) -> None:
+async def test_events_wait_in_order_while_the_store_is_unavailable(caplog: pytest.LogCaptureFixture) -> None:
     wall = Wall(AWAY, AWAY, AWAY)
     log = log_into(wall, pause_sec=0)
     log.add(done(attempt("a"), WORKER, AT))
@@ -194,7 +194,7 @@ async def test_events_wait_in_order_while_the_store_is_away(caplog: pytest.LogCa
     assert len([entry for entry in caplog.records if entry.levelno >= logging.WARNING]) == 1
 
 
-async def test_the_oldest_events_are_given_up_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+async def test_oldest_events_are_dropped_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     wall = Wall(AWAY)
     log = log_into(wall, waiting=2)
     for name in "abcd":
@@ -206,7 +206,7 @@ async def test_the_oldest_events_are_given_up_with_one_warning(caplog: pytest.Lo
     assert caplog.text.count("the oldest are given up") == 1
 
 
-async def test_events_that_are_refused_do_not_hold_up_others(caplog: pytest.LogCaptureFixture) -> None:
+async def test_rejected_events_do_not_delay_others(caplog: pytest.LogCaptureFixture) -> None:
     wall = Wall(StoreRefused("never"))
     log = log_into(wall)
     log.add(done(attempt("a"), WORKER, AT))
@@ -217,7 +217,7 @@ async def test_events_that_are_refused_do_not_hold_up_others(caplog: pytest.LogC
     assert "never" in caplog.text
 
 
-async def test_a_write_that_was_cut_off_is_made_again(db: Any) -> None:
+async def test_interrupted_write_is_repeated(db: Any) -> None:
     """The first try may have reached the server; nothing is stored twice."""
     events = WorkerEvents(db)
     log = EventLog(Hasty(events))  # type: ignore[arg-type]
@@ -258,7 +258,7 @@ class Hasty:
         (asyncio.CancelledError(), False, {"kind": "TASK_FAILED", "reason_code": "worker_shutdown"}),
     ],
 )
-async def test_an_attempt_tells_its_start_and_its_end(
+async def test_attempt_logs_its_start_and_its_end(
     error: BaseException | None, asked: bool, told: dict[str, Any]
 ) -> None:
     wall = Wall()

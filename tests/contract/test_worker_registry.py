@@ -56,7 +56,7 @@ async def test_indexes_have_the_documented_names(db: Any) -> None:
 
 
 @pytest.mark.parametrize("store", [WorkerRegistry, WorkerEvents, lambda db: presence(db)])
-async def test_duplicates_stop_the_start(db: Any, store: Callable[[Any], Any]) -> None:
+async def test_duplicates_prevent_the_start(db: Any, store: Callable[[Any], Any]) -> None:
     await db.worker_registry.insert_many([{"worker_id": WORKER} for _ in range(2)])
     await db.worker_events.insert_many([{name: "twice" for name, _ in KEY} for _ in range(2)])
     with pytest.raises(StoreRefused):
@@ -66,7 +66,7 @@ async def test_duplicates_stop_the_start(db: Any, store: Callable[[Any], Any]) -
 # --- registry -----------------------------------------------------------------------------------------------
 
 
-async def test_a_worker_that_comes_online_is_shown_as_announces_show_it(
+async def test_online_worker_is_registered_like_an_announced_external_worker(
     db: Any, registry: WorkerRegistry
 ) -> None:
     await registry.online(WORKER, ["crawler", "indexer"], "2.0.0", 8, AT, announce_interval_sec=30)
@@ -84,7 +84,7 @@ async def test_a_worker_that_comes_online_is_shown_as_announces_show_it(
     }
 
 
-async def test_a_new_process_of_the_same_id_replaces_what_is_shown(db: Any, registry: WorkerRegistry) -> None:
+async def test_new_process_with_the_same_id_replaces_the_row(db: Any, registry: WorkerRegistry) -> None:
     await registry.online(WORKER, ["crawler"], "1.0.0", 1, AT, session="old")
     await registry.online(WORKER, ["indexer"], "2.0.0", 2, AT + 1, session="new")
     [row] = await documents_of(db.worker_registry)
@@ -92,7 +92,7 @@ async def test_a_new_process_of_the_same_id_replaces_what_is_shown(db: Any, regi
 
 
 @pytest.mark.parametrize("session", ["", "one"])
-async def test_being_seen_and_going_offline_are_shown(
+async def test_heartbeat_and_going_offline_are_recorded(
     db: Any, registry: WorkerRegistry, session: str
 ) -> None:
     await registry.online(WORKER, ["crawler"], "2.0.0", 1, AT, session=session)
@@ -102,7 +102,7 @@ async def test_being_seen_and_going_offline_are_shown(
     assert await shown(db) == ("offline", AT + 9)
 
 
-async def test_the_end_of_an_old_process_does_not_hide_the_new_one(db: Any, registry: WorkerRegistry) -> None:
+async def test_end_of_an_old_process_does_not_hide_the_new_one(db: Any, registry: WorkerRegistry) -> None:
     await registry.online(WORKER, ["crawler"], "2.0.0", 1, AT, session="old")
     await registry.online(WORKER, ["crawler"], "2.0.0", 1, AT + 1, session="new")
     assert await registry.seen(WORKER, AT + 2, session="old")
@@ -110,7 +110,7 @@ async def test_the_end_of_an_old_process_does_not_hide_the_new_one(db: Any, regi
     assert await shown(db) == ("online", AT + 1)
 
 
-async def test_an_old_process_that_outlives_the_new_one_is_shown_again(
+async def test_old_process_that_outlives_the_new_one_is_shown_again(
     db: Any, registry: WorkerRegistry
 ) -> None:
     await registry.online(WORKER, ["crawler"], "2.0.0", 1, AT, session="old")
@@ -121,13 +121,15 @@ async def test_an_old_process_that_outlives_the_new_one_is_shown_again(
     assert await registry.offline(WORKER, AT + 4, session="old")
 
 
-async def test_who_is_not_shown_at_all_must_come_online_again(db: Any, registry: WorkerRegistry) -> None:
+async def test_unregistered_worker_must_come_online_again(db: Any, registry: WorkerRegistry) -> None:
     assert not await registry.seen(WORKER, AT)
     assert not await registry.offline(WORKER, AT)
     assert await documents_of(db.worker_registry) == []
 
 
-async def test_the_silent_expire_and_come_back_when_they_are_seen(db: Any, registry: WorkerRegistry) -> None:
+async def test_workers_without_heartbeats_expire_and_return_with_the_next_one(
+    db: Any, registry: WorkerRegistry
+) -> None:
     await registry.online("dead", ["crawler"], "2.0.0", 1, AT, session="a")
     await registry.online("alive", ["crawler"], "2.0.0", 1, AT + 60, session="b")
     assert await registry.expire(AT + 200) == 1
@@ -137,7 +139,7 @@ async def test_the_silent_expire_and_come_back_when_they_are_seen(db: Any, regis
     assert await registry.expire(AT + 200) == 0
 
 
-async def test_a_worker_expires_after_three_intervals_of_its_own(db: Any, registry: WorkerRegistry) -> None:
+async def test_worker_expires_after_three_of_its_own_intervals(db: Any, registry: WorkerRegistry) -> None:
     for interval in (1, 600):
         await registry.online(
             f"every {interval} s", ["crawler"], "2.0.0", 1, AT, announce_interval_sec=interval
@@ -149,7 +151,7 @@ async def test_a_worker_expires_after_three_intervals_of_its_own(db: Any, regist
     assert await registry.expire(AT + 1_801) == 1
 
 
-async def test_a_row_of_an_external_worker_expires_after_three_minutes(
+async def test_row_of_an_external_worker_expires_after_three_minutes(
     db: Any, registry: WorkerRegistry
 ) -> None:
     for interval in ({}, {"announce_interval_sec": "often"}):
@@ -196,7 +198,7 @@ EVENT_CALLS: dict[str, Callable[[WorkerEvents], Awaitable[object]]] = {
     [(WorkerRegistry, REGISTRY_CALLS), (WorkerEvents, EVENT_CALLS)],
     ids=["registry", "events"],
 )
-async def test_every_call_says_in_short_that_no_server_answers(
+async def test_every_call_reports_an_unreachable_server_in_a_short_message(
     driver: str, store: Any, calls: dict[str, Callable[[Any], Awaitable[object]]]
 ) -> None:
     assert set(calls) == {name for name, member in vars(store).items() if callable(member) and name[0] != "_"}
@@ -223,7 +225,7 @@ def presence(db: Any, every_sec: float = 60.0) -> WorkerRegistration:
     )
 
 
-async def test_a_process_is_online_between_start_and_stop_and_leaves_its_events(db: Any) -> None:
+async def test_process_is_online_between_start_and_stop_and_its_events_remain(db: Any) -> None:
     shows = presence(db)
     await shows.prepare()
     await shows.start()
@@ -236,7 +238,7 @@ async def test_a_process_is_online_between_start_and_stop_and_leaves_its_events(
     assert [row["payload"]["kind"] for row in rows] == ["TASK_DONE"]
 
 
-async def test_two_processes_of_one_id_do_not_hide_each_other(db: Any) -> None:
+async def test_two_processes_with_one_id_do_not_hide_each_other(db: Any) -> None:
     old, new = presence(db), presence(db)
     await old.start()
     await new.start()
@@ -246,7 +248,7 @@ async def test_two_processes_of_one_id_do_not_hide_each_other(db: Any) -> None:
     assert (await shown(db))[0] == "offline"
 
 
-async def test_a_process_that_starts_without_mongodb_is_shown_once_it_is_there(
+async def test_process_that_starts_without_mongodb_is_registered_later(
     db: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     door = Door(db)
@@ -316,7 +318,7 @@ class _DoorCollection:
         return answer
 
 
-async def test_an_unexpected_error_does_not_keep_a_process_from_being_shown_later(db: Any) -> None:
+async def test_unexpected_error_does_not_prevent_later_registration(db: Any) -> None:
     door = Door(db, error=RuntimeError("odd"))
     shows = presence(door, every_sec=0.001)
     door.opens()
@@ -332,7 +334,7 @@ async def test_an_unexpected_error_does_not_keep_a_process_from_being_shown_late
     assert not shows.loop.health.running
 
 
-async def test_a_row_that_was_removed_comes_back(db: Any) -> None:
+async def test_removed_row_is_restored(db: Any) -> None:
     shows = presence(db, every_sec=0.001)
     await shows.start()
     await db.worker_registry.delete_many({})

@@ -44,7 +44,7 @@ async def noted(world: World, attempt: str) -> dict[str, Any]:
     return await eventually(look)
 
 
-async def test_a_cancel_reaches_the_handler_and_nothing_later_starts(world: World) -> None:
+async def test_cancel_reaches_the_handler_and_no_later_node_starts(world: World) -> None:
     await world.engine()
     await world.worker()
     task_id = await world.create(
@@ -64,7 +64,7 @@ async def test_a_cancel_reaches_the_handler_and_nothing_later_starts(world: Worl
     assert await world.rows(task_id, "b") == []
 
 
-async def test_a_cancel_without_a_reason_gets_the_documented_one(world: World) -> None:
+async def test_cancel_without_a_reason_gets_the_documented_one(world: World) -> None:
     await world.engine()
     await world.worker()
     task_id = await world.create(node("a", "paced", inline=LONG))
@@ -74,7 +74,7 @@ async def test_a_cancel_without_a_reason_gets_the_documented_one(world: World) -
     assert document["coordinator"]["cancel_reason"] == "user_request"
 
 
-async def test_a_cancelled_task_does_not_retry_a_waiting_node(world: World) -> None:
+async def test_cancelled_task_does_not_retry_a_waiting_node(world: World) -> None:
     await world.engine()
     await world.worker()
     policy = {"max": 3, "backoff_sec": 600}
@@ -86,7 +86,7 @@ async def test_a_cancelled_task_does_not_retry_a_waiting_node(world: World) -> N
     assert (only["status"], only["attempt_epoch"]) == ("cancelled", 1)
 
 
-async def test_a_task_can_be_cancelled_before_anybody_works_for_it(world: World) -> None:
+async def test_task_without_workers_can_be_cancelled(world: World) -> None:
     await world.engine()
     task_id = await world.create(node("a"), node("b", "quick", "a"))
     await world.until_status(task_id, "running")
@@ -96,7 +96,7 @@ async def test_a_task_can_be_cancelled_before_anybody_works_for_it(world: World)
     assert document["graph"]["nodes"][0].get("started_at") is None
 
 
-async def test_a_handler_that_ignores_its_cancel_is_left_behind_after_the_grace(world: World) -> None:
+async def test_handler_that_ignores_its_cancel_is_abandoned_after_the_grace_period(world: World) -> None:
     world.settings["cancel_grace_sec"] = 0.5
     await world.engine()
     await world.worker({"stubborn": Stubborn()})
@@ -107,7 +107,7 @@ async def test_a_handler_that_ignores_its_cancel_is_left_behind_after_the_grace(
     assert document["graph"]["nodes"][0]["status"] == "cancelled"
 
 
-async def test_a_flag_written_into_the_document_cancels_the_task(world: World) -> None:
+async def test_flag_written_into_the_document_cancels_the_task(world: World) -> None:
     await world.engine()
     await world.worker()
     task_id = await world.create(node("a", "paced", inline=LONG), node("b", "quick", "a"))
@@ -118,7 +118,7 @@ async def test_a_flag_written_into_the_document_cancels_the_task(world: World) -
     assert (await noted(world, "a.1"))["reason"] == "db_flag"
 
 
-async def test_cancelling_what_is_not_there_says_so(world: World) -> None:
+async def test_cancel_of_an_unknown_task_is_reported(world: World) -> None:
     assert await world.coordinator.cancel_task(f"nothing-{uuid.uuid4()}") is False
 
 
@@ -170,7 +170,7 @@ async def reset(world: World, task_id: str, node_id: str) -> None:
     )
 
 
-async def test_a_reset_of_a_finished_task_runs_its_nodes_again_under_new_epochs(world: World) -> None:
+async def test_reset_of_a_finished_task_runs_its_nodes_again_with_new_epochs(world: World) -> None:
     await world.engine()
     await world.worker()
     task_id = await world.create(
@@ -191,7 +191,7 @@ async def test_a_reset_of_a_finished_task_runs_its_nodes_again_under_new_epochs(
     assert sum(row["metrics"]["n"] for row in rows) == 4
 
 
-async def test_a_reset_of_a_running_task_takes_the_node_from_its_worker(world: World) -> None:
+async def test_reset_of_a_running_task_takes_the_node_from_its_worker(world: World) -> None:
     await world.engine()
     await world.worker()
     task_id = await world.create(
@@ -205,7 +205,7 @@ async def test_a_reset_of_a_running_task_takes_the_node_from_its_worker(world: W
     assert sorted(row["batch_uid"] for row in rows) == [f"b{i}" for i in range(6)]
 
 
-async def test_a_reset_after_terminate_opens_the_document_again(world: World) -> None:
+async def test_reset_after_terminate_reopens_the_document(world: World) -> None:
     await world.engine()
     await world.worker()
     task_id = await world.create(node("a"), node("b", "paced", "a", inline={"batches": 2, "pause": 1}))
@@ -220,7 +220,7 @@ async def test_a_reset_after_terminate_opens_the_document_again(world: World) ->
     assert (await world.node(task_id, "b"))["attempt_epoch"] == 2
 
 
-async def test_a_task_that_is_terminated_after_a_reset_is_closed_again(world: World) -> None:
+async def test_terminate_after_a_reset_closes_the_document_again(world: World) -> None:
     await world.engine()
     await world.worker()
     task_id = await world.create(node("a"), node("b", "paced", "a", inline=LONG))
@@ -235,7 +235,7 @@ async def test_a_task_that_is_terminated_after_a_reset_is_closed_again(world: Wo
     assert (await cancelled(world, task_id))["status"] == "cancelled"
 
 
-async def test_a_task_that_its_workflow_refuses_says_so_in_its_document(world: World) -> None:
+async def test_reason_of_a_rejected_task_is_in_its_document(world: World) -> None:
     task_id = await world.create(node("a", "coordinator_fn", io={"fn": "nobody.knows"}))
     await world.engine()
     document = await world.until_status(task_id, "failed")

@@ -78,7 +78,7 @@ def marked(history: WorkflowHistory) -> bool:
     return any(WAKE.encode() in marker.SerializeToString() for marker in markers)
 
 
-async def test_a_last_attempt_that_is_handed_over_while_starts_are_held_back_runs_again_in_a_new_run(
+async def test_last_attempt_handed_over_while_starts_are_held_back_runs_again_in_a_new_run(
     short_runs: World,
 ) -> None:
     short_runs.settings["hold_starts_events"] = HELD_EVENTS
@@ -107,9 +107,7 @@ async def test_a_last_attempt_that_is_handed_over_while_starts_are_held_back_run
 
 
 @pytest.mark.parametrize("beside", [0, 3])
-async def test_a_node_that_is_retried_at_once_again_and_again_continues_in_new_runs(
-    short_runs: World, beside: int
-) -> None:
+async def test_node_with_many_immediate_retries_continues_in_new_runs(short_runs: World, beside: int) -> None:
     short_runs.settings["hold_starts_events"] = HELD_EVENTS
     await short_runs.engine()
     await short_runs.worker({"insistent": Insistent()})
@@ -125,7 +123,7 @@ async def test_a_node_that_is_retried_at_once_again_and_again_continues_in_new_r
     await replay(found)
 
 
-async def test_a_task_of_usual_length_leaves_no_marker(short_runs: World) -> None:
+async def test_task_of_normal_length_has_no_patch_marker(short_runs: World) -> None:
     await short_runs.engine()
     await short_runs.worker({"insistent": Insistent(), "quick": Quick()})
     task_id = await short_runs.create(

@@ -34,7 +34,7 @@ def function(node_id: str, fn: str, *parents: str) -> dict[str, Any]:
     return node(node_id, "coordinator_fn", *parents, io={"fn": fn}, **ONCE)
 
 
-async def test_a_flag_with_a_time_beside_it_cancels_the_task(world: World) -> None:
+async def test_flag_with_other_fields_cancels_the_task(world: World) -> None:
     await world.engine()
     await world.worker()
     task_id = await world.create(node("a", "paced", inline=LONG, **ONCE), node("b", "quick", "a"))
@@ -46,7 +46,7 @@ async def test_a_flag_with_a_time_beside_it_cancels_the_task(world: World) -> No
     assert (await world.node(task_id, "a"))["attempt_epoch"] == 1
 
 
-async def test_a_flag_stops_a_function_of_the_users(world: World) -> None:
+async def test_flag_stops_a_user_function(world: World) -> None:
     stopped = asyncio.Event()
 
     async def endless(task_id: str) -> None:
@@ -64,7 +64,7 @@ async def test_a_flag_stops_a_function_of_the_users(world: World) -> None:
 
 
 @pytest.mark.parametrize("beside", [0, 3])
-async def test_a_task_of_short_attempts_alone_is_cancelled_as_well(world: World, beside: int) -> None:
+async def test_flag_cancels_a_task_of_short_attempts(world: World, beside: int) -> None:
     """Built-in functions run as local activities while only one node is open, and as regular activities otherwise."""
     gate = asyncio.Event()
 
@@ -86,7 +86,7 @@ async def test_a_task_of_short_attempts_alone_is_cancelled_as_well(world: World,
     )
 
 
-async def test_the_first_attempt_of_a_task_sees_a_flag_before_it_begins(world: World) -> None:
+async def test_first_attempt_of_a_flagged_task_does_not_start(world: World) -> None:
     await world.engine()
     task_id = await world.create(node("a", **ONCE))
     await world.until_status(task_id, "running")
@@ -96,7 +96,7 @@ async def test_the_first_attempt_of_a_task_sees_a_flag_before_it_begins(world: W
     assert document["graph"]["nodes"][0].get("started_at") is None
 
 
-async def test_where_temporal_refuses_the_cancel_the_node_backs_off_and_says_why(
+async def test_node_backs_off_and_shows_the_reason_if_temporal_rejects_the_cancel(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[str] = []
@@ -121,9 +121,7 @@ async def test_where_temporal_refuses_the_cancel_the_node_backs_off_and_says_why
     assert (await world.result(task_id)).status is TaskStatus.FINISHED
 
 
-async def test_the_flags_of_a_hard_failure_are_no_cancel(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_flags_of_a_failed_task_are_not_a_cancel(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     async def note(task_id: str, reason: str) -> None:
@@ -149,7 +147,7 @@ async def test_the_flags_of_a_hard_failure_are_no_cancel(
     assert asked == []
 
 
-async def test_a_reset_clears_the_flags_that_the_earlier_run_has_left(world: World) -> None:
+async def test_reset_clears_the_flags_of_the_earlier_run(world: World) -> None:
     await world.engine()
     await world.worker()
     task_id = await world.create(
@@ -166,7 +164,7 @@ async def test_a_reset_clears_the_flags_that_the_earlier_run_has_left(world: Wor
     assert document["run_id"] != earlier
 
 
-async def test_a_function_notices_terminate_at_once(world: World) -> None:
+async def test_function_stops_immediately_after_terminate(world: World) -> None:
     stopped = asyncio.Event()
 
     async def endless(task_id: str) -> None:

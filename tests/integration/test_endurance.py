@@ -70,7 +70,7 @@ async def assert_each_batch_once(world: World, task_id: str, *nodes: str) -> Non
 
 
 @pytest.mark.timeout(PATIENCE + 60)
-async def test_three_stages_count_every_batch_once_under_kills_and_failures(world: World) -> None:
+async def test_three_stages_process_every_batch_once_under_kills_and_failures(world: World) -> None:
     world.settings["lease_ttl_sec"] = 4
     await world.engine()
     first = world.worker_process("Relay")
@@ -94,7 +94,7 @@ async def test_three_stages_count_every_batch_once_under_kills_and_failures(worl
     assert epochs["group"] >= 2, "one failure, and a kill when the other worker had it"
 
 
-async def test_a_handler_that_blocks_its_loop_for_three_leases_keeps_its_node(world: World) -> None:
+async def test_handler_that_blocks_its_loop_for_three_leases_keeps_its_node(world: World) -> None:
     world.settings["lease_ttl_sec"] = 2
     await world.engine()
     await world.worker({"quick": Hog()})
@@ -103,7 +103,7 @@ async def test_a_handler_that_blocks_its_loop_for_three_leases_keeps_its_node(wo
     assert (await world.node(task_id, "a"))["attempt_epoch"] == 1
 
 
-async def test_a_worker_that_was_stopped_loses_its_node_and_writes_nothing_when_it_goes_on(
+async def test_paused_worker_loses_its_node_and_writes_nothing_when_it_resumes(
     world: World,
 ) -> None:
     world.settings["lease_ttl_sec"] = 3
@@ -163,7 +163,7 @@ async def process_worker(world: World, handler: Cruncher) -> Worker:
 
 
 @pytest.mark.usefixtures("_importable")
-async def test_plain_functions_compute_in_processes_of_their_own(world: World) -> None:
+async def test_plain_functions_run_in_their_own_processes(world: World) -> None:
     await world.engine()
     worker = await process_worker(world, Cruncher())
     task_id = await world.create(node("a", "cruncher", inline={"batches": 3}))
@@ -175,7 +175,7 @@ async def test_plain_functions_compute_in_processes_of_their_own(world: World) -
 
 
 @pytest.mark.usefixtures("_importable")
-async def test_a_process_that_dies_costs_a_retry_and_its_pool_is_replaced(world: World) -> None:
+async def test_crashed_process_costs_a_retry_and_its_pool_is_replaced(world: World) -> None:
     await world.engine()
     worker = await process_worker(world, Cruncher())
     task_id = await world.create(node("a", "cruncher", inline={"die": True}, **SOON))
@@ -186,7 +186,7 @@ async def test_a_process_that_dies_costs_a_retry_and_its_pool_is_replaced(world:
 
 
 @pytest.mark.usefixtures("_importable")
-async def test_a_function_in_another_process_sees_that_its_run_is_cancelled(world: World) -> None:
+async def test_function_in_another_process_sees_the_cancel_of_its_run(world: World) -> None:
     await world.engine()
     worker = await process_worker(world, Cruncher())
     task_id = await world.create(node("a", "cruncher", inline={"until_cancelled": True}))
@@ -197,7 +197,7 @@ async def test_a_function_in_another_process_sees_that_its_run_is_cancelled(worl
     await worker.stop()
 
 
-async def test_every_role_has_slots_of_its_own(world: World) -> None:
+async def test_every_role_has_its_own_slots(world: World) -> None:
     await world.engine()
     handlers = {"slow": Crowd("slow"), "fast": Crowd("fast")}
     cfg = WorkerConfig(roles=["slow", "fast"], queue=world.queue, max_concurrent={"slow": 1, "fast": 2})

@@ -66,7 +66,7 @@ def flaky_engine(world: World, seed: str) -> Iterator[None]:
 
 
 @pytest.mark.timeout(PATIENCE + 40)
-async def test_increments_count_once_each(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_increments_take_effect_once_each(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     seed = os.environ.get("FLOWKIT_SEED") or str(time.time_ns())
     world.settings["lease_ttl_sec"] = 6
     begun = time.monotonic()

@@ -27,7 +27,7 @@ CALLS = 60
 """Nodes in each of two tasks. Together they exceed the 100 slots of an engine's Temporal worker."""
 
 
-def test_a_task_keeps_the_queue_of_its_functions() -> None:
+def test_task_keeps_its_function_queue() -> None:
     settings = settings_of(
         CoordinatorConfig(queue="jobs"), deployment="d", search_attributes=(), functions={}
     )
@@ -41,13 +41,13 @@ async def until_polled(world: World) -> None:
 
 
 @pytest.mark.server
-async def test_an_engine_polls_the_queue_of_functions(world: World) -> None:
+async def test_engine_polls_the_function_queue(world: World) -> None:
     await world.engine()
     await until_polled(world)
 
 
 @pytest.mark.server
-async def test_a_worker_with_the_plugin_polls_the_queue_of_functions_until_it_stops(world: World) -> None:
+async def test_plugin_worker_polls_the_function_queue_until_it_stops(world: World) -> None:
     plugin = plugin_of(world)
     worker = Worker(await connected(world, plugin), task_queue=world.queue)
     async with running(world, worker):
@@ -56,7 +56,7 @@ async def test_a_worker_with_the_plugin_polls_the_queue_of_functions_until_it_st
 
 
 @pytest.mark.server
-async def test_many_slow_functions_hold_up_no_other_task(world: World) -> None:
+async def test_many_slow_functions_do_not_delay_other_tasks(world: World) -> None:
     gate = asyncio.Event()
 
     begun = asyncio.Semaphore(0)
@@ -80,7 +80,7 @@ async def test_many_slow_functions_hold_up_no_other_task(world: World) -> None:
 
 
 @pytest.mark.server
-async def test_as_many_plain_functions_run_at_once_as_there_are_slots(world: World) -> None:
+async def test_as_many_plain_functions_run_concurrently_as_there_are_slots(world: World) -> None:
     """Asyncio's default executor has fewer than twenty threads on this machine."""
     together = threading.Barrier(20)
 
@@ -101,7 +101,7 @@ async def nothing(task_id: str, **_: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["open_task", "record", "close_task"])
-def test_no_function_may_have_the_name_of_an_activity_of_the_engine(name: str) -> None:
+def test_function_cannot_have_the_name_of_an_engine_activity(name: str) -> None:
     refused = pytest.raises(ConfigError, match=f"a coordinator function is called '{name}'")
     with refused:
         Coordinator(db=memory_database(), cfg=CoordinatorConfig(), adapters={name: nothing})
@@ -110,7 +110,7 @@ def test_no_function_may_have_the_name_of_an_activity_of_the_engine(name: str) -
 
 
 @pytest.mark.server
-async def test_a_graph_that_calls_such_a_name_is_refused(world: World) -> None:
+async def test_graph_that_calls_an_engine_activity_is_rejected(world: World) -> None:
     engine = await world.engine()
     engine.adapters["record"] = nothing
     with pytest.raises(ValueError, match="node 'r': io.fn is 'record', a name that the engine uses itself"):

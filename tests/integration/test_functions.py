@@ -63,7 +63,7 @@ async def failure(world: World, task_id: str) -> str:
 # --- built-in functions -----------------------------------------------------------------------------------------
 
 
-async def test_set_merge_incr_unset_in_a_row(world: World) -> None:
+async def test_set_merge_incr_and_unset_run_in_sequence(world: World) -> None:
     await world.engine()
     task_id = await world.create(
         call("set", "vars.set", args={"kv": {"sla.max": 500, "flags": {"ab": True}, "gone": {"x": 1}}}),
@@ -86,14 +86,16 @@ async def test_set_merge_incr_unset_in_a_row(world: World) -> None:
     assert await world.db.artifacts.count_documents(complete) == len(nodes)
 
 
-async def test_a_long_row_of_functions_lets_the_server_have_a_word(world: World) -> None:
+async def test_long_sequence_of_functions_runs_as_local_activities_with_one_server_round_trip(
+    world: World,
+) -> None:
     await world.engine()
     task_id = await world.create(*(call(f"n{i}", "noop", *([f"n{i - 1}"] if i else [])) for i in range(60)))
     await world.result(task_id)
     assert (await activities(world, task_id), await markers(world, task_id)) == (["noop"], 59)
 
 
-async def test_functions_beside_each_other_go_through_the_server(world: World) -> None:
+async def test_parallel_functions_run_as_regular_activities(world: World) -> None:
     await world.engine()
     task_id = await world.create(*(call(f"n{i}", "vars.incr", args={"key": "n"}) for i in range(5)))
     await world.result(task_id)
@@ -101,7 +103,7 @@ async def test_functions_beside_each_other_go_through_the_server(world: World) -
     assert (await activities(world, task_id), await markers(world, task_id)) == (["vars.incr"] * 5, 0)
 
 
-async def test_what_a_role_has_left_is_summed_up_and_merged(world: World) -> None:
+async def test_results_of_a_role_are_aggregated_and_merged(world: World) -> None:
     await world.engine()
     await world.worker()
     task_id = await world.create(
@@ -122,7 +124,7 @@ async def test_what_a_role_has_left_is_summed_up_and_merged(world: World) -> Non
         assert artifact["meta"]["partial_batches"] == len(rows) == 3
 
 
-async def test_a_refusal_fails_the_node_at_once_and_names_the_path(world: World) -> None:
+async def test_rejected_operation_fails_the_node_immediately_and_names_the_path(world: World) -> None:
     await world.engine()
     task_id = await world.create(
         call("one", "vars.set", args={"a": 1, "secret": "hunter2hunter2"}),
@@ -148,7 +150,7 @@ async def test_a_refusal_fails_the_node_at_once_and_names_the_path(world: World)
         ("metrics.aggregate", {"node_id": "ghost"}, "has no node 'ghost'"),
     ],
 )
-async def test_arguments_that_cannot_work_are_never_retried(
+async def test_invalid_arguments_are_never_retried(
     world: World, fn: str, args: dict[str, Any], told: str
 ) -> None:
     await world.engine()
@@ -160,7 +162,7 @@ async def test_arguments_that_cannot_work_are_never_retried(
 # --- the user's own ---------------------------------------------------------------------------------------------
 
 
-async def test_a_plain_function_runs_on_a_thread_and_holds_nobody_up(world: World) -> None:
+async def test_plain_function_runs_on_a_thread_without_blocking_others(world: World) -> None:
     threads: list[int] = []
     gate = threading.Event()
 
@@ -178,7 +180,7 @@ async def test_a_plain_function_runs_on_a_thread_and_holds_nobody_up(world: Worl
     assert threads[0] != threading.get_ident()
 
 
-async def test_any_other_error_follows_the_nodes_policy(world: World) -> None:
+async def test_other_errors_follow_the_retry_policy_of_the_node(world: World) -> None:
     calls: list[int] = []
 
     async def flaky(task_id: str) -> None:
@@ -192,7 +194,7 @@ async def test_any_other_error_follows_the_nodes_policy(world: World) -> None:
     assert (await world.node(task_id, "f"))["attempt_epoch"] == len(calls) == 3
 
 
-async def test_a_function_that_cancels_itself_has_failed(world: World) -> None:
+async def test_function_that_raises_cancelled_error_has_failed(world: World) -> None:
     async def strange(task_id: str) -> None:
         raise asyncio.CancelledError
 
@@ -202,7 +204,7 @@ async def test_a_function_that_cancels_itself_has_failed(world: World) -> None:
     assert (await world.node(task_id, "s"))["attempt_epoch"] == 2
 
 
-async def test_a_function_may_refuse_for_good(world: World) -> None:
+async def test_function_can_fail_permanently(world: World) -> None:
     async def picky(task_id: str, limit: int) -> None:
         raise AdapterError(f"limit {limit} is too low")
 
@@ -213,7 +215,7 @@ async def test_a_function_may_refuse_for_good(world: World) -> None:
     assert "io.fn_args do not fit 'picky'" in await failure(world, wrong)
 
 
-async def test_a_function_that_takes_too_long_fails_by_its_own_timeout(world: World) -> None:
+async def test_slow_function_fails_with_its_own_timeout(world: World) -> None:
     cancelled = asyncio.Event()
 
     async def endless(task_id: str) -> None:
@@ -229,7 +231,7 @@ async def test_a_function_that_takes_too_long_fails_by_its_own_timeout(world: Wo
     await asyncio.wait_for(cancelled.wait(), 30)
 
 
-async def test_a_long_function_keeps_its_lease(world: World) -> None:
+async def test_long_function_keeps_its_lease(world: World) -> None:
     async def long(task_id: str) -> None:
         await let_pass(4.5)
 
@@ -240,7 +242,7 @@ async def test_a_long_function_keeps_its_lease(world: World) -> None:
     assert (await world.node(task_id, "l"))["attempt_epoch"] == 1
 
 
-async def test_a_function_that_is_registered_later_serves_as_well(world: World) -> None:
+async def test_function_can_be_registered_after_the_start(world: World) -> None:
     engine = await world.engine()
     with pytest.raises(ValueError, match="unknown function 'late'"):
         await world.create(call("n", "late"))
@@ -255,7 +257,7 @@ async def test_a_function_that_is_registered_later_serves_as_well(world: World) 
     assert called == [{"target": {"node_id": "n", "key": "k"}}]
 
 
-async def test_a_built_in_function_can_be_replaced(world: World) -> None:
+async def test_built_in_function_can_be_replaced(world: World) -> None:
     engine = await world.engine()
     called: list[str] = []
 
@@ -268,7 +270,7 @@ async def test_a_built_in_function_can_be_replaced(world: World) -> None:
     assert called == [task_id]
 
 
-async def test_an_engine_without_the_function_loses_the_node_to_one_that_has_it(world: World) -> None:
+async def test_node_moves_from_an_engine_without_its_function_to_one_that_has_it(world: World) -> None:
     called: list[str] = []
 
     async def rare(task_id: str) -> None:
@@ -293,7 +295,7 @@ async def test_an_engine_without_the_function_loses_the_node_to_one_that_has_it(
     assert called == [task_id]
 
 
-async def test_a_sensitive_value_is_refused_when_the_node_asks_for_that(world: World) -> None:
+async def test_sensitive_value_is_rejected_if_the_node_requests_it(world: World) -> None:
     world_adapters = default_adapters(db=world.db, detector=lambda path, value: value == "s3cret")
     await world.engine(**world_adapters)
     task_id = await world.create(call("s", "vars.set", args={"kv": {"k": "s3cret"}, "block_sensitive": True}))

@@ -159,7 +159,7 @@ class Skus(RoleHandler):
 # --- the guide --------------------------------------------------------------------------------------------------
 
 
-async def test_the_quick_start_runs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_quick_start_runs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     own_queue = make_dataclass("OwnQueue", [("queue", str, world.queue)], bases=(WorkerConfig,))
     monkeypatch.setattr("flowkit.worker.runner.WorkerConfig", own_queue)
     worker = (await executed(QUICK_START, my_db=world.db))["worker"]
@@ -174,7 +174,7 @@ async def test_the_quick_start_runs(world: World, monkeypatch: pytest.MonkeyPatc
     ]
 
 
-async def test_the_whole_interface_runs_without_an_adapter(world: World) -> None:
+async def test_complete_handler_interface_runs_without_an_adapter(world: World) -> None:
     my_role = (await executed(INTERFACE))["MyRole"]()
     await world.engine()
     await world.worker({"probe": my_role})
@@ -188,7 +188,9 @@ async def test_the_whole_interface_runs_without_an_adapter(world: World) -> None
 @pytest.mark.parametrize(
     ("text", "expected"), [(COORDINATOR_WINS, [1, 2, 2, 2]), (PULL, [0, 0]), (RECHUNK, [2, 2, 3])]
 )
-async def test_the_input_routes_of_the_guide_deliver(world: World, text: str, expected: list[int]) -> None:
+async def test_input_routes_of_the_guide_deliver_their_batches(
+    world: World, text: str, expected: list[int]
+) -> None:
     inline = json.loads(text)["io"]["input_inline"]
     await world.engine()
     await world.worker({"skus": Skus(), "probe": (await executed(INTERFACE))["MyRole"]()})
@@ -197,7 +199,7 @@ async def test_the_input_routes_of_the_guide_deliver(world: World, text: str, ex
     assert sorted(await counts(world, task_id, "z")) == expected
 
 
-async def test_the_settings_of_the_guide_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_settings_of_the_guide_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cfg = (await executed(CONFIGURATION))["cfg"]
     assert (cfg.kafka_bootstrap, cfg.roles) == ("kafka:9092", ["indexer", "probe"])
@@ -244,7 +246,7 @@ class Plain(RoleHandler):
         return FinalizeResult(metrics={"all": 3})
 
 
-async def test_every_hook_may_be_a_plain_function(world: World) -> None:
+async def test_every_hook_can_be_a_plain_function(world: World) -> None:
     plain = Plain()
     await world.engine()
     await world.worker({"plain": plain})
@@ -257,7 +259,7 @@ async def test_every_hook_may_be_a_plain_function(world: World) -> None:
     assert [row["metrics"] for row in rows] == [{"x": 1, "cancelled": False}] * 3
 
 
-async def test_batches_may_come_in_a_list(world: World) -> None:
+async def test_batches_can_be_returned_as_a_list(world: World) -> None:
     class Listing(Plain):
         def iter_batches(self, loaded: Any) -> Any:
             return [Batch(batch_uid=uid, payload={}) for uid in "xyz"]
@@ -269,7 +271,7 @@ async def test_batches_may_come_in_a_list(world: World) -> None:
     assert sorted(row["batch_uid"] for row in await world.rows(task_id, "a")) == ["x", "y", "z"]
 
 
-async def test_a_blocking_plain_hook_does_not_block_the_other_runs_of_its_worker(world: World) -> None:
+async def test_blocking_plain_hook_does_not_block_other_runs_of_its_worker(world: World) -> None:
     released, meeting = threading.Event(), threading.Barrier(2)
 
     class Blocking(Plain):
@@ -322,7 +324,7 @@ class Wrong(Plain):
         return answer
 
 
-async def test_a_wrong_answer_is_a_permanent_failure_that_names_the_hook(world: World) -> None:
+async def test_invalid_return_value_is_a_permanent_failure_that_names_the_hook(world: World) -> None:
     nodes = [node(name, "wrong", inline={"wish": name}, **SOON) for name in [*Wrong.ANSWERS, "right"]]
     found = await outcomes(world, [Wrong()], *nodes)
     assert found.pop("right")[0] == "finished"

@@ -44,9 +44,7 @@ class Odd(Quick):
         ("other error", "unexpected_error: ConnectionError: half a character: \\ud83d"),
     ],
 )
-async def test_a_failure_whose_text_no_wire_carries_is_the_failure_that_it_is(
-    world: World, how: str, told: str
-) -> None:
+async def test_failure_with_unencodable_text_keeps_its_code(world: World, how: str, told: str) -> None:
     await world.engine()
     await world.worker({"odd": Odd()})
     task_id = await world.create(node("a", "odd", inline={"how": how}, **ONCE))
@@ -56,7 +54,7 @@ async def test_a_failure_whose_text_no_wire_carries_is_the_failure_that_it_is(
     assert failed["attempt_epoch"] == 1
 
 
-async def test_a_function_whose_error_no_wire_carries_fails_as_itself(world: World) -> None:
+async def test_function_error_with_unencodable_text_keeps_its_code(world: World) -> None:
     async def odd(task_id: str) -> None:
         raise RuntimeError(HALF)
 
@@ -81,7 +79,7 @@ class Stuck(RoleHandler):
         return BatchResult(success=True)
 
 
-async def test_a_blocking_hook_that_was_given_up_costs_no_slot_and_is_shown(world: World) -> None:
+async def test_abandoned_blocking_hook_frees_its_slot_and_is_reported(world: World) -> None:
     world.settings["cancel_grace_sec"] = 0.2
     await world.engine()
     handler = Stuck()

@@ -90,7 +90,7 @@ async def artifacts(world: World, task_id: str, **query: Any) -> list[dict[str, 
 # --- order, arguments, defaults ---------------------------------------------------------------------------------
 
 
-async def test_the_hooks_come_in_their_order_with_their_arguments(world: World) -> None:
+async def test_hooks_are_called_in_order_with_their_arguments(world: World) -> None:
     inline = {"batches": 2, "rows": [1, {"deep": None}]}
     given = node("a", "teller", io={"input_ref": {"key": "s3"}, "input_inline": inline})
     teller = Teller()
@@ -113,7 +113,7 @@ async def test_the_hooks_come_in_their_order_with_their_arguments(world: World) 
     ]
 
 
-async def test_an_adapter_takes_the_place_of_iter_batches(world: World) -> None:
+async def test_adapter_replaces_iter_batches(world: World) -> None:
     teller = Teller()
     await run(world, teller, node("a", "teller"), node("z", "teller", "a", inline={"input_adapter": PULL}))
     begin = teller.names().index("init", 1)
@@ -125,13 +125,13 @@ async def test_an_adapter_takes_the_place_of_iter_batches(world: World) -> None:
     assert final == ("finalize", "z")
 
 
-async def test_finalize_comes_also_after_no_batches(world: World) -> None:
+async def test_finalize_is_called_even_without_batches(world: World) -> None:
     teller = Teller()
     await run(world, teller, node("a", "teller", inline={"batches": 0}))
     assert teller.names() == ["init", "load_input", "iter_batches", "finalize"]
 
 
-async def test_a_handler_without_any_hook_works(world: World) -> None:
+async def test_handler_without_hooks_works(world: World) -> None:
     class Bare(RoleHandler):
         role = "bare"
 
@@ -149,7 +149,7 @@ async def test_a_handler_without_any_hook_works(world: World) -> None:
     assert await world.db.metrics_raw.count_documents({"batch_uid": "__final__"}) == 0
 
 
-async def test_one_handler_serves_many_runs_each_with_a_context_of_its_own(world: World) -> None:
+async def test_one_handler_serves_many_runs_each_with_its_own_context(world: World) -> None:
     gate = asyncio.Barrier(4)
 
     class Counting(Teller):
@@ -167,7 +167,7 @@ async def test_one_handler_serves_many_runs_each_with_a_context_of_its_own(world
 # --- stored results ---------------------------------------------------------------------------------------------
 
 
-async def test_metrics_become_meta_rows_and_a_final_row(world: World) -> None:
+async def test_metrics_are_stored_as_batch_rows_and_a_final_row(world: World) -> None:
     task_id = await run(world, Teller(), node("a", "teller"))
     *partials, marker = await artifacts(world, task_id)
     assert [(p["status"], p["batch_uid"], p["meta"]) for p in partials] == [
@@ -183,7 +183,7 @@ async def test_metrics_become_meta_rows_and_a_final_row(world: World) -> None:
 
 
 @pytest.mark.parametrize("uid", [None, ""])
-async def test_an_empty_uid_is_replaced_by_the_hash_of_the_payload(world: World, uid: str | None) -> None:
+async def test_empty_uid_is_replaced_by_the_payload_hash(world: World, uid: str | None) -> None:
     class Unnamed(Teller):
         async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
             yield Batch(batch_uid=uid, payload={"b": 1, "a": "é"})
@@ -193,7 +193,7 @@ async def test_an_empty_uid_is_replaced_by_the_hash_of_the_payload(world: World,
     assert row["batch_uid"] == stable_hash({"payload": {"a": "é", "b": 1}})
 
 
-async def test_a_payload_without_uid_and_hash_is_a_permanent_failure_that_tells_the_remedy(
+async def test_payload_without_uid_and_hash_is_a_permanent_failure_with_a_remedy(
     world: World,
 ) -> None:
     class Unhashable(Teller):
@@ -207,7 +207,7 @@ async def test_a_payload_without_uid_and_hash_is_a_permanent_failure_that_tells_
     assert "batch_uid" in error
 
 
-async def test_the_row_of_a_failed_batch_gives_way_to_its_later_success(world: World) -> None:
+async def test_row_of_a_failed_batch_is_replaced_by_its_later_success(world: World) -> None:
     class Flaky(Teller):
         async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
             if batch.batch_uid == "b1" and ctx.attempt_epoch == 1:
@@ -277,7 +277,7 @@ class Breaking(Teller):
 HOOKS = ["init", "load_input", "iter_batches", "iter_batches_later", "process_batch", "finalize"]
 
 
-async def test_classify_error_is_asked_about_the_exceptions_of_every_hook(world: World) -> None:
+async def test_classify_error_receives_exceptions_of_every_hook(world: World) -> None:
     breaking = Breaking()
     nodes = [node(hook, "breaking", inline={"wish": hook}) for hook in [*HOOKS, "fine"]]
     found = await outcomes(world, [breaking], *nodes)
@@ -304,7 +304,7 @@ class Raising(Teller):
         raise self.ERRORS.get(ctx.node_id, ValueError)("no")
 
 
-async def test_mistakes_in_the_input_are_permanent_and_the_rest_is_tried_again(world: World) -> None:
+async def test_input_errors_are_permanent_and_others_are_retried(world: World) -> None:
     found = await outcomes(world, [Raising()], *(node(name, "raising", **SOON) for name in Raising.ERRORS))
     assert {name: (epoch, error.partition(":")[0]) for name, (_, epoch, error) in found.items()} == {
         "type": (1, "bad_input"),
@@ -328,7 +328,7 @@ class Misclassifying(Raising):
         return answer
 
 
-async def test_rubbish_from_classify_error_is_an_unexpected_error(world: World) -> None:
+async def test_invalid_return_value_of_classify_error_is_an_unexpected_error(world: World) -> None:
     answers = [None, "ab", (None, True), ("code",), 1, ("code", "maybe")]
     handlers = [Misclassifying(f"role{number}", answer) for number, answer in enumerate(answers)]
     found = await outcomes(world, handlers, *(node(h.role, h.role, **NEVER_AGAIN) for h in handlers))
@@ -337,7 +337,7 @@ async def test_rubbish_from_classify_error_is_an_unexpected_error(world: World) 
     }
 
 
-async def test_a_failure_without_a_code_is_called_error_and_ends_the_run(world: World) -> None:
+async def test_failure_without_a_code_gets_the_code_error_and_ends_the_run(world: World) -> None:
     class Refusing(Teller):
         async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
             await super().process_batch(batch, ctx)
@@ -385,7 +385,7 @@ def closing(order: list[str]) -> Iterator[Batch]:
 
 
 @pytest.mark.parametrize("iter_batches", [closing_later, closing])
-async def test_a_generator_of_batches_is_closed_before_the_clean_ups(
+async def test_batch_generator_is_closed_before_the_clean_ups(
     world: World, iter_batches: Callable[[list[str]], Any]
 ) -> None:
     opening = Opening(iter_batches)

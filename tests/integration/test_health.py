@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 
-async def test_an_engine_is_healthy_while_it_runs_and_sweeps(world: World) -> None:
+async def test_engine_is_healthy_while_it_runs_and_sweeps(world: World) -> None:
     assert not world.coordinator.health().ok
     engine = await world.engine()
 
@@ -33,7 +33,7 @@ async def test_an_engine_is_healthy_while_it_runs_and_sweeps(world: World) -> No
     assert not engine.health().running
 
 
-async def test_a_worker_is_healthy_while_it_runs(world: World) -> None:
+async def test_worker_is_healthy_while_it_runs(world: World) -> None:
     worker = await world.worker({"quick": Quick()})
     health = worker.health()
     assert (health.ok, health.lost_events) == (True, 0)
@@ -48,7 +48,7 @@ def running(process: Coordinator | Worker) -> WorkerThread | InlineWorkers:
     return process._thread
 
 
-async def test_an_engine_whose_thread_has_ended_says_so_and_can_be_started_again(world: World) -> None:
+async def test_engine_whose_thread_has_ended_is_unhealthy_and_can_be_restarted(world: World) -> None:
     engine = await world.engine()
     assert engine._running
     await running(engine).stop()
@@ -60,7 +60,7 @@ async def test_an_engine_whose_thread_has_ended_says_so_and_can_be_started_again
     assert (await world.result(await world.create(node("a")))).status == "finished"
 
 
-async def test_a_worker_whose_thread_has_ended_says_so_and_can_be_started_again(world: World) -> None:
+async def test_worker_whose_thread_has_ended_is_unhealthy_and_can_be_restarted(world: World) -> None:
     worker = await world.worker({"quick": Quick()})
     await running(worker).stop()
     assert not worker.health().running
@@ -68,7 +68,7 @@ async def test_a_worker_whose_thread_has_ended_says_so_and_can_be_started_again(
     assert worker.health().ok
 
 
-async def test_a_malformed_document_does_not_keep_an_engine_from_sweeping(world: World) -> None:
+async def test_malformed_document_does_not_prevent_sweeps(world: World) -> None:
     odd = [{"status": "running"}, {"id": "odd", "status": "running", "updated_at": "yesterday"}]
     await world.db.tasks.insert_many(odd)
     engine = await world.engine()

@@ -119,7 +119,7 @@ def told(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
     ]
 
 
-async def test_the_command_beats_the_handler_and_both_are_logged(
+async def test_adapter_of_the_node_overrides_the_handler_and_both_are_logged(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="flowkit.worker")
@@ -140,7 +140,7 @@ async def test_the_command_beats_the_handler_and_both_are_logged(
     assert (conflict["adapter_kwargs"], conflict["io_source"]) == ({"poll_ms": 20}, "handler")
 
 
-async def test_a_known_adapter_of_the_handler_beats_iter_batches(
+async def test_known_adapter_of_the_handler_overrides_iter_batches(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="flowkit.worker")
@@ -159,7 +159,7 @@ async def test_a_known_adapter_of_the_handler_beats_iter_batches(
     assert told(caplog, "handler_conflict_ignored") == []
 
 
-async def test_unknown_proposals_and_no_input_leave_it_to_iter_batches(world: World) -> None:
+async def test_iter_batches_is_used_for_unknown_adapters_and_without_an_adapter(world: World) -> None:
     got = await run(
         world,
         source([1]),
@@ -202,22 +202,22 @@ async def assert_refused(world: World, *nodes: dict[str, Any]) -> None:
     assert handler.got == {}
 
 
-async def test_every_bad_argument_that_a_handler_proposes_fails_the_node_for_good(world: World) -> None:
+async def test_invalid_adapter_argument_of_a_handler_fails_the_node_permanently(world: World) -> None:
     await assert_refused(world, *(proposing(name, "u", propose=bad) for name, bad in BAD.items()))
 
 
-async def test_a_handler_that_proposes_to_pull_from_nobody_fails_for_good(world: World) -> None:
+async def test_handler_that_proposes_no_sources_fails_permanently(world: World) -> None:
     await assert_refused(world, proposing("orphan", propose={"input_adapter": PULL}))
 
 
 @pytest.mark.parametrize("nobody", ["ghost", "z"])
-async def test_a_handler_that_proposes_a_source_that_can_never_end_fails_for_good(
+async def test_handler_that_proposes_a_source_that_cannot_end_fails_permanently(
     world: World, nobody: str
 ) -> None:
     await assert_refused(world, proposing("z", "u", propose=route(PULL, from_nodes=[nobody])))
 
 
-async def test_a_strict_worker_asks_for_the_key_of_chunks(world: World) -> None:
+async def test_strict_worker_requires_the_key_of_chunks(world: World) -> None:
     handler = Proposing()
     await world.engine()
     async with working(world, Lists(), handler, strict_input_adapters=True):
@@ -239,7 +239,7 @@ async def test_a_strict_worker_asks_for_the_key_of_chunks(world: World) -> None:
 # --- delivery ---------------------------------------------------------------------------------------------------
 
 
-async def test_chunks_have_the_uids_of_the_protocol_and_keep_the_rest(world: World) -> None:
+async def test_chunks_have_the_uids_of_the_protocol_and_keep_the_remainder(world: World) -> None:
     args = route(RECHUNK, from_nodes=["u"], size=2, meta_list_key="skus")
     got = (await run(world, source([1, 2, 3], [], [4, 5]), proposing("z", "u", **args))).got["z"]
     expected = [("b1", 0, [1, 2]), ("b1", 1, [3]), ("b3", 0, [4, 5])]
@@ -257,13 +257,13 @@ async def test_chunks_have_the_uids_of_the_protocol_and_keep_the_rest(world: Wor
     assert got[0][0] == "ad2b7bfd0ae8f741de96ce46937202d382868d69"
 
 
-async def test_an_empty_upstream_is_no_error_and_counts_nothing(world: World) -> None:
+async def test_empty_source_is_not_an_error_and_yields_no_batches(world: World) -> None:
     chunks = route(RECHUNK, size=3, meta_list_key="skus")
     nodes = [proposing("pull", "u", **route(PULL)), proposing("chunks", "u", **chunks)]
     assert (await run(world, source(), *nodes)).got == {}
 
 
-async def test_the_parents_stand_in_for_absent_sources(world: World) -> None:
+async def test_parents_are_the_default_sources(world: World) -> None:
     got = await run(
         world,
         source([1], node_id="u"),
@@ -276,7 +276,7 @@ async def test_the_parents_stand_in_for_absent_sources(world: World) -> None:
     assert sources == {"ordered": ["u", "v", "aside"], "proposed": ["u", "v"]}
 
 
-async def test_a_thousand_batches_arrive_once_each(world: World) -> None:
+async def test_thousand_batches_arrive_once_each(world: World) -> None:
     await world.engine()
     await world.worker()
     task_id = await world.create(
@@ -292,7 +292,7 @@ async def test_a_thousand_batches_arrive_once_each(world: World) -> None:
 # --- waiting ----------------------------------------------------------------------------------------------------
 
 
-async def test_the_settings_of_the_worker_say_how_long_to_wait(
+async def test_worker_settings_determine_the_poll_interval(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[int, int]] = []
@@ -331,7 +331,7 @@ class Reads(CommandListener):
     failed = succeeded
 
 
-async def test_a_waiting_puller_reads_at_most_five_times_a_second(world: World) -> None:
+async def test_waiting_puller_reads_at_most_five_times_a_second(world: World) -> None:
     reads, seconds = Reads(), 6.0
     client: Any = AsyncIOMotorClient(world.environment["MONGO_URL"], event_listeners=[reads])
     await world.engine()
@@ -352,7 +352,7 @@ async def test_a_waiting_puller_reads_at_most_five_times_a_second(world: World) 
     client.close()
 
 
-async def test_a_puller_gives_its_slot_to_the_parent_that_waits_for_it(world: World) -> None:
+async def test_waiting_puller_yields_its_slot_to_its_source(world: World) -> None:
     await world.engine()
     quick = Quick()
     quick.role = "solo"

@@ -60,7 +60,7 @@ UNSTORABLE: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-async def test_what_mongodb_cannot_store_is_refused_before_anything_starts(world: World) -> None:
+async def test_values_that_mongodb_cannot_store_are_rejected_before_the_start(world: World) -> None:
     client, wrong = await world.client(), {}
     for number, (name, (given, told)) in enumerate(UNSTORABLE.items()):
         task_id = f"{world.queue}-{number}"
@@ -83,7 +83,7 @@ class Params(BaseModel):
     tags: set[str]
 
 
-async def test_models_tuples_and_no_params_at_all_are_taken(world: World) -> None:
+async def test_models_tuples_and_missing_params_are_accepted(world: World) -> None:
     await world.engine()
     graph = {"nodes": ({**NOOP, "meta": {"pair": (1, 2)}},)}
     given: list[Any] = [Params(day=7, tags={"x"}), None, {"": 2**63 - 1, "k": {"a.b": nested(90)}}]
@@ -119,7 +119,7 @@ class Failing(TaskStore):
     ],
     ids=["refused", "denied", "odd text", "long"],
 )
-async def test_once_a_task_has_started_no_error_of_its_document_is_an_error_of_the_call(
+async def test_document_errors_after_the_start_do_not_fail_the_call(
     world: World, caplog: pytest.LogCaptureFixture, error: Exception, told: str
 ) -> None:
     await world.engine()
@@ -135,7 +135,7 @@ async def test_once_a_task_has_started_no_error_of_its_document_is_an_error_of_t
     assert (await tasks.result(task_id)).status is TaskStatus.FINISHED
 
 
-async def test_no_other_task_is_met_by_a_condition_in_the_place_of_an_id(world: World) -> None:
+async def test_query_operator_as_task_id_changes_no_task(world: World) -> None:
     task_id = await world.create(NOOP)
     before, adapters = await world.document(task_id), CoordinatorAdapters(db=world.db)
     condition: Any = {"$gt": ""}
@@ -152,7 +152,7 @@ async def test_no_other_task_is_met_by_a_condition_in_the_place_of_an_id(world: 
 # --- cancel ---------------------------------------------------------------------------------------------------------
 
 
-async def test_cancelling_says_whether_there_was_anything_to_cancel(world: World) -> None:
+async def test_cancel_returns_whether_there_was_anything_to_cancel(world: World) -> None:
     await world.engine()
     await world.worker()
     coordinator = world.coordinator
@@ -169,7 +169,7 @@ async def test_cancelling_says_whether_there_was_anything_to_cancel(world: World
     assert (await world.document(ended))["status"] == "finished"
 
 
-async def test_a_task_that_a_reset_has_opened_again_can_be_cancelled(world: World) -> None:
+async def test_reset_task_can_be_cancelled(world: World) -> None:
     await world.engine()
     await world.worker()
     failing = node("a", "failing", inline={"failures": 9, "permanent": True})
@@ -195,7 +195,7 @@ async def test_a_task_that_a_reset_has_opened_again_can_be_cancelled(world: Worl
     assert await world.coordinator.cancel_task(task_id) is False
 
 
-async def test_a_workflow_that_is_no_task_is_left_alone(world: World) -> None:
+async def test_workflow_that_is_not_a_task_is_not_changed(world: World) -> None:
     client = await world.client()
     handle = await client.start_workflow("Other", id=f"{world.queue}-other", task_queue="nobody")
     assert await world.coordinator.cancel_task(handle.id) is False
@@ -208,7 +208,9 @@ async def test_a_workflow_that_is_no_task_is_left_alone(world: World) -> None:
     await handle.terminate()
 
 
-async def test_a_coordinator_whose_functions_were_spoilt_later_fails_the_node_clearly(world: World) -> None:
+async def test_function_replaced_by_an_invalid_object_fails_the_node_with_a_clear_message(
+    world: World,
+) -> None:
     engine: Coordinator = await world.engine()
     engine.adapters["broken"] = "no function"
     task_id = await world.create({**NOOP, "io": {"fn": "broken"}})

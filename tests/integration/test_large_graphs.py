@@ -179,7 +179,7 @@ def figure(name: str, nodes: int, seconds: float, runs: int = 1) -> str:
 
 
 @pytest.mark.timeout(PATIENCE + 30)
-async def test_a_large_graph_finishes_and_each_node_runs_once(world: World, told: list[str]) -> None:
+async def test_every_node_of_a_large_graph_runs_once(world: World, told: list[str]) -> None:
     handlers = counters()
     await start(world, handlers)
     nodes = layers(MOST_LAYERS)
@@ -191,7 +191,7 @@ async def test_a_large_graph_finishes_and_each_node_runs_once(world: World, told
     await assert_each_node_ran_once(world, task_id, handlers)
 
 
-async def test_a_long_history_is_continued_whenever_nothing_is_in_flight(
+async def test_long_history_continues_as_new_whenever_nothing_is_in_flight(
     short_runs: World, told: list[str]
 ) -> None:
     handlers = counters()
@@ -209,7 +209,7 @@ async def test_a_long_history_is_continued_whenever_nothing_is_in_flight(
 
 
 @pytest.mark.timeout(PATIENCE + 60)
-async def test_a_node_that_always_runs_is_never_interrupted_by_a_new_run(
+async def test_long_running_node_is_never_interrupted_by_a_new_run(
     short_runs: World, told: list[str]
 ) -> None:
     long = Gated()
@@ -246,7 +246,7 @@ async def until_only_runs(world: World, task_id: str, activity_id: str) -> None:
     await eventually(look, ceiling=PATIENCE)
 
 
-async def test_starts_are_held_back_until_a_long_node_lets_its_history_continue(
+async def test_starts_are_held_back_until_a_long_node_allows_a_new_run(
     short_runs: World, told: list[str]
 ) -> None:
     long = Gated()
@@ -269,7 +269,7 @@ async def test_starts_are_held_back_until_a_long_node_lets_its_history_continue(
     await assert_each_node_ran_once(short_runs, task_id, handlers)
 
 
-async def test_a_retry_that_waits_across_a_new_run_keeps_its_time_and_its_count(short_runs: World) -> None:
+async def test_retry_that_waits_across_a_new_run_keeps_its_time_and_count(short_runs: World) -> None:
     flaky = GatedFailure()
     await start(short_runs, {**counters(), "failing": flaky})
     task_id = await short_runs.create(

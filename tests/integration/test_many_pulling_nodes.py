@@ -63,7 +63,7 @@ def sources(nodes: list[dict[str, Any]]) -> int:
 
 
 @pytest.mark.timeout(PATIENCE + 60)
-async def test_the_failure_of_one_node_ends_all_that_pull_from_it(world: World) -> None:
+async def test_failure_of_one_node_ends_all_nodes_that_pull_from_it(world: World) -> None:
     await world.engine()
     await world.worker({"failing": Failing()})
     failing = node("first", "failing", inline={"failures": 9, "permanent": True})
@@ -77,7 +77,7 @@ async def test_the_failure_of_one_node_ends_all_that_pull_from_it(world: World) 
 
 
 @pytest.mark.timeout(PATIENCE + 60)
-async def test_a_cancel_ends_all_that_would_have_pulled(world: World) -> None:
+async def test_cancel_ends_all_pulling_nodes(world: World) -> None:
     await world.engine()
     await world.worker({"paced": Paced()})
     nodes = pulled(node("first", "paced", inline={"batches": 2, "pause": 600}))

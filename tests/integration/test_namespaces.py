@@ -73,7 +73,7 @@ def flowkit(world: World, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-async def test_an_engine_of_another_server_leaves_live_tasks_alone(
+async def test_engine_of_another_server_does_not_close_live_tasks(
     world: World, other_engine: Coordinator
 ) -> None:
     engine = await world.engine()
@@ -91,7 +91,7 @@ async def test_an_engine_of_another_server_leaves_live_tasks_alone(
     assert await Namespace(await world.client()).id() in ids
 
 
-async def test_documents_that_name_no_namespace_are_left_alone_until_temporal_says_how_they_ended(
+async def test_document_without_a_namespace_is_closed_only_after_temporal_reports_its_end(
     world: World, other_engine: Coordinator
 ) -> None:
     engine = await world.engine()
@@ -105,7 +105,7 @@ async def test_documents_that_name_no_namespace_are_left_alone_until_temporal_sa
     assert (await world.until_status(task_id, "failed"))["reason"] == "terminated"
 
 
-async def test_a_workflow_that_was_deleted_is_lost(world: World) -> None:
+async def test_task_of_a_deleted_workflow_is_lost(world: World) -> None:
     engine = await world.engine()
     task_id = await world.create(node("a"))
     await world.until_status(task_id, "running")
@@ -129,7 +129,7 @@ def deletion(client: Client, task_id: str) -> DeleteWorkflowExecutionRequest:
     return DeleteWorkflowExecutionRequest(namespace=client.namespace, workflow_execution=execution)
 
 
-async def test_tasks_of_a_server_that_is_gone_are_closed_by_a_command(
+async def test_close_orphaned_closes_tasks_of_a_removed_server(
     world: World, other_server: TemporalServer
 ) -> None:
     with other_server:

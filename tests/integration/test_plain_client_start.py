@@ -128,7 +128,7 @@ async def problem_of(client: Client, workflow_id: str, case: Bad) -> str:
 
 
 @pytest.mark.parametrize("cases", [MISSHAPEN, GRAPHS], ids=["outer_shape", "graph"])
-async def test_every_bad_start_fails_at_once_with_a_message_and_writes_nothing(
+async def test_invalid_start_fails_immediately_with_a_message_and_writes_nothing(
     world: World, cases: dict[str, Bad]
 ) -> None:
     await world.engine()
@@ -140,7 +140,7 @@ async def test_every_bad_start_fails_at_once_with_a_message_and_writes_nothing(
     assert await world.db.tasks.count_documents({}) == 0
 
 
-async def test_the_workflow_and_create_task_refuse_a_graph_with_the_same_text(world: World) -> None:
+async def test_workflow_and_create_task_reject_a_graph_with_the_same_text(world: World) -> None:
     await world.engine()
     client = await world.client()
     cases = {**GRAPHS, "params": MISSHAPEN["params_number"], "graph": MISSHAPEN["graph_number"]}
@@ -158,7 +158,7 @@ async def test_the_workflow_and_create_task_refuse_a_graph_with_the_same_text(wo
     assert await world.db.tasks.count_documents({}) == 0
 
 
-async def test_the_engines_own_limit_of_nodes_holds_for_a_bare_start(world: World) -> None:
+async def test_node_limit_of_the_engine_applies_to_a_plain_start(world: World) -> None:
     world.settings["max_nodes"] = 1
     await world.engine()
     client = await world.client()
@@ -166,7 +166,7 @@ async def test_the_engines_own_limit_of_nodes_holds_for_a_bare_start(world: Worl
     assert "2 entries, more than 1: split the task" in (await refusal_of(client, world.queue)).message
 
 
-async def test_the_temporal_cli_alone_starts_a_task_that_runs_to_its_end(world: World) -> None:
+async def test_temporal_cli_starts_a_task_that_completes(world: World) -> None:
     await world.engine()
     await world.worker()
     graph = {"nodes": [node("a"), node("b", "quick", "a")]}
@@ -185,7 +185,7 @@ async def test_the_temporal_cli_alone_starts_a_task_that_runs_to_its_end(world: 
 
 
 @pytest.mark.parametrize("workflow_id", ["*", "i" * 201], ids=["star", "201_characters"])
-async def test_a_bad_workflow_id_fails_and_writes_nothing(world: World, workflow_id: str) -> None:
+async def test_invalid_workflow_id_fails_and_writes_nothing(world: World, workflow_id: str) -> None:
     await world.engine()
     client = await world.client()
     await start(client, world, workflow_id, [{"graph": {"nodes": [node("a")]}}])
@@ -196,7 +196,7 @@ async def test_a_bad_workflow_id_fails_and_writes_nothing(world: World, workflow
     assert await world.db.tasks.count_documents({}) == 0
 
 
-async def test_the_longest_id_runs(world: World) -> None:
+async def test_task_with_the_longest_id_runs(world: World) -> None:
     await world.engine()
     task_id = (world.queue + "-" * 200)[:200]
     await start(await world.client(), world, task_id, [{"graph": function("noop")}])
@@ -204,7 +204,7 @@ async def test_the_longest_id_runs(world: World) -> None:
     assert (await world.document(task_id))["status"] == "finished"
 
 
-async def test_an_id_of_an_earlier_task_is_refused_and_its_document_untouched(world: World) -> None:
+async def test_id_of_an_earlier_task_is_rejected_and_its_document_unchanged(world: World) -> None:
     await world.engine()
     await world.worker()
     task_id = await world.create(node("a"))
@@ -250,7 +250,7 @@ TOLD = {
 
 
 @pytest.mark.parametrize("cases", [UNREADABLE, UNHOLDABLE], ids=["unreadable", "unholdable"])
-async def test_what_nobody_can_read_or_hold_fails_too(
+async def test_input_that_cannot_be_decoded_or_stored_fails(
     world: World, monkeypatch: pytest.MonkeyPatch, cases: dict[str, list[Any]]
 ) -> None:
     monkeypatch.setattr("tests.integration.test_plain_client_start.PROMPTLY", 10.0)

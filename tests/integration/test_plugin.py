@@ -82,7 +82,7 @@ def workers_of(world: World, client: Client, *roles: str) -> list[Worker]:
 # --- running tasks ------------------------------------------------------------------------------------------------
 
 
-async def test_a_task_of_two_roles_runs_on_plugin_workers_only(world: World) -> None:
+async def test_task_of_two_roles_runs_on_plugin_workers_only(world: World) -> None:
     client = await connected(world, plugin_of(world))
     async with running(world, *workers_of(world, client, "quick", "failing")):
         task_id = await world.create(
@@ -96,7 +96,7 @@ async def test_a_task_of_two_roles_runs_on_plugin_workers_only(world: World) -> 
     assert len(await world.rows(task_id, "a")) == 3
 
 
-async def test_functions_of_the_user_are_called_with_their_arguments(world: World) -> None:
+async def test_user_functions_receive_their_arguments(world: World) -> None:
     calls: list[tuple[str, dict[str, Any]]] = []
 
     async def report(task_id: str, **arguments: Any) -> None:
@@ -110,7 +110,7 @@ async def test_functions_of_the_user_are_called_with_their_arguments(world: Worl
     assert calls == [(task_id, {"to": "ada"})]
 
 
-async def test_a_foreign_workflow_runs_beside_ours_and_a_task_as_its_child(
+async def test_user_workflow_runs_next_to_flowkit_and_starts_a_task_as_its_child(
     world: World, foreign: Any
 ) -> None:
     client = await connected(world, plugin_of(world))
@@ -128,7 +128,7 @@ async def test_a_foreign_workflow_runs_beside_ours_and_a_task_as_its_child(
     assert (await world.document(task_id))["status"] == "finished"
 
 
-async def test_a_worker_on_another_queue_only_shares_the_client(world: World, foreign: Any) -> None:
+async def test_worker_on_another_queue_only_shares_the_client(world: World, foreign: Any) -> None:
     client = await connected(world, plugin_of(world))
     theirs = Worker(
         client, task_queue=f"theirs-{world.queue}", workflows=[foreign.Order], activities=[foreign.greet]
@@ -143,7 +143,7 @@ async def test_a_worker_on_another_queue_only_shares_the_client(world: World, fo
         assert await asyncio.wait_for(handle.result(), CEILING) == ["hello Alan", "finished"]
 
 
-async def test_the_sweep_of_a_plugin_closes_documents_of_terminated_workflows(world: World) -> None:
+async def test_plugin_sweep_closes_documents_of_terminated_workflows(world: World) -> None:
     client = await connected(world, plugin_of(world))
     async with running(world, *workers_of(world, client)):
         task_id = await world.create(node("a"))
@@ -155,7 +155,7 @@ async def test_the_sweep_of_a_plugin_closes_documents_of_terminated_workflows(wo
 # --- stopping -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_stopped_role_worker_hands_its_node_over_at_no_charge(world: World) -> None:
+async def test_stopped_role_worker_hands_its_node_over_without_using_budget(world: World) -> None:
     client = await connected(world, plugin_of(world))
     queue = f"{world.queue}.paced"
     engine, first = Worker(client, task_queue=world.queue), Worker(client, task_queue=queue, identity="first")
@@ -171,7 +171,7 @@ async def test_a_stopped_role_worker_hands_its_node_over_at_no_charge(world: Wor
     assert (ended["attempt_epoch"], len(await world.rows(task_id, "a"))) == (2, 6)
 
 
-async def test_a_task_goes_on_with_the_next_engine(world: World) -> None:
+async def test_next_engine_continues_the_task(world: World) -> None:
     client = await connected(world, plugin_of(world))
     async with AsyncExitStack() as stack:
         async with running(world, Worker(client, task_queue=world.queue)):
@@ -185,7 +185,7 @@ async def test_a_task_goes_on_with_the_next_engine(world: World) -> None:
     assert (await world.node(task_id, "a"))["attempt_epoch"] == 1
 
 
-async def test_a_cancel_reaches_a_handler_that_runs_in_a_plugin(world: World) -> None:
+async def test_cancel_reaches_a_handler_in_a_plugin_worker(world: World) -> None:
     client = await connected(world, plugin_of(world))
     async with running(world, *workers_of(world, client, "paced")):
         task_id = await world.create(node("a", "paced", inline={"pause": 600}))
@@ -199,7 +199,7 @@ async def test_a_cancel_reaches_a_handler_that_runs_in_a_plugin(world: World) ->
 # --- plugin given twice -------------------------------------------------------------------------------------------
 
 
-async def test_the_plugin_may_be_on_client_and_worker_and_task_be_listed(world: World) -> None:
+async def test_plugin_can_be_on_client_and_worker_and_task_can_be_listed(world: World) -> None:
     plugin = plugin_of(world)
     client = await connected(world, plugin)
     with pytest.warns(UserWarning, match="same plugin type"):
@@ -211,7 +211,7 @@ async def test_the_plugin_may_be_on_client_and_worker_and_task_be_listed(world: 
         assert (await world.result(await world.create(node("a")))).status is TaskStatus.FINISHED
 
 
-async def test_a_workers_own_plugin_goes_before_that_of_its_client(world: World) -> None:
+async def test_worker_plugin_takes_precedence_over_the_client_plugin(world: World) -> None:
     client = await connected(world, FlowKitPlugin())
     with pytest.warns(UserWarning, match="same plugin type"):
         workers = [
@@ -222,7 +222,7 @@ async def test_a_workers_own_plugin_goes_before_that_of_its_client(world: World)
         assert (await world.result(await world.create(node("a")))).status is TaskStatus.FINISHED
 
 
-async def test_an_engine_of_flowkit_may_use_a_client_with_the_plugin(world: World) -> None:
+async def test_coordinator_can_use_a_client_with_the_plugin(world: World) -> None:
     client = await connected(world, FlowKitPlugin(config=world.config))
     engine = Coordinator(db=world.db, cfg=world.config, client=client)
     await engine.start()
@@ -251,7 +251,7 @@ class Upside(PayloadCodec):
         return [Payload.FromString(payload.data[::-1]) for payload in payloads]
 
 
-async def test_a_payload_codec_of_the_users_survives(world: World) -> None:
+async def test_payload_codec_of_the_user_is_kept(world: World) -> None:
     converter = replace(DataConverter.default, payload_codec=Upside())
     client = await connected(world, plugin_of(world), data_converter=converter)
     creator = Coordinator(db=world.db, cfg=world.config, client=client)
@@ -268,7 +268,7 @@ async def test_a_payload_codec_of_the_users_survives(world: World) -> None:
 
 
 @pytest.mark.parametrize("role", ["", ".quick"])
-async def test_a_database_that_does_not_answer_ends_the_worker_with_one_line(world: World, role: str) -> None:
+async def test_unreachable_database_ends_the_worker_with_a_one_line_error(world: World, role: str) -> None:
     nowhere: Any = AsyncIOMotorClient("mongodb://127.0.0.1:1", serverSelectionTimeoutMS=100)
     client = await connected(world, plugin_of(world, db=nowhere.none))
     worker = Worker(client, task_queue=f"{world.queue}{role}")
@@ -279,7 +279,7 @@ async def test_a_database_that_does_not_answer_ends_the_worker_with_one_line(wor
     nowhere.close()
 
 
-async def test_a_failed_start_ends_an_async_with_block(world: World) -> None:
+async def test_failed_start_exits_an_async_with_block(world: World) -> None:
     nowhere: Any = AsyncIOMotorClient("mongodb://127.0.0.1:1", serverSelectionTimeoutMS=100)
     client = await connected(world, plugin_of(world, db=nowhere.none))
 
@@ -295,7 +295,7 @@ async def test_a_failed_start_ends_an_async_with_block(world: World) -> None:
 # --- settings of the worker ---------------------------------------------------------------------------------------
 
 
-async def test_a_role_worker_has_its_config_and_what_the_user_sets_wins(world: World) -> None:
+async def test_role_worker_uses_its_config_and_user_settings_take_precedence(world: World) -> None:
     client = await connected(
         world, plugin_of(world, worker_config=WorkerConfig(queue=world.queue, worker_id="w-9"))
     )

@@ -28,7 +28,7 @@ async def assert_every_batch_counts_once(world: World, task_id: str, node_id: st
     assert await world.db.artifacts.count_documents(query) == batches
 
 
-async def test_an_engine_that_is_killed_goes_on_where_it_was(world: World) -> None:
+async def test_task_continues_after_its_engine_is_killed(world: World) -> None:
     await world.worker()
     killed = world.engine_process()
     task_id = await world.create(
@@ -47,7 +47,7 @@ async def test_an_engine_that_is_killed_goes_on_where_it_was(world: World) -> No
     await assert_every_batch_counts_once(world, task_id, "a", 8)
 
 
-async def test_a_worker_that_is_killed_loses_its_node_to_another_one(world: World) -> None:
+async def test_node_of_a_killed_worker_moves_to_another_worker(world: World) -> None:
     world.settings["lease_ttl_sec"] = 2
     await world.engine()
     killed = world.worker_process("Paced")
@@ -63,7 +63,7 @@ async def test_a_worker_that_is_killed_loses_its_node_to_another_one(world: Worl
     await assert_every_batch_counts_once(world, task_id, "a", 6)
 
 
-async def test_a_pulling_node_resumes_after_its_worker_was_killed(world: World) -> None:
+async def test_pulling_node_resumes_after_its_worker_is_killed(world: World) -> None:
     world.settings["lease_ttl_sec"] = 2
     await world.engine()
     feeder = world.worker_process("Quick")
@@ -85,7 +85,7 @@ async def test_a_pulling_node_resumes_after_its_worker_was_killed(world: World) 
     feeder.terminate()
 
 
-async def test_a_worker_that_is_stopped_hands_its_node_over_at_no_charge(world: World) -> None:
+async def test_stopped_worker_hands_its_node_over_without_using_budget(world: World) -> None:
     world.settings["lease_ttl_sec"] = 600
     await world.engine()
     stopped = world.worker_process("Paced")
@@ -99,7 +99,7 @@ async def test_a_worker_that_is_stopped_hands_its_node_over_at_no_charge(world: 
     await assert_every_batch_counts_once(world, task_id, "a", 6)
 
 
-async def test_a_worker_without_the_engines_database_is_told_so(world: World) -> None:
+async def test_worker_with_a_different_database_reports_the_mismatch(world: World) -> None:
     await world.engine()
     world.environment["MONGO_DATABASE"] = f"{world.database}_other"
     world.worker_process("Quick")

@@ -37,7 +37,7 @@ async def run(world: World, *nodes: dict[str, Any], **graph: Any) -> tuple[str, 
 # --- several sources ------------------------------------------------------------------------------------------------
 
 
-async def test_batches_of_equal_uids_from_several_sources_are_all_processed_and_stored(world: World) -> None:
+async def test_batches_with_equal_uids_from_several_sources_are_all_stored(world: World) -> None:
     sources = [node(name, inline={"batches": 3}) for name in ("u", "v", "w")]
     task_id, handler = await run(
         world,
@@ -61,7 +61,7 @@ async def test_batches_of_equal_uids_from_several_sources_are_all_processed_and_
     assert "b0@single" in nested
 
 
-async def test_an_attempt_that_broke_off_resumes_every_source(world: World) -> None:
+async def test_interrupted_attempt_resumes_every_source(world: World) -> None:
     class Breaking(Proposing):
         """Fails in the middle of its first attempt."""
 
@@ -83,7 +83,7 @@ async def test_an_attempt_that_broke_off_resumes_every_source(world: World) -> N
 # --- routes that handlers propose -----------------------------------------------------------------------------------
 
 
-async def test_parents_that_only_extended_edges_name_stand_in_for_absent_sources(world: World) -> None:
+async def test_parents_from_extended_edges_are_the_default_sources(world: World) -> None:
     nodes = [source([1], node_id="u"), source([2], node_id="v"), proposing("z", propose=route(PULL))]
     edges = [{"from": "v", "to": "z"}, {"from": "u", "to": "z"}]
     _, handler = await run(world, *nodes, edges_ex=edges)
@@ -91,7 +91,7 @@ async def test_parents_that_only_extended_edges_name_stand_in_for_absent_sources
 
 
 @pytest.mark.parametrize("adapter", [route(PULL), route(RECHUNK, size=2)])
-async def test_an_empty_list_of_sources_that_a_handler_proposes_is_an_input_without_batches(
+async def test_empty_source_list_of_a_handler_is_an_input_without_batches(
     world: World, adapter: dict[str, Any]
 ) -> None:
     adapter["input_args"]["from_nodes"] = []
@@ -100,7 +100,7 @@ async def test_an_empty_list_of_sources_that_a_handler_proposes_is_an_input_with
     assert await world.statuses(task_id) == {"u": "finished", "z": "finished"}
 
 
-async def test_a_handler_that_pulls_from_a_node_that_waits_for_it_fails_for_good(world: World) -> None:
+async def test_handler_that_pulls_from_a_descendant_fails_permanently(world: World) -> None:
     found = await outcomes(
         world,
         [Lists(), Proposing()],
@@ -129,7 +129,7 @@ class Silent(Quick):
 
 
 @pytest.mark.parametrize("waiting", ["puller", "generator"])
-async def test_a_cancel_ends_an_attempt_that_waits_for_input_long_before_its_grace(
+async def test_cancel_ends_an_attempt_that_waits_for_input_before_the_grace_period(
     world: World, waiting: str
 ) -> None:
     world.settings |= {"cancel_grace_sec": 60}
@@ -152,7 +152,7 @@ async def test_a_cancel_ends_an_attempt_that_waits_for_input_long_before_its_gra
 # --- events ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_longer_attempt_logs_its_batches_and_a_failed_one_the_batch_that_failed(world: World) -> None:
+async def test_long_attempt_logs_its_batches_and_a_failed_one_its_failed_batch(world: World) -> None:
     task_id, _ = await run(world, node("slow", "paced", inline={"batches": 8, "pause": 1}))
     found = await outcomes(world, [Failing()], node("bad", "failing", inline={"failures": 9}, **SOON))
     assert found["bad"][0] == "failed"

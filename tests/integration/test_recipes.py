@@ -171,7 +171,7 @@ async def ended(world: World, task_id: str) -> None:
         await world.result(task_id)
 
 
-async def test_the_pipeline_of_the_guide_runs_and_is_monitored(
+async def test_pipeline_of_the_guide_runs_and_is_monitored(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     task_id = await create_pipeline_task(world.coordinator)
@@ -205,7 +205,7 @@ def healthy(workers: int, pending: int) -> dict[str, Any]:
     return {"status": "healthy", "active_workers": workers, "pending_tasks": pending}
 
 
-async def test_the_health_check_follows_engine_workers_and_tasks(world: World) -> None:
+async def test_health_check_reflects_engine_workers_and_tasks(world: World) -> None:
     assert await health(world.coordinator) == "stopped"
     task_id = await world.create(node("only", "paced", inline={"pause": 0.5}))
     engine = await world.engine()
@@ -223,7 +223,7 @@ async def test_the_health_check_follows_engine_workers_and_tasks(world: World) -
     assert await health(engine) == "stopped"
 
 
-async def test_the_metrics_count_tasks_and_workers_by_status_and_recent_events(world: World) -> None:
+async def test_metrics_count_tasks_and_workers_by_status_and_recent_events(world: World) -> None:
     engine = await world.engine()
     assert await collect_coordinator_metrics(engine) == {"tasks": {}, "workers": {}, "recent_events": 0}
     await world.worker({"quick": Quick(), "failing": Failing()})
@@ -251,7 +251,7 @@ async def test_recent_events_are_those_of_the_last_hour(world: World) -> None:
         assert (await collect_coordinator_metrics(engine))["recent_events"] == expected
 
 
-async def test_a_task_is_cancelled_as_the_guide_says(world: World) -> None:
+async def test_task_can_be_cancelled_with_the_command_of_the_guide(world: World) -> None:
     await world.engine()
     await world.worker({"paced": Paced()})
     task_id = await world.create(node("long", "paced", inline={"pause": 60}), node("after", "paced", "long"))
@@ -276,7 +276,7 @@ def own_recipes() -> dict[str, Any]:
     return made
 
 
-async def test_the_recipes_of_our_page_tell_what_happened(world: World) -> None:
+async def test_recipes_of_the_monitoring_page_report_what_happened(world: World) -> None:
     own, db = own_recipes(), world.db
     engine = await world.engine()
     await world.worker({"quick": Quick(), "failing": Failing()})
@@ -297,7 +297,7 @@ async def test_the_recipes_of_our_page_tell_what_happened(world: World) -> None:
     assert await own["roles_without_worker"](db) == ["nobody"]
 
 
-async def test_our_health_check_does_not_count_a_worker_that_was_killed(world: World) -> None:
+async def test_health_check_does_not_count_a_killed_worker(world: World) -> None:
     health_check = own_recipes()["health"]
     engine = await world.engine()
     await world.worker({"quick": Quick()})

@@ -72,7 +72,7 @@ async def raises_cancelled(work: Coroutine[Any, Any, Any]) -> bool:
 # --- identity and cancellation ----------------------------------------------------------------------------------
 
 
-async def test_a_run_that_nobody_cancelled(world: World) -> None:
+async def test_running_context_is_not_cancelled(world: World) -> None:
     clock = ManualClock(start_ms=5_000)
 
     async def body(ctx: RunContext) -> dict[str, Any]:
@@ -113,7 +113,7 @@ async def test_a_run_that_nobody_cancelled(world: World) -> None:
         await worker.stop()
 
 
-async def test_a_cancelled_run_knows_why_and_how_long_it_has(world: World) -> None:
+async def test_cancelled_context_has_its_reason_and_deadline(world: World) -> None:
     running, told, inner = asyncio.Event(), asyncio.Event(), asyncio.Event()
     seen: dict[str, Any] = {}
 
@@ -146,7 +146,7 @@ async def test_a_cancelled_run_knows_why_and_how_long_it_has(world: World) -> No
     await cancelled(world, task_id)
 
 
-async def test_a_plain_hook_sees_its_cancel_on_its_thread(world: World) -> None:
+async def test_plain_hook_sees_the_cancel_on_its_thread(world: World) -> None:
     running, seen = threading.Event(), threading.Event()
 
     class Looping(RoleHandler):
@@ -169,7 +169,7 @@ async def test_a_plain_hook_sees_its_cancel_on_its_thread(world: World) -> None:
 # --- processes --------------------------------------------------------------------------------------------------
 
 
-async def test_commands_answer_their_return_codes_and_may_say_a_lot(world: World) -> None:
+async def test_commands_return_their_exit_codes_with_large_outputs(world: World) -> None:
     async def body(ctx: RunContext) -> dict[str, Any]:
         scripts = ["exit 0", "exit 9", "kill -KILL $$", "head -c 3000000 /dev/zero; echo x >&2"]
         with pytest.raises(FileNotFoundError):
@@ -179,7 +179,9 @@ async def test_commands_answer_their_return_codes_and_may_say_a_lot(world: World
     assert await metrics(world, await start(world, body)) == {"codes": [0, 9, -signal.SIGKILL, 0]}
 
 
-async def test_a_cancel_ends_a_deaf_command_and_its_children(world: World, tmp_path: Path) -> None:
+async def test_cancel_kills_a_command_that_ignores_signals_and_its_children(
+    world: World, tmp_path: Path
+) -> None:
     async def body(ctx: RunContext) -> None:
         await ctx.run_subprocess("sh", "-c", DEAF, str(tmp_path / "pid"), grace_ms=100)
 
@@ -283,7 +285,7 @@ async def test_clean_up_after_a_cancel(world: World, tmp_path: Path) -> None:
     tidy.assert_tidy()
 
 
-async def test_clean_up_after_a_hand_over_is_done_when_the_worker_has_stopped(
+async def test_clean_up_after_a_hand_over_is_complete_when_the_worker_has_stopped(
     world: World, tmp_path: Path
 ) -> None:
     tidy = Tidy(tmp_path, wait)
@@ -298,7 +300,7 @@ async def test_clean_up_after_a_hand_over_is_done_when_the_worker_has_stopped(
     assert (await world.node(task_id, "a"))["attempt_epoch"] == 2
 
 
-async def test_a_clean_up_that_waits_for_cancelled_work_does_not_end_the_run(world: World) -> None:
+async def test_clean_up_that_waits_for_cancelled_work_does_not_end_the_run(world: World) -> None:
     order: list[str] = []
 
     async def body(ctx: RunContext) -> None:
@@ -316,7 +318,7 @@ async def test_a_clean_up_that_waits_for_cancelled_work_does_not_end_the_run(wor
 # --- variables, artifacts and the echo role ---------------------------------------------------------------------
 
 
-async def test_variables_are_those_of_the_moment(world: World) -> None:
+async def test_variables_are_read_at_the_time_of_the_call(world: World) -> None:
     async def body(ctx: RunContext) -> dict[str, Any]:
         before = await ctx.vars()
         change = {"$set": {"coordinator.vars": {"routing": {"sla": "gold"}, "n": 1}}}
@@ -327,7 +329,7 @@ async def test_variables_are_those_of_the_moment(world: World) -> None:
     assert found == {"before": {}, "after": {"routing": {"sla": "gold"}, "n": 1}}
 
 
-async def test_a_handler_writes_and_reads_artifacts_itself(world: World) -> None:
+async def test_handler_can_write_and_read_artifacts(world: World) -> None:
     refs: list[dict[str, Any]] = []
 
     async def body(ctx: RunContext) -> dict[str, Any]:
@@ -360,7 +362,7 @@ async def echoing(world: World) -> Worker:
     return worker
 
 
-async def test_the_built_in_role_echoes_and_honours_a_cancel(world: World) -> None:
+async def test_built_in_echo_role_returns_its_input_and_stops_on_cancel(world: World) -> None:
     await world.engine()
     await world.worker()
     worker = await echoing(world)

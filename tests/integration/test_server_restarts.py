@@ -61,7 +61,7 @@ async def assert_finished_once(world: World, task_id: str) -> None:
         assert uids == {f"b{i}": 1 for i in range(batches)}
 
 
-async def test_a_task_outlives_a_restart_of_temporal(
+async def test_task_survives_a_restart_of_temporal(
     own: tuple[World, TemporalServer, MongoServer],
 ) -> None:
     world, temporal, _ = own
@@ -70,7 +70,7 @@ async def test_a_task_outlives_a_restart_of_temporal(
     await assert_finished_once(world, task_id)
 
 
-async def test_a_task_outlives_a_temporal_that_is_killed(
+async def test_task_survives_a_kill_of_temporal(
     own: tuple[World, TemporalServer, MongoServer],
 ) -> None:
     world, temporal, _ = own
@@ -80,7 +80,7 @@ async def test_a_task_outlives_a_temporal_that_is_killed(
     await assert_finished_once(world, task_id)
 
 
-async def test_what_ran_when_temporal_went_for_longer_than_a_lease_runs_again_at_no_charge(
+async def test_attempts_interrupted_by_a_long_temporal_outage_run_again_without_using_budget(
     own: tuple[World, TemporalServer, MongoServer],
 ) -> None:
     world, temporal, _ = own
@@ -93,7 +93,7 @@ async def test_what_ran_when_temporal_went_for_longer_than_a_lease_runs_again_at
     assert (await world.node(task_id, "a"))["attempt_epoch"] == 2
 
 
-async def test_a_task_waits_for_a_mongodb_that_is_away(
+async def test_task_waits_for_mongodb(
     own: tuple[World, TemporalServer, MongoServer],
 ) -> None:
     world, _, mongo = own
@@ -128,7 +128,7 @@ async def test_time_without_mongodb_does_not_count_towards_timeout_sec(
     assert {n["attempt_epoch"] for n in (await world.document(task_id))["graph"]["nodes"]} == {1}
 
 
-async def test_a_task_created_while_mongodb_is_away_runs_when_it_is_back(
+async def test_task_created_without_mongodb_runs_when_it_returns(
     own: tuple[World, TemporalServer, MongoServer],
 ) -> None:
     world, _, mongo = own

@@ -28,7 +28,7 @@ async def failure_of(world: World, task_id: str) -> ApplicationError:
     return caught.value.cause
 
 
-async def test_a_diamond_runs_in_order_and_its_document_shows_the_end(world: World) -> None:
+async def test_diamond_runs_in_order_and_its_document_shows_the_outcome(world: World) -> None:
     await world.engine()
     await world.worker()
     task_id = await world.create(
@@ -50,7 +50,7 @@ async def test_a_diamond_runs_in_order_and_its_document_shows_the_end(world: Wor
     assert len(await world.rows(task_id, "top")) == 3
 
 
-async def test_a_pulling_node_gets_every_upstream_batch_once(world: World) -> None:
+async def test_pulling_node_gets_every_batch_of_its_source_once(world: World) -> None:
     await world.engine()
     await world.worker()
     pull = {"input_adapter": "pull.from_artifacts"}
@@ -61,7 +61,7 @@ async def test_a_pulling_node_gets_every_upstream_batch_once(world: World) -> No
     )
 
 
-async def test_a_transient_failure_is_retried_with_a_new_epoch_after_a_named_timer(world: World) -> None:
+async def test_transient_failure_is_retried_with_a_new_epoch_after_a_named_timer(world: World) -> None:
     await world.engine()
     await world.worker()
     task_id = await world.create(
@@ -79,7 +79,7 @@ async def test_a_transient_failure_is_retried_with_a_new_epoch_after_a_named_tim
     ]
 
 
-async def test_a_waiting_node_makes_its_task_deferred_and_then_running_again(world: World) -> None:
+async def test_waiting_node_makes_its_task_deferred_and_then_running_again(world: World) -> None:
     await world.engine()
     await world.worker()
     policy = {"max": 1, "backoff_sec": 1.0}
@@ -103,7 +103,7 @@ async def test_a_waiting_node_makes_its_task_deferred_and_then_running_again(wor
     ],
     ids=["exhausted", "permanent", "bad_input", "permanent_on"],
 )
-async def test_a_permanent_failure_ends_the_task(
+async def test_permanent_failure_ends_the_task(
     world: World, inline: dict[str, object], policy: dict[str, object], epochs: int
 ) -> None:
     await world.engine()
@@ -126,7 +126,7 @@ async def test_a_permanent_failure_ends_the_task(
     assert (nodes["later"]["status"], nodes["later"]["skip_reason"]) == ("skipped", "task_failed")
 
 
-async def test_independent_branches_finish_when_the_graph_says_continue(world: World) -> None:
+async def test_independent_branches_finish_if_the_graph_continues_on_failure(world: World) -> None:
     await world.engine()
     await world.worker()
     task_id = await world.create(
@@ -146,7 +146,7 @@ async def test_independent_branches_finish_when_the_graph_says_continue(world: W
     assert (await world.document(task_id))["status"] == "failed"
 
 
-async def test_a_tolerated_failure_lets_the_task_finish_and_is_listed(world: World) -> None:
+async def test_tolerated_failure_lets_the_task_finish_and_is_listed(world: World) -> None:
     await world.engine()
     await world.worker()
     task_id = await world.create(
@@ -166,7 +166,7 @@ async def test_a_tolerated_failure_lets_the_task_finish_and_is_listed(world: Wor
     assert (await world.document(task_id))["result"]["handled_failures"] == ["a"]
 
 
-async def test_count_of_n_starts_before_the_others_have_finished(world: World) -> None:
+async def test_count_of_n_starts_before_the_other_parents_have_finished(world: World) -> None:
     await world.engine()
     await world.worker()
     task_id = await world.create(
@@ -180,7 +180,7 @@ async def test_count_of_n_starts_before_the_others_have_finished(world: World) -
     assert nodes["two"]["finished_at"] < nodes["slow"]["finished_at"]
 
 
-async def test_a_node_that_takes_longer_than_its_timeout_fails_with_that_code(world: World) -> None:
+async def test_node_that_exceeds_its_timeout_fails_with_the_timeout_code(world: World) -> None:
     await world.engine()
     await world.worker()
     task_id = await world.create(
@@ -220,7 +220,7 @@ async def test_coordinator_functions_run_in_the_engine_and_fail_like_nodes(world
     assert "unexpected_error: ValueError: no such thing" in (await failure_of(world, failing)).message
 
 
-async def test_creating_a_task_twice_under_one_id_runs_it_once(world: World) -> None:
+async def test_task_created_twice_with_one_id_runs_once(world: World) -> None:
     await world.engine()
     await world.worker()
     graph = {"nodes": [node("a", "paced", inline={"pause": 0.3})]}
@@ -231,14 +231,14 @@ async def test_creating_a_task_twice_under_one_id_runs_it_once(world: World) -> 
     assert (await world.document(world.queue))["run_seq"] == 1
 
 
-async def test_a_graph_is_refused_at_the_door_with_nothing_written(world: World) -> None:
+async def test_invalid_graph_is_rejected_by_create_task_without_a_write(world: World) -> None:
     graph = {"nodes": [node("a", "quick", "ghost")]}
     with pytest.raises(GraphError, match="depends_on names 'ghost', which is no node"):
         await world.coordinator.create_task(params={}, graph=graph)
     assert await world.db.tasks.count_documents({}) == 0
 
 
-async def test_the_callers_graph_is_not_changed(world: World) -> None:
+async def test_graph_of_the_caller_is_not_changed(world: World) -> None:
     graph = {"nodes": [node("a")], "edges": []}
     before = {"nodes": [node("a")], "edges": []}
     await world.coordinator.create_task(params={}, graph=graph)

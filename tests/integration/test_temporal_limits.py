@@ -53,7 +53,7 @@ def activities(history: WorkflowHistory, name: str) -> int:
     return sum(each.activity_type.name == name for each in scheduled)
 
 
-async def test_many_roles_together_have_no_more_attempts_in_flight_than_allowed(world: World) -> None:
+async def test_attempts_of_many_roles_stay_within_the_limit_in_flight(world: World) -> None:
     world.settings["max_in_flight"] = MOST
     await world.engine()
     handlers: dict[str, RoleHandler] = {f"role{i}": Crowd(f"role{i}") for i in range(12)}
@@ -77,7 +77,7 @@ class Verbose(Quick):
         )
 
 
-async def test_a_write_that_is_too_large_is_made_in_several_and_loses_nothing(
+async def test_write_that_is_too_large_is_split_without_loss(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reports, "REPORT_BYTES", 4_000)
@@ -96,7 +96,7 @@ async def test_a_write_that_is_too_large_is_made_in_several_and_loses_nothing(
     await replay([history])
 
 
-async def test_errors_that_are_cut_on_the_way_into_a_new_run_stay_whole_in_the_document(
+async def test_errors_truncated_for_a_new_run_stay_complete_in_the_document(
     short_runs: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_codec, "CARRIED_STATE_BYTES", 6_000)
@@ -131,7 +131,7 @@ class Shouting(Quick):
         return BatchResult(success=False, reason_code="broken", permanent=True, error=error)
 
 
-async def test_the_longest_errors_of_many_nodes_pass_through_new_runs_the_query_and_the_close(
+async def test_longest_errors_of_many_nodes_survive_new_runs_queries_and_the_close(
     short_runs: World,
 ) -> None:
     await short_runs.engine()
@@ -151,7 +151,7 @@ async def test_the_longest_errors_of_many_nodes_pass_through_new_runs_the_query_
     assert (seen["nodes_omitted"], seen["errors_cut"]) == (0, SHOUTING)
 
 
-async def test_an_explicit_empty_list_of_sources_ends_the_node_without_batches(world: World) -> None:
+async def test_explicit_empty_source_list_ends_the_node_without_batches(world: World) -> None:
     await world.engine()
     await world.worker()
     pull = {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": []}}
@@ -164,7 +164,7 @@ async def test_an_explicit_empty_list_of_sources_ends_the_node_without_batches(w
     assert [len(await world.rows(task_id, name)) for name in ("up", "down", "alone")] == [3, 0, 0]
 
 
-async def test_a_worker_of_a_newer_release_cannot_stop_a_task_by_what_it_reports(world: World) -> None:
+async def test_unknown_failure_formats_of_a_newer_worker_do_not_stop_a_task(world: World) -> None:
     calls: list[int] = []
 
     @activity.defn(name="newer")

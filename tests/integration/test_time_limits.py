@@ -107,7 +107,7 @@ async def status(place: Place) -> str:
     return str(document["graph"]["nodes"][0]["status"])
 
 
-async def test_a_role_attempt_may_wait_for_mongodb_longer_than_its_limit(place: Place) -> None:
+async def test_role_attempt_can_wait_for_mongodb_longer_than_its_time_limit(place: Place) -> None:
     working = asyncio.Event()
 
     class Working(Quick):
@@ -131,7 +131,7 @@ async def test_a_role_attempt_may_wait_for_mongodb_longer_than_its_limit(place: 
     await worker.stop()
 
 
-async def test_a_function_may_wait_for_mongodb_longer_than_its_limit(place: Place) -> None:
+async def test_function_can_wait_for_mongodb_longer_than_its_time_limit(place: Place) -> None:
     calls: list[str] = []
 
     def plain(task_id: str) -> None:
@@ -142,7 +142,7 @@ async def test_a_function_may_wait_for_mongodb_longer_than_its_limit(place: Plac
     assert await status(place) == "finished"
 
 
-async def test_a_built_in_function_may_wait_for_mongodb_longer_than_its_limit(place: Place) -> None:
+async def test_built_in_function_can_wait_for_mongodb_longer_than_its_time_limit(place: Place) -> None:
     io = {"fn": "vars.set", "fn_args": {"kv": {"n": 1}}}
     await place.run_without_mongodb(place.function("vars.set", None), given(**io))
     assert await TaskStore(place.db).variables(TASK) == {"n": 1}
@@ -157,7 +157,7 @@ async def failed(place: Place, activity: Activity, given: AttemptInput) -> dict[
 
 
 @pytest.mark.parametrize("plain", [True, False])
-async def test_a_function_that_takes_longer_than_its_limit_fails(place: Place, plain: bool) -> None:
+async def test_function_that_exceeds_its_time_limit_fails(place: Place, plain: bool) -> None:
     released = asyncio.Event()
 
     async def endless(task_id: str) -> None:
@@ -171,7 +171,7 @@ async def test_a_function_that_takes_longer_than_its_limit_fails(place: Place, p
     assert (told["kind"], told["code"]) == (FailureKind.FAILURE, "timeout")
 
 
-async def test_mongodbs_absence_in_a_function_of_the_users_costs_no_retry(place: Place) -> None:
+async def test_mongodb_outage_in_a_user_function_uses_no_retry(place: Place) -> None:
     async def report(task_id: str) -> None:
         await place.stop()
         await CoordinatorAdapters(db=place.db).vars_set(task_id, n=1)

@@ -36,7 +36,7 @@ async def names(world: World, task_id: str) -> dict[str, list[str]]:
     return found
 
 
-async def test_a_running_node_links_to_the_workers_of_its_role(world: World) -> None:
+async def test_running_node_links_to_the_workers_of_its_role(world: World) -> None:
     await world.engine()
     task_id = await world.create(node("a", "nobody"), node("b", "quick", "a"))
 
@@ -49,7 +49,7 @@ async def test_a_running_node_links_to_the_workers_of_its_role(world: World) -> 
     assert told.splitlines()[5:] == ["| a | nobody | running | 1 |  |", "| b | quick | queued |  |  |"]
 
 
-async def test_the_details_of_a_large_graph_show_its_last_change_when_nothing_follows(world: World) -> None:
+async def test_details_of_a_large_graph_include_its_last_change(world: World) -> None:
     await world.engine()
     await world.worker()
     crowd = [node(f"n{number}") for number in range(50)]
@@ -61,7 +61,7 @@ async def test_the_details_of_a_large_graph_show_its_last_change_when_nothing_fo
     await eventually(told)
 
 
-async def test_everything_that_a_cancelled_run_did_has_a_name_and_the_details_tell_why(world: World) -> None:
+async def test_all_events_of_a_cancelled_run_have_names_and_the_details_show_the_reason(world: World) -> None:
     await world.engine()
     await world.worker()
     task_id = await world.create(node("a", "paced", inline={"pause": 600}), node("b", "quick", "a"))
@@ -75,7 +75,7 @@ async def test_everything_that_a_cancelled_run_did_has_a_name_and_the_details_te
     assert told["activity"] == ["a", "write to MongoDB: cancel flags, 1 node", "close the task in MongoDB"]
 
 
-async def test_an_attempt_after_a_failure_says_which_retry_it_is(world: World) -> None:
+async def test_attempt_after_a_failure_shows_its_retry_number(world: World) -> None:
     await world.engine()
     await world.worker()
     retries = {"max": 1, "backoff_sec": 0.1}

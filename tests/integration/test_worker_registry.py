@@ -51,7 +51,7 @@ async def told(world: World, kind: str) -> dict[str, Any]:
     return dict(found)
 
 
-async def test_a_worker_is_online_while_it_runs(world: World) -> None:
+async def test_worker_is_online_while_it_runs(world: World) -> None:
     worker = await world.worker({"quick": Quick(), "paced": Paced()}, concurrency=3)
     [row] = await workers(world)
     began = row.pop("last_seen")
@@ -71,7 +71,7 @@ async def test_a_worker_is_online_while_it_runs(world: World) -> None:
     assert row["last_seen"] >= began
 
 
-async def test_a_worker_is_seen_again_and_again(world: World) -> None:
+async def test_worker_refreshes_its_registration(world: World) -> None:
     cfg = WorkerConfig(roles=["quick"], queue=world.queue, announce_interval_sec=0.2)
     worker = Worker(db=world.db, cfg=cfg, handlers={"quick": Quick()})
     await worker.start()
@@ -86,7 +86,7 @@ async def test_a_worker_is_seen_again_and_again(world: World) -> None:
         await worker.stop()
 
 
-async def test_a_worker_process_goes_offline_when_it_is_stopped(world: World) -> None:
+async def test_stopped_worker_process_goes_offline(world: World) -> None:
     process = world.worker_process("Quick")
     row = await until_worker(world, "online")
     assert row["type"] == "quick"
@@ -94,7 +94,7 @@ async def test_a_worker_process_goes_offline_when_it_is_stopped(world: World) ->
     assert (await until_worker(world, "offline"))["worker_id"] == row["worker_id"]
 
 
-async def test_a_worker_that_could_not_say_goodbye_goes_offline_in_the_end(world: World) -> None:
+async def test_killed_worker_goes_offline_after_its_expiry(world: World) -> None:
     long_ago = datetime.now(UTC) - timedelta(minutes=4)
     row = {"worker_id": "killed", "status": "online", "last_seen": long_ago, "type": "quick"}
     await world.db.worker_registry.insert_one(row)
@@ -104,7 +104,7 @@ async def test_a_worker_that_could_not_say_goodbye_goes_offline_in_the_end(world
     assert (await until_worker(world, "online"))["worker_id"] != "killed"
 
 
-async def test_every_attempt_leaves_its_end_and_unless_all_was_over_at_once_its_start(world: World) -> None:
+async def test_attempt_logs_its_end_and_also_its_start_unless_it_ends_quickly(world: World) -> None:
     await world.engine()
     await world.worker({"quick": Quick(), "failing": Failing()})
     task_id = await world.create(
@@ -130,7 +130,7 @@ async def test_every_attempt_leaves_its_end_and_unless_all_was_over_at_once_its_
     assert failure["payload"]["permanent"] is False
 
 
-async def test_events_of_an_attempt_carry_its_lease_and_worker(world: World) -> None:
+async def test_events_of_an_attempt_include_its_lease_and_worker(world: World) -> None:
     await world.engine()
     worker = await world.worker({"paced": Paced()})
     task_id = await world.create(node("only", "paced", inline={"pause": 7}))
@@ -143,7 +143,7 @@ async def test_events_of_an_attempt_carry_its_lease_and_worker(world: World) -> 
     assert accepted["step_type"] == "paced"
 
 
-async def test_a_cancelled_attempt_says_so(world: World) -> None:
+async def test_cancelled_attempt_is_logged(world: World) -> None:
     await world.engine()
     await world.worker({"paced": Paced()})
     task_id = await world.create(node("long", "paced", inline={"pause": 60}))
@@ -154,7 +154,7 @@ async def test_a_cancelled_attempt_says_so(world: World) -> None:
     assert await until_told(world, task_id, 2) == [("long", "TASK_ACCEPTED", 1), ("long", "CANCELLED", 1)]
 
 
-async def test_an_attempt_that_is_handed_over_says_so_and_goes_on_elsewhere(world: World) -> None:
+async def test_handed_over_attempt_is_logged_and_continues_on_another_worker(world: World) -> None:
     await world.engine()
     first = await world.worker({"paced": Paced()})
     task_id = await world.create(node("long", "paced", inline={"pause": 3}))
