@@ -70,7 +70,7 @@ def lengths() -> dict[str, int]:
     }
 
 
-def test_nine_of_ten_functions_fit_twenty_four_lines() -> None:
+def test_nine_of_ten_functions_have_at_most_twenty_four_lines() -> None:
     assert statistics.quantiles(lengths().values(), n=10)[-1] <= 24
 
 
@@ -109,7 +109,7 @@ def _name(called: ast.expr) -> str:
     return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
 
 
-def test_tests_wait_for_events_and_not_for_seconds() -> None:
+def test_tests_wait_for_events_instead_of_sleeping() -> None:
     assert [found for path in checks() if path.name not in HELPERS for found in sleeps(path)] == []
 
 

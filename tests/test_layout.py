@@ -107,7 +107,7 @@ def test_imports_point_to_lower_layers() -> None:
     assert sorted(wrong) == []
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_modules_do_not_import_each_other_in_a_cycle() -> None:
     modules = sources()
     graph = {module: {name for name in imports(path) if name in modules} for module, path in modules.items()}
     try:
@@ -136,12 +136,12 @@ PURE = (
 @pytest.mark.parametrize(
     "path", [*(ROOT / "workflows" / f"{name}.py" for name in PURE), *files("src/flowkit/graph")], ids=str
 )
-def test_the_rules_know_nothing_of_temporal(path: Path) -> None:
+def test_pure_modules_import_neither_temporalio_nor_asyncio(path: Path) -> None:
     known = imports(path)
     assert [module for module in known if within(module, {"temporalio", "asyncio", *IO})] == []
 
 
-def test_every_module_has_one_name() -> None:
+def test_every_module_has_one_import_name() -> None:
     assert [name for name in sys.modules if name.partition(".")[0] in LINKED] == []
     homes: dict[Path, set[str]] = {}
     for name, module in list(sys.modules.items()):
@@ -151,7 +151,7 @@ def test_every_module_has_one_name() -> None:
     assert {home: names for home, names in homes.items() if len(names) > 1} == {}
 
 
-def test_the_four_links_are_links_in_git() -> None:
+def test_git_stores_the_four_links_as_links() -> None:
     paths = [f"src/flowkit/{name}" for name in LINKED]
     listed = subprocess.run(
         ["git", "ls-files", "-s", *paths], cwd=ROOT, capture_output=True, text=True, check=True
@@ -161,7 +161,7 @@ def test_the_four_links_are_links_in_git() -> None:
 
 
 @pytest.mark.parametrize("name", LINKED)
-def test_the_four_links_lead_to_the_folders_at_the_root(name: str) -> None:
+def test_the_four_links_point_to_the_folders_at_the_root(name: str) -> None:
     link = ROOT / "src" / "flowkit" / name
     assert link.is_symlink()
     assert str(link.readlink()) == f"../../{name}"
@@ -176,7 +176,7 @@ def test_the_four_links_lead_to_the_folders_at_the_root(name: str) -> None:
         ("flowkit.graph.validation", ["motor", "pymongo", "temporalio"]),
     ],
 )
-def test_importing_it_loads_nothing_that_it_does_not_need(module: str, forbidden: list[str]) -> None:
+def test_importing_a_module_loads_only_what_it_needs(module: str, forbidden: list[str]) -> None:
     program = f"import sys, {module}; print([m for m in {forbidden!r} if m in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"

@@ -37,18 +37,22 @@ def earlier(name: str) -> Path:
 
 
 @pytest.mark.parametrize("path", EARLIER, ids=lambda path: path.stem)
-async def test_a_history_of_the_first_release_replays(path: Path) -> None:
+async def test_history_of_the_first_release_replays(path: Path) -> None:
     await replay(load(path))
 
 
 @pytest.mark.parametrize("name", PATCHED)
-async def test_without_its_patch_it_would_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_history_of_the_first_release_does_not_replay_as_patched(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(workflow, "patched", lambda patch: True)
     with pytest.raises(BROKEN):
         await replay(load(earlier(name)))
 
 
-async def test_with_todays_meaning_of_no_sources_it_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_history_with_empty_sources_does_not_replay_with_the_current_rule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def today(graph: dict[str, Any], *, empty_sources: bool = True) -> Graph:
         return normalised(graph)
 
@@ -57,7 +61,7 @@ async def test_with_todays_meaning_of_no_sources_it_would_not(monkeypatch: pytes
         await replay(load(earlier("empty_sources")))
 
 
-async def test_a_large_write_of_the_first_release_stays_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_write_of_the_first_release_remains_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     redrawn = load(HISTORIES / "redrawn.json")
     monkeypatch.setattr(reports, "REPORT_BYTES", 2_000)
     await replay(redrawn)
@@ -67,7 +71,7 @@ async def test_a_large_write_of_the_first_release_stays_one_write(monkeypatch: p
 
 
 @pytest.mark.parametrize("path", EARLIER, ids=lambda path: path.stem)
-def test_a_history_tells_nothing_of_the_machine_that_recorded_it(path: Path) -> None:
+def test_history_contains_no_data_of_the_recording_machine(path: Path) -> None:
     text = "\n".join([path.read_text(encoding="utf-8"), *payload_texts(load(path).to_json_dict())])
     signs = ("/home/", "/root", "/work/", "/tmp/", "site-packages", "engine-", "@vm")
     assert [sign for sign in signs if sign in text] == []

@@ -94,7 +94,7 @@ async def failed(db: Any, body: Doing, given: AttemptInput, home: LoopPortal | N
 # --- time limit -------------------------------------------------------------------------------------------------
 
 
-async def test_an_attempt_that_takes_too_long_fails_as_timeout(db: Any) -> None:
+async def test_attempt_that_exceeds_its_time_limit_fails_with_timeout(db: Any) -> None:
     told = await failed(db, Doing(endless), replace(attempt(), timeout_sec=0.05))
     assert (told["kind"], told["code"], told["permanent"]) == (FailureKind.FAILURE, "timeout", False)
     assert told["message"] == "the attempt took longer than 0.05 s (timeout_sec)"
@@ -114,7 +114,7 @@ async def test_time_without_mongodb_does_not_count(db: Any) -> None:
     assert time.monotonic() - begin > 0.2, "the retries take 0.1, 0.2, 0.4 s, or a second with jitter"
 
 
-async def test_an_attempt_that_ends_in_time_has_no_timeout(db: Any) -> None:
+async def test_attempt_that_ends_in_time_does_not_time_out(db: Any) -> None:
     async def quick() -> None:
         return
 
@@ -139,7 +139,7 @@ def another_loop() -> Iterator[asyncio.AbstractEventLoop]:
     thread.join()
 
 
-async def test_a_handler_that_blocks_its_loop_times_out(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_handler_that_blocks_its_loop_times_out(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "_ABORT_TIMEOUT_SEC", 0.1)
     released = threading.Event()
 
@@ -157,7 +157,7 @@ async def test_a_handler_that_blocks_its_loop_times_out(db: Any, monkeypatch: py
 # --- errors -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_store_that_is_away_costs_no_retry(db: Any) -> None:
+async def test_unavailable_store_uses_no_retry(db: Any) -> None:
     async def read() -> None:
         raise StoreUnavailable("MongoDB does not answer (AutoReconnect)")
 
@@ -180,7 +180,7 @@ class Unreadable(Exception):
         (Unreadable(), "Unreadable: its message cannot be read"),
     ],
 )
-async def test_an_unexpected_error_is_an_ordinary_failure(db: Any, error: Exception, message: str) -> None:
+async def test_unexpected_error_is_an_ordinary_failure(db: Any, error: Exception, message: str) -> None:
     async def break_down() -> None:
         raise error
 
@@ -191,7 +191,7 @@ async def test_an_unexpected_error_is_an_ordinary_failure(db: Any, error: Except
 # --- background tasks -------------------------------------------------------------------------------------------
 
 
-async def test_a_bug_in_one_duty_leaves_the_heartbeats_alone(
+async def test_error_in_one_background_task_does_not_stop_the_heartbeats(
     db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beats = asyncio.Event()
@@ -236,7 +236,7 @@ async def flag(db: Any, **fields: Any) -> None:
 
 
 @pytest.mark.usefixtures("_at_once")
-async def test_an_attempt_that_the_workflow_has_flagged_stops_and_waits_for_temporals_cancel(db: Any) -> None:
+async def test_attempt_flagged_by_the_workflow_stops_and_waits_for_the_temporal_cancel(db: Any) -> None:
     await flag(db, cancel_run_id=RUN, cancel_reason="hard_fail:boom")
     body = Doing(endless)
     told = await failed(db, body, attempt())
@@ -247,7 +247,7 @@ async def test_an_attempt_that_the_workflow_has_flagged_stops_and_waits_for_temp
 
 @pytest.mark.usefixtures("_at_once")
 @pytest.mark.parametrize("stops", [True, False])
-async def test_an_attempt_ends_at_no_charge_where_temporal_refuses_the_cancel(db: Any, stops: bool) -> None:
+async def test_attempt_ends_without_using_budget_if_temporal_rejects_the_cancel(db: Any, stops: bool) -> None:
     """The environment of the test has no client, so every cancel is refused."""
     await flag(db, cancelled_at="whenever", cancel_reason="too dear")
     body = Doing(endless, stops=stops)
@@ -258,7 +258,7 @@ async def test_an_attempt_ends_at_no_charge_where_temporal_refuses_the_cancel(db
 
 
 @pytest.mark.usefixtures("_at_once")
-async def test_a_flag_of_another_run_is_no_reason_to_stop(db: Any) -> None:
+async def test_flag_of_another_run_does_not_stop_the_attempt(db: Any) -> None:
     await flag(db, cancel_run_id="an-earlier-run")
     looked = asyncio.Event()
 

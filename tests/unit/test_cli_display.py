@@ -37,7 +37,7 @@ def printed(renderable: object, width: int = 100) -> str:
     return out.getvalue()
 
 
-def test_a_running_node_waits_while_no_worker_has_taken_its_attempt() -> None:
+def test_running_node_waits_until_a_worker_has_taken_its_attempt() -> None:
     seen = with_waiting(task(node("a"), node("b"), node("c", attempt=2)), frozenset({"a.1", "c.1"}))
     assert [each.waiting for each in seen.nodes] == [True, False, False]
 
@@ -48,7 +48,7 @@ def test_only_a_running_node_waits_for_a_worker(status: str) -> None:
     assert not seen.waiting
 
 
-def test_a_node_that_was_taken_since_waits_no_more() -> None:
+def test_node_taken_by_a_worker_no_longer_waits() -> None:
     once = with_waiting(task(node("a")), frozenset({"a.1"}))
     assert not with_waiting(once, frozenset()).nodes[0].waiting
 
@@ -65,17 +65,17 @@ REMARKS: list[tuple[NodeView, str]] = [
 
 
 @pytest.mark.parametrize(("view", "told"), REMARKS)
-def test_the_note_tells_what_a_node_waits_for_and_whose_error_it_is(view: NodeView, told: str) -> None:
+def test_note_shows_what_a_node_waits_for_and_the_node_of_an_error(view: NodeView, told: str) -> None:
     assert node_note(view) == told
 
 
-def test_a_long_wait_is_told_in_minutes_and_hours() -> None:
+def test_long_wait_is_shown_in_minutes_and_hours() -> None:
     soon = node(status="deferred", next_retry_at=time.time() + 5_400.2, note=ERROR)
     assert node_note(soon) == f"retry in 1 h 30 min: {ERROR}"
     assert node_note(node(status="deferred", next_retry_at=time.time() - 5)) == "retry in 0 s"
 
 
-def test_without_a_terminal_a_node_that_is_taken_gets_a_line_of_its_own() -> None:
+def test_without_a_terminal_a_taken_node_gets_its_own_line() -> None:
     out = io.StringIO()
     lines = Lines(Console(file=out, width=200))
     for view in (task(node(waiting=True)), task(node(waiting=True)), task(node())):
@@ -84,19 +84,19 @@ def test_without_a_terminal_a_node_that_is_taken_gets_a_line_of_its_own() -> Non
     assert told == ["enrich  running, attempt 1 (no worker has taken it yet)", node_line(node())]
 
 
-def test_a_task_that_is_looked_at_once_shows_errors_whole() -> None:
+def test_status_shows_complete_errors() -> None:
     shown = printed(task_table(task(node(status="failed", note=ERROR)), wide=True), width=90)
     assert "…" not in shown
     assert [word for word in ERROR.split() if word not in shown] == []
 
 
-def test_a_task_that_is_watched_keeps_a_line_for_each_node() -> None:
+def test_watched_task_has_one_line_for_each_node() -> None:
     shown = printed(task_table(task(node(status="failed", note=ERROR)), "task orders", rows=5), width=90)
     assert len(shown.strip().splitlines()) == 4
     assert "…" in shown
 
 
-def test_the_watched_table_tells_how_long_it_has_been_watched() -> None:
+def test_watched_table_shows_how_long_it_has_been_watched() -> None:
     out = io.StringIO()
     with screen(Console(file=out, width=90, height=30, force_terminal=True, color_system=None)) as shown:
         shown.show(task(node()), ["no worker polls role enrich"])
@@ -104,7 +104,7 @@ def test_the_watched_table_tells_how_long_it_has_been_watched() -> None:
     assert "! no worker polls role enrich" in out.getvalue()
 
 
-def test_the_list_says_of_which_zone_its_times_are() -> None:
+def test_list_shows_the_time_zone_of_its_times() -> None:
     summary = TaskSummary(task_id="orders", status=TaskStatus.RUNNING, started_at="2026-01-31T12:00:00+00:00")
     head, row = printed(tasks_table([summary], wide=False)).splitlines()
     assert "created (UTC)" in head
@@ -132,7 +132,7 @@ class Answering:
 
 
 @pytest.mark.parametrize("omitted", [0, 3])
-async def test_a_workflow_that_leaves_nodes_out_is_no_source_of_a_view(
+async def test_truncated_workflow_status_is_not_used_for_the_view(
     omitted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def polled(*args: Any, **options: Any) -> bool:

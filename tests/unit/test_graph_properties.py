@@ -166,7 +166,7 @@ SMALL_GAMES = games(st.integers(1, 12))
 
 @THOROUGH
 @given(game=SMALL_GAMES)
-def test_walk_follows_the_rulings_after_every_end(game: tuple[Graph, list[Move]]) -> None:
+def test_scheduler_matches_the_model_after_every_end(game: tuple[Graph, list[Move]]) -> None:
     graph, moves = game
     play = Play(graph)
     play.run([move._replace(rebuild=False) for move in moves])
@@ -175,7 +175,7 @@ def test_walk_follows_the_rulings_after_every_end(game: tuple[Graph, list[Move]]
 
 @THOROUGH
 @given(game=SMALL_GAMES)
-def test_walk_built_anew_from_the_states_goes_on_the_same_way(game: tuple[Graph, list[Move]]) -> None:
+def test_scheduler_restored_from_states_continues_the_same_way(game: tuple[Graph, list[Move]]) -> None:
     graph, moves = game
     play = Play(graph)
     play.run(moves)
@@ -184,7 +184,7 @@ def test_walk_built_anew_from_the_states_goes_on_the_same_way(game: tuple[Graph,
 
 @LARGE
 @given(game=games(st.just(40)))
-def test_walk_follows_the_rulings_on_large_graphs(game: tuple[Graph, list[Move]]) -> None:
+def test_scheduler_matches_the_model_on_large_graphs(game: tuple[Graph, list[Move]]) -> None:
     graph, moves = game
     play = Play(graph)
     play.run(moves)
@@ -193,7 +193,7 @@ def test_walk_follows_the_rulings_on_large_graphs(game: tuple[Graph, list[Move]]
 
 @THOROUGH
 @given(game=SMALL_GAMES, played=st.integers(0, 12), reason=st.sampled_from(STOPS))
-def test_stop_ends_begun_nodes_one_way_and_skips_the_others_for_the_given_reason(
+def test_stop_cancels_started_nodes_and_skips_the_others_with_the_given_reason(
     game: tuple[Graph, list[Move]], played: int, reason: SkipReason
 ) -> None:
     graph, moves = game
@@ -229,7 +229,7 @@ ALL, ANY = FanIn(), FanIn(mode="any")
 
 
 @pytest.mark.parametrize("fan_in", [ANY, FanIn(mode="count", count=1)])
-def test_a_gate_that_has_opened_stays_open_when_the_other_parent_fails(fan_in: FanIn) -> None:
+def test_open_gate_stays_open_when_the_other_parent_fails(fan_in: FanIn) -> None:
     scheduler = walk_of(graph_of(("a", [], ALL), ("b", [], ALL), ("c", ["a", "b"], fan_in)))
     scheduler.end(0, NodeStatus.FINISHED)
     scheduler.end(1, NodeStatus.FAILED)
@@ -238,7 +238,7 @@ def test_a_gate_that_has_opened_stays_open_when_the_other_parent_fails(fan_in: F
 
 
 @pytest.mark.parametrize("first, second", [("p", "q"), ("q", "p")])
-def test_a_skip_inherits_the_strongest_reason_whatever_the_order_of_nodes(first: str, second: str) -> None:
+def test_skip_inherits_the_strongest_reason_in_any_order_of_nodes(first: str, second: str) -> None:
     """The same end skips `p` and `q`, so neither comes before the other."""
     fans = {"p": (["x"], ALL), "q": (["x", "y"], ANY)}
     two = FanIn(mode="count", count=2)
@@ -251,14 +251,14 @@ def test_a_skip_inherits_the_strongest_reason_whatever_the_order_of_nodes(first:
     assert scheduler.states[4].skip_reason is SkipReason.UPSTREAM_FAILED
 
 
-def test_nodes_below_a_stopped_node_carry_the_reason_of_the_stop() -> None:
+def test_descendants_of_a_stopped_node_have_the_reason_of_the_stop() -> None:
     scheduler = walk_of(graph_of(("a", [], ALL), ("b", ["a"], ALL), ("c", ["b"], ALL)))
     scheduler.states[0].epoch = 1
     scheduler.stop(NodeStatus.CANCELLED, SkipReason.TASK_CANCELLED)
     assert [state.skip_reason for state in scheduler.states] == [None, *[SkipReason.TASK_CANCELLED] * 2]
 
 
-def test_an_end_that_comes_too_late_changes_nothing() -> None:
+def test_late_end_changes_nothing() -> None:
     scheduler = walk_of(graph_of(("a", [], ALL), ("b", ["a"], ALL)))
     scheduler.end(0, NodeStatus.FINISHED)
     scheduler.end(0, NodeStatus.FAILED)

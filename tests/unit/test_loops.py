@@ -16,14 +16,14 @@ async def kind() -> str:
     return type(asyncio.get_running_loop()).__module__.partition(".")[0]
 
 
-def test_it_is_uvloop_unless_the_environment_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_loop_is_uvloop_unless_the_environment_disables_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(loops.VARIABLE, raising=False)
     assert loops.run(kind()) == "uvloop"
     monkeypatch.setenv(loops.VARIABLE, "asyncio")
     assert loops.run(kind()) == "asyncio"
 
 
-def test_without_uvloop_it_is_asyncios_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_uvloop_the_loop_is_that_of_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(loops.VARIABLE, raising=False)
     monkeypatch.setattr(loops, "find_spec", lambda name: None)
     assert loops.run(kind()) == "asyncio"
@@ -32,7 +32,7 @@ def test_without_uvloop_it_is_asyncios_own(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("asked", "told"), [("fast", "neither 'asyncio' nor 'uvloop'"), ("uvloop", "pip install uvloop")]
 )
-def test_a_loop_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, asked: str, told: str) -> None:
+def test_unavailable_loop_is_rejected(monkeypatch: pytest.MonkeyPatch, asked: str, told: str) -> None:
     monkeypatch.setenv(loops.VARIABLE, asked)
     monkeypatch.setattr(loops, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=told):
@@ -48,7 +48,7 @@ async def commands() -> int:
 
 
 @pytest.mark.parametrize("loop", [loops.UVLOOP, loops.ASYNCIO])
-def test_commands_of_handlers_run_and_end_on_either(
+def test_commands_of_handlers_run_and_end_on_both_loops(
     loop: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(loops.VARIABLE, loop)

@@ -113,7 +113,7 @@ def graphs(draw: st.DrawFn) -> Any:
     graph=graphs(),
     params=st.one_of(st.just({}), VALUES, st.dictionaries(st.text(max_size=3), VALUES, max_size=2)),
 )
-async def test_a_task_is_refused_readably_or_can_be_stored(graph: Any, params: Any) -> None:
+async def test_task_is_rejected_with_a_readable_message_or_can_be_stored(graph: Any, params: Any) -> None:
     client: Any = Client()
     tasks = TaskClient(client, TaskStore(memory_database()), queue="q")
     with pytest.raises((GraphError, Started)) as caught:

@@ -40,7 +40,7 @@ def sources(io: dict[str, Any], **fields: Any) -> list[str]:
     return list(inline["input_args"]["from_nodes"])
 
 
-def test_a_bare_node_gets_the_documented_defaults() -> None:
+def test_minimal_node_gets_the_documented_defaults() -> None:
     graph = parse_graph(one())
     (bare,) = graph.nodes
     assert (bare.node_id, bare.index, bare.type, bare.depends_on) == ("extract", 0, "crawler", ())
@@ -60,12 +60,12 @@ def test_default_retries_are_two_after_300_seconds() -> None:
     )
 
 
-def test_null_means_absent() -> None:
+def test_null_is_equivalent_to_a_missing_field() -> None:
     keys = ("depends_on", "fan_in", "io", "retry_policy", "routing", "allow_failure", "timeout_sec")
     assert parse_graph(one(**dict.fromkeys(keys))) == parse_graph(one())
 
 
-def test_null_inside_io_and_retry_policy_means_absent() -> None:
+def test_null_in_io_and_retry_policy_is_equivalent_to_a_missing_field() -> None:
     io = dict.fromkeys(("input_ref", "input_inline", "batching", "start_when", "fn", "fn_args"))
     retry = dict.fromkeys(
         ("max", "backoff_sec", "backoff_coefficient", "max_backoff_sec", "jitter", "permanent_on")
@@ -75,22 +75,22 @@ def test_null_inside_io_and_retry_policy_means_absent() -> None:
 
 
 @pytest.mark.parametrize("key", RUNTIME)
-def test_a_documented_runtime_field_is_accepted_and_ignored(key: str) -> None:
+def test_documented_runtime_field_is_accepted_and_ignored(key: str) -> None:
     assert parse_graph(one(**{key: RUNTIME[key]})) == parse_graph(one())
 
 
 @pytest.mark.parametrize("key", ["x-owner", "x-", "name", "meta"])
 @pytest.mark.parametrize("value", [None, 7, "text", {"a": []}])
-def test_free_keys_of_a_node_are_accepted(key: str, value: object) -> None:
+def test_custom_keys_of_a_node_are_accepted(key: str, value: object) -> None:
     assert parse_graph(one(**{key: value})) == parse_graph(one())
 
 
-def test_free_keys_of_io_and_retry_policy_are_accepted() -> None:
+def test_custom_keys_of_io_and_retry_policy_are_accepted() -> None:
     free = parse_graph(one(io={"x-a": 1}, retry_policy={"x-b": 2})).nodes[0]
     assert (free.io, free.retry_policy) == (NodeIO(), RetryPolicy())
 
 
-def test_free_keys_of_the_graph_are_accepted() -> None:
+def test_custom_keys_of_the_graph_are_accepted() -> None:
     assert parse_graph({**one(), "schema_version": "1.0", "x-a": 1, "name": "nightly"}).name == "nightly"
 
 
@@ -100,7 +100,7 @@ def test_empty_routing_is_accepted(routing: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("word", ["any", "ANY", "Any"])
-def test_fan_in_is_read_in_any_case(word: str) -> None:
+def test_fan_in_is_case_insensitive(word: str) -> None:
     assert parse_graph(two(fan_in=word)).nodes[1].fan_in == FanIn(mode="any")
 
 
@@ -111,11 +111,11 @@ def test_fan_in_counts_from_one_to_the_number_of_parents(n: int) -> None:
 
 
 @pytest.mark.parametrize("word", ["ready", "READY", None])
-def test_start_when_ready_is_accepted_in_any_case(word: str | None) -> None:
+def test_start_when_ready_is_case_insensitive(word: str | None) -> None:
     assert parse_graph(one(io={"start_when": word})).nodes[0].io == NodeIO()
 
 
-def test_fractions_of_seconds_are_kept() -> None:
+def test_fractional_seconds_are_kept() -> None:
     retry: dict[str, Any] = {
         "backoff_sec": 0.05,
         "max_backoff_sec": 0.5,
@@ -138,48 +138,48 @@ def test_fractions_of_seconds_are_kept() -> None:
         ("jitter", 1),
     ],
 )
-def test_the_edge_of_a_retry_setting_is_accepted(field: str, value: int) -> None:
+def test_largest_and_smallest_retry_settings_are_accepted(field: str, value: int) -> None:
     assert getattr(parse_graph(one(retry_policy={field: value})).nodes[0].retry_policy, field) == value
 
 
-def test_io_is_carried_as_given() -> None:
+def test_io_is_unchanged() -> None:
     io: dict[str, Any] = {"input_ref": {"a": 1}, "input_inline": {"b": 2}, "batching": {"size": 3}, "fn": "f"}
     assert parse_graph(one(io={**io, "fn_args": {"c": 4}})).nodes[0].io == NodeIO(**io, fn_args={"c": 4})
 
 
-def test_a_repeated_parent_counts_once() -> None:
+def test_repeated_parent_counts_once() -> None:
     assert parents(two(depends_on=["extract", "extract"]))["load"] == ["extract"]
 
 
 @pytest.mark.parametrize(
     "given", [{}, {"depends_on": None}, {"depends_on": []}], ids=["absent", "null", "empty"]
 )
-def test_edges_make_parents_where_depends_on_is_not_given(given: dict[str, Any]) -> None:
+def test_edges_define_parents_if_depends_on_is_missing(given: dict[str, Any]) -> None:
     graph = {"nodes": [node(), node("load", **given)], "edges": [["extract", "load"], ["extract", "load"]]}
     assert parents(graph) == {"extract": [], "load": ["extract"]}
     assert parse_graph(graph).warnings == ()
 
 
 @pytest.mark.parametrize("empty", [{}, {"edges": None}, {"edges": []}, {"edges_ex": []}, {"edges_ex": None}])
-def test_depends_on_holds_alone_where_edges_are_not_given(empty: dict[str, Any]) -> None:
+def test_depends_on_alone_defines_parents_if_edges_are_missing(empty: dict[str, Any]) -> None:
     graph = {**two(), **empty}
     assert parents(graph)["load"] == ["extract"]
     assert parse_graph(graph).warnings == ()
 
 
 @pytest.mark.parametrize("mode", [{}, {"mode": "sync"}])
-def test_extended_edges_without_streaming_make_parents(mode: dict[str, str]) -> None:
+def test_extended_edges_without_streaming_define_parents(mode: dict[str, str]) -> None:
     graph = {"nodes": [node(), node("load")], "edges_ex": [{"from": "extract", "to": "load", **mode}]}
     assert parents(graph)["load"] == ["extract"]
 
 
-def test_both_kinds_of_edges_are_joined() -> None:
+def test_both_kinds_of_edges_are_combined() -> None:
     nodes = [node("a"), node("b"), node("c")]
     graph = {"nodes": nodes, "edges": [["a", "c"]], "edges_ex": [{"from": "b", "to": "c"}]}
     assert parents(graph)["c"] == ["a", "b"]
 
 
-def test_depends_on_wins_over_different_edges_with_a_warning() -> None:
+def test_depends_on_overrides_different_edges_with_a_warning() -> None:
     nodes = [node("a"), node("b"), node("c", depends_on=["a"])]
     graph = {"nodes": nodes, "edges": [["b", "c"]]}
     assert parents(graph)["c"] == ["a"]
@@ -188,67 +188,67 @@ def test_depends_on_wins_over_different_edges_with_a_warning() -> None:
         assert part in warning
 
 
-def test_edges_that_say_the_same_in_another_order_give_no_warning() -> None:
+def test_equal_edges_in_another_order_cause_no_warning() -> None:
     nodes = [node("a"), node("b"), node("c", depends_on=["a", "b"])]
     assert parse_graph({"nodes": nodes, "edges": [["b", "c"], ["a", "c"]]}).warnings == ()
 
 
-def test_a_cycle_among_edges_that_lose_is_no_cycle() -> None:
+def test_cycle_in_overridden_edges_is_ignored() -> None:
     nodes = [node("a"), node("b", depends_on=["a"]), node("c", depends_on=["b"])]
     assert parents({"nodes": nodes, "edges": [["c", "b"]]})["b"] == ["a"]
 
 
 @pytest.mark.parametrize("args", [{}, {"poll_ms": 5}])
-def test_a_pulling_node_that_names_no_sources_pulls_from_its_parents(args: dict[str, Any]) -> None:
+def test_pulling_node_without_sources_pulls_from_its_parents(args: dict[str, Any]) -> None:
     assert sources(pulling(PULL, **args)) == ["extract"]
 
 
 @pytest.mark.parametrize("parents", [{}, {"depends_on": []}])
-def test_an_explicit_empty_list_of_sources_is_kept(parents: dict[str, Any]) -> None:
+def test_explicit_empty_source_list_is_kept(parents: dict[str, Any]) -> None:
     graph = two(io=pulling(from_nodes=[]), **parents)
     assert parse_graph(graph).nodes[1].pulls_from == ()
     assert sources(pulling(from_nodes=[]), **parents) == []
 
 
-def test_for_a_task_of_an_earlier_release_an_empty_list_of_sources_means_the_parents() -> None:
+def test_empty_source_list_means_the_parents_for_tasks_of_an_earlier_release() -> None:
     graph = two(io=pulling(from_nodes=[]))
     assert normalised(graph, empty_sources=False).nodes[1].pulls_from == ("extract",)
 
 
-def test_a_graph_that_later_rules_refuse_is_normalised_all_the_same() -> None:
+def test_graph_that_only_later_rules_reject_is_normalized() -> None:
     assert normalised(one(retry_policy={"max": 10**6})).nodes[0].retry_policy.max == 10**6
 
 
-def test_a_whole_number_of_retries_is_a_whole_number() -> None:
+def test_whole_number_of_retries_is_an_integer() -> None:
     retries = parse_graph(one(retry_policy={"max": 3.0})).nodes[0].retry_policy.max
     assert (retries, type(retries)) == (3, int)
 
 
-def test_a_pulling_node_without_args_pulls_from_its_parents() -> None:
+def test_pulling_node_without_args_pulls_from_its_parents() -> None:
     assert sources({"input_inline": {"input_adapter": PULL}}) == ["extract"]
 
 
-def test_a_rechunking_node_without_sources_pulls_from_its_parents() -> None:
+def test_rechunking_node_without_sources_pulls_from_its_parents() -> None:
     assert sources(pulling(RECHUNK, size=3, meta_list_key="items")) == ["extract"]
 
 
-def test_sources_of_a_pulling_node_are_filled_from_edges_too() -> None:
+def test_default_sources_of_a_pulling_node_include_parents_from_edges() -> None:
     graph = {"nodes": [node(), node("load", io=pulling())], "edges": [["extract", "load"]]}
     inline = parse_graph(graph).nodes[1].io.input_inline
     assert inline == {"input_adapter": PULL, "input_args": {"from_nodes": ["extract"]}}
 
 
-def test_named_sources_are_kept() -> None:
+def test_explicit_sources_are_kept() -> None:
     nodes = [node("a"), node("b"), node("c", depends_on=["a", "b"], io=pulling(from_nodes=["b"]))]
     inline = parse_graph({"nodes": nodes}).nodes[2].io.input_inline
     assert inline == {"input_adapter": PULL, "input_args": {"from_nodes": ["b"]}}
 
 
-def test_from_node_is_another_spelling_of_one_source() -> None:
+def test_from_node_is_an_alias_for_one_source() -> None:
     assert sources(pulling(from_node="extract")) == ["extract"]
 
 
-def test_a_graph_is_not_changed_by_its_normalisation() -> None:
+def test_normalization_does_not_change_its_input() -> None:
     graph = two(io=pulling(from_node="extract"), retry_policy={"permanent_on": ["a"]})
     parse_graph(graph)
     assert graph == two(io=pulling(from_node="extract"), retry_policy={"permanent_on": ["a"]})

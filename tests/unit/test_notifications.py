@@ -40,7 +40,7 @@ async def is_told(news: Subscription) -> bool:
 # --- notifications ----------------------------------------------------------------------------------------------
 
 
-async def test_news_end_the_wait() -> None:
+async def test_notification_ends_the_wait() -> None:
     news = Subscription()
     waiting = asyncio.create_task(news.wait(least=0, most=LONG))
     await settle()
@@ -49,13 +49,13 @@ async def test_news_end_the_wait() -> None:
     await in_time(waiting)
 
 
-async def test_news_that_came_before_the_wait_are_not_missed() -> None:
+async def test_notification_before_the_wait_is_not_missed() -> None:
     news = Subscription()
     news.tell()
     await in_time(news.wait(least=0, most=LONG))
 
 
-async def test_news_do_not_end_the_wait_before_its_least() -> None:
+async def test_notification_does_not_end_the_wait_before_its_minimum() -> None:
     news = Subscription()
     news.tell()
     loop = asyncio.get_running_loop()
@@ -64,19 +64,19 @@ async def test_news_do_not_end_the_wait_before_its_least() -> None:
     assert loop.time() - began >= 0.19
 
 
-async def test_a_wait_without_news_ends_at_its_most() -> None:
+async def test_wait_without_a_notification_ends_at_its_maximum() -> None:
     await in_time(Subscription().wait(least=0.01, most=0.05))
     await in_time(Subscription().wait(least=0.01, most=0.01))
 
 
-async def test_news_are_told_once() -> None:
+async def test_notification_is_delivered_once() -> None:
     news = Subscription()
     news.tell()
     await in_time(news.wait(least=0, most=LONG))
     assert not await is_told(news)
 
 
-async def test_a_listener_hears_of_its_nodes_only() -> None:
+async def test_subscriber_gets_notifications_of_its_nodes_only() -> None:
     room = ArtifactNotifier()
     with room.listener("t", ["a", "b"]) as news:
         for task_id, node in (("t", "c"), ("other", "a"), ("", "")):
@@ -86,7 +86,7 @@ async def test_a_listener_hears_of_its_nodes_only() -> None:
         await in_time(news.wait(least=0, most=LONG))
 
 
-async def test_all_listeners_of_a_node_hear_of_it() -> None:
+async def test_all_subscribers_of_a_node_are_notified() -> None:
     room = ArtifactNotifier()
     with room.listener("t", ["a"]) as one, room.listener("t", ["a", "b"]) as other:
         room.tell("t", "a")
@@ -94,7 +94,7 @@ async def test_all_listeners_of_a_node_hear_of_it() -> None:
         await in_time(other.wait(least=0, most=LONG))
 
 
-async def test_a_listener_that_has_gone_hears_nothing_and_leaves_nothing_behind() -> None:
+async def test_unsubscribed_reader_gets_no_notifications_and_leaves_no_entry() -> None:
     room = ArtifactNotifier()
     with room.listener("t", ["a"]) as kept:
         with pytest.raises(ValueError, match="over"), room.listener("t", ["a", "b"]) as gone:
@@ -109,7 +109,7 @@ async def test_a_listener_that_has_gone_hears_nothing_and_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize(("limit", "readers", "share"), [(100, 4, 25), (100, 0, 100), (3, 10, 1)])
-def test_a_share_is_what_one_of_all_readers_may_take(limit: int, readers: int, share: int) -> None:
+def test_share_is_the_budget_of_one_of_all_readers(limit: int, readers: int, share: int) -> None:
     assert ByteBudget(limit, readers).share == share
 
 
@@ -119,7 +119,7 @@ async def hold(budget: ByteBudget, size: int, until: asyncio.Event) -> None:
         await until.wait()
 
 
-async def test_who_does_not_fit_waits_until_enough_is_given_back() -> None:
+async def test_reader_that_does_not_fit_waits_until_enough_is_released() -> None:
     budget, release = ByteBudget(100, 1), asyncio.Event()
     first = asyncio.create_task(hold(budget, 60, release))
     await settle()
@@ -133,7 +133,7 @@ async def test_who_does_not_fit_waits_until_enough_is_given_back() -> None:
     await in_time(second)
 
 
-async def test_what_is_larger_than_the_budget_passes_alone() -> None:
+async def test_reader_larger_than_the_budget_is_admitted_alone() -> None:
     budget, release = ByteBudget(100, 1), asyncio.Event()
     small = asyncio.create_task(hold(budget, 1, release))
     await settle()
@@ -145,7 +145,7 @@ async def test_what_is_larger_than_the_budget_passes_alone() -> None:
     await in_time(entered)
 
 
-async def test_what_is_given_back_early_lets_others_in() -> None:
+async def test_early_release_admits_waiting_readers() -> None:
     budget, release = ByteBudget(100, 1), asyncio.Event()
     async with budget.hold(100) as held:
         waiting = asyncio.create_task(hold(budget, 60, release))
@@ -162,7 +162,7 @@ async def test_what_is_given_back_early_lets_others_in() -> None:
     assert budget._used == 0
 
 
-async def test_a_failed_reader_gives_back_what_it_held() -> None:
+async def test_failed_reader_releases_what_it_held() -> None:
     budget = ByteBudget(100, 1)
     with pytest.raises(ValueError, match="broken"):
         async with budget.hold(100):
@@ -170,7 +170,7 @@ async def test_a_failed_reader_gives_back_what_it_held() -> None:
     await in_time(hold(budget, 100, set_event()))
 
 
-async def test_a_reader_that_stops_waiting_takes_nothing() -> None:
+async def test_reader_that_stops_waiting_reserves_nothing() -> None:
     budget, release = ByteBudget(100, 1), asyncio.Event()
     holder = asyncio.create_task(hold(budget, 100, release))
     await settle()
@@ -182,7 +182,7 @@ async def test_a_reader_that_stops_waiting_takes_nothing() -> None:
     await in_time(hold(budget, 100, set_event()))
 
 
-async def test_a_reader_cancelled_while_it_gives_back_leaves_nothing_held() -> None:
+async def test_reader_cancelled_during_its_release_leaves_nothing_reserved() -> None:
     budget, release = ByteBudget(100, 1), asyncio.Event()
     holder = asyncio.create_task(hold(budget, 100, release))
     await settle()
@@ -191,7 +191,7 @@ async def test_a_reader_cancelled_while_it_gives_back_leaves_nothing_held() -> N
     await in_time(hold(budget, 100, set_event()))
 
 
-async def test_many_readers_get_on_and_never_hold_more_than_the_limit() -> None:
+async def test_many_readers_make_progress_within_the_limit() -> None:
     budget, held, most = ByteBudget(100, 4), 0, 0
 
     async def read(size: int) -> None:

@@ -56,7 +56,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-async def test_a_process_that_computes_ends_with_its_worker(tmp_path: Path, how: signal.Signals) -> None:
+async def test_busy_process_ends_with_its_worker(tmp_path: Path, how: signal.Signals) -> None:
     script, told = tmp_path / "worker.py", tmp_path / "pid"
     script.write_text(WORKER, encoding="utf-8")
     worker = await asyncio.create_subprocess_exec(sys.executable, str(script), str(told))
@@ -96,7 +96,7 @@ async def computing(pool: ProcessPool, tell: Path, ctx: Any) -> tuple[asyncio.Ta
     return batch, await pid_in(tell)
 
 
-async def test_a_process_that_dies_takes_no_other_batch_with_it(pool: ProcessPool, tmp_path: Path) -> None:
+async def test_crashed_process_does_not_affect_other_batches(pool: ProcessPool, tmp_path: Path) -> None:
     ctx = context()
     neighbour, _ = await computing(pool, tmp_path / "pid", ctx)
     with pytest.raises(ProcessDied):
@@ -108,14 +108,14 @@ async def test_a_process_that_dies_takes_no_other_batch_with_it(pool: ProcessPoo
         await neighbour
 
 
-async def test_a_process_that_died_while_idle_is_replaced_at_no_charge(pool: ProcessPool) -> None:
+async def test_process_that_died_while_idle_is_replaced_without_using_a_retry(pool: ProcessPool) -> None:
     pid = (await crunch(pool)).metrics["pid"]
     os.kill(pid, signal.SIGKILL)
     await until_gone(pid)
     assert (await crunch(pool)).metrics["pid"] != pid
 
 
-async def test_a_batch_that_is_given_up_loses_its_process(pool: ProcessPool, tmp_path: Path) -> None:
+async def test_process_of_an_abandoned_batch_is_killed(pool: ProcessPool, tmp_path: Path) -> None:
     given_up, pid = await computing(pool, tmp_path / "pid", context())
     given_up.cancel()
     await asyncio.wait([given_up])
@@ -123,9 +123,7 @@ async def test_a_batch_that_is_given_up_loses_its_process(pool: ProcessPool, tmp
     assert (await crunch(pool)).success
 
 
-async def test_a_batch_that_begins_leaves_the_cancel_of_another_one_alone(
-    pool: ProcessPool, tmp_path: Path
-) -> None:
+async def test_new_batch_does_not_inherit_the_cancel_of_another(pool: ProcessPool, tmp_path: Path) -> None:
     contexts = [context(), context()]
     first, _ = await computing(pool, tmp_path / "first", contexts[0])
     first.cancel()
@@ -137,5 +135,5 @@ async def test_a_batch_that_begins_leaves_the_cancel_of_another_one_alone(
         await second
 
 
-async def test_a_process_is_used_for_one_batch_after_the_other(pool: ProcessPool) -> None:
+async def test_process_is_reused_for_one_batch_after_the_other(pool: ProcessPool) -> None:
     assert len({(await crunch(pool)).metrics["pid"] for _ in range(3)}) == 1

@@ -68,7 +68,7 @@ EDGES = pytest.mark.parametrize("shape", ["most nodes", "longest ids"])
 
 
 @EDGES
-def test_a_large_write_is_split_and_nothing_of_it_is_lost(shape: str) -> None:
+def test_large_write_is_split_without_loss(shape: str) -> None:
     nodes = records(walk(shape))
     parts = parts_of(record(nodes))
     assert len(parts) > 10
@@ -77,7 +77,7 @@ def test_a_large_write_is_split_and_nothing_of_it_is_lost(shape: str) -> None:
     assert [part.cancel_reason for part in parts] == ["hard_fail:x", *[None] * (len(parts) - 1)]
 
 
-def test_failed_nodes_are_written_first_when_a_write_is_split() -> None:
+def test_failed_nodes_are_written_first_in_a_split_write() -> None:
     nodes = records(walk("most nodes"))
     nodes[: len(nodes) // 2] = [
         dataclasses.replace(each, status=NodeStatus.CANCELLING) for each in nodes[: len(nodes) // 2]
@@ -87,7 +87,7 @@ def test_failed_nodes_are_written_first_when_a_write_is_split() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 400])
-def test_a_write_that_fits_is_one_write(count: int) -> None:
+def test_write_that_fits_is_not_split(count: int) -> None:
     whole = record(records(walk("most nodes"))[:count])
     assert (parts_of(whole) == [whole]) == (json_size(slim(whole)) <= REPORT_BYTES)
     short = record([dataclasses.replace(each, last_error="no") for each in whole.nodes])
@@ -95,7 +95,7 @@ def test_a_write_that_fits_is_one_write(count: int) -> None:
 
 
 @EDGES
-def test_the_largest_close_fits_into_a_payload_and_keeps_every_status(shape: str) -> None:
+def test_largest_close_fits_into_a_payload_and_keeps_every_status(shape: str) -> None:
     nodes, handled = records(walk(shape)), walk(shape).handled_failures
     sent = fitted(close(nodes, handled))
     assert json_size(slim(sent)) <= PAYLOAD_BYTES
@@ -106,7 +106,7 @@ def test_the_largest_close_fits_into_a_payload_and_keeps_every_status(shape: str
     assert len(sent.handled_failures) > len(handled) // 2
 
 
-def test_the_close_of_many_failed_nodes_fits_into_its_budget() -> None:
+def test_close_of_many_failed_nodes_fits_into_its_budget() -> None:
     graph = {"nodes": [node(f"node-{i}", allow_failure=True) for i in range(5_000)]}
     nodes = records(largest_tasks.failed_walk(graph)[1])
     sent = fitted(close(nodes, [each.node_id for each in nodes]))
@@ -119,12 +119,12 @@ def test_the_close_of_many_failed_nodes_fits_into_its_budget() -> None:
         assert before.last_error.startswith(after.last_error[:-1])
 
 
-def test_a_close_that_fits_is_sent_as_it_is() -> None:
+def test_close_that_fits_is_sent_unchanged() -> None:
     whole = close(records(walk("most nodes"))[:50], ["a"])
     assert fitted(whole) == whole
 
 
-def test_what_is_sent_leaves_out_defaults() -> None:
+def test_defaults_are_not_sent() -> None:
     (sent,) = slim(record([NodeRecord(index=0, node_id="a", status=NodeStatus.QUEUED, epoch=0)]))["nodes"]
     assert sent == {"index": 0, "node_id": "a", "status": "queued", "epoch": 0}
 
@@ -133,7 +133,7 @@ def test_what_is_sent_leaves_out_defaults() -> None:
 
 
 @EDGES
-def test_the_largest_status_fits_into_its_budget_and_says_what_is_left_out(shape: str) -> None:
+def test_largest_status_fits_into_its_budget_and_counts_what_is_omitted(shape: str) -> None:
     result = TaskResult(
         task_id="t", status=TaskStatus.FINISHED, handled_failures=walk(shape).handled_failures
     )
@@ -146,7 +146,7 @@ def test_the_largest_status_fits_into_its_budget_and_says_what_is_left_out(shape
     assert view["errors_cut"] == len(view["nodes"])
 
 
-def test_errors_are_cut_before_any_node_is_left_out() -> None:
+def test_errors_are_truncated_before_any_node_is_omitted() -> None:
     graph = {"nodes": [node(f"node-{i}", allow_failure=True) for i in range(5_000)]}
     view = status_view(TaskStatus.RUNNING, largest_tasks.failed_walk(graph)[1], None)
     assert REPORT_BYTES * 0.9 <= json_size(view) <= REPORT_BYTES
@@ -154,7 +154,7 @@ def test_errors_are_cut_before_any_node_is_left_out() -> None:
     assert all(each["last_error"].endswith("…") for each in view["nodes"])
 
 
-def test_finished_nodes_are_left_out_before_those_that_people_look_for() -> None:
+def test_finished_nodes_are_omitted_before_failed_ones() -> None:
     graph = parse_graph(largest_tasks.longest_ids(), params={})
     states = [
         NodeState(status=NodeStatus.FAILED if i % 10 == 0 else NodeStatus.FINISHED)
@@ -174,7 +174,7 @@ def small(*states: NodeState) -> Scheduler:
     return Scheduler(parse_graph({"nodes": [node(f"n{i}") for i in range(len(states))]}), list(states))
 
 
-def test_the_status_view_tells_what_the_workflow_decided() -> None:
+def test_status_view_shows_the_decisions_of_the_workflow() -> None:
     skipped = NodeState(status=NodeStatus.SKIPPED, skip_reason=SkipReason.UPSTREAM_FAILED)
     waiting = NodeState(status=NodeStatus.DEFERRED, epoch=1, next_retry_at=9.5, last_error="flaky: no")
     view = status_view(TaskStatus.RUNNING, small(skipped, waiting), None)
@@ -195,7 +195,7 @@ def test_the_status_view_tells_what_the_workflow_decided() -> None:
     }
 
 
-def test_the_status_view_works_before_the_walk_and_after_the_end() -> None:
+def test_status_view_works_before_the_scheduler_exists_and_after_the_end() -> None:
     assert status_view(TaskStatus.QUEUED, None, None) == {
         "status": "queued",
         "nodes": [],

@@ -13,14 +13,14 @@ from flowkit.workflows.slots import Slots
 ROLES = "abcd"
 
 
-def test_free_slots_are_taken_at_once() -> None:
+def test_free_slots_are_assigned_immediately() -> None:
     slots = Slots(limit=3, window=2)
     assert [slots.take(role) for role in "aaab"] == [True, True, False, True]
     assert not slots.take("b")
     assert (slots.in_use, slots.in_use_by("a"), slots.in_use_by("b")) == (3, 2, 1)
 
 
-def test_roles_that_wait_get_free_slots_in_turn_and_nodes_of_a_role_in_their_order() -> None:
+def test_waiting_roles_get_free_slots_in_turn_and_their_nodes_in_order() -> None:
     slots = Slots(limit=1, window=5)
     assert slots.take("a")
     for ticket, role in enumerate("aaabbc"):
@@ -34,7 +34,7 @@ def test_roles_that_wait_get_free_slots_in_turn_and_nodes_of_a_role_in_their_ord
     assert order == [0, 3, 5, 1, 4, 2]
 
 
-def test_a_role_with_a_full_window_does_not_hold_up_the_others() -> None:
+def test_role_with_a_full_window_does_not_delay_the_others() -> None:
     slots = Slots(limit=3, window=1)
     assert slots.take("a")
     slots.wait("a", 0)
@@ -45,7 +45,7 @@ def test_a_role_with_a_full_window_does_not_hold_up_the_others() -> None:
     assert slots.give_back("a") == [0]
 
 
-def test_who_leaves_gets_nothing() -> None:
+def test_node_that_stops_waiting_gets_no_slot() -> None:
     slots = Slots(limit=1, window=1)
     assert slots.take("a")
     slots.wait("a", 0)
@@ -111,7 +111,7 @@ MOVES = st.lists(
 
 @settings(max_examples=examples(300), deadline=None, print_blob=True)
 @given(limit=st.integers(1, 6), window=st.integers(1, 4), moves=MOVES)
-def test_the_limits_hold_no_slot_is_wasted_and_everybody_has_a_turn(
+def test_limits_hold_no_slot_is_wasted_and_every_waiting_node_gets_a_slot(
     limit: int, window: int, moves: list[tuple[str, int]]
 ) -> None:
     crowd = Crowd(limit, window)
@@ -130,7 +130,7 @@ def test_the_limits_hold_no_slot_is_wasted_and_everybody_has_a_turn(
 
 @settings(max_examples=examples(100), deadline=None, print_blob=True)
 @given(limit=st.integers(1, 5), crowd_of=st.integers(5, 40), picks=st.lists(st.integers(0, 50), max_size=60))
-def test_no_role_waits_while_another_one_has_two_turns(limit: int, crowd_of: int, picks: list[int]) -> None:
+def test_no_role_waits_while_another_one_gets_two_slots(limit: int, crowd_of: int, picks: list[int]) -> None:
     """While every window has room, the waiting roles take turns, however many nodes each has."""
     crowd = Crowd(limit, 1_000)
     for role in "a" * crowd_of + "b" * 5 + "c" * 5:

@@ -108,7 +108,7 @@ def outcome(graph: object) -> Graph | str:
         return str(error)
 
 
-def test_the_full_graph_is_accepted() -> None:
+def test_graph_with_every_field_is_accepted() -> None:
     graph = copy.deepcopy(FULL)
     assert [n.node_id for n in parse_graph(graph).nodes] == ["a", "b", "c", "d"]
     assert graph == FULL
@@ -116,13 +116,13 @@ def test_the_full_graph_is_accepted() -> None:
 
 @settings(max_examples=examples(300), deadline=None, print_blob=True)
 @given(graph=JSON)
-def test_any_json_value_is_normalised_or_refused(graph: object) -> None:
+def test_any_json_value_is_normalized_or_rejected(graph: object) -> None:
     assert outcome(graph)
 
 
 @settings(max_examples=examples(300), deadline=None, print_blob=True)
 @given(nodes=JSON, edges=JSON, edges_ex=JSON)
-def test_any_nodes_and_edges_are_normalised_or_refused(
+def test_any_nodes_and_edges_are_normalized_or_rejected(
     nodes: object, edges: object, edges_ex: object
 ) -> None:
     assert outcome({"nodes": nodes, "edges": edges, "edges_ex": edges_ex})
@@ -130,12 +130,12 @@ def test_any_nodes_and_edges_are_normalised_or_refused(
 
 @settings(max_examples=examples(600), deadline=None, print_blob=True)
 @given(path=st.sampled_from(list(paths(FULL))), value=JSON)
-def test_any_value_at_any_place_of_a_graph_is_normalised_or_refused(path: Path, value: object) -> None:
+def test_any_field_value_is_normalized_or_rejected(path: Path, value: object) -> None:
     assert outcome(planted(path, value))
 
 
 @pytest.mark.parametrize("path", list(paths(FULL)), ids=lambda path: ".".join(map(str, path)))
-def test_no_wrong_type_at_any_place_raises_anything_else(path: Path) -> None:
+def test_wrong_type_in_any_field_raises_only_validation_errors(path: Path) -> None:
     for value in WRONG:
         assert outcome(planted(path, value))
 
@@ -145,13 +145,13 @@ def test_no_wrong_type_at_any_place_raises_anything_else(path: Path) -> None:
     "field, told",
     [("max", "whole number"), ("backoff_sec", "number of seconds"), ("jitter", "between 0 and 1")],
 )
-def test_a_retry_number_beyond_every_float_is_refused(field: str, told: str, sign: int) -> None:
+def test_retry_number_beyond_every_float_is_rejected(field: str, told: str, sign: int) -> None:
     text = str(refusal(one(retry_policy={field: sign * HUGE})))
     for part in ("node 'extract'", f"retry_policy.{field}", told):
         assert part in text
 
 
-def test_a_timeout_beyond_every_float_is_refused() -> None:
+def test_timeout_beyond_every_float_is_rejected() -> None:
     text = str(refusal(one(timeout_sec=HUGE)))
     for part in ("node 'extract'", "timeout_sec", "number of seconds"):
         assert part in text
@@ -159,7 +159,7 @@ def test_a_timeout_beyond_every_float_is_refused() -> None:
 
 @pytest.mark.parametrize("args", [7, "text", [], {"from_nodes": 7}, {"from_nodes": [[7]]}, {"from_node": {}}])
 @pytest.mark.parametrize("adapter", [{}, {"input_adapter": "noop"}], ids=["no adapter", "noop"])
-def test_input_args_without_a_pulling_adapter_are_the_users_own(
+def test_input_args_without_a_pulling_adapter_are_not_validated(
     adapter: dict[str, str], args: object
 ) -> None:
     inline = {**adapter, "input_args": args}
@@ -167,7 +167,7 @@ def test_input_args_without_a_pulling_adapter_are_the_users_own(
 
 
 @pytest.mark.parametrize("field", ["meta", "x-own", "io", "fan_in"])
-def test_nesting_without_end_is_refused(field: str) -> None:
+def test_excessive_nesting_is_rejected(field: str) -> None:
     deep: list[Any] = []
     for _ in range(20_000):
         deep = [deep]
@@ -176,7 +176,7 @@ def test_nesting_without_end_is_refused(field: str) -> None:
 
 @settings(max_examples=200, deadline=None, print_blob=True)
 @given(params=JSON)
-def test_any_params_are_counted_or_refused(params: object) -> None:
+def test_any_params_are_measured_or_rejected(params: object) -> None:
     try:
         parse_graph(one(), params=params)
     except GraphError as error:

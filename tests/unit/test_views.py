@@ -22,23 +22,23 @@ def walk(*states: NodeState, **graph: Any) -> Scheduler:
     return Scheduler(parse_graph({"nodes": nodes, **graph}), list(states))
 
 
-def test_a_task_that_failed_hard_is_stopped_for_the_failures_code() -> None:
+def test_failed_task_is_stopped_with_the_code_of_its_failure() -> None:
     at = walk(NodeState(), FAILED)
     assert views.stop_reason(at.hard_failure, at.states, "ignored") == "hard_fail:flaky"
 
 
 @pytest.mark.parametrize("said, reason", [("enough", "enough"), ("", "user_request"), (None, "user_request")])
-def test_a_cancelled_task_is_stopped_for_what_the_canceller_said(said: str | None, reason: str) -> None:
+def test_cancelled_task_is_stopped_with_the_given_reason(said: str | None, reason: str) -> None:
     assert views.stop_reason(None, [], said) == reason
 
 
-def test_the_failure_text_names_the_first_failed_node_and_counts_the_others() -> None:
+def test_failure_text_names_the_first_failed_node_and_counts_the_others() -> None:
     assert views.failure_text(walk(NodeState(), FAILED)) == "node 'n1' failed: flaky: no"
     others = walk(FAILED, FAILED, NodeState(), FAILED, on_node_failure="continue")
     assert views.failure_text(others) == "node 'n0' failed: flaky: no (and 2 more failed nodes)"
 
 
-def test_a_long_failure_text_is_cut_before_the_count() -> None:
+def test_long_failure_text_is_truncated_before_the_count() -> None:
     long = NodeState(status=NodeStatus.FAILED, last_error="x" * 9_000)
     text = views.failure_text(walk(long, long, on_node_failure="continue"))
     assert text.endswith("x (and 1 more failed nodes)")
@@ -55,7 +55,7 @@ OPEN: list[tuple[list[NodeStatus], TaskStatus]] = [
 
 
 @pytest.mark.parametrize("statuses, status", OPEN)
-def test_a_task_is_deferred_while_nothing_runs_and_a_node_waits(
+def test_task_is_deferred_if_nothing_runs_and_a_node_waits(
     statuses: list[NodeStatus], status: TaskStatus
 ) -> None:
     assert views.open_status(walk(*(NodeState(status=each) for each in statuses))) is status
@@ -67,7 +67,7 @@ def changes(count: int) -> list[StatusChange]:
 
 
 @pytest.mark.parametrize(("count", "omitted"), [(0, 0), (99, 0), (100, 0), (101, 1), (5_000, 4_900)])
-def test_a_long_history_keeps_its_first_ten_and_its_latest_entries(count: int, omitted: int) -> None:
+def test_long_history_keeps_its_first_ten_and_its_latest_entries(count: int, omitted: int) -> None:
     history = changes(count)
     assert views.shorten(history) == omitted
     assert len(history) == min(count, 100)
@@ -75,7 +75,7 @@ def test_a_long_history_keeps_its_first_ten_and_its_latest_entries(count: int, o
     assert history[10:] == changes(count)[10 + omitted :]
 
 
-def test_a_history_that_grows_one_by_one_is_shortened_each_time() -> None:
+def test_growing_history_is_truncated_every_time() -> None:
     history, omitted = changes(100), 0
     for number in range(100, 500):
         history.append(StatusChange(from_="deferred", to="running", at=float(number)))
@@ -84,7 +84,7 @@ def test_a_history_that_grows_one_by_one_is_shortened_each_time() -> None:
 
 
 @pytest.mark.parametrize("said", ["x" * 50_000, "\ud800" * 3_000])
-def test_a_cancel_reason_is_cut_and_can_be_encoded(said: str) -> None:
+def test_cancel_reason_is_truncated_and_can_be_encoded(said: str) -> None:
     assert 0 < len(views.stop_reason(None, [], said).encode()) <= LAST_ERROR_CHARS
 
 
@@ -116,7 +116,7 @@ TOLD: list[tuple[list[str], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize("statuses, told", TOLD, ids=lambda each: "-".join(each))
-def test_the_pipeline_is_told_once_and_the_status_as_soon_as_it_says_more_than_temporals(
+def test_pipeline_is_set_once_and_the_status_when_it_differs_from_temporal(
     statuses: list[str], told: dict[str, str]
 ) -> None:
     assert attributes(views.SEARCH_ATTRIBUTES, *statuses) == told
@@ -137,7 +137,7 @@ NAMES: list[tuple[str | None, dict[str, Any], str | None]] = [
 
 
 @pytest.mark.parametrize("graph_name, params, name", NAMES)
-def test_a_task_is_called_by_its_pipeline_or_its_graph(
+def test_pipeline_name_comes_from_the_params_or_the_graph_name(
     graph_name: str | None, params: dict[str, Any], name: str | None
 ) -> None:
     assert views.pipeline_name(graph_name, params) == name
