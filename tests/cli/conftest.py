@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.integration.conftest import world
-from tests.integration.world import CEILING, FLOWKIT
+from tests.integration.world import EVENT_TIMEOUT_SEC, FLOWKIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ __all__ = ["world"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Said:
+class ProgramOutput:
     """What the program said, and how it ended."""
 
     code: int
@@ -41,7 +41,7 @@ class Program:
         (self.folder / name).write_text(text, encoding="utf-8")
         return name
 
-    def run(self, *arguments: str, env: Mapping[str, Any] | None = None, stdin: str = "") -> Said:
+    def run(self, *arguments: str, env: Mapping[str, Any] | None = None, stdin: str = "") -> ProgramOutput:
         """The program's answer."""
         done = subprocess.run(
             [FLOWKIT, *arguments],
@@ -50,10 +50,10 @@ class Program:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=CEILING,
+            timeout=EVENT_TIMEOUT_SEC,
             check=False,
         )
-        return Said(code=done.returncode, out=done.stdout, err=done.stderr)
+        return ProgramOutput(code=done.returncode, out=done.stdout, err=done.stderr)
 
     def start(self, *arguments: str, env: Mapping[str, Any]) -> subprocess.Popen[str]:
         """The program, running; killed at the end of the test."""
@@ -70,7 +70,7 @@ class Program:
             process.kill()
             process.communicate()
 
-    async def call(self, *arguments: str, env: Mapping[str, Any] | None = None) -> Said:
+    async def call(self, *arguments: str, env: Mapping[str, Any] | None = None) -> ProgramOutput:
         """The program's answer, while the servers and engines of this process go on."""
         return await asyncio.to_thread(self.run, *arguments, env=env)
 

@@ -13,7 +13,7 @@ from tests.integration.world import node
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.cli.conftest import Program, Said
+    from tests.cli.conftest import Program, ProgramOutput
     from tests.integration.world import World
 
 pytestmark = pytest.mark.server  # some need none, but each starts a program, which takes its time
@@ -72,7 +72,7 @@ class Mistake:
     """A command line, and what is to be told of it."""
 
     command: str
-    told: list[str]
+    reported: list[str]
     code: int = 2
     env: dict[str, str] = field(default_factory=dict)
 
@@ -165,22 +165,22 @@ def files(program: Program) -> Program:
     return program
 
 
-def problems(said: Said, mistake: Mistake) -> Iterator[str]:
+def problems(output: ProgramOutput, mistake: Mistake) -> Iterator[str]:
     """What is wrong with the way a mistake is told."""
-    lines = said.err.splitlines()
-    if said.code != mistake.code:
-        yield f"exit code {said.code}"
-    if said.out or len(lines) != 1 or "Traceback" in said.err:
-        yield f"not one line on stderr: {said}"
+    lines = output.err.splitlines()
+    if output.code != mistake.code:
+        yield f"exit code {output.code}"
+    if output.out or len(lines) != 1 or "Traceback" in output.err:
+        yield f"not one line on stderr: {output}"
     yield from (
-        f"lacks {part!r}: {said.err}" for part in ["flowkit: ", *mistake.told] if part not in said.err
+        f"lacks {part!r}: {output.err}" for part in ["flowkit: ", *mistake.reported] if part not in output.err
     )
 
 
 @pytest.mark.parametrize("mistake", WITHOUT_SERVERS.values(), ids=WITHOUT_SERVERS.keys())
 def test_invalid_input_prints_one_line_with_a_remedy(files: Program, mistake: Mistake) -> None:
-    said = files.run(*mistake.command.split(), env=NOWHERE | mistake.env)
-    assert list(problems(said, mistake)) == []
+    output = files.run(*mistake.command.split(), env=NOWHERE | mistake.env)
+    assert list(problems(output, mistake)) == []
 
 
 def test_run_prints_one_line_for_each_problem_of_a_graph(program: Program) -> None:
@@ -193,17 +193,17 @@ def test_run_prints_one_line_for_each_problem_of_a_graph(program: Program) -> No
 @pytest.mark.parametrize("name", ["no json", "node key", "no graph", "timeout"])
 def test_json_option_prints_the_error_as_one_document(files: Program, name: str) -> None:
     mistake = WITHOUT_SERVERS[name]
-    said = files.run(*mistake.command.split(), "--json", env=NOWHERE)
-    error = json.loads(said.out)["error"]
-    assert (said.code, said.err) == (2, "")
+    output = files.run(*mistake.command.split(), "--json", env=NOWHERE)
+    error = json.loads(output.out)["error"]
+    assert (output.code, output.err) == (2, "")
     assert {"code", "message", "remedy"} <= error.keys()
-    assert all(part in " ".join(map(str, error.values())) for part in mistake.told)
+    assert all(part in " ".join(map(str, error.values())) for part in mistake.reported)
 
 
 def test_verbose_option_also_prints_the_traceback(files: Program) -> None:
-    said = files.run("worker", "raising:Count", "--verbose")
-    assert "Traceback" in said.err
-    assert said.err.splitlines()[-1].startswith("flowkit: module 'raising'")
+    output = files.run("worker", "raising:Count", "--verbose")
+    assert "Traceback" in output.err
+    assert output.err.splitlines()[-1].startswith("flowkit: module 'raising'")
 
 
 # --- with servers ---------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ class Late:
     """A mistake that only the servers show; `{ended}` and `{queue}` are filled in."""
 
     command: str
-    told: list[str]
+    reported: list[str]
     code: int
     env: dict[str, str] = field(default_factory=dict)
 
@@ -248,10 +248,10 @@ async def test_error_from_a_server_prints_one_line_with_a_remedy(world: World, f
     await world.result(ended)
     wrong: dict[str, list[str]] = {}
     for name, late in WITH_SERVERS.items():
-        mistake = Mistake(late.command, [part.format(ended=ended) for part in late.told], late.code)
+        mistake = Mistake(late.command, [part.format(ended=ended) for part in late.reported], late.code)
         command = late.command.format(ended=ended).split()
-        said = await files.call(*command, env={**world.environment, **late.env})
-        wrong |= {name: found} if (found := list(problems(said, mistake))) else {}
+        output = await files.call(*command, env={**world.environment, **late.env})
+        wrong |= {name: found} if (found := list(problems(output, mistake))) else {}
     assert wrong == {}
 
 
@@ -259,13 +259,13 @@ async def test_watched_task_without_an_engine_reports_the_missing_engine(
     world: World, files: Program
 ) -> None:
     environment = world.environment
-    said = await files.call("run", "good.json", "--watch", "--timeout", "3", env=environment)
+    output = await files.call("run", "good.json", "--watch", "--timeout", "3", env=environment)
     assert (
         f"no engine polls queue {world.queue}; start one with `flowkit engine --queue {world.queue}`"
-        in said.out
+        in output.out
     )
-    assert said.code == 124
-    assert "it goes on" in said.err
+    assert output.code == 124
+    assert "it goes on" in output.err
     started = await files.call("run", "good.json", "--json", env=environment)
     assert "no engine polls" in json.loads(started.out)["hints"][0]
 
@@ -275,8 +275,8 @@ async def test_watched_node_without_a_worker_reports_the_missing_worker(world: W
     task_id = await world.create(node("a", "nobody"))
 
     async def status() -> Any:
-        said = await files.call("status", task_id, "--json", env=world.environment)
-        return json.loads(said.out)
+        output = await files.call("status", task_id, "--json", env=world.environment)
+        return json.loads(output.out)
 
     found = await status()
     while not found["nodes"] or found["nodes"][0]["status"] != "running":

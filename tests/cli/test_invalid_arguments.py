@@ -52,12 +52,12 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
     def call(*arguments: str) -> tuple[int, str]:
         code = run(list(arguments))
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert (said.err[:9], said.err.count("\n")) == ("flowkit: ", 1), said.err
-        assert said.err.encode()
-        assert len(said.err) < 700
-        return code, said.err
+        output = capsys.readouterr()
+        assert output.out == ""
+        assert (output.err[:9], output.err.count("\n")) == ("flowkit: ", 1), output.err
+        assert output.err.encode()
+        assert len(output.err) < 700
+        return code, output.err
 
     return call
 
@@ -123,13 +123,13 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "told"), MISTAKES.values(), ids=MISTAKES)
+@pytest.mark.parametrize(("arguments", "reported"), MISTAKES.values(), ids=MISTAKES)
 def test_invalid_argument_prints_one_line_with_a_remedy(
-    ask: Ask, arguments: list[str], told: list[str]
+    ask: Ask, arguments: list[str], reported: list[str]
 ) -> None:
     code, line = ask(*arguments)
     assert code == 2
-    assert [part for part in told if part not in line] == []
+    assert [part for part in reported if part not in line] == []
 
 
 @pytest.mark.parametrize("name", ["deep", "large", "nul", "half", "nan"])
@@ -169,18 +169,18 @@ async def test_cancel_prints_the_status_of_the_task(world: World, program: Progr
     await world.worker()
     ended = await world.create({"node_id": "a", "type": "coordinator_fn"})
     await world.result(ended)
-    said = await program.call("cancel", ended, env=world.environment)
-    assert (said.code, said.out) == (2, "")
-    assert said.err == f"flowkit: task {ended} finished before; there is nothing to cancel\n"
+    output = await program.call("cancel", ended, env=world.environment)
+    assert (output.code, output.out) == (2, "")
+    assert output.err == f"flowkit: task {ended} finished before; there is nothing to cancel\n"
     open_ = await world.create(node("a", "paced", inline={"pause": 600}))
     await world.until_node(open_, "a", "running")
     asked = await program.call(
         "cancel", open_, "--reason", f"x{BYTES}" * 600, "--json", env=world.environment
     )
-    told: Any = json.loads(asked.out)
-    assert (asked.code, told["cancel_requested"], len(told["reason"])) == (0, True, 1_000)
+    reported: Any = json.loads(asked.out)
+    assert (asked.code, reported["cancel_requested"], len(reported["reason"])) == (0, True, 1_000)
     await world.until_status(open_, "cancelled")
-    assert (await world.document(open_))["coordinator"]["cancel_reason"] == told["reason"]
+    assert (await world.document(open_))["coordinator"]["cancel_reason"] == reported["reason"]
 
 
 @pytest.mark.server
@@ -193,9 +193,9 @@ async def test_cancel_reports_a_task_that_exists_only_in_mongodb(world: World, p
             "graph": {"nodes": [{"node_id": "a", "type": "t", "status": "queued"}]},
         }
     )
-    said = await program.call("cancel", "left", env=world.environment)
-    assert said.code == 4
-    assert said.err == (
+    output = await program.call("cancel", "left", env=world.environment)
+    assert output.code == 4
+    assert output.err == (
         "flowkit: there is no task 'left'; Temporal has no workflow of it, only MongoDB has its document; a running "
         "engine closes that soon\n"
     )
@@ -205,7 +205,7 @@ async def test_cancel_reports_a_task_that_exists_only_in_mongodb(world: World, p
 async def test_open_task_can_be_cancelled_without_mongodb(world: World, program: Program) -> None:
     task_id = await world.create(node("a", "nobody"))
     away = {**world.environment, "MONGO_URL": "mongodb://127.0.0.1:1"}
-    said = await program.call("cancel", task_id, env=away)
-    assert (said.code, said.out) == (0, f"task {task_id} was asked to stop\n")
+    output = await program.call("cancel", task_id, env=away)
+    assert (output.code, output.out) == (0, f"task {task_id} was asked to stop\n")
     unknown = await program.call("cancel", "nothing", env=away)
     assert (unknown.code, "no MongoDB answers at mongodb://127.0.0.1:1" in unknown.err) == (3, True)

@@ -14,10 +14,10 @@ from flowkit.errors import ConfigError
 from tests.integration.world import node
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import Program, Said
+    from tests.cli.conftest import Program, ProgramOutput
     from tests.integration.world import World
 
-BELONGINGS = ("artifacts", "metrics_raw", "stream_progress", "worker_events")
+TASK_COLLECTIONS = ("artifacts", "metrics_raw", "stream_progress", "worker_events")
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_invalid_duration_is_rejected(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (
             ["--older-than", "soon"],
@@ -48,13 +48,13 @@ def test_invalid_duration_is_rejected(text: str) -> None:
         ),
     ],
 )
-def test_invalid_option_exits_with_code_2(program: Program, arguments: list[str], told: str) -> None:
-    said = program.run("purge", *arguments)
-    assert (said.code, said.out) == (2, "")
-    assert told in said.err
+def test_invalid_option_exits_with_code_2(program: Program, arguments: list[str], reported: str) -> None:
+    output = program.run("purge", *arguments)
+    assert (output.code, output.out) == (2, "")
+    assert reported in output.err
 
 
-async def purge(program: Program, world: World, *options: str) -> Said:
+async def purge(program: Program, world: World, *options: str) -> ProgramOutput:
     """`flowkit purge` of what ended more than an hour ago."""
     return await program.call("purge", "--older-than", "1h", *options, env=world.environment)
 
@@ -66,7 +66,7 @@ async def ended(
     finished_at = datetime.now(UTC) - timedelta(hours=hours)
     document = {"id": task_id, "status": status, "finished_at": finished_at, **more}
     await world.db.tasks.insert_one(document)
-    for name in BELONGINGS:
+    for name in TASK_COLLECTIONS:
         await world.db[name].insert_one(
             {"task_id": task_id, "node_id": "a", "batch_uid": "b", "event_hash": "h"}
         )
@@ -74,13 +74,13 @@ async def ended(
 
 async def left(world: World) -> dict[str, set[str]]:
     """Ids of the tasks that are left, by collection."""
-    found = {name: {row["task_id"] async for row in world.db[name].find({})} for name in BELONGINGS}
+    found = {name: {row["task_id"] async for row in world.db[name].find({})} for name in TASK_COLLECTIONS}
     return {**found, "tasks": {row["id"] async for row in world.db.tasks.find({})}}
 
 
 def everywhere(*task_ids: str) -> dict[str, set[str]]:
     """These tasks, with all that belongs to them."""
-    return {name: set(task_ids) for name in (*BELONGINGS, "tasks")}
+    return {name: set(task_ids) for name in (*TASK_COLLECTIONS, "tasks")}
 
 
 @pytest.mark.server
@@ -94,7 +94,7 @@ async def test_purge_removes_older_tasks_with_all_their_documents(world: World, 
     assert planned.out.splitlines()[0] == "would delete 2 tasks"
     assert len((await left(world))["tasks"]) == 4
     done = await purge(program, world)
-    assert done.out.splitlines() == ["deleted 2 tasks", *(f"  {name}: 2" for name in BELONGINGS)]
+    assert done.out.splitlines() == ["deleted 2 tasks", *(f"  {name}: 2" for name in TASK_COLLECTIONS)]
     assert done.err == "deleted 2 tasks so far\n"
     assert await left(world) == everywhere("young", "elsewhere")
 
@@ -103,8 +103,8 @@ async def test_purge_removes_older_tasks_with_all_their_documents(world: World, 
 async def test_many_tasks_are_purged_in_several_steps(world: World, program: Program) -> None:
     for number in range(45):
         await ended(world, f"t{number}")
-    said = await purge(program, world)
-    assert said.err.splitlines() == [f"deleted {count} tasks so far" for count in (20, 40, 45)]
+    output = await purge(program, world)
+    assert output.err.splitlines() == [f"deleted {count} tasks so far" for count in (20, 40, 45)]
     assert await left(world) == everywhere()
 
 
@@ -112,14 +112,14 @@ async def test_many_tasks_are_purged_in_several_steps(world: World, program: Pro
 async def test_purge_removes_only_tasks_with_the_requested_statuses(world: World, program: Program) -> None:
     for status in ("finished", "failed", "cancelled"):
         await ended(world, status, status=status)
-    said = await purge(program, world, "--status", "failed", "--status", "cancelled", "--json")
-    assert json.loads(said.out) == {
+    output = await purge(program, world, "--status", "failed", "--status", "cancelled", "--json")
+    assert json.loads(output.out) == {
         "dry_run": False,
         "tasks": 2,
-        "rows": dict.fromkeys(BELONGINGS, 2),
+        "rows": dict.fromkeys(TASK_COLLECTIONS, 2),
         "running": [],
     }
-    assert said.err == ""
+    assert output.err == ""
     assert await left(world) == everywhere("finished")
 
 
@@ -132,8 +132,8 @@ async def test_purge_keeps_a_task_that_runs_in_temporal_even_if_its_document_is_
     await world.until_status(task_id, "running")
     long_ago = datetime.now(UTC) - timedelta(days=2)
     await world.db.tasks.update_one({"id": task_id}, {"$set": {"status": "failed", "finished_at": long_ago}})
-    said = await purge(program, world)
-    assert said.out.splitlines() == ["deleted 0 tasks", f"kept 1 task that Temporal runs: {task_id}"]
+    output = await purge(program, world)
+    assert output.out.splitlines() == ["deleted 0 tasks", f"kept 1 task that Temporal runs: {task_id}"]
     assert task_id in (await left(world))["tasks"]
 
 
@@ -159,8 +159,8 @@ async def test_next_purge_completes_an_interrupted_one(world: World, program: Pr
 
 @pytest.mark.server
 async def test_close_orphaned_reports_that_there_are_no_open_tasks(world: World, program: Program) -> None:
-    said = await program.call("close-orphaned", env=world.environment)
-    assert (said.code, said.out) == (0, "no open tasks\n")
+    output = await program.call("close-orphaned", env=world.environment)
+    assert (output.code, output.out) == (0, "no open tasks\n")
 
 
 @pytest.mark.server
@@ -169,8 +169,8 @@ async def test_close_orphaned_counts_open_tasks_by_namespace(world: World, progr
     await world.create(node("a"))
     for namespace_id in ({}, {"namespace_id": "gone-1"}):
         await world.db.tasks.insert_one({"id": str(namespace_id), "status": "running", **namespace_id})
-    said = await program.call("close-orphaned", env=world.environment)
-    assert said.out.splitlines() == [
+    output = await program.call("close-orphaned", env=world.environment)
+    assert output.out.splitlines() == [
         "        1  open tasks that name no namespace (of an earlier release)",
         *sorted(
             [

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.world import CEILING, FLOWKIT, eventually, node
+from tests.integration.world import EVENT_TIMEOUT_SEC, FLOWKIT, eventually, node
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import Program, Said
+    from tests.cli.conftest import Program, ProgramOutput
     from tests.integration.world import World
 
 pytestmark = pytest.mark.server
@@ -31,7 +31,7 @@ async def started(world: World) -> None:
     await world.worker()
 
 
-async def run_graph(program: Program, world: World, graph: dict[str, Any], *options: str) -> Said:
+async def run_graph(program: Program, world: World, graph: dict[str, Any], *options: str) -> ProgramOutput:
     """`flowkit run` of a graph."""
     program.write("graph.json", json.dumps(graph))
     return await program.call("run", "graph.json", *options, env=world.environment)
@@ -39,10 +39,10 @@ async def run_graph(program: Program, world: World, graph: dict[str, Any], *opti
 
 async def test_run_prints_the_task_id_and_its_web_ui_address(world: World, program: Program) -> None:
     await started(world)
-    said = await run_graph(program, world, CHAIN, "--task-id", world.queue)
-    assert (said.code, said.out) == (0, f"task {world.queue} started on queue {world.queue}\n")
-    assert f"flowkit status {world.queue} --watch" in said.err
-    assert f"flowkit cancel {world.queue}" in said.err
+    output = await run_graph(program, world, CHAIN, "--task-id", world.queue)
+    assert (output.code, output.out) == (0, f"task {world.queue} started on queue {world.queue}\n")
+    assert f"flowkit status {world.queue} --watch" in output.err
+    assert f"flowkit cancel {world.queue}" in output.err
     assert (await world.result(world.queue)).status == "finished"
 
 
@@ -50,9 +50,9 @@ async def test_watching_without_a_terminal_prints_a_line_for_each_change_and_the
     world: World, program: Program
 ) -> None:
     await started(world)
-    said = await run_graph(program, world, CHAIN, "--watch", "--task-id", world.queue)
-    lines = said.out.splitlines()
-    assert said.code == 0
+    output = await run_graph(program, world, CHAIN, "--watch", "--task-id", world.queue)
+    lines = output.out.splitlines()
+    assert output.code == 0
     assert any("a  finished, attempt 1, 1 batch" in line for line in lines)
     assert any("b  finished, attempt 1, 1 batch" in line for line in lines)
     assert len(lines) == len(set(lines))
@@ -61,20 +61,20 @@ async def test_watching_without_a_terminal_prints_a_line_for_each_change_and_the
 
 async def test_failed_task_exits_with_code_1_and_prints_the_reason(world: World, program: Program) -> None:
     await started(world)
-    said = await run_graph(program, world, failing(), "--watch")
-    assert said.code == 1
-    assert "failed: node 'a' failed: flaky: as ordered" in said.out.splitlines()[-1]
+    output = await run_graph(program, world, failing(), "--watch")
+    assert output.code == 1
+    assert "failed: node 'a' failed: flaky: as ordered" in output.out.splitlines()[-1]
 
 
 async def test_json_option_prints_a_watched_task_as_one_document_on_stdout(
     world: World, program: Program
 ) -> None:
     await started(world)
-    said = await run_graph(program, world, failing(allow_failure=True), "--watch", "--json")
-    view = json.loads(said.out)
-    assert (said.code, view["status"], view["handled_failures"]) == (0, "finished", ["a"])
+    output = await run_graph(program, world, failing(allow_failure=True), "--watch", "--json")
+    view = json.loads(output.out)
+    assert (output.code, view["status"], view["handled_failures"]) == (0, "finished", ["a"])
     assert [(n["node_id"], n["status"], n["attempt"]) for n in view["nodes"]] == [("a", "failed", 1)]
-    assert "a  failed, attempt 1" in said.err
+    assert "a  failed, attempt 1" in output.err
 
 
 async def test_command_line_params_override_those_of_the_file_key_by_key(
@@ -82,16 +82,16 @@ async def test_command_line_params_override_those_of_the_file_key_by_key(
 ) -> None:
     program.write("more.json", '{"day": 2}')
     given = {"params": {"day": 1, "who": "file"}, "graph": CHAIN}
-    said = await run_graph(program, world, given, "--params", "@more.json", "--json")
-    document = await world.document(json.loads(said.out)["task_id"])
+    output = await run_graph(program, world, given, "--params", "@more.json", "--json")
+    document = await world.document(json.loads(output.out)["task_id"])
     assert document["params"] == {"day": 2, "who": "file"}
 
 
 async def test_graph_can_be_read_from_stdin(world: World, program: Program) -> None:
-    said = await asyncio.to_thread(
+    output = await asyncio.to_thread(
         program.run, "run", "-", "--json", env=world.environment, stdin=json.dumps(CHAIN)
     )
-    assert (await world.document(json.loads(said.out)["task_id"]))["graph"]["name"] == "chain"
+    assert (await world.document(json.loads(output.out)["task_id"]))["graph"]["name"] == "chain"
 
 
 async def test_ctrl_c_stops_watching_and_leaves_the_task_running(world: World, program: Program) -> None:
@@ -103,7 +103,7 @@ async def test_ctrl_c_stops_watching_and_leaves_the_task_running(world: World, p
     while "a  running" not in await asyncio.to_thread(watching.stdout.readline):
         assert watching.poll() is None
     watching.send_signal(signal.SIGINT)
-    _, err = await asyncio.to_thread(watching.communicate, timeout=CEILING)
+    _, err = await asyncio.to_thread(watching.communicate, timeout=EVENT_TIMEOUT_SEC)
     assert watching.returncode == 130
     assert f"task {world.queue} goes on: `flowkit status {world.queue} --watch` watches it again" in err
     assert f"`flowkit cancel {world.queue}` stops it" in err
@@ -127,17 +127,17 @@ async def test_status_shows_nodes_retries_and_reasons(world: World, program: Pro
     retry = {"max": 1, "backoff_sec": 600}
     task_id = await world.create(node("a", "failing", inline={"failures": 1}, retry_policy=retry))
     await world.until_node(task_id, "a", "deferred")
-    said = await program.call("status", task_id, env=world.environment)
-    assert (said.code, said.err) == (0, "")
-    assert said.out.splitlines()[0].strip() == f"task {task_id} deferred"
-    assert "retry in " in said.out
-    assert "flaky: as ordered" in said.out
+    output = await program.call("status", task_id, env=world.environment)
+    assert (output.code, output.err) == (0, "")
+    assert output.out.splitlines()[0].strip() == f"task {task_id} deferred"
+    assert "retry in " in output.out
+    assert "flaky: as ordered" in output.out
 
 
 async def test_status_reads_the_document_if_no_engine_responds(world: World, program: Program) -> None:
     task_id = await world.create(node("a"))
-    said = await program.call("status", task_id, "--json", env=world.environment)
-    view = json.loads(said.out)
+    output = await program.call("status", task_id, "--json", env=world.environment)
+    view = json.loads(output.out)
     assert (view["source"], view["status"]) == ("document", "queued")
     assert "no engine polls" in view["hints"][0]
 
@@ -146,8 +146,8 @@ async def test_list_shows_the_newest_first_and_reports_that_there_are_more(
     world: World, program: Program
 ) -> None:
     ids = [await world.create(node("a"), name=f"number {number}") for number in range(3)]
-    said = await program.call("list", "--json", "--limit", "2", env=world.environment)
-    listed = json.loads(said.out)
+    output = await program.call("list", "--json", "--limit", "2", env=world.environment)
+    listed = json.loads(output.out)
     assert [task["task_id"] for task in listed["tasks"]] == [ids[2], ids[1]]
     assert (listed["tasks"][0]["name"], listed["more"]) == ("number 2", True)
     people = await program.call("list", "--limit", "2", env=world.environment)
@@ -166,8 +166,8 @@ async def test_worker_serves_only_the_selected_roles(world: World) -> None:
     client = await world.client()
 
     async def waits() -> bool:
-        answer = await client.get_workflow_handle(task_id).query("status")
-        return bool(answer["nodes"][1]["status"] == "running")
+        response = await client.get_workflow_handle(task_id).query("status")
+        return bool(response["nodes"][1]["status"] == "running")
 
     await eventually(waits)
     assert (await world.node(task_id, "b"))["attempt_epoch"] == 0

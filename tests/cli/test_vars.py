@@ -16,7 +16,7 @@ from tests.integration.world import node
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.cli.conftest import Program, Said
+    from tests.cli.conftest import Program, ProgramOutput
     from tests.integration.world import World
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -79,9 +79,9 @@ def ask(
 
     def call(*options: str) -> tuple[int, str]:
         code = run(["vars", "task", *options])
-        said = capsys.readouterr()
-        assert (said.out, said.err.count("\n")) == ("", 1)
-        return code, said.err
+        output = capsys.readouterr()
+        assert (output.out, output.err.count("\n")) == ("", 1)
+        return code, output.err
 
     return call
 
@@ -116,13 +116,13 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("options", "told"), MISTAKES.values(), ids=MISTAKES.keys())
+@pytest.mark.parametrize(("options", "reported"), MISTAKES.values(), ids=MISTAKES.keys())
 def test_invalid_argument_prints_one_line_with_a_remedy_before_connecting(
-    ask: Callable[..., tuple[int, str]], options: list[str], told: list[str]
+    ask: Callable[..., tuple[int, str]], options: list[str], reported: list[str]
 ) -> None:
     code, line = ask(*options)
     assert code == 2
-    assert [part for part in ["flowkit: ", *told] if part not in line] == []
+    assert [part for part in ["flowkit: ", *reported] if part not in line] == []
     assert SECRET not in line
 
 
@@ -145,7 +145,7 @@ class Vars:
         self.program = program
         self.task_id = task_id
 
-    async def __call__(self, *options: str, task_id: str | None = None) -> Said:
+    async def __call__(self, *options: str, task_id: str | None = None) -> ProgramOutput:
         """What it says."""
         environment = {**self.world.environment, "TEMPORAL_ADDRESS": "127.0.0.1:1"}
         return await self.program.call("vars", task_id or self.task_id, *options, env=environment)
@@ -163,8 +163,8 @@ async def task_vars(world: World, program: Program) -> Vars:
 
 @pytest.mark.server
 async def test_task_without_variables_is_reported(task_vars: Vars) -> None:
-    said = await task_vars()
-    assert (said.code, said.out, said.err) == (0, "", "no variables\n")
+    output = await task_vars()
+    assert (output.code, output.out, output.err) == (0, "", "no variables\n")
     as_json = await task_vars("--json")
     assert (as_json.code, as_json.out, as_json.err) == (0, "{}\n", "")
 
@@ -182,9 +182,9 @@ async def test_options_change_the_variables_and_print_the_result(task_vars: Vars
         "--merge",
         "@more.json",
     ]
-    said = await task_vars(*changes, "--set", "routing.sla=gold", "--set", 'code="7"')
-    assert (said.code, said.err) == (0, "")
-    assert said.out.splitlines() == [
+    output = await task_vars(*changes, "--set", "routing.sla=gold", "--set", 'code="7"')
+    assert (output.code, output.err) == (0, "")
+    assert output.out.splitlines() == [
         'code          "7"',
         "counts.done   3.5",
         'routing.sla   "gold"',
@@ -195,24 +195,24 @@ async def test_options_change_the_variables_and_print_the_result(task_vars: Vars
         "code": "7",
         "counts": {"done": 3.5},
     }
-    assert (await task_vars()).out == said.out
+    assert (await task_vars()).out == output.out
 
 
 @pytest.mark.server
 async def test_json_option_prints_the_variables_as_one_document(task_vars: Vars) -> None:
     adapters = CoordinatorAdapters(db=task_vars.world.db)
     await adapters.vars_set(task_vars.task_id, at=NOON, text="a :smile: b")
-    said = await task_vars("--incr", "n", "--json")
-    assert (said.code, said.err) == (0, "")
-    assert json.loads(said.out) == {"at": "2026-01-31T12:00:00+00:00", "text": "a :smile: b", "n": 1}
+    output = await task_vars("--incr", "n", "--json")
+    assert (output.code, output.err) == (0, "")
+    assert json.loads(output.out) == {"at": "2026-01-31T12:00:00+00:00", "text": "a :smile: b", "n": 1}
     assert '"a :smile: b"' in (await task_vars()).out
 
 
 @pytest.mark.server
 async def test_conflict_is_reported_with_the_changes_that_were_made_before_it(task_vars: Vars) -> None:
-    said = await task_vars("--set", "name=Ada", "--merge", '{"n": 1}', "--incr", "name", "--unset", "n")
-    assert (said.code, said.out) == (2, "")
-    assert said.err == (
+    output = await task_vars("--set", "name=Ada", "--merge", '{"n": 1}', "--incr", "name", "--unset", "n")
+    assert (output.code, output.out) == (2, "")
+    assert output.err == (
         "flowkit: vars.incr: coordinator.vars.name holds a str, not a number; what --set and --merge changed "
         f"before stays; `flowkit vars {task_vars.task_id}` shows what is there\n"
     )
@@ -228,9 +228,9 @@ async def test_invalid_option_prevents_all_other_changes(task_vars: Vars) -> Non
 
 @pytest.mark.server
 async def test_missing_task_exits_with_code_4_and_is_not_created(task_vars: Vars) -> None:
-    said = await task_vars("--set", "a=1", "--json", task_id="nothing")
-    assert (said.code, said.err) == (4, "")
-    assert json.loads(said.out)["error"] == {
+    output = await task_vars("--set", "a=1", "--json", task_id="nothing")
+    assert (output.code, output.err) == (4, "")
+    assert json.loads(output.out)["error"] == {
         "code": "unknown_task",
         "message": "there is no task 'nothing'",
         "remedy": "`flowkit list` shows the tasks that there are",

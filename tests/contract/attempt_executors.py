@@ -59,12 +59,12 @@ class Returning(RoleHandler):
         return self._final
 
 
-def host_of(db: Any) -> WorkerContext:
+def worker_context(db: Any) -> WorkerContext:
     """Return a process context whose attempts run on the current event loop."""
     return WorkerContext(tasks=TaskStore(db), portal=LoopPortal(), worker_id=WORKER)
 
 
-def role_body(
+def role_executor(
     db: Any,
     attempt: AttemptInput,
     handler: RoleHandler,
@@ -81,23 +81,23 @@ def role_body(
         events=events,
         **shared,
     )
-    return RoleExecutor(attempt=attempt, run_id=RUN, host=host_of(db), roles=roles)
+    return RoleExecutor(attempt=attempt, run_id=RUN, host=worker_context(db), roles=roles)
 
 
-def function_body(db: Any, attempt: AttemptInput, function: Any) -> FunctionExecutor:
+def function_executor(db: Any, attempt: AttemptInput, function: Any) -> FunctionExecutor:
     """Return an attempt of a coordinator function."""
     kind = (
         BuiltInFunctionExecutor
         if isinstance(getattr(function, "__self__", None), CoordinatorAdapters)
         else FunctionExecutor
     )
-    return kind(host_of(db), ArtifactStore(db), attempt, RUN, function, Threads(1, "test-function"))
+    return kind(worker_context(db), ArtifactStore(db), attempt, RUN, function, Threads(1, "test-function"))
 
 
-async def failure_of(body: RoleExecutor) -> AttemptFailure:
+async def failure_of(executor: RoleExecutor) -> AttemptFailure:
     """Run an attempt and return its failure."""
     try:
-        await asyncio.wait_for(body.run(), 30)
+        await asyncio.wait_for(executor.run(), 30)
     except AttemptFailed as error:
         return error.failure
     except FlowKitError as error:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.notifications import ByteBudget
     from flowkit.adapters.tasks.task_store import TaskStore
 
-PATIENCE = 20.0
+TIMEOUT_SEC = 20.0
 
 
 class WatchedArtifacts(ArtifactStore):
@@ -41,7 +41,7 @@ class WatchedArtifacts(ArtifactStore):
     async def looked_again(self) -> None:
         """Wait until the puller has scanned the sources at least once more."""
         seen = self._looks
-        async with asyncio.timeout(PATIENCE), self._looked:
+        async with asyncio.timeout(TIMEOUT_SEC), self._looked:
             await self._looked.wait_for(lambda: self._looks >= seen + 2)
 
 
@@ -79,7 +79,7 @@ class Pull:
 
     async def all(self, *from_nodes: str, **options: Any) -> list[Delivery]:
         """Return all batches."""
-        return await asyncio.wait_for(self.start(*from_nodes, **options), PATIENCE)
+        return await asyncio.wait_for(self.start(*from_nodes, **options), TIMEOUT_SEC)
 
     async def uids(self, *from_nodes: str, **options: Any) -> list[str]:
         """Return the uids of all batches."""

@@ -6,7 +6,7 @@ from collections import defaultdict
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from tests.unit.event_loop import others_had_their_turn
+from tests.unit.event_loop import let_other_tasks_run
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -33,7 +33,7 @@ class RecordingDatabase:
 
     async def reach(self, collection: str) -> None:
         """Run before every write; yield to other tasks, as a call to a server does."""
-        await others_had_their_turn()
+        await let_other_tasks_run()
         if self.before[collection]:
             await self.before[collection].pop(0)()
 

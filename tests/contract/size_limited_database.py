@@ -11,7 +11,7 @@ TOO_LARGE = 17419
 """MongoDB's error for an update that would make a document too large."""
 
 
-class Narrow:
+class SizeLimitedDatabase:
     """Forwards all calls to `db`, but undoes updates that make a task document too large.
 
     A document that is too large already may shrink, although MongoDB never has such a document.
@@ -24,7 +24,7 @@ class Narrow:
 
     def __getattr__(self, name: str) -> Any:
         collection = getattr(self._db, name)
-        return _NarrowTasks(collection, self) if name == "tasks" else collection
+        return _SizeLimitedTasks(collection, self) if name == "tasks" else collection
 
     def allows(self, before: dict[str, Any] | None, after: dict[str, Any] | None) -> bool:
         """Return whether the document is within the limit, or at least smaller than before."""
@@ -37,8 +37,8 @@ def _size(document: dict[str, Any] | None) -> int:
     return len(bson.encode(document or {}))
 
 
-class _NarrowTasks:
-    def __init__(self, tasks: Any, database: Narrow) -> None:
+class _SizeLimitedTasks:
+    def __init__(self, tasks: Any, database: SizeLimitedDatabase) -> None:
         self._tasks = tasks
         self._database = database
 

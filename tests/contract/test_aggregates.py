@@ -63,7 +63,7 @@ async def test_merge_counts_the_artifacts_of_its_sources(
     await batches(artifacts, "other", "b9")
     for node in ("b", "a", "other"):
         await artifacts.mark_complete(TASK, node, 1, {}, AT)
-    answer = await adapters.merge_generic(TASK, ["b", "nobody", "a"], {"node_id": "m", "key": SECRET})
+    response = await adapters.merge_generic(TASK, ["b", "nobody", "a"], {"node_id": "m", "key": SECRET})
     meta = {
         "merged_from": ["b", "nobody", "a"],
         "complete_nodes": ["a", "b"],
@@ -71,18 +71,16 @@ async def test_merge_counts_the_artifacts_of_its_sources(
         "distinct_batch_uids": 4,
         "merged_at": datetime.fromtimestamp(AT + 60, UTC).isoformat(),
     }
-    assert answer == {"ok": True, "meta": meta}
+    assert response == {"ok": True, "meta": meta}
     [artifact] = await of_node(db, "m")
     assert (artifact["status"], artifact["meta"], artifact["attempt_epoch"]) == ("complete", meta, 0)
     assert seconds(artifact["created_at"]) == seconds(artifact["updated_at"]) == AT + 60
     assert "batch_uid" not in artifact
 
 
-async def test_merge_without_artifacts_reports_that_it_is_empty(
-    db: Any, adapters: CoordinatorAdapters
-) -> None:
-    answer = await adapters.merge_generic(TASK, [], {})
-    found = answer["meta"]
+async def test_merge_without_artifacts_has_zero_counts(db: Any, adapters: CoordinatorAdapters) -> None:
+    response = await adapters.merge_generic(TASK, [], {})
+    found = response["meta"]
     assert (found["merged_from"], found["complete_nodes"]) == ([], [])
     assert (found["partial_batches"], found["distinct_batch_uids"]) == (0, 0)
     assert [artifact["node_id"] for artifact in await documents_of(db.artifacts)] == ["coordinator"]
@@ -92,17 +90,17 @@ async def test_merge_reads_artifacts_of_its_own_task_only(
     db: Any, artifacts: ArtifactStore, adapters: CoordinatorAdapters
 ) -> None:
     await artifacts.mark_complete("task-2", "a", 1, {}, AT)
-    answer = await adapters.merge_generic(TASK, ["a"], {})
-    assert answer["meta"]["complete_nodes"] == []
+    response = await adapters.merge_generic(TASK, ["a"], {})
+    assert response["meta"]["complete_nodes"] == []
 
 
 async def test_merge_replaces_the_complete_artifact_of_its_target_and_keeps_its_epoch(
     db: Any, artifacts: ArtifactStore, adapters: CoordinatorAdapters
 ) -> None:
     await artifacts.mark_complete(TASK, "m", 4, {"old": 1}, AT, worker_id=WORKER)
-    answer = await adapters.merge_generic(TASK, ("a",), {"node_id": "m"})
+    response = await adapters.merge_generic(TASK, ("a",), {"node_id": "m"})
     [artifact] = await of_node(db, "m")
-    assert (artifact["meta"], artifact["attempt_epoch"]) == (answer["meta"], 4)
+    assert (artifact["meta"], artifact["attempt_epoch"]) == (response["meta"], 4)
     assert seconds(artifact["created_at"]) == AT
 
 
@@ -178,8 +176,8 @@ async def measured(artifacts: ArtifactStore, adapters: CoordinatorAdapters) -> N
 async def test_aggregate_counts_numbers_in_successful_rows(
     db: Any, adapters: CoordinatorAdapters, mode: str, stats: dict[str, float]
 ) -> None:
-    answer = await adapters.metrics_aggregate(TASK, "a", mode=mode)
-    assert answer == {"ok": True, "mode": mode, "stats": stats}
+    response = await adapters.metrics_aggregate(TASK, "a", mode=mode)
+    assert response == {"ok": True, "mode": mode, "stats": stats}
     node = await stored_node(db)
     assert node["stats"] == stats
     assert {type(value) for value in node["stats"].values()} == {float}

@@ -162,15 +162,15 @@ async def test_a_running_attempt_is_logged_in_the_background(
 ) -> None:
     written = asyncio.Event()
 
-    class Wall:
+    class BlockingLog:
         async def prepare(self) -> None: ...
 
         async def append(self, events: list[Any], at: float) -> None:
             if any(event.payload["kind"] == "BATCH_OK" for event in events):
                 written.set()
 
-    wall: Any = Wall()
-    log = EventLog(wall, pause_sec=0.01)
+    blocking_log: Any = BlockingLog()
+    log = EventLog(blocking_log, pause_sec=0.01)
     monkeypatch.setattr(attempt_log, "YOUNG_SEC", 0.0)
     running = asyncio.create_task(log.run())
     with log.attempt(attempt(), LEASE, lambda: False) as one:

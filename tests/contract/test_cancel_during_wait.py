@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.contract.attempt_executors import Returning, role_body
+from tests.contract.attempt_executors import Returning, role_executor
 from tests.contract.builders import attempt, documents_of, opened
-from tests.unit.event_loop import others_had_their_turn
+from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.activities.handlers import Batch, BatchResult, RoleHandler
 from flowkit.errors import StoreUnavailable
@@ -62,7 +62,7 @@ class Watched(Returning):
 
 async def test_waiting_puller_ends_immediately(prepared: Any) -> None:
     handler = Watched()
-    body = role_body(prepared, replace(attempt(), io=NodeIO(input_inline=PULL)), handler)
+    body = role_executor(prepared, replace(attempt(), io=NodeIO(input_inline=PULL)), handler)
     running = asyncio.create_task(body.run())
     await asyncio.wait_for(handler.begun.wait(), SOON)
     await asyncio.wait([running], timeout=0.2)
@@ -82,7 +82,7 @@ async def test_puller_without_a_server_ends_immediately(
         raise StoreUnavailable("away")
 
     monkeypatch.setattr(ArtifactStore, "scan", away)
-    body = role_body(prepared, replace(attempt(), io=NodeIO(input_inline=PULL)), Returning(OK))
+    body = role_executor(prepared, replace(attempt(), io=NodeIO(input_inline=PULL)), Returning(OK))
     running = asyncio.create_task(body.run())
     await asyncio.wait_for(asked.wait(), SOON)
     await cancelled_soon(body, running)
@@ -101,7 +101,7 @@ async def test_waiting_iter_batches_ends_immediately_and_is_closed(prepared: Any
                 closed.set()
 
     handler = Endless(OK)
-    body = role_body(prepared, attempt(), handler)
+    body = role_executor(prepared, attempt(), handler)
     running = asyncio.create_task(body.run())
     await asyncio.wait_for(waits.wait(), SOON)
     await cancelled_soon(body, running)
@@ -120,7 +120,7 @@ async def test_plain_generator_finishes_its_current_step(prepared: Any) -> None:
 
     handler: Any = RoleHandler()
     handler.iter_batches = blocking
-    body = role_body(prepared, attempt(), handler)
+    body = role_executor(prepared, attempt(), handler)
     running = asyncio.create_task(body.run())
     assert await asyncio.to_thread(waits.wait, SOON)
     body.cancel("budget is spent", 600)
@@ -142,12 +142,12 @@ async def test_current_batch_is_finished_and_no_other_started(prepared: Any) -> 
             return await super().process_batch(batch, ctx)
 
     handler = Careful(OK, "b1", "b2")
-    body = role_body(prepared, attempt(), handler)
+    body = role_executor(prepared, attempt(), handler)
     running = asyncio.create_task(body.run())
     await asyncio.wait_for(in_hand.wait(), SOON)
     body.cancel("budget is spent", 600)
     for _ in range(50):
-        await others_had_their_turn()
+        await let_other_tasks_run()
     assert not running.done()
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
@@ -157,7 +157,7 @@ async def test_current_batch_is_finished_and_no_other_started(prepared: Any) -> 
 
 async def test_cancel_before_the_first_batch_processes_none(prepared: Any) -> None:
     handler = Returning(OK, "b1")
-    body = role_body(prepared, attempt(), handler)
+    body = role_executor(prepared, attempt(), handler)
     body.cancel("budget is spent", 600)
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(body.run(), SOON)

@@ -140,11 +140,11 @@ async def closed(tasks: TaskStore) -> None:
     await tasks.close_task(close(status=TaskStatus.CANCELLED, reason="user_request"))
 
 
-async def abandoned(tasks: TaskStore) -> None:
+async def orphan(tasks: TaskStore) -> None:
     await tasks.close_orphan(TASK, RUN, "user_request", AT)
 
 
-@pytest.mark.parametrize("end", [cancelled, closed, abandoned])
+@pytest.mark.parametrize("end", [cancelled, closed, orphan])
 async def test_flags_of_the_workflow_name_its_run(
     tasks: TaskStore, end: Callable[[TaskStore], Awaitable[None]]
 ) -> None:

@@ -19,7 +19,7 @@ from tests.contract.builders import (
     stored_statuses,
 )
 from tests.contract.recording_database import RecordingDatabase
-from tests.contract.size_limited_database import Narrow
+from tests.contract.size_limited_database import SizeLimitedDatabase
 
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.errors import StoreTooLarge
@@ -97,12 +97,12 @@ HISTORY = [StatusChange(from_="running", to="deferred", at=AT + n) for n in rang
 async def test_errors_are_truncated_before_the_history(db: Any, room: int, errors: int, changes: int) -> None:
     tasks = await large(db)
     await tasks.record(record(*many(NodeStatus.DEFERRED, epoch=1, last_error=ERROR)))
-    narrow = Narrow(db, bytes_at_most=room)
+    limited = SizeLimitedDatabase(db, bytes_at_most=room)
     ended = close(
         *many(NodeStatus.FAILED, epoch=1, last_error=ERROR), status=TaskStatus.FAILED, reason="x" * 2_000
     )
     ended.status_history[:] = [CHANGES[0], *HISTORY, CHANGES[1]]
-    assert await TaskStore(narrow).close_task(ended)
+    assert await TaskStore(limited).close_task(ended)
     ended.status_history[:] = CHANGES
     document = await stored(db)
     assert document["status"] == "failed"
@@ -118,7 +118,7 @@ async def test_stats_are_omitted_from_the_result_so_that_the_task_can_close(db: 
     tasks = await large(db)
     stats = {f"graph.nodes.{i}.stats": {"text": "s" * 300} for i in range(MANY)}
     await db.tasks.update_one({"id": TASK}, {"$set": stats})
-    assert await TaskStore(Narrow(db, bytes_at_most=240_000)).close_task(close())
+    assert await TaskStore(SizeLimitedDatabase(db, bytes_at_most=240_000)).close_task(close())
     result = (await stored(db))["result"]
     assert result["nodes"][0] == {"node_id": "n0", "stats": {}}
     assert (await stored(db))["coordinator"]["truncated"] is True
@@ -127,10 +127,10 @@ async def test_stats_are_omitted_from_the_result_so_that_the_task_can_close(db: 
 
 async def test_close_gives_up_only_if_other_data_fills_the_document(db: Any) -> None:
     tasks = await large(db)
-    narrow = Narrow(db, bytes_at_most=1_000)
+    limited = SizeLimitedDatabase(db, bytes_at_most=1_000)
     with pytest.raises(StoreTooLarge, match="remove what else it holds"):
-        await TaskStore(narrow).close_task(close(status=TaskStatus.FAILED))
-    assert narrow.refused == 5
+        await TaskStore(limited).close_task(close(status=TaskStatus.FAILED))
+    assert limited.refused == 5
     assert (await stored(db))["run_id"] == RUN
     assert await tasks.close_task(close(status=TaskStatus.FAILED))
 

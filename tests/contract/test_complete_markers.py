@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MANY = 120
 
 
-class Told(ArtifactNotifier):
+class RecordingNotifier(ArtifactNotifier):
     """Records its notifications."""
 
     def __init__(self) -> None:
@@ -56,16 +56,16 @@ async def test_many_markers_are_written_in_a_few_calls(
     db: Any, recording: RecordingDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(markers_of, "_AT_ONCE", 50)
-    news, calls = Told(), []
+    notifier, calls = RecordingNotifier(), []
 
     async def count() -> None:
         calls.append(1)
 
     recording.before["artifacts"] += [count] * MANY
-    await Markers(recording, news).write(TASK, [skipped(f"n{i}") for i in range(MANY)], AT)
+    await Markers(recording, notifier).write(TASK, [skipped(f"n{i}") for i in range(MANY)], AT)
     assert await markers(db) == {f"n{i}": (1, {"ended": "skipped"}) for i in range(MANY)}
     assert len(calls) == 3
-    assert set(news.nodes) == set(await markers(db))
+    assert set(notifier.nodes) == set(await markers(db))
 
 
 async def test_marker_has_the_form_that_pulling_nodes_and_external_workers_expect(
@@ -85,11 +85,11 @@ async def test_marker_has_the_form_that_pulling_nodes_and_external_workers_expec
 
 
 async def test_repeated_call_writes_only_missing_markers(db: Any, recording: RecordingDatabase) -> None:
-    news = Told()
+    notifier = RecordingNotifier()
     await Markers(recording, ArtifactNotifier()).write(TASK, [skipped("a"), skipped("b")], AT)
-    await Markers(recording, news).write(TASK, [skipped("a"), skipped("b"), skipped("c")], AT)
+    await Markers(recording, notifier).write(TASK, [skipped("a"), skipped("b"), skipped("c")], AT)
     assert set(await markers(db)) == {"a", "b", "c"}
-    assert news.nodes == ["c"]
+    assert notifier.nodes == ["c"]
     assert recording.updates == []
 
 

@@ -63,9 +63,9 @@ async def test_hundred_attempts_start_and_end_in_a_few_calls() -> None:
     tasks, names = TaskStore(db), [f"n{number}" for number in range(100)]
     await tasks.open_task(opening(*names))
     db.updates.clear()
-    crowd = [attempt(name, index=index) for index, name in enumerate(names)]
-    await asyncio.gather(*(begun(tasks, each) for each in crowd))
-    await asyncio.gather(*(tasks.finish_attempt(each, RUN, AT) for each in crowd))
+    attempts = [attempt(name, index=index) for index, name in enumerate(names)]
+    await asyncio.gather(*(begun(tasks, each) for each in attempts))
+    await asyncio.gather(*(tasks.finish_attempt(each, RUN, AT) for each in attempts))
     assert len(db.updates) == 4
     [task] = await documents_of(db.tasks)
     assert {node["status"] for node in task["graph"]["nodes"]} == {"finished"}
@@ -79,9 +79,9 @@ async def test_rejected_attempts_of_a_group_get_their_reasons_and_the_others_con
 ) -> None:
     await open_all(tasks, ("task-1", "task-2"))
     await begun(tasks, each("task-1", 1, epoch=5), run="other-run")
-    crowd = [each("task-1", index) for index in range(4)] + [each("task-2", 0), each("nowhere", 0)]
-    foreign = replace(each("task-2", 3), node_id="no-such-node")
-    ends = await asyncio.gather(*(begun(tasks, one) for one in [*crowd, foreign]), return_exceptions=True)
+    attempts = [each("task-1", index) for index in range(4)] + [each("task-2", 0), each("nowhere", 0)]
+    unknown = replace(each("task-2", 3), node_id="no-such-node")
+    ends = await asyncio.gather(*(begun(tasks, one) for one in [*attempts, unknown]), return_exceptions=True)
     assert [type(end) for end in ends] == [
         *(type(None), EpochTaken, type(None), type(None)),
         *(type(None), StoreRefused, StoreRefused),
@@ -104,8 +104,8 @@ async def test_attempts_of_a_reset_run_reopen_their_closed_document_together(
 ) -> None:
     await open_all(tasks, ("task-1",))
     await tasks.close_task(close(status=TaskStatus.FAILED, reason="terminated"))
-    crowd = [each("task-1", index) for index in range(5)]
-    await asyncio.gather(*(begun(tasks, one, run="reset-run") for one in crowd))
+    attempts = [each("task-1", index) for index in range(5)]
+    await asyncio.gather(*(begun(tasks, one, run="reset-run") for one in attempts))
     [task] = await documents_of(db.tasks)
     assert (task["status"], task["finished_at"], "closed_run_id" in task) == ("running", None, False)
     assert [node["status"] for node in task["graph"]["nodes"][:6]] == [*(["running"] * 5), "finished"]
@@ -116,8 +116,8 @@ async def test_existing_rows_are_replaced_or_rejected_each_by_its_own_epoch(
 ) -> None:
     for index, epoch in ((1, 1), (2, 3), (4, 2)):
         await artifacts.store_batch(each("task-1", index, epoch), "b1", {"epoch": epoch}, WORKER, AT)
-    crowd = [each("task-1", index) for index in range(6)]
-    writes = (artifacts.store_batch(one, "b1", {"epoch": 2}, WORKER, AT) for one in crowd)
+    attempts = [each("task-1", index) for index in range(6)]
+    writes = (artifacts.store_batch(one, "b1", {"epoch": 2}, WORKER, AT) for one in attempts)
     ends = await asyncio.gather(*writes, return_exceptions=True)
     assert [type(end) for end in ends] == [Fenced if index == 2 else type(None) for index in range(6)]
     for collection, field in ((db.artifacts, "meta"), (db.metrics_raw, "metrics")):
@@ -131,11 +131,11 @@ async def test_row_that_cannot_be_stored_is_rejected_alone(artifacts: ArtifactSt
         artifacts.store_batch(each("task-1", index), "b1", given, WORKER, AT)
         for index, given in enumerate(metrics)
     )
-    ends = [await one for one in asyncio.as_completed(map(told, writes))]
+    ends = [await one for one in asyncio.as_completed(map(outcome_of_write, writes))]
     assert sorted(ends) == ["refused", *(["written"] * 4)]
 
 
-async def told(write: Awaitable[None]) -> str:
+async def outcome_of_write(write: Awaitable[None]) -> str:
     try:
         await write
     except (FlowKitError, OverflowError):
@@ -147,7 +147,7 @@ async def told(write: Awaitable[None]) -> str:
 
 
 @dataclass(frozen=True)
-class Scene:
+class Scenario:
     """The earlier transitions of a few tasks, and the concurrent writes of many attempts."""
 
     before: list[Callable[[TaskStore], Awaitable[Any]]]
@@ -156,10 +156,10 @@ class Scene:
     """Whether all writes succeed."""
 
 
-def scene(seed: int) -> Scene:
+def scenario(seed: int) -> Scenario:
     chance = random.Random(seed)
     trouble, ended = chance.choice(((0.0, False), (0.05, False), (0.5, False), (0.5, True)))
-    found = Scene(before=[], writes=[], calm=not trouble)
+    found = Scenario(before=[], writes=[], calm=not trouble)
     for task_id in TASKS:
         for index in range(len(NODES)):
             finishes, run = chance.random() < 0.5, RUN
@@ -184,22 +184,22 @@ async def finish(one: AttemptInput, run: str, tasks: TaskStore) -> None:
     await tasks.finish_attempt(one, run, AT)
 
 
-async def after(scene: Scene, *, at_once: bool) -> tuple[list[str], list[dict[str, Any]], int]:
+async def after(scenario: Scenario, *, at_once: bool) -> tuple[list[str], list[dict[str, Any]], int]:
     """Return the outcome of each write, the stored documents and the number of updates."""
     db = RecordingDatabase(memory_database())
     tasks = TaskStore(db)
     await open_all(tasks)
-    for step in scene.before:
+    for step in scenario.before:
         await step(tasks)
     db.updates.clear()
-    writes = [outcome(write(tasks)) for write in scene.writes]
+    writes = [outcome(write(tasks)) for write in scenario.writes]
     ends = await asyncio.gather(*writes) if at_once else [await write for write in writes]
     return list(ends), await stored_tasks(db), len(db.updates)
 
 
 @pytest.mark.parametrize("seed", range(examples(100)))
 async def test_group_has_the_same_outcome_as_its_attempts_one_by_one(seed: int) -> None:
-    chosen = scene(seed)
+    chosen = scenario(seed)
     ends, tasks, updates = await after(chosen, at_once=True)
     expected, expected_tasks, single = await after(chosen, at_once=False)
     assert (ends, tasks) == (expected, expected_tasks)

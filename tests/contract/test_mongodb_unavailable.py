@@ -23,7 +23,7 @@ from flowkit.local.ports import HOST, free_port
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-SHORT = 400
+MAX_MESSAGE_CHARS = 400
 
 
 @pytest.fixture(params=DRIVERS)
@@ -115,7 +115,7 @@ async def test_every_call_reports_an_unreachable_server_in_a_short_message(
     found = await outcomes(store(nowhere), calls)
     assert {name: type(error) for name, error in found.items()} == dict.fromkeys(calls, StoreUnavailable)
     assert all(str(error).startswith("MongoDB does not answer") for error in found.values())
-    assert [name for name, error in found.items() if len(str(error)) >= SHORT] == []
+    assert [name for name, error in found.items() if len(str(error)) >= MAX_MESSAGE_CHARS] == []
 
 
 LONG = "topology " * 1000
@@ -128,7 +128,7 @@ def bulk(*codes: int, concern: bool = False) -> errors.BulkWriteError:
     return errors.BulkWriteError({"writeErrors": problems, "writeConcernErrors": [{"code": 64}] * concern})
 
 
-AWAY = [
+UNREACHABLE = [
     errors.ServerSelectionTimeoutError(LONG),
     errors.AutoReconnect(LONG),
     errors.NetworkTimeout(LONG),
@@ -142,7 +142,7 @@ AWAY = [
 ]
 """The server is unavailable: no call can succeed at the moment."""
 
-HEALS = [
+TEMPORARY = [
     errors.OperationFailure(LONG, 24),
     errors.CursorNotFound(LONG, 43),
     errors.OperationFailure(LONG, 112),
@@ -155,7 +155,7 @@ HEALS = [
 
 DENIED = [errors.OperationFailure(LONG, code) for code in (11, 13, 18)]
 TOO_LARGE = [errors.WriteError(LONG, 17419), errors.OperationFailure(LONG, 10334), bulk(17420)]
-NEVER = [
+PERMANENT = [
     *(errors.OperationFailure(LONG, code) for code in (2, 28, 40, 52, 57)),
     errors.DuplicateKeyError(LONG, 11000),
     errors.ConfigurationError(LONG),
@@ -180,10 +180,10 @@ async def ours(error: Exception) -> FlowKitError:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        *((error, StoreUnavailable) for error in AWAY + HEALS),
+        *((error, StoreUnavailable) for error in UNREACHABLE + TEMPORARY),
         *((error, StoreDenied) for error in DENIED),
         *((error, StoreTooLarge) for error in TOO_LARGE),
-        *((error, StoreRefused) for error in NEVER),
+        *((error, StoreRefused) for error in PERMANENT),
     ],
 )
 async def test_driver_error_becomes_a_short_flowkit_error(
@@ -192,7 +192,7 @@ async def test_driver_error_becomes_a_short_flowkit_error(
     caught = await ours(error)
     assert type(caught) is expected
     assert caught.retryable is issubclass(expected, StoreUnavailable)
-    assert len(str(caught)) < SHORT
+    assert len(str(caught)) < MAX_MESSAGE_CHARS
     assert type(error).__name__ in str(caught)
     assert caught.__suppress_context__
 
@@ -203,8 +203,8 @@ async def test_driver_errors_for_too_large_and_unencodable_documents_are_disting
 
 
 def test_only_an_unreachable_server_fails_a_whole_group_of_writes() -> None:
-    assert [error for error in AWAY if not away(error)] == []
-    assert [error for error in [*HEALS, *DENIED, *TOO_LARGE, *NEVER] if away(error)] == []
+    assert [error for error in UNREACHABLE if not away(error)] == []
+    assert [error for error in [*TEMPORARY, *DENIED, *TOO_LARGE, *PERMANENT] if away(error)] == []
 
 
 @pytest.mark.server

@@ -190,15 +190,15 @@ GRAPHS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("other", "told"), GRAPHS.values(), ids=list(GRAPHS))
+@pytest.mark.parametrize(("other", "reported"), GRAPHS.values(), ids=list(GRAPHS))
 async def test_queued_document_with_another_graph_is_not_changed(
-    db: Any, tasks: TaskStore, other: dict[str, Any], told: str
+    db: Any, tasks: TaskStore, other: dict[str, Any], reported: str
 ) -> None:
     await tasks.insert_task(task_fields.new_task(TASK, {}, other, AT))
     before = await stored(db)
     with pytest.raises(TaskIdTaken) as caught:
         await tasks.open_task(opening("a", "b"))
-    assert str(caught.value) == f"task id {TASK!r} was used for another graph: {told}; choose another id"
+    assert str(caught.value) == f"task id {TASK!r} was used for another graph: {reported}; choose another id"
     assert await stored(db) == before
 
 

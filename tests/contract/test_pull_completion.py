@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.contract.builders import AT, RUN, TASK, attempt, batches, begun, opened, record, shown
-from tests.contract.pulling_node import PATIENCE, Pull, WatchedArtifacts, end, ended_source
+from tests.contract.pulling_node import TIMEOUT_SEC, Pull, WatchedArtifacts, end, ended_source
 
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.models import NodeStatus
@@ -54,12 +54,12 @@ async def rerun(artifacts: WatchedArtifacts, running: asyncio.Task[Any], *uids: 
     assert not running.done()
     await batches(artifacts, "u", *uids, epoch=2)
     await end(artifacts, "u", epoch=2)
-    return sorted(uid for uid, _ in await asyncio.wait_for(running, PATIENCE))
+    return sorted(uid for uid, _ in await asyncio.wait_for(running, TIMEOUT_SEC))
 
 
-@pytest.mark.parametrize("told", [{}, {"u": 1}])
+@pytest.mark.parametrize("reported", [{}, {"u": 1}])
 async def test_source_that_restarts_before_the_last_check_is_awaited(
-    artifacts: WatchedArtifacts, tasks: ActingTasks, pull: Pull, told: dict[str, int]
+    artifacts: WatchedArtifacts, tasks: ActingTasks, pull: Pull, reported: dict[str, int]
 ) -> None:
     """The old marker still exists: the new attempt takes its epoch before it removes the marker."""
     await opened(tasks, "u", "sink")
@@ -67,7 +67,7 @@ async def test_source_that_restarts_before_the_last_check_is_awaited(
     await ended_source(artifacts, "b1")
     await tasks.finish_attempt(attempt("u"), RUN, AT)
     tasks.before_the_last_look = [lambda: begun(tasks, attempt("u", epoch=2))]
-    assert await rerun(artifacts, pull.start("u", sources=told), "b1", "b2") == ["b1", "b2"]
+    assert await rerun(artifacts, pull.start("u", sources=reported), "b1", "b2") == ["b1", "b2"]
 
 
 async def test_failed_source_that_is_retried_is_awaited(
@@ -116,7 +116,7 @@ async def test_summary_that_a_function_wrote_for_a_queued_node_does_not_end_the_
     assert not running.done()
     await begun(tasks, attempt("u"))
     await ended_source(artifacts, "b1")
-    assert [uid for uid, _ in await asyncio.wait_for(running, PATIENCE)] == ["b1"]
+    assert [uid for uid, _ in await asyncio.wait_for(running, TIMEOUT_SEC)] == ["b1"]
 
 
 async def test_batches_stored_together_with_the_marker_are_delivered(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import bson
 import pytest
 from tests.contract.builders import AT, TASK, WORKER, attempt
-from tests.contract.pulling_node import PATIENCE, Pull, end
-from tests.unit.event_loop import others_had_their_turn
+from tests.contract.pulling_node import TIMEOUT_SEC, Pull, end
+from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.entries import Entry, fitting
@@ -74,7 +74,7 @@ async def consume(artifacts: Measured, puller: Puller) -> list[str]:
     async for uid, payload in puller.batches():
         uids.append(uid)
         for _ in range(3):
-            await others_had_their_turn()
+            await let_other_tasks_run()
         artifacts.held -= size_of(payload["meta"])
     return uids
 
@@ -82,7 +82,7 @@ async def consume(artifacts: Measured, puller: Puller) -> list[str]:
 async def all_readers(artifacts: Measured, pull: Pull) -> list[list[str]]:
     budget = ByteBudget(LIMIT, READERS)
     readers = [consume(artifacts, pull.puller("u", budget=budget)) for _ in range(READERS)]
-    return await asyncio.wait_for(asyncio.gather(*readers), PATIENCE)
+    return await asyncio.wait_for(asyncio.gather(*readers), TIMEOUT_SEC)
 
 
 async def test_growing_batches_never_exceed_the_budget(artifacts: Measured, pull: Pull) -> None:
@@ -114,7 +114,7 @@ async def test_batch_that_grows_before_it_is_read_is_reserved_with_its_new_size(
     await source(artifacts, 10, 20, 30)
     artifacts.before_read.append(grow)
     budget = ByteBudget(40_000, 1)
-    got = await asyncio.wait_for(consume(artifacts, pull.puller("u", budget=budget)), PATIENCE)
+    got = await asyncio.wait_for(consume(artifacts, pull.puller("u", budget=budget)), TIMEOUT_SEC)
     assert sorted(got) == ["b00", "b01", "b02"]
     assert artifacts.most <= 40_000
 
@@ -129,7 +129,7 @@ async def test_completed_batches_are_not_read_again(artifacts: Measured, pull: P
     await source(artifacts, *([1_000] * 50))
     for number in range(49):
         await artifacts.store_batch(attempt("sink"), f"b{number:02}", {"n": 1}, WORKER, AT)
-    got = await asyncio.wait_for(consume(artifacts, pull.puller("u", epoch=2)), PATIENCE)
+    got = await asyncio.wait_for(consume(artifacts, pull.puller("u", epoch=2)), TIMEOUT_SEC)
     assert (got, artifacts.most) == (["b49"], 1_000)
 
 

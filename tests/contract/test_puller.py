@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.contract.builders import AT, TASK, WORKER, attempt, batches, begun, documents_of, opened
-from tests.contract.pulling_node import PATIENCE, Pull, WatchedArtifacts, end, ended_source
+from tests.contract.pulling_node import TIMEOUT_SEC, Pull, WatchedArtifacts, end, ended_source
 
 from flowkit.activities.batches.puller import slices
 from flowkit.hashing import stable_hash
@@ -52,8 +52,8 @@ async def test_equal_uids_of_two_sources_are_delivered_once(
     await ended_source(artifacts, "b1", "b2", node="u")
     await ended_source(artifacts, "b1", "b2", "b3", node="t")
     assert await pull.uids("u", "t") == ["b1", "b2", "b1", "b2", "b3"]
-    [told] = [record.getMessage() for record in caplog.records if record.name == "flowkit.worker"]
-    assert "node sink pulls batch 'b1' from both u and t" in told
+    [reported] = [record.getMessage() for record in caplog.records if record.name == "flowkit.worker"]
+    assert "node sink pulls batch 'b1' from both u and t" in reported
     caplog.clear()
     assert len(set(await pull.uids("u", "t", size=1))) == 5
     assert caplog.records == []
@@ -173,7 +173,7 @@ async def test_running_source_is_awaited_and_its_later_batches_are_delivered(
     await artifacts.looked_again()
     assert not running.done()
     await end(artifacts, "u")
-    assert [uid for uid, _ in await asyncio.wait_for(running, PATIENCE)] == ["b1", "b2"]
+    assert [uid for uid, _ in await asyncio.wait_for(running, TIMEOUT_SEC)] == ["b1", "b2"]
 
 
 async def test_one_of_two_ended_sources_does_not_end_the_pull(
@@ -184,7 +184,7 @@ async def test_one_of_two_ended_sources_does_not_end_the_pull(
     await artifacts.looked_again()
     assert not running.done()
     await ended_source(artifacts, "b2", node="t")
-    assert [uid for uid, _ in await asyncio.wait_for(running, PATIENCE)] == ["b1", "b2"]
+    assert [uid for uid, _ in await asyncio.wait_for(running, TIMEOUT_SEC)] == ["b1", "b2"]
 
 
 async def test_marker_of_an_older_epoch_does_not_end_the_pull(
@@ -197,7 +197,7 @@ async def test_marker_of_an_older_epoch_does_not_end_the_pull(
     await artifacts.looked_again()
     assert not running.done()
     await end(artifacts, "u", epoch=2)
-    assert await asyncio.wait_for(running, PATIENCE) == []
+    assert await asyncio.wait_for(running, TIMEOUT_SEC) == []
 
 
 async def test_pull_trusts_the_epochs_of_the_workflow(artifacts: WatchedArtifacts, pull: Pull) -> None:
@@ -206,7 +206,7 @@ async def test_pull_trusts_the_epochs_of_the_workflow(artifacts: WatchedArtifact
     await artifacts.looked_again()
     assert not running.done()
     await end(artifacts, "u", epoch=2)
-    assert await asyncio.wait_for(running, PATIENCE) == []
+    assert await asyncio.wait_for(running, TIMEOUT_SEC) == []
 
 
 async def test_pull_without_an_end_continues_after_the_marker(

@@ -23,7 +23,7 @@ from tests.contract.builders import (
     stored_statuses,
 )
 from tests.contract.recording_database import RecordingDatabase
-from tests.contract.size_limited_database import Narrow
+from tests.contract.size_limited_database import SizeLimitedDatabase
 
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.models import NodeStatus, SkipReason, TaskStatus
@@ -246,7 +246,7 @@ async def test_repeated_write_contains_only_what_is_missing(
 async def test_errors_are_omitted_if_they_make_the_document_too_large(
     db: Any, recording: RecordingDatabase
 ) -> None:
-    tasks = TaskStore(Narrow(recording, bytes_at_most=4_000))
+    tasks = TaskStore(SizeLimitedDatabase(recording, bytes_at_most=4_000))
     await opened(tasks, "a", "b")
     failed = shown("a", NodeStatus.FAILED, epoch=1, last_error="x" * 5_000)
     await tasks.record(record(failed))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pymongo.errors import AutoReconnect
 from tests.contract.builders import AT, TASK, WORKER, attempt, batches, documents_of
-from tests.contract.pulling_node import PATIENCE, Pull, ended_source
+from tests.contract.pulling_node import TIMEOUT_SEC, Pull, ended_source
 from tests.contract.recording_database import RecordingDatabase
 
 from flowkit.adapters.artifacts import ArtifactStore
@@ -19,7 +19,7 @@ from flowkit.errors import Fenced
 if TYPE_CHECKING:
     from flowkit.adapters.tasks.task_store import TaskStore
 
-HALVES = pytest.mark.parametrize("missing", ["metrics_raw", "artifacts"])
+EACH_DOCUMENT_MISSING = pytest.mark.parametrize("missing", ["metrics_raw", "artifacts"])
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ async def killed_before(db: Any, missing: str, metrics: dict[str, Any], uid: str
     recording.before[missing].append(hang)
     store = ArtifactStore(recording)
     writing = asyncio.create_task(store.store_batch(attempt("sink"), uid, metrics, WORKER, AT))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_SEC):
         await reached.wait()
         wanted = {"node_id": "sink", "batch_uid": uid, "failed": {"$ne": True}, "status": {"$ne": "failed"}}
         while metrics and not await db[present].count_documents(wanted):
@@ -57,7 +57,7 @@ async def redo(artifacts: ArtifactStore, pull: Pull, metrics: dict[str, Any]) ->
     return uids
 
 
-@HALVES
+@EACH_DOCUMENT_MISSING
 async def test_batch_with_one_missing_document_is_processed_again(
     db: Any, artifacts: ArtifactStore, pull: Pull, missing: str
 ) -> None:
@@ -71,7 +71,7 @@ async def test_batch_with_one_missing_document_is_processed_again(
     assert await pull.uids("u", epoch=3) == []
 
 
-@HALVES
+@EACH_DOCUMENT_MISSING
 async def test_failed_batch_with_one_replaced_document_is_processed_again(
     db: Any, artifacts: ArtifactStore, pull: Pull, missing: str
 ) -> None:
@@ -84,7 +84,7 @@ async def test_failed_batch_with_one_replaced_document_is_processed_again(
     assert await pull.uids("u", epoch=3) == []
 
 
-@HALVES
+@EACH_DOCUMENT_MISSING
 async def test_empty_result_with_a_remaining_failure_is_processed_again(
     db: Any, artifacts: ArtifactStore, pull: Pull, missing: str
 ) -> None:
@@ -139,13 +139,13 @@ async def test_source_that_fails_and_then_succeeds_is_pulled_completely(
     await batches(artifacts, "u", "b0")
     await artifacts.store_batch(attempt("u", epoch=2), "b1", {"n": 1}, WORKER, AT + 9)
     await artifacts.mark_complete(TASK, "u", 2, {}, AT)
-    assert sorted(uid for uid, _ in await asyncio.wait_for(running, PATIENCE)) == ["b0", "b1"]
+    assert sorted(uid for uid, _ in await asyncio.wait_for(running, TIMEOUT_SEC)) == ["b0", "b1"]
 
 
 # --- both writes at once --------------------------------------------------------------------------------------------
 
 
-@HALVES
+@EACH_DOCUMENT_MISSING
 async def test_missing_document_is_written_when_the_server_returns(
     db: Any, artifacts: ArtifactStore, missing: str
 ) -> None:
@@ -160,7 +160,7 @@ async def test_missing_document_is_written_when_the_server_returns(
     assert [len(await documents_of(db[name])) for name in ("artifacts", "metrics_raw")] == [1, 1]
 
 
-@HALVES
+@EACH_DOCUMENT_MISSING
 async def test_newer_attempt_wins_with_either_document_missing(
     db: Any, artifacts: ArtifactStore, missing: str
 ) -> None:

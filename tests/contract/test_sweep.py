@@ -259,7 +259,7 @@ async def test_queued_document_without_a_namespace_is_not_closed(
 
 # --- errors that do not stop the sweep --------------------------------------------------------------------------
 
-ODD: list[dict[str, Any]] = [
+MALFORMED: list[dict[str, Any]] = [
     {"status": "running"},
     {"id": 7, "status": "running", "namespace_id": OWN},
     {"id": "no nodes", "status": "running", "namespace_id": OWN, "updated_at": "yesterday"},
@@ -270,14 +270,14 @@ ODD: list[dict[str, Any]] = [
 async def test_malformed_documents_are_logged_once_and_do_not_stop_the_sweep(
     tasks: TaskStore, temporal: FakeTemporal, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await tasks.database.tasks.insert_many([{**each} for each in ODD])
+    await tasks.database.tasks.insert_many([{**each} for each in MALFORMED])
     await open_one(tasks, "sound", OWN)
     temporal.workflows["sound"] = Workflow(status=Status.TERMINATED)
     sweep = sweep_of(tasks, temporal)
     assert await twice(sweep) == ["sound"]
     assert await reason(tasks, "sound") == "terminated"
-    told = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert len(told) == 1, "the document without an id"
+    reported = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(reported) == 1, "the document without an id"
     assert sweep.health.last_error == "'id'"
 
 

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 async def test_set_writes_dotted_and_nested_keys_at_once(db: Any, adapters: CoordinatorAdapters) -> None:
-    answer = await adapters.vars_set(TASK, kv={"sla": "gold", "a": {"b": 1, "c": {"d": None}}, "x.y": [1]})
-    assert answer == {"ok": True, "touched": 4}
+    response = await adapters.vars_set(TASK, kv={"sla": "gold", "a": {"b": 1, "c": {"d": None}}, "x.y": [1]})
+    assert response == {"ok": True, "touched": 4}
     assert await held(db) == {"sla": "gold", "a": {"b": 1, "c": {"d": None}}, "x": {"y": [1]}}
 
 
 async def test_set_keeps_siblings_of_its_leaves(db: Any, adapters: CoordinatorAdapters) -> None:
     await hold(db, {"a": {"b": {"x": 1}, "c": 2}, "d": {"e": 3}})
-    answer = await adapters.vars_set(TASK, kv={"a": {"b": {"y": 5}}, "d": 4, "f.g": 6})
-    assert answer == {"ok": True, "touched": 3}
+    response = await adapters.vars_set(TASK, kv={"a": {"b": {"y": 5}}, "d": 4, "f.g": 6})
+    assert response == {"ok": True, "touched": 3}
     assert await held(db) == {"a": {"b": {"x": 1, "y": 5}, "c": 2}, "d": 4, "f": {"g": 6}}
 
 
@@ -56,8 +56,8 @@ async def test_merge_overwrites_leaves_and_keeps_their_siblings(
     db: Any, adapters: CoordinatorAdapters
 ) -> None:
     await hold(db, {"a": {"b": {"x": 1, "y": 2}, "c": 3}, "d": [1, 2]})
-    answer = await adapters.vars_merge(TASK, data={"a": {"b": {"y": 5, "z": 6}}, "d": [3]})
-    assert answer == {"ok": True, "touched": 3}
+    response = await adapters.vars_merge(TASK, data={"a": {"b": {"y": 5, "z": 6}}, "d": [3]})
+    assert response == {"ok": True, "touched": 3}
     assert await held(db) == {"a": {"b": {"x": 1, "y": 5, "z": 6}, "c": 3}, "d": [3]}
 
 

@@ -169,14 +169,14 @@ async def test_blocking_accepts_values_that_are_not_sensitive_and_is_not_stored(
     assert await held(db) == {"a": "gold", "b": 1, "c": None}
 
 
-class _Boasting:
+class _LeakyDetector:
     def is_sensitive(self, key_path: str, value: Any) -> bool:
         """Fail with the value in the message."""
         raise RuntimeError(value)
 
 
 async def test_failing_detector_blocks_every_value(db: Any, adapters: CoordinatorAdapters) -> None:
-    careless = CoordinatorAdapters(db=db, detector=_Boasting())
+    careless = CoordinatorAdapters(db=db, detector=_LeakyDetector())
     async with unchanged(db):
         for call in (careless.vars_set(TASK, a=SECRET), careless.vars_merge(TASK, a=SECRET)):
             assert "detector of sensitive values raised RuntimeError" in await refused(call)
@@ -197,7 +197,7 @@ OPERATIONS: dict[str, Call] = {
 
 @pytest.mark.parametrize("call", OPERATIONS.values(), ids=list(OPERATIONS))
 @pytest.mark.parametrize(
-    ("raised", "ours", "told"),
+    ("raised", "ours", "reported"),
     [
         (errors.WriteError(f"cannot store {SECRET}", 17419), AdapterError, "(code 17419)"),
         (errors.AutoReconnect(f"lost {SECRET}"), StoreUnavailable, "MongoDB does not answer (AutoReconnect)"),
@@ -205,7 +205,7 @@ OPERATIONS: dict[str, Call] = {
     ],
 )
 async def test_driver_error_contains_no_value(
-    call: Call, raised: errors.PyMongoError, ours: type[Exception], told: str
+    call: Call, raised: errors.PyMongoError, ours: type[Exception], reported: str
 ) -> None:
     db = RecordingDatabase(memory_database())
     await db.tasks.insert_one(new_task("a"))
@@ -216,7 +216,7 @@ async def test_driver_error_contains_no_value(
     db.before["tasks"].append(fail)
     with pytest.raises(ours) as caught:
         await call(CoordinatorAdapters(db=db))
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
     assert SECRET not in str(caught.value)
     assert caught.value.__suppress_context__
 

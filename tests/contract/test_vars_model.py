@@ -203,10 +203,10 @@ async def follow(db: Any, sequence: list[Operation], *, in_memory: bool = False)
 async def touch(adapters: CoordinatorAdapters, operation: Operation, task_id: str) -> int | None:
     """Return how many paths the call touched; None if it was refused."""
     try:
-        answer = await operation.on(adapters, task_id)
+        response = await operation.on(adapters, task_id)
     except AdapterError:
         return None
-    return int(answer.get("touched", 1))
+    return int(response.get("touched", 1))
 
 
 def exact(value: Any) -> Any:

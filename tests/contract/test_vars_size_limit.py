@@ -168,7 +168,7 @@ async def test_as_many_concurrent_writers_succeed_as_fit(
     calls = (others[n % 4].vars_set(TASK, kv={f"k{n:02}": "x" * 51}) for n in range(60))
     found = await asyncio.gather(*calls, return_exceptions=True)
     fit = (small - 5 - 11 - 1_500) // each
-    assert [type(answer) for answer in found].count(AdapterError) == 60 - fit
+    assert [type(response) for response in found].count(AdapterError) == 60 - fit
     assert (await ledger(db))[0] <= small
     assert len(await held(db)) == 1 + fit
 

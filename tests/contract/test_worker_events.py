@@ -137,7 +137,7 @@ async def test_only_duplicate_key_errors_count_as_success() -> None:
 # --- the log that is written in the background --------------------------------------------------------------
 
 
-class Wall:
+class FailingLog:
     """A log that accepts events, or fails as often as the test requests."""
 
     def __init__(self, *failures: FlowKitError) -> None:
@@ -163,64 +163,64 @@ class Wall:
         return [event.node_id for event in self.rows]
 
 
-def log_into(wall: Any, **options: Any) -> EventLog:
-    return EventLog(wall, **options)
+def log_into(failing_log: Any, **options: Any) -> EventLog:
+    return EventLog(failing_log, **options)
 
 
-AWAY = StoreUnavailable("away")
+UNAVAILABLE = StoreUnavailable("away")
 
 
 async def test_events_are_written_in_groups_in_the_background() -> None:
-    wall = Wall()
-    log = log_into(wall, pause_sec=0)
+    failing_log = FailingLog()
+    log = log_into(failing_log, pause_sec=0)
     running = asyncio.create_task(log.run())
     for name in "abc":
         log.add(done(attempt(name), WORKER, AT))
-    await asyncio.wait_for(wall.written.wait(), 30)
+    await asyncio.wait_for(failing_log.written.wait(), 30)
     running.cancel()
-    assert (wall.nodes, wall.calls) == (["a", "b", "c"], 1)
+    assert (failing_log.nodes, failing_log.calls) == (["a", "b", "c"], 1)
 
 
 async def test_events_wait_in_order_while_the_store_is_unavailable(caplog: pytest.LogCaptureFixture) -> None:
-    wall = Wall(AWAY, AWAY, AWAY)
-    log = log_into(wall, pause_sec=0)
+    failing_log = FailingLog(UNAVAILABLE, UNAVAILABLE, UNAVAILABLE)
+    log = log_into(failing_log, pause_sec=0)
     log.add(done(attempt("a"), WORKER, AT))
     assert not await log.flush()
     log.add(done(attempt("b"), WORKER, AT))
     running = asyncio.create_task(log.run())
-    await asyncio.wait_for(wall.written.wait(), 30)
+    await asyncio.wait_for(failing_log.written.wait(), 30)
     running.cancel()
-    assert wall.nodes == ["a", "b"]
+    assert failing_log.nodes == ["a", "b"]
     assert len([entry for entry in caplog.records if entry.levelno >= logging.WARNING]) == 1
 
 
 async def test_oldest_events_are_dropped_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    wall = Wall(AWAY)
-    log = log_into(wall, waiting=2)
+    failing_log = FailingLog(UNAVAILABLE)
+    log = log_into(failing_log, waiting=2)
     for name in "abcd":
         log.add(done(attempt(name), WORKER, AT))
     assert not await log.flush()
     log.add(done(attempt("e"), WORKER, AT))
     assert await log.flush()
-    assert (wall.nodes, log.lost) == (["d", "e"], 3)
+    assert (failing_log.nodes, log.lost) == (["d", "e"], 3)
     assert caplog.text.count("the oldest are given up") == 1
 
 
 async def test_rejected_events_do_not_delay_others(caplog: pytest.LogCaptureFixture) -> None:
-    wall = Wall(StoreRefused("never"))
-    log = log_into(wall)
+    failing_log = FailingLog(StoreRefused("never"))
+    log = log_into(failing_log)
     log.add(done(attempt("a"), WORKER, AT))
     assert await log.flush()
     log.add(done(attempt("b"), WORKER, AT))
     assert await log.flush()
-    assert wall.nodes == ["b"]
+    assert failing_log.nodes == ["b"]
     assert "never" in caplog.text
 
 
 async def test_interrupted_write_is_repeated(db: Any) -> None:
     """The first try may have reached the server; nothing is stored twice."""
     events = WorkerEvents(db)
-    log = EventLog(Hasty(events))  # type: ignore[arg-type]
+    log = EventLog(CancelledAfterStoring(events))  # type: ignore[arg-type]
     log.add(done(attempt("a"), WORKER, AT))
     with pytest.raises(asyncio.CancelledError):
         await log.flush()
@@ -228,7 +228,7 @@ async def test_interrupted_write_is_repeated(db: Any) -> None:
     assert [row["node_id"] for row in await documents_of(db.worker_events)] == ["a"]
 
 
-class Hasty:
+class CancelledAfterStoring:
     """Is cancelled once, just after it stored its events."""
 
     def __init__(self, events: WorkerEvents) -> None:
@@ -248,7 +248,7 @@ class Hasty:
 
 
 @pytest.mark.parametrize(
-    ("error", "asked", "told"),
+    ("error", "asked", "reported"),
     [
         (None, False, {"kind": "TASK_DONE"}),
         (None, True, {"kind": "TASK_DONE"}),
@@ -259,10 +259,10 @@ class Hasty:
     ],
 )
 async def test_attempt_logs_its_start_and_its_end(
-    error: BaseException | None, asked: bool, told: dict[str, Any]
+    error: BaseException | None, asked: bool, reported: dict[str, Any]
 ) -> None:
-    wall = Wall()
-    log = log_into(wall)
+    failing_log = FailingLog()
+    log = log_into(failing_log)
     with (
         pytest.raises(type(error)) if error else nullcontext(),
         log.attempt(attempt(), LEASE, lambda: asked),
@@ -270,6 +270,6 @@ async def test_attempt_logs_its_start_and_its_end(
         if error is not None:
             raise error
     await log.flush()
-    *starts, end = [event.payload for event in wall.rows]
+    *starts, end = [event.payload for event in failing_log.rows]
     assert [start["kind"] for start in starts] == (["TASK_ACCEPTED"] if error else [])
-    assert told.items() <= end.items()
+    assert reported.items() <= end.items()

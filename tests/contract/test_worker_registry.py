@@ -55,7 +55,7 @@ async def test_indexes_have_the_documented_names(db: Any) -> None:
     assert (log["key"], log["unique"]) == (KEY, True)
 
 
-@pytest.mark.parametrize("store", [WorkerRegistry, WorkerEvents, lambda db: presence(db)])
+@pytest.mark.parametrize("store", [WorkerRegistry, WorkerEvents, lambda db: registration(db)])
 async def test_duplicates_prevent_the_start(db: Any, store: Callable[[Any], Any]) -> None:
     await db.worker_registry.insert_many([{"worker_id": WORKER} for _ in range(2)])
     await db.worker_events.insert_many([{name: "twice" for name, _ in KEY} for _ in range(2)])
@@ -214,7 +214,7 @@ async def test_every_call_reports_an_unreachable_server_in_a_short_message(
 # --- registration of a process ------------------------------------------------------------------------------
 
 
-def presence(db: Any, every_sec: float = 60.0) -> WorkerRegistration:
+def registration(db: Any, every_sec: float = 60.0) -> WorkerRegistration:
     return WorkerRegistration(
         db,
         worker_id=WORKER,
@@ -226,7 +226,7 @@ def presence(db: Any, every_sec: float = 60.0) -> WorkerRegistration:
 
 
 async def test_process_is_online_between_start_and_stop_and_its_events_remain(db: Any) -> None:
-    shows = presence(db)
+    shows = registration(db)
     await shows.prepare()
     await shows.start()
     assert (await shown(db))[0] == "online"
@@ -239,7 +239,7 @@ async def test_process_is_online_between_start_and_stop_and_its_events_remain(db
 
 
 async def test_two_processes_with_one_id_do_not_hide_each_other(db: Any) -> None:
-    old, new = presence(db), presence(db)
+    old, new = registration(db), registration(db)
     await old.start()
     await new.start()
     await old.stop()
@@ -251,21 +251,21 @@ async def test_two_processes_with_one_id_do_not_hide_each_other(db: Any) -> None
 async def test_process_that_starts_without_mongodb_is_registered_later(
     db: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    door = Door(db)
-    shows = presence(door, every_sec=0.001)
+    unavailable = UnavailableUntilOpened(db)
+    shows = registration(unavailable, every_sec=0.001)
     await shows.prepare()
     await shows.start()
-    await asyncio.wait_for(door.knocked.wait(), 30)
+    await asyncio.wait_for(unavailable.called.wait(), 30)
     assert await documents_of(db.worker_registry) == []
-    door.opens()
-    await asyncio.wait_for(door.passed.wait(), 30)
+    unavailable.opens()
+    await asyncio.wait_for(unavailable.passed.wait(), 30)
     await shows.stop()
     assert (await shown(db))[0] == "offline"
     assert "uniq_worker" in await db.worker_registry.index_information()
     assert sum("cannot be shown" in r.getMessage() for r in caplog.records if r.levelname == "WARNING") == 1
 
 
-class Door:
+class UnavailableUntilOpened:
     """A database that is unavailable until it opens."""
 
     def __init__(self, db: Any, error: Exception | None = None) -> None:
@@ -273,7 +273,7 @@ class Door:
         self._error = error or AutoReconnect("closed")
         self._open = False
         self._tries = 0
-        self.knocked = asyncio.Event()
+        self.called = asyncio.Event()
         """Set when three calls have failed."""
         self.passed = asyncio.Event()
         """Set after a write."""
@@ -286,47 +286,47 @@ class Door:
         """Make the database unavailable."""
         self._open = False
 
-    def __getattr__(self, name: str) -> _DoorCollection:
-        return _DoorCollection(self._db[name], self)
+    def __getattr__(self, name: str) -> _UnavailableCollection:
+        return _UnavailableCollection(self._db[name], self)
 
     async def through(self, work: Awaitable[Any]) -> Any:
         """Make the call, or fail while the database is unavailable."""
         if not self._open:
             self._tries += 1
             if self._tries > 3 or not isinstance(self._error, AutoReconnect):
-                self.knocked.set()
+                self.called.set()
             if inspect.iscoroutine(work):
                 work.close()
             raise self._error
         return await work
 
 
-class _DoorCollection:
-    def __init__(self, collection: Any, door: Door) -> None:
+class _UnavailableCollection:
+    def __init__(self, collection: Any, unavailable: UnavailableUntilOpened) -> None:
         self._collection = collection
-        self._door = door
+        self._unavailable = unavailable
 
     async def create_index(self, *args: Any, **options: Any) -> Any:
-        return await self._door.through(self._collection.create_index(*args, **options))
+        return await self._unavailable.through(self._collection.create_index(*args, **options))
 
     async def find_one(self, *args: Any) -> Any:
-        return await self._door.through(self._collection.find_one(*args))
+        return await self._unavailable.through(self._collection.find_one(*args))
 
     async def update_one(self, *args: Any, **options: Any) -> Any:
-        answer = await self._door.through(self._collection.update_one(*args, **options))
-        self._door.passed.set()
-        return answer
+        response = await self._unavailable.through(self._collection.update_one(*args, **options))
+        self._unavailable.passed.set()
+        return response
 
 
 async def test_unexpected_error_does_not_prevent_later_registration(db: Any) -> None:
-    door = Door(db, error=RuntimeError("odd"))
-    shows = presence(door, every_sec=0.001)
-    door.opens()
+    unavailable = UnavailableUntilOpened(db, error=RuntimeError("odd"))
+    shows = registration(unavailable, every_sec=0.001)
+    unavailable.opens()
     await shows.start()
-    door.closes()
-    await asyncio.wait_for(door.knocked.wait(), 30)
+    unavailable.closes()
+    await asyncio.wait_for(unavailable.called.wait(), 30)
     assert shows.loop.health.last_error == "odd"
-    door.opens()
+    unavailable.opens()
     await db.worker_registry.delete_many({})
     await eventually(lambda: documents_of(db.worker_registry))
     assert shows.loop.health.running
@@ -335,7 +335,7 @@ async def test_unexpected_error_does_not_prevent_later_registration(db: Any) -> 
 
 
 async def test_removed_row_is_restored(db: Any) -> None:
-    shows = presence(db, every_sec=0.001)
+    shows = registration(db, every_sec=0.001)
     await shows.start()
     await db.worker_registry.delete_many({})
     await eventually(lambda: documents_of(db.worker_registry))

@@ -124,7 +124,7 @@ class Relay(Quick):
         return BatchResult(success=True, metrics={"n": 1, "number": number})
 
 
-class Hog(Quick):
+class LoopBlocker(Quick):
     """Blocks its whole event loop for `pause` seconds."""
 
     role = "hog"
@@ -153,7 +153,7 @@ class Cruncher(Quick):
         return BatchResult(success=True, metrics={"n": 1, "pid": os.getpid(), "done": ctx.kv["done"]})
 
 
-class Crowd(Quick):
+class ConcurrencyCounter(Quick):
     """Counts how many attempts of its role run concurrently in this process."""
 
     def __init__(self, role: str) -> None:

@@ -106,14 +106,16 @@ async def test_last_attempt_handed_over_while_starts_are_held_back_runs_again_in
     await replay(found)
 
 
-@pytest.mark.parametrize("beside", [0, 3])
-async def test_node_with_many_immediate_retries_continues_in_new_runs(short_runs: World, beside: int) -> None:
+@pytest.mark.parametrize("parallel", [0, 3])
+async def test_node_with_many_immediate_retries_continues_in_new_runs(
+    short_runs: World, parallel: int
+) -> None:
     short_runs.settings["hold_starts_events"] = HELD_EVENTS
     await short_runs.engine()
     await short_runs.worker({"insistent": Insistent()})
     policy = {"max": ROUNDS, "backoff_sec": 0}
     task_id = await short_runs.create(
-        *(node(f"n{i}", "insistent", retry_policy=policy) for i in range(beside + 1))
+        *(node(f"n{i}", "insistent", retry_policy=policy) for i in range(parallel + 1))
     )
     assert (await short_runs.result(task_id)).status is TaskStatus.FINISHED
     assert (await short_runs.node(task_id, "n0"))["attempt_epoch"] == ROUNDS + 1

@@ -12,7 +12,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from flowkit.activities import cancelling
 from flowkit.models import TaskStatus
 from tests.integration.test_cancel_terminate_reset import LONG, cancelled, reset
-from tests.integration.world import eventually, let_pass, node
+from tests.integration.world import eventually, node, wait_seconds
 
 if TYPE_CHECKING:
     from tests.integration.world import World
@@ -63,8 +63,8 @@ async def test_flag_stops_a_user_function(world: World) -> None:
     assert stopped.is_set()
 
 
-@pytest.mark.parametrize("beside", [0, 3])
-async def test_flag_cancels_a_task_of_short_attempts(world: World, beside: int) -> None:
+@pytest.mark.parametrize("parallel", [0, 3])
+async def test_flag_cancels_a_task_of_short_attempts(world: World, parallel: int) -> None:
     """Built-in functions run as local activities while only one node is open, and as regular activities otherwise."""
     gate = asyncio.Event()
 
@@ -72,7 +72,7 @@ async def test_flag_cancels_a_task_of_short_attempts(world: World, beside: int) 
         await gate.wait()
 
     await world.engine(hold=hold)
-    names = ["n", *(f"beside-{number}" for number in range(beside))]
+    names = ["n", *(f"beside-{number}" for number in range(parallel))]
     task_id = await world.create(
         function("first", "hold"), *(function(name, "noop", "first") for name in names)
     )
@@ -177,6 +177,6 @@ async def test_function_stops_immediately_after_terminate(world: World) -> None:
     await world.engine(endless=endless)
     task_id = await world.create(function("f", "endless"))
     await world.until_node(task_id, "f", "running")
-    await let_pass(3.0)  # until its first heartbeat, which Temporal's library sends at once, is gone
+    await wait_seconds(3.0)  # until its first heartbeat, which Temporal's library sends at once, is gone
     await (await world.handle(task_id)).terminate()
     await asyncio.wait_for(stopped.wait(), 5)

@@ -13,7 +13,7 @@ import pytest
 from flowkit import WorkerConfig
 from flowkit.models import TaskStatus
 from flowkit.worker import Worker
-from tests.integration.handlers import Crowd, Cruncher, Hog
+from tests.integration.handlers import ConcurrencyCounter, Cruncher, LoopBlocker
 from tests.integration.world import ROOT, eventually, node
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.server
 BATCHES = 5_000 if os.environ.get("FLOWKIT_LARGE") else 300
 """Batches in each of three stages; `make large` runs the large case."""
 
-PATIENCE = 900.0 if os.environ.get("FLOWKIT_LARGE") else 180.0
+TIMEOUT_SEC = 900.0 if os.environ.get("FLOWKIT_LARGE") else 180.0
 SOON = {"retry_policy": {"max": 3, "backoff_sec": 0.2}}
 
 
@@ -37,7 +37,7 @@ def pulling(source: str) -> dict[str, Any]:
 
 async def finished(world: World, task_id: str) -> None:
     """Wait for the end of a long task."""
-    result = await asyncio.wait_for((await world.handle(task_id)).result(), PATIENCE)
+    result = await asyncio.wait_for((await world.handle(task_id)).result(), TIMEOUT_SEC)
     assert result.status is TaskStatus.FINISHED
 
 
@@ -48,7 +48,7 @@ async def until_stored(world: World, task_id: str, node_id: str, count: int) -> 
         key = {"task_id": task_id, "node_id": node_id, "status": "partial"}
         return bool(await world.db.artifacts.count_documents(key) >= count)
 
-    await eventually(look, ceiling=PATIENCE)
+    await eventually(look, timeout_sec=TIMEOUT_SEC)
 
 
 async def kill_and_replace(world: World, process: subprocess.Popen[bytes], *handlers: str) -> None:
@@ -69,7 +69,7 @@ async def assert_each_batch_once(world: World, task_id: str, *nodes: str) -> Non
         assert Counter(stored) == Counter(range(BATCHES)), node_id
 
 
-@pytest.mark.timeout(PATIENCE + 60)
+@pytest.mark.timeout(TIMEOUT_SEC + 60)
 async def test_three_stages_process_every_batch_once_under_kills_and_failures(world: World) -> None:
     world.settings["lease_ttl_sec"] = 4
     await world.engine()
@@ -97,7 +97,7 @@ async def test_three_stages_process_every_batch_once_under_kills_and_failures(wo
 async def test_handler_that_blocks_its_loop_for_three_leases_keeps_its_node(world: World) -> None:
     world.settings["lease_ttl_sec"] = 2
     await world.engine()
-    await world.worker({"quick": Hog()})
+    await world.worker({"quick": LoopBlocker()})
     task_id = await world.create(node("a", "quick", inline={"pause": 6.5}, retry_policy={"max": 0}))
     assert (await world.result(task_id)).status is TaskStatus.FINISHED
     assert (await world.node(task_id, "a"))["attempt_epoch"] == 1
@@ -145,7 +145,7 @@ async def until_idle(world: World, process: subprocess.Popen[bytes], worker_id: 
         lease: str = (await world.node(task_id, "probe"))["lease"]["worker_id"]
         return lease == worker_id
 
-    await eventually(runs_something_new, ceiling=120)
+    await eventually(runs_something_new, timeout_sec=120)
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ async def test_function_in_another_process_sees_the_cancel_of_its_run(world: Wor
 
 async def test_every_role_has_its_own_slots(world: World) -> None:
     await world.engine()
-    handlers = {"slow": Crowd("slow"), "fast": Crowd("fast")}
+    handlers = {"slow": ConcurrencyCounter("slow"), "fast": ConcurrencyCounter("fast")}
     cfg = WorkerConfig(roles=["slow", "fast"], queue=world.queue, max_concurrent={"slow": 1, "fast": 2})
     worker = Worker(db=world.db, cfg=cfg, handlers=dict(handlers))
     await worker.start()

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.server
 
 LARGE = bool(os.environ.get("FLOWKIT_LARGE"))
 """`make large` sets it, for a thousand increments."""
-TASKS, IN_A_ROW, BESIDE = 50 if LARGE else 15, 10, 10
-INCREMENTS = TASKS * (IN_A_ROW + BESIDE)
-PATIENCE = 200.0
+TASKS, SEQUENTIAL, PARALLEL = 50 if LARGE else 15, 10, 10
+INCREMENTS = TASKS * (SEQUENTIAL + PARALLEL)
+TIMEOUT_SEC = 200.0
 
 
 def increment(node_id: str, *parents: str) -> dict[str, Any]:
@@ -41,8 +41,8 @@ def increment(node_id: str, *parents: str) -> dict[str, Any]:
 
 def increments() -> list[dict[str, Any]]:
     """Return nodes in a row, which use local activities, and then concurrent nodes, which do not."""
-    row = [increment(f"r{i}", *([f"r{i - 1}"] if i else [])) for i in range(IN_A_ROW)]
-    return [*row, *(increment(f"b{i}", f"r{IN_A_ROW - 1}") for i in range(BESIDE))]
+    row = [increment(f"r{i}", *([f"r{i - 1}"] if i else [])) for i in range(SEQUENTIAL)]
+    return [*row, *(increment(f"b{i}", f"r{SEQUENTIAL - 1}") for i in range(PARALLEL))]
 
 
 async def counted(world: World) -> int:
@@ -65,7 +65,7 @@ def flaky_engine(world: World, seed: str) -> Iterator[None]:
         process.wait(20)
 
 
-@pytest.mark.timeout(PATIENCE + 40)
+@pytest.mark.timeout(TIMEOUT_SEC + 40)
 async def test_increments_take_effect_once_each(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     seed = os.environ.get("FLOWKIT_SEED") or str(time.time_ns())
     world.settings["lease_ttl_sec"] = 6
@@ -75,10 +75,10 @@ async def test_increments_take_effect_once_each(world: World, capsys: pytest.Cap
     for number, enough in enumerate((INCREMENTS // 5, INCREMENTS // 2, None)):
         with flaky_engine(world, f"{seed}-{number}"):
             if enough is not None:
-                await eventually(partial(reached, world, enough), ceiling=PATIENCE)
+                await eventually(partial(reached, world, enough), timeout_sec=TIMEOUT_SEC)
                 continue
             ends = [(await world.handle(task)).result() for task in tasks]
-            results = await asyncio.wait_for(asyncio.gather(*ends), PATIENCE)
+            results = await asyncio.wait_for(asyncio.gather(*ends), TIMEOUT_SEC)
     documents = [await world.document(task) for task in tasks]
     again = sum(node["attempt_epoch"] - 1 for document in documents for node in document["graph"]["nodes"])
     with capsys.disabled():

@@ -84,11 +84,11 @@ async def test_as_many_plain_functions_run_concurrently_as_there_are_slots(world
     """Asyncio's default executor has fewer than twenty threads on this machine."""
     together = threading.Barrier(20)
 
-    def meet(task_id: str) -> None:
+    def wait_at_barrier(task_id: str) -> None:
         together.wait(60)
 
     world.settings["function_slots"] = 20
-    await world.engine(meet=meet)
+    await world.engine(wait_at_barrier=wait_at_barrier)
     task_id = await world.create(*(call(f"f{n}", "meet", **ONCE) for n in range(20)))
     assert (await world.result(task_id)).status is TaskStatus.FINISHED
 

@@ -15,7 +15,7 @@ from flowkit import Coordinator
 from flowkit.client import TaskFailed
 from flowkit.coordinator.adapters import AdapterError, default_adapters
 from flowkit.models import TaskStatus
-from tests.integration.world import let_pass, node
+from tests.integration.world import node, wait_seconds
 
 if TYPE_CHECKING:
     from tests.integration.world import World
@@ -130,9 +130,9 @@ async def test_rejected_operation_fails_the_node_immediately_and_names_the_path(
         call("one", "vars.set", args={"a": 1, "secret": "hunter2hunter2"}),
         call("two", "vars.incr", "one", args={"key": "secret"}, **SOON),
     )
-    told = await failure(world, task_id)
-    assert "adapter_error: vars.incr: coordinator.vars.secret holds a str, not a number" in told
-    assert "hunter2" not in told
+    reported = await failure(world, task_id)
+    assert "adapter_error: vars.incr: coordinator.vars.secret holds a str, not a number" in reported
+    assert "hunter2" not in reported
     failed = await world.node(task_id, "two")
     assert (failed["status"], failed["attempt_epoch"]) == ("failed", 1)
     assert failed["started_at"]
@@ -140,7 +140,7 @@ async def test_rejected_operation_fails_the_node_immediately_and_names_the_path(
 
 
 @pytest.mark.parametrize(
-    ("fn", "args", "told"),
+    ("fn", "args", "reported"),
     [
         ("vars.incr", {}, "io.fn_args do not fit 'vars.incr': missing a required argument: 'key'"),
         ("vars.incr", {"key": "n", "step": 2}, "unexpected keyword argument 'step'"),
@@ -151,11 +151,11 @@ async def test_rejected_operation_fails_the_node_immediately_and_names_the_path(
     ],
 )
 async def test_invalid_arguments_are_never_retried(
-    world: World, fn: str, args: dict[str, Any], told: str
+    world: World, fn: str, args: dict[str, Any], reported: str
 ) -> None:
     await world.engine()
     task_id = await world.create(call("only", fn, args=args, **SOON))
-    assert told in await failure(world, task_id)
+    assert reported in await failure(world, task_id)
     assert (await world.node(task_id, "only"))["attempt_epoch"] == 1
 
 
@@ -195,10 +195,10 @@ async def test_other_errors_follow_the_retry_policy_of_the_node(world: World) ->
 
 
 async def test_function_that_raises_cancelled_error_has_failed(world: World) -> None:
-    async def strange(task_id: str) -> None:
+    async def self_cancelling(task_id: str) -> None:
         raise asyncio.CancelledError
 
-    await world.engine(strange=strange)
+    await world.engine(self_cancelling=self_cancelling)
     task_id = await world.create(call("s", "strange", retry_policy={"max": 1, "backoff_sec": 0.1}))
     assert "cancelled_by_worker" in await failure(world, task_id)
     assert (await world.node(task_id, "s"))["attempt_epoch"] == 2
@@ -233,7 +233,7 @@ async def test_slow_function_fails_with_its_own_timeout(world: World) -> None:
 
 async def test_long_function_keeps_its_lease(world: World) -> None:
     async def long(task_id: str) -> None:
-        await let_pass(4.5)
+        await wait_seconds(4.5)
 
     world.settings["lease_ttl_sec"] = 1.5
     await world.engine(long=long)
@@ -276,21 +276,21 @@ async def test_node_moves_from_an_engine_without_its_function_to_one_that_has_it
     async def rare(task_id: str) -> None:
         called.append(task_id)
 
-    knowing = Coordinator(db=world.db, cfg=world.config, adapters={"rare": rare})
-    await knowing.start()
+    with_function = Coordinator(db=world.db, cfg=world.config, adapters={"rare": rare})
+    await with_function.start()
     gate = {"retry_policy": {"max": 0}}
     await world.worker()
-    task_id = await knowing.create_task(
+    task_id = await with_function.create_task(
         params={},
         graph={"nodes": [node("first", "paced", inline={"pause": 0.5}), call("r", "rare", "first", **gate)]},
     )
     await world.until_node(task_id, "first", "running")
-    await knowing.stop()
-    ignorant = await world.engine()
+    await with_function.stop()
+    without_function = await world.engine()
     deferred = await world.until_node(task_id, "r", "deferred")
     assert "dispatch_lost" in deferred["last_error"]
     assert "has no coordinator function 'rare'" in deferred["last_error"]
-    ignorant.adapters["rare"] = rare
+    without_function.adapters["rare"] = rare
     assert (await world.result(task_id)).status is TaskStatus.FINISHED
     assert called == [task_id]
 
@@ -299,9 +299,9 @@ async def test_sensitive_value_is_rejected_if_the_node_requests_it(world: World)
     world_adapters = default_adapters(db=world.db, detector=lambda path, value: value == "s3cret")
     await world.engine(**world_adapters)
     task_id = await world.create(call("s", "vars.set", args={"kv": {"k": "s3cret"}, "block_sensitive": True}))
-    told = await failure(world, task_id)
-    assert "vars.set blocked: 1 sensitive-looking values" in told
-    assert "s3cret" not in told
+    reported = await failure(world, task_id)
+    assert "vars.set blocked: 1 sensitive-looking values" in reported
+    assert "s3cret" not in reported
     handle = await world.handle(task_id)
     with pytest.raises(WorkflowFailureError) as failed:
         await handle.result()

@@ -12,7 +12,7 @@ import pytest
 
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler, WorkerConfig
 from tests.integration.test_handler_hooks import SOON, outcomes
-from tests.integration.world import CEILING, node
+from tests.integration.world import EVENT_TIMEOUT_SEC, node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,7 +142,7 @@ async def counts(world: World, task_id: str, node_id: str) -> list[int]:
     return [row["metrics"]["count"] for row in await world.rows(task_id, node_id)]
 
 
-class Skus(RoleHandler):
+class SkuSource(RoleHandler):
     """The node `u` of the guide's graphs: seven SKUs in two batches."""
 
     role = "skus"
@@ -193,7 +193,7 @@ async def test_input_routes_of_the_guide_deliver_their_batches(
 ) -> None:
     inline = json.loads(text)["io"]["input_inline"]
     await world.engine()
-    await world.worker({"skus": Skus(), "probe": (await executed(INTERFACE))["MyRole"]()})
+    await world.worker({"skus": SkuSource(), "probe": (await executed(INTERFACE))["MyRole"]()})
     task_id = await world.create(node("u", "skus"), node("z", "probe", "u", inline=inline))
     await world.result(task_id)
     assert sorted(await counts(world, task_id, "z")) == expected
@@ -221,28 +221,28 @@ class Plain(RoleHandler):
         self.calls: list[str] = []
         self.threads: set[int] = set()
 
-    def _tell(self, hook: str) -> None:
+    def _record(self, hook: str) -> None:
         self.calls.append(hook)
         self.threads.add(threading.get_ident())
 
     def init(self, info: dict[str, Any]) -> None:  # type: ignore[override]
-        self._tell(f"init {info['node_id']}")
+        self._record(f"init {info['node_id']}")
 
     def load_input(self, input_ref: Any, input_inline: Any) -> Any:
-        self._tell("load_input")
+        self._record("load_input")
         return input_inline
 
     def iter_batches(self, loaded: Any) -> Iterator[Batch]:  # type: ignore[override]
         for number in range(3):
-            self._tell(f"batch {number}")
+            self._record(f"batch {number}")
             yield Batch(batch_uid=f"b{number}", payload=loaded)
 
     def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:  # type: ignore[override]
-        self._tell(f"process {batch.batch_uid}")
+        self._record(f"process {batch.batch_uid}")
         return BatchResult(success=True, metrics={**batch.payload, "cancelled": ctx.cancelled()})
 
     def finalize(self, ctx: Any) -> FinalizeResult | None:  # type: ignore[override]
-        self._tell("finalize")
+        self._record("finalize")
         return FinalizeResult(metrics={"all": 3})
 
 
@@ -272,12 +272,12 @@ async def test_batches_can_be_returned_as_a_list(world: World) -> None:
 
 
 async def test_blocking_plain_hook_does_not_block_other_runs_of_its_worker(world: World) -> None:
-    released, meeting = threading.Event(), threading.Barrier(2)
+    released, barrier = threading.Event(), threading.Barrier(2)
 
     class Blocking(Plain):
         def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:  # type: ignore[override]
-            meeting.wait(CEILING)
-            assert released.wait(CEILING)
+            barrier.wait(EVENT_TIMEOUT_SEC)
+            assert released.wait(EVENT_TIMEOUT_SEC)
             return super().process_batch(batch, ctx)
 
     class Releasing(RoleHandler):
@@ -298,7 +298,7 @@ class Wrong(Plain):
     """Returns an invalid value from the hook that the node's id names."""
 
     role = "wrong"
-    ANSWERS: ClassVar[dict[str, Any]] = {
+    RETURN_VALUES: ClassVar[dict[str, Any]] = {
         "iter_batches": None,
         "iter_batches of": [{"batch_uid": "b1"}],
         "process_batch": {"success": True},
@@ -312,23 +312,27 @@ class Wrong(Plain):
 
     def iter_batches(self, loaded: Any) -> Any:
         hook = "iter_batches"
-        return self.ANSWERS[loaded] if loaded.startswith(hook) else [Batch(batch_uid="b1", payload={})]
+        return self.RETURN_VALUES[loaded] if loaded.startswith(hook) else [Batch(batch_uid="b1", payload={})]
 
     def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:  # type: ignore[override]
         right = BatchResult(success=True)
-        answer: BatchResult = self.ANSWERS[ctx.node_id] if ctx.node_id.startswith("process") else right
-        return answer
+        response: BatchResult = (
+            self.RETURN_VALUES[ctx.node_id] if ctx.node_id.startswith("process") else right
+        )
+        return response
 
     def finalize(self, ctx: Any) -> FinalizeResult | None:  # type: ignore[override]
-        answer: FinalizeResult | None = self.ANSWERS[ctx.node_id] if ctx.node_id.startswith("final") else None
-        return answer
+        response: FinalizeResult | None = (
+            self.RETURN_VALUES[ctx.node_id] if ctx.node_id.startswith("final") else None
+        )
+        return response
 
 
 async def test_invalid_return_value_is_a_permanent_failure_that_names_the_hook(world: World) -> None:
-    nodes = [node(name, "wrong", inline={"wish": name}, **SOON) for name in [*Wrong.ANSWERS, "right"]]
+    nodes = [node(name, "wrong", inline={"wish": name}, **SOON) for name in [*Wrong.RETURN_VALUES, "right"]]
     found = await outcomes(world, [Wrong()], *nodes)
     assert found.pop("right")[0] == "finished"
     assert {
         name: (epoch, error.partition(":")[0]) for name, (_, epoch, error) in found.items()
-    } == dict.fromkeys(Wrong.ANSWERS, (1, "bad_input"))
+    } == dict.fromkeys(Wrong.RETURN_VALUES, (1, "bad_input"))
     assert [error for name, (_, _, error) in found.items() if name.split()[0] not in error] == []

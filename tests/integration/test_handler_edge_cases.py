@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 ONCE: dict[str, Any] = {"retry_policy": {"max": 0}}
-HALF = "half a character: \ud83d"
+HALF_A_CHARACTER = "half a character: \ud83d"
 
 
-class Odd(Quick):
+class UnencodableFailure(Quick):
     """Fails with an unpaired surrogate, in one of the ways in which a handler can fail."""
 
     role = "odd"
@@ -29,34 +29,36 @@ class Odd(Quick):
     async def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
         match batch.payload["how"]:
             case "value error":
-                raise ValueError(HALF)
+                raise ValueError(HALF_A_CHARACTER)
             case "result":
-                return BatchResult(success=False, reason_code=HALF, error=HALF, permanent=True)
+                return BatchResult(
+                    success=False, reason_code=HALF_A_CHARACTER, error=HALF_A_CHARACTER, permanent=True
+                )
             case _:
-                raise ConnectionError(HALF)
+                raise ConnectionError(HALF_A_CHARACTER)
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "reported"),
     [
         ("value error", "bad_input: ValueError: half a character: \\ud83d"),
         ("result", "half a character: \\ud83d"),
         ("other error", "unexpected_error: ConnectionError: half a character: \\ud83d"),
     ],
 )
-async def test_failure_with_unencodable_text_keeps_its_code(world: World, how: str, told: str) -> None:
+async def test_failure_with_unencodable_text_keeps_its_code(world: World, how: str, reported: str) -> None:
     await world.engine()
-    await world.worker({"odd": Odd()})
+    await world.worker({"odd": UnencodableFailure()})
     task_id = await world.create(node("a", "odd", inline={"how": how}, **ONCE))
     document = await world.until_status(task_id, "failed")
     failed = document["graph"]["nodes"][0]
-    assert failed["last_error"].startswith(told)
+    assert failed["last_error"].startswith(reported)
     assert failed["attempt_epoch"] == 1
 
 
 async def test_function_error_with_unencodable_text_keeps_its_code(world: World) -> None:
     async def odd(task_id: str) -> None:
-        raise RuntimeError(HALF)
+        raise RuntimeError(HALF_A_CHARACTER)
 
     await world.engine(odd=odd)
     task_id = await world.create(node("a", "coordinator_fn", io={"fn": "odd"}, **ONCE))

@@ -11,7 +11,7 @@ from temporalio.client import WorkflowFailureError
 
 from flowkit.hashing import stable_hash
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
-from tests.integration.world import CEILING, let_pass, node
+from tests.integration.world import EVENT_TIMEOUT_SEC, node, wait_seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ NEVER_AGAIN = {"retry_policy": {"max": 0}}
 SOON = {"retry_policy": {"max": 2, "backoff_sec": 0.1}}
 
 
-class Teller(RoleHandler):
+class CallRecorder(RoleHandler):
     """Records all its calls; `batches` of the inline input is the number of batches."""
 
     role = "teller"
@@ -76,7 +76,7 @@ async def outcomes(
     await world.worker({handler.role: handler for handler in handlers})
     task_id = await world.create(*nodes, on_node_failure="continue")
     with pytest.raises(WorkflowFailureError):
-        await asyncio.wait_for((await world.handle(task_id)).result(), CEILING)
+        await asyncio.wait_for((await world.handle(task_id)).result(), EVENT_TIMEOUT_SEC)
     found = (await world.document(task_id))["graph"]["nodes"]
     return {n["node_id"]: (n["status"], n["attempt_epoch"], n.get("last_error") or "") for n in found}
 
@@ -93,9 +93,9 @@ async def artifacts(world: World, task_id: str, **query: Any) -> list[dict[str, 
 async def test_hooks_are_called_in_order_with_their_arguments(world: World) -> None:
     inline = {"batches": 2, "rows": [1, {"deep": None}]}
     given = node("a", "teller", io={"input_ref": {"key": "s3"}, "input_inline": inline})
-    teller = Teller()
-    task_id = await run(world, teller, given)
-    (_, info), *calls = teller.calls
+    recorder = CallRecorder()
+    task_id = await run(world, recorder, given)
+    (_, info), *calls = recorder.calls
     worker_id = (await world.node(task_id, "a"))["lease"]["worker_id"]
     assert info == {
         "task_id": task_id,
@@ -114,10 +114,10 @@ async def test_hooks_are_called_in_order_with_their_arguments(world: World) -> N
 
 
 async def test_adapter_replaces_iter_batches(world: World) -> None:
-    teller = Teller()
-    await run(world, teller, node("a", "teller"), node("z", "teller", "a", inline={"input_adapter": PULL}))
-    begin = teller.names().index("init", 1)
-    load, *batches, final = teller.calls[begin + 1 :]
+    recorder = CallRecorder()
+    await run(world, recorder, node("a", "teller"), node("z", "teller", "a", inline={"input_adapter": PULL}))
+    begin = recorder.names().index("init", 1)
+    load, *batches, final = recorder.calls[begin + 1 :]
     assert load == ("load_input", None, {"input_adapter": PULL, "input_args": {"from_nodes": ["a"]}})
     assert [(name, uid, payload["meta"]) for name, uid, payload in batches] == [
         ("process_batch", uid, {"uid": uid}) for uid in ("b0", "b1")
@@ -126,9 +126,9 @@ async def test_adapter_replaces_iter_batches(world: World) -> None:
 
 
 async def test_finalize_is_called_even_without_batches(world: World) -> None:
-    teller = Teller()
-    await run(world, teller, node("a", "teller", inline={"batches": 0}))
-    assert teller.names() == ["init", "load_input", "iter_batches", "finalize"]
+    recorder = CallRecorder()
+    await run(world, recorder, node("a", "teller", inline={"batches": 0}))
+    assert recorder.names() == ["init", "load_input", "iter_batches", "finalize"]
 
 
 async def test_handler_without_hooks_works(world: World) -> None:
@@ -152,7 +152,7 @@ async def test_handler_without_hooks_works(world: World) -> None:
 async def test_one_handler_serves_many_runs_each_with_its_own_context(world: World) -> None:
     gate = asyncio.Barrier(4)
 
-    class Counting(Teller):
+    class Counting(CallRecorder):
         async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
             ctx.kv["seen"] = [*ctx.kv.get("seen", []), ctx.node_id]
             await asyncio.wait_for(gate.wait(), 60)
@@ -168,7 +168,7 @@ async def test_one_handler_serves_many_runs_each_with_its_own_context(world: Wor
 
 
 async def test_metrics_are_stored_as_batch_rows_and_a_final_row(world: World) -> None:
-    task_id = await run(world, Teller(), node("a", "teller"))
+    task_id = await run(world, CallRecorder(), node("a", "teller"))
     *partials, marker = await artifacts(world, task_id)
     assert [(p["status"], p["batch_uid"], p["meta"]) for p in partials] == [
         ("partial", uid, {"uid": uid}) for uid in ("b0", "b1")
@@ -184,7 +184,7 @@ async def test_metrics_are_stored_as_batch_rows_and_a_final_row(world: World) ->
 
 @pytest.mark.parametrize("uid", [None, ""])
 async def test_empty_uid_is_replaced_by_the_payload_hash(world: World, uid: str | None) -> None:
-    class Unnamed(Teller):
+    class Unnamed(CallRecorder):
         async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
             yield Batch(batch_uid=uid, payload={"b": 1, "a": "é"})
 
@@ -196,7 +196,7 @@ async def test_empty_uid_is_replaced_by_the_payload_hash(world: World, uid: str 
 async def test_payload_without_uid_and_hash_is_a_permanent_failure_with_a_remedy(
     world: World,
 ) -> None:
-    class Unhashable(Teller):
+    class Unhashable(CallRecorder):
         async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
             yield Batch(payload={"words": {"a", "set"}})
 
@@ -208,7 +208,7 @@ async def test_payload_without_uid_and_hash_is_a_permanent_failure_with_a_remedy
 
 
 async def test_row_of_a_failed_batch_is_replaced_by_its_later_success(world: World) -> None:
-    class Flaky(Teller):
+    class Flaky(CallRecorder):
         async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
             if batch.batch_uid == "b1" and ctx.attempt_epoch == 1:
                 return BatchResult(success=False, reason_code="rate_limited", error="slow down")
@@ -235,7 +235,7 @@ async def test_row_of_a_failed_batch_is_replaced_by_its_later_success(world: Wor
 # --- failures ---------------------------------------------------------------------------------------------------
 
 
-class Breaking(Teller):
+class Breaking(CallRecorder):
     """Fails in the hook that the inline input names; `classified` holds the arguments of classify_error."""
 
     role = "breaking"
@@ -288,7 +288,7 @@ async def test_classify_error_receives_exceptions_of_every_hook(world: World) ->
     assert sorted(breaking.classified) == sorted(f"broken in {hook}" for hook in HOOKS)
 
 
-class Raising(Teller):
+class Raising(CallRecorder):
     """Raises the exception that the node's id names."""
 
     role = "raising"
@@ -318,19 +318,19 @@ async def test_input_errors_are_permanent_and_others_are_retried(world: World) -
 class Misclassifying(Raising):
     """Returns invalid values from classify_error."""
 
-    def __init__(self, role: str, answer: Any) -> None:
+    def __init__(self, role: str, response: Any) -> None:
         super().__init__()
         self.role = role
-        self._answer = answer
+        self._answer = response
 
     def classify_error(self, exc: BaseException) -> tuple[str, bool]:
-        answer: tuple[str, bool] = self._answer
-        return answer
+        response: tuple[str, bool] = self._answer
+        return response
 
 
 async def test_invalid_return_value_of_classify_error_is_an_unexpected_error(world: World) -> None:
-    answers = [None, "ab", (None, True), ("code",), 1, ("code", "maybe")]
-    handlers = [Misclassifying(f"role{number}", answer) for number, answer in enumerate(answers)]
+    responses = [None, "ab", (None, True), ("code",), 1, ("code", "maybe")]
+    handlers = [Misclassifying(f"role{number}", response) for number, response in enumerate(responses)]
     found = await outcomes(world, handlers, *(node(h.role, h.role, **NEVER_AGAIN) for h in handlers))
     assert {name: error.partition(":")[0] for name, (_, _, error) in found.items()} == {
         handler.role: "unexpected_error" for handler in handlers
@@ -338,7 +338,7 @@ async def test_invalid_return_value_of_classify_error_is_an_unexpected_error(wor
 
 
 async def test_failure_without_a_code_gets_the_code_error_and_ends_the_run(world: World) -> None:
-    class Refusing(Teller):
+    class Refusing(CallRecorder):
         async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
             await super().process_batch(batch, ctx)
             return BatchResult(success=batch.batch_uid == "b0", error="not today", permanent=True)
@@ -349,7 +349,7 @@ async def test_failure_without_a_code_gets_the_code_error_and_ends_the_run(world
     assert refusing.names() == ["init", "load_input", "iter_batches", "process_batch", "process_batch"]
 
 
-class Opening(Teller):
+class Opening(CallRecorder):
     """Its generator of batches holds a resource, and its batch fails."""
 
     role = "opening"
@@ -372,7 +372,7 @@ async def closing_later(order: list[str]) -> AsyncIterator[Batch]:
     try:
         yield Batch(batch_uid="b0")
     finally:
-        await let_pass(0.1)
+        await wait_seconds(0.1)
         order.append("closed")
 
 

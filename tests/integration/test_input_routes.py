@@ -17,7 +17,7 @@ from flowkit.hashing import stable_hash
 from flowkit.worker import Batch, BatchResult, RoleHandler, Worker, WorkerConfig
 from tests.integration.handlers import Paced, Quick
 from tests.integration.test_handler_hooks import SOON, outcomes
-from tests.integration.world import eventually, let_pass, node
+from tests.integration.world import eventually, node, wait_seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.server
 PULL, RECHUNK = "pull.from_artifacts", "pull.from_artifacts.rechunk:size"
 
 
-class Lists(RoleHandler):
+class ListSource(RoleHandler):
     """Yields one batch for each of its inline `lists`: b1, b2 and so on, with the list under `skus`."""
 
     role = "lists"
@@ -85,7 +85,7 @@ async def run(world: World, *nodes: dict[str, Any]) -> Proposing:
     """Run nodes until the task finishes, and return the batches that their handler received."""
     handler = Proposing()
     await world.engine()
-    await world.worker({"lists": Lists(), "proposing": handler})
+    await world.worker({"lists": ListSource(), "proposing": handler})
     await world.result(await world.create(*nodes))
     return handler
 
@@ -108,7 +108,7 @@ async def working(
 # --- choice of the route ----------------------------------------------------------------------------------------
 
 
-def told(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
+def reported(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
     """Return the fields of an event's log records."""
     found = [
         vars(record) for record in caplog.records if vars(record).get("event") == f"worker.adapter.{event}"
@@ -127,7 +127,7 @@ async def test_adapter_of_the_node_overrides_the_handler_and_both_are_logged(
     proposed = route(PULL, from_nodes=["u"], poll_ms=20)
     got = await run(world, source([1, 2, 3]), proposing("z", "u", propose=proposed, **ordered))
     assert [payload["items"] for _, payload in got.got["z"]] == [[1, 2], [3]]
-    assert told(caplog, "selected") == [
+    assert reported(caplog, "selected") == [
         {
             "adapter": RECHUNK,
             "from_nodes": ["u"],
@@ -135,7 +135,7 @@ async def test_adapter_of_the_node_overrides_the_handler_and_both_are_logged(
             "io_source": "cmd",
         }
     ]
-    (conflict,) = told(caplog, "handler_conflict_ignored")
+    (conflict,) = reported(caplog, "handler_conflict_ignored")
     assert (conflict["adapter"], conflict["from_nodes"]) == (PULL, ["u"])
     assert (conflict["adapter_kwargs"], conflict["io_source"]) == ({"poll_ms": 20}, "handler")
 
@@ -152,11 +152,11 @@ async def test_known_adapter_of_the_handler_overrides_iter_batches(
     )
     assert got.uids("all") == ["b1", "b2"]
     assert [payload["items"] for _, payload in got.got["alias"]] == [[{"skus": [1]}], [{"skus": [2]}]]
-    by_adapter = {record["adapter"]: record for record in told(caplog, "selected")}
+    by_adapter = {record["adapter"]: record for record in reported(caplog, "selected")}
     assert {record["io_source"] for record in by_adapter.values()} == {"handler"}
     assert by_adapter[RECHUNK]["from_nodes"] == ["u"]
     assert by_adapter[PULL]["from_nodes"] == ["u"]
-    assert told(caplog, "handler_conflict_ignored") == []
+    assert reported(caplog, "handler_conflict_ignored") == []
 
 
 async def test_iter_batches_is_used_for_unknown_adapters_and_without_an_adapter(world: World) -> None:
@@ -194,7 +194,7 @@ BAD: dict[str, dict[str, Any]] = {
 async def assert_refused(world: World, *nodes: dict[str, Any]) -> None:
     """Check that every node but `u` fails permanently as `bad_input_args`, and that its handler receives nothing."""
     handler = Proposing()
-    found = await outcomes(world, [Lists(), handler], source([1]), *nodes)
+    found = await outcomes(world, [ListSource(), handler], source([1]), *nodes)
     assert found.pop("u")[0] == "finished"
     assert {name: (epoch, error.partition(":")[0]) for name, (_, epoch, error) in found.items()} == {
         each["node_id"]: (1, "bad_input_args") for each in nodes
@@ -220,7 +220,7 @@ async def test_handler_that_proposes_a_source_that_cannot_end_fails_permanently(
 async def test_strict_worker_requires_the_key_of_chunks(world: World) -> None:
     handler = Proposing()
     await world.engine()
-    async with working(world, Lists(), handler, strict_input_adapters=True):
+    async with working(world, ListSource(), handler, strict_input_adapters=True):
         task_id = await world.create(
             source([1, 2]),
             proposing("ordered", "u", **route(RECHUNK, size=2)),
@@ -304,7 +304,9 @@ async def test_worker_settings_determine_the_poll_interval(
 
     monkeypatch.setattr(batch_sources, "Puller", Watched)
     await world.engine()
-    async with working(world, Lists(), Proposing(), pull_poll_ms_default=20, pull_empty_backoff_ms_max=70):
+    async with working(
+        world, ListSource(), Proposing(), pull_poll_ms_default=20, pull_empty_backoff_ms_max=70
+    ):
         task_id = await world.create(
             source([1]),
             proposing("a", "u", **route(PULL)),
@@ -315,7 +317,7 @@ async def test_worker_settings_determine_the_poll_interval(
     assert seen == [(20, 70), (30, 90), (40, 70)]
 
 
-class Reads(CommandListener):
+class ReadRecorder(CommandListener):
     """Records when FlowKit reads documents from MongoDB."""
 
     def __init__(self) -> None:
@@ -332,7 +334,7 @@ class Reads(CommandListener):
 
 
 async def test_waiting_puller_reads_at_most_five_times_a_second(world: World) -> None:
-    reads, seconds = Reads(), 6.0
+    reads, seconds = ReadRecorder(), 6.0
     client: Any = AsyncIOMotorClient(world.environment["MONGO_URL"], event_listeners=[reads])
     await world.engine()
     async with working(world, Quick(), Paced()), working(world, Proposing(), db=client[world.database]):
@@ -343,7 +345,7 @@ async def test_waiting_puller_reads_at_most_five_times_a_second(world: World) ->
         )
         await world.until_batches(task_id, "z", 1)
         began = time.monotonic()
-        await let_pass(seconds)
+        await wait_seconds(seconds)
         asked = sum(began <= at <= began + seconds for at in reads.at)
         assert await world.statuses(task_id) == {"u": "finished", "slow": "running", "z": "running"}
         assert 0 < asked <= 5 * seconds

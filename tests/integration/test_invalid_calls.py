@@ -62,13 +62,13 @@ UNSTORABLE: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 async def test_values_that_mongodb_cannot_store_are_rejected_before_the_start(world: World) -> None:
     client, wrong = await world.client(), {}
-    for number, (name, (given, told)) in enumerate(UNSTORABLE.items()):
+    for number, (name, (given, reported)) in enumerate(UNSTORABLE.items()):
         task_id = f"{world.queue}-{number}"
         call = {"params": {}, "graph": {"nodes": [NOOP]}, "task_id": task_id, **given}
         with pytest.raises(GraphError) as caught:
             await world.coordinator.create_task(**call)
         text = str(caught.value)
-        if "\n" in text or len(text) > 600 or not all(part in text for part in told):
+        if "\n" in text or len(text) > 600 or not all(part in text for part in reported):
             wrong[name] = text
         with pytest.raises(Exception, match="not found"):
             await client.get_workflow_handle(task_id).describe()
@@ -110,7 +110,7 @@ class Failing(TaskStore):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (StoreRefused("MongoDB refused (OperationFailure: not authorized)"), "not authorized"),
         (errors.OperationFailure("not authorized on flowkit", 13), "OperationFailure: not authorized"),
@@ -120,7 +120,7 @@ class Failing(TaskStore):
     ids=["refused", "denied", "odd text", "long"],
 )
 async def test_document_errors_after_the_start_do_not_fail_the_call(
-    world: World, caplog: pytest.LogCaptureFixture, error: Exception, told: str
+    world: World, caplog: pytest.LogCaptureFixture, error: Exception, reported: str
 ) -> None:
     await world.engine()
     tasks = TaskClient(await world.client(), Failing(world.db, error), queue=world.queue)
@@ -129,7 +129,7 @@ async def test_document_errors_after_the_start_do_not_fail_the_call(
     [record] = [record for record in caplog.records if record.name == "flowkit.client"]
     text = record.getMessage()
     assert f"task {task_id} runs, but its document is not there yet: " in text
-    assert told in text
+    assert reported in text
     assert "\n" not in text
     assert len(text) < 450
     assert (await tasks.result(task_id)).status is TaskStatus.FINISHED

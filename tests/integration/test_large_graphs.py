@@ -38,7 +38,7 @@ BARRIERS = 3
 LAYERS = 20
 """Layers next to a node that runs all the time."""
 WIDTH = 100
-PATIENCE = 300.0
+TIMEOUT_SEC = 300.0
 """Seconds for the largest graph, at about 10 ms per node."""
 
 
@@ -112,7 +112,7 @@ async def start(world: World, handlers: dict[str, Any]) -> None:
 
 async def finish(world: World, task_id: str) -> None:
     """Wait for the end of a large task."""
-    result = await asyncio.wait_for((await world.handle(task_id)).result(), PATIENCE)
+    result = await asyncio.wait_for((await world.handle(task_id)).result(), TIMEOUT_SEC)
     assert result.status is TaskStatus.FINISHED
 
 
@@ -163,7 +163,7 @@ def _server(folder: Path) -> TemporalServer:
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
+def printed_figures(capsys: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
     """Print the figures that a test measured, even when it passes."""
     figures: list[str] = []
     yield figures
@@ -178,8 +178,8 @@ def figure(name: str, nodes: int, seconds: float, runs: int = 1) -> str:
     return f"{name}: {nodes} nodes, {runs} runs, {seconds:.1f} s, {each:.1f} ms a node"
 
 
-@pytest.mark.timeout(PATIENCE + 30)
-async def test_every_node_of_a_large_graph_runs_once(world: World, told: list[str]) -> None:
+@pytest.mark.timeout(TIMEOUT_SEC + 30)
+async def test_every_node_of_a_large_graph_runs_once(world: World, printed_figures: list[str]) -> None:
     handlers = counters()
     await start(world, handlers)
     nodes = layers(MOST_LAYERS)
@@ -187,12 +187,12 @@ async def test_every_node_of_a_large_graph_runs_once(world: World, told: list[st
     begun = time.monotonic()
     task_id = await world.create(*nodes)
     await finish(world, task_id)
-    told.append(figure("layers", len(nodes), time.monotonic() - begun))
+    printed_figures.append(figure("layers", len(nodes), time.monotonic() - begun))
     await assert_each_node_ran_once(world, task_id, handlers)
 
 
 async def test_long_history_continues_as_new_whenever_nothing_is_in_flight(
-    short_runs: World, told: list[str]
+    short_runs: World, printed_figures: list[str]
 ) -> None:
     handlers = counters()
     await start(short_runs, handlers)
@@ -201,16 +201,16 @@ async def test_long_history_continues_as_new_whenever_nothing_is_in_flight(
     task_id = await short_runs.create(*nodes)
     await finish(short_runs, task_id)
     runs = await run_ids(short_runs, task_id)
-    told.append(figure("barriers", len(nodes), time.monotonic() - begun, len(runs)))
+    printed_figures.append(figure("barriers", len(nodes), time.monotonic() - begun, len(runs)))
     assert len(runs) >= BARRIERS
     await assert_each_node_ran_once(short_runs, task_id, handlers)
     document = await short_runs.document(task_id)
     assert [change["to"] for change in document["status_history"]] == ["queued", "running", "finished"]
 
 
-@pytest.mark.timeout(PATIENCE + 60)
+@pytest.mark.timeout(TIMEOUT_SEC + 60)
 async def test_long_running_node_is_never_interrupted_by_a_new_run(
-    short_runs: World, told: list[str]
+    short_runs: World, printed_figures: list[str]
 ) -> None:
     long = Gated()
     handlers = {**counters(), "long": long}
@@ -225,7 +225,7 @@ async def test_long_running_node_is_never_interrupted_by_a_new_run(
     long.gate.set()
     await finish(short_runs, task_id)
     runs = await run_ids(short_runs, task_id)
-    told.append(figure("long node", len(nodes) + 3, time.monotonic() - begun, len(runs)))
+    printed_figures.append(figure("long node", len(nodes) + 3, time.monotonic() - begun, len(runs)))
     assert len(runs) == 2
     assert not long.interrupted
     await assert_each_node_ran_once(short_runs, task_id, handlers)
@@ -243,11 +243,11 @@ async def until_only_runs(world: World, task_id: str, activity_id: str) -> None:
         quiet[length] += pending == [activity_id]
         return quiet[length] >= 20
 
-    await eventually(look, ceiling=PATIENCE)
+    await eventually(look, timeout_sec=TIMEOUT_SEC)
 
 
 async def test_starts_are_held_back_until_a_long_node_allows_a_new_run(
-    short_runs: World, told: list[str]
+    short_runs: World, printed_figures: list[str]
 ) -> None:
     long = Gated()
     handlers = {**counters(), "long": long}
@@ -262,7 +262,7 @@ async def test_starts_are_held_back_until_a_long_node_allows_a_new_run(
     long.gate.set()
     await finish(short_runs, task_id)
     runs = await run_ids(short_runs, task_id)
-    told.append(figure("held starts", len(nodes) + 1, time.monotonic() - begun, len(runs)))
+    printed_figures.append(figure("held starts", len(nodes) + 1, time.monotonic() - begun, len(runs)))
     assert len(runs) >= 2
     assert await run_of(short_runs, task_id, f"{held[0]}.1") > 0
     assert not long.interrupted

@@ -26,7 +26,7 @@ NODES = 5_000 if LARGE else 1_000
 """`make large` runs the large case."""
 
 WIDTH = 100
-PATIENCE = 300.0 if LARGE else 120.0
+TIMEOUT_SEC = 300.0 if LARGE else 120.0
 PULL = {"input_adapter": "pull.from_artifacts"}
 
 
@@ -45,7 +45,7 @@ def pulled(first: dict[str, Any]) -> list[dict[str, Any]]:
 async def ended(world: World, task_id: str) -> dict[str, Any]:
     """Return the document of a task that did not finish."""
     with pytest.raises(WorkflowFailureError):
-        await asyncio.wait_for((await world.handle(task_id)).result(), PATIENCE)
+        await asyncio.wait_for((await world.handle(task_id)).result(), TIMEOUT_SEC)
     return await world.document(task_id)
 
 
@@ -62,7 +62,7 @@ def sources(nodes: list[dict[str, Any]]) -> int:
     return len({parent for each in nodes for parent in each["depends_on"]})
 
 
-@pytest.mark.timeout(PATIENCE + 60)
+@pytest.mark.timeout(TIMEOUT_SEC + 60)
 async def test_failure_of_one_node_ends_all_nodes_that_pull_from_it(world: World) -> None:
     await world.engine()
     await world.worker({"failing": Failing()})
@@ -76,7 +76,7 @@ async def test_failure_of_one_node_ends_all_nodes_that_pull_from_it(world: World
     assert await markers(world, task_id) == {"failed": 1, "skipped": sources(nodes) - 1}
 
 
-@pytest.mark.timeout(PATIENCE + 60)
+@pytest.mark.timeout(TIMEOUT_SEC + 60)
 async def test_cancel_ends_all_pulling_nodes(world: World) -> None:
     await world.engine()
     await world.worker({"paced": Paced()})
@@ -89,4 +89,4 @@ async def test_cancel_ends_all_pulling_nodes(world: World) -> None:
     assert document["status"] == TaskStatus.CANCELLED
     assert {each["status"] for each in document["graph"]["nodes"]} == {"cancelled", "skipped"}
     assert await markers(world, task_id) == {"cancelled": 1, "skipped": sources(nodes) - 1}
-    assert time.monotonic() - begun < PATIENCE
+    assert time.monotonic() - begun < TIMEOUT_SEC

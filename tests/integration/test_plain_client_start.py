@@ -18,7 +18,7 @@ from temporalio.exceptions import ApplicationError
 from flowkit import limits
 from flowkit.errors import GraphError
 from flowkit.local.temporal_cli import temporal_cli
-from tests.integration.world import CEILING, node
+from tests.integration.world import EVENT_TIMEOUT_SEC, node
 from tests.unit.graphs import one, two
 from tests.unit.test_validation import BAD_FIELDS, BAD_GRAPHS, ID_RULE, ROLE_RULE
 
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.server
 
-PROMPTLY = 45.0
+FAILURE_TIMEOUT_SEC = 45.0
 """Seconds for all errors of a test together, on a busy machine."""
 
 FAILED_TASKS = {EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED, EventType.EVENT_TYPE_WORKFLOW_TASK_TIMED_OUT}
 
 
 @dataclass(frozen=True)
-class Bad:
+class InvalidStart:
     """An invalid start, and the expected text of its error."""
 
-    told: list[str]
+    reported: list[str]
     given: list[Any] = field(default_factory=list)
     """Arguments of the workflow."""
     types: tuple[str, ...] = ("invalid_graph",)
     """Allowed types of the error."""
 
 
-def bad(graph: object, *told: str, params: object = None) -> Bad:
+def bad(graph: object, *reported: str, params: object = None) -> InvalidStart:
     """Return an invalid start whose outer structure is valid."""
-    return Bad(list(told), [{"params": {} if params is None else params, "graph": graph}])
+    return InvalidStart(list(reported), [{"params": {} if params is None else params, "graph": graph}])
 
 
 def function(name: str) -> dict[str, Any]:
@@ -58,27 +58,29 @@ def function(name: str) -> dict[str, Any]:
 
 LONG = "x" * limits.NODE_IO_BYTES
 
-MISSHAPEN: dict[str, Bad] = {
-    "no_input": Bad(["input of a task is", "'None'"]),
-    "null": Bad(["input of a task is", "'None'"], [None]),
-    "text": Bad(["input of a task is", "'graph'", '"graph": {...}'], ["graph"]),
-    "number": Bad(["input of a task is", "'7'"], [7]),
-    "list": Bad(["input of a task is", "[{'params'"], [[{"params": {}, "graph": one()}]]),
-    "empty": Bad(["has no 'graph'"], [{}]),
-    "graph_missing": Bad(["has no 'graph'"], [{"params": {}}]),
-    "graph_number": Bad(["graph", "7", "object with 'nodes'"], [{"graph": 7}]),
-    "graph_misspelt": Bad(["unknown key 'grahp'", "mean 'graph'?", "no 'graph'"], [{"grahp": one()}]),
-    "unknown_key": Bad(
+MALFORMED: dict[str, InvalidStart] = {
+    "no_input": InvalidStart(["input of a task is", "'None'"]),
+    "null": InvalidStart(["input of a task is", "'None'"], [None]),
+    "text": InvalidStart(["input of a task is", "'graph'", '"graph": {...}'], ["graph"]),
+    "number": InvalidStart(["input of a task is", "'7'"], [7]),
+    "list": InvalidStart(["input of a task is", "[{'params'"], [[{"params": {}, "graph": one()}]]),
+    "empty": InvalidStart(["has no 'graph'"], [{}]),
+    "graph_missing": InvalidStart(["has no 'graph'"], [{"params": {}}]),
+    "graph_number": InvalidStart(["graph", "7", "object with 'nodes'"], [{"graph": 7}]),
+    "graph_misspelt": InvalidStart(
+        ["unknown key 'grahp'", "mean 'graph'?", "no 'graph'"], [{"grahp": one()}]
+    ),
+    "unknown_key": InvalidStart(
         ["unknown key 'zzz'", "takes 'params' and 'graph'"], [{"params": {}, "graph": one(), "zzz": 1}]
     ),
-    "params_number": Bad(["params", "7", "object"], [{"params": 7, "graph": one()}]),
-    "two_inputs": Bad(["takes one input", "not 2"], [{}, {"graph": one()}]),
-    "state_forged": Bad(["unknown key 'opened'"], [{"graph": one(), "opened": {}}]),
+    "params_number": InvalidStart(["params", "7", "object"], [{"params": 7, "graph": one()}]),
+    "two_inputs": InvalidStart(["takes one input", "not 2"], [{}, {"graph": one()}]),
+    "state_forged": InvalidStart(["unknown key 'opened'"], [{"graph": one(), "opened": {}}]),
 }
 
-GRAPHS: dict[str, Bad] = {
-    **{f"field_{name}": bad(two(**fields), "load", *told) for name, fields, told in BAD_FIELDS},
-    **{f"graph_{name}": bad(graph, *told) for name, graph, told in BAD_GRAPHS},
+GRAPHS: dict[str, InvalidStart] = {
+    **{f"field_{name}": bad(two(**fields), "load", *reported) for name, fields, reported in BAD_FIELDS},
+    **{f"graph_{name}": bad(graph, *reported) for name, graph, reported in BAD_GRAPHS},
     "id_star": bad({"nodes": [node("*")]}, "'*'", ID_RULE),
     "id_element": bad({"nodes": [node("a[0]")]}, "'a[0]'", ID_RULE, "not ending in '[number]'"),
     "id_long": bad({"nodes": [node("a" * 201)]}, ID_RULE),
@@ -103,7 +105,7 @@ async def refusal_of(client: Client, workflow_id: str) -> ApplicationError:
     """Return the error of the failed workflow. Raise AssertionError if the workflow did not fail."""
     handle = client.get_workflow_handle(workflow_id)
     try:
-        result = await asyncio.wait_for(handle.result(), PROMPTLY)
+        result = await asyncio.wait_for(handle.result(), FAILURE_TIMEOUT_SEC)
     except WorkflowFailureError as error:
         assert isinstance(error.cause, ApplicationError), f"failed with {error.cause!r}"
         return error.cause
@@ -114,22 +116,22 @@ async def refusal_of(client: Client, workflow_id: str) -> ApplicationError:
     raise AssertionError(f"ran to its end: {result}")
 
 
-async def problem_of(client: Client, workflow_id: str, case: Bad) -> str:
+async def problem_of(client: Client, workflow_id: str, case: InvalidStart) -> str:
     """Return what is wrong with the error of `case`, or an empty string."""
     try:
         error = await refusal_of(client, workflow_id)
     except AssertionError as failed:
         return str(failed)
-    missing = [part for part in case.told if part not in error.message]
+    missing = [part for part in case.reported if part not in error.message]
     history = await client.get_workflow_handle(workflow_id).fetch_history()
     if missing or error.type not in case.types or not error.non_retryable:
         return f"{error.type}: {error.message[:300]!r} lacks {missing}"
     return "a workflow task failed" if any(e.event_type in FAILED_TASKS for e in history.events) else ""
 
 
-@pytest.mark.parametrize("cases", [MISSHAPEN, GRAPHS], ids=["outer_shape", "graph"])
+@pytest.mark.parametrize("cases", [MALFORMED, GRAPHS], ids=["outer_shape", "graph"])
 async def test_invalid_start_fails_immediately_with_a_message_and_writes_nothing(
-    world: World, cases: dict[str, Bad]
+    world: World, cases: dict[str, InvalidStart]
 ) -> None:
     await world.engine()
     client = await world.client()
@@ -143,7 +145,7 @@ async def test_invalid_start_fails_immediately_with_a_message_and_writes_nothing
 async def test_workflow_and_create_task_reject_a_graph_with_the_same_text(world: World) -> None:
     await world.engine()
     client = await world.client()
-    cases = {**GRAPHS, "params": MISSHAPEN["params_number"], "graph": MISSHAPEN["graph_number"]}
+    cases = {**GRAPHS, "params": MALFORMED["params_number"], "graph": MALFORMED["graph_number"]}
     differing = {}
     for name, case in cases.items():
         workflow_id = f"{world.queue}-{name}"
@@ -175,7 +177,12 @@ async def test_temporal_cli_starts_a_task_that_completes(world: World) -> None:
         *("--workflow-id", world.queue, "--input", json.dumps({"params": {"who": "cli"}, "graph": graph})),
     ]
     started = await asyncio.to_thread(
-        subprocess.run, command, env=world.environment, capture_output=True, text=True, timeout=CEILING
+        subprocess.run,
+        command,
+        env=world.environment,
+        capture_output=True,
+        text=True,
+        timeout=EVENT_TIMEOUT_SEC,
     )
     assert started.returncode == 0, started.stderr
     assert (await world.result(world.queue)).status == "finished"
@@ -235,7 +242,7 @@ UNREADABLE: dict[str, list[Any]] = {
     "half_a_surrogate": [meta(r'"\ud800"')],
     "deeply_nested": [meta("[" * 300 + "]" * 300)],
 }
-UNHOLDABLE: dict[str, list[Any]] = {
+UNSTORABLE: dict[str, list[Any]] = {
     "long_integer": [meta("123456789012345678901234567890")],
     "zero_byte_in_a_key": [meta(r'{"a\u0000b": 1}')],
     "timeout_of_no_time": [{"graph": {"nodes": [{**function("noop")["nodes"][0], "timeout_sec": 1e-9}]}}],
@@ -243,13 +250,13 @@ UNHOLDABLE: dict[str, list[Any]] = {
         {"graph": {"nodes": [{**function("noop")["nodes"][0], "retry_policy": {"max": 1_000_000}}]}}
     ],
 }
-TOLD = {
+EXPECTED_TEXTS = {
     "long_integer": ["node 'call': graph.nodes[0].meta is 1234567890", "beyond MongoDB's 64-bit integers"],
     "zero_byte_in_a_key": ["node 'call': graph.nodes[0].meta.a\\x00b", "NUL", "rename the key"],
 }
 
 
-@pytest.mark.parametrize("cases", [UNREADABLE, UNHOLDABLE], ids=["unreadable", "unholdable"])
+@pytest.mark.parametrize("cases", [UNREADABLE, UNSTORABLE], ids=["unreadable", "unholdable"])
 async def test_input_that_cannot_be_decoded_or_stored_fails(
     world: World, monkeypatch: pytest.MonkeyPatch, cases: dict[str, list[Any]]
 ) -> None:
@@ -258,5 +265,7 @@ async def test_input_that_cannot_be_decoded_or_stored_fails(
     client = await world.client()
     ids = {name: f"{world.queue}-{name}" for name in cases}
     await asyncio.gather(*(start(client, world, ids[name], given) for name, given in cases.items()))
-    found = await asyncio.gather(*(problem_of(client, ids[name], Bad(TOLD.get(name, []))) for name in cases))
+    found = await asyncio.gather(
+        *(problem_of(client, ids[name], InvalidStart(EXPECTED_TEXTS.get(name, []))) for name in cases)
+    )
     assert {name: problem for name, problem in zip(cases, found, strict=True) if problem} == {}

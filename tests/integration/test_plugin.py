@@ -24,7 +24,7 @@ from flowkit.models import TaskResult, TaskStatus
 from flowkit.plugin import FlowKitPlugin
 from flowkit.workflows.task import Task
 from tests.integration.handlers import ALL
-from tests.integration.world import CEILING, eventually, node
+from tests.integration.world import EVENT_TIMEOUT_SEC, eventually, node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -37,10 +37,10 @@ ONCE = {"retry_policy": {"max": 0}}
 
 
 @pytest.fixture
-def foreign(monkeypatch: pytest.MonkeyPatch) -> Any:
+def user_workflow(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Import the user's module by itself, because the sandbox imports it again."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    return importlib.import_module("foreign")
+    return importlib.import_module("user_workflow")
 
 
 def plugin_of(world: World, **options: Any) -> FlowKitPlugin:
@@ -111,36 +111,39 @@ async def test_user_functions_receive_their_arguments(world: World) -> None:
 
 
 async def test_user_workflow_runs_next_to_flowkit_and_starts_a_task_as_its_child(
-    world: World, foreign: Any
+    world: World, user_workflow: Any
 ) -> None:
     client = await connected(world, plugin_of(world))
     ours_and_theirs = Worker(
-        client, task_queue=world.queue, workflows=[foreign.Order], activities=[foreign.greet]
+        client, task_queue=world.queue, workflows=[user_workflow.Order], activities=[user_workflow.greet]
     )
     task_id = f"child-{uuid.uuid4()}"
     order = {"name": "Ada", "queue": world.queue, "task_id": task_id, "graph": {"nodes": [node("a")]}}
     async with running(world, ours_and_theirs, Worker(client, task_queue=f"{world.queue}.quick")):
         handle = await client.start_workflow(
-            foreign.Order.run, order, id=f"o-{task_id}", task_queue=world.queue
+            user_workflow.Order.run, order, id=f"o-{task_id}", task_queue=world.queue
         )
-        answer = await asyncio.wait_for(handle.result(), CEILING)
-    assert answer == ["hello Ada", "finished"]
+        response = await asyncio.wait_for(handle.result(), EVENT_TIMEOUT_SEC)
+    assert response == ["hello Ada", "finished"]
     assert (await world.document(task_id))["status"] == "finished"
 
 
-async def test_worker_on_another_queue_only_shares_the_client(world: World, foreign: Any) -> None:
+async def test_worker_on_another_queue_only_shares_the_client(world: World, user_workflow: Any) -> None:
     client = await connected(world, plugin_of(world))
     theirs = Worker(
-        client, task_queue=f"theirs-{world.queue}", workflows=[foreign.Order], activities=[foreign.greet]
+        client,
+        task_queue=f"theirs-{world.queue}",
+        workflows=[user_workflow.Order],
+        activities=[user_workflow.greet],
     )
-    assert theirs.config(active_config=True)["workflows"] == [foreign.Order]
+    assert theirs.config(active_config=True)["workflows"] == [user_workflow.Order]
     task_id = f"child-{uuid.uuid4()}"
     order = {"name": "Alan", "queue": world.queue, "task_id": task_id, "graph": {"nodes": [node("a")]}}
     async with running(world, *workers_of(world, client, "quick"), theirs):
         handle = await client.start_workflow(
-            foreign.Order.run, order, id=f"o-{task_id}", task_queue=theirs.task_queue
+            user_workflow.Order.run, order, id=f"o-{task_id}", task_queue=theirs.task_queue
         )
-        assert await asyncio.wait_for(handle.result(), CEILING) == ["hello Alan", "finished"]
+        assert await asyncio.wait_for(handle.result(), EVENT_TIMEOUT_SEC) == ["hello Alan", "finished"]
 
 
 async def test_plugin_sweep_closes_documents_of_terminated_workflows(world: World) -> None:
@@ -236,7 +239,7 @@ async def test_coordinator_can_use_a_client_with_the_plugin(world: World) -> Non
 # --- data converter ------------------------------------------------------------------------------------------------
 
 
-class Upside(PayloadCodec):
+class ReversingCodec(PayloadCodec):
     """A codec that reverses the bytes of every payload."""
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
@@ -252,13 +255,13 @@ class Upside(PayloadCodec):
 
 
 async def test_payload_codec_of_the_user_is_kept(world: World) -> None:
-    converter = replace(DataConverter.default, payload_codec=Upside())
+    converter = replace(DataConverter.default, payload_codec=ReversingCodec())
     client = await connected(world, plugin_of(world), data_converter=converter)
     creator = Coordinator(db=world.db, cfg=world.config, client=client)
     async with running(world, *workers_of(world, client, "quick")):
         task_id = await creator.create_task(params={"secret": "sesame"}, graph={"nodes": [node("a")]})
         handle = client.get_workflow_handle(task_id, result_type=TaskResult)
-        assert (await asyncio.wait_for(handle.result(), CEILING)).status is TaskStatus.FINISHED
+        assert (await asyncio.wait_for(handle.result(), EVENT_TIMEOUT_SEC)).status is TaskStatus.FINISHED
     history = b"".join(e.SerializeToString() for e in (await handle.fetch_history()).events)
     assert b"test/upside" in history
     assert b"sesame" not in history
@@ -273,9 +276,9 @@ async def test_unreachable_database_ends_the_worker_with_a_one_line_error(world:
     client = await connected(world, plugin_of(world, db=nowhere.none))
     worker = Worker(client, task_queue=f"{world.queue}{role}")
     with pytest.raises(StoreUnavailable, match="MongoDB does not answer") as caught:
-        await asyncio.wait_for(worker.run(), CEILING)
+        await asyncio.wait_for(worker.run(), EVENT_TIMEOUT_SEC)
     assert "\n" not in str(caught.value)
-    await asyncio.wait_for(worker.shutdown(), CEILING)
+    await asyncio.wait_for(worker.shutdown(), EVENT_TIMEOUT_SEC)
     nowhere.close()
 
 
@@ -288,7 +291,7 @@ async def test_failed_start_exits_an_async_with_block(world: World) -> None:
             await asyncio.Event().wait()
 
     with pytest.raises(StoreUnavailable):
-        await asyncio.wait_for(use(), CEILING)
+        await asyncio.wait_for(use(), EVENT_TIMEOUT_SEC)
     nowhere.close()
 
 

@@ -12,7 +12,7 @@ from flowkit.worker import Batch, BatchResult
 from tests.integration.handlers import Failing, Paced, Quick
 from tests.integration.test_cancel_terminate_reset import cancelled
 from tests.integration.test_handler_hooks import SOON, outcomes
-from tests.integration.test_input_routes import PULL, RECHUNK, Lists, Proposing, proposing, route, source
+from tests.integration.test_input_routes import PULL, RECHUNK, ListSource, Proposing, proposing, route, source
 from tests.integration.world import eventually, node
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ async def run(world: World, *nodes: dict[str, Any], **graph: Any) -> tuple[str, 
     """Run nodes until the task finishes. Return the task id and the batches that the handler received."""
     handler = Proposing()
     await world.engine()
-    await world.worker({"lists": Lists(), "proposing": handler, "quick": Quick(), "paced": Paced()})
+    await world.worker({"lists": ListSource(), "proposing": handler, "quick": Quick(), "paced": Paced()})
     task_id = await world.create(*nodes, **graph)
     await world.result(task_id)
     return task_id, handler
@@ -103,7 +103,7 @@ async def test_empty_source_list_of_a_handler_is_an_input_without_batches(
 async def test_handler_that_pulls_from_a_descendant_fails_permanently(world: World) -> None:
     found = await outcomes(
         world,
-        [Lists(), Proposing()],
+        [ListSource(), Proposing()],
         source([1]),
         proposing("z", "u", propose=route(PULL, from_nodes=["u", "after"])),
         proposing("middle", "z"),
@@ -118,7 +118,7 @@ async def test_handler_that_pulls_from_a_descendant_fails_permanently(world: Wor
 # --- cancels --------------------------------------------------------------------------------------------------------
 
 
-class Silent(Quick):
+class WaitingForInput(Quick):
     """Waits for a batch that never arrives."""
 
     role = "silent"
@@ -134,7 +134,7 @@ async def test_cancel_ends_an_attempt_that_waits_for_input_before_the_grace_peri
 ) -> None:
     world.settings |= {"cancel_grace_sec": 60}
     await world.engine()
-    await world.worker({"quick": Quick(), "silent": Silent()})
+    await world.worker({"quick": Quick(), "silent": WaitingForInput()})
     endless = {"input_args": {"eof_on_task_done": False, "backoff_max_ms": 60_000}, "input_adapter": PULL}
     if waiting == "puller":
         last = node("z", "quick", "u", inline=endless)
@@ -160,10 +160,10 @@ async def test_long_attempt_logs_its_batches_and_a_failed_one_its_failed_batch(w
     async def rows(kind: str) -> list[dict[str, Any]]:
         return [row async for row in world.db.worker_events.find({"payload.kind": kind})]
 
-    async def told() -> bool:
+    async def reported() -> bool:
         return bool(await rows("TASK_DONE")) and bool(await rows("BATCH_FAILED"))
 
-    await eventually(told)
+    await eventually(reported)
     stored = [row["payload"] for row in await rows("BATCH_OK")]
     assert 1 <= len(stored) <= 6
     assert (stored[-1]["batches"], stored[-1]["batch_uid"]) == (8, "b7")

@@ -13,8 +13,8 @@ from temporalio.client import WorkflowFailureError
 from flowkit.core.time import ManualClock
 from flowkit.worker import Batch, BatchResult, RoleHandler, Worker, WorkerConfig
 from tests.integration.test_cancel_terminate_reset import cancelled
-from tests.integration.world import CEILING, let_pass, node
-from tests.unit.test_resources import DEAF, names_in, pid_in, until_gone
+from tests.integration.world import EVENT_TIMEOUT_SEC, node, wait_seconds
+from tests.unit.test_resources import IGNORES_SIGTERM, names_in, pid_in, until_gone
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -57,13 +57,13 @@ async def metrics(world: World, task_id: str) -> dict[str, Any]:
 
 async def until(happened: asyncio.Event) -> None:
     """Wait for something that the handler records."""
-    await asyncio.wait_for(happened.wait(), CEILING)
+    await asyncio.wait_for(happened.wait(), EVENT_TIMEOUT_SEC)
 
 
 async def raises_cancelled(work: Coroutine[Any, Any, Any]) -> bool:
     """Return whether `work` raises CancelledError within a given time."""
     try:
-        await asyncio.wait_for(work, CEILING)
+        await asyncio.wait_for(work, EVENT_TIMEOUT_SEC)
     except asyncio.CancelledError:
         return True
     return False
@@ -87,7 +87,7 @@ async def test_running_context_is_not_cancelled(world: World) -> None:
             "now": ctx.clock.now_ms(),
             "cancelled": [ctx.cancelled(), ctx.cancel_flag.is_set()],
             "unknown": [ctx.cancel_reason, ctx.cancel_deadline_ts_ms, ctx.remaining_ms()],
-            "work": await ctx.cancellable(let_pass(0)),
+            "work": await ctx.cancellable(wait_seconds(0)),
         }
 
     async def fails() -> None:
@@ -114,7 +114,7 @@ async def test_running_context_is_not_cancelled(world: World) -> None:
 
 
 async def test_cancelled_context_has_its_reason_and_deadline(world: World) -> None:
-    running, told, inner = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    running, reported, inner = asyncio.Event(), asyncio.Event(), asyncio.Event()
     seen: dict[str, Any] = {}
 
     async def work() -> None:
@@ -132,12 +132,12 @@ async def test_cancelled_context_has_its_reason_and_deadline(world: World) -> No
         seen["remaining"], seen["deadline"] = ctx.remaining_ms(), ctx.cancel_deadline_ts_ms
         ctx.cancel_deadline_ts_ms = 1
         seen["over"] = ctx.remaining_ms()
-        told.set()
+        reported.set()
 
     task_id = await start(world, body)
     await until(running)
     await world.coordinator.cancel_task(task_id, reason="budget is spent")
-    await until(told)
+    await until(reported)
     await until(inner)
     assert (seen["inside"], seen["before"], seen["after"]) == (True, True, True)
     assert seen["state"] == [True, True, "budget is spent"]
@@ -160,7 +160,7 @@ async def test_plain_hook_sees_the_cancel_on_its_thread(world: World) -> None:
     await world.engine()
     await world.worker({"looping": Looping()})
     task_id = await world.create(node("a", "looping"))
-    assert await asyncio.to_thread(running.wait, CEILING)
+    assert await asyncio.to_thread(running.wait, EVENT_TIMEOUT_SEC)
     await world.coordinator.cancel_task(task_id)
     await cancelled(world, task_id)
     assert seen.is_set()
@@ -183,7 +183,7 @@ async def test_cancel_kills_a_command_that_ignores_signals_and_its_children(
     world: World, tmp_path: Path
 ) -> None:
     async def body(ctx: RunContext) -> None:
-        await ctx.run_subprocess("sh", "-c", DEAF, str(tmp_path / "pid"), grace_ms=100)
+        await ctx.run_subprocess("sh", "-c", IGNORES_SIGTERM, str(tmp_path / "pid"), grace_ms=100)
 
     task_id = await start(world, body)
     child = await pid_in(tmp_path / "pid")
@@ -202,14 +202,14 @@ async def test_registered_processes_end_with_the_run(world: World) -> None:
             started.append(process)
 
     await world.result(await start(world, body))
-    codes = [await asyncio.wait_for(process.wait(), CEILING) for process in started]
+    codes = [await asyncio.wait_for(process.wait(), EVENT_TIMEOUT_SEC) for process in started]
     assert codes == [-signal.SIGKILL] * 2
 
 
 # --- clean-ups --------------------------------------------------------------------------------------------------
 
 
-class Tidy:
+class CleanUpScript:
     """A run that registers every kind of clean-up, and then ends as its test requests."""
 
     def __init__(self, folder: Path, ending: Callable[[RunContext], Awaitable[None]]) -> None:
@@ -235,7 +235,7 @@ class Tidy:
 
     async def _slowly(self) -> None:
         self.done.append("begins")
-        await let_pass(0.5)
+        await wait_seconds(0.5)
         self.done.append("coroutine")
 
     def _fail(self) -> None:
@@ -263,13 +263,13 @@ async def wait(ctx: RunContext) -> None:
 
 
 async def test_clean_up_after_success(world: World, tmp_path: Path) -> None:
-    tidy = Tidy(tmp_path, succeed)
+    tidy = CleanUpScript(tmp_path, succeed)
     await world.result(await start(world, tidy))
     tidy.assert_tidy()
 
 
 async def test_clean_up_after_a_failure(world: World, tmp_path: Path) -> None:
-    tidy = Tidy(tmp_path, fail)
+    tidy = CleanUpScript(tmp_path, fail)
     task_id = await start(world, tidy)
     with pytest.raises(WorkflowFailureError):
         await (await world.handle(task_id)).result()
@@ -277,7 +277,7 @@ async def test_clean_up_after_a_failure(world: World, tmp_path: Path) -> None:
 
 
 async def test_clean_up_after_a_cancel(world: World, tmp_path: Path) -> None:
-    tidy = Tidy(tmp_path, wait)
+    tidy = CleanUpScript(tmp_path, wait)
     task_id = await start(world, tidy)
     await until(tidy.running)
     await world.coordinator.cancel_task(task_id)
@@ -288,7 +288,7 @@ async def test_clean_up_after_a_cancel(world: World, tmp_path: Path) -> None:
 async def test_clean_up_after_a_hand_over_is_complete_when_the_worker_has_stopped(
     world: World, tmp_path: Path
 ) -> None:
-    tidy = Tidy(tmp_path, wait)
+    tidy = CleanUpScript(tmp_path, wait)
     await world.engine()
     worker = await world.worker({"scripted": Scripted(tidy)})
     task_id = await world.create(node("a", "scripted", retry_policy={"max": 0}))

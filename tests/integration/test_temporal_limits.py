@@ -12,7 +12,7 @@ from temporalio.worker import Worker
 from flowkit.models import TaskStatus
 from flowkit.worker import BatchResult
 from flowkit.workflows import reports, state_codec
-from tests.integration.handlers import Crowd, Quick
+from tests.integration.handlers import ConcurrencyCounter, Quick
 from tests.integration.test_continue_as_new import histories, replay
 from tests.integration.test_large_graphs import run_ids, short_runs
 from tests.integration.world import World, node
@@ -29,8 +29,8 @@ __all__ = ["short_runs"]
 
 OWN = {"open_task", "record", "close_task"}
 MOST = 8
-LOUD = "\U0001f600"
-SHOUTING = 250
+FOUR_BYTE_CHARACTER = "\U0001f600"
+FAILING_NODES = 250
 """Together, this many errors of 8 kB exceed the size of one payload."""
 
 
@@ -56,7 +56,7 @@ def activities(history: WorkflowHistory, name: str) -> int:
 async def test_attempts_of_many_roles_stay_within_the_limit_in_flight(world: World) -> None:
     world.settings["max_in_flight"] = MOST
     await world.engine()
-    handlers: dict[str, RoleHandler] = {f"role{i}": Crowd(f"role{i}") for i in range(12)}
+    handlers: dict[str, RoleHandler] = {f"role{i}": ConcurrencyCounter(f"role{i}") for i in range(12)}
     await world.worker(handlers, concurrency=10)
     task_id = await world.create(*(node(f"n{i}", f"role{i % 12}") for i in range(120)))
     assert (await world.result(task_id)).status is TaskStatus.FINISHED
@@ -82,7 +82,7 @@ async def test_write_that_is_too_large_is_split_without_loss(
 ) -> None:
     monkeypatch.setattr(reports, "REPORT_BYTES", 4_000)
     await world.engine()
-    await world.worker({"verbose": Verbose(), "paced": Crowd("paced")})
+    await world.worker({"verbose": Verbose(), "paced": ConcurrencyCounter("paced")})
     task_id = await world.create(
         node("a", "verbose", allow_failure=True),
         *(node(f"below{i}", "paced", "a") for i in range(60)),
@@ -115,19 +115,19 @@ async def test_errors_truncated_for_a_new_run_stay_complete_in_the_document(
         assert error == f"broken: {name} " + "é" * 900
     client = await short_runs.client()
     seen: dict[str, Any] = await client.get_workflow_handle(task_id).query("status")
-    told = [each["last_error"] for each in seen["nodes"][:20]]
-    assert all(text.endswith("…") and len(text.encode()) < 400 for text in told)
+    reported = [each["last_error"] for each in seen["nodes"][:20]]
+    assert all(text.endswith("…") and len(text.encode()) < 400 for text in reported)
     await replay(await histories(short_runs, task_id))
 
 
-class Shouting(Quick):
+class LongErrors(Quick):
     """Fails permanently with the longest possible error, of four-byte characters."""
 
     role = "shouting"
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         """Fail."""
-        error = ctx.node_id + LOUD * 5_000
+        error = ctx.node_id + FOUR_BYTE_CHARACTER * 5_000
         return BatchResult(success=False, reason_code="broken", permanent=True, error=error)
 
 
@@ -135,8 +135,8 @@ async def test_longest_errors_of_many_nodes_survive_new_runs_queries_and_the_clo
     short_runs: World,
 ) -> None:
     await short_runs.engine()
-    await short_runs.worker({"shouting": Shouting(), "quick": Quick()}, concurrency=30)
-    failing = [f"{i:03}" + LOUD * 197 for i in range(SHOUTING)]
+    await short_runs.worker({"shouting": LongErrors(), "quick": Quick()}, concurrency=30)
+    failing = [f"{i:03}" + FOUR_BYTE_CHARACTER * 197 for i in range(FAILING_NODES)]
     chain = [node("n0", "quick"), *(node(f"n{i}", "quick", f"n{i - 1}") for i in range(1, 30))]
     last = node("last", "quick", "n29", *failing, fan_in=f"count:{len(failing)}", allow_failure=True)
     task_id = await short_runs.create(
@@ -145,10 +145,12 @@ async def test_longest_errors_of_many_nodes_survive_new_runs_queries_and_the_clo
     assert (await short_runs.result(task_id)).handled_failures == failing
     assert len(await run_ids(short_runs, task_id)) > 1
     nodes = (await short_runs.document(task_id))["graph"]["nodes"]
-    assert {(each["status"], len(each["last_error"])) for each in nodes[:SHOUTING]} == {("failed", 2_000)}
+    assert {(each["status"], len(each["last_error"])) for each in nodes[:FAILING_NODES]} == {
+        ("failed", 2_000)
+    }
     client = await short_runs.client()
     seen: dict[str, Any] = await client.get_workflow_handle(task_id).query("status")
-    assert (seen["nodes_omitted"], seen["errors_cut"]) == (0, SHOUTING)
+    assert (seen["nodes_omitted"], seen["errors_cut"]) == (0, FAILING_NODES)
 
 
 async def test_explicit_empty_source_list_ends_the_node_without_batches(world: World) -> None:

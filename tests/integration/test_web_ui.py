@@ -20,8 +20,8 @@ pytestmark = pytest.mark.server
 async def details(world: World, task_id: str) -> str:
     """Query the current details as the Web UI does."""
     handle = await world.handle(task_id)
-    told = await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
-    return str(told.current_details)
+    reported = await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
+    return str(reported.current_details)
 
 
 async def names(world: World, task_id: str) -> dict[str, list[str]]:
@@ -41,24 +41,24 @@ async def test_running_node_links_to_the_workers_of_its_role(world: World) -> No
     task_id = await world.create(node("a", "nobody"), node("b", "quick", "a"))
 
     async def running() -> str | None:
-        told = await details(world, task_id)
-        return told if "**running**" in told else None
+        reported = await details(world, task_id)
+        return reported if "**running**" in reported else None
 
-    told = await eventually(running)
-    assert f"[nobody](namespaces/default/task-queues/{world.queue}.nobody)" in told
-    assert told.splitlines()[5:] == ["| a | nobody | running | 1 |  |", "| b | quick | queued |  |  |"]
+    reported = await eventually(running)
+    assert f"[nobody](namespaces/default/task-queues/{world.queue}.nobody)" in reported
+    assert reported.splitlines()[5:] == ["| a | nobody | running | 1 |  |", "| b | quick | queued |  |  |"]
 
 
 async def test_details_of_a_large_graph_include_its_last_change(world: World) -> None:
     await world.engine()
     await world.worker()
-    crowd = [node(f"n{number}") for number in range(50)]
-    task_id = await world.create(*crowd, node("last", "nobody", "n0", "n49"))
+    nodes = [node(f"n{number}") for number in range(50)]
+    task_id = await world.create(*nodes, node("last", "nobody", "n0", "n49"))
 
-    async def told() -> bool:
+    async def reported() -> bool:
         return "1 running, 50 finished, of 51 nodes" in await details(world, task_id)
 
-    await eventually(told)
+    await eventually(reported)
 
 
 async def test_all_events_of_a_cancelled_run_have_names_and_the_details_show_the_reason(world: World) -> None:
@@ -70,9 +70,13 @@ async def test_all_events_of_a_cancelled_run_have_names_and_the_details_show_the
     with pytest.raises(WorkflowFailureError):
         await world.result(task_id)
     assert (await details(world, task_id)).startswith("Task **cancelled** (wrong day): ")
-    told = await names(world, task_id)
-    assert told["timer"] == ["let the cancel flags reach MongoDB", "let the attempts stop"]
-    assert told["activity"] == ["a", "write to MongoDB: cancel flags, 1 node", "close the task in MongoDB"]
+    reported = await names(world, task_id)
+    assert reported["timer"] == ["let the cancel flags reach MongoDB", "let the attempts stop"]
+    assert reported["activity"] == [
+        "a",
+        "write to MongoDB: cancel flags, 1 node",
+        "close the task in MongoDB",
+    ]
 
 
 async def test_attempt_after_a_failure_shows_its_retry_number(world: World) -> None:
@@ -81,5 +85,5 @@ async def test_attempt_after_a_failure_shows_its_retry_number(world: World) -> N
     retries = {"max": 1, "backoff_sec": 0.1}
     task_id = await world.create(node("a", "failing", inline={"failures": 1}, retry_policy=retries))
     await world.result(task_id)
-    told = await names(world, task_id)
-    assert [name for name in told["activity"] if name.startswith("a")] == ["a", "a, retry 1 of 1"]
+    reported = await names(world, task_id)
+    assert [name for name in reported["activity"] if name.startswith("a")] == ["a", "a, retry 1 of 1"]

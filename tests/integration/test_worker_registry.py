@@ -34,7 +34,7 @@ async def until_worker(world: World, status: str) -> dict[str, Any]:
     return await eventually(look)
 
 
-async def until_told(world: World, task_id: str, count: int) -> list[tuple[str, str, int]]:
+async def until_reported(world: World, task_id: str, count: int) -> list[tuple[str, str, int]]:
     """Return node, kind and epoch of a task's events in order, once there are `count`."""
 
     async def look() -> list[dict[str, Any]] | None:
@@ -45,7 +45,7 @@ async def until_told(world: World, task_id: str, count: int) -> list[tuple[str, 
     return [(row["node_id"], row["payload"]["kind"], row["attempt_epoch"]) for row in rows]
 
 
-async def told(world: World, kind: str) -> dict[str, Any]:
+async def reported(world: World, kind: str) -> dict[str, Any]:
     """Return the event of a kind."""
     found: Any = await world.db.worker_events.find_one({"payload.kind": kind})
     return dict(found)
@@ -118,14 +118,14 @@ async def test_attempt_logs_its_end_and_also_its_start_unless_it_ends_quickly(wo
         ),
     )
     await world.result(task_id)
-    assert await until_told(world, task_id, 5) == [
+    assert await until_reported(world, task_id, 5) == [
         ("first", "TASK_DONE", 1),
         ("second", "TASK_ACCEPTED", 1),
         ("second", "BATCH_FAILED", 1),
         ("second", "TASK_FAILED", 1),
         ("second", "TASK_DONE", 2),
     ]
-    failure = await told(world, "TASK_FAILED")
+    failure = await reported(world, "TASK_FAILED")
     assert failure["payload"]["reason_code"] == "flaky"
     assert failure["payload"]["permanent"] is False
 
@@ -135,8 +135,8 @@ async def test_events_of_an_attempt_include_its_lease_and_worker(world: World) -
     worker = await world.worker({"paced": Paced()})
     task_id = await world.create(node("only", "paced", inline={"pause": 7}))
     await world.result(task_id)
-    await until_told(world, task_id, 2)
-    accepted = await told(world, "TASK_ACCEPTED")
+    await until_reported(world, task_id, 2)
+    accepted = await reported(world, "TASK_ACCEPTED")
     shown = await world.node(task_id, "only")
     assert accepted["payload"]["worker_id"] == worker.worker_id
     assert accepted["payload"]["lease_id"] == shown["lease"]["lease_id"]
@@ -151,7 +151,7 @@ async def test_cancelled_attempt_is_logged(world: World) -> None:
     await world.coordinator.cancel_task(task_id, reason="enough")
     with pytest.raises(WorkflowFailureError):
         await world.result(task_id)
-    assert await until_told(world, task_id, 2) == [("long", "TASK_ACCEPTED", 1), ("long", "CANCELLED", 1)]
+    assert await until_reported(world, task_id, 2) == [("long", "TASK_ACCEPTED", 1), ("long", "CANCELLED", 1)]
 
 
 async def test_handed_over_attempt_is_logged_and_continues_on_another_worker(world: World) -> None:
@@ -162,12 +162,12 @@ async def test_handed_over_attempt_is_logged_and_continues_on_another_worker(wor
     await world.worker({"paced": Paced()})
     await first.stop()
     await world.result(task_id)
-    assert await until_told(world, task_id, 3) == [
+    assert await until_reported(world, task_id, 3) == [
         ("long", "TASK_ACCEPTED", 1),
         ("long", "TASK_FAILED", 1),
         ("long", "TASK_DONE", 2),
     ]
-    handed = await told(world, "TASK_FAILED")
+    handed = await reported(world, "TASK_FAILED")
     assert handed["payload"]["reason_code"] == "worker_shutdown"
     statuses = sorted(row["status"] for row in await workers(world))
     assert statuses == ["offline", "online"]

@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CEILING = 90.0
+EVENT_TIMEOUT_SEC = 90.0
 """Seconds after which an expected event counts as missing; much longer than events normally take."""
 
 ROOT = Path(__file__).parents[2]
 FLOWKIT = Path(sys.executable).parent / "flowkit"
 
 
-async def eventually(look: Callable[[], Awaitable[T | None]], ceiling: float = CEILING) -> T:
+async def eventually(look: Callable[[], Awaitable[T | None]], timeout_sec: float = EVENT_TIMEOUT_SEC) -> T:
     """Call `look` until it returns a truthy value, and return that. Raise AssertionError after the timeout."""
-    end = time.monotonic() + ceiling
+    end = time.monotonic() + timeout_sec
     while time.monotonic() < end:
         if found := await look():
             return found
         await asyncio.sleep(0.05)
-    raise AssertionError(f"nothing came of {look} within {ceiling} s")
+    raise AssertionError(f"nothing came of {look} within {timeout_sec} s")
 
 
-async def let_pass(seconds: float) -> None:
+async def wait_seconds(seconds: float) -> None:
     """Wait for a number of seconds, in tests of the time itself, such as an outage."""
     await asyncio.sleep(seconds)
 
@@ -141,7 +141,7 @@ class World:
     async def result(self, task_id: str) -> TaskResult:
         """Wait for the end of a task."""
         try:
-            return await asyncio.wait_for((await self.handle(task_id)).result(), CEILING)
+            return await asyncio.wait_for((await self.handle(task_id)).result(), EVENT_TIMEOUT_SEC)
         except WorkflowFailureError as error:
             error.add_note(f"{error.cause!r}; {await self.statuses(task_id)}")
             raise

@@ -11,7 +11,7 @@ _WORKER = re.compile(r"\bw-[0-9a-f]{8}\b")
 _DROPPED = frozenset({"stackTrace", "workerVersion", "meteringMetadata", "requestId"})
 """Not `sdkMetadata`: without the flags in it, a replay overlooks changed activities."""
 
-SOMEBODY = "recorder"
+RECORDER = "recorder"
 
 
 def scrubbed(value: Any, secrets: list[str]) -> Any:
@@ -26,7 +26,7 @@ def scrubbed(value: Any, secrets: list[str]) -> Any:
         return {**value, "data": _payload(value["data"], secrets)}
     kept = {key: scrubbed(item, secrets) for key, item in value.items() if key not in _DROPPED}
     if "identity" in kept:
-        kept["identity"] = SOMEBODY
+        kept["identity"] = RECORDER
     if kept.get("kind") == "TASK_QUEUE_KIND_STICKY":
         kept["name"] = "sticky"
     return kept
@@ -35,7 +35,7 @@ def scrubbed(value: Any, secrets: list[str]) -> Any:
 def _text(text: str, secrets: list[str]) -> str:
     text = _WORKER.sub("w-00000000", _HOSTED.sub(r"\1", text))
     for secret in secrets:
-        text = re.sub(rf"(?<![\w-]){re.escape(secret)}(?![\w-])", SOMEBODY, text)
+        text = re.sub(rf"(?<![\w-]){re.escape(secret)}(?![\w-])", RECORDER, text)
     return text
 
 

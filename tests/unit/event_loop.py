@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-async def others_had_their_turn() -> None:
+async def let_other_tasks_run() -> None:
     """Return after every other task that was ready has run."""
     turned = asyncio.Event()
     asyncio.get_running_loop().call_soon(turned.set)

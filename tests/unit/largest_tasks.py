@@ -62,7 +62,7 @@ def all_failed(count: int, *, chars: int = LAST_ERROR_CHARS, alphabet: str = FOU
     ]
 
 
-def failed_walk(graph: dict[str, Any]) -> tuple[Graph, Scheduler]:
+def failed_scheduler(graph: dict[str, Any]) -> tuple[Graph, Scheduler]:
     """Return a scheduler for a graph in which every node has failed."""
     parsed = parse_graph(graph, params={})
     return parsed, Scheduler(parsed, all_failed(len(parsed.nodes)))

@@ -44,7 +44,7 @@ class NoServer:
 NONE: Any = NoServer()
 
 
-class _Hostile:
+class _InvalidArgument:
     def __repr__(self) -> str:
         return "hostile\nobject"
 
@@ -62,7 +62,7 @@ NO_TEXTS = [
     {"$ne": None},
     ["a"],
     {"a"},
-    _Hostile(),
+    _InvalidArgument(),
     10**5_000,
     endless,
 ]
@@ -137,7 +137,7 @@ async def test_new_task_requires_a_printable_id(value: Any) -> None:
     assert "leave it out for a new UUID" in refusal_of(caught.value, "task_id is ")
 
 
-class Silent:
+class UnresponsiveClient:
     """A Temporal client that gets no response in time."""
 
     async def start_workflow(self, *_: object, **__: object) -> None:
@@ -146,7 +146,7 @@ class Silent:
 
 
 async def test_start_with_an_unknown_outcome_names_the_task() -> None:
-    client: Any = Silent()
+    client: Any = UnresponsiveClient()
     with pytest.raises(RPCError) as caught:
         await TaskClient(client, TaskStore(NONE), queue="q").create_task(
             params={}, graph={"nodes": [{"node_id": "a", "type": "t"}]}, task_id="mine"

@@ -46,7 +46,7 @@ def test_uid_of_a_batch_is_deterministic(uid: str, source: str, first: str) -> N
     assert qualified(uid, source, first=first) == qualified(uid, source, first=first)
 
 
-FOREIGN: list[Any] = [
+OTHER_TYPES: list[Any] = [
     *(5, Int64(5), 5.0, True, None, "", b"5", ObjectId("5" * 24), datetime(2024, 1, 1, tzinfo=UTC)),
     *([5], {"a": 5}, {"a": {"b": [5]}}),
 ]
@@ -57,7 +57,7 @@ def test_text_uid_is_unchanged() -> None:
 
 
 def test_uids_of_other_types_become_distinct_texts() -> None:
-    texts = [uid_text(uid) for uid in [*FOREIGN, "5"]]
+    texts = [uid_text(uid) for uid in [*OTHER_TYPES, "5"]]
     assert len(set(texts)) == len(texts)
     assert all(texts)
-    assert texts == [uid_text(uid) for uid in [*FOREIGN, "5"]]
+    assert texts == [uid_text(uid) for uid in [*OTHER_TYPES, "5"]]

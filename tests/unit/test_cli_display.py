@@ -53,7 +53,7 @@ def test_node_taken_by_a_worker_no_longer_waits() -> None:
     assert not with_waiting(once, frozenset()).nodes[0].waiting
 
 
-REMARKS: list[tuple[NodeView, str]] = [
+NOTES: list[tuple[NodeView, str]] = [
     (node(), ""),
     (node(waiting=True), "no worker has taken it yet"),
     (node(note=ERROR), f"last attempt: {ERROR}"),
@@ -64,9 +64,9 @@ REMARKS: list[tuple[NodeView, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("view", "told"), REMARKS)
-def test_note_shows_what_a_node_waits_for_and_the_node_of_an_error(view: NodeView, told: str) -> None:
-    assert node_note(view) == told
+@pytest.mark.parametrize(("view", "reported"), NOTES)
+def test_note_shows_what_a_node_waits_for_and_the_node_of_an_error(view: NodeView, reported: str) -> None:
+    assert node_note(view) == reported
 
 
 def test_long_wait_is_shown_in_minutes_and_hours() -> None:
@@ -80,8 +80,8 @@ def test_without_a_terminal_a_taken_node_gets_its_own_line() -> None:
     lines = Lines(Console(file=out, width=200))
     for view in (task(node(waiting=True)), task(node(waiting=True)), task(node())):
         lines.show(view, [])
-    told = [line.partition(" s  ")[2] for line in out.getvalue().splitlines()]
-    assert told == ["enrich  running, attempt 1 (no worker has taken it yet)", node_line(node())]
+    reported = [line.partition(" s  ")[2] for line in out.getvalue().splitlines()]
+    assert reported == ["enrich  running, attempt 1 (no worker has taken it yet)", node_line(node())]
 
 
 def test_status_shows_complete_errors() -> None:
@@ -111,13 +111,13 @@ def test_list_shows_the_time_zone_of_its_times() -> None:
     assert "2026-01-31 12:00" in row
 
 
-class Answering:
+class FakeServers:
     """Temporal with an engine whose workflow omits nodes from its query result, and without MongoDB."""
 
     def __init__(self, omitted: int) -> None:
         self.omitted = omitted
 
-    def handle(self, task_id: str) -> Answering:
+    def handle(self, task_id: str) -> FakeServers:
         """Return the task's workflow."""
         return self
 
@@ -139,7 +139,7 @@ async def test_truncated_workflow_status_is_not_used_for_the_view(
         return True
 
     monkeypatch.setattr(task_view, "polled", polled)
-    servers: Any = SimpleNamespace(temporal=None, tasks=Answering(omitted), catalog=Answering(omitted))
+    servers: Any = SimpleNamespace(temporal=None, tasks=FakeServers(omitted), catalog=FakeServers(omitted))
     description: Any = SimpleNamespace(task_queue="flowkit")
     seen = await task_view.Looker(servers, "t", description)._asked()
     assert (seen is None) == bool(omitted)

@@ -21,8 +21,8 @@ def test_both_clocks_implement_the_clock_protocol(clock: Clock) -> None:
 
 
 def test_system_clock_returns_the_time_of_day() -> None:
-    before, told, after = time.time(), SystemClock().now_ms() / 1000, time.time()
-    assert before - 0.001 <= told <= after
+    before, reported, after = time.time(), SystemClock().now_ms() / 1000, time.time()
+    assert before - 0.001 <= reported <= after
     assert abs(SystemClock().now_dt() - datetime.now(UTC)) < timedelta(seconds=5)
 
 

@@ -69,5 +69,5 @@ def test_every_engine_rejection_can_be_sent(text: str) -> None:
     ],
 )
 def test_each_flowkit_error_has_its_failure_kind(error: FlowKitError, kind: FailureKind, code: str) -> None:
-    told = from_error(error)
-    assert (told.kind, told.code) == (kind, code)
+    reported = from_error(error)
+    assert (reported.kind, reported.code) == (kind, code)

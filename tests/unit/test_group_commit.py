@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
-from tests.unit.event_loop import others_had_their_turn
+from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.adapters.group_commit import GroupCommit
 
@@ -47,7 +47,7 @@ class Collector:
     async def begin(self, *items: str) -> dict[str, asyncio.Task[None]]:
         """Start writers in this order, and return when all of them wait."""
         writers = {item: asyncio.create_task(self.commit.write(item)) for item in items}
-        await others_had_their_turn()
+        await let_other_tasks_run()
         return writers
 
     async def ends(self, writers: dict[str, asyncio.Task[None]]) -> dict[str, BaseException | None]:
@@ -77,7 +77,7 @@ async def test_writes_that_arrive_during_a_write_are_grouped_in_order(collector:
 
 async def test_single_writer_writes_alone_after_a_group(collector: Collector) -> None:
     await collector.ends(await collector.begin("a", "b", "c"))
-    await others_had_their_turn()
+    await let_other_tasks_run()
     await collector.commit.write("d")
     assert collector.alone == ["a", "d"]
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.unit.event_loop import others_had_their_turn
+from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.activities.batches.batch_sources import as_batch
 from flowkit.activities.handler_calls import HandlerInvoker
@@ -21,7 +21,7 @@ from flowkit.adapters.retry import AttemptClock, measured_by
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-PATIENCE = 20.0
+TIMEOUT_SEC = 20.0
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def invoker(threads: Threads) -> HandlerInvoker:
 
 async def call(invoker: HandlerInvoker, hook: Callable[..., Any], *args: Any) -> Any:
     """Return the hook's result, or raise TimeoutError."""
-    return await asyncio.wait_for(invoker.call(hook, *args), PATIENCE)
+    return await asyncio.wait_for(invoker.call(hook, *args), TIMEOUT_SEC)
 
 
 async def all_of(invoker: HandlerInvoker, hook: Callable[..., Any], *args: Any) -> list[Any]:
@@ -47,7 +47,7 @@ async def all_of(invoker: HandlerInvoker, hook: Callable[..., Any], *args: Any) 
     async def collect() -> list[Any]:
         return [item async for item in invoker.iterate(hook, *args)]
 
-    return await asyncio.wait_for(collect(), PATIENCE)
+    return await asyncio.wait_for(collect(), TIMEOUT_SEC)
 
 
 def here() -> str:
@@ -89,7 +89,7 @@ async def test_awaitable_returned_by_a_plain_function_is_awaited_on_the_loop(inv
 
 async def test_blocked_plain_function_does_not_block_the_loop(invoker: HandlerInvoker) -> None:
     released = threading.Event()
-    blocked = asyncio.create_task(call(invoker, partial(released.wait, PATIENCE)))
+    blocked = asyncio.create_task(call(invoker, partial(released.wait, TIMEOUT_SEC)))
     assert await call(invoker, here_async) == here()
     assert not blocked.done()
     released.set()
@@ -135,9 +135,9 @@ async def test_abandoned_call_keeps_its_thread_but_frees_its_slot(
     invoker: HandlerInvoker, threads: Threads, caplog: pytest.LogCaptureFixture
 ) -> None:
     released = threading.Event()
-    stuck = [asyncio.create_task(call(invoker, partial(released.wait, PATIENCE))) for _ in range(2)]
+    stuck = [asyncio.create_task(call(invoker, partial(released.wait, TIMEOUT_SEC))) for _ in range(2)]
     waiting = asyncio.create_task(call(invoker, here))
-    await others_had_their_turn()
+    await let_other_tasks_run()
     for each in stuck:
         each.cancel()
     assert (await waiting).startswith("hook"), "as many calls as slots were given up"
@@ -145,7 +145,7 @@ async def test_abandoned_call_keeps_its_thread_but_frees_its_slot(
     assert "left behind now: 2" in caplog.messages[-1]
     released.set()
     while threads.leaked:
-        await others_had_their_turn()
+        await let_other_tasks_run()
 
 
 async def test_call_that_ends_on_cancel_leaves_no_thread_behind(
@@ -177,8 +177,8 @@ async def test_concurrent_calls_do_not_exceed_the_slots(invoker: HandlerInvoker)
 
 async def test_waiting_for_a_slot_does_not_count_as_attempt_time(invoker: HandlerInvoker) -> None:
     clock, released = AttemptClock(), threading.Event()
-    stuck = [asyncio.create_task(call(invoker, partial(released.wait, PATIENCE))) for _ in range(2)]
-    await others_had_their_turn()
+    stuck = [asyncio.create_task(call(invoker, partial(released.wait, TIMEOUT_SEC))) for _ in range(2)]
+    await let_other_tasks_run()
     with measured_by(clock):
         waiting = asyncio.create_task(call(invoker, here))
     await asyncio.wait([waiting], timeout=0.5)

@@ -68,17 +68,17 @@ def test_healthy_process_passes_the_check(tmp_path: Path, check: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("health", "told"),
+    ("health", "reported"),
     [
         (Health(running=False, error="the connection broke"), "not running: the connection broke"),
         (Health(running=True, loops=(LoopHealth(name="the sweep"),)), "not running: the sweep"),
     ],
 )
 def test_process_whose_components_have_ended_is_unhealthy(
-    tmp_path: Path, check: Any, health: Health, told: str
+    tmp_path: Path, check: Any, health: Health, reported: str
 ) -> None:
     written(tmp_path / "health", health)
-    assert check.own_problem(tmp_path / "health") == told
+    assert check.own_problem(tmp_path / "health") == reported
 
 
 def test_old_or_missing_file_means_a_hanging_or_ended_process(tmp_path: Path, check: Any) -> None:

@@ -257,7 +257,7 @@ def test_only_a_strict_worker_requires_the_chunk_key() -> None:
 # --- how a worker applies them --------------------------------------------------------------------------------------
 
 
-class Nobody(TaskStore):
+class TaskWithoutParents(TaskStore):
     """A task document whose only node has no parents."""
 
     def __init__(self) -> None:
@@ -280,7 +280,7 @@ async def refused(
         handler=RoleHandler(),
         invoker=HandlerInvoker(anything),
         artifacts=anything,
-        tasks=Nobody(),
+        tasks=TaskWithoutParents(),
         settings=InputSettings(strict=strict),
     )
     with pytest.raises(AttemptFailed) as caught:

@@ -23,7 +23,7 @@ Records = list[logging.LogRecord]
 ROOT = logging.getLogger("flowkit")
 
 
-class _Keeper(logging.Handler):
+class _RecordingHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.records: Records = []
@@ -35,10 +35,10 @@ class _Keeper(logging.Handler):
 @pytest.fixture
 def records() -> Iterator[Records]:
     """The log records of FlowKit during a test."""
-    keeper = _Keeper()
-    ROOT.addHandler(keeper)
-    yield keeper.records
-    ROOT.removeHandler(keeper)
+    recording_handler = _RecordingHandler()
+    ROOT.addHandler(recording_handler)
+    yield recording_handler.records
+    ROOT.removeHandler(recording_handler)
 
 
 @pytest.fixture(autouse=True)
@@ -205,8 +205,8 @@ def test_cancel_and_keyboard_interrupt_are_not_swallowed(kind: type[BaseExceptio
 def test_warn_once_logs_each_key_once(records: Records) -> None:
     one, other = uuid.uuid4().hex, uuid.uuid4().hex
     logger = log.get_logger("x")
-    answers = [log.warn_once(key, "careful", logger=logger, n=1) for key in (one, one, other)]
-    assert answers == [True, False, True]
+    responses = [log.warn_once(key, "careful", logger=logger, n=1) for key in (one, one, other)]
+    assert responses == [True, False, True]
     assert [attribute(record, "event") for record in records] == [one, other]
     assert (records[0].levelname, records[0].pathname) == ("WARNING", __file__)
 

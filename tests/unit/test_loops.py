@@ -30,12 +30,12 @@ def test_without_uvloop_the_loop_is_that_of_asyncio(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"), [("fast", "neither 'asyncio' nor 'uvloop'"), ("uvloop", "pip install uvloop")]
+    ("asked", "reported"), [("fast", "neither 'asyncio' nor 'uvloop'"), ("uvloop", "pip install uvloop")]
 )
-def test_unavailable_loop_is_rejected(monkeypatch: pytest.MonkeyPatch, asked: str, told: str) -> None:
+def test_unavailable_loop_is_rejected(monkeypatch: pytest.MonkeyPatch, asked: str, reported: str) -> None:
     monkeypatch.setenv(loops.VARIABLE, asked)
     monkeypatch.setattr(loops, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         loops.run(kind())
 
 

@@ -117,10 +117,10 @@ REFUSED: list[tuple[Any, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("metrics", "told"), REFUSED)
-def test_value_that_cannot_be_stored_is_rejected_with_its_path(metrics: Any, told: list[str]) -> None:
+@pytest.mark.parametrize(("metrics", "reported"), REFUSED)
+def test_value_that_cannot_be_stored_is_rejected_with_its_path(metrics: Any, reported: list[str]) -> None:
     text = refusal(metrics)
-    assert [part for part in told if part not in text] == []
+    assert [part for part in reported if part not in text] == []
 
 
 def test_integers_with_thousands_of_digits_are_rejected_as_values_and_keys() -> None:

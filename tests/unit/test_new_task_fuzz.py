@@ -32,7 +32,7 @@ class Client:
         raise Started(given, options["id"])
 
 
-class Odd:
+class UnsupportedObject:
     """A value that is neither JSON nor text."""
 
     def __repr__(self) -> str:
@@ -56,7 +56,7 @@ GOOD: dict[str, Any] = {
         },
     ],
 }
-ODD = st.sampled_from(
+UNSUPPORTED = st.sampled_from(
     [
         *(
             None,
@@ -74,10 +74,22 @@ ODD = st.sampled_from(
         ),
         *("", "*", "a[0]", "\0", "\ud800", "\n", "x" * 300, b"", b"\xff", "count:0", "all"),
         *([], {}, (), set(), {1}, {1: 2}, {None: 1}, {"\0": 1}, {"\ud800": 1}, {"$gt": ""}, [[[]]]),
-        *(Odd(), Odd, object(), Decimal(1), datetime.now(), 1j, range(3), len, Exception("x\ny")),
+        *(
+            UnsupportedObject(),
+            UnsupportedObject,
+            object(),
+            Decimal(1),
+            datetime.now(),
+            1j,
+            range(3),
+            len,
+            Exception("x\ny"),
+        ),
     ]
 )
-VALUES = st.one_of(ODD, st.recursive(ODD, lambda inner: st.lists(inner, max_size=2), max_leaves=3))
+VALUES = st.one_of(
+    UNSUPPORTED, st.recursive(UNSUPPORTED, lambda inner: st.lists(inner, max_size=2), max_leaves=3)
+)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -7,29 +7,29 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.integration.world import let_pass
+from tests.integration.world import wait_seconds
 
 from flowkit.adapters.notifications import ArtifactNotifier, ByteBudget, Subscription
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-PATIENCE = 20.0
+TIMEOUT_SEC = 20.0
 LONG = 3_600.0
 
 
 async def settle() -> None:
     """Run everything that is ready."""
     for _ in range(20):
-        await let_pass(0)
+        await wait_seconds(0)
 
 
 async def in_time(work: Coroutine[None, None, None] | asyncio.Task[None]) -> None:
     """Wait for something that should happen soon."""
-    await asyncio.wait_for(work, PATIENCE)
+    await asyncio.wait_for(work, TIMEOUT_SEC)
 
 
-async def is_told(news: Subscription) -> bool:
+async def is_notified(news: Subscription) -> bool:
     """Return whether a notification has arrived."""
     waiting = asyncio.create_task(news.wait(least=0, most=LONG))
     await settle()
@@ -73,7 +73,7 @@ async def test_notification_is_delivered_once() -> None:
     news = Subscription()
     news.tell()
     await in_time(news.wait(least=0, most=LONG))
-    assert not await is_told(news)
+    assert not await is_notified(news)
 
 
 async def test_subscriber_gets_notifications_of_its_nodes_only() -> None:
@@ -81,7 +81,7 @@ async def test_subscriber_gets_notifications_of_its_nodes_only() -> None:
     with room.listener("t", ["a", "b"]) as news:
         for task_id, node in (("t", "c"), ("other", "a"), ("", "")):
             room.tell(task_id, node)
-        assert not await is_told(news)
+        assert not await is_notified(news)
         room.tell("t", "b")
         await in_time(news.wait(least=0, most=LONG))
 
@@ -100,7 +100,7 @@ async def test_unsubscribed_reader_gets_no_notifications_and_leaves_no_entry() -
         with pytest.raises(ValueError, match="over"), room.listener("t", ["a", "b"]) as gone:
             raise ValueError("over")
         room.tell("t", "a")
-        assert not await is_told(gone)
+        assert not await is_notified(gone)
         await in_time(kept.wait(least=0, most=LONG))
     assert room._listeners == {}
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-PATIENCE = 60.0
+TIMEOUT_SEC = 60.0
 
 WORKER = '''
 import asyncio, os, sys
@@ -57,10 +57,10 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 async def test_busy_process_ends_with_its_worker(tmp_path: Path, how: signal.Signals) -> None:
-    script, told = tmp_path / "worker.py", tmp_path / "pid"
+    script, reported = tmp_path / "worker.py", tmp_path / "pid"
     script.write_text(WORKER, encoding="utf-8")
-    worker = await asyncio.create_subprocess_exec(sys.executable, str(script), str(told))
-    computing = await pid_in(told)
+    worker = await asyncio.create_subprocess_exec(sys.executable, str(script), str(reported))
+    computing = await pid_in(reported)
     worker.send_signal(how)
     await worker.wait()
     await until_gone(computing)
@@ -87,7 +87,7 @@ def context(epoch: int = 1) -> Any:
 async def crunch(pool: ProcessPool, ctx: Any = None, **payload: Any) -> Any:
     """Return the result of one batch."""
     batch = Batch(batch_uid="b", payload=payload)
-    return await asyncio.wait_for(pool.process("cruncher", batch, ctx or context()), PATIENCE)
+    return await asyncio.wait_for(pool.process("cruncher", batch, ctx or context()), TIMEOUT_SEC)
 
 
 async def computing(pool: ProcessPool, tell: Path, ctx: Any) -> tuple[asyncio.Task[Any], int]:

@@ -33,9 +33,9 @@ COMMON: dict[str, Any] = {"task_id": "t" * 200, "run_id": "r" * 36, "run_seq": 1
 
 
 @cache
-def walk(shape: str) -> Scheduler:
+def failed_scheduler_of(shape: str) -> Scheduler:
     """The largest task that validation accepts, in which every node has failed."""
-    return largest_tasks.failed_walk(
+    return largest_tasks.failed_scheduler(
         largest_tasks.many_nodes() if shape == "most nodes" else largest_tasks.longest_ids()
     )[1]
 
@@ -69,7 +69,7 @@ EDGES = pytest.mark.parametrize("shape", ["most nodes", "longest ids"])
 
 @EDGES
 def test_large_write_is_split_without_loss(shape: str) -> None:
-    nodes = records(walk(shape))
+    nodes = records(failed_scheduler_of(shape))
     parts = parts_of(record(nodes))
     assert len(parts) > 10
     assert max(json_size(slim(part)) for part in parts) <= REPORT_BYTES
@@ -78,7 +78,7 @@ def test_large_write_is_split_without_loss(shape: str) -> None:
 
 
 def test_failed_nodes_are_written_first_in_a_split_write() -> None:
-    nodes = records(walk("most nodes"))
+    nodes = records(failed_scheduler_of("most nodes"))
     nodes[: len(nodes) // 2] = [
         dataclasses.replace(each, status=NodeStatus.CANCELLING) for each in nodes[: len(nodes) // 2]
     ]
@@ -88,7 +88,7 @@ def test_failed_nodes_are_written_first_in_a_split_write() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 400])
 def test_write_that_fits_is_not_split(count: int) -> None:
-    whole = record(records(walk("most nodes"))[:count])
+    whole = record(records(failed_scheduler_of("most nodes"))[:count])
     assert (parts_of(whole) == [whole]) == (json_size(slim(whole)) <= REPORT_BYTES)
     short = record([dataclasses.replace(each, last_error="no") for each in whole.nodes])
     assert parts_of(short) == [short]
@@ -96,7 +96,7 @@ def test_write_that_fits_is_not_split(count: int) -> None:
 
 @EDGES
 def test_largest_close_fits_into_a_payload_and_keeps_every_status(shape: str) -> None:
-    nodes, handled = records(walk(shape)), walk(shape).handled_failures
+    nodes, handled = records(failed_scheduler_of(shape)), failed_scheduler_of(shape).handled_failures
     sent = fitted(close(nodes, handled))
     assert json_size(slim(sent)) <= PAYLOAD_BYTES
     assert sent.truncated
@@ -108,7 +108,7 @@ def test_largest_close_fits_into_a_payload_and_keeps_every_status(shape: str) ->
 
 def test_close_of_many_failed_nodes_fits_into_its_budget() -> None:
     graph = {"nodes": [node(f"node-{i}", allow_failure=True) for i in range(5_000)]}
-    nodes = records(largest_tasks.failed_walk(graph)[1])
+    nodes = records(largest_tasks.failed_scheduler(graph)[1])
     sent = fitted(close(nodes, [each.node_id for each in nodes]))
     assert REPORT_BYTES * 0.9 <= json_size(slim(sent)) <= REPORT_BYTES
     assert sent.truncated
@@ -120,7 +120,7 @@ def test_close_of_many_failed_nodes_fits_into_its_budget() -> None:
 
 
 def test_close_that_fits_is_sent_unchanged() -> None:
-    whole = close(records(walk("most nodes"))[:50], ["a"])
+    whole = close(records(failed_scheduler_of("most nodes"))[:50], ["a"])
     assert fitted(whole) == whole
 
 
@@ -135,11 +135,11 @@ def test_defaults_are_not_sent() -> None:
 @EDGES
 def test_largest_status_fits_into_its_budget_and_counts_what_is_omitted(shape: str) -> None:
     result = TaskResult(
-        task_id="t", status=TaskStatus.FINISHED, handled_failures=walk(shape).handled_failures
+        task_id="t", status=TaskStatus.FINISHED, handled_failures=failed_scheduler_of(shape).handled_failures
     )
-    view = status_view(TaskStatus.FINISHED, walk(shape), result)
+    view = status_view(TaskStatus.FINISHED, failed_scheduler_of(shape), result)
     assert json_size(view) <= REPORT_BYTES
-    whole = len(walk(shape).nodes)
+    whole = len(failed_scheduler_of(shape).nodes)
     assert len(view["nodes"]) + view["nodes_omitted"] == whole
     assert len(view["handled_failures"]) + view["handled_failures_omitted"] == whole
     assert view["nodes_omitted"] > 0
@@ -148,7 +148,7 @@ def test_largest_status_fits_into_its_budget_and_counts_what_is_omitted(shape: s
 
 def test_errors_are_truncated_before_any_node_is_omitted() -> None:
     graph = {"nodes": [node(f"node-{i}", allow_failure=True) for i in range(5_000)]}
-    view = status_view(TaskStatus.RUNNING, largest_tasks.failed_walk(graph)[1], None)
+    view = status_view(TaskStatus.RUNNING, largest_tasks.failed_scheduler(graph)[1], None)
     assert REPORT_BYTES * 0.9 <= json_size(view) <= REPORT_BYTES
     assert (view["nodes_omitted"], view["errors_cut"]) == (0, 5_000)
     assert all(each["last_error"].endswith("…") for each in view["nodes"])

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.integration.world import eventually, let_pass
+from tests.integration.world import eventually, wait_seconds
 
 from flowkit.activities.resources import Resources, Subprocess
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-PATIENCE = 30.0
-DEAF = 'trap "" TERM; sh -c \'trap "" TERM; echo $$ > "$0"; while :; do sleep 1; done\' "$0"'
+TIMEOUT_SEC = 30.0
+IGNORES_SIGTERM = 'trap "" TERM; sh -c \'trap "" TERM; echo $$ > "$0"; while :; do sleep 1; done\' "$0"'
 """A shell and its child, both of which ignore SIGTERM; the child writes its id into the file named as $0."""
 
 
@@ -31,7 +31,7 @@ def resources() -> Resources:
 
 async def release(resources: Resources) -> None:
     """Release everything, within a time limit."""
-    await asyncio.wait_for(resources.release(), PATIENCE)
+    await asyncio.wait_for(resources.release(), TIMEOUT_SEC)
 
 
 def is_gone(pid: int) -> bool:
@@ -49,7 +49,7 @@ async def until_gone(pid: int) -> None:
     async def look() -> bool:
         return is_gone(pid)
 
-    await eventually(look, PATIENCE)
+    await eventually(look, TIMEOUT_SEC)
 
 
 async def pid_in(path: Path) -> int:
@@ -58,7 +58,7 @@ async def pid_in(path: Path) -> int:
     async def look() -> int | None:
         return number_in(path)
 
-    return await eventually(look, PATIENCE)
+    return await eventually(look, TIMEOUT_SEC)
 
 
 def number_in(path: Path) -> int | None:
@@ -104,7 +104,7 @@ def fails() -> None:
 
 async def fails_later() -> None:
     """Fail in an async clean-up."""
-    await let_pass(0)
+    await wait_seconds(0)
     raise ValueError("no")
 
 
@@ -177,7 +177,7 @@ async def test_registered_process_is_killed(resources: Resources, own_group: boo
     process = await asyncio.create_subprocess_exec("sleep", "600", start_new_session=own_group)
     resources.add_process(process)
     await release(resources)
-    assert await asyncio.wait_for(process.wait(), PATIENCE) == -signal.SIGKILL
+    assert await asyncio.wait_for(process.wait(), TIMEOUT_SEC) == -signal.SIGKILL
 
 
 def sleeper() -> subprocess.Popen[bytes]:
@@ -194,7 +194,7 @@ async def test_registered_process_of_the_subprocess_module_is_killed(resources: 
 
 async def test_children_of_a_registered_group_leader_are_killed(resources: Resources, tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
-        "sh", "-c", DEAF, str(tmp_path / "pid"), start_new_session=True
+        "sh", "-c", IGNORES_SIGTERM, str(tmp_path / "pid"), start_new_session=True
     )
     child = await pid_in(tmp_path / "pid")
     resources.add_process(process)
@@ -220,7 +220,7 @@ async def run(*command: str) -> int:
     """Return the exit code of a command."""
     process = await Subprocess.start(*command)
     try:
-        return await asyncio.wait_for(process.wait(), PATIENCE)
+        return await asyncio.wait_for(process.wait(), TIMEOUT_SEC)
     finally:
         await process.end(1)
 
@@ -258,15 +258,15 @@ async def test_command_does_not_wait_for_its_background_processes(tmp_path: Path
 
 async def test_command_that_handles_sigterm_is_not_killed() -> None:
     process = await Subprocess.start("sleep", "600")
-    await process.end(PATIENCE)
+    await process.end(TIMEOUT_SEC)
     assert await process.wait() == -signal.SIGTERM
 
 
 async def test_process_group_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    process = await Subprocess.start("sh", "-c", DEAF, str(tmp_path / "pid"))
+    process = await Subprocess.start("sh", "-c", IGNORES_SIGTERM, str(tmp_path / "pid"))
     child = await pid_in(tmp_path / "pid")
     began = time.monotonic()
-    await asyncio.wait_for(process.end(0.2), PATIENCE)
+    await asyncio.wait_for(process.end(0.2), TIMEOUT_SEC)
     assert time.monotonic() - began >= 0.2, "SIGTERM comes first, and the grace is given"
     assert await process.wait() == -signal.SIGKILL
     await until_gone(child)
@@ -276,4 +276,4 @@ async def test_command_has_its_own_process_group() -> None:
     process = await Subprocess.start("sleep", "600")
     pid: int = process._process.pid
     assert os.getpgid(pid) == pid != os.getpgid(0)
-    await process.end(PATIENCE)
+    await process.end(TIMEOUT_SEC)

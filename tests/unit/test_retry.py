@@ -18,7 +18,9 @@ LOST = AttemptFailure(kind=FailureKind.LOSS, code="lease_lost", message="no hear
 HANDOVER = AttemptFailure(kind=FailureKind.HANDOVER, code="worker_stopping")
 TAKEN = AttemptFailure(kind=FailureKind.EPOCH_TAKEN, code="epoch_taken", current_epoch=7)
 YIELDED = AttemptFailure(kind=FailureKind.YIELDED, code="yielded", message="no source runs")
-AWAY = AttemptFailure(kind=FailureKind.YIELDED, code="mongo_unavailable", message="MongoDB is away")
+MONGO_UNAVAILABLE = AttemptFailure(
+    kind=FailureKind.YIELDED, code="mongo_unavailable", message="MongoDB is away"
+)
 FENCED = AttemptFailure(kind=FailureKind.FENCED, code="fenced", message="a newer attempt")
 
 YEAR_SEC = 365 * 24 * 3600
@@ -160,7 +162,7 @@ def yields(failure: AttemptFailure, state: NodeState, count: int) -> list[float]
     return waits
 
 
-@pytest.mark.parametrize("failure", [YIELDED, AWAY], ids=["yielded", "away"])
+@pytest.mark.parametrize("failure", [YIELDED, MONGO_UNAVAILABLE], ids=["yielded", "away"])
 def test_waits_after_yields_double_from_1_to_30_seconds_without_using_budget(failure: AttemptFailure) -> None:
     state = NodeState()
     assert yields(failure, state, 8) == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
@@ -170,17 +172,17 @@ def test_waits_after_yields_double_from_1_to_30_seconds_without_using_budget(fai
 def test_waits_after_yields_start_again_when_the_reason_changes() -> None:
     state = NodeState()
     assert yields(YIELDED, state, 3) == [1.0, 2.0, 4.0]
-    assert yields(AWAY, state, 2) == [1.0, 2.0]
+    assert yields(MONGO_UNAVAILABLE, state, 2) == [1.0, 2.0]
     assert yields(YIELDED, state, 1) == [1.0]
 
 
 def test_waits_after_yields_start_again_after_a_failure() -> None:
     policy, state = RetryPolicy(max=9), NodeState()
-    yields(AWAY, state, 4)
+    yields(MONGO_UNAVAILABLE, state, 4)
     again(policy, BOOM, state)
     state.reason_code = BOOM.code
     assert not state.free
-    assert yields(AWAY, state, 1) == [1.0]
+    assert yields(MONGO_UNAVAILABLE, state, 1) == [1.0]
 
 
 def test_the_1025th_yield_waits_like_the_one_before() -> None:
@@ -190,7 +192,7 @@ def test_the_1025th_yield_waits_like_the_one_before() -> None:
 
 @settings(max_examples=examples(500), deadline=None, print_blob=True)
 @given(
-    failure=st.sampled_from([BOOM, LOST, HANDOVER, TAKEN, YIELDED, AWAY, FENCED]),
+    failure=st.sampled_from([BOOM, LOST, HANDOVER, TAKEN, YIELDED, MONGO_UNAVAILABLE, FENCED]),
     failures=st.integers(0, 10**6),
     losses=st.integers(0, 10**6),
     yielded=st.integers(0, 10**6),

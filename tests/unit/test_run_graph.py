@@ -163,11 +163,11 @@ async def test_database_can_be_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "told"),
+    ("nodes", "reported"),
     [([{"node_id": "a"}], "type"), ([function("tell")], "known here: merge.generic"), ([], "nodes")],
 )
-async def test_invalid_graph_is_rejected(nodes: list[dict[str, Any]], told: str) -> None:
-    with pytest.raises(GraphError, match=told):
+async def test_invalid_graph_is_rejected(nodes: list[dict[str, Any]], reported: str) -> None:
+    with pytest.raises(GraphError, match=reported):
         await run_graph({"nodes": nodes})
 
 

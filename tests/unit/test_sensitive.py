@@ -217,9 +217,9 @@ def test_factory_is_called_once_on_first_use() -> None:
     assert len(made) == 1
 
 
-@pytest.mark.parametrize("answer", [0, "", None, []])
-def test_return_value_of_a_detector_is_read_as_a_boolean(answer: object) -> None:
-    assert Detector(lambda path, value: answer).hits(VALUES) == 0
+@pytest.mark.parametrize("response", [0, "", None, []])
+def test_return_value_of_a_detector_is_read_as_a_boolean(response: object) -> None:
+    assert Detector(lambda path, value: response).hits(VALUES) == 0
     assert Detector(lambda path, value: "yes").hits(VALUES) == 4
 
 
@@ -276,7 +276,7 @@ def test_invalid_detector_is_rejected_at_its_first_use(given: Any) -> None:
         assert "is_sensitive(key_path, value)" in refusal(detector.hits, VALUES)
 
 
-class _Boasting:
+class _LeakyDetector:
     """Shows the value when it fails."""
 
     def is_sensitive(self, key_path: str, value: Any) -> bool:
@@ -284,7 +284,7 @@ class _Boasting:
         raise RuntimeError(f"{key_path}: {value}")
 
 
-def boast(path: str, value: Any) -> bool:
+def leak(path: str, value: Any) -> bool:
     """The same as a function."""
     raise ValueError(value)
 
@@ -292,10 +292,10 @@ def boast(path: str, value: Any) -> bool:
 @pytest.mark.parametrize(
     ("given", "kind"),
     [
-        (_Boasting(), "RuntimeError"),
-        (boast, "ValueError"),
-        (_Boasting, "RuntimeError"),
-        (lambda: boast, "ValueError"),
+        (_LeakyDetector(), "RuntimeError"),
+        (leak, "ValueError"),
+        (_LeakyDetector, "RuntimeError"),
+        (lambda: leak, "ValueError"),
     ],
 )
 def test_failing_detector_rejects_everything_and_shows_no_value(given: Any, kind: str) -> None:

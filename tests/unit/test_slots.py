@@ -58,7 +58,7 @@ def test_node_that_stops_waiting_gets_no_slot() -> None:
     assert slots.in_use == 0
 
 
-class Crowd:
+class SlotUsers:
     """Nodes that request, take and release slots, as the nodes of a task do."""
 
     def __init__(self, limit: int, window: int) -> None:
@@ -114,32 +114,38 @@ MOVES = st.lists(
 def test_limits_hold_no_slot_is_wasted_and_every_waiting_node_gets_a_slot(
     limit: int, window: int, moves: list[tuple[str, int]]
 ) -> None:
-    crowd = Crowd(limit, window)
+    users = SlotUsers(limit, window)
     for move, pick in moves:
         match move:
             case "arrive":
-                crowd.arrive(ROLES[pick % len(ROLES)])
+                users.arrive(ROLES[pick % len(ROLES)])
             case "finish":
-                crowd.finish(pick)
+                users.finish(pick)
             case _:
-                crowd.leave(pick)
-    while crowd.running:
-        crowd.finish(0)
-    assert crowd.waiting == {}
+                users.leave(pick)
+    while users.running:
+        users.finish(0)
+    assert users.waiting == {}
 
 
 @settings(max_examples=examples(100), deadline=None, print_blob=True)
-@given(limit=st.integers(1, 5), crowd_of=st.integers(5, 40), picks=st.lists(st.integers(0, 50), max_size=60))
-def test_no_role_waits_while_another_one_gets_two_slots(limit: int, crowd_of: int, picks: list[int]) -> None:
+@given(
+    limit=st.integers(1, 5),
+    number_of_users=st.integers(5, 40),
+    picks=st.lists(st.integers(0, 50), max_size=60),
+)
+def test_no_role_waits_while_another_one_gets_two_slots(
+    limit: int, number_of_users: int, picks: list[int]
+) -> None:
     """While every window has room, the waiting roles take turns, however many nodes each has."""
-    crowd = Crowd(limit, 1_000)
-    for role in "a" * crowd_of + "b" * 5 + "c" * 5:
-        crowd.arrive(role)
+    users = SlotUsers(limit, 1_000)
+    for role in "a" * number_of_users + "b" * 5 + "c" * 5:
+        users.arrive(role)
     for pick in picks:
-        waited = set(crowd.waiting.values())
-        before = dict(crowd.waiting)
+        waited = set(users.waiting.values())
+        before = dict(users.waiting)
         for _ in waited:
-            crowd.finish(pick)
+            users.finish(pick)
         if len(waited) > 1 and all(list(before.values()).count(role) > 1 for role in waited):
-            latest = [before[ticket] for ticket in crowd.granted[-len(waited) :] if ticket in before]
+            latest = [before[ticket] for ticket in users.granted[-len(waited) :] if ticket in before]
             assert len(set(latest)) == len(latest)

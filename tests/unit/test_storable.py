@@ -92,7 +92,7 @@ def test_document_over_the_limit_is_rejected_with_its_size(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("params", "told"),
+    ("params", "reported"),
     [
         ({"n": [2**63]}, ["params.n[0] is 9223372036854775808", "64-bit", "pass it as a text"]),
         ({"n": -(2**63) - 1}, ["params.n is -9223372036854775809", "64-bit"]),
@@ -104,9 +104,9 @@ def test_document_over_the_limit_is_rejected_with_its_size(monkeypatch: pytest.M
         ({"a": {3}}, ["params.a is a set", "use texts, numbers"]),
     ],
 )
-def test_problem_contains_the_path_and_the_remedy(params: Any, told: list[str]) -> None:
+def test_problem_contains_the_path_and_the_remedy(params: Any, reported: list[str]) -> None:
     [problem] = storage_problems({"params": params})
-    assert [part for part in told if part not in problem] == []
+    assert [part for part in reported if part not in problem] == []
 
 
 def test_problem_in_a_graph_names_the_node() -> None:

@@ -37,9 +37,9 @@ SPANS: list[tuple[float, str]] = [
 ]
 
 
-@pytest.mark.parametrize("seconds, told", SPANS)
-def test_duration_is_shown_in_its_two_largest_units(seconds: float, told: str) -> None:
-    assert span(seconds) == told
+@pytest.mark.parametrize("seconds, reported", SPANS)
+def test_duration_is_shown_in_its_two_largest_units(seconds: float, reported: str) -> None:
+    assert span(seconds) == reported
 
 
 def test_first_attempt_has_the_name_of_its_node() -> None:
@@ -82,9 +82,9 @@ def test_node_that_yielded_its_slot_waits_for_a_source() -> None:
 
 def test_long_node_id_is_truncated_in_favor_of_the_rest() -> None:
     state = NodeState(failures=2, reason_code="c" * 200)
-    told = timer_text(parsed(LONG_ID), state, 600)
-    assert ": retry 2 of 2 in 10 min" in told
-    assert len(told) == 100
+    reported = timer_text(parsed(LONG_ID), state, 600)
+    assert ": retry 2 of 2 in 10 min" in reported
+    assert len(reported) == 100
     assert attempt_text(parsed(LONG_ID), state).endswith("…, retry 2 of 2")
     assert len(attempt_text(parsed(LONG_ID), NodeState())) == 100
 

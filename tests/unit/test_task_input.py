@@ -48,10 +48,10 @@ BAD: list[tuple[str, object, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize("given, told", [row[1:] for row in BAD], ids=[row[0] for row in BAD])
-def test_malformed_input_is_rejected_with_value_and_remedy(given: object, told: list[str]) -> None:
+@pytest.mark.parametrize("given, reported", [row[1:] for row in BAD], ids=[row[0] for row in BAD])
+def test_malformed_input_is_rejected_with_value_and_remedy(given: object, reported: list[str]) -> None:
     text = str(refused(given))
-    assert [part for part in told if part not in text] == []
+    assert [part for part in reported if part not in text] == []
 
 
 def test_all_problems_are_reported_together_and_long_values_are_truncated() -> None:

@@ -90,12 +90,14 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize("fields, told", [row[1:] for row in BAD_FIELDS], ids=[row[0] for row in BAD_FIELDS])
+@pytest.mark.parametrize(
+    "fields, reported", [row[1:] for row in BAD_FIELDS], ids=[row[0] for row in BAD_FIELDS]
+)
 def test_invalid_field_is_rejected_with_node_field_value_and_remedy(
-    fields: dict[str, Any], told: list[str]
+    fields: dict[str, Any], reported: list[str]
 ) -> None:
     error = refusal(two(**fields))
-    for part in ["load", *told]:
+    for part in ["load", *reported]:
         assert part in str(error)
     assert len(error.problems) == 1
 
@@ -127,10 +129,12 @@ BAD_GRAPHS: list[tuple[str, object, list[str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("graph, told", [row[1:] for row in BAD_GRAPHS], ids=[row[0] for row in BAD_GRAPHS])
-def test_invalid_graph_is_rejected_with_path_value_and_remedy(graph: object, told: list[str]) -> None:
+@pytest.mark.parametrize(
+    "graph, reported", [row[1:] for row in BAD_GRAPHS], ids=[row[0] for row in BAD_GRAPHS]
+)
+def test_invalid_graph_is_rejected_with_path_value_and_remedy(graph: object, reported: list[str]) -> None:
     text = str(refusal(graph))
-    for part in told:
+    for part in reported:
         assert part in text
 
 
@@ -242,16 +246,16 @@ def test_params_that_are_not_json_are_rejected(params: object) -> None:
 def test_problems_of_several_nodes_are_reported_together() -> None:
     nodes = [node("a", fan_in="some"), node("b", io=7, timeout_sec=0), node("c*", type="")]
     problems = refusal({"nodes": nodes, "edges": 7, "on_node_failure": "stop"}).problems
-    told = ("on_node_failure", "graph.edges", "'a': fan_in", "'b': timeout_sec", "'b': io", "'c*': type")
-    assert len(problems) == len(told)
-    assert all(any(part in problem for problem in problems) for part in told)
+    reported = ("on_node_failure", "graph.edges", "'a': fan_in", "'b': timeout_sec", "'b': io", "'c*': type")
+    assert len(problems) == len(reported)
+    assert all(any(part in problem for problem in problems) for part in reported)
 
 
 def test_problems_between_nodes_are_reported_together() -> None:
     nodes = [node("a", depends_on=["qq"]), node("b", fan_in="count:1"), node("c"), node("c")]
-    told = ("'qq'", "count:1", "'c' is used 2 times", "'rr'")
+    reported = ("'qq'", "count:1", "'c' is used 2 times", "'rr'")
     problems = refusal({"nodes": nodes, "edges": [["rr", "c"]]}).problems
-    assert all(any(part in problem for problem in problems) for part in told)
+    assert all(any(part in problem for problem in problems) for part in reported)
 
 
 def test_long_list_of_problems_is_truncated() -> None:

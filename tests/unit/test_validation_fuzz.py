@@ -142,12 +142,12 @@ def test_wrong_type_in_any_field_raises_only_validation_errors(path: Path) -> No
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize(
-    "field, told",
+    "field, reported",
     [("max", "whole number"), ("backoff_sec", "number of seconds"), ("jitter", "between 0 and 1")],
 )
-def test_retry_number_beyond_every_float_is_rejected(field: str, told: str, sign: int) -> None:
+def test_retry_number_beyond_every_float_is_rejected(field: str, reported: str, sign: int) -> None:
     text = str(refusal(one(retry_policy={field: sign * HUGE})))
-    for part in ("node 'extract'", f"retry_policy.{field}", told):
+    for part in ("node 'extract'", f"retry_policy.{field}", reported):
         assert part in text
 
 

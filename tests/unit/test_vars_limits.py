@@ -50,12 +50,12 @@ def test_long_path_has_exactly_the_intended_length() -> None:
 
 
 @pytest.mark.parametrize("operate", ON_A_PATH.values(), ids=list(ON_A_PATH))
-@pytest.mark.parametrize(("longest", "beyond", "told"), EDGES)
+@pytest.mark.parametrize(("longest", "beyond", "reported"), EDGES)
 def test_path_limits_apply_to_every_form(
-    operate: Callable[[str], Change], longest: str, beyond: str, told: str
+    operate: Callable[[str], Change], longest: str, beyond: str, reported: str
 ) -> None:
     assert operate(longest).paths == [PREFIX + longest]
-    assert told in refusal(operate, beyond)
+    assert reported in refusal(operate, beyond)
 
 
 def test_path_with_the_most_segments_can_have_the_most_characters() -> None:
@@ -66,11 +66,11 @@ def test_path_with_the_most_segments_can_have_the_most_characters() -> None:
 
 
 @pytest.mark.parametrize("operation", ["setting", "merging"])
-@pytest.mark.parametrize(("longest", "beyond", "told"), EDGES)
-def test_path_limits_apply_to_empty_objects(operation: str, longest: str, beyond: str, told: str) -> None:
+@pytest.mark.parametrize(("longest", "beyond", "reported"), EDGES)
+def test_path_limits_apply_to_empty_objects(operation: str, longest: str, beyond: str, reported: str) -> None:
     rule = getattr(operations, operation)
     assert rule({"kv": nested(longest, {})}).paths == []
-    assert told in refusal(rule, {"kv": nested(beyond, {})})
+    assert reported in refusal(rule, {"kv": nested(beyond, {})})
 
 
 def test_endless_nesting_is_rejected() -> None:

@@ -16,31 +16,33 @@ from flowkit.workflows.scheduler import Scheduler
 FAILED = NodeState(status=NodeStatus.FAILED, epoch=1, reason_code="flaky", last_error="flaky: no")
 
 
-def walk(*states: NodeState, **graph: Any) -> Scheduler:
+def scheduler_of(*states: NodeState, **graph: Any) -> Scheduler:
     """Return a scheduler for unconnected nodes `n0`, `n1`, … in these states."""
     nodes = [node(f"n{i}") for i in range(len(states))]
     return Scheduler(parse_graph({"nodes": nodes, **graph}), list(states))
 
 
 def test_failed_task_is_stopped_with_the_code_of_its_failure() -> None:
-    at = walk(NodeState(), FAILED)
+    at = scheduler_of(NodeState(), FAILED)
     assert views.stop_reason(at.hard_failure, at.states, "ignored") == "hard_fail:flaky"
 
 
-@pytest.mark.parametrize("said, reason", [("enough", "enough"), ("", "user_request"), (None, "user_request")])
-def test_cancelled_task_is_stopped_with_the_given_reason(said: str | None, reason: str) -> None:
-    assert views.stop_reason(None, [], said) == reason
+@pytest.mark.parametrize(
+    "given_reason, reason", [("enough", "enough"), ("", "user_request"), (None, "user_request")]
+)
+def test_cancelled_task_is_stopped_with_the_given_reason(given_reason: str | None, reason: str) -> None:
+    assert views.stop_reason(None, [], given_reason) == reason
 
 
 def test_failure_text_names_the_first_failed_node_and_counts_the_others() -> None:
-    assert views.failure_text(walk(NodeState(), FAILED)) == "node 'n1' failed: flaky: no"
-    others = walk(FAILED, FAILED, NodeState(), FAILED, on_node_failure="continue")
+    assert views.failure_text(scheduler_of(NodeState(), FAILED)) == "node 'n1' failed: flaky: no"
+    others = scheduler_of(FAILED, FAILED, NodeState(), FAILED, on_node_failure="continue")
     assert views.failure_text(others) == "node 'n0' failed: flaky: no (and 2 more failed nodes)"
 
 
 def test_long_failure_text_is_truncated_before_the_count() -> None:
     long = NodeState(status=NodeStatus.FAILED, last_error="x" * 9_000)
-    text = views.failure_text(walk(long, long, on_node_failure="continue"))
+    text = views.failure_text(scheduler_of(long, long, on_node_failure="continue"))
     assert text.endswith("x (and 1 more failed nodes)")
     assert len(text) < LAST_ERROR_CHARS + 50
 
@@ -58,7 +60,7 @@ OPEN: list[tuple[list[NodeStatus], TaskStatus]] = [
 def test_task_is_deferred_if_nothing_runs_and_a_node_waits(
     statuses: list[NodeStatus], status: TaskStatus
 ) -> None:
-    assert views.open_status(walk(*(NodeState(status=each) for each in statuses))) is status
+    assert views.open_status(scheduler_of(*(NodeState(status=each) for each in statuses))) is status
 
 
 def changes(count: int) -> list[StatusChange]:
@@ -83,9 +85,9 @@ def test_growing_history_is_truncated_every_time() -> None:
     assert (len(history), omitted, history[9].at, history[-1].at) == (100, 400, 9.0, 499.0)
 
 
-@pytest.mark.parametrize("said", ["x" * 50_000, "\ud800" * 3_000])
-def test_cancel_reason_is_truncated_and_can_be_encoded(said: str) -> None:
-    assert 0 < len(views.stop_reason(None, [], said).encode()) <= LAST_ERROR_CHARS
+@pytest.mark.parametrize("given_reason", ["x" * 50_000, "\ud800" * 3_000])
+def test_cancel_reason_is_truncated_and_can_be_encoded(given_reason: str) -> None:
+    assert 0 < len(views.stop_reason(None, [], given_reason).encode()) <= LAST_ERROR_CHARS
 
 
 def attributes(registered: tuple[str, ...], *statuses: str, name: str | None = "g") -> dict[str, Any]:
@@ -104,7 +106,7 @@ def test_only_registered_search_attributes_are_set() -> None:
     assert attributes(views.SEARCH_ATTRIBUTES, "running", name=None) == {}
 
 
-TOLD: list[tuple[list[str], dict[str, str]]] = [
+STATUS_VALUES: list[tuple[list[str], dict[str, str]]] = [
     (["running"], {"FlowkitPipeline": "g"}),
     (["running", "finished"], {}),
     (["running", "cancelled"], {}),
@@ -115,11 +117,11 @@ TOLD: list[tuple[list[str], dict[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize("statuses, told", TOLD, ids=lambda each: "-".join(each))
+@pytest.mark.parametrize("statuses, expected", STATUS_VALUES, ids=lambda each: "-".join(each))
 def test_pipeline_is_set_once_and_the_status_when_it_differs_from_temporal(
-    statuses: list[str], told: dict[str, str]
+    statuses: list[str], expected: dict[str, str]
 ) -> None:
-    assert attributes(views.SEARCH_ATTRIBUTES, *statuses) == told
+    assert attributes(views.SEARCH_ATTRIBUTES, *statuses) == expected
 
 
 NAMES: list[tuple[str | None, dict[str, Any], str | None]] = [

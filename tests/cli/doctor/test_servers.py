@@ -24,9 +24,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.server
 async def test_reachable_servers_are_reported_with_engine_and_indexes(world: World, program: Program) -> None:
-    said = await program.call("doctor", "--json", env=servers_of(world))
-    document = json.loads(said.out)
-    assert (said.code, document["ok"]) == (0, True)
+    output = await program.call("doctor", "--json", env=servers_of(world))
+    document = json.loads(output.out)
+    assert (output.code, document["ok"]) == (0, True)
     report = Report(usable=True, findings={each["name"]: Finding(**each) for each in document["findings"]})
     address = world.environment["TEMPORAL_ADDRESS"]
     assert report["temporal"] == ok("temporal", f"responds at {address}, namespace default")
@@ -44,8 +44,8 @@ async def test_with_a_running_engine_and_worker_all_server_checks_are_ok(
 ) -> None:
     await world.engine()
     await world.worker()
-    said = await program.call("doctor", "--json", env=servers_of(world))
-    states = {finding["name"]: finding["state"] for finding in json.loads(said.out)["findings"]}
+    output = await program.call("doctor", "--json", env=servers_of(world))
+    states = {finding["name"]: finding["state"] for finding in json.loads(output.out)["findings"]}
     names = ("temporal", "search attributes", "engine", "mongo", "indexes")
     assert {name: states[name] for name in names} == dict.fromkeys(names, "ok")
     existing = {name async for name in index_names(world.db)}

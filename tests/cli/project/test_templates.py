@@ -114,9 +114,9 @@ async def test_its_task_runs_on_servers_and_prints_its_result(
 ) -> None:
     await world.engine()
     program.start("worker", *HANDLERS, env=world.environment)
-    said = await program.call("run", "graph.json", "--watch", "--json", env=world.environment)
-    view = json.loads(said.out)
-    assert (said.code, view["status"]) == (0, "finished"), said.err
+    output = await program.call("run", "graph.json", "--watch", "--json", env=world.environment)
+    view = json.loads(output.out)
+    assert (output.code, view["status"]) == (0, "finished"), output.err
     done = await asyncio.to_thread(run_module, made, f"{PACKAGE}.result", env=world.environment)
     assert f"task {view['task_id']} has counted 57 words" in done.stdout
     assert ["of", "3"] in [line.split() for line in done.stdout.splitlines()]

@@ -9,7 +9,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.integration.world import CEILING, FLOWKIT, World
+from tests.integration.world import EVENT_TIMEOUT_SEC, FLOWKIT, World
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +38,7 @@ class Terminal:
     def wait_for(self, text: str) -> None:
         """Read until the terminal shows the text."""
         while text not in self.output:
-            ready, _, _ = select.select([self._master], [], [], CEILING)
+            ready, _, _ = select.select([self._master], [], [], EVENT_TIMEOUT_SEC)
             assert ready, self.output
             self.output += os.read(self._master, 65536).decode()
 
@@ -60,6 +60,6 @@ async def test_a_terminal_shows_the_panel_until_ctrl_c(world: World, program: Pr
         assert terminal.output.count("external server") == 2
         terminal.process.send_signal(2)
         terminal.wait_for("all processes stopped; data and logs removed")
-        assert terminal.process.wait(CEILING) == 0
+        assert terminal.process.wait(EVENT_TIMEOUT_SEC) == 0
     finally:
         terminal.close()

@@ -18,7 +18,7 @@ from tests.cli.up.up_process import (
     listed_tasks,
     write_graph,
 )
-from tests.integration.world import CEILING, FLOWKIT
+from tests.integration.world import EVENT_TIMEOUT_SEC, FLOWKIT
 from tests.local.processes import still_running, wait_until
 
 from flowkit.local.ports import is_free
@@ -238,7 +238,9 @@ def test_a_full_disk_is_reported_even_if_the_server_cannot_log_it(program: Progr
     inside = ["sh", "-c", TINY, "sh", str(tmp_path), str(FLOWKIT), str(free_port_base())]
     command = [unshare, "--mount", "--map-root-user", *inside]
     env = {**os.environ, "TEMPORAL_ADDRESS": ""}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=CEILING, check=False)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=EVENT_TIMEOUT_SEC, check=False
+    )
     if done.returncode == 77 or "unshare failed" in done.stderr:
         pytest.skip("not permitted to mount a disk")
     assert done.returncode == 3

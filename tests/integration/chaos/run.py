@@ -17,7 +17,7 @@ from tests.integration.chaos.faults import faults
 from tests.integration.chaos.histories import replay_problems
 from tests.integration.chaos.plans import task_plan
 from tests.integration.chaos.verify import Comparison, read_stored
-from tests.integration.chaos.world import after_delay, patiently, periodically, until
+from tests.integration.chaos.world import after_delay, periodically, retry_until_available, until
 from tests.integration.world import eventually
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Run:
                 )
 
         self.plans[plan.task_id] = plan
-        await patiently(create)
+        await retry_until_available(create)
         self._open.add(plan.task_id)
         if plan.cancel_after is not None:
             cancel = after_delay(plan.cancel_after, lambda: self._cancel(plan.task_id))
@@ -143,11 +143,11 @@ class Run:
 
     async def _handle(self, task_id: str) -> WorkflowHandle[Any, Any]:
         if self._client is None:
-            self._client = await patiently(self.world.client)
+            self._client = await retry_until_available(self.world.client)
         return self._client.get_workflow_handle(task_id)
 
     async def _cancel(self, task_id: str) -> None:
-        await patiently(lambda: self.world.coordinator.cancel_task(task_id, reason="enough"))
+        await retry_until_available(lambda: self.world.coordinator.cancel_task(task_id, reason="enough"))
 
     async def _look(self) -> None:
         """Remove the tasks that ended from the open ones."""
@@ -174,7 +174,7 @@ class Run:
             return not self._open
 
         try:
-            await eventually(ended, ceiling=DRAIN_SEC)
+            await eventually(ended, timeout_sec=DRAIN_SEC)
         except AssertionError:
             self.problems.append(f"tasks that do not end: {sorted(self._open)}")
 

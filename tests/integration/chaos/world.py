@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-AWAY_CEILING = 120.0
+OUTAGE_TIMEOUT_SEC = 120.0
 """Longest outage of a server in seconds; far above what a restart takes."""
-GENTLE_SEC = 20.0
+STOP_TIMEOUT_SEC = 20.0
 HANDLERS = "tests.integration.chaos.handlers"
 SETTINGS: dict[str, Any] = {"lease_ttl_sec": LEASE_SEC, "cancel_grace_sec": 3, "sweep_sec": 1}
 
@@ -93,7 +93,7 @@ class ManagedProcess:
         """Kill the process and do not start it again."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(GENTLE_SEC)
+            self._process.wait(STOP_TIMEOUT_SEC)
 
 
 class Cluster:
@@ -182,9 +182,9 @@ def pid_of(port: int) -> int:
     return int(found[1])
 
 
-async def patiently(call: Callable[[], Awaitable[T]]) -> T:
+async def retry_until_available(call: Callable[[], Awaitable[T]]) -> T:
     """Return the result of `call`; repeat the call while a server is down."""
-    end = time.monotonic() + AWAY_CEILING
+    end = time.monotonic() + OUTAGE_TIMEOUT_SEC
     while True:
         try:
             return await call()
