@@ -1,4 +1,4 @@
-"""One name for every module, imports that point one way, and workflows that see no I/O."""
+"""Every module has one name, imports follow the layers, and workflows import no modules for I/O."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"flowkit.activities", "flowkit.bridge"}),
     frozenset({"flowkit.engine", "flowkit.worker", "flowkit.connection", "flowkit.loops"}),
 )
-"""Each layer may import those before it. Above them is the public API: client, coordinator, plugin, command line."""
+"""Each layer can import those before it. Above them is the public API: client, coordinator, plugin, command line."""
 
 SIBLINGS = frozenset({"flowkit.activities", "flowkit.bridge", "flowkit.engine", "flowkit.worker"})
 """Packages that do not import another one of their own layer."""
@@ -43,12 +43,12 @@ IO = ("motor", "pymongo", "aiokafka", "socket", "subprocess", "requests", "http"
 
 
 def files(folder: str) -> list[Path]:
-    """Python files of one of the linked folders."""
+    """Return the Python files of one of the linked folders."""
     return sorted((ROOT / folder).glob("**/*.py"))
 
 
 def imports(path: Path) -> set[str]:
-    """Full names of the modules that a file imports; `from flowkit import errors` names `flowkit.errors`."""
+    """Return the full names of the modules that a file imports; `from flowkit import errors` is `flowkit.errors`."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -60,12 +60,12 @@ def imports(path: Path) -> set[str]:
 
 
 def within(name: str, modules: Collection[str]) -> bool:
-    """Whether `name` is one of these modules or lies in one."""
+    """Return whether `name` is one of these modules or inside one."""
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
 def sources() -> dict[str, Path]:
-    """Every module of the package by its name."""
+    """Return every module of the package by its name."""
     found: dict[str, Path] = {}
     for folder in (ROOT / "src" / "flowkit", *(ROOT / name for name in LINKED)):
         base = ROOT / "src" if folder.parent.name == "src" else ROOT
@@ -78,12 +78,12 @@ def sources() -> dict[str, Path]:
 
 
 def layer_of(module: str) -> int | None:
-    """Place of a module's layer; None for the public API and the workflows."""
+    """Return the index of a module's layer; None for the public API and the workflows."""
     return next((place for place, layer in enumerate(LAYERS) if within(module, layer)), None)
 
 
 def allowed(module: str) -> frozenset[str]:
-    """What a module may import of the package."""
+    """Return what a module can import from the package."""
     if within(module, {"flowkit.workflows"}):
         return BASE | {"flowkit.workflows"}
     place = layer_of(module)

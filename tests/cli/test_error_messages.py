@@ -1,4 +1,4 @@
-"""What people do wrong: each mistake is told in one line that says what to do, with the exit code of its kind."""
+"""User errors: each prints one line that says how to fix it, and exits with the code of its kind."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from tests.cli.conftest import Program, ProgramOutput
     from tests.integration.world import World
 
-pytestmark = pytest.mark.server  # some need none, but each starts a program, which takes its time
+pytestmark = pytest.mark.server  # some need no server, but each starts a program, which takes time
 
 NOWHERE = {"TEMPORAL_ADDRESS": "127.0.0.1:1", "MONGO_URL": "mongodb://127.0.0.1:1", "FLOWKIT_QUEUE": ""}
-"""Servers that are not there: what is found before they are asked needs none."""
+"""Addresses without servers, for errors that FlowKit detects before it connects."""
 
 FILES = {
     "good.py": """
@@ -69,7 +69,7 @@ number = 7
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A command line, and what is to be told of it."""
+    """A command line, and its expected error."""
 
     command: str
     reported: list[str]
@@ -159,14 +159,14 @@ WITHOUT_SERVERS = {
 
 @pytest.fixture
 def files(program: Program) -> Program:
-    """The program, in a folder with good and bad files."""
+    """The program in a folder with valid and invalid files."""
     for name, text in FILES.items():
         program.write(name, text)
     return program
 
 
 def problems(output: ProgramOutput, mistake: Mistake) -> Iterator[str]:
-    """What is wrong with the way a mistake is told."""
+    """Yield the differences between the output and the expected error."""
     lines = output.err.splitlines()
     if output.code != mistake.code:
         yield f"exit code {output.code}"
@@ -211,7 +211,7 @@ def test_verbose_option_also_prints_the_traceback(files: Program) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """A mistake that only the servers show; `{ended}` and `{queue}` are filled in."""
+    """An error that requires servers. The test replaces `{ended}` and `{queue}` in the command."""
 
     command: str
     reported: list[str]

@@ -1,4 +1,4 @@
-"""Odd and hostile arguments of commands: one line that names argument, value and remedy, no traceback, nothing asked."""
+"""Invalid arguments of commands: one line with argument, value and remedy, no traceback, and no request to a server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Ask = Callable[..., tuple[int, str]]
 
 BYTES = os.fsdecode(b"\xff")
-"""An argument that is no UTF-8, as Python hands it over."""
+"""An argument that is not UTF-8, as Python decodes it."""
 
 DEEP = '{"nodes": [{"node_id": "a", "type": "t", "meta": %s}]}' % ("[" * 150 + "]" * 150)
 LARGE = '{"nodes": [{"node_id": "a", "type": "t", "io": {"input_inline": {"id": 9223372036854775808}}}]}'
@@ -40,7 +40,7 @@ FILES = {
 
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Ask:
-    """A command in this process, where no server is; returns exit code and the one line on stderr."""
+    """Run a command in this process without servers, and return its exit code and its only line on stderr."""
     for module in ("commands", "variables"):
         monkeypatch.setattr(f"flowkit.cli.tasks.{module}.log_warnings", lambda verbose: None)
     monkeypatch.setenv("MONGO_URL", "mongodb://127.0.0.1:1")

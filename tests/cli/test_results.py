@@ -1,4 +1,4 @@
-"""Waiting for a task through Coordinator and TaskClient: results, clear errors, and nothing but Temporal needed."""
+"""Waiting for a task with Coordinator and TaskClient: results and errors, with Temporal alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def function(node_id: str, *parents: str) -> dict[str, Any]:
-    """A node that needs no worker."""
+    """Return a node that needs no worker."""
     return node(node_id, "coordinator_fn", *parents)
 
 
@@ -126,7 +126,7 @@ async def test_result_reads_the_document_of_a_task_that_temporal_no_longer_has(
 
 
 async def nothing(task_id: str) -> None:
-    """A function of the user's: each call is an activity with its events."""
+    """A user function, so that each call is an activity with its events."""
 
 
 @pytest.mark.server

@@ -1,4 +1,4 @@
-"""`flowkit purge` removes what ended long ago, with all that belongs to it, and nothing else."""
+"""`flowkit purge` removes tasks that ended long ago with all their documents, and nothing else."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def test_invalid_option_exits_with_code_2(program: Program, arguments: list[str]
 
 
 async def purge(program: Program, world: World, *options: str) -> ProgramOutput:
-    """`flowkit purge` of what ended more than an hour ago."""
+    """Run `flowkit purge` for tasks that ended more than an hour ago."""
     return await program.call("purge", "--older-than", "1h", *options, env=world.environment)
 
 
 async def ended(
     world: World, task_id: str, *, hours: float = 2, status: str = "finished", **more: Any
 ) -> None:
-    """The document of a task that ended so long ago, and a row of each kind that belongs to it."""
+    """Insert a task that ended some hours ago, with one document in each collection of a task."""
     finished_at = datetime.now(UTC) - timedelta(hours=hours)
     document = {"id": task_id, "status": status, "finished_at": finished_at, **more}
     await world.db.tasks.insert_one(document)
@@ -73,13 +73,13 @@ async def ended(
 
 
 async def left(world: World) -> dict[str, set[str]]:
-    """Ids of the tasks that are left, by collection."""
+    """Return the ids of the remaining tasks by collection."""
     found = {name: {row["task_id"] async for row in world.db[name].find({})} for name in TASK_COLLECTIONS}
     return {**found, "tasks": {row["id"] async for row in world.db.tasks.find({})}}
 
 
 def everywhere(*task_ids: str) -> dict[str, set[str]]:
-    """These tasks, with all that belongs to them."""
+    """Return the expected ids if exactly these tasks remain in every collection."""
     return {name: set(task_ids) for name in (*TASK_COLLECTIONS, "tasks")}
 
 

@@ -1,4 +1,4 @@
-"""The schema and validation agree: what validation accepts the schema accepts, and it refuses what a schema can."""
+"""The schema accepts what validation accepts, and rejects every invalid graph that a schema can detect."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ RELATIONS = {
     *("count_zero", "count_too_many", "parent_unknown", "parent_typo", "own_parent", "pull_unknown"),
     *("alias_unknown", "twice", "edge_unknown", "edge_child", "cycle"),
 }
-"""Mistakes that lie between nodes."""
+"""Errors in the relations between nodes, which a schema cannot detect."""
 
 
 def fits(graph: object) -> bool:
-    """Whether the schema accepts a graph."""
+    """Return whether the schema accepts a graph."""
     return bool(VALIDATOR.is_valid(graph))
 
 
 def well_formed(graph: object) -> bool:
-    """Whether validation accepts the form of a graph."""
+    """Return whether validation accepts the format of a graph."""
     try:
         field_checks.json_bytes(graph)
     except GraphError:

@@ -1,4 +1,4 @@
-"""Commands of tasks on real servers: start, watch, look, list, cancel; and the exit codes that tell the outcome."""
+"""Task commands on real servers: run, watch, status, list and cancel, with the exit code of each outcome."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ CHAIN: dict[str, Any] = {"nodes": [node("a"), node("b", "quick", "a")], "name": 
 
 
 def failing(**fields: Any) -> dict[str, Any]:
-    """A graph whose only node fails for good."""
+    """Return a graph whose only node fails permanently."""
     return {"nodes": [node("a", "failing", inline={"failures": 9, "permanent": True}, **fields)]}
 
 
 async def started(world: World) -> None:
-    """An engine and workers in this process."""
+    """Start an engine and workers in this process."""
     await world.engine()
     await world.worker()
 
 
 async def run_graph(program: Program, world: World, graph: dict[str, Any], *options: str) -> ProgramOutput:
-    """`flowkit run` of a graph."""
+    """Run `flowkit run` for a graph, and return its output."""
     program.write("graph.json", json.dumps(graph))
     return await program.call("run", "graph.json", *options, env=world.environment)
 

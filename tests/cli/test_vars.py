@@ -1,4 +1,4 @@
-"""`flowkit vars`: what it shows of a task's variables, what it changes, and how it refuses what cannot be."""
+"""`flowkit vars` shows and changes the variables of a task, and rejects invalid changes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_values_without_a_json_form_are_shown_as_text() -> None:
 def ask(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str]]:
-    """`flowkit vars task …` in this process, where no MongoDB is; answers exit code and the one line on stderr."""
+    """Run `flowkit vars task …` without MongoDB, and return the exit code and the only line on stderr."""
     monkeypatch.setattr("flowkit.cli.tasks.variables.log_warnings", lambda verbose: None)
     monkeypatch.setenv("MONGO_URL", "mongodb://127.0.0.1:1")
     monkeypatch.setattr("flowkit.cli.servers._ANSWER_MS", 50)
@@ -138,7 +138,7 @@ def test_unreachable_database_is_reported_with_a_remedy(
 
 
 class Vars:
-    """`flowkit vars` of one task, with no Temporal to ask."""
+    """Runs `flowkit vars` for one task without Temporal."""
 
     def __init__(self, world: World, program: Program, task_id: str) -> None:
         self.world = world
@@ -146,18 +146,18 @@ class Vars:
         self.task_id = task_id
 
     async def __call__(self, *options: str, task_id: str | None = None) -> ProgramOutput:
-        """What it says."""
+        """Run the command and return its output."""
         environment = {**self.world.environment, "TEMPORAL_ADDRESS": "127.0.0.1:1"}
         return await self.program.call("vars", task_id or self.task_id, *options, env=environment)
 
     async def stored(self) -> dict[str, Any]:
-        """The variables in the database."""
+        """Return the variables in the database."""
         return await self.world.coordinator.vars(self.task_id)
 
 
 @pytest.fixture
 async def task_vars(world: World, program: Program) -> Vars:
-    """The command, of a task that nobody runs."""
+    """The command for a task without an engine."""
     return Vars(world, program, await world.create(node("a")))
 
 

@@ -74,7 +74,7 @@ class _RecordingCollection:
 
 
 def conflicts(update: Update) -> list[tuple[str, str]]:
-    """Return the pairs of paths that MongoDB refuses in one update: equal paths, or a path and its parent."""
+    """Return the pairs of paths that MongoDB rejects in one update: equal paths, or a path and its parent."""
     paths = [path for fields in update.values() for path in fields]
     return [pair for pair in combinations(paths, 2) if _overlap(*pair)]
 

@@ -221,7 +221,7 @@ async def test_twenty_concurrent_nodes_take_effect_once_each(db: Any, tasks: Tas
     assert await held(db) == {"n": 20}
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------
+# --- rejections -------------------------------------------------------------------------------------------------
 
 
 @one_update

@@ -160,7 +160,7 @@ async def test_non_unique_index_can_have_any_name() -> None:
 
 
 class Failing:
-    """A database that refuses one index."""
+    """A database that rejects one index."""
 
     def __init__(self, db: Any, index: str, error: Exception) -> None:
         self._db, self._index, self._error = db, index, error

@@ -142,7 +142,7 @@ async def test_source_that_fails_and_then_succeeds_is_pulled_completely(
     assert sorted(uid for uid, _ in await asyncio.wait_for(running, TIMEOUT_SEC)) == ["b0", "b1"]
 
 
-# --- both writes at once --------------------------------------------------------------------------------------------
+# --- both writes together -------------------------------------------------------------------------------------------
 
 
 @EACH_DOCUMENT_MISSING

@@ -1,4 +1,4 @@
-"""No update names a path twice, or a path and its parent: MongoDB refuses that, but its stand-ins do not."""
+"""No update names a path twice, or a path and its parent: MongoDB rejects that, but its stand-ins do not."""
 
 from __future__ import annotations
 

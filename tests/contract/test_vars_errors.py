@@ -1,4 +1,4 @@
-"""Refused operations on task variables: the message names the conflict, and nothing is written."""
+"""Rejected operations on task variables: the message names the conflict, and nothing is written."""
 
 from __future__ import annotations
 

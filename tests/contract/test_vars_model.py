@@ -24,7 +24,7 @@ Tree = dict[str, Any]
 
 
 class Refused(Exception):
-    """The model refuses an operation."""
+    """The model rejects an operation."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ async def follow(db: Any, sequence: list[Operation], *, in_memory: bool = False)
 
 
 async def touch(adapters: CoordinatorAdapters, operation: Operation, task_id: str) -> int | None:
-    """Return how many paths the call touched; None if it was refused."""
+    """Return how many paths the call touched; None if it was rejected."""
     try:
         response = await operation.on(adapters, task_id)
     except AdapterError:

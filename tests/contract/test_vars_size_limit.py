@@ -40,7 +40,7 @@ async def ledger(db: Any, task_id: str = TASK) -> tuple[int, int]:
 
 
 async def until_refused(call: Callable[[int], Awaitable[Any]]) -> int:
-    """Call with 0, 1, 2… until a call is refused, and return the number of earlier calls."""
+    """Call with 0, 1, 2… until a call is rejected, and return the number of earlier calls."""
     for n in range(10_000):
         try:
             await call(n)
@@ -228,7 +228,7 @@ async def test_write_is_rejected_exactly_if_all_variables_would_be_too_large(
 
 
 def applied(model: Model, operation: Operation) -> int | None:
-    """Return what the operation touches in the model; None if the model refuses it."""
+    """Return what the operation touches in the model; None if the model rejects it."""
     try:
         return model.apply(operation)
     except Refused:

@@ -36,7 +36,7 @@ def commands(name: str) -> list[list[str]]:
 
 
 def up_arguments() -> list[str]:
-    """Return the arguments of `flowkit` that serve all examples at once."""
+    """Return the arguments of `flowkit` that serve all examples together."""
     named = [argument for name in NAMES for argument in commands(name)[0][2:]]
     return ["up", *(argument for argument in named if ":" in argument), "--concurrency", "4"]
 

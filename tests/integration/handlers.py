@@ -161,7 +161,7 @@ class ConcurrencyCounter(Quick):
         self.now = self.most = 0
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """Count this attempt for a moment."""
+        """Count this attempt while its batch runs."""
         self.now += 1
         self.most = max(self.most, self.now)
         await asyncio.sleep(0.1)

@@ -177,6 +177,6 @@ async def test_function_stops_immediately_after_terminate(world: World) -> None:
     await world.engine(endless=endless)
     task_id = await world.create(function("f", "endless"))
     await world.until_node(task_id, "f", "running")
-    await wait_seconds(3.0)  # until its first heartbeat, which Temporal's library sends at once, is gone
+    await wait_seconds(3.0)  # until the SDK has sent its first heartbeat, which it does not delay
     await (await world.handle(task_id)).terminate()
     await asyncio.wait_for(stopped.wait(), 5)

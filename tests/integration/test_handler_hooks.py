@@ -368,7 +368,7 @@ class Opening(CallRecorder):
 
 
 async def closing_later(order: list[str]) -> AsyncIterator[Batch]:
-    """Yield batches from an async generator that takes a moment to close."""
+    """Yield batches from an async generator that closes slowly."""
     try:
         yield Batch(batch_uid="b0")
     finally:

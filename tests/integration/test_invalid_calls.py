@@ -1,4 +1,4 @@
-"""Invalid calls of clients: refused before a task starts, or once it runs, without an error for its caller."""
+"""Invalid calls of clients fail before a task starts. Errors after the start do not fail the call."""
 
 from __future__ import annotations
 

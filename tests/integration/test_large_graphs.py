@@ -232,7 +232,7 @@ async def test_long_running_node_is_never_interrupted_by_a_new_run(
 
 
 async def until_only_runs(world: World, task_id: str, activity_id: str) -> None:
-    """Wait until this attempt has been the only one in flight for a while."""
+    """Wait until this attempt has been the only one in flight for some time."""
     handle = await world.handle(task_id)
     quiet: Counter[int] = Counter()
 

@@ -1,4 +1,4 @@
-"""Thousands of nodes with pulling children end at once: FlowKit still writes all markers and the document."""
+"""Thousands of nodes with pulling children end together: FlowKit still writes all markers and the document."""
 
 from __future__ import annotations
 

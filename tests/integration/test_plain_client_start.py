@@ -1,4 +1,4 @@
-"""Tasks that a plain Temporal client starts: valid ones run, and invalid ones fail at once with a helpful message."""
+"""Tasks that a plain Temporal client starts: valid ones run, and invalid ones fail immediately with a helpful message."""
 
 from __future__ import annotations
 

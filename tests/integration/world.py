@@ -53,7 +53,7 @@ async def wait_seconds(seconds: float) -> None:
 
 
 class World:
-    """Starts whatever a test needs, and reads the results."""
+    """Starts engines, workers and tasks for a test, and reads the results."""
 
     def __init__(self, *, temporal: str, mongo: str) -> None:
         name = uuid.uuid4().hex[:10]

@@ -1,4 +1,4 @@
-"""The tasks whose histories are kept: one shape of graph each."""
+"""The tasks whose histories are recorded: one shape of graph each."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SOON = {"retry_policy": {"max": 2, "backoff_sec": 0.1}}
 BROKEN: dict[str, Any] = {"inline": {"failures": 9, "permanent": True}}
 LONG: dict[str, Any] = {"inline": {"pause": 60}}
 RUNS_AFTER = 80
-"""Events after which the recording server suggests to continue as a new run; of the shapes, only one has more."""
+"""Number of events after which the recording server suggests continue-as-new; only one shape has more."""
 
 
 def call(node_id: str, *parents: str, io: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """A node that calls a coordinator function; without `io` the one that does nothing."""
+    """Return a node that calls a coordinator function; without `io` it calls `noop`."""
     given = {"io": io} if io else {}
     return {"node_id": node_id, "type": "coordinator_fn", "depends_on": list(parents), **given, **more}
 
@@ -110,7 +110,7 @@ GRAPHS: dict[str, dict[str, Any]] = {
 
 
 async def ran(world: World, name: str) -> None:
-    """Start the task and wait for its end, whatever it is."""
+    """Start the task and wait until it has ended, with any outcome."""
     await world.coordinator.create_task(params={"shape": name}, graph=GRAPHS[name], task_id=name)
     await ended(world, name)
 
@@ -130,7 +130,7 @@ async def cancelled(world: World, name: str) -> None:
 
 
 async def lost(world: World, name: str) -> None:
-    """Kill the worker that runs a node; another one takes over and finishes."""
+    """Kill the worker of a running node; another worker takes over and finishes the node."""
     from tests.integration.handlers import Quick
 
     process = world.worker_process("Stubborn")
@@ -142,7 +142,7 @@ async def lost(world: World, name: str) -> None:
 
 
 async def yielded(world: World, name: str) -> None:
-    """A puller holds the only slot of its role and gives it to the node it waits for."""
+    """A pulling node holds the only slot of its role and yields it to its source."""
     from tests.integration.handlers import Quick
 
     await world.worker({"solo": Quick()}, concurrency=1)
@@ -151,7 +151,7 @@ async def yielded(world: World, name: str) -> None:
 
 
 async def refused(world: World, name: str) -> None:
-    """Start a bad graph past `create_task`, which would refuse it."""
+    """Start an invalid graph with a Temporal client, because `create_task` would reject it."""
     client = await world.client()
     await client.start_workflow("Task", {"graph": GRAPHS[name]}, id=name, task_queue=world.queue)
     await ended(world, name)

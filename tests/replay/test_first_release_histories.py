@@ -1,8 +1,8 @@
-"""Tasks of the first release keep running as they began, although today's workflow would decide otherwise.
+"""Tasks of the first release continue by its rules, although the current workflow would decide otherwise.
 
-Their histories were recorded with the workflow of version 0.1.0 and are never recorded anew: each shows something that
-only that version did. `many_retries` has a `retry_policy.max` of a million; `repeated_at_once` retries without a wait in
-a long history; `held_back` hangs after its last attempt was handed over, until somebody cancels it; in `empty_sources`
+Their histories were recorded with the workflow of version 0.1.0 and are never recorded again: each shows behavior that
+only that version has. `many_retries` has a `retry_policy.max` of a million; `repeated_at_once` retries without a wait in
+a long history; `held_back` hangs after its last attempt was handed over, until a client cancels it; in `empty_sources`
 `from_nodes: []` means the parents.
 """
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 EARLIER = sorted((HISTORIES / "earlier").glob("*.json"))
 BROKEN = (NondeterminismError, RuntimeError)
-"""What a replay raises that takes another way; the second where a timer is concerned."""
+"""Errors of a replay that differs from its history; the second is for timers."""
 
 PATCHED = ("many_retries", "repeated_at_once-1", "held_back")
 
 
 def earlier(name: str) -> Path:
-    """The file of a history."""
+    """Return the path of a history."""
     return HISTORIES / "earlier" / f"{name}.json"
 
 

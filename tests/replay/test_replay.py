@@ -1,6 +1,6 @@
-"""Recorded histories replay; whoever changes the workflow's commands notices here.
+"""Recorded histories replay. These tests fail if a change affects the workflow's commands.
 
-`make histories` records them anew after a change that is meant.
+After an intentional change, `make histories` records them again.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ POISONED = sorted((HISTORIES / "poisoned").glob("*.json"))
 
 
 def load(path: Path) -> WorkflowHistory:
-    """A recorded history; its file is named after the workflow id."""
+    """Return a recorded history, whose file has the name of the workflow id."""
     return WorkflowHistory.from_json(path.stem.partition("-")[0], path.read_text(encoding="utf-8"))
 
 
 async def replay(history: WorkflowHistory) -> None:
-    """Run the workflow against a history; raises what Temporal would fail its task with."""
+    """Replay the workflow. Raises the error with which Temporal would fail its workflow task."""
     await Replayer(workflows=[Task], data_converter=pydantic_data_converter).replay_workflow(history)
 
 

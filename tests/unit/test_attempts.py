@@ -264,7 +264,7 @@ async def test_attempt_flagged_by_the_workflow_stops_and_waits_for_the_temporal_
 @pytest.mark.usefixtures("_at_once")
 @pytest.mark.parametrize("stops", [True, False])
 async def test_attempt_ends_without_using_budget_if_temporal_rejects_the_cancel(db: Any, stops: bool) -> None:
-    """The environment of the test has no client, so every cancel is refused."""
+    """The environment of the test has no client, so every cancel is rejected."""
     await flag(db, cancelled_at="whenever", cancel_reason="too dear")
     body = FunctionRunner(endless, stops=stops)
     reported = await failed(db, body, replace(attempt(), cancel_grace_sec=0.05))

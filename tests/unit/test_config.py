@@ -249,7 +249,7 @@ NOT_NUMBERS: list[object] = ["7", "", None, True, False, [], {}, math.nan, math.
 
 
 def refused(name: str, value: object) -> str:
-    """Return the message with which a value is refused."""
+    """Return the message with which a value is rejected."""
     with pytest.raises(ConfigError) as caught:
         made(name, value)
     return str(caught.value)

@@ -1,4 +1,4 @@
-"""Input routes and their arguments: which are refused, with which code and message, and which defaults apply."""
+"""Input routes and their arguments: which are rejected, with which code and message, and which defaults apply."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def route(adapter: object, /, **args: Any) -> dict[str, Any]:
 
 
 def refusal(inline: dict[str, Any], **options: Any) -> BadInput:
-    """Return the error with which a route is refused."""
+    """Return the error with which a route is rejected."""
     with pytest.raises(BadInput) as caught:
         parse_pull(inline, **options)
     return caught.value

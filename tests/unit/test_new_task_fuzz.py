@@ -1,4 +1,4 @@
-"""Any input of `create_task` is either refused with a readable message before anything starts, or can be stored."""
+"""Any input of `create_task` is either rejected with a readable message before the start, or can be stored."""
 
 from __future__ import annotations
 

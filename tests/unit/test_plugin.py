@@ -105,7 +105,7 @@ def recorded(path: Path) -> WorkflowHistory:
 
 
 async def refused(client: Client, **options: Any) -> str:
-    """Return the one-line error with which a worker is refused."""
+    """Return the one-line error with which a worker is rejected."""
     with pytest.raises(ConfigError) as caught:
         Worker(client, **options)
     assert "\n" not in str(caught.value)

@@ -66,7 +66,7 @@ async def test_busy_process_ends_with_its_worker(tmp_path: Path, how: signal.Sig
     await until_gone(computing)
 
 
-# --- batches beside each other ------------------------------------------------------------------------------------
+# --- concurrent batches -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Values that pass the check can be encoded for MongoDB; refused ones cannot, or exceed a limit."""
+"""Values that pass the check can be encoded for MongoDB; rejected ones cannot, or exceed a limit."""
 
 from __future__ import annotations
 

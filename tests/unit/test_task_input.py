@@ -13,7 +13,7 @@ from flowkit.limits import ID_CHARS
 
 
 def refused(given: object, task_id: str = "t") -> GraphError:
-    """Return the error with which an input is refused."""
+    """Return the error with which an input is rejected."""
     with pytest.raises(GraphError) as caught:
         parse_input(task_id, given)
     return caught.value

@@ -1,4 +1,4 @@
-"""Refused graphs: every message names the node, the field, the value and the allowed values."""
+"""Rejected graphs: every message names the node, the field, the value and the allowed values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any graph is either normalized or refused, and nothing else happens."""
+"""Any graph is either normalized or rejected, and nothing else happens."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def planted(path: Path, value: object) -> dict[str, Any]:
 
 
 def outcome(graph: object) -> Graph | str:
-    """Return the graph, or the text of its refusal; any other exception fails the test."""
+    """Return the graph, or the text of its error; any other exception fails the test."""
     try:
         return parse_graph(graph)
     except GraphError as error:

@@ -163,7 +163,7 @@ def of_bytes(count: int, key: str = "a") -> Tree:
 
 
 def setting_bytes(count: int) -> operations.Change:
-    """Return a change that adds this many bytes, including the overhead beside other variables, as a text under `b`."""
+    """Return a change that adds this many bytes, including the overhead next to other variables, as a text under `b`."""
     return operations.Change(operation="set", sets={"b": "x" * (count - 8)})
 
 

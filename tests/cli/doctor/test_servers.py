@@ -67,7 +67,7 @@ async def index_names(db: Any) -> Any:
 
 
 def test_unreachable_servers_are_reported_within_seconds(doctor: Doctor) -> None:
-    """One address refuses connections, the other belongs to no machine and never responds."""
+    """One address refuses connections, the other has no machine and never responds."""
     start = time.monotonic()
     report = doctor(TEMPORAL_ADDRESS="192.0.2.1:7233", MONGO_URL="mongodb://me:secret@127.0.0.1:1")
     assert time.monotonic() - start < 15, "the timeout is 2.5 seconds; a busy machine needs the rest"

@@ -80,7 +80,7 @@ class ManagedProcess:
             )
 
     def end(self, number: signal.Signals, away: float) -> None:
-        """End the process with a signal. It starts again `away` seconds later."""
+        """End the process with a signal. It restarts `away` seconds later."""
         self._back_at = time.monotonic() + away
         self.signal(number)
 
@@ -196,7 +196,7 @@ async def retry_until_available(call: Callable[[], Awaitable[T]]) -> T:
 
 
 async def until(moment: float, look: Callable[[], bool]) -> bool:
-    """Wait until `look` returns True. Returns False at `moment`."""
+    """Wait until `look` returns True, or until the time `moment`. Return whether it did."""
     while time.monotonic() < moment:
         if look():
             return True
