@@ -38,7 +38,7 @@ class WatchedArtifacts(ArtifactStore):
             self._looked.notify_all()
         return found
 
-    async def looked_again(self) -> None:
+    async def next_scan(self) -> None:
         """Wait until the puller has scanned the sources at least once more."""
         seen = self._looks
         async with asyncio.timeout(TIMEOUT_SEC), self._looked:

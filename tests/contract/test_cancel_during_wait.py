@@ -111,11 +111,11 @@ async def test_waiting_iter_batches_ends_immediately_and_is_closed(prepared: Any
 
 async def test_plain_generator_finishes_its_current_step(prepared: Any) -> None:
     """The hook runs in a thread, which cannot be interrupted, so the resources that it uses must remain."""
-    waits, go_on = threading.Event(), threading.Event()
+    waits, released = threading.Event(), threading.Event()
 
     def blocking(loaded: Any) -> Iterator[Batch]:
         waits.set()
-        go_on.wait(SOON)
+        released.wait(SOON)
         yield Batch(batch_uid="b1")
 
     handler: Any = RoleHandler()
@@ -126,30 +126,30 @@ async def test_plain_generator_finishes_its_current_step(prepared: Any) -> None:
     body.cancel("budget is spent", 600)
     await asyncio.wait([running], timeout=0.2)
     assert not running.done()
-    go_on.set()
+    released.set()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(running, SOON)
     assert [row async for row in prepared.artifacts.find({})] == []
 
 
 async def test_current_batch_is_finished_and_no_other_started(prepared: Any) -> None:
-    in_hand, go_on = asyncio.Event(), asyncio.Event()
+    processing, released = asyncio.Event(), asyncio.Event()
 
-    class Careful(Returning):
+    class WaitsForRelease(Returning):
         async def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
-            in_hand.set()
-            await go_on.wait()
+            processing.set()
+            await released.wait()
             return await super().process_batch(batch, ctx)
 
-    handler = Careful(OK, "b1", "b2")
+    handler = WaitsForRelease(OK, "b1", "b2")
     body = role_executor(prepared, attempt(), handler)
     running = asyncio.create_task(body.run())
-    await asyncio.wait_for(in_hand.wait(), SOON)
+    await asyncio.wait_for(processing.wait(), SOON)
     body.cancel("budget is spent", 600)
     for _ in range(50):
         await let_other_tasks_run()
     assert not running.done()
-    go_on.set()
+    released.set()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(running, SOON)
     assert [row["batch_uid"] for row in await documents_of(prepared.artifacts)] == ["b1"]

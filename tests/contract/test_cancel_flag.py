@@ -42,7 +42,7 @@ async def _running(tasks: TaskStore) -> None:
 
 
 @pytest.fixture
-def by_hand(db: Any) -> Any:
+def direct_write(db: Any) -> Any:
     """A function that writes fields of the document as a user would."""
 
     async def write(**fields: Any) -> None:
@@ -68,31 +68,31 @@ async def test_cancelled_task_stops_every_node(tasks: TaskStore) -> None:
 
 
 async def test_direct_write_is_distinguished_from_a_flag_of_the_workflow(
-    tasks: TaskStore, by_hand: Any
+    tasks: TaskStore, direct_write: Any
 ) -> None:
-    await by_hand(coordinator__cancelled=True)
+    await direct_write(coordinator__cancelled=True)
     assert await tasks.cancel_flag(attempt()) == DB_FLAG
 
 
-async def test_direct_write_can_have_a_reason(tasks: TaskStore, by_hand: Any) -> None:
-    await by_hand(coordinator__cancelled=True, coordinator__cancel_reason="too dear")
+async def test_direct_write_can_have_a_reason(tasks: TaskStore, direct_write: Any) -> None:
+    await direct_write(coordinator__cancelled=True, coordinator__cancel_reason="too dear")
     assert await tasks.cancel_flag(attempt()) == "too dear"
 
 
-async def test_direct_write_to_a_node_stops_only_that_node(tasks: TaskStore, by_hand: Any) -> None:
-    await by_hand(graph__nodes__1__coordinator__cancelled=True)
+async def test_direct_write_to_a_node_stops_only_that_node(tasks: TaskStore, direct_write: Any) -> None:
+    await direct_write(graph__nodes__1__coordinator__cancelled=True)
     assert await tasks.cancel_flag(attempt("a")) is None
     assert await tasks.cancel_flag(attempt("b", index=1)) == DB_FLAG
 
 
-async def test_node_set_to_cancelling_by_a_direct_write_stops(tasks: TaskStore, by_hand: Any) -> None:
-    await by_hand(graph__nodes__0__status="cancelling")
+async def test_node_set_to_cancelling_by_a_direct_write_stops(tasks: TaskStore, direct_write: Any) -> None:
+    await direct_write(graph__nodes__0__status="cancelling")
     assert await tasks.cancel_flag(attempt()) == DB_FLAG
 
 
 @pytest.mark.parametrize("value", [False, "true", None, 0])
-async def test_only_the_value_true_is_a_flag(tasks: TaskStore, by_hand: Any, value: object) -> None:
-    await by_hand(coordinator__cancelled=value, graph__nodes__0__coordinator__cancelled=value)
+async def test_only_the_value_true_is_a_flag(tasks: TaskStore, direct_write: Any, value: object) -> None:
+    await direct_write(coordinator__cancelled=value, graph__nodes__0__coordinator__cancelled=value)
     assert await tasks.cancel_flag(attempt()) is None
 
 
@@ -153,19 +153,19 @@ async def test_flags_of_the_workflow_name_its_run(
 
 
 async def test_other_fields_do_not_turn_a_direct_write_into_a_flag_of_the_workflow(
-    tasks: TaskStore, by_hand: Any
+    tasks: TaskStore, direct_write: Any
 ) -> None:
-    await by_hand(
+    await direct_write(
         coordinator__cancelled=True, coordinator__cancelled_at="now", coordinator__cancel_reason="too dear"
     )
     assert await tasks.raised_flag(attempt()) == CancelFlag(reason="too dear", run_id=None)
 
 
 async def test_direct_write_to_a_node_is_not_mistaken_for_an_old_flag_of_the_task(
-    tasks: TaskStore, by_hand: Any
+    tasks: TaskStore, direct_write: Any
 ) -> None:
-    await by_hand(coordinator__cancelled=False, coordinator__cancel_run_id=OTHER_RUN)
-    await by_hand(graph__nodes__0__coordinator__cancelled=True)
+    await direct_write(coordinator__cancelled=False, coordinator__cancel_run_id=OTHER_RUN)
+    await direct_write(graph__nodes__0__coordinator__cancelled=True)
     assert await tasks.raised_flag(attempt()) == CancelFlag(reason=DB_FLAG, run_id=None)
 
 
@@ -173,11 +173,11 @@ async def test_direct_write_to_a_node_is_not_mistaken_for_an_old_flag_of_the_tas
 
 
 @pytest.fixture(params=[RUN, None], ids=["of the workflow", "written directly"])
-async def flagged(request: pytest.FixtureRequest, by_hand: Any) -> CancelFlag:
+async def flagged(request: pytest.FixtureRequest, direct_write: Any) -> CancelFlag:
     """Return a flag that is valid for this run."""
-    await by_hand(coordinator__cancelled=True, coordinator__cancel_reason="enough")
+    await direct_write(coordinator__cancelled=True, coordinator__cancel_reason="enough")
     if request.param:
-        await by_hand(coordinator__cancel_run_id=request.param)
+        await direct_write(coordinator__cancel_run_id=request.param)
     return CancelFlag(reason="enough", run_id=request.param)
 
 
@@ -211,8 +211,10 @@ async def test_no_function_takes_effect_while_the_task_is_flagged(
     assert await stored(db) == before
 
 
-async def test_running_attempt_of_a_flagged_task_can_finish(db: Any, tasks: TaskStore, by_hand: Any) -> None:
-    await by_hand(coordinator__cancelled=True)
+async def test_running_attempt_of_a_flagged_task_can_finish(
+    db: Any, tasks: TaskStore, direct_write: Any
+) -> None:
+    await direct_write(coordinator__cancelled=True)
     await tasks.finish_attempt(attempt(), RUN, AT)
     assert await stored_statuses(db) == ["finished", "queued"]
 
@@ -256,10 +258,10 @@ async def test_rejected_attempt_clears_no_flags(db: Any, tasks: TaskStore) -> No
 
 
 async def test_direct_write_to_a_closed_task_does_not_stop_its_reset(
-    db: Any, tasks: TaskStore, by_hand: Any
+    db: Any, tasks: TaskStore, direct_write: Any
 ) -> None:
     await tasks.close_task(close(shown("a", NodeStatus.FAILED, epoch=1), status=TaskStatus.FAILED))
-    await by_hand(coordinator__cancelled=True)
+    await direct_write(coordinator__cancelled=True)
     with pytest.raises(Fenced):
         await begun(tasks, attempt(epoch=2))
     await begun(tasks, attempt(epoch=2), run="run-2")

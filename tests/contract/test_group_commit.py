@@ -152,21 +152,21 @@ class Scenario:
 
     before: list[Callable[[TaskStore], Awaitable[Any]]]
     writes: list[Callable[[TaskStore], Awaitable[None]]]
-    calm: bool
+    without_errors: bool
     """Whether all writes succeed."""
 
 
 def scenario(seed: int) -> Scenario:
     chance = random.Random(seed)
-    trouble, ended = chance.choice(((0.0, False), (0.05, False), (0.5, False), (0.5, True)))
-    found = Scenario(before=[], writes=[], calm=not trouble)
+    with_errors, ended = chance.choice(((0.0, False), (0.05, False), (0.5, False), (0.5, True)))
+    found = Scenario(before=[], writes=[], without_errors=not with_errors)
     for task_id in TASKS:
         for index in range(len(NODES)):
             finishes, run = chance.random() < 0.5, RUN
             epoch = earlier = chance.randrange(1, 4)
-            if chance.random() < trouble:
+            if chance.random() < with_errors:
                 epoch, run = chance.randrange(1, 4), RUN if ended else chance.choice((RUN, "other-run"))
-            if finishes or chance.random() < trouble:
+            if finishes or chance.random() < with_errors:
                 found.before.append(partial(begin, each(task_id, index, earlier), RUN))
             wanted = each(task_id, index, epoch)
             found.writes.append(partial(finish if finishes else begin, wanted, run))
@@ -203,6 +203,6 @@ async def test_group_has_the_same_outcome_as_its_attempts_one_by_one(seed: int) 
     ends, tasks, updates = await after(chosen, at_once=True)
     expected, expected_tasks, single = await after(chosen, at_once=False)
     assert (ends, tasks) == (expected, expected_tasks)
-    if chosen.calm:
+    if chosen.without_errors:
         assert set(ends) == {"written"}
         assert updates < single / 4

@@ -168,9 +168,9 @@ async def test_running_source_is_awaited_and_its_later_batches_are_delivered(
 ) -> None:
     running = pull.start("u")
     for number in (1, 2):
-        await artifacts.looked_again()
+        await artifacts.next_scan()
         await artifacts.upsert_partial(attempt("u"), f"b{number}", {}, WORKER, AT + number)
-    await artifacts.looked_again()
+    await artifacts.next_scan()
     assert not running.done()
     await end(artifacts, "u")
     assert [uid for uid, _ in await asyncio.wait_for(running, TIMEOUT_SEC)] == ["b1", "b2"]
@@ -181,7 +181,7 @@ async def test_one_of_two_ended_sources_does_not_end_the_pull(
 ) -> None:
     await ended_source(artifacts, "b1", node="u")
     running = pull.start("u", "t")
-    await artifacts.looked_again()
+    await artifacts.next_scan()
     assert not running.done()
     await ended_source(artifacts, "b2", node="t")
     assert [uid for uid, _ in await asyncio.wait_for(running, TIMEOUT_SEC)] == ["b1", "b2"]
@@ -194,7 +194,7 @@ async def test_marker_of_an_older_epoch_does_not_end_the_pull(
     await begun(tasks, attempt("u", epoch=2))
     await end(artifacts, "u", epoch=1)
     running = pull.start("u")
-    await artifacts.looked_again()
+    await artifacts.next_scan()
     assert not running.done()
     await end(artifacts, "u", epoch=2)
     assert await asyncio.wait_for(running, TIMEOUT_SEC) == []
@@ -203,7 +203,7 @@ async def test_marker_of_an_older_epoch_does_not_end_the_pull(
 async def test_pull_trusts_the_epochs_of_the_workflow(artifacts: WatchedArtifacts, pull: Pull) -> None:
     await end(artifacts, "u", epoch=1)
     running = pull.start("u", sources={"u": 2})
-    await artifacts.looked_again()
+    await artifacts.next_scan()
     assert not running.done()
     await end(artifacts, "u", epoch=2)
     assert await asyncio.wait_for(running, TIMEOUT_SEC) == []
@@ -214,7 +214,7 @@ async def test_pull_without_an_end_continues_after_the_marker(
 ) -> None:
     await end(artifacts, "u")
     running = pull.start("u", eof_on_task_done=False)
-    await artifacts.looked_again()
+    await artifacts.next_scan()
     assert not running.done()
     running.cancel()
 
@@ -226,7 +226,7 @@ async def test_batch_that_disappears_during_the_read_is_delivered_if_it_returns(
     """A rerun of a source deletes its batches and creates them again."""
     read = artifacts.metas
 
-    async def vanishing(*args: Any) -> list[dict[str, Any]]:
+    async def disappearing(*args: Any) -> list[dict[str, Any]]:
         monkeypatch.setattr(artifacts, "metas", read)
         await db.artifacts.delete_one({"batch_uid": "b1"})
         found = await read(*args)
@@ -235,5 +235,5 @@ async def test_batch_that_disappears_during_the_read_is_delivered_if_it_returns(
         return found
 
     await ended_source(artifacts, "b1", "b2")
-    monkeypatch.setattr(artifacts, "metas", vanishing)
+    monkeypatch.setattr(artifacts, "metas", disappearing)
     assert sorted(await pull.uids("u")) == (["b1", "b2"] if comes_back else ["b2"])

@@ -113,9 +113,9 @@ async def test_no_flag_is_set_without_a_reason(db: Any, tasks: TaskStore) -> Non
 
 async def test_outdated_change_of_one_node_loses_no_changes_of_others(db: Any, tasks: TaskStore) -> None:
     await begun(tasks, attempt("b", index=1, epoch=3))
-    behind = shown("b", NodeStatus.DEFERRED, index=1, epoch=2)
+    outdated = shown("b", NodeStatus.DEFERRED, index=1, epoch=2)
     others = shown("a", NodeStatus.DEFERRED, epoch=1), shown("c", NodeStatus.SKIPPED, index=2)
-    await tasks.record(record(others[0], behind, others[1], status=TaskStatus.DEFERRED, cancel="stop"))
+    await tasks.record(record(others[0], outdated, others[1], status=TaskStatus.DEFERRED, cancel="stop"))
     assert await stored_statuses(db) == ["deferred", "running", "skipped"]
     assert (await stored_node(db, 1))["attempt_epoch"] == 3
     document = await stored(db)
@@ -127,12 +127,12 @@ async def test_outdated_change_of_one_node_loses_no_changes_when_the_task_fails(
 ) -> None:
     await begun(tasks, attempt("b", index=1, epoch=1))
     await tasks.finish_attempt(attempt("b", index=1, epoch=1), RUN, AT)
-    failed, behind = (
+    failed, outdated = (
         shown("a", NodeStatus.FAILED, epoch=1),
         shown("b", NodeStatus.CANCELLING, index=1, epoch=1),
     )
     running = shown("c", NodeStatus.CANCELLING, index=2, epoch=1)
-    await tasks.record(record(failed, behind, running, status=TaskStatus.FAILED, cancel="hard_fail:x"))
+    await tasks.record(record(failed, outdated, running, status=TaskStatus.FAILED, cancel="hard_fail:x"))
     assert await stored_statuses(db) == ["failed", "finished", "cancelling"]
     assert (await stored(db))["status"] == "failed"
 

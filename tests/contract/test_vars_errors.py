@@ -176,11 +176,11 @@ class _LeakyDetector:
 
 
 async def test_failing_detector_blocks_every_value(db: Any, adapters: CoordinatorAdapters) -> None:
-    careless = CoordinatorAdapters(db=db, detector=_LeakyDetector())
+    leaking = CoordinatorAdapters(db=db, detector=_LeakyDetector())
     async with unchanged(db):
-        for call in (careless.vars_set(TASK, a=SECRET), careless.vars_merge(TASK, a=SECRET)):
+        for call in (leaking.vars_set(TASK, a=SECRET), leaking.vars_merge(TASK, a=SECRET)):
             assert "detector of sensitive values raised RuntimeError" in await refused(call)
-    await asyncio.gather(careless.vars_incr(TASK, key="n"), careless.vars_unset(TASK, "x"))
+    await asyncio.gather(leaking.vars_incr(TASK, key="n"), leaking.vars_unset(TASK, "x"))
     assert await held(db) == {"n": 1}
 
 

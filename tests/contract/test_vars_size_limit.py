@@ -33,7 +33,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> int:
     return 2_000
 
 
-async def ledger(db: Any, task_id: str = TASK) -> tuple[int, int]:
+async def measured_bytes(db: Any, task_id: str = TASK) -> tuple[int, int]:
     """Return the size of the variables, and its upper bound in the document."""
     coordinator = (await stored(db, task_id))["coordinator"]
     return size(coordinator.get("vars", {})), coordinator.get("vars_bytes", 0) + size({})
@@ -59,7 +59,7 @@ async def test_task_can_hold_a_million_bytes_of_variables(db: Any, adapters: Coo
         assert "would have 1,000,001 bytes, more than 1,000,000" in text
     await adapters.vars_merge(TASK, last="x" * (left - 4 - 7))
     assert len(await held(db)) == 16
-    assert await ledger(db) == (LIMIT, LIMIT)
+    assert await measured_bytes(db) == (LIMIT, LIMIT)
 
 
 GROWING: dict[str, Callable[[CoordinatorAdapters, int], Awaitable[Any]]] = {
@@ -80,7 +80,7 @@ async def test_many_small_writes_fill_but_never_exceed_the_limit(
     call: Callable[[CoordinatorAdapters, int], Awaitable[Any]],
 ) -> None:
     done = await until_refused(lambda n: call(adapters, n))
-    total, bound = await ledger(db)
+    total, bound = await measured_bytes(db)
     assert total <= bound <= small
     assert total > small - 300
     async with unchanged(db):
@@ -91,7 +91,7 @@ async def test_full_task_accepts_writes_that_do_not_make_it_larger(
     db: Any, adapters: CoordinatorAdapters, small: int
 ) -> None:
     await hold(db, {"n": 1, "text": "x" * (small - 5 - 7 - 11)})
-    assert await ledger(db) == (small, small)
+    assert await measured_bytes(db) == (small, small)
     async with unchanged(db):
         await refused(adapters.vars_set(TASK, a=None))
         await refused(adapters.vars_incr(TASK, key="m"))
@@ -99,7 +99,7 @@ async def test_full_task_accepts_writes_that_do_not_make_it_larger(
     for _ in range(3):
         await adapters.vars_incr(TASK, key="n")
         await adapters.vars_set(TASK, text="y" * (small - 5 - 7 - 11))
-    assert await ledger(db) == (small, small)
+    assert await measured_bytes(db) == (small, small)
     await adapters.vars_unset(TASK, "text")
     await adapters.vars_set(TASK, a=None)
     assert await held(db) == {"n": 4, "a": None}
@@ -125,7 +125,7 @@ async def test_variables_of_an_earlier_release_are_measured_at_the_first_write(
     async with unchanged(db):
         await refused(adapters.vars_set(TASK, a=None))
     await adapters.vars_set(TASK, text="x" * 100)
-    total, bound = await ledger(db)
+    total, bound = await measured_bytes(db)
     assert total == bound == 5 + 11 + 100
     await asyncio.gather(*(adapters.vars_set(TASK, kv={f"k{n}": n}) for n in range(20)))
     assert len(await held(db)) == 21
@@ -169,7 +169,7 @@ async def test_as_many_concurrent_writers_succeed_as_fit(
     found = await asyncio.gather(*calls, return_exceptions=True)
     fit = (small - 5 - 11 - 1_500) // each
     assert [type(response) for response in found].count(AdapterError) == 60 - fit
-    assert (await ledger(db))[0] <= small
+    assert (await measured_bytes(db))[0] <= small
     assert len(await held(db)) == 1 + fit
 
 
@@ -182,13 +182,13 @@ async def test_second_of_two_concurrent_corrections_measures_again(server_db: An
 
     async def nothing() -> None: ...
 
-    async def intrude() -> None:
+    async def write_concurrently() -> None:
         await other.vars_set(TASK, theirs="x" * 800)
 
-    db.before["tasks"] += [nothing, intrude]
+    db.before["tasks"] += [nothing, write_concurrently]
     assert "would have" in await refused(CoordinatorAdapters(db=db).vars_set(TASK, mine="x" * 800))
     assert set(await held(server_db)) == {"keep", "theirs"}
-    assert (await ledger(server_db))[0] <= small
+    assert (await measured_bytes(server_db))[0] <= small
 
 
 async def test_node_whose_change_does_not_fit_fails_without_an_effect(
@@ -223,7 +223,7 @@ async def test_write_is_rejected_exactly_if_all_variables_would_be_too_large(
                 continue
             found = await touch(CoordinatorAdapters(db=db), operation, task_id)
             assert found == expected, operation
-            total, bound = await ledger(db, task_id)
+            total, bound = await measured_bytes(db, task_id)
             assert size(model.tree) == total <= bound <= TIGHT
 
 
@@ -248,15 +248,18 @@ async def test_concurrent_writes_never_exceed_the_limit(
     plain, task_id = memory_database(), next(NAMES)
     await plain.tasks.insert_one(new_task("a", task_id=task_id))
     with mock.patch.object(size_bound, "VARS_BYTES", TIGHT):
-        for operation, intruders in sequence:
+        for operation, concurrent_writers in sequence:
             db = RecordingDatabase(plain)
-            db.before["tasks"] += [intruding(plain, intruder, task_id) for intruder in intruders]
+            db.before["tasks"] += [
+                with_concurrent_writes(plain, concurrent_writer, task_id)
+                for concurrent_writer in concurrent_writers
+            ]
             await touch(CoordinatorAdapters(db=db), operation, task_id)
-            total, bound = await ledger(plain, task_id)
+            total, bound = await measured_bytes(plain, task_id)
             assert total <= bound <= TIGHT
 
 
-def intruding(db: Any, operation: Operation, task_id: str) -> Callable[[], Awaitable[None]]:
+def with_concurrent_writes(db: Any, operation: Operation, task_id: str) -> Callable[[], Awaitable[None]]:
     """Return the operation as another process makes it."""
 
     async def call() -> None:

@@ -116,8 +116,8 @@ async def test_repeated_event_is_stored_once(db: Any, events: WorkerEvents) -> N
 
 
 async def test_any_text_of_a_handler_can_be_stored(db: Any, events: WorkerEvents) -> None:
-    wild = AttemptFailure(kind=FailureKind.FAILURE, code="\ud800" * 1000, message="\udfff\0" * 10_000)
-    await events.append([failed(attempt(), WORKER, wild, AT)], AT)
+    unencodable = AttemptFailure(kind=FailureKind.FAILURE, code="\ud800" * 1000, message="\udfff\0" * 10_000)
+    await events.append([failed(attempt(), WORKER, unencodable, AT)], AT)
     [row] = await documents_of(db.worker_events)
     assert row["payload"]["reason_code"].startswith(r"\ud800")
     assert len(row["payload"]["error"]) <= 2_048

@@ -41,7 +41,7 @@ class Endless(Quick):
         return await super().process_batch(batch, ctx)
 
 
-class Insistent(Quick):
+class RetriedAtOnce(Quick):
     """Fails in every attempt but the last."""
 
     role = "insistent"
@@ -112,7 +112,7 @@ async def test_node_with_many_immediate_retries_continues_in_new_runs(
 ) -> None:
     short_runs.settings["hold_starts_events"] = HELD_EVENTS
     await short_runs.engine()
-    await short_runs.worker({"insistent": Insistent()})
+    await short_runs.worker({"insistent": RetriedAtOnce()})
     policy = {"max": ROUNDS, "backoff_sec": 0}
     task_id = await short_runs.create(
         *(node(f"n{i}", "insistent", retry_policy=policy) for i in range(parallel + 1))
@@ -127,7 +127,7 @@ async def test_node_with_many_immediate_retries_continues_in_new_runs(
 
 async def test_task_of_normal_length_has_no_patch_marker(short_runs: World) -> None:
     await short_runs.engine()
-    await short_runs.worker({"insistent": Insistent(), "quick": Quick()})
+    await short_runs.worker({"insistent": RetriedAtOnce(), "quick": Quick()})
     task_id = await short_runs.create(
         node("a"), node("b", "insistent", "a", retry_policy={"max": 3, "backoff_sec": 0})
     )

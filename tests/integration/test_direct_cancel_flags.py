@@ -22,7 +22,7 @@ pytestmark = pytest.mark.server
 ONCE: dict[str, Any] = {"retry_policy": {"max": 0}}
 
 
-async def raise_flag(world: World, task_id: str, **more: Any) -> None:
+async def write_flag(world: World, task_id: str, **more: Any) -> None:
     """Write the flag as a script would that imitates the engine."""
     fields = {"cancelled": True, **more}
     flags = {f"coordinator.{name}": value for name, value in fields.items()}
@@ -39,7 +39,7 @@ async def test_flag_with_other_fields_cancels_the_task(world: World) -> None:
     await world.worker()
     task_id = await world.create(node("a", "paced", inline=LONG, **ONCE), node("b", "quick", "a"))
     await world.until_node(task_id, "a", "running")
-    await raise_flag(world, task_id, cancelled_at=datetime.now(UTC), cancel_reason="too dear")
+    await write_flag(world, task_id, cancelled_at=datetime.now(UTC), cancel_reason="too dear")
     document = await cancelled(world, task_id)
     assert document["coordinator"]["cancel_reason"] == "too dear"
     assert await world.statuses(task_id) == {"a": "cancelled", "b": "skipped"}
@@ -58,7 +58,7 @@ async def test_flag_stops_a_user_function(world: World) -> None:
     await world.engine(endless=endless)
     task_id = await world.create(function("f", "endless"))
     await world.until_node(task_id, "f", "running")
-    await raise_flag(world, task_id)
+    await write_flag(world, task_id)
     assert (await cancelled(world, task_id))["coordinator"]["cancel_reason"] == "db_flag"
     assert stopped.is_set()
 
@@ -77,7 +77,7 @@ async def test_flag_cancels_a_task_of_short_attempts(world: World, parallel: int
         function("first", "hold"), *(function(name, "noop", "first") for name in names)
     )
     await world.until_node(task_id, "first", "running")
-    await raise_flag(world, task_id)
+    await write_flag(world, task_id)
     gate.set()
     document = await cancelled(world, task_id)
     assert document["coordinator"]["cancel_reason"] == "db_flag"
@@ -90,7 +90,7 @@ async def test_first_attempt_of_a_flagged_task_does_not_start(world: World) -> N
     await world.engine()
     task_id = await world.create(node("a", **ONCE))
     await world.until_status(task_id, "running")
-    await raise_flag(world, task_id)
+    await write_flag(world, task_id)
     await world.worker()
     document = await cancelled(world, task_id)
     assert document["graph"]["nodes"][0].get("started_at") is None
@@ -110,7 +110,7 @@ async def test_node_backs_off_and_shows_the_reason_if_temporal_rejects_the_cance
     await world.worker()
     task_id = await world.create(node("a", "paced", inline={"batches": 3, "pause": 1}, **ONCE))
     await world.until_node(task_id, "a", "running")
-    await raise_flag(world, task_id)
+    await write_flag(world, task_id)
     deferred = await world.until_node(task_id, "a", "deferred", epoch=2)
     assert deferred["last_error"].startswith(
         "cancel_refused: the document of the task says coordinator.cancelled"
@@ -155,7 +155,7 @@ async def test_reset_clears_the_flags_of_the_earlier_run(world: World) -> None:
     )
     await world.until_batches(task_id, "b", 1)
     earlier = (await world.document(task_id))["run_id"]
-    await raise_flag(world, task_id, cancel_run_id=earlier, cancelled_at=datetime.now(UTC))
+    await write_flag(world, task_id, cancel_run_id=earlier, cancelled_at=datetime.now(UTC))
     await reset(world, task_id, "b")
     assert (await world.result(task_id)).status is TaskStatus.FINISHED
     document = await world.document(task_id)

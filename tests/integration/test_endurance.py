@@ -108,18 +108,18 @@ async def test_paused_worker_loses_its_node_and_writes_nothing_when_it_resumes(
 ) -> None:
     world.settings["lease_ttl_sec"] = 3
     await world.engine()
-    zombie = world.worker_process("Paced")
+    resumed_worker = world.worker_process("Paced")
     task_id = await world.create(node("a", "paced", inline={"batches": 6, "pause": 0.5}))
     await world.until_batches(task_id, "a", 2)
     lost = (await world.node(task_id, "a"))["lease"]["worker_id"]
-    zombie.send_signal(signal.SIGSTOP)
+    resumed_worker.send_signal(signal.SIGSTOP)
     world.worker_process("Paced")
     assert (await world.result(task_id)).status is TaskStatus.FINISHED
     before = await everything(world, task_id)
-    zombie.send_signal(signal.SIGCONT)
+    resumed_worker.send_signal(signal.SIGCONT)
     other = await world.create(node("b", "paced"), node("c", "paced"), node("d", "paced"))
     assert (await world.result(other)).status is TaskStatus.FINISHED
-    await until_idle(world, zombie, lost)
+    await until_idle(world, resumed_worker, lost)
     assert await everything(world, task_id) == before
     assert lost not in {row["worker_id"] for row in before["artifacts"]}
     assert {row["attempt_epoch"] for row in before["metrics_raw"]} == {2}

@@ -72,10 +72,10 @@ async def test_increments_take_effect_once_each(world: World, capsys: pytest.Cap
     begun = time.monotonic()
     nodes = increments()
     tasks = await asyncio.gather(*(world.create(*nodes) for _ in range(TASKS)))
-    for number, enough in enumerate((INCREMENTS // 5, INCREMENTS // 2, None)):
+    for number, target in enumerate((INCREMENTS // 5, INCREMENTS // 2, None)):
         with flaky_engine(world, f"{seed}-{number}"):
-            if enough is not None:
-                await eventually(partial(reached, world, enough), timeout_sec=TIMEOUT_SEC)
+            if target is not None:
+                await eventually(partial(reached, world, target), timeout_sec=TIMEOUT_SEC)
                 continue
             ends = [(await world.handle(task)).result() for task in tasks]
             results = await asyncio.wait_for(asyncio.gather(*ends), TIMEOUT_SEC)

@@ -205,10 +205,10 @@ async def test_function_that_raises_cancelled_error_has_failed(world: World) -> 
 
 
 async def test_function_can_fail_permanently(world: World) -> None:
-    async def picky(task_id: str, limit: int) -> None:
+    async def rejecting(task_id: str, limit: int) -> None:
         raise AdapterError(f"limit {limit} is too low")
 
-    await world.engine(picky=picky)
+    await world.engine(rejecting=rejecting)
     task_id = await world.create(call("p", "picky", args={"limit": 3}, **SOON))
     assert "adapter_error: limit 3 is too low" in await failure(world, task_id)
     wrong = await world.create(call("p", "picky", args={"limits": 3}, **SOON))
@@ -273,10 +273,10 @@ async def test_built_in_function_can_be_replaced(world: World) -> None:
 async def test_node_moves_from_an_engine_without_its_function_to_one_that_has_it(world: World) -> None:
     called: list[str] = []
 
-    async def rare(task_id: str) -> None:
+    async def late_registered(task_id: str) -> None:
         called.append(task_id)
 
-    with_function = Coordinator(db=world.db, cfg=world.config, adapters={"rare": rare})
+    with_function = Coordinator(db=world.db, cfg=world.config, adapters={"rare": late_registered})
     await with_function.start()
     gate = {"retry_policy": {"max": 0}}
     await world.worker()
@@ -290,7 +290,7 @@ async def test_node_moves_from_an_engine_without_its_function_to_one_that_has_it
     deferred = await world.until_node(task_id, "r", "deferred")
     assert "dispatch_lost" in deferred["last_error"]
     assert "has no coordinator function 'rare'" in deferred["last_error"]
-    without_function.adapters["rare"] = rare
+    without_function.adapters["rare"] = late_registered
     assert (await world.result(task_id)).status is TaskStatus.FINISHED
     assert called == [task_id]
 

@@ -89,24 +89,24 @@ async def test_abandoned_blocking_hook_frees_its_slot_and_is_reported(world: Wor
     worker = Worker(db=world.db, cfg=cfg, handlers={"stuck": handler})
     await worker.start()
 
-    async def leaked() -> int:
+    async def abandoned_threads() -> int:
         row: Any = await world.db.worker_registry.find_one({"worker_id": worker.worker_id})
         return int(row["leaked_threads"])
 
-    async def one_is_left_behind() -> bool:
-        return await leaked() == 1
+    async def one_thread_is_abandoned() -> bool:
+        return await abandoned_threads() == 1
 
-    async def none_is_left_behind() -> bool:
-        return await leaked() == 0
+    async def no_thread_is_abandoned() -> bool:
+        return await abandoned_threads() == 0
 
     stuck = await world.create(node("a", "stuck", inline={"stuck": True}))
     await world.until_node(stuck, "a", "running")
-    assert await leaked() == 0
+    assert await abandoned_threads() == 0
     await world.coordinator.cancel_task(stuck)
     await world.until_status(stuck, "cancelled")
-    await eventually(one_is_left_behind)
+    await eventually(one_thread_is_abandoned)
     later = await world.create(node("a", "stuck", inline={}))
     await world.result(later)
     handler.released.set()
-    await eventually(none_is_left_behind)
+    await eventually(no_thread_is_abandoned)
     await worker.stop()

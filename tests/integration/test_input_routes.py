@@ -370,8 +370,8 @@ async def test_waiting_puller_yields_its_slot_to_its_source(world: World) -> Non
     assert len(await world.rows(task_id, "z")) == 1 + 3
     assert (await world.node(task_id, "z"))["attempt_epoch"] >= 2, "its budget allows no retry"
 
-    async def given_away() -> bool:
+    async def slot_yielded() -> bool:
         query = {"task_id": task_id, "node_id": "z", "payload.reason_code": "yielded"}
         return await world.db.worker_events.count_documents(query) > 0
 
-    await eventually(given_away)
+    await eventually(slot_yielded)

@@ -117,7 +117,7 @@ class Failing(TaskStore):
         (RuntimeError("two\nlines \ud800"), r"RuntimeError: two lines \ud800"),
         (OverflowError("x" * 5_000), "OverflowError: xxx"),
     ],
-    ids=["refused", "denied", "odd text", "long"],
+    ids=["refused", "denied", "unencodable text", "long"],
 )
 async def test_document_errors_after_the_start_do_not_fail_the_call(
     world: World, caplog: pytest.LogCaptureFixture, error: Exception, reported: str

@@ -61,7 +61,7 @@ async def until_swept(*engines: Coordinator) -> None:
             await eventually(again)
 
 
-async def grow_old(world: World) -> None:
+async def set_old_dates(world: World) -> None:
     """Change the dates of all documents, so that they look old."""
     await world.db.tasks.update_many({}, {"$set": {"updated_at": datetime.now(UTC) - LONG_AGO}})
 
@@ -82,7 +82,7 @@ async def test_engine_of_another_server_does_not_close_live_tasks(
     other_id = await other_engine.create_task(params={}, graph={"nodes": [node("a")]})
     await world.until_node(task_id, "a", "running")
     await world.until_status(other_id, "running")
-    await grow_old(world)
+    await set_old_dates(world)
     await until_swept(engine, other_engine)
     statuses = {each: (await world.document(each))["status"] for each in (task_id, other_id)}
     assert statuses == {task_id: "running", other_id: "running"}
@@ -98,7 +98,7 @@ async def test_document_without_a_namespace_is_closed_only_after_temporal_report
     task_id = await world.create(node("a"))
     await world.until_status(task_id, "running")
     await world.db.tasks.update_one({"id": task_id}, {"$unset": {"namespace_id": ""}})
-    await grow_old(world)
+    await set_old_dates(world)
     await until_swept(engine, other_engine)
     assert (await world.document(task_id))["status"] == "running"
     await (await world.handle(task_id)).terminate()
@@ -113,11 +113,11 @@ async def test_task_of_a_deleted_workflow_is_lost(world: World) -> None:
     client = await world.client()
     await client.workflow_service.delete_workflow_execution(deletion(client, task_id))
 
-    async def forgotten() -> bool:
+    async def deleted() -> bool:
         return await describe(client, task_id) is None
 
-    await eventually(forgotten)
-    await grow_old(world)
+    await eventually(deleted)
+    await set_old_dates(world)
     await world.engine()
     document = await world.until_status(task_id, "failed")
     assert (document["reason"], document["coordinator"]["cancelled"]) == ("lost", True)
@@ -141,7 +141,7 @@ async def test_close_orphaned_closes_tasks_of_a_removed_server(
     engine = await world.engine()
     alive = await world.create(node("a"))
     await world.until_status(alive, "running")
-    await grow_old(world)
+    await set_old_dates(world)
     await until_swept(engine)
     assert (await world.document(lost))["status"] == "queued"
     here = await Namespace(await world.client()).id()

@@ -256,7 +256,7 @@ EXPECTED_TEXTS = {
 }
 
 
-@pytest.mark.parametrize("cases", [UNREADABLE, UNSTORABLE], ids=["unreadable", "unholdable"])
+@pytest.mark.parametrize("cases", [UNREADABLE, UNSTORABLE], ids=["unreadable", "unstorable"])
 async def test_input_that_cannot_be_decoded_or_stored_fails(
     world: World, monkeypatch: pytest.MonkeyPatch, cases: dict[str, list[Any]]
 ) -> None:

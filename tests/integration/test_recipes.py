@@ -285,8 +285,10 @@ async def test_recipes_of_the_monitoring_page_report_what_happened(world: World)
         node("bad", "failing", inline={"failures": 9, "permanent": True, "code": "full"})
     )
     await ended(world, bad)
-    unserved = await world.create(node("never", "nobody"), node("fn", "coordinator_fn", io={"fn": "noop"}))
-    await world.until_status(unserved, "running")
+    without_worker = await world.create(
+        node("never", "nobody"), node("fn", "coordinator_fn", io={"fn": "noop"})
+    )
+    await world.until_status(without_worker, "running")
     await until_events(world, 4)
     assert await own["health"](engine) == {"engine": "running", "workers": 1, "open_tasks": 1}
     assert await own["by_status"](db.tasks) == {"finished": 1, "failed": 1, "running": 1}

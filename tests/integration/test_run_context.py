@@ -55,9 +55,9 @@ async def metrics(world: World, task_id: str) -> dict[str, Any]:
     return found
 
 
-async def until(happened: asyncio.Event) -> None:
+async def until(recorded: asyncio.Event) -> None:
     """Wait for something that the handler records."""
-    await asyncio.wait_for(happened.wait(), EVENT_TIMEOUT_SEC)
+    await asyncio.wait_for(recorded.wait(), EVENT_TIMEOUT_SEC)
 
 
 async def raises_cancelled(work: Coroutine[Any, Any, Any]) -> bool:

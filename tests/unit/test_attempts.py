@@ -193,10 +193,10 @@ class Unreadable(Exception):
     ],
 )
 async def test_unexpected_error_is_an_ordinary_failure(db: Any, error: Exception, message: str) -> None:
-    async def break_down() -> None:
+    async def fail_unexpectedly() -> None:
         raise error
 
-    reported = await failed(db, FunctionRunner(break_down), attempt())
+    reported = await failed(db, FunctionRunner(fail_unexpectedly), attempt())
     assert (reported["kind"], reported["code"], reported["message"]) == (
         FailureKind.FAILURE,
         "unexpected_error",

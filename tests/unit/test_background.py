@@ -65,14 +65,14 @@ async def test_error_is_logged_and_recorded_and_the_loop_continues(caplog: pytes
 async def test_loop_ends_even_if_its_step_swallows_the_cancel() -> None:
     begun = asyncio.Event()
 
-    async def deaf() -> None:
+    async def ignores_cancel() -> None:
         begun.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             return
 
-    task = asyncio.create_task(BackgroundLoop("deaf", deaf).run())
+    task = asyncio.create_task(BackgroundLoop("deaf", ignores_cancel).run())
     await begun.wait()
     task.cancel()
     await asyncio.wait_for(asyncio.wait([task]), 10)

@@ -70,8 +70,8 @@ def test_note_shows_what_a_node_waits_for_and_the_node_of_an_error(view: NodeVie
 
 
 def test_long_wait_is_shown_in_minutes_and_hours() -> None:
-    soon = node(status="deferred", next_retry_at=time.time() + 5_400.2, note=ERROR)
-    assert node_note(soon) == f"retry in 1 h 30 min: {ERROR}"
+    retry_soon = node(status="deferred", next_retry_at=time.time() + 5_400.2, note=ERROR)
+    assert node_note(retry_soon) == f"retry in 1 h 30 min: {ERROR}"
     assert node_note(node(status="deferred", next_retry_at=time.time() - 5)) == "retry in 0 s"
 
 

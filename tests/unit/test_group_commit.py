@@ -26,7 +26,7 @@ class Collector:
         """Writes that fail when written alone."""
         self.left: set[str] = set()
         """Writes that a group does not complete."""
-        self.trouble: Exception | None = None
+        self.group_error: Exception | None = None
         """The error of the next group."""
         self.commit = GroupCommit[str](alone=self._alone, together=self._together)
 
@@ -39,9 +39,9 @@ class Collector:
     async def _together(self, items: Sequence[str]) -> Collection[int]:
         await self.gate.wait()
         self.groups.append([*items])
-        trouble, self.trouble = self.trouble, None
-        if trouble is not None:
-            raise trouble
+        group_error, self.group_error = self.group_error, None
+        if group_error is not None:
+            raise group_error
         return [place for place, item in enumerate(items) if item in self.left]
 
     async def begin(self, *items: str) -> dict[str, asyncio.Task[None]]:
@@ -113,7 +113,7 @@ async def test_failure_of_the_first_writer_does_not_affect_the_others(collector:
 async def test_unavailable_database_fails_the_whole_group_and_the_next_group_is_tried(
     collector: Collector,
 ) -> None:
-    away = collector.trouble = AutoReconnect("gone")
+    away = collector.group_error = AutoReconnect("gone")
     ends = await collector.ends(await collector.begin("a", "b", "c"))
     assert ends == {"a": None, "b": away, "c": away}
     assert collector.alone == ["a"]
@@ -121,15 +121,15 @@ async def test_unavailable_database_fails_the_whole_group_and_the_next_group_is_
 
 
 @pytest.mark.parametrize(
-    "trouble", [OperationFailure("refused"), OverflowError("int too large"), KeyError("x")]
+    "group_error", [OperationFailure("refused"), OverflowError("int too large"), KeyError("x")]
 )
 async def test_other_group_errors_are_followed_by_single_writes(
-    collector: Collector, trouble: Exception
+    collector: Collector, group_error: Exception
 ) -> None:
-    culprit = PyMongoError("mine")
-    collector.trouble, collector.refused = trouble, {"c": culprit}
+    failing = PyMongoError("mine")
+    collector.group_error, collector.refused = group_error, {"c": failing}
     ends = await collector.ends(await collector.begin("a", "b", "c", "d"))
-    assert ends == {"a": None, "b": None, "c": culprit, "d": None}
+    assert ends == {"a": None, "b": None, "c": failing, "d": None}
     assert collector.alone == ["a", "b", "c", "d"]
 
 

@@ -94,16 +94,16 @@ def test_echo_handler_serves_the_role_echo() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "cure"),
+    ("name", "remedy"),
     [
         ("flowkit.outbox.dispatcher.OutboxDispatcher", "durable step"),
         ("flowkit.bus.kafka.KafkaBus", "through Temporal"),
         ("flowkit.worker.state.LocalStateManager", "Temporal keeps track"),
     ],
 )
-def test_error_of_a_removed_name_contains_its_replacement(name: str, cure: str) -> None:
+def test_error_of_a_removed_name_contains_its_replacement(name: str, remedy: str) -> None:
     module, _, gone = name.rpartition(".")
-    with pytest.raises(FlowKitError, match=cure):
+    with pytest.raises(FlowKitError, match=remedy):
         getattr(importlib.import_module(module), gone)(db=None, cfg=None)
 
 

@@ -253,11 +253,11 @@ def test_stdout_gets_one_json_object_per_line(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("value", [float("nan"), {(1, 2): 3}, {1, 2}, "\ud800", "жук", b"\xff", 10**30])
 def test_line_is_valid_json_for_any_field_value(value: object, capsys: pytest.CaptureFixture[str]) -> None:
-    round_and_round: list[Any] = []
-    round_and_round.append(round_and_round)
+    circular: list[Any] = []
+    circular.append(circular)
     log.enable_stdout_logging()
     log.get_logger("x").info("text", value=value)
-    log.get_logger("x").info("text", value=value, again=round_and_round)
+    log.get_logger("x").info("text", value=value, again=circular)
     assert [line["message"] for line in lines(capsys)] == ["text", "text"]
 
 

@@ -42,8 +42,8 @@ def test_unavailable_loop_is_rejected(monkeypatch: pytest.MonkeyPatch, asked: st
 async def commands() -> int:
     """Run a command that ends by itself, and one that must be killed with its child. Return the first exit code."""
     code = await (await Subprocess.start("sh", "-c", "echo last words; exit 3")).wait()
-    deaf = await Subprocess.start("sh", "-c", "trap '' TERM; sleep 60 & wait; sleep 60")
-    await deaf.end(grace_sec=0.1)
+    ignores_signals = await Subprocess.start("sh", "-c", "trap '' TERM; sleep 60 & wait; sleep 60")
+    await ignores_signals.end(grace_sec=0.1)
     return code
 
 

@@ -18,7 +18,7 @@ TIMEOUT_SEC = 20.0
 LONG = 3_600.0
 
 
-async def settle() -> None:
+async def let_tasks_run() -> None:
     """Run everything that is ready."""
     for _ in range(20):
         await wait_seconds(0)
@@ -29,10 +29,10 @@ async def in_time(work: Coroutine[None, None, None] | asyncio.Task[None]) -> Non
     await asyncio.wait_for(work, TIMEOUT_SEC)
 
 
-async def is_notified(news: Subscription) -> bool:
+async def is_notified(subscription: Subscription) -> bool:
     """Return whether a notification has arrived."""
-    waiting = asyncio.create_task(news.wait(least=0, most=LONG))
-    await settle()
+    waiting = asyncio.create_task(subscription.wait(least=0, most=LONG))
+    await let_tasks_run()
     waiting.cancel()
     return waiting.done()
 
@@ -41,26 +41,26 @@ async def is_notified(news: Subscription) -> bool:
 
 
 async def test_notification_ends_the_wait() -> None:
-    news = Subscription()
-    waiting = asyncio.create_task(news.wait(least=0, most=LONG))
-    await settle()
+    subscription = Subscription()
+    waiting = asyncio.create_task(subscription.wait(least=0, most=LONG))
+    await let_tasks_run()
     assert not waiting.done()
-    news.tell()
+    subscription.tell()
     await in_time(waiting)
 
 
 async def test_notification_before_the_wait_is_not_missed() -> None:
-    news = Subscription()
-    news.tell()
-    await in_time(news.wait(least=0, most=LONG))
+    subscription = Subscription()
+    subscription.tell()
+    await in_time(subscription.wait(least=0, most=LONG))
 
 
 async def test_notification_does_not_end_the_wait_before_its_minimum() -> None:
-    news = Subscription()
-    news.tell()
+    subscription = Subscription()
+    subscription.tell()
     loop = asyncio.get_running_loop()
     began = loop.time()
-    await in_time(news.wait(least=0.2, most=LONG))
+    await in_time(subscription.wait(least=0.2, most=LONG))
     assert loop.time() - began >= 0.19
 
 
@@ -70,20 +70,20 @@ async def test_wait_without_a_notification_ends_at_its_maximum() -> None:
 
 
 async def test_notification_is_delivered_once() -> None:
-    news = Subscription()
-    news.tell()
-    await in_time(news.wait(least=0, most=LONG))
-    assert not await is_notified(news)
+    subscription = Subscription()
+    subscription.tell()
+    await in_time(subscription.wait(least=0, most=LONG))
+    assert not await is_notified(subscription)
 
 
 async def test_subscriber_gets_notifications_of_its_nodes_only() -> None:
     room = ArtifactNotifier()
-    with room.listener("t", ["a", "b"]) as news:
+    with room.listener("t", ["a", "b"]) as subscription:
         for task_id, node in (("t", "c"), ("other", "a"), ("", "")):
             room.tell(task_id, node)
-        assert not await is_notified(news)
+        assert not await is_notified(subscription)
         room.tell("t", "b")
-        await in_time(news.wait(least=0, most=LONG))
+        await in_time(subscription.wait(least=0, most=LONG))
 
 
 async def test_all_subscribers_of_a_node_are_notified() -> None:
@@ -122,11 +122,11 @@ async def hold(budget: ByteBudget, size: int, until: asyncio.Event) -> None:
 async def test_reader_that_does_not_fit_waits_until_enough_is_released() -> None:
     budget, release = ByteBudget(100, 1), asyncio.Event()
     first = asyncio.create_task(hold(budget, 60, release))
-    await settle()
+    await let_tasks_run()
     async with budget.hold(40):
         second = asyncio.create_task(in_time(hold(budget, 50, release)))
-        await settle()
-    await settle()
+        await let_tasks_run()
+    await let_tasks_run()
     assert not second.done()
     release.set()
     await in_time(first)
@@ -136,9 +136,9 @@ async def test_reader_that_does_not_fit_waits_until_enough_is_released() -> None
 async def test_reader_larger_than_the_budget_is_admitted_alone() -> None:
     budget, release = ByteBudget(100, 1), asyncio.Event()
     small = asyncio.create_task(hold(budget, 1, release))
-    await settle()
+    await let_tasks_run()
     entered = asyncio.create_task(hold(budget, 10**9, release))
-    await settle()
+    await let_tasks_run()
     assert not entered.done()
     release.set()
     await in_time(small)
@@ -150,12 +150,12 @@ async def test_early_release_admits_waiting_readers() -> None:
     async with budget.hold(100) as held:
         waiting = asyncio.create_task(hold(budget, 60, release))
         held.keep(50)
-        await settle()
+        await let_tasks_run()
         assert not waiting.done()
         assert budget._used == 50
         held.keep(40)
         held.keep(70)
-        await settle()
+        await let_tasks_run()
         assert budget._used == 40 + 60, "a hold never grows"
     release.set()
     await in_time(waiting)
@@ -173,9 +173,9 @@ async def test_failed_reader_releases_what_it_held() -> None:
 async def test_reader_that_stops_waiting_reserves_nothing() -> None:
     budget, release = ByteBudget(100, 1), asyncio.Event()
     holder = asyncio.create_task(hold(budget, 100, release))
-    await settle()
+    await let_tasks_run()
     waiting = asyncio.create_task(hold(budget, 100, release))
-    await settle()
+    await let_tasks_run()
     waiting.cancel()
     release.set()
     await in_time(holder)
@@ -185,9 +185,9 @@ async def test_reader_that_stops_waiting_reserves_nothing() -> None:
 async def test_reader_cancelled_during_its_release_leaves_nothing_reserved() -> None:
     budget, release = ByteBudget(100, 1), asyncio.Event()
     holder = asyncio.create_task(hold(budget, 100, release))
-    await settle()
+    await let_tasks_run()
     holder.cancel()
-    await settle()
+    await let_tasks_run()
     await in_time(hold(budget, 100, set_event()))
 
 
@@ -200,7 +200,7 @@ async def test_many_readers_make_progress_within_the_limit() -> None:
             async with budget.hold(size):
                 held += size
                 most = max(most, held)
-                await settle()
+                await let_tasks_run()
                 held -= size
 
     async with AsyncExitStack() as stack:

@@ -162,7 +162,7 @@ def yields(failure: AttemptFailure, state: NodeState, count: int) -> list[float]
     return waits
 
 
-@pytest.mark.parametrize("failure", [YIELDED, MONGO_UNAVAILABLE], ids=["yielded", "away"])
+@pytest.mark.parametrize("failure", [YIELDED, MONGO_UNAVAILABLE], ids=["yielded", "mongo_unavailable"])
 def test_waits_after_yields_double_from_1_to_30_seconds_without_using_budget(failure: AttemptFailure) -> None:
     state = NodeState()
     assert yields(failure, state, 8) == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]

@@ -66,7 +66,7 @@ class TaskEnd:
     """Ids of tolerated failures, in graph order."""
     stats: Mapping[str, dict[str, float]]
     """Stats of the nodes that a `metrics.aggregate` names."""
-    books: Mapping[str, dict[str, Any]]
+    aggregates: Mapping[str, dict[str, Any]]
     """Metas of `merge.generic` nodes, without `merged_at`."""
     stops: bool
     """Whether the first failure stops the task, so that other nodes may end differently."""
@@ -84,7 +84,7 @@ def task_end(plan: TaskPlan) -> TaskEnd:
         nodes=ends,
         handled_failures=tuple(node.node_id for node in failed if node.allow_failure),
         stats=dict(_stats(plan.nodes, ends)),
-        books=dict(_aggregates(plan.nodes, ends)),
+        aggregates=dict(_aggregates(plan.nodes, ends)),
         stops=bool(unhandled) and not plan.continues,
     )
 

@@ -206,8 +206,8 @@ class Comparison:
             metas = [dict(row["meta"]) for row in self._artifacts(node)]
             for meta in metas:
                 meta.pop("merged_at", None)
-            if metas != [self.end.books[node.node_id]]:
-                yield f"its merge holds {metas} and should hold {self.end.books[node.node_id]}"
+            if metas != [self.end.aggregates[node.node_id]]:
+                yield f"its merge holds {metas} and should hold {self.end.aggregates[node.node_id]}"
         if node.call.fn == TOUCH and status in {FINISHED, FAILED}:
             least = 1 + ((node.failure.times or 0) if node.failure else 0)
             if self.found.touches.get(node.key, 0) < least:
