@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.conftest import world
-from tests.integration.world import EVENT_TIMEOUT_SEC, FLOWKIT
+from tests.integration.conftest import harness
+from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["world"]
+__all__ = ["harness"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

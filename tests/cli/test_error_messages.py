@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.world import node
+from tests.integration.harness import node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.cli.conftest import Program, ProgramOutput
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server  # some need no server, but each starts a program, which takes time
 
@@ -242,26 +242,26 @@ WITH_SERVERS = {
 }
 
 
-async def test_error_from_a_server_prints_one_line_with_a_remedy(world: World, files: Program) -> None:
-    await world.engine()
-    ended = await world.create({"node_id": "a", "type": "coordinator_fn"})
-    await world.result(ended)
+async def test_error_from_a_server_prints_one_line_with_a_remedy(harness: Harness, files: Program) -> None:
+    await harness.engine()
+    ended = await harness.create({"node_id": "a", "type": "coordinator_fn"})
+    await harness.result(ended)
     wrong: dict[str, list[str]] = {}
     for name, late in WITH_SERVERS.items():
         mistake = Mistake(late.command, [part.format(ended=ended) for part in late.reported], late.code)
         command = late.command.format(ended=ended).split()
-        output = await files.call(*command, env={**world.environment, **late.env})
+        output = await files.call(*command, env={**harness.environment, **late.env})
         wrong |= {name: found} if (found := list(problems(output, mistake))) else {}
     assert wrong == {}
 
 
 async def test_watched_task_without_an_engine_reports_the_missing_engine(
-    world: World, files: Program
+    harness: Harness, files: Program
 ) -> None:
-    environment = world.environment
+    environment = harness.environment
     output = await files.call("run", "good.json", "--watch", "--timeout", "3", env=environment)
     assert (
-        f"no engine polls queue {world.queue}; start one with `flowkit engine --queue {world.queue}`"
+        f"no engine polls queue {harness.queue}; start one with `flowkit engine --queue {harness.queue}`"
         in output.out
     )
     assert output.code == 124
@@ -270,20 +270,22 @@ async def test_watched_task_without_an_engine_reports_the_missing_engine(
     assert "no engine polls" in json.loads(started.out)["hints"][0]
 
 
-async def test_watched_node_without_a_worker_reports_the_missing_worker(world: World, files: Program) -> None:
-    await world.engine()
-    task_id = await world.create(node("a", "nobody"))
+async def test_watched_node_without_a_worker_reports_the_missing_worker(
+    harness: Harness, files: Program
+) -> None:
+    await harness.engine()
+    task_id = await harness.create(node("a", "nobody"))
 
     async def status() -> Any:
-        output = await files.call("status", task_id, "--json", env=world.environment)
+        output = await files.call("status", task_id, "--json", env=harness.environment)
         return json.loads(output.out)
 
     found = await status()
     while not found["nodes"] or found["nodes"][0]["status"] != "running":
         found = await status()
     assert found["hints"] == [
-        f"no worker polls role nobody; start one with `flowkit worker module:Handler --queue {world.queue}`"
+        f"no worker polls role nobody; start one with `flowkit worker module:Handler --queue {harness.queue}`"
     ]
     assert found["nodes"][0]["waiting"]
-    people = await files.call("status", task_id, env=world.environment)
+    people = await files.call("status", task_id, env=harness.environment)
     assert "no worker has taken it yet" in people.out

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.cli.app import run
-from tests.integration.world import node
+from tests.integration.harness import node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from tests.cli.conftest import Program
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
     Ask = Callable[..., tuple[int, str]]
 
@@ -164,28 +164,28 @@ def test_unreachable_temporal_is_reported_with_a_remedy(ask: Ask, arguments: lis
 
 
 @pytest.mark.server
-async def test_cancel_prints_the_status_of_the_task(world: World, program: Program) -> None:
-    await world.engine()
-    await world.worker()
-    ended = await world.create({"node_id": "a", "type": "coordinator_fn"})
-    await world.result(ended)
-    output = await program.call("cancel", ended, env=world.environment)
+async def test_cancel_prints_the_status_of_the_task(harness: Harness, program: Program) -> None:
+    await harness.engine()
+    await harness.worker()
+    ended = await harness.create({"node_id": "a", "type": "coordinator_fn"})
+    await harness.result(ended)
+    output = await program.call("cancel", ended, env=harness.environment)
     assert (output.code, output.out) == (2, "")
     assert output.err == f"flowkit: task {ended} finished before; there is nothing to cancel\n"
-    open_ = await world.create(node("a", "paced", inline={"pause": 600}))
-    await world.until_node(open_, "a", "running")
+    open_ = await harness.create(node("a", "paced", inline={"pause": 600}))
+    await harness.until_node(open_, "a", "running")
     asked = await program.call(
-        "cancel", open_, "--reason", f"x{BYTES}" * 600, "--json", env=world.environment
+        "cancel", open_, "--reason", f"x{BYTES}" * 600, "--json", env=harness.environment
     )
     reported: Any = json.loads(asked.out)
     assert (asked.code, reported["cancel_requested"], len(reported["reason"])) == (0, True, 1_000)
-    await world.until_status(open_, "cancelled")
-    assert (await world.document(open_))["coordinator"]["cancel_reason"] == reported["reason"]
+    await harness.until_status(open_, "cancelled")
+    assert (await harness.document(open_))["coordinator"]["cancel_reason"] == reported["reason"]
 
 
 @pytest.mark.server
-async def test_cancel_reports_a_task_that_exists_only_in_mongodb(world: World, program: Program) -> None:
-    await world.db.tasks.insert_one(
+async def test_cancel_reports_a_task_that_exists_only_in_mongodb(harness: Harness, program: Program) -> None:
+    await harness.db.tasks.insert_one(
         {
             "id": "left",
             "status": "running",
@@ -193,7 +193,7 @@ async def test_cancel_reports_a_task_that_exists_only_in_mongodb(world: World, p
             "graph": {"nodes": [{"node_id": "a", "type": "t", "status": "queued"}]},
         }
     )
-    output = await program.call("cancel", "left", env=world.environment)
+    output = await program.call("cancel", "left", env=harness.environment)
     assert output.code == 4
     assert output.err == (
         "flowkit: there is no task 'left'; Temporal has no workflow of it, only MongoDB has its document; a running "
@@ -202,9 +202,9 @@ async def test_cancel_reports_a_task_that_exists_only_in_mongodb(world: World, p
 
 
 @pytest.mark.server
-async def test_open_task_can_be_cancelled_without_mongodb(world: World, program: Program) -> None:
-    task_id = await world.create(node("a", "nobody"))
-    away = {**world.environment, "MONGO_URL": "mongodb://127.0.0.1:1"}
+async def test_open_task_can_be_cancelled_without_mongodb(harness: Harness, program: Program) -> None:
+    task_id = await harness.create(node("a", "nobody"))
+    away = {**harness.environment, "MONGO_URL": "mongodb://127.0.0.1:1"}
     output = await program.call("cancel", task_id, env=away)
     assert (output.code, output.out) == (0, f"task {task_id} was asked to stop\n")
     unknown = await program.call("cancel", "nothing", env=away)

@@ -11,11 +11,11 @@ import pytest
 from flowkit.cli.retention.commands import read_duration
 from flowkit.connection import Namespace
 from flowkit.errors import ConfigError
-from tests.integration.world import node
+from tests.integration.harness import node
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Program, ProgramOutput
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 TASK_COLLECTIONS = ("artifacts", "metrics_raw", "stream_progress", "worker_events")
 
@@ -54,28 +54,28 @@ def test_invalid_option_exits_with_code_2(program: Program, arguments: list[str]
     assert reported in output.err
 
 
-async def purge(program: Program, world: World, *options: str) -> ProgramOutput:
+async def purge(program: Program, harness: Harness, *options: str) -> ProgramOutput:
     """Run `flowkit purge` for tasks that ended more than an hour ago."""
-    return await program.call("purge", "--older-than", "1h", *options, env=world.environment)
+    return await program.call("purge", "--older-than", "1h", *options, env=harness.environment)
 
 
 async def ended(
-    world: World, task_id: str, *, hours: float = 2, status: str = "finished", **more: Any
+    harness: Harness, task_id: str, *, hours: float = 2, status: str = "finished", **more: Any
 ) -> None:
     """Insert a task that ended some hours ago, with one document in each collection of a task."""
     finished_at = datetime.now(UTC) - timedelta(hours=hours)
     document = {"id": task_id, "status": status, "finished_at": finished_at, **more}
-    await world.db.tasks.insert_one(document)
+    await harness.db.tasks.insert_one(document)
     for name in TASK_COLLECTIONS:
-        await world.db[name].insert_one(
+        await harness.db[name].insert_one(
             {"task_id": task_id, "node_id": "a", "batch_uid": "b", "event_hash": "h"}
         )
 
 
-async def left(world: World) -> dict[str, set[str]]:
+async def left(harness: Harness) -> dict[str, set[str]]:
     """Return the ids of the remaining tasks by collection."""
-    found = {name: {row["task_id"] async for row in world.db[name].find({})} for name in TASK_COLLECTIONS}
-    return {**found, "tasks": {row["id"] async for row in world.db.tasks.find({})}}
+    found = {name: {row["task_id"] async for row in harness.db[name].find({})} for name in TASK_COLLECTIONS}
+    return {**found, "tasks": {row["id"] async for row in harness.db.tasks.find({})}}
 
 
 def everywhere(*task_ids: str) -> dict[str, set[str]]:
@@ -84,35 +84,37 @@ def everywhere(*task_ids: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.server
-async def test_purge_removes_older_tasks_with_all_their_documents(world: World, program: Program) -> None:
-    here = await Namespace(await world.client()).id()
-    await ended(world, "old", namespace_id=here)
-    await ended(world, "of an earlier release", status="cancelled")
-    await ended(world, "young", hours=0.5, namespace_id=here)
-    await ended(world, "elsewhere", namespace_id="another")
-    planned = await purge(program, world, "--dry-run")
+async def test_purge_removes_older_tasks_with_all_their_documents(harness: Harness, program: Program) -> None:
+    here = await Namespace(await harness.client()).id()
+    await ended(harness, "old", namespace_id=here)
+    await ended(harness, "of an earlier release", status="cancelled")
+    await ended(harness, "young", hours=0.5, namespace_id=here)
+    await ended(harness, "elsewhere", namespace_id="another")
+    planned = await purge(program, harness, "--dry-run")
     assert planned.out.splitlines()[0] == "would delete 2 tasks"
-    assert len((await left(world))["tasks"]) == 4
-    done = await purge(program, world)
+    assert len((await left(harness))["tasks"]) == 4
+    done = await purge(program, harness)
     assert done.out.splitlines() == ["deleted 2 tasks", *(f"  {name}: 2" for name in TASK_COLLECTIONS)]
     assert done.err == "deleted 2 tasks so far\n"
-    assert await left(world) == everywhere("young", "elsewhere")
+    assert await left(harness) == everywhere("young", "elsewhere")
 
 
 @pytest.mark.server
-async def test_many_tasks_are_purged_in_several_steps(world: World, program: Program) -> None:
+async def test_many_tasks_are_purged_in_several_steps(harness: Harness, program: Program) -> None:
     for number in range(45):
-        await ended(world, f"t{number}")
-    output = await purge(program, world)
+        await ended(harness, f"t{number}")
+    output = await purge(program, harness)
     assert output.err.splitlines() == [f"deleted {count} tasks so far" for count in (20, 40, 45)]
-    assert await left(world) == everywhere()
+    assert await left(harness) == everywhere()
 
 
 @pytest.mark.server
-async def test_purge_removes_only_tasks_with_the_requested_statuses(world: World, program: Program) -> None:
+async def test_purge_removes_only_tasks_with_the_requested_statuses(
+    harness: Harness, program: Program
+) -> None:
     for status in ("finished", "failed", "cancelled"):
-        await ended(world, status, status=status)
-    output = await purge(program, world, "--status", "failed", "--status", "cancelled", "--json")
+        await ended(harness, status, status=status)
+    output = await purge(program, harness, "--status", "failed", "--status", "cancelled", "--json")
     assert json.loads(output.out) == {
         "dry_run": False,
         "tasks": 2,
@@ -120,56 +122,62 @@ async def test_purge_removes_only_tasks_with_the_requested_statuses(world: World
         "running": [],
     }
     assert output.err == ""
-    assert await left(world) == everywhere("finished")
+    assert await left(harness) == everywhere("finished")
 
 
 @pytest.mark.server
 async def test_purge_keeps_a_task_that_runs_in_temporal_even_if_its_document_is_closed(
-    world: World, program: Program
+    harness: Harness, program: Program
 ) -> None:
-    await world.engine()
-    task_id = await world.create(node("a"))
-    await world.until_status(task_id, "running")
+    await harness.engine()
+    task_id = await harness.create(node("a"))
+    await harness.until_status(task_id, "running")
     long_ago = datetime.now(UTC) - timedelta(days=2)
-    await world.db.tasks.update_one({"id": task_id}, {"$set": {"status": "failed", "finished_at": long_ago}})
-    output = await purge(program, world)
+    await harness.db.tasks.update_one(
+        {"id": task_id}, {"$set": {"status": "failed", "finished_at": long_ago}}
+    )
+    output = await purge(program, harness)
     assert output.out.splitlines() == ["deleted 0 tasks", f"kept 1 task that Temporal runs: {task_id}"]
-    assert task_id in (await left(world))["tasks"]
+    assert task_id in (await left(harness))["tasks"]
 
 
 @pytest.mark.server
-async def test_purge_keeps_open_tasks_and_tasks_without_an_end_date(world: World, program: Program) -> None:
+async def test_purge_keeps_open_tasks_and_tasks_without_an_end_date(
+    harness: Harness, program: Program
+) -> None:
     odd: list[dict[str, Any]] = [
         {"id": "open", "status": "running", "finished_at": None},
         {"id": "text", "status": "finished", "finished_at": "2020-01-01T00:00:00+00:00"},
         {"status": "finished", "finished_at": datetime(2020, 1, 1, tzinfo=UTC)},
     ]
-    await world.db.tasks.insert_many(odd)
-    assert (await purge(program, world)).out == "deleted 0 tasks\n"
-    assert await world.db.tasks.count_documents({}) == 3
+    await harness.db.tasks.insert_many(odd)
+    assert (await purge(program, harness)).out == "deleted 0 tasks\n"
+    assert await harness.db.tasks.count_documents({}) == 3
 
 
 @pytest.mark.server
-async def test_next_purge_completes_an_interrupted_one(world: World, program: Program) -> None:
-    await ended(world, "half")
-    await world.db.artifacts.delete_many({})
-    await purge(program, world)
-    assert await left(world) == everywhere()
+async def test_next_purge_completes_an_interrupted_one(harness: Harness, program: Program) -> None:
+    await ended(harness, "half")
+    await harness.db.artifacts.delete_many({})
+    await purge(program, harness)
+    assert await left(harness) == everywhere()
 
 
 @pytest.mark.server
-async def test_close_orphaned_reports_that_there_are_no_open_tasks(world: World, program: Program) -> None:
-    output = await program.call("close-orphaned", env=world.environment)
+async def test_close_orphaned_reports_that_there_are_no_open_tasks(
+    harness: Harness, program: Program
+) -> None:
+    output = await program.call("close-orphaned", env=harness.environment)
     assert (output.code, output.out) == (0, "no open tasks\n")
 
 
 @pytest.mark.server
-async def test_close_orphaned_counts_open_tasks_by_namespace(world: World, program: Program) -> None:
-    here = await Namespace(await world.client()).id()
-    await world.create(node("a"))
+async def test_close_orphaned_counts_open_tasks_by_namespace(harness: Harness, program: Program) -> None:
+    here = await Namespace(await harness.client()).id()
+    await harness.create(node("a"))
     for namespace_id in ({}, {"namespace_id": "gone-1"}):
-        await world.db.tasks.insert_one({"id": str(namespace_id), "status": "running", **namespace_id})
-    output = await program.call("close-orphaned", env=world.environment)
+        await harness.db.tasks.insert_one({"id": str(namespace_id), "status": "running", **namespace_id})
+    output = await program.call("close-orphaned", env=harness.environment)
     assert output.out.splitlines() == [
         "        1  open tasks that name no namespace (of an earlier release)",
         *sorted(

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.world import EVENT_TIMEOUT_SEC, FLOWKIT, eventually, node
+from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT, eventually, node
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Program, ProgramOutput
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
 
@@ -25,52 +25,56 @@ def failing(**fields: Any) -> dict[str, Any]:
     return {"nodes": [node("a", "failing", inline={"failures": 9, "permanent": True}, **fields)]}
 
 
-async def started(world: World) -> None:
+async def started(harness: Harness) -> None:
     """Start an engine and workers in this process."""
-    await world.engine()
-    await world.worker()
+    await harness.engine()
+    await harness.worker()
 
 
-async def run_graph(program: Program, world: World, graph: dict[str, Any], *options: str) -> ProgramOutput:
+async def run_graph(
+    program: Program, harness: Harness, graph: dict[str, Any], *options: str
+) -> ProgramOutput:
     """Run `flowkit run` for a graph, and return its output."""
     program.write("graph.json", json.dumps(graph))
-    return await program.call("run", "graph.json", *options, env=world.environment)
+    return await program.call("run", "graph.json", *options, env=harness.environment)
 
 
-async def test_run_prints_the_task_id_and_its_web_ui_address(world: World, program: Program) -> None:
-    await started(world)
-    output = await run_graph(program, world, CHAIN, "--task-id", world.queue)
-    assert (output.code, output.out) == (0, f"task {world.queue} started on queue {world.queue}\n")
-    assert f"flowkit status {world.queue} --watch" in output.err
-    assert f"flowkit cancel {world.queue}" in output.err
-    assert (await world.result(world.queue)).status == "finished"
+async def test_run_prints_the_task_id_and_its_web_ui_address(harness: Harness, program: Program) -> None:
+    await started(harness)
+    output = await run_graph(program, harness, CHAIN, "--task-id", harness.queue)
+    assert (output.code, output.out) == (0, f"task {harness.queue} started on queue {harness.queue}\n")
+    assert f"flowkit status {harness.queue} --watch" in output.err
+    assert f"flowkit cancel {harness.queue}" in output.err
+    assert (await harness.result(harness.queue)).status == "finished"
 
 
 async def test_watching_without_a_terminal_prints_a_line_for_each_change_and_the_outcome(
-    world: World, program: Program
+    harness: Harness, program: Program
 ) -> None:
-    await started(world)
-    output = await run_graph(program, world, CHAIN, "--watch", "--task-id", world.queue)
+    await started(harness)
+    output = await run_graph(program, harness, CHAIN, "--watch", "--task-id", harness.queue)
     lines = output.out.splitlines()
     assert output.code == 0
     assert any("a  finished, attempt 1, 1 batch" in line for line in lines)
     assert any("b  finished, attempt 1, 1 batch" in line for line in lines)
     assert len(lines) == len(set(lines))
-    assert lines[-1] == f"task {world.queue} finished"
+    assert lines[-1] == f"task {harness.queue} finished"
 
 
-async def test_failed_task_exits_with_code_1_and_prints_the_reason(world: World, program: Program) -> None:
-    await started(world)
-    output = await run_graph(program, world, failing(), "--watch")
+async def test_failed_task_exits_with_code_1_and_prints_the_reason(
+    harness: Harness, program: Program
+) -> None:
+    await started(harness)
+    output = await run_graph(program, harness, failing(), "--watch")
     assert output.code == 1
     assert "failed: node 'a' failed: flaky: as ordered" in output.out.splitlines()[-1]
 
 
 async def test_json_option_prints_a_watched_task_as_one_document_on_stdout(
-    world: World, program: Program
+    harness: Harness, program: Program
 ) -> None:
-    await started(world)
-    output = await run_graph(program, world, failing(allow_failure=True), "--watch", "--json")
+    await started(harness)
+    output = await run_graph(program, harness, failing(allow_failure=True), "--watch", "--json")
     view = json.loads(output.out)
     assert (output.code, view["status"], view["handled_failures"]) == (0, "finished", ["a"])
     assert [(n["node_id"], n["status"], n["attempt"]) for n in view["nodes"]] == [("a", "failed", 1)]
@@ -78,104 +82,104 @@ async def test_json_option_prints_a_watched_task_as_one_document_on_stdout(
 
 
 async def test_command_line_params_override_those_of_the_file_key_by_key(
-    world: World, program: Program
+    harness: Harness, program: Program
 ) -> None:
     program.write("more.json", '{"day": 2}')
     given = {"params": {"day": 1, "who": "file"}, "graph": CHAIN}
-    output = await run_graph(program, world, given, "--params", "@more.json", "--json")
-    document = await world.document(json.loads(output.out)["task_id"])
+    output = await run_graph(program, harness, given, "--params", "@more.json", "--json")
+    document = await harness.document(json.loads(output.out)["task_id"])
     assert document["params"] == {"day": 2, "who": "file"}
 
 
-async def test_graph_can_be_read_from_stdin(world: World, program: Program) -> None:
+async def test_graph_can_be_read_from_stdin(harness: Harness, program: Program) -> None:
     output = await asyncio.to_thread(
-        program.run, "run", "-", "--json", env=world.environment, stdin=json.dumps(CHAIN)
+        program.run, "run", "-", "--json", env=harness.environment, stdin=json.dumps(CHAIN)
     )
-    assert (await world.document(json.loads(output.out)["task_id"]))["graph"]["name"] == "chain"
+    assert (await harness.document(json.loads(output.out)["task_id"]))["graph"]["name"] == "chain"
 
 
-async def test_ctrl_c_stops_watching_and_leaves_the_task_running(world: World, program: Program) -> None:
-    await started(world)
+async def test_ctrl_c_stops_watching_and_leaves_the_task_running(harness: Harness, program: Program) -> None:
+    await started(harness)
     program.write("graph.json", json.dumps({"nodes": [node("a", "paced", inline={"pause": 600})]}))
-    command = ["run", "graph.json", "--watch", "--task-id", world.queue]
-    watching = program.start(*command, env=world.environment)
+    command = ["run", "graph.json", "--watch", "--task-id", harness.queue]
+    watching = program.start(*command, env=harness.environment)
     assert watching.stdout is not None
     while "a  running" not in await asyncio.to_thread(watching.stdout.readline):
         assert watching.poll() is None
     watching.send_signal(signal.SIGINT)
     _, err = await asyncio.to_thread(watching.communicate, timeout=EVENT_TIMEOUT_SEC)
     assert watching.returncode == 130
-    assert f"task {world.queue} goes on: `flowkit status {world.queue} --watch` watches it again" in err
-    assert f"`flowkit cancel {world.queue}` stops it" in err
+    assert f"task {harness.queue} goes on: `flowkit status {harness.queue} --watch` watches it again" in err
+    assert f"`flowkit cancel {harness.queue}` stops it" in err
     assert "Traceback" not in err
-    assert (await world.document(world.queue))["status"] == "running"
+    assert (await harness.document(harness.queue))["status"] == "running"
 
 
-async def test_watching_a_cancelled_task_exits_with_code_5(world: World, program: Program) -> None:
-    await started(world)
-    task_id = await world.create(node("a", "paced", inline={"pause": 600}), node("b", "quick", "a"))
-    await world.until_node(task_id, "a", "running")
-    asked = await program.call("cancel", task_id, "--reason", "wrong day", env=world.environment)
+async def test_watching_a_cancelled_task_exits_with_code_5(harness: Harness, program: Program) -> None:
+    await started(harness)
+    task_id = await harness.create(node("a", "paced", inline={"pause": 600}), node("b", "quick", "a"))
+    await harness.until_node(task_id, "a", "running")
+    asked = await program.call("cancel", task_id, "--reason", "wrong day", env=harness.environment)
     assert (asked.code, asked.out) == (0, f"task {task_id} was asked to stop\n")
-    watched = await program.call("status", task_id, "--watch", env=world.environment)
+    watched = await program.call("status", task_id, "--watch", env=harness.environment)
     assert watched.code == 5
     assert watched.out.splitlines()[-1] == f"task {task_id} cancelled: wrong day"
 
 
-async def test_status_shows_nodes_retries_and_reasons(world: World, program: Program) -> None:
-    await started(world)
+async def test_status_shows_nodes_retries_and_reasons(harness: Harness, program: Program) -> None:
+    await started(harness)
     retry = {"max": 1, "backoff_sec": 600}
-    task_id = await world.create(node("a", "failing", inline={"failures": 1}, retry_policy=retry))
-    await world.until_node(task_id, "a", "deferred")
-    output = await program.call("status", task_id, env=world.environment)
+    task_id = await harness.create(node("a", "failing", inline={"failures": 1}, retry_policy=retry))
+    await harness.until_node(task_id, "a", "deferred")
+    output = await program.call("status", task_id, env=harness.environment)
     assert (output.code, output.err) == (0, "")
     assert output.out.splitlines()[0].strip() == f"task {task_id} deferred"
     assert "retry in " in output.out
     assert "flaky: as ordered" in output.out
 
 
-async def test_status_reads_the_document_if_no_engine_responds(world: World, program: Program) -> None:
-    task_id = await world.create(node("a"))
-    output = await program.call("status", task_id, "--json", env=world.environment)
+async def test_status_reads_the_document_if_no_engine_responds(harness: Harness, program: Program) -> None:
+    task_id = await harness.create(node("a"))
+    output = await program.call("status", task_id, "--json", env=harness.environment)
     view = json.loads(output.out)
     assert (view["source"], view["status"]) == ("document", "queued")
     assert "no engine polls" in view["hints"][0]
 
 
 async def test_list_shows_the_newest_first_and_reports_that_there_are_more(
-    world: World, program: Program
+    harness: Harness, program: Program
 ) -> None:
-    ids = [await world.create(node("a"), name=f"number {number}") for number in range(3)]
-    output = await program.call("list", "--json", "--limit", "2", env=world.environment)
+    ids = [await harness.create(node("a"), name=f"number {number}") for number in range(3)]
+    output = await program.call("list", "--json", "--limit", "2", env=harness.environment)
     listed = json.loads(output.out)
     assert [task["task_id"] for task in listed["tasks"]] == [ids[2], ids[1]]
     assert (listed["tasks"][0]["name"], listed["more"]) == ("number 2", True)
-    people = await program.call("list", "--limit", "2", env=world.environment)
+    people = await program.call("list", "--limit", "2", env=harness.environment)
     assert people.err == "there are more than 2; `--limit 4` shows more\n"
     assert [line.split()[0] for line in people.out.splitlines()] == ["task", ids[2], ids[1]]
-    none = await program.call("list", "--status", "failed", env=world.environment)
+    none = await program.call("list", "--status", "failed", env=harness.environment)
     assert (none.code, none.out, none.err) == (0, "", "no tasks are failed\n")
 
 
-async def test_worker_serves_only_the_selected_roles(world: World) -> None:
+async def test_worker_serves_only_the_selected_roles(harness: Harness) -> None:
     names = [f"tests.integration.handlers:{name}" for name in ("Quick", "Paced")]
-    await world.engine()
-    world.process("worker", *names, "--role", "quick", "--concurrency", "2")
-    task_id = await world.create(node("a"), node("b", "paced", "a"))
-    await world.until_node(task_id, "a", "finished")
-    client = await world.client()
+    await harness.engine()
+    harness.process("worker", *names, "--role", "quick", "--concurrency", "2")
+    task_id = await harness.create(node("a"), node("b", "paced", "a"))
+    await harness.until_node(task_id, "a", "finished")
+    client = await harness.client()
 
     async def waits() -> bool:
         response = await client.get_workflow_handle(task_id).query("status")
         return bool(response["nodes"][1]["status"] == "running")
 
     await eventually(waits)
-    assert (await world.node(task_id, "b"))["attempt_epoch"] == 0
+    assert (await harness.node(task_id, "b"))["attempt_epoch"] == 0
 
 
-async def test_worker_also_serves_a_handler_instance_of_a_module(world: World, program: Program) -> None:
+async def test_worker_also_serves_a_handler_instance_of_a_module(harness: Harness, program: Program) -> None:
     program.write("own.py", "from tests.integration.handlers import Quick\nready = Quick()\n")
-    await world.engine()
+    await harness.engine()
     root = str(FLOWKIT.parents[2])
-    program.start("worker", "own:ready", env={**world.environment, "PYTHONPATH": root})
-    assert (await world.result(await world.create(node("a")))).status == "finished"
+    program.start("worker", "own:ready", env={**harness.environment, "PYTHONPATH": root})
+    assert (await harness.result(await harness.create(node("a")))).status == "finished"

@@ -11,13 +11,13 @@ import pytest
 from flowkit.cli.app import run
 from flowkit.cli.tasks.variables import lines, plain, read_value
 from flowkit.coordinator.adapters import CoordinatorAdapters
-from tests.integration.world import node
+from tests.integration.harness import node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.cli.conftest import Program, ProgramOutput
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 SECRET = "AKIA" + "ABCDEFGHIJKLMNOP"
@@ -140,25 +140,25 @@ def test_unreachable_database_is_reported_with_a_remedy(
 class Vars:
     """Runs `flowkit vars` for one task without Temporal."""
 
-    def __init__(self, world: World, program: Program, task_id: str) -> None:
-        self.world = world
+    def __init__(self, harness: Harness, program: Program, task_id: str) -> None:
+        self.harness = harness
         self.program = program
         self.task_id = task_id
 
     async def __call__(self, *options: str, task_id: str | None = None) -> ProgramOutput:
         """Run the command and return its output."""
-        environment = {**self.world.environment, "TEMPORAL_ADDRESS": "127.0.0.1:1"}
+        environment = {**self.harness.environment, "TEMPORAL_ADDRESS": "127.0.0.1:1"}
         return await self.program.call("vars", task_id or self.task_id, *options, env=environment)
 
     async def stored(self) -> dict[str, Any]:
         """Return the variables in the database."""
-        return await self.world.coordinator.vars(self.task_id)
+        return await self.harness.coordinator.vars(self.task_id)
 
 
 @pytest.fixture
-async def task_vars(world: World, program: Program) -> Vars:
+async def task_vars(harness: Harness, program: Program) -> Vars:
     """The command for a task without an engine."""
-    return Vars(world, program, await world.create(node("a")))
+    return Vars(harness, program, await harness.create(node("a")))
 
 
 @pytest.mark.server
@@ -200,7 +200,7 @@ async def test_options_change_the_variables_and_print_the_result(task_vars: Vars
 
 @pytest.mark.server
 async def test_json_option_prints_the_variables_as_one_document(task_vars: Vars) -> None:
-    adapters = CoordinatorAdapters(db=task_vars.world.db)
+    adapters = CoordinatorAdapters(db=task_vars.harness.db)
     await adapters.vars_set(task_vars.task_id, at=NOON, text="a :smile: b")
     output = await task_vars("--incr", "n", "--json")
     assert (output.code, output.err) == (0, "")
@@ -235,4 +235,4 @@ async def test_missing_task_exits_with_code_4_and_is_not_created(task_vars: Vars
         "message": "there is no task 'nothing'",
         "remedy": "`flowkit list` shows the tasks that there are",
     }
-    assert await task_vars.world.db.tasks.count_documents({"id": "nothing"}) == 0
+    assert await task_vars.harness.db.tasks.count_documents({"id": "nothing"}) == 0

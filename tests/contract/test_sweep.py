@@ -16,7 +16,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 from tests.contract.builders import AT, FIRST_RUN, RUN, new_task, opening, stored
-from tests.integration.world import eventually
+from tests.integration.harness import eventually
 
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.task_store import TaskStore

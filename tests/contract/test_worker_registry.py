@@ -11,7 +11,7 @@ from pymongo.errors import AutoReconnect
 from tests.contract.builders import AT, WORKER, attempt, documents_of, seconds
 from tests.contract.drivers import DRIVERS, connected
 from tests.contract.recording_database import RecordingDatabase, conflicts
-from tests.integration.world import eventually
+from tests.integration.harness import eventually
 
 from flowkit.activities.worker_registration import WorkerRegistration
 from flowkit.adapters.mongo import moment

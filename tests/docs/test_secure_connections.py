@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trustme
 from tests.docs.pages import DOCS, blocks
-from tests.integration.world import EVENT_TIMEOUT_SEC, FLOWKIT
+from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pymongo import MongoClient
-from tests.integration.world import EVENT_TIMEOUT_SEC, FLOWKIT, ROOT
+from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT, ROOT
 
 from flowkit.cli.loading import load_handlers
 from flowkit.local.temporal_cli import temporal_cli

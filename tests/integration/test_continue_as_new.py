@@ -13,8 +13,8 @@ from flowkit.models import TaskStatus
 from flowkit.worker import BatchResult
 from flowkit.workflows.task import WAKE, Task
 from tests.integration.handlers import Quick
+from tests.integration.harness import Harness, node
 from tests.integration.test_large_graphs import run_ids, run_of, short_runs, until_only_runs
-from tests.integration.world import World, node
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHistory
@@ -58,10 +58,12 @@ def chain(count: int) -> list[dict[str, Any]]:
     return [node("n0"), *(node(f"n{i}", "quick", f"n{i - 1}") for i in range(1, count))]
 
 
-async def histories(world: World, task_id: str) -> list[WorkflowHistory]:
+async def histories(harness: Harness, task_id: str) -> list[WorkflowHistory]:
     """Return the history of each run of a task."""
-    client = await world.client()
-    handles = [client.get_workflow_handle(task_id, run_id=run_id) for run_id in await run_ids(world, task_id)]
+    client = await harness.client()
+    handles = [
+        client.get_workflow_handle(task_id, run_id=run_id) for run_id in await run_ids(harness, task_id)
+    ]
     return [await handle.fetch_history() for handle in handles]
 
 
@@ -79,7 +81,7 @@ def marked(history: WorkflowHistory) -> bool:
 
 
 async def test_last_attempt_handed_over_while_starts_are_held_back_runs_again_in_a_new_run(
-    short_runs: World,
+    short_runs: Harness,
 ) -> None:
     short_runs.settings["hold_starts_events"] = HELD_EVENTS
     await short_runs.engine()
@@ -108,7 +110,7 @@ async def test_last_attempt_handed_over_while_starts_are_held_back_runs_again_in
 
 @pytest.mark.parametrize("parallel", [0, 3])
 async def test_node_with_many_immediate_retries_continues_in_new_runs(
-    short_runs: World, parallel: int
+    short_runs: Harness, parallel: int
 ) -> None:
     short_runs.settings["hold_starts_events"] = HELD_EVENTS
     await short_runs.engine()
@@ -125,7 +127,7 @@ async def test_node_with_many_immediate_retries_continues_in_new_runs(
     await replay(found)
 
 
-async def test_task_of_normal_length_has_no_patch_marker(short_runs: World) -> None:
+async def test_task_of_normal_length_has_no_patch_marker(short_runs: Harness) -> None:
     await short_runs.engine()
     await short_runs.worker({"insistent": RetriedAtOnce(), "quick": Quick()})
     task_id = await short_runs.create(

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler, WorkerConfig
+from tests.integration.harness import EVENT_TIMEOUT_SEC, node
 from tests.integration.test_handler_hooks import SOON, outcomes
-from tests.integration.world import EVENT_TIMEOUT_SEC, node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
 
@@ -137,9 +137,9 @@ async def executed(code: str, **names: Any) -> dict[str, Any]:
     return namespace
 
 
-async def counts(world: World, task_id: str, node_id: str) -> list[int]:
+async def counts(harness: Harness, task_id: str, node_id: str) -> list[int]:
     """Return what the guide's handlers have counted."""
-    return [row["metrics"]["count"] for row in await world.rows(task_id, node_id)]
+    return [row["metrics"]["count"] for row in await harness.rows(task_id, node_id)]
 
 
 class SkuSource(RoleHandler):
@@ -159,28 +159,28 @@ class SkuSource(RoleHandler):
 # --- the guide --------------------------------------------------------------------------------------------------
 
 
-async def test_quick_start_runs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_queue = make_dataclass("OwnQueue", [("queue", str, world.queue)], bases=(WorkerConfig,))
+async def test_quick_start_runs(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_queue = make_dataclass("OwnQueue", [("queue", str, harness.queue)], bases=(WorkerConfig,))
     monkeypatch.setattr("flowkit.worker.runner.WorkerConfig", own_queue)
-    worker = (await executed(QUICK_START, my_db=world.db))["worker"]
+    worker = (await executed(QUICK_START, my_db=harness.db))["worker"]
     try:
-        await world.engine()
-        task_id = await world.create(node("a", "processor"))
-        await world.result(task_id)
+        await harness.engine()
+        task_id = await harness.create(node("a", "processor"))
+        await harness.result(task_id)
     finally:
         await worker.stop()
-    assert [(row["batch_uid"], row["metrics"]) for row in await world.rows(task_id, "a")] == [
+    assert [(row["batch_uid"], row["metrics"]) for row in await harness.rows(task_id, "a")] == [
         ("b1", {"count": 3})
     ]
 
 
-async def test_complete_handler_interface_runs_without_an_adapter(world: World) -> None:
+async def test_complete_handler_interface_runs_without_an_adapter(harness: Harness) -> None:
     my_role = (await executed(INTERFACE))["MyRole"]()
-    await world.engine()
-    await world.worker({"probe": my_role})
-    task_id = await world.create(node("a", "probe"))
-    await world.result(task_id)
-    assert await counts(world, task_id, "a") == [2]
+    await harness.engine()
+    await harness.worker({"probe": my_role})
+    task_id = await harness.create(node("a", "probe"))
+    await harness.result(task_id)
+    assert await counts(harness, task_id, "a") == [2]
     assert my_role.classify_error(KeyError()) == ("bad_input", True)
     assert my_role.classify_error(OSError()) == ("unexpected_error", False)
 
@@ -189,14 +189,14 @@ async def test_complete_handler_interface_runs_without_an_adapter(world: World) 
     ("text", "expected"), [(COORDINATOR_WINS, [1, 2, 2, 2]), (PULL, [0, 0]), (RECHUNK, [2, 2, 3])]
 )
 async def test_input_routes_of_the_guide_deliver_their_batches(
-    world: World, text: str, expected: list[int]
+    harness: Harness, text: str, expected: list[int]
 ) -> None:
     inline = json.loads(text)["io"]["input_inline"]
-    await world.engine()
-    await world.worker({"skus": SkuSource(), "probe": (await executed(INTERFACE))["MyRole"]()})
-    task_id = await world.create(node("u", "skus"), node("z", "probe", "u", inline=inline))
-    await world.result(task_id)
-    assert sorted(await counts(world, task_id, "z")) == expected
+    await harness.engine()
+    await harness.worker({"skus": SkuSource(), "probe": (await executed(INTERFACE))["MyRole"]()})
+    task_id = await harness.create(node("u", "skus"), node("z", "probe", "u", inline=inline))
+    await harness.result(task_id)
+    assert sorted(await counts(harness, task_id, "z")) == expected
 
 
 async def test_settings_of_the_guide_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,32 +246,32 @@ class Plain(RoleHandler):
         return FinalizeResult(metrics={"all": 3})
 
 
-async def test_every_hook_can_be_a_plain_function(world: World) -> None:
+async def test_every_hook_can_be_a_plain_function(harness: Harness) -> None:
     plain = Plain()
-    await world.engine()
-    await world.worker({"plain": plain})
-    task_id = await world.create(node("a", "plain", inline={"x": 1}))
-    await world.result(task_id)
+    await harness.engine()
+    await harness.worker({"plain": plain})
+    task_id = await harness.create(node("a", "plain", inline={"x": 1}))
+    await harness.result(task_id)
     steps = [step for number in range(3) for step in (f"batch {number}", f"process b{number}")]
     assert plain.calls == ["init a", "load_input", *steps, "finalize"]
     assert threading.get_ident() not in plain.threads
-    rows = await world.rows(task_id, "a")
+    rows = await harness.rows(task_id, "a")
     assert [row["metrics"] for row in rows] == [{"x": 1, "cancelled": False}] * 3
 
 
-async def test_batches_can_be_returned_as_a_list(world: World) -> None:
+async def test_batches_can_be_returned_as_a_list(harness: Harness) -> None:
     class Listing(Plain):
         def iter_batches(self, loaded: Any) -> Any:
             return [Batch(batch_uid=uid, payload={}) for uid in "xyz"]
 
-    await world.engine()
-    await world.worker({"plain": Listing()})
-    task_id = await world.create(node("a", "plain"))
-    await world.result(task_id)
-    assert sorted(row["batch_uid"] for row in await world.rows(task_id, "a")) == ["x", "y", "z"]
+    await harness.engine()
+    await harness.worker({"plain": Listing()})
+    task_id = await harness.create(node("a", "plain"))
+    await harness.result(task_id)
+    assert sorted(row["batch_uid"] for row in await harness.rows(task_id, "a")) == ["x", "y", "z"]
 
 
-async def test_blocking_plain_hook_does_not_block_other_runs_of_its_worker(world: World) -> None:
+async def test_blocking_plain_hook_does_not_block_other_runs_of_its_worker(harness: Harness) -> None:
     released, barrier = threading.Event(), threading.Barrier(2)
 
     class Blocking(Plain):
@@ -285,13 +285,13 @@ async def test_blocking_plain_hook_does_not_block_other_runs_of_its_worker(world
             released.set()
             return BatchResult(success=True)
 
-    await world.engine()
-    await world.worker({"plain": Blocking(), "releasing": Releasing()})
-    task_id = await world.create(
+    await harness.engine()
+    await harness.worker({"plain": Blocking(), "releasing": Releasing()})
+    task_id = await harness.create(
         node("a", "plain", inline={}), node("b", "plain", inline={}), node("c", "releasing")
     )
-    await world.result(task_id)
-    assert [len(await world.rows(task_id, name)) for name in "abc"] == [3, 3, 0]
+    await harness.result(task_id)
+    assert [len(await harness.rows(task_id, name)) for name in "abc"] == [3, 3, 0]
 
 
 class Wrong(Plain):
@@ -328,9 +328,9 @@ class Wrong(Plain):
         return response
 
 
-async def test_invalid_return_value_is_a_permanent_failure_that_names_the_hook(world: World) -> None:
+async def test_invalid_return_value_is_a_permanent_failure_that_names_the_hook(harness: Harness) -> None:
     nodes = [node(name, "wrong", inline={"wish": name}, **SOON) for name in [*Wrong.RETURN_VALUES, "right"]]
-    found = await outcomes(world, [Wrong()], *nodes)
+    found = await outcomes(harness, [Wrong()], *nodes)
     assert found.pop("right")[0] == "finished"
     assert {
         name: (epoch, error.partition(":")[0]) for name, (_, epoch, error) in found.items()

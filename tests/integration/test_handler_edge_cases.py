@@ -10,10 +10,10 @@ import pytest
 from flowkit import WorkerConfig
 from flowkit.worker import Batch, BatchResult, RoleHandler, Worker
 from tests.integration.handlers import Quick
-from tests.integration.world import eventually, node
+from tests.integration.harness import eventually, node
 
 if TYPE_CHECKING:
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
 
@@ -46,23 +46,25 @@ class UnencodableFailure(Quick):
         ("other error", "unexpected_error: ConnectionError: half a character: \\ud83d"),
     ],
 )
-async def test_failure_with_unencodable_text_keeps_its_code(world: World, how: str, reported: str) -> None:
-    await world.engine()
-    await world.worker({"odd": UnencodableFailure()})
-    task_id = await world.create(node("a", "odd", inline={"how": how}, **ONCE))
-    document = await world.until_status(task_id, "failed")
+async def test_failure_with_unencodable_text_keeps_its_code(
+    harness: Harness, how: str, reported: str
+) -> None:
+    await harness.engine()
+    await harness.worker({"odd": UnencodableFailure()})
+    task_id = await harness.create(node("a", "odd", inline={"how": how}, **ONCE))
+    document = await harness.until_status(task_id, "failed")
     failed = document["graph"]["nodes"][0]
     assert failed["last_error"].startswith(reported)
     assert failed["attempt_epoch"] == 1
 
 
-async def test_function_error_with_unencodable_text_keeps_its_code(world: World) -> None:
+async def test_function_error_with_unencodable_text_keeps_its_code(harness: Harness) -> None:
     async def odd(task_id: str) -> None:
         raise RuntimeError(HALF_A_CHARACTER)
 
-    await world.engine(odd=odd)
-    task_id = await world.create(node("a", "coordinator_fn", io={"fn": "odd"}, **ONCE))
-    document = await world.until_status(task_id, "failed")
+    await harness.engine(odd=odd)
+    task_id = await harness.create(node("a", "coordinator_fn", io={"fn": "odd"}, **ONCE))
+    document = await harness.until_status(task_id, "failed")
     failed = document["graph"]["nodes"][0]
     assert failed["last_error"].startswith("unexpected_error: RuntimeError: half a character: \\ud83d")
 
@@ -81,16 +83,16 @@ class Stuck(RoleHandler):
         return BatchResult(success=True)
 
 
-async def test_abandoned_blocking_hook_frees_its_slot_and_is_reported(world: World) -> None:
-    world.settings["cancel_grace_sec"] = 0.2
-    await world.engine()
+async def test_abandoned_blocking_hook_frees_its_slot_and_is_reported(harness: Harness) -> None:
+    harness.settings["cancel_grace_sec"] = 0.2
+    await harness.engine()
     handler = Stuck()
-    cfg = WorkerConfig(roles=["stuck"], queue=world.queue, max_concurrent=1, announce_interval_sec=0.2)
-    worker = Worker(db=world.db, cfg=cfg, handlers={"stuck": handler})
+    cfg = WorkerConfig(roles=["stuck"], queue=harness.queue, max_concurrent=1, announce_interval_sec=0.2)
+    worker = Worker(db=harness.db, cfg=cfg, handlers={"stuck": handler})
     await worker.start()
 
     async def abandoned_threads() -> int:
-        row: Any = await world.db.worker_registry.find_one({"worker_id": worker.worker_id})
+        row: Any = await harness.db.worker_registry.find_one({"worker_id": worker.worker_id})
         return int(row["leaked_threads"])
 
     async def one_thread_is_abandoned() -> bool:
@@ -99,14 +101,14 @@ async def test_abandoned_blocking_hook_frees_its_slot_and_is_reported(world: Wor
     async def no_thread_is_abandoned() -> bool:
         return await abandoned_threads() == 0
 
-    stuck = await world.create(node("a", "stuck", inline={"stuck": True}))
-    await world.until_node(stuck, "a", "running")
+    stuck = await harness.create(node("a", "stuck", inline={"stuck": True}))
+    await harness.until_node(stuck, "a", "running")
     assert await abandoned_threads() == 0
-    await world.coordinator.cancel_task(stuck)
-    await world.until_status(stuck, "cancelled")
+    await harness.coordinator.cancel_task(stuck)
+    await harness.until_status(stuck, "cancelled")
     await eventually(one_thread_is_abandoned)
-    later = await world.create(node("a", "stuck", inline={}))
-    await world.result(later)
+    later = await harness.create(node("a", "stuck", inline={}))
+    await harness.result(later)
     handler.released.set()
     await eventually(no_thread_is_abandoned)
     await worker.stop()

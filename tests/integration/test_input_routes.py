@@ -16,14 +16,14 @@ from flowkit.activities.batches.puller import Puller
 from flowkit.hashing import stable_hash
 from flowkit.worker import Batch, BatchResult, RoleHandler, Worker, WorkerConfig
 from tests.integration.handlers import Paced, Quick
+from tests.integration.harness import eventually, node, wait_seconds
 from tests.integration.test_handler_hooks import SOON, outcomes
-from tests.integration.world import eventually, node, wait_seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from flowkit.worker.context import RunContext
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
 
@@ -81,23 +81,23 @@ def route(adapter: str, **args: Any) -> dict[str, Any]:
     return {"input_adapter": adapter, "input_args": args}
 
 
-async def run(world: World, *nodes: dict[str, Any]) -> Proposing:
+async def run(harness: Harness, *nodes: dict[str, Any]) -> Proposing:
     """Run nodes until the task finishes, and return the batches that their handler received."""
     handler = Proposing()
-    await world.engine()
-    await world.worker({"lists": ListSource(), "proposing": handler})
-    await world.result(await world.create(*nodes))
+    await harness.engine()
+    await harness.worker({"lists": ListSource(), "proposing": handler})
+    await harness.result(await harness.create(*nodes))
     return handler
 
 
 @asynccontextmanager
 async def working(
-    world: World, *handlers: RoleHandler, db: Any = None, **settings: Any
+    harness: Harness, *handlers: RoleHandler, db: Any = None, **settings: Any
 ) -> AsyncIterator[None]:
     """Start a worker with its own settings."""
     chosen = {handler.role: handler for handler in handlers}
-    cfg = WorkerConfig(queue=world.queue, roles=list(chosen), **settings)
-    worker = Worker(db=db if db is not None else world.db, cfg=cfg, handlers=chosen)
+    cfg = WorkerConfig(queue=harness.queue, roles=list(chosen), **settings)
+    worker = Worker(db=db if db is not None else harness.db, cfg=cfg, handlers=chosen)
     await worker.start()
     try:
         yield
@@ -120,12 +120,12 @@ def reported(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any
 
 
 async def test_adapter_of_the_node_overrides_the_handler_and_both_are_logged(
-    world: World, caplog: pytest.LogCaptureFixture
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="flowkit.worker")
     ordered = route(RECHUNK, from_node="u", size=2, meta_list_key="skus")
     proposed = route(PULL, from_nodes=["u"], poll_ms=20)
-    got = await run(world, source([1, 2, 3]), proposing("z", "u", propose=proposed, **ordered))
+    got = await run(harness, source([1, 2, 3]), proposing("z", "u", propose=proposed, **ordered))
     assert [payload["items"] for _, payload in got.got["z"]] == [[1, 2], [3]]
     assert reported(caplog, "selected") == [
         {
@@ -141,11 +141,11 @@ async def test_adapter_of_the_node_overrides_the_handler_and_both_are_logged(
 
 
 async def test_known_adapter_of_the_handler_overrides_iter_batches(
-    world: World, caplog: pytest.LogCaptureFixture
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="flowkit.worker")
     got = await run(
-        world,
+        harness,
         source([1], [2]),
         proposing("all", "u", propose={"input_adapter": PULL}),
         proposing("alias", "u", propose=route(RECHUNK, from_node="u", size=9)),
@@ -159,9 +159,9 @@ async def test_known_adapter_of_the_handler_overrides_iter_batches(
     assert reported(caplog, "handler_conflict_ignored") == []
 
 
-async def test_iter_batches_is_used_for_unknown_adapters_and_without_an_adapter(world: World) -> None:
+async def test_iter_batches_is_used_for_unknown_adapters_and_without_an_adapter(harness: Harness) -> None:
     got = await run(
-        world,
+        harness,
         source([1]),
         proposing("unknown", "u", propose=route("kafka", from_nodes=["u"])),
         proposing("odd", "u", propose={"input_adapter": ["pull"]}),
@@ -191,10 +191,10 @@ BAD: dict[str, dict[str, Any]] = {
 }
 
 
-async def assert_refused(world: World, *nodes: dict[str, Any]) -> None:
+async def assert_refused(harness: Harness, *nodes: dict[str, Any]) -> None:
     """Check that every node but `u` fails permanently as `bad_input_args`, and that its handler receives nothing."""
     handler = Proposing()
-    found = await outcomes(world, [ListSource(), handler], source([1]), *nodes)
+    found = await outcomes(harness, [ListSource(), handler], source([1]), *nodes)
     assert found.pop("u")[0] == "finished"
     assert {name: (epoch, error.partition(":")[0]) for name, (_, epoch, error) in found.items()} == {
         each["node_id"]: (1, "bad_input_args") for each in nodes
@@ -202,34 +202,34 @@ async def assert_refused(world: World, *nodes: dict[str, Any]) -> None:
     assert handler.got == {}
 
 
-async def test_invalid_adapter_argument_of_a_handler_fails_the_node_permanently(world: World) -> None:
-    await assert_refused(world, *(proposing(name, "u", propose=bad) for name, bad in BAD.items()))
+async def test_invalid_adapter_argument_of_a_handler_fails_the_node_permanently(harness: Harness) -> None:
+    await assert_refused(harness, *(proposing(name, "u", propose=bad) for name, bad in BAD.items()))
 
 
-async def test_handler_that_proposes_no_sources_fails_permanently(world: World) -> None:
-    await assert_refused(world, proposing("orphan", propose={"input_adapter": PULL}))
+async def test_handler_that_proposes_no_sources_fails_permanently(harness: Harness) -> None:
+    await assert_refused(harness, proposing("orphan", propose={"input_adapter": PULL}))
 
 
 @pytest.mark.parametrize("nobody", ["ghost", "z"])
 async def test_handler_that_proposes_a_source_that_cannot_end_fails_permanently(
-    world: World, nobody: str
+    harness: Harness, nobody: str
 ) -> None:
-    await assert_refused(world, proposing("z", "u", propose=route(PULL, from_nodes=[nobody])))
+    await assert_refused(harness, proposing("z", "u", propose=route(PULL, from_nodes=[nobody])))
 
 
-async def test_strict_worker_requires_the_key_of_chunks(world: World) -> None:
+async def test_strict_worker_requires_the_key_of_chunks(harness: Harness) -> None:
     handler = Proposing()
-    await world.engine()
-    async with working(world, ListSource(), handler, strict_input_adapters=True):
-        task_id = await world.create(
+    await harness.engine()
+    async with working(harness, ListSource(), handler, strict_input_adapters=True):
+        task_id = await harness.create(
             source([1, 2]),
             proposing("ordered", "u", **route(RECHUNK, size=2)),
             proposing("proposed", "u", propose=route(RECHUNK, size=2)),
             proposing("fine", "u", **route(RECHUNK, size=2, meta_list_key="skus")),
             on_node_failure="continue",
         )
-        await world.until_status(task_id, "failed")
-    errors = {name: (await world.node(task_id, name)).get("last_error") for name in ("ordered", "proposed")}
+        await harness.until_status(task_id, "failed")
+    errors = {name: (await harness.node(task_id, name)).get("last_error") for name in ("ordered", "proposed")}
     assert {str(error).partition(" is missing")[0] for error in errors.values()} == {
         "bad_input_args: input_args.meta_list_key"
     }
@@ -239,9 +239,9 @@ async def test_strict_worker_requires_the_key_of_chunks(world: World) -> None:
 # --- delivery ---------------------------------------------------------------------------------------------------
 
 
-async def test_chunks_have_the_uids_of_the_protocol_and_keep_the_remainder(world: World) -> None:
+async def test_chunks_have_the_uids_of_the_protocol_and_keep_the_remainder(harness: Harness) -> None:
     args = route(RECHUNK, from_nodes=["u"], size=2, meta_list_key="skus")
-    got = (await run(world, source([1, 2, 3], [], [4, 5]), proposing("z", "u", **args))).got["z"]
+    got = (await run(harness, source([1, 2, 3], [], [4, 5]), proposing("z", "u", **args))).got["z"]
     expected = [("b1", 0, [1, 2]), ("b1", 1, [3]), ("b3", 0, [4, 5])]
     assert got == [
         (
@@ -257,15 +257,15 @@ async def test_chunks_have_the_uids_of_the_protocol_and_keep_the_remainder(world
     assert got[0][0] == "ad2b7bfd0ae8f741de96ce46937202d382868d69"
 
 
-async def test_empty_source_is_not_an_error_and_yields_no_batches(world: World) -> None:
+async def test_empty_source_is_not_an_error_and_yields_no_batches(harness: Harness) -> None:
     chunks = route(RECHUNK, size=3, meta_list_key="skus")
     nodes = [proposing("pull", "u", **route(PULL)), proposing("chunks", "u", **chunks)]
-    assert (await run(world, source(), *nodes)).got == {}
+    assert (await run(harness, source(), *nodes)).got == {}
 
 
-async def test_parents_are_the_default_sources(world: World) -> None:
+async def test_parents_are_the_default_sources(harness: Harness) -> None:
     got = await run(
-        world,
+        harness,
         source([1], node_id="u"),
         source([2], node_id="v"),
         source([3], node_id="aside"),
@@ -276,24 +276,24 @@ async def test_parents_are_the_default_sources(world: World) -> None:
     assert sources == {"ordered": ["u", "v", "aside"], "proposed": ["u", "v"]}
 
 
-async def test_thousand_batches_arrive_once_each(world: World) -> None:
-    await world.engine()
-    await world.worker()
-    task_id = await world.create(
+async def test_thousand_batches_arrive_once_each(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker()
+    task_id = await harness.create(
         node("u", inline={"batches": 1_000}), node("z", "quick", "u", inline={"input_adapter": PULL})
     )
-    await world.result(task_id)
-    counted = await world.rows(task_id, "z")
+    await harness.result(task_id)
+    counted = await harness.rows(task_id, "z")
     assert len(counted) == 1_000
     assert {row["batch_uid"] for row in counted} == {f"b{number}" for number in range(1_000)}
-    assert await world.db.stream_progress.count_documents({"task_id": task_id}) == 1_000
+    assert await harness.db.stream_progress.count_documents({"task_id": task_id}) == 1_000
 
 
 # --- waiting ----------------------------------------------------------------------------------------------------
 
 
 async def test_worker_settings_determine_the_poll_interval(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[int, int]] = []
 
@@ -303,17 +303,17 @@ async def test_worker_settings_determine_the_poll_interval(
             super().__init__(**given)
 
     monkeypatch.setattr(batch_sources, "Puller", Watched)
-    await world.engine()
+    await harness.engine()
     async with working(
-        world, ListSource(), Proposing(), pull_poll_ms_default=20, pull_empty_backoff_ms_max=70
+        harness, ListSource(), Proposing(), pull_poll_ms_default=20, pull_empty_backoff_ms_max=70
     ):
-        task_id = await world.create(
+        task_id = await harness.create(
             source([1]),
             proposing("a", "u", **route(PULL)),
             proposing("b", "a", **route(PULL, poll_ms=30, backoff_max_ms=90)),
             proposing("c", "b", propose=route(PULL, poll_ms=40)),
         )
-        await world.result(task_id)
+        await harness.result(task_id)
     assert seen == [(20, 70), (30, 90), (40, 70)]
 
 
@@ -333,45 +333,45 @@ class ReadRecorder(CommandListener):
     failed = succeeded
 
 
-async def test_waiting_puller_reads_at_most_five_times_a_second(world: World) -> None:
+async def test_waiting_puller_reads_at_most_five_times_a_second(harness: Harness) -> None:
     reads, seconds = ReadRecorder(), 6.0
-    client: Any = AsyncIOMotorClient(world.environment["MONGO_URL"], event_listeners=[reads])
-    await world.engine()
-    async with working(world, Quick(), Paced()), working(world, Proposing(), db=client[world.database]):
-        task_id = await world.create(
+    client: Any = AsyncIOMotorClient(harness.environment["MONGO_URL"], event_listeners=[reads])
+    await harness.engine()
+    async with working(harness, Quick(), Paced()), working(harness, Proposing(), db=client[harness.database]):
+        task_id = await harness.create(
             node("u"),
             node("slow", "paced", inline={"pause": 600}),
             {**proposing("z", "u", "slow", **route(PULL, poll_ms=1, backoff_max_ms=1)), "fan_in": "any"},
         )
-        await world.until_batches(task_id, "z", 1)
+        await harness.until_batches(task_id, "z", 1)
         began = time.monotonic()
         await wait_seconds(seconds)
         asked = sum(began <= at <= began + seconds for at in reads.at)
-        assert await world.statuses(task_id) == {"u": "finished", "slow": "running", "z": "running"}
+        assert await harness.statuses(task_id) == {"u": "finished", "slow": "running", "z": "running"}
         assert 0 < asked <= 5 * seconds
-        await world.coordinator.cancel_task(task_id)
-        await world.until_status(task_id, "cancelled")
+        await harness.coordinator.cancel_task(task_id)
+        await harness.until_status(task_id, "cancelled")
     client.close()
 
 
-async def test_waiting_puller_yields_its_slot_to_its_source(world: World) -> None:
-    await world.engine()
+async def test_waiting_puller_yields_its_slot_to_its_source(harness: Harness) -> None:
+    await harness.engine()
     quick = Quick()
     quick.role = "solo"
-    async with working(world, Paced()), working(world, quick, max_concurrent=1):
+    async with working(harness, Paced()), working(harness, quick, max_concurrent=1):
         once = {"retry_policy": {"max": 0}}
-        task_id = await world.create(
+        task_id = await harness.create(
             node("first", "solo"),
             node("later", "paced", inline={"pause": 2}),
             node("second", "solo", "later", inline={"batches": 3}),
             node("z", "solo", "first", "second", fan_in="any", inline=route(RECHUNK, size=9), **once),
         )
-        await world.result(task_id)
-    assert len(await world.rows(task_id, "z")) == 1 + 3
-    assert (await world.node(task_id, "z"))["attempt_epoch"] >= 2, "its budget allows no retry"
+        await harness.result(task_id)
+    assert len(await harness.rows(task_id, "z")) == 1 + 3
+    assert (await harness.node(task_id, "z"))["attempt_epoch"] >= 2, "its budget allows no retry"
 
     async def slot_yielded() -> bool:
         query = {"task_id": task_id, "node_id": "z", "payload.reason_code": "yielded"}
-        return await world.db.worker_events.count_documents(query) > 0
+        return await harness.db.worker_events.count_documents(query) > 0
 
     await eventually(slot_yielded)

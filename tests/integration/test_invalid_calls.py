@@ -18,11 +18,11 @@ from flowkit.client import TaskClient
 from flowkit.coordinator.adapters import AdapterError, CoordinatorAdapters
 from flowkit.errors import GraphError, StoreRefused, TaskCancelled, TaskFailed
 from flowkit.models import TaskStatus
-from tests.integration.world import eventually, node
+from tests.integration.harness import eventually, node
 
 if TYPE_CHECKING:
     from flowkit import Coordinator
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
 
@@ -60,20 +60,20 @@ UNSTORABLE: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-async def test_values_that_mongodb_cannot_store_are_rejected_before_the_start(world: World) -> None:
-    client, wrong = await world.client(), {}
+async def test_values_that_mongodb_cannot_store_are_rejected_before_the_start(harness: Harness) -> None:
+    client, wrong = await harness.client(), {}
     for number, (name, (given, reported)) in enumerate(UNSTORABLE.items()):
-        task_id = f"{world.queue}-{number}"
+        task_id = f"{harness.queue}-{number}"
         call = {"params": {}, "graph": {"nodes": [NOOP]}, "task_id": task_id, **given}
         with pytest.raises(GraphError) as caught:
-            await world.coordinator.create_task(**call)
+            await harness.coordinator.create_task(**call)
         text = str(caught.value)
         if "\n" in text or len(text) > 600 or not all(part in text for part in reported):
             wrong[name] = text
         with pytest.raises(Exception, match="not found"):
             await client.get_workflow_handle(task_id).describe()
     assert wrong == {}
-    assert await world.db.tasks.count_documents({}) == 0
+    assert await harness.db.tasks.count_documents({}) == 0
 
 
 class Params(BaseModel):
@@ -83,14 +83,14 @@ class Params(BaseModel):
     tags: set[str]
 
 
-async def test_models_tuples_and_missing_params_are_accepted(world: World) -> None:
-    await world.engine()
+async def test_models_tuples_and_missing_params_are_accepted(harness: Harness) -> None:
+    await harness.engine()
     graph = {"nodes": ({**NOOP, "meta": {"pair": (1, 2)}},)}
     given: list[Any] = [Params(day=7, tags={"x"}), None, {"": 2**63 - 1, "k": {"a.b": nested(90)}}]
     for params in given:
-        task_id = await world.coordinator.create_task(params=params, graph=graph)
-        assert (await world.result(task_id)).status is TaskStatus.FINISHED
-    first: Any = await world.db.tasks.find_one({"params.day": 7})
+        task_id = await harness.coordinator.create_task(params=params, graph=graph)
+        assert (await harness.result(task_id)).status is TaskStatus.FINISHED
+    first: Any = await harness.db.tasks.find_one({"params.day": 7})
     assert (first["params"], first["graph"]["nodes"][0]["meta"]) == (
         {"day": 7, "tags": ["x"]},
         {"pair": [1, 2]},
@@ -120,10 +120,10 @@ class Failing(TaskStore):
     ids=["refused", "denied", "unencodable text", "long"],
 )
 async def test_document_errors_after_the_start_do_not_fail_the_call(
-    world: World, caplog: pytest.LogCaptureFixture, error: Exception, reported: str
+    harness: Harness, caplog: pytest.LogCaptureFixture, error: Exception, reported: str
 ) -> None:
-    await world.engine()
-    tasks = TaskClient(await world.client(), Failing(world.db, error), queue=world.queue)
+    await harness.engine()
+    tasks = TaskClient(await harness.client(), Failing(harness.db, error), queue=harness.queue)
     with caplog.at_level(logging.WARNING, "flowkit.client"):
         task_id = await tasks.create_task(params={}, graph={"nodes": [NOOP]})
     [record] = [record for record in caplog.records if record.name == "flowkit.client"]
@@ -135,9 +135,9 @@ async def test_document_errors_after_the_start_do_not_fail_the_call(
     assert (await tasks.result(task_id)).status is TaskStatus.FINISHED
 
 
-async def test_query_operator_as_task_id_changes_no_task(world: World) -> None:
-    task_id = await world.create(NOOP)
-    before, adapters = await world.document(task_id), CoordinatorAdapters(db=world.db)
+async def test_query_operator_as_task_id_changes_no_task(harness: Harness) -> None:
+    task_id = await harness.create(NOOP)
+    before, adapters = await harness.document(task_id), CoordinatorAdapters(db=harness.db)
     condition: Any = {"$gt": ""}
     calls: list[Any] = [
         adapters.vars_set(condition, a=1),
@@ -146,59 +146,59 @@ async def test_query_operator_as_task_id_changes_no_task(world: World) -> None:
     ]
     found = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(error) for error in found] == [AdapterError] * 3
-    assert await world.document(task_id) == before
+    assert await harness.document(task_id) == before
 
 
 # --- cancel ---------------------------------------------------------------------------------------------------------
 
 
-async def test_cancel_returns_whether_there_was_anything_to_cancel(world: World) -> None:
-    await world.engine()
-    await world.worker()
-    coordinator = world.coordinator
-    assert await coordinator.cancel_task("unknown-" + world.queue) is False
-    ended = await world.create(NOOP)
-    await world.result(ended)
+async def test_cancel_returns_whether_there_was_anything_to_cancel(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker()
+    coordinator = harness.coordinator
+    assert await coordinator.cancel_task("unknown-" + harness.queue) is False
+    ended = await harness.create(NOOP)
+    await harness.result(ended)
     assert await coordinator.cancel_task(ended) is False
-    open_ = await world.create(node("a", "paced", inline={"pause": 600}))
+    open_ = await harness.create(node("a", "paced", inline={"pause": 600}))
     assert await coordinator.cancel_task(open_, reason="half \ud800 " + "x" * 5_000) is True
     assert await coordinator.wait(open_, 60) is TaskStatus.CANCELLED
     assert await coordinator.cancel_task(open_) is False
-    kept = (await world.document(open_))["coordinator"]["cancel_reason"]
+    kept = (await harness.document(open_))["coordinator"]["cancel_reason"]
     assert (kept[:12], kept[-1], len(kept)) == ("half \\ud800 ", "…", 1_000)
-    assert (await world.document(ended))["status"] == "finished"
+    assert (await harness.document(ended))["status"] == "finished"
 
 
-async def test_reset_task_can_be_cancelled(world: World) -> None:
-    await world.engine()
-    await world.worker()
+async def test_reset_task_can_be_cancelled(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker()
     failing = node("a", "failing", inline={"failures": 9, "permanent": True})
-    task_id = await world.create(failing)
+    task_id = await harness.create(failing)
     with pytest.raises(TaskFailed):
-        await world.coordinator.result(task_id, 60)
-    assert await world.coordinator.cancel_task(task_id) is False
-    await world.coordinator.stop()
-    client = await world.client()
+        await harness.coordinator.result(task_id, 60)
+    assert await harness.coordinator.cancel_task(task_id) is False
+    await harness.coordinator.stop()
+    client = await harness.client()
     described = await client.get_workflow_handle(task_id).describe()
     await client.workflow_service.reset_workflow_execution(
         ResetWorkflowExecutionRequest(
             namespace=client.namespace,
             workflow_execution=WorkflowExecution(workflow_id=task_id, run_id=described.run_id),
             workflow_task_finish_event_id=4,
-            request_id=world.queue,
+            request_id=harness.queue,
         )
     )
-    assert await world.coordinator.cancel_task(task_id) is True
-    await world.coordinator.start()
+    assert await harness.coordinator.cancel_task(task_id) is True
+    await harness.coordinator.start()
     with pytest.raises(TaskCancelled):
-        await world.coordinator.result(task_id, 60)
-    assert await world.coordinator.cancel_task(task_id) is False
+        await harness.coordinator.result(task_id, 60)
+    assert await harness.coordinator.cancel_task(task_id) is False
 
 
-async def test_workflow_that_is_not_a_task_is_not_changed(world: World) -> None:
-    client = await world.client()
-    handle = await client.start_workflow("Other", id=f"{world.queue}-other", task_queue="nobody")
-    assert await world.coordinator.cancel_task(handle.id) is False
+async def test_workflow_that_is_not_a_task_is_not_changed(harness: Harness) -> None:
+    client = await harness.client()
+    handle = await client.start_workflow("Other", id=f"{harness.queue}-other", task_queue="nobody")
+    assert await harness.coordinator.cancel_task(handle.id) is False
     described = await handle.describe()
     assert described.status is WorkflowExecutionStatus.RUNNING
     assert not any(
@@ -209,11 +209,11 @@ async def test_workflow_that_is_not_a_task_is_not_changed(world: World) -> None:
 
 
 async def test_function_replaced_by_an_invalid_object_fails_the_node_with_a_clear_message(
-    world: World,
+    harness: Harness,
 ) -> None:
-    engine: Coordinator = await world.engine()
+    engine: Coordinator = await harness.engine()
     engine.adapters["broken"] = "no function"
-    task_id = await world.create({**NOOP, "io": {"fn": "broken"}})
+    task_id = await harness.create({**NOOP, "io": {"fn": "broken"}})
     with pytest.raises(TaskFailed, match="adapter_error: io.fn_args do not fit 'broken'"):
         await engine.result(task_id, 60)
-    await eventually(lambda: world.db.tasks.find_one({"id": task_id, "status": "failed"}))
+    await eventually(lambda: harness.db.tasks.find_one({"id": task_id, "status": "failed"}))

@@ -17,7 +17,7 @@ from flowkit.local import TemporalServer
 from flowkit.models import TaskStatus
 from flowkit.worker import BatchResult
 from tests.integration.handlers import Quick
-from tests.integration.world import World, eventually, node
+from tests.integration.harness import Harness, eventually, node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -103,22 +103,22 @@ def counters() -> dict[str, Counting]:
     return {role: Counting() for role in ROLES}
 
 
-async def start(world: World, handlers: dict[str, Any]) -> None:
+async def start(harness: Harness, handlers: dict[str, Any]) -> None:
     """Start an engine and a worker with slots for many attempts."""
-    await world.engine()
+    await harness.engine()
     roles: dict[str, RoleHandler] = handlers
-    await world.worker(roles, concurrency=50)
+    await harness.worker(roles, concurrency=50)
 
 
-async def finish(world: World, task_id: str) -> None:
+async def finish(harness: Harness, task_id: str) -> None:
     """Wait for the end of a large task."""
-    result = await asyncio.wait_for((await world.handle(task_id)).result(), TIMEOUT_SEC)
+    result = await asyncio.wait_for((await harness.handle(task_id)).result(), TIMEOUT_SEC)
     assert result.status is TaskStatus.FINISHED
 
 
-async def run_ids(world: World, task_id: str) -> list[str]:
+async def run_ids(harness: Harness, task_id: str) -> list[str]:
     """Return the run ids of the task's workflow, in order."""
-    client, chain = await world.client(), [(await world.document(task_id))["first_run_id"]]
+    client, chain = await harness.client(), [(await harness.document(task_id))["first_run_id"]]
     while True:
         handle = client.get_workflow_handle(task_id, run_id=chain[-1])
         if (await handle.describe()).status is not WorkflowExecutionStatus.CONTINUED_AS_NEW:
@@ -127,19 +127,19 @@ async def run_ids(world: World, task_id: str) -> list[str]:
         chain.append(end.workflow_execution_continued_as_new_event_attributes.new_execution_run_id)
 
 
-async def run_of(world: World, task_id: str, activity_id: str) -> int:
+async def run_of(harness: Harness, task_id: str, activity_id: str) -> int:
     """Return the number of the run, from 0, that scheduled this attempt."""
-    client = await world.client()
-    for number, run_id in enumerate(await run_ids(world, task_id)):
+    client = await harness.client()
+    for number, run_id in enumerate(await run_ids(harness, task_id)):
         events = (await client.get_workflow_handle(task_id, run_id=run_id).fetch_history()).events
         if any(e.activity_task_scheduled_event_attributes.activity_id == activity_id for e in events):
             return number
     raise AssertionError(f"{activity_id} was never scheduled")
 
 
-async def assert_each_node_ran_once(world: World, task_id: str, handlers: dict[str, Counting]) -> None:
+async def assert_each_node_ran_once(harness: Harness, task_id: str, handlers: dict[str, Counting]) -> None:
     """Check that all nodes finished at epoch 1, and that no handler ran a node twice."""
-    entries = (await world.document(task_id))["graph"]["nodes"]
+    entries = (await harness.document(task_id))["graph"]["nodes"]
     odd = [e for e in entries if (e["status"], e["attempt_epoch"]) != ("finished", 1)]
     assert odd == []
     ran: Counter[str] = sum((handler.ran for handler in handlers.values()), Counter())
@@ -147,14 +147,14 @@ async def assert_each_node_ran_once(world: World, task_id: str, handlers: dict[s
 
 
 @pytest.fixture
-async def short_runs(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    """A World on its own server, which soon suggests continue-as-new."""
+async def short_runs(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
+    """A harness on its own server, which soon suggests continue-as-new."""
     with _server(tmp_path) as server:
-        world = World(temporal=server.address, mongo=stack.mongo_url)
-        monkeypatch.setenv("MONGO_DATABASE", world.database)
+        harness = Harness(temporal=server.address, mongo=stack.mongo_url)
+        monkeypatch.setenv("MONGO_DATABASE", harness.database)
         monkeypatch.setenv("TEMPORAL_ADDRESS", server.address)
-        yield world
-        await world.close()
+        yield harness
+        await harness.close()
 
 
 def _server(folder: Path) -> TemporalServer:
@@ -179,20 +179,20 @@ def figure(name: str, nodes: int, seconds: float, runs: int = 1) -> str:
 
 
 @pytest.mark.timeout(TIMEOUT_SEC + 30)
-async def test_every_node_of_a_large_graph_runs_once(world: World, printed_figures: list[str]) -> None:
+async def test_every_node_of_a_large_graph_runs_once(harness: Harness, printed_figures: list[str]) -> None:
     handlers = counters()
-    await start(world, handlers)
+    await start(harness, handlers)
     nodes = layers(MOST_LAYERS)
     assert len(json.dumps({"nodes": nodes})) < limits.TASK_INPUT_BYTES
     begun = time.monotonic()
-    task_id = await world.create(*nodes)
-    await finish(world, task_id)
+    task_id = await harness.create(*nodes)
+    await finish(harness, task_id)
     printed_figures.append(figure("layers", len(nodes), time.monotonic() - begun))
-    await assert_each_node_ran_once(world, task_id, handlers)
+    await assert_each_node_ran_once(harness, task_id, handlers)
 
 
 async def test_long_history_continues_as_new_whenever_nothing_is_in_flight(
-    short_runs: World, printed_figures: list[str]
+    short_runs: Harness, printed_figures: list[str]
 ) -> None:
     handlers = counters()
     await start(short_runs, handlers)
@@ -210,7 +210,7 @@ async def test_long_history_continues_as_new_whenever_nothing_is_in_flight(
 
 @pytest.mark.timeout(TIMEOUT_SEC + 60)
 async def test_long_running_node_is_never_interrupted_by_a_new_run(
-    short_runs: World, printed_figures: list[str]
+    short_runs: Harness, printed_figures: list[str]
 ) -> None:
     long = Gated()
     handlers = {**counters(), "long": long}
@@ -231,9 +231,9 @@ async def test_long_running_node_is_never_interrupted_by_a_new_run(
     await assert_each_node_ran_once(short_runs, task_id, handlers)
 
 
-async def until_only_runs(world: World, task_id: str, activity_id: str) -> None:
+async def until_only_runs(harness: Harness, task_id: str, activity_id: str) -> None:
     """Wait until this attempt has been the only one in flight for some time."""
-    handle = await world.handle(task_id)
+    handle = await harness.handle(task_id)
     quiet: Counter[int] = Counter()
 
     async def look() -> bool:
@@ -247,7 +247,7 @@ async def until_only_runs(world: World, task_id: str, activity_id: str) -> None:
 
 
 async def test_starts_are_held_back_until_a_long_node_allows_a_new_run(
-    short_runs: World, printed_figures: list[str]
+    short_runs: Harness, printed_figures: list[str]
 ) -> None:
     long = Gated()
     handlers = {**counters(), "long": long}
@@ -269,7 +269,7 @@ async def test_starts_are_held_back_until_a_long_node_allows_a_new_run(
     await assert_each_node_ran_once(short_runs, task_id, handlers)
 
 
-async def test_retry_that_waits_across_a_new_run_keeps_its_time_and_count(short_runs: World) -> None:
+async def test_retry_that_waits_across_a_new_run_keeps_its_time_and_count(short_runs: Harness) -> None:
     flaky = GatedFailure()
     await start(short_runs, {**counters(), "failing": flaky})
     task_id = await short_runs.create(

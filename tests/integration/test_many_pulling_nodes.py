@@ -14,10 +14,10 @@ from temporalio.client import WorkflowFailureError
 from flowkit import limits
 from flowkit.models import TaskStatus
 from tests.integration.handlers import Failing, Paced
-from tests.integration.world import node
+from tests.integration.harness import node
 
 if TYPE_CHECKING:
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
 
@@ -42,17 +42,17 @@ def pulled(first: dict[str, Any]) -> list[dict[str, Any]]:
     return nodes
 
 
-async def ended(world: World, task_id: str) -> dict[str, Any]:
+async def ended(harness: Harness, task_id: str) -> dict[str, Any]:
     """Return the document of a task that did not finish."""
     with pytest.raises(WorkflowFailureError):
-        await asyncio.wait_for((await world.handle(task_id)).result(), TIMEOUT_SEC)
-    return await world.document(task_id)
+        await asyncio.wait_for((await harness.handle(task_id)).result(), TIMEOUT_SEC)
+    return await harness.document(task_id)
 
 
-async def markers(world: World, task_id: str) -> dict[str, int]:
+async def markers(harness: Harness, task_id: str) -> dict[str, int]:
     """Return the number of complete markers for each kind of end."""
     found: dict[str, int] = {}
-    async for row in world.db.artifacts.find({"task_id": task_id, "status": "complete"}):
+    async for row in harness.db.artifacts.find({"task_id": task_id, "status": "complete"}):
         found[row["meta"]["ended"]] = found.get(row["meta"]["ended"], 0) + 1
     return found
 
@@ -63,30 +63,30 @@ def sources(nodes: list[dict[str, Any]]) -> int:
 
 
 @pytest.mark.timeout(TIMEOUT_SEC + 60)
-async def test_failure_of_one_node_ends_all_nodes_that_pull_from_it(world: World) -> None:
-    await world.engine()
-    await world.worker({"failing": Failing()})
+async def test_failure_of_one_node_ends_all_nodes_that_pull_from_it(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker({"failing": Failing()})
     failing = node("first", "failing", inline={"failures": 9, "permanent": True})
     nodes = pulled(failing)
-    task_id = await world.create(*nodes, on_node_failure="continue")
-    document = await ended(world, task_id)
+    task_id = await harness.create(*nodes, on_node_failure="continue")
+    document = await ended(harness, task_id)
     assert document["status"] == TaskStatus.FAILED
     statuses = [each["status"] for each in document["graph"]["nodes"]]
     assert (statuses[0], set(statuses[1:])) == ("failed", {"skipped"})
-    assert await markers(world, task_id) == {"failed": 1, "skipped": sources(nodes) - 1}
+    assert await markers(harness, task_id) == {"failed": 1, "skipped": sources(nodes) - 1}
 
 
 @pytest.mark.timeout(TIMEOUT_SEC + 60)
-async def test_cancel_ends_all_pulling_nodes(world: World) -> None:
-    await world.engine()
-    await world.worker({"paced": Paced()})
+async def test_cancel_ends_all_pulling_nodes(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker({"paced": Paced()})
     nodes = pulled(node("first", "paced", inline={"batches": 2, "pause": 600}))
-    task_id = await world.create(*nodes)
-    await world.until_node(task_id, "first", "running")
+    task_id = await harness.create(*nodes)
+    await harness.until_node(task_id, "first", "running")
     begun = time.monotonic()
-    await world.coordinator.cancel_task(task_id, reason="enough")
-    document = await ended(world, task_id)
+    await harness.coordinator.cancel_task(task_id, reason="enough")
+    document = await ended(harness, task_id)
     assert document["status"] == TaskStatus.CANCELLED
     assert {each["status"] for each in document["graph"]["nodes"]} == {"cancelled", "skipped"}
-    assert await markers(world, task_id) == {"cancelled": 1, "skipped": sources(nodes) - 1}
+    assert await markers(harness, task_id) == {"cancelled": 1, "skipped": sources(nodes) - 1}
     assert time.monotonic() - begun < TIMEOUT_SEC

@@ -18,14 +18,14 @@ from temporalio.exceptions import ApplicationError
 from flowkit import limits
 from flowkit.errors import GraphError
 from flowkit.local.temporal_cli import temporal_cli
-from tests.integration.world import EVENT_TIMEOUT_SEC, node
+from tests.integration.harness import EVENT_TIMEOUT_SEC, node
 from tests.unit.graphs import one, two
 from tests.unit.test_validation import BAD_FIELDS, BAD_GRAPHS, ID_RULE, ROLE_RULE
 
 if TYPE_CHECKING:
     from temporalio.client import Client
 
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
 
@@ -96,9 +96,9 @@ GRAPHS: dict[str, InvalidStart] = {
 }
 
 
-async def start(client: Client, world: World, workflow_id: str, given: list[Any]) -> None:
+async def start(client: Client, harness: Harness, workflow_id: str, given: list[Any]) -> None:
     """Start a task as any Temporal client could."""
-    await client.start_workflow("Task", args=given, id=workflow_id, task_queue=world.queue)
+    await client.start_workflow("Task", args=given, id=workflow_id, task_queue=harness.queue)
 
 
 async def refusal_of(client: Client, workflow_id: str) -> ApplicationError:
@@ -131,97 +131,97 @@ async def problem_of(client: Client, workflow_id: str, case: InvalidStart) -> st
 
 @pytest.mark.parametrize("cases", [MALFORMED, GRAPHS], ids=["outer_shape", "graph"])
 async def test_invalid_start_fails_immediately_with_a_message_and_writes_nothing(
-    world: World, cases: dict[str, InvalidStart]
+    harness: Harness, cases: dict[str, InvalidStart]
 ) -> None:
-    await world.engine()
-    client = await world.client()
-    ids = {name: f"{world.queue}-{name}" for name in cases}
-    await asyncio.gather(*(start(client, world, ids[name], case.given) for name, case in cases.items()))
+    await harness.engine()
+    client = await harness.client()
+    ids = {name: f"{harness.queue}-{name}" for name in cases}
+    await asyncio.gather(*(start(client, harness, ids[name], case.given) for name, case in cases.items()))
     found = await asyncio.gather(*(problem_of(client, ids[name], case) for name, case in cases.items()))
     assert {name: problem for name, problem in zip(cases, found, strict=True) if problem} == {}
-    assert await world.db.tasks.count_documents({}) == 0
+    assert await harness.db.tasks.count_documents({}) == 0
 
 
-async def test_workflow_and_create_task_reject_a_graph_with_the_same_text(world: World) -> None:
-    await world.engine()
-    client = await world.client()
+async def test_workflow_and_create_task_reject_a_graph_with_the_same_text(harness: Harness) -> None:
+    await harness.engine()
+    client = await harness.client()
     cases = {**GRAPHS, "params": MALFORMED["params_number"], "graph": MALFORMED["graph_number"]}
     differing = {}
     for name, case in cases.items():
-        workflow_id = f"{world.queue}-{name}"
-        await start(client, world, workflow_id, case.given)
+        workflow_id = f"{harness.queue}-{name}"
+        await start(client, harness, workflow_id, case.given)
         given = {"params": {}, **case.given[0]}
         with pytest.raises(GraphError) as caught:
-            await world.coordinator.create_task(**given)
+            await harness.coordinator.create_task(**given)
         refused = await refusal_of(client, workflow_id)
         if str(caught.value) != refused.message:
             differing[name] = (str(caught.value), refused.message)
     assert differing == {}
-    assert await world.db.tasks.count_documents({}) == 0
+    assert await harness.db.tasks.count_documents({}) == 0
 
 
-async def test_node_limit_of_the_engine_applies_to_a_plain_start(world: World) -> None:
-    world.settings["max_nodes"] = 1
-    await world.engine()
-    client = await world.client()
-    await start(client, world, world.queue, [{"graph": two()}])
-    assert "2 entries, more than 1: split the task" in (await refusal_of(client, world.queue)).message
+async def test_node_limit_of_the_engine_applies_to_a_plain_start(harness: Harness) -> None:
+    harness.settings["max_nodes"] = 1
+    await harness.engine()
+    client = await harness.client()
+    await start(client, harness, harness.queue, [{"graph": two()}])
+    assert "2 entries, more than 1: split the task" in (await refusal_of(client, harness.queue)).message
 
 
-async def test_temporal_cli_starts_a_task_that_completes(world: World) -> None:
-    await world.engine()
-    await world.worker()
+async def test_temporal_cli_starts_a_task_that_completes(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker()
     graph = {"nodes": [node("a"), node("b", "quick", "a")]}
     command = [
-        *(temporal_cli(), "workflow", "start", "--type", "Task", "--task-queue", world.queue),
-        *("--workflow-id", world.queue, "--input", json.dumps({"params": {"who": "cli"}, "graph": graph})),
+        *(temporal_cli(), "workflow", "start", "--type", "Task", "--task-queue", harness.queue),
+        *("--workflow-id", harness.queue, "--input", json.dumps({"params": {"who": "cli"}, "graph": graph})),
     ]
     started = await asyncio.to_thread(
         subprocess.run,
         command,
-        env=world.environment,
+        env=harness.environment,
         capture_output=True,
         text=True,
         timeout=EVENT_TIMEOUT_SEC,
     )
     assert started.returncode == 0, started.stderr
-    assert (await world.result(world.queue)).status == "finished"
-    document = await world.document(world.queue)
+    assert (await harness.result(harness.queue)).status == "finished"
+    document = await harness.document(harness.queue)
     assert (document["status"], document["params"]) == ("finished", {"who": "cli"})
-    assert await world.statuses(world.queue) == {"a": "finished", "b": "finished"}
+    assert await harness.statuses(harness.queue) == {"a": "finished", "b": "finished"}
 
 
 @pytest.mark.parametrize("workflow_id", ["*", "i" * 201], ids=["star", "201_characters"])
-async def test_invalid_workflow_id_fails_and_writes_nothing(world: World, workflow_id: str) -> None:
-    await world.engine()
-    client = await world.client()
-    await start(client, world, workflow_id, [{"graph": {"nodes": [node("a")]}}])
+async def test_invalid_workflow_id_fails_and_writes_nothing(harness: Harness, workflow_id: str) -> None:
+    await harness.engine()
+    client = await harness.client()
+    await start(client, harness, workflow_id, [{"graph": {"nodes": [node("a")]}}])
     error = await refusal_of(client, workflow_id)
     assert error.type == "invalid_graph"
     for part in ("task id", workflow_id[:80], "1 to 200 characters", "not '*'"):
         assert part in error.message
-    assert await world.db.tasks.count_documents({}) == 0
+    assert await harness.db.tasks.count_documents({}) == 0
 
 
-async def test_task_with_the_longest_id_runs(world: World) -> None:
-    await world.engine()
-    task_id = (world.queue + "-" * 200)[:200]
-    await start(await world.client(), world, task_id, [{"graph": function("noop")}])
-    assert (await world.result(task_id)).status == "finished"
-    assert (await world.document(task_id))["status"] == "finished"
+async def test_task_with_the_longest_id_runs(harness: Harness) -> None:
+    await harness.engine()
+    task_id = (harness.queue + "-" * 200)[:200]
+    await start(await harness.client(), harness, task_id, [{"graph": function("noop")}])
+    assert (await harness.result(task_id)).status == "finished"
+    assert (await harness.document(task_id))["status"] == "finished"
 
 
-async def test_id_of_an_earlier_task_is_rejected_and_its_document_unchanged(world: World) -> None:
-    await world.engine()
-    await world.worker()
-    task_id = await world.create(node("a"))
-    await world.result(task_id)
-    earlier = await world.document(task_id)
-    client = await world.client()
-    await start(client, world, task_id, [{"graph": {"nodes": [node("other"), node("b")]}}])
+async def test_id_of_an_earlier_task_is_rejected_and_its_document_unchanged(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker()
+    task_id = await harness.create(node("a"))
+    await harness.result(task_id)
+    earlier = await harness.document(task_id)
+    client = await harness.client()
+    await start(client, harness, task_id, [{"graph": {"nodes": [node("other"), node("b")]}}])
     error = await refusal_of(client, task_id)
     assert (error.type, "id" in error.message) == ("task_id_taken", True)
-    assert await world.document(task_id) == earlier
+    assert await harness.document(task_id) == earlier
 
 
 def raw(data: bytes, encoding: bytes = b"json/plain") -> RawValue:
@@ -258,13 +258,13 @@ EXPECTED_TEXTS = {
 
 @pytest.mark.parametrize("cases", [UNREADABLE, UNSTORABLE], ids=["unreadable", "unstorable"])
 async def test_input_that_cannot_be_decoded_or_stored_fails(
-    world: World, monkeypatch: pytest.MonkeyPatch, cases: dict[str, list[Any]]
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, cases: dict[str, list[Any]]
 ) -> None:
     monkeypatch.setattr("tests.integration.test_plain_client_start.PROMPTLY", 10.0)
-    await world.engine()
-    client = await world.client()
-    ids = {name: f"{world.queue}-{name}" for name in cases}
-    await asyncio.gather(*(start(client, world, ids[name], given) for name, given in cases.items()))
+    await harness.engine()
+    client = await harness.client()
+    ids = {name: f"{harness.queue}-{name}" for name in cases}
+    await asyncio.gather(*(start(client, harness, ids[name], given) for name, given in cases.items()))
     found = await asyncio.gather(
         *(problem_of(client, ids[name], InvalidStart(EXPECTED_TEXTS.get(name, []))) for name in cases)
     )

@@ -12,8 +12,8 @@ from temporalio.client import WorkflowFailureError
 
 from flowkit.core.time import ManualClock
 from flowkit.worker import Batch, BatchResult, RoleHandler, Worker, WorkerConfig
+from tests.integration.harness import EVENT_TIMEOUT_SEC, node, wait_seconds
 from tests.integration.test_cancel_terminate_reset import cancelled
-from tests.integration.world import EVENT_TIMEOUT_SEC, node, wait_seconds
 from tests.unit.test_resources import IGNORES_SIGTERM, names_in, pid_in, until_gone
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flowkit.worker.context import RunContext
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
     Body = Callable[[RunContext], Awaitable[dict[str, Any] | None]]
 
@@ -40,17 +40,17 @@ class Scripted(RoleHandler):
         return BatchResult(success=True, metrics=await self._body(ctx) or {})
 
 
-async def start(world: World, body: Body, **fields: Any) -> str:
+async def start(harness: Harness, body: Body, **fields: Any) -> str:
     """Start a task with the single node `a`, which runs `body`."""
-    await world.engine()
-    await world.worker({"scripted": Scripted(body)})
-    return await world.create(node("a", "scripted", **fields))
+    await harness.engine()
+    await harness.worker({"scripted": Scripted(body)})
+    return await harness.create(node("a", "scripted", **fields))
 
 
-async def metrics(world: World, task_id: str) -> dict[str, Any]:
+async def metrics(harness: Harness, task_id: str) -> dict[str, Any]:
     """Wait until the task finishes, and return what `body` returned."""
-    await world.result(task_id)
-    (row,) = await world.rows(task_id, "a")
+    await harness.result(task_id)
+    (row,) = await harness.rows(task_id, "a")
     found: dict[str, Any] = row["metrics"]
     return found
 
@@ -72,7 +72,7 @@ async def raises_cancelled(work: Coroutine[Any, Any, Any]) -> bool:
 # --- identity and cancellation ----------------------------------------------------------------------------------
 
 
-async def test_running_context_is_not_cancelled(world: World) -> None:
+async def test_running_context_is_not_cancelled(harness: Harness) -> None:
     clock = ManualClock(start_ms=5_000)
 
     async def body(ctx: RunContext) -> dict[str, Any]:
@@ -93,15 +93,15 @@ async def test_running_context_is_not_cancelled(world: World) -> None:
     async def fails() -> None:
         raise ZeroDivisionError
 
-    await world.engine()
-    cfg = WorkerConfig(queue=world.queue, worker_id="w-mine")
+    await harness.engine()
+    cfg = WorkerConfig(queue=harness.queue, worker_id="w-mine")
     worker = Worker(
-        db=world.db, cfg=cfg, clock=clock, roles=["scripted"], handlers={"scripted": Scripted(body)}
+        db=harness.db, cfg=cfg, clock=clock, roles=["scripted"], handlers={"scripted": Scripted(body)}
     )
     await worker.start()
-    task_id = await world.create(node("a", "scripted"))
+    task_id = await harness.create(node("a", "scripted"))
     try:
-        assert await metrics(world, task_id) == {
+        assert await metrics(harness, task_id) == {
             "who": [task_id, "a", 1, "w-mine"],
             "kv": {"mine": 1},
             "now": 3_605_000,
@@ -113,7 +113,7 @@ async def test_running_context_is_not_cancelled(world: World) -> None:
         await worker.stop()
 
 
-async def test_cancelled_context_has_its_reason_and_deadline(world: World) -> None:
+async def test_cancelled_context_has_its_reason_and_deadline(harness: Harness) -> None:
     running, reported, inner = asyncio.Event(), asyncio.Event(), asyncio.Event()
     seen: dict[str, Any] = {}
 
@@ -134,19 +134,19 @@ async def test_cancelled_context_has_its_reason_and_deadline(world: World) -> No
         seen["over"] = ctx.remaining_ms()
         reported.set()
 
-    task_id = await start(world, body)
+    task_id = await start(harness, body)
     await until(running)
-    await world.coordinator.cancel_task(task_id, reason="budget is spent")
+    await harness.coordinator.cancel_task(task_id, reason="budget is spent")
     await until(reported)
     await until(inner)
     assert (seen["inside"], seen["before"], seen["after"]) == (True, True, True)
     assert seen["state"] == [True, True, "budget is spent"]
-    assert 0 < seen["remaining"] <= 5_000, "the grace of this world's engine"
+    assert 0 < seen["remaining"] <= 5_000, "the grace of this harness's engine"
     assert (type(seen["deadline"]), seen["over"]) == (int, 0.0)
-    await cancelled(world, task_id)
+    await cancelled(harness, task_id)
 
 
-async def test_plain_hook_sees_the_cancel_on_its_thread(world: World) -> None:
+async def test_plain_hook_sees_the_cancel_on_its_thread(harness: Harness) -> None:
     running, seen = threading.Event(), threading.Event()
 
     class Looping(RoleHandler):
@@ -157,42 +157,42 @@ async def test_plain_hook_sees_the_cancel_on_its_thread(world: World) -> None:
             seen.set()
             return BatchResult(success=True)
 
-    await world.engine()
-    await world.worker({"looping": Looping()})
-    task_id = await world.create(node("a", "looping"))
+    await harness.engine()
+    await harness.worker({"looping": Looping()})
+    task_id = await harness.create(node("a", "looping"))
     assert await asyncio.to_thread(running.wait, EVENT_TIMEOUT_SEC)
-    await world.coordinator.cancel_task(task_id)
-    await cancelled(world, task_id)
+    await harness.coordinator.cancel_task(task_id)
+    await cancelled(harness, task_id)
     assert seen.is_set()
 
 
 # --- processes --------------------------------------------------------------------------------------------------
 
 
-async def test_commands_return_their_exit_codes_with_large_outputs(world: World) -> None:
+async def test_commands_return_their_exit_codes_with_large_outputs(harness: Harness) -> None:
     async def body(ctx: RunContext) -> dict[str, Any]:
         scripts = ["exit 0", "exit 9", "kill -KILL $$", "head -c 3000000 /dev/zero; echo x >&2"]
         with pytest.raises(FileNotFoundError):
             await ctx.run_subprocess("no-such-command-anywhere")
         return {"codes": [await ctx.run_subprocess("sh", "-c", script) for script in scripts]}
 
-    assert await metrics(world, await start(world, body)) == {"codes": [0, 9, -signal.SIGKILL, 0]}
+    assert await metrics(harness, await start(harness, body)) == {"codes": [0, 9, -signal.SIGKILL, 0]}
 
 
 async def test_cancel_kills_a_command_that_ignores_signals_and_its_children(
-    world: World, tmp_path: Path
+    harness: Harness, tmp_path: Path
 ) -> None:
     async def body(ctx: RunContext) -> None:
         await ctx.run_subprocess("sh", "-c", IGNORES_SIGTERM, str(tmp_path / "pid"), grace_ms=100)
 
-    task_id = await start(world, body)
+    task_id = await start(harness, body)
     child = await pid_in(tmp_path / "pid")
-    await world.coordinator.cancel_task(task_id)
-    await cancelled(world, task_id)
+    await harness.coordinator.cancel_task(task_id)
+    await cancelled(harness, task_id)
     await until_gone(child)
 
 
-async def test_registered_processes_end_with_the_run(world: World) -> None:
+async def test_registered_processes_end_with_the_run(harness: Harness) -> None:
     started: list[asyncio.subprocess.Process] = []
 
     async def body(ctx: RunContext) -> None:
@@ -201,7 +201,7 @@ async def test_registered_processes_end_with_the_run(world: World) -> None:
             ctx.register_subprocess(process)
             started.append(process)
 
-    await world.result(await start(world, body))
+    await harness.result(await start(harness, body))
     codes = [await asyncio.wait_for(process.wait(), EVENT_TIMEOUT_SEC) for process in started]
     assert codes == [-signal.SIGKILL] * 2
 
@@ -262,45 +262,45 @@ async def wait(ctx: RunContext) -> None:
     await ctx.cancellable(asyncio.Event().wait())
 
 
-async def test_clean_up_after_success(world: World, tmp_path: Path) -> None:
+async def test_clean_up_after_success(harness: Harness, tmp_path: Path) -> None:
     tidy = CleanUpScript(tmp_path, succeed)
-    await world.result(await start(world, tidy))
+    await harness.result(await start(harness, tidy))
     tidy.assert_tidy()
 
 
-async def test_clean_up_after_a_failure(world: World, tmp_path: Path) -> None:
+async def test_clean_up_after_a_failure(harness: Harness, tmp_path: Path) -> None:
     tidy = CleanUpScript(tmp_path, fail)
-    task_id = await start(world, tidy)
+    task_id = await start(harness, tidy)
     with pytest.raises(WorkflowFailureError):
-        await (await world.handle(task_id)).result()
+        await (await harness.handle(task_id)).result()
     tidy.assert_tidy()
 
 
-async def test_clean_up_after_a_cancel(world: World, tmp_path: Path) -> None:
+async def test_clean_up_after_a_cancel(harness: Harness, tmp_path: Path) -> None:
     tidy = CleanUpScript(tmp_path, wait)
-    task_id = await start(world, tidy)
+    task_id = await start(harness, tidy)
     await until(tidy.running)
-    await world.coordinator.cancel_task(task_id)
-    await cancelled(world, task_id)
+    await harness.coordinator.cancel_task(task_id)
+    await cancelled(harness, task_id)
     tidy.assert_tidy()
 
 
 async def test_clean_up_after_a_hand_over_is_complete_when_the_worker_has_stopped(
-    world: World, tmp_path: Path
+    harness: Harness, tmp_path: Path
 ) -> None:
     tidy = CleanUpScript(tmp_path, wait)
-    await world.engine()
-    worker = await world.worker({"scripted": Scripted(tidy)})
-    task_id = await world.create(node("a", "scripted", retry_policy={"max": 0}))
+    await harness.engine()
+    worker = await harness.worker({"scripted": Scripted(tidy)})
+    task_id = await harness.create(node("a", "scripted", retry_policy={"max": 0}))
     await until(tidy.running)
     await worker.stop()
     tidy.assert_tidy()
-    await world.worker({"scripted": Scripted(tidy)})
-    await world.result(task_id)
-    assert (await world.node(task_id, "a"))["attempt_epoch"] == 2
+    await harness.worker({"scripted": Scripted(tidy)})
+    await harness.result(task_id)
+    assert (await harness.node(task_id, "a"))["attempt_epoch"] == 2
 
 
-async def test_clean_up_that_waits_for_cancelled_work_does_not_end_the_run(world: World) -> None:
+async def test_clean_up_that_waits_for_cancelled_work_does_not_end_the_run(harness: Harness) -> None:
     order: list[str] = []
 
     async def body(ctx: RunContext) -> None:
@@ -309,27 +309,27 @@ async def test_clean_up_that_waits_for_cancelled_work_does_not_end_the_run(world
         ctx.on_cleanup(lambda: work)
         ctx.on_cleanup(work.cancel)
 
-    task_id = await start(world, body)
-    await world.result(task_id)
+    task_id = await start(harness, body)
+    await harness.result(task_id)
     assert order == ["last"]
-    assert (await world.node(task_id, "a"))["attempt_epoch"] == 1
+    assert (await harness.node(task_id, "a"))["attempt_epoch"] == 1
 
 
 # --- variables, artifacts and the echo role ---------------------------------------------------------------------
 
 
-async def test_variables_are_read_at_the_time_of_the_call(world: World) -> None:
+async def test_variables_are_read_at_the_time_of_the_call(harness: Harness) -> None:
     async def body(ctx: RunContext) -> dict[str, Any]:
         before = await ctx.vars()
         change = {"$set": {"coordinator.vars": {"routing": {"sla": "gold"}, "n": 1}}}
-        await world.db.tasks.update_one({"id": ctx.task_id}, change)
+        await harness.db.tasks.update_one({"id": ctx.task_id}, change)
         return {"before": before, "after": await ctx.vars()}
 
-    found = await metrics(world, await start(world, body))
+    found = await metrics(harness, await start(harness, body))
     assert found == {"before": {}, "after": {"routing": {"sla": "gold"}, "n": 1}}
 
 
-async def test_handler_can_write_and_read_artifacts(world: World) -> None:
+async def test_handler_can_write_and_read_artifacts(harness: Harness) -> None:
     refs: list[dict[str, Any]] = []
 
     async def body(ctx: RunContext) -> dict[str, Any]:
@@ -339,13 +339,13 @@ async def test_handler_can_write_and_read_artifacts(world: World) -> None:
         refs.append(await ctx.artifacts.upsert_partial(f"mine{ctx.attempt_epoch}", {"x": 1}))
         refs.append(await ctx.artifacts.mark_complete({"early": True}))
         refs.append(await ctx.artifacts.mark_complete({"early": True}, {"bucket": "b"}))
-        marker: Any = await world.db.artifacts.find_one({"task_id": ctx.task_id, "status": "complete"})
+        marker: Any = await harness.db.artifacts.find_one({"task_id": ctx.task_id, "status": "complete"})
         if ctx.attempt_epoch == 1:
             raise ConnectionError("once more")
         return {"seen": seen, "marker": [marker["meta"], marker["artifacts_ref"]]}
 
-    task_id = await start(world, body, retry_policy={"max": 1, "backoff_sec": 0.1})
-    found = await metrics(world, task_id) if await world.result(task_id) else {}
+    task_id = await start(harness, body, retry_policy={"max": 1, "backoff_sec": 0.1})
+    found = await metrics(harness, task_id) if await harness.result(task_id) else {}
     assert found == {"seen": [["mine1", {"x": 1}]], "marker": [{"early": True}, {"bucket": "b"}]}
     own = {"task_id": task_id, "node_id": "a"}
     assert refs == [
@@ -355,30 +355,32 @@ async def test_handler_can_write_and_read_artifacts(world: World) -> None:
     ]
 
 
-async def echoing(world: World) -> Worker:
+async def echoing(harness: Harness) -> Worker:
     """A worker for the built-in role, without a handler."""
-    worker = Worker(db=world.db, roles=["echo"], cfg=WorkerConfig(queue=world.queue, db_cancel_poll_ms=200))
+    worker = Worker(
+        db=harness.db, roles=["echo"], cfg=WorkerConfig(queue=harness.queue, db_cancel_poll_ms=200)
+    )
     await worker.start()
     return worker
 
 
-async def test_built_in_echo_role_returns_its_input_and_stops_on_cancel(world: World) -> None:
-    await world.engine()
-    await world.worker()
-    worker = await echoing(world)
+async def test_built_in_echo_role_returns_its_input_and_stops_on_cancel(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker()
+    worker = await echoing(harness)
     try:
-        task_id = await world.create(node("a", "echo"))
-        assert await metrics(world, task_id) == {"echoed": 5}
+        task_id = await harness.create(node("a", "echo"))
+        assert await metrics(harness, task_id) == {"echoed": 5}
         pull = {"input_adapter": "pull.from_artifacts"}
-        long = await world.create(
+        long = await harness.create(
             node("u", inline={"batches": 400}),
             node("z", "echo", "u", inline=pull),
             node("after", "quick", "z"),
         )
-        await world.until_batches(long, "z", 1)
-        await world.coordinator.cancel_task(long)
-        await cancelled(world, long)
-        assert await world.statuses(long) == {"u": "finished", "z": "cancelled", "after": "skipped"}
-        assert len(await world.rows(long, "z")) < 400
+        await harness.until_batches(long, "z", 1)
+        await harness.coordinator.cancel_task(long)
+        await cancelled(harness, long)
+        assert await harness.statuses(long) == {"u": "finished", "z": "cancelled", "after": "skipped"}
+        assert len(await harness.rows(long, "z")) < 400
     finally:
         await worker.stop()

@@ -13,9 +13,9 @@ from flowkit.models import TaskStatus
 from flowkit.worker import BatchResult
 from flowkit.workflows import reports, state_codec
 from tests.integration.handlers import ConcurrencyCounter, Quick
+from tests.integration.harness import Harness, node
 from tests.integration.test_continue_as_new import histories, replay
 from tests.integration.test_large_graphs import run_ids, short_runs
-from tests.integration.world import World, node
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHistory
@@ -53,14 +53,14 @@ def activities(history: WorkflowHistory, name: str) -> int:
     return sum(each.activity_type.name == name for each in scheduled)
 
 
-async def test_attempts_of_many_roles_stay_within_the_limit_in_flight(world: World) -> None:
-    world.settings["max_in_flight"] = MOST
-    await world.engine()
+async def test_attempts_of_many_roles_stay_within_the_limit_in_flight(harness: Harness) -> None:
+    harness.settings["max_in_flight"] = MOST
+    await harness.engine()
     handlers: dict[str, RoleHandler] = {f"role{i}": ConcurrencyCounter(f"role{i}") for i in range(12)}
-    await world.worker(handlers, concurrency=10)
-    task_id = await world.create(*(node(f"n{i}", f"role{i % 12}") for i in range(120)))
-    assert (await world.result(task_id)).status is TaskStatus.FINISHED
-    (history,) = await histories(world, task_id)
+    await harness.worker(handlers, concurrency=10)
+    task_id = await harness.create(*(node(f"n{i}", f"role{i % 12}") for i in range(120)))
+    assert (await harness.result(task_id)).status is TaskStatus.FINISHED
+    (history,) = await histories(harness, task_id)
     assert most_in_flight(history) == MOST
     await replay([history])
 
@@ -78,26 +78,26 @@ class Verbose(Quick):
 
 
 async def test_write_that_is_too_large_is_split_without_loss(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reports, "REPORT_BYTES", 4_000)
-    await world.engine()
-    await world.worker({"verbose": Verbose(), "paced": ConcurrencyCounter("paced")})
-    task_id = await world.create(
+    await harness.engine()
+    await harness.worker({"verbose": Verbose(), "paced": ConcurrencyCounter("paced")})
+    task_id = await harness.create(
         node("a", "verbose", allow_failure=True),
         *(node(f"below{i}", "paced", "a") for i in range(60)),
         node("aside", "paced"),
     )
-    assert (await world.result(task_id)).status is TaskStatus.FINISHED
-    statuses = await world.statuses(task_id)
+    assert (await harness.result(task_id)).status is TaskStatus.FINISHED
+    statuses = await harness.statuses(task_id)
     assert [statuses[f"below{i}"] for i in range(60)] == ["skipped"] * 60
-    (history,) = await histories(world, task_id)
+    (history,) = await histories(harness, task_id)
     assert activities(history, "record") > 2
     await replay([history])
 
 
 async def test_errors_truncated_for_a_new_run_stay_complete_in_the_document(
-    short_runs: World, monkeypatch: pytest.MonkeyPatch
+    short_runs: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_codec, "CARRIED_STATE_BYTES", 6_000)
     await short_runs.engine()
@@ -132,7 +132,7 @@ class LongErrors(Quick):
 
 
 async def test_longest_errors_of_many_nodes_survive_new_runs_queries_and_the_close(
-    short_runs: World,
+    short_runs: Harness,
 ) -> None:
     await short_runs.engine()
     await short_runs.worker({"shouting": LongErrors(), "quick": Quick()}, concurrency=30)
@@ -153,20 +153,20 @@ async def test_longest_errors_of_many_nodes_survive_new_runs_queries_and_the_clo
     assert (seen["nodes_omitted"], seen["errors_cut"]) == (0, FAILING_NODES)
 
 
-async def test_explicit_empty_source_list_ends_the_node_without_batches(world: World) -> None:
-    await world.engine()
-    await world.worker()
+async def test_explicit_empty_source_list_ends_the_node_without_batches(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker()
     pull = {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": []}}
-    task_id = await world.create(
+    task_id = await harness.create(
         node("up", inline={"batches": 3}),
         node("down", "quick", "up", inline=pull),
         node("alone", inline=pull),
     )
-    assert (await world.result(task_id)).status is TaskStatus.FINISHED
-    assert [len(await world.rows(task_id, name)) for name in ("up", "down", "alone")] == [3, 0, 0]
+    assert (await harness.result(task_id)).status is TaskStatus.FINISHED
+    assert [len(await harness.rows(task_id, name)) for name in ("up", "down", "alone")] == [3, 0, 0]
 
 
-async def test_unknown_failure_formats_of_a_newer_worker_do_not_stop_a_task(world: World) -> None:
+async def test_unknown_failure_formats_of_a_newer_worker_do_not_stop_a_task(harness: Harness) -> None:
     calls: list[int] = []
 
     @activity.defn(name="newer")
@@ -178,9 +178,9 @@ async def test_unknown_failure_formats_of_a_newer_worker_do_not_stop_a_task(worl
             raise ApplicationError("m" * 9_000, {"kind": ["loss"], "code": 7}, type="q", non_retryable=True)
         return ["a result of another form"]
 
-    await world.engine()
-    client = await world.client()
-    async with Worker(client, task_queue=f"{world.queue}.newer", activities=[newer]):
-        task_id = await world.create(node("a", "newer", retry_policy={"max": 2, "backoff_sec": 0.1}))
-        assert (await world.result(task_id)).status is TaskStatus.FINISHED
+    await harness.engine()
+    client = await harness.client()
+    async with Worker(client, task_queue=f"{harness.queue}.newer", activities=[newer]):
+        task_id = await harness.create(node("a", "newer", retry_policy={"max": 2, "backoff_sec": 0.1}))
+        assert (await harness.result(task_id)).status is TaskStatus.FINISHED
     assert calls == [1, 2, 3]

@@ -22,7 +22,7 @@ from flowkit.models import AttemptResult, FailureKind, NodeIO, OpenTask
 from flowkit.worker import Batch, BatchResult, Worker
 from tests.contract.builders import RUN, TASK, attempt, graph
 from tests.integration.handlers import Quick
-from tests.integration.world import wait_seconds
+from tests.integration.harness import wait_seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.integration.world import ROOT
+from tests.integration.harness import ROOT
 
 from flowkit.activities.background import Health, LoopHealth
 from flowkit.cli import health_file as module

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.integration.world import wait_seconds
+from tests.integration.harness import wait_seconds
 
 from flowkit.adapters.notifications import ArtifactNotifier, ByteBudget, Subscription
 

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.integration.world import eventually, wait_seconds
+from tests.integration.harness import eventually, wait_seconds
 
 from flowkit.activities.resources import Resources, Subprocess
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from tests.integration.world import EVENT_TIMEOUT_SEC, FLOWKIT
+from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

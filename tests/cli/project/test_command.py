@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.cli.project.new_project import FLOWKIT_ON_PATH, NAME, files, run_command
-from tests.integration.world import FLOWKIT
+from tests.integration.harness import FLOWKIT
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Program

@@ -10,7 +10,7 @@ import subprocess
 import threading
 from typing import TYPE_CHECKING, Any
 
-from tests.integration.world import EVENT_TIMEOUT_SEC, FLOWKIT
+from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT
 from tests.local.processes import descendants, isolated_environment
 
 from flowkit.local.ports import CANDIDATES, is_free

@@ -9,7 +9,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer, UnsandboxedWorkflowRunner
 
 from flowkit.workflows.task import Task
-from tests.integration.chaos.world import retry_until_available
+from tests.integration.chaos.cluster import retry_until_available
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -32,7 +32,7 @@ from tests.integration.chaos.faults import (
     WORKERS,
 )
 from tests.integration.chaos.plans import TOUCH
-from tests.integration.world import FLOWKIT, ROOT
+from tests.integration.harness import FLOWKIT, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from flowkit.local import MongoServer, TemporalServer
     from tests.integration.chaos.faults import Fault
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 T = TypeVar("T")
 
@@ -54,10 +54,10 @@ SETTINGS: dict[str, Any] = {"lease_ttl_sec": LEASE_SEC, "cancel_grace_sec": 3, "
 class ManagedProcess:
     """A `flowkit` process that starts again whenever it ends."""
 
-    def __init__(self, world: World, folder: Path, name: str, *arguments: str) -> None:
+    def __init__(self, harness: Harness, folder: Path, name: str, *arguments: str) -> None:
         self.name = name
         self._command = [str(FLOWKIT), *arguments]
-        self._environment = world.environment
+        self._environment = harness.environment
         self._log = folder / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._back_at = 0.0
@@ -99,8 +99,8 @@ class ManagedProcess:
 class Cluster:
     """The servers, engines and workers of one test."""
 
-    def __init__(self, world: World, temporal: TemporalServer, mongo: MongoServer, folder: Path) -> None:
-        self.world = world
+    def __init__(self, harness: Harness, temporal: TemporalServer, mongo: MongoServer, folder: Path) -> None:
+        self.harness = harness
         self.injected: Counter[str] = Counter()
         """Number of injected faults, by kind."""
         self._temporal = temporal
@@ -110,15 +110,15 @@ class Cluster:
             RESTART_MONGO: (mongo.stop, mongo.start),
         }
         self._suspensions: list[asyncio.Task[None]] = []
-        world.settings |= SETTINGS
+        harness.settings |= SETTINGS
         config = folder / "engine.json"
-        config.write_text(world.config_json(), encoding="utf-8")
+        config.write_text(harness.config_json(), encoding="utf-8")
         touch = f"{TOUCH}={HANDLERS}:touch"
         engine = ("engine", "--config", str(config), "--function", touch)
         handlers = [f"{HANDLERS}:{name}" for name in ("READER", "BUILDER", "WRITER")]
         worker = ("worker", "--concurrency", "6", *handlers)
-        self.engines = [ManagedProcess(world, folder, f"engine-{n}", *engine) for n in range(ENGINES)]
-        self.workers = [ManagedProcess(world, folder, f"worker-{n}", *worker) for n in range(WORKERS)]
+        self.engines = [ManagedProcess(harness, folder, f"engine-{n}", *engine) for n in range(ENGINES)]
+        self.workers = [ManagedProcess(harness, folder, f"worker-{n}", *worker) for n in range(WORKERS)]
 
     @property
     def processes(self) -> list[ManagedProcess]:

@@ -1,4 +1,4 @@
-"""The World of a test: its queue and database on the servers, and the processes that it starts."""
+"""The test harness: a queue and a database for one test, and the processes that it starts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def wait_seconds(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-class World:
+class Harness:
     """Starts engines, workers and tasks for a test, and reads the results."""
 
     def __init__(self, *, temporal: str, mongo: str) -> None:
@@ -75,7 +75,7 @@ class World:
 
     @property
     def config(self) -> CoordinatorConfig:
-        """Return settings for this World's engines, with shorter intervals than the defaults."""
+        """Return settings for the engines of this harness, with shorter intervals than the defaults."""
         return CoordinatorConfig(queue=self.queue, **self.settings)
 
     @property
@@ -121,7 +121,7 @@ class World:
         return self.process("engine", "--config", str(config))
 
     def config_json(self) -> str:
-        """Return this World's engine settings as JSON text."""
+        """Return the engine settings of this harness as JSON text."""
         import json
 
         return json.dumps(self.settings)
