@@ -91,7 +91,7 @@ async def test_as_many_plain_functions_run_concurrently_as_there_are_slots(harne
 
     harness.settings["function_slots"] = 20
     await harness.engine(wait_at_barrier=wait_at_barrier)
-    task_id = await harness.create(*(call(f"f{n}", "meet", **ONCE) for n in range(20)))
+    task_id = await harness.create(*(call(f"f{n}", "wait_at_barrier", **ONCE) for n in range(20)))
     assert (await harness.result(task_id)).status is TaskStatus.FINISHED
 
 

@@ -199,7 +199,7 @@ async def test_function_that_raises_cancelled_error_has_failed(harness: Harness)
         raise asyncio.CancelledError
 
     await harness.engine(self_cancelling=self_cancelling)
-    task_id = await harness.create(call("s", "strange", retry_policy={"max": 1, "backoff_sec": 0.1}))
+    task_id = await harness.create(call("s", "self_cancelling", retry_policy={"max": 1, "backoff_sec": 0.1}))
     assert "cancelled_by_worker" in await failure(harness, task_id)
     assert (await harness.node(task_id, "s"))["attempt_epoch"] == 2
 
@@ -209,10 +209,10 @@ async def test_function_can_fail_permanently(harness: Harness) -> None:
         raise AdapterError(f"limit {limit} is too low")
 
     await harness.engine(rejecting=rejecting)
-    task_id = await harness.create(call("p", "picky", args={"limit": 3}, **SOON))
+    task_id = await harness.create(call("p", "rejecting", args={"limit": 3}, **SOON))
     assert "adapter_error: limit 3 is too low" in await failure(harness, task_id)
-    wrong = await harness.create(call("p", "picky", args={"limits": 3}, **SOON))
-    assert "io.fn_args do not fit 'picky'" in await failure(harness, wrong)
+    wrong = await harness.create(call("p", "rejecting", args={"limits": 3}, **SOON))
+    assert "io.fn_args do not fit 'rejecting'" in await failure(harness, wrong)
 
 
 async def test_slow_function_fails_with_its_own_timeout(harness: Harness) -> None:
@@ -276,21 +276,28 @@ async def test_node_moves_from_an_engine_without_its_function_to_one_that_has_it
     async def late_registered(task_id: str) -> None:
         called.append(task_id)
 
-    with_function = Coordinator(db=harness.db, cfg=harness.config, adapters={"rare": late_registered})
+    with_function = Coordinator(
+        db=harness.db, cfg=harness.config, adapters={"late_registered": late_registered}
+    )
     await with_function.start()
     gate = {"retry_policy": {"max": 0}}
     await harness.worker()
     task_id = await with_function.create_task(
         params={},
-        graph={"nodes": [node("first", "paced", inline={"pause": 0.5}), call("r", "rare", "first", **gate)]},
+        graph={
+            "nodes": [
+                node("first", "paced", inline={"pause": 0.5}),
+                call("r", "late_registered", "first", **gate),
+            ]
+        },
     )
     await harness.until_node(task_id, "first", "running")
     await with_function.stop()
     without_function = await harness.engine()
     deferred = await harness.until_node(task_id, "r", "deferred")
     assert "dispatch_lost" in deferred["last_error"]
-    assert "has no coordinator function 'rare'" in deferred["last_error"]
-    without_function.adapters["rare"] = late_registered
+    assert "has no coordinator function 'late_registered'" in deferred["last_error"]
+    without_function.adapters["late_registered"] = late_registered
     assert (await harness.result(task_id)).status is TaskStatus.FINISHED
     assert called == [task_id]
 

@@ -29,7 +29,7 @@ SOON = {"retry_policy": {"max": 2, "backoff_sec": 0.1}}
 class CallRecorder(RoleHandler):
     """Records all its calls; `batches` of the inline input is the number of batches."""
 
-    role = "teller"
+    role = "recorder"
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -92,7 +92,7 @@ async def artifacts(harness: Harness, task_id: str, **query: Any) -> list[dict[s
 
 async def test_hooks_are_called_in_order_with_their_arguments(harness: Harness) -> None:
     inline = {"batches": 2, "rows": [1, {"deep": None}]}
-    given = node("a", "teller", io={"input_ref": {"key": "s3"}, "input_inline": inline})
+    given = node("a", "recorder", io={"input_ref": {"key": "s3"}, "input_inline": inline})
     recorder = CallRecorder()
     task_id = await run(harness, recorder, given)
     (_, info), *calls = recorder.calls
@@ -102,7 +102,7 @@ async def test_hooks_are_called_in_order_with_their_arguments(harness: Harness) 
         "node_id": "a",
         "attempt_epoch": 1,
         "worker_id": worker_id,
-        "role": "teller",
+        "role": "recorder",
     }
     assert calls == [
         ("load_input", {"key": "s3"}, inline),
@@ -116,7 +116,7 @@ async def test_hooks_are_called_in_order_with_their_arguments(harness: Harness) 
 async def test_adapter_replaces_iter_batches(harness: Harness) -> None:
     recorder = CallRecorder()
     await run(
-        harness, recorder, node("a", "teller"), node("z", "teller", "a", inline={"input_adapter": PULL})
+        harness, recorder, node("a", "recorder"), node("z", "recorder", "a", inline={"input_adapter": PULL})
     )
     begin = recorder.names().index("init", 1)
     load, *batches, final = recorder.calls[begin + 1 :]
@@ -129,7 +129,7 @@ async def test_adapter_replaces_iter_batches(harness: Harness) -> None:
 
 async def test_finalize_is_called_even_without_batches(harness: Harness) -> None:
     recorder = CallRecorder()
-    await run(harness, recorder, node("a", "teller", inline={"batches": 0}))
+    await run(harness, recorder, node("a", "recorder", inline={"batches": 0}))
     assert recorder.names() == ["init", "load_input", "iter_batches", "finalize"]
 
 
@@ -160,7 +160,7 @@ async def test_one_handler_serves_many_runs_each_with_its_own_context(harness: H
             await asyncio.wait_for(gate.wait(), 60)
             return BatchResult(success=True, metrics={"seen": ctx.kv["seen"]})
 
-    task_id = await run(harness, Counting(), *(node(name, "teller") for name in "abcd"))
+    task_id = await run(harness, Counting(), *(node(name, "recorder") for name in "abcd"))
     for name in "abcd":
         rows = await harness.rows(task_id, name)
         assert [row["metrics"]["seen"] for row in rows] == [[name], [name, name]]
@@ -170,7 +170,7 @@ async def test_one_handler_serves_many_runs_each_with_its_own_context(harness: H
 
 
 async def test_metrics_are_stored_as_batch_rows_and_a_final_row(harness: Harness) -> None:
-    task_id = await run(harness, CallRecorder(), node("a", "teller"))
+    task_id = await run(harness, CallRecorder(), node("a", "recorder"))
     *partials, marker = await artifacts(harness, task_id)
     assert [(p["status"], p["batch_uid"], p["meta"]) for p in partials] == [
         ("partial", uid, {"uid": uid}) for uid in ("b0", "b1")
@@ -190,7 +190,7 @@ async def test_empty_uid_is_replaced_by_the_payload_hash(harness: Harness, uid: 
         async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
             yield Batch(batch_uid=uid, payload={"b": 1, "a": "é"})
 
-    task_id = await run(harness, Unnamed(), node("a", "teller"))
+    task_id = await run(harness, Unnamed(), node("a", "recorder"))
     (row,) = await harness.rows(task_id, "a")
     assert row["batch_uid"] == stable_hash({"payload": {"a": "é", "b": 1}})
 
@@ -202,7 +202,7 @@ async def test_payload_without_uid_and_hash_is_a_permanent_failure_with_a_remedy
         async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
             yield Batch(payload={"words": {"a", "set"}})
 
-    found = await outcomes(harness, [Unhashable()], node("a", "teller", **SOON))
+    found = await outcomes(harness, [Unhashable()], node("a", "recorder", **SOON))
     status, epoch, error = found["a"]
     assert (status, epoch, error.partition(":")[0]) == ("failed", 1, "bad_input")
     assert "set is not JSON serializable" in error
@@ -218,9 +218,9 @@ async def test_row_of_a_failed_batch_is_replaced_by_its_later_success(harness: H
 
     flaky = Flaky()
     await harness.engine()
-    await harness.worker({"teller": flaky})
+    await harness.worker({"recorder": flaky})
     policy = {"max": 1, "backoff_sec": 3}
-    task_id = await harness.create(node("a", "teller", inline={"batches": 3}, retry_policy=policy))
+    task_id = await harness.create(node("a", "recorder", inline={"batches": 3}, retry_policy=policy))
     await harness.until_status(task_id, "deferred")
     rows = {row["batch_uid"]: row for row in await harness.rows(task_id, "a")}
     assert set(rows) == {"b0", "b1"}, "the first failing batch ends the run"
@@ -346,7 +346,7 @@ async def test_failure_without_a_code_gets_the_code_error_and_ends_the_run(harne
             return BatchResult(success=batch.batch_uid == "b0", error="not today", permanent=True)
 
     refusing = Refusing()
-    found = await outcomes(harness, [refusing], node("a", "teller", inline={"batches": 5}))
+    found = await outcomes(harness, [refusing], node("a", "recorder", inline={"batches": 5}))
     assert found == {"a": ("failed", 1, "error: not today")}
     assert refusing.names() == ["init", "load_input", "iter_batches", "process_batch", "process_batch"]
 

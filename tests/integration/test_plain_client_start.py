@@ -260,7 +260,7 @@ EXPECTED_TEXTS = {
 async def test_input_that_cannot_be_decoded_or_stored_fails(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, cases: dict[str, list[Any]]
 ) -> None:
-    monkeypatch.setattr("tests.integration.test_plain_client_start.PROMPTLY", 10.0)
+    monkeypatch.setattr("tests.integration.test_plain_client_start.FAILURE_TIMEOUT_SEC", 10.0)
     await harness.engine()
     client = await harness.client()
     ids = {name: f"{harness.queue}-{name}" for name in cases}

@@ -32,10 +32,10 @@ from flowkit.activities.processes import ProcessPool
 from flowkit.worker import Batch, RoleHandler
 
 
-class Deaf(RoleHandler):
+class IgnoresCancel(RoleHandler):
     """Computes for ever once it has told its process id."""
 
-    role = "deaf"
+    role = "ignores_cancel"
 
     def process_batch(self, batch, ctx):
         Path(batch.payload["tell"]).write_text(f"{os.getpid()}\\n")
@@ -46,8 +46,8 @@ class Deaf(RoleHandler):
 async def main():
     names = dict.fromkeys(("task_id", "node_id", "worker_id"), "x")
     ctx = SimpleNamespace(**names, attempt_epoch=1, kv={}, cancel_flag=asyncio.Event())
-    pool = ProcessPool({"deaf": Deaf()}, processes=1)
-    await pool.process("deaf", Batch(batch_uid="b", payload={"tell": sys.argv[1]}), ctx)
+    pool = ProcessPool({"ignores_cancel": IgnoresCancel()}, processes=1)
+    await pool.process("ignores_cancel", Batch(batch_uid="b", payload={"tell": sys.argv[1]}), ctx)
 
 
 if __name__ == "__main__":
