@@ -6,6 +6,8 @@ import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from tests.unit.turns import others_had_their_turn
+
 from flowkit.testing import memory_database
 from flowkit.testing.external.author import Author
 from flowkit.testing.external.context import RunContext
@@ -17,7 +19,6 @@ from flowkit.testing.external.runs import Run
 from flowkit.testing.external.sender import Sender
 from flowkit.testing.external.settings import Clock, ExternalSettings
 from flowkit.testing.external.store import Store
-from tests.unit.turns import others_had_their_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
