@@ -86,6 +86,7 @@ def pulling(adapter: str = PULL, **args: Any) -> dict[str, Any]:
 
 async def test_a_pulling_run_claims_and_reports_each_batch_of_its_sources() -> None:
     bench = Bench()
+    await bench.store.ensure_indexes()
     for node, uid in (("a", "a1"), ("a", "a2"), ("b", "b1")):
         await bench.partial(node, uid, {"uid": uid})
     for node in ("a", "b"):

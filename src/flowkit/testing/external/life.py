@@ -137,9 +137,10 @@ class Life:
         """Handle record after record. Any exception ends this loop, and only this loop (H1)."""
         try:
             while True:
-                record = await consumer.next()
-                await handle(read(record.value))
+                message = read((await consumer.next()).value)
+                await handle(message)
                 await consumer.commit()
+                self._parts.journal.note("committed", consumer.topic, message)
                 await self._crash_if_due()
         except Exception as error:
             self._parts.journal.note("loop_ended", f"{consumer.topic}: {error!r}")
