@@ -12,6 +12,8 @@ from aiokafka.admin import AIOKafkaAdminClient
 from flowkit.testing import ExternalWorker, memory_database
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flowkit.testing.external import Misbehavior
     from tests.kafka_server import Broker
 
@@ -125,6 +127,15 @@ class KafkaSide:
             consumer.assign([place])
             end = (await consumer.end_offsets([place]))[place]
             return [await consumer.getone() for _ in range(end)]
+
+    async def find(self, topic: str, matches: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Wait for the first message of a topic of one partition whose payload matches, and return the payload."""
+        async with AIOKafkaConsumer(**self.broker.arguments, auto_offset_reset="earliest") as consumer:
+            consumer.assign([TopicPartition(topic, 0)])
+            while True:
+                payload: dict[str, Any] = json.loads((await consumer.getone()).value)["payload"]
+                if matches(payload):
+                    return payload
 
     async def kinds(self, role: str = "") -> list[str]:
         """Return the kinds of the records on a role's status topic, without heartbeats."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,11 @@ from tests.integration.kafka_side import FAST, KafkaSide
 from tests.integration.test_external_worker import Gate, two
 
 if TYPE_CHECKING:
+    from asyncio.subprocess import Process
     from collections.abc import AsyncIterator
 
     from flowkit.local import Stack
+    from flowkit.testing import ExternalWorker
     from tests.kafka_server import Broker
 
 pytestmark = pytest.mark.server
@@ -54,19 +57,33 @@ async def test_dropped_commands_are_committed_without_an_event(side: KafkaSide) 
     assert await side.committed() == 2
 
 
-@pytest.mark.parametrize(("crash", "accepted"), [("before_commit", ["a", "a"]), ("after_commit", ["a", "b"])])
-async def test_a_crash_after_acceptance_loses_the_run_or_repeats_it(
-    side: KafkaSide, crash: Any, accepted: list[str]
-) -> None:
-    worker = side.worker(two, misbehavior=Misbehavior(crash_after_accepted=crash))
+@contextlib.asynccontextmanager
+async def restarted_after(crash: Any, side: KafkaSide) -> AsyncIterator[ExternalWorker]:
+    """A worker that accepted the node `a` on a partition with committed offsets, crashed, and runs again."""
+    worker = side.worker(two)
     await worker.start()
-    await side.start("warm-up", partition=1, dedup_id="same")
+    await side.start("first", partition=0)
+    await worker.wait_for("idle", node="first")
+    worker.misbehavior.crash_after_accepted = crash
+    await side.start("a", partition=0)
     await worker.wait_for("killed")
-    assert await side.kinds() == ["TASK_ACCEPTED"]
-    assert worker.runs[0].outcome is None
+    assert (await side.kinds())[-1] == "TASK_ACCEPTED"
     worker.misbehavior.reset()
-    await worker.start()
-    assert accepted
+    async with worker:
+        yield worker
+
+
+async def test_kafka_redelivers_after_a_crash_before_the_commit(side: KafkaSide) -> None:
+    async with restarted_after("before_commit", side) as worker:
+        await worker.wait_for("TASK_DONE", node="a")
+        assert [run.node_id for run in worker.runs] == ["first", "a", "a"]
+
+
+async def test_a_crash_after_the_commit_loses_the_run(side: KafkaSide) -> None:
+    async with restarted_after("after_commit", side) as worker:
+        await side.start("b", partition=0)
+        await worker.wait_for("TASK_DONE", node="b")
+        assert [run.node_id for run in worker.runs] == ["first", "a", "b"]
 
 
 async def test_a_worker_whose_acceptance_fails_stays_busy_and_deaf(side: KafkaSide) -> None:
@@ -81,13 +98,13 @@ async def test_a_worker_whose_acceptance_fails_stays_busy_and_deaf(side: KafkaSi
 
 
 async def test_two_workers_own_the_same_epoch(side: KafkaSide) -> None:
-    thief = side.worker(Gate().handler, misbehavior=Misbehavior(second_owner=True))
-    async with side.worker(Gate().handler) as owner, thief:
+    thief = side.worker(two, misbehavior=Misbehavior(second_owner=True))
+    async with side.worker(two) as owner, thief:
         await side.start("a")
         leases = {(await worker.wait_for("TASK_ACCEPTED")).payload["lease_id"] for worker in (owner, thief)}
     assert len(leases) == 2
-    beats = [worker.sent_for("a", "TASK_HEARTBEAT")[0].message["dedup_id"] for worker in (owner, thief)]
-    assert len(beats) == 2
+        ends = [await worker.wait_for("TASK_DONE") for worker in (owner, thief)]
+    assert ends[0].message["dedup_id"] == ends[1].message["dedup_id"]
 
 
 async def test_heartbeats_can_arrive_on_the_topic_of_another_role(side: KafkaSide) -> None:
@@ -116,6 +133,16 @@ async def test_a_worker_that_sends_no_terminal_event_is_free_again(side: KafkaSi
     assert "TASK_DONE" not in {entry.kind for entry in worker.sent_for("a")}
 
 
+async def test_old_heartbeat_loops_survive_into_the_next_run(side: KafkaSide) -> None:
+    async with side.worker(two, Gate().handler, hb_interval_sec=0.5) as worker:
+        await side.start("a")
+        await worker.wait_for("idle", node="a")
+        await side.start("b", role=side.other_role)
+        await worker.wait_for("TASK_HEARTBEAT", node="b", count=3)
+    topics = {entry.topic for entry in worker.sent_for("b", "TASK_HEARTBEAT")}
+    assert topics == {side.topic("topic_status_fmt", role) for role in (side.role, side.other_role)}
+
+
 async def test_malformed_records_reach_any_topic(side: KafkaSide) -> None:
     async with side.worker(two) as worker:
         await side.start("a")
@@ -140,30 +167,49 @@ async def test_a_batch_beyond_the_record_limit_fails_the_task(side: KafkaSide) -
     assert failed.payload["permanent"] is False
 
 
-async def test_a_worker_process_runs_scripted_nodes_until_it_is_killed(side: KafkaSide, stack: Stack) -> None:
+async def process(side: KafkaSide, stack: Stack, *more: str) -> Process:
+    """Start a worker process, and return when it is ready."""
     settings = [f"--setting={name}={value}" for name, value in {**FAST, **side.topics}.items()]
-    command = [sys.executable, "-m", "flowkit.testing.external", "--roles", side.role, *settings]
-    options = ["--mongo-url", stack.mongo_url, "--database", f"test_{side.prefix}", "--worker-id", "w-one"]
-    address = ["--bootstrap-servers", side.broker.bootstrap_servers]
-    with subprocess.Popen([*command, *options, *address], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == f"external worker w-one is ready: {side.role}\n"
-        await side.start("a", inline={"batches": 2})
-        watcher = side.worker(two, misbehavior=Misbehavior(second_owner=True, silence=True))
-        async with watcher:
-            await side.start("b", inline={"batches": 1})
-            await watcher.wait_for("idle")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-    kinds = [
-        json.loads(record.value)["payload"] for record in await side.records(side.topic("topic_status_fmt"))
-    ]
-    own = [
-        each["kind"] for each in kinds if each["worker_id"] == "w-one" and each["kind"] != "TASK_HEARTBEAT"
-    ]
-    assert own[:4] == ["TASK_ACCEPTED", "BATCH_OK", "BATCH_OK", "TASK_DONE"]
-    announced = [
-        json.loads(record.value)["payload"]
-        for record in await side.records(side.topic("topic_worker_announce"))
-    ]
-    assert {"kind": "WORKER_OFFLINE", "worker_id": "w-one"} in announced
+    identity = ["--roles", side.role, "--worker-id", "w-one", "--database", f"test_{side.prefix}"]
+    servers = ["--mongo-url", stack.mongo_url, "--bootstrap-servers", side.broker.bootstrap_servers]
+    command = [sys.executable, "-m", "flowkit.testing.external", *settings, *identity, *servers, *more]
+    started = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    assert started.stdout is not None
+    line = await started.stdout.readline()
+    assert line.decode() == f"external worker w-one is ready: {side.role}\n"
+    return started
+
+
+async def test_a_worker_process_runs_scripted_nodes_and_stops_gracefully(
+    side: KafkaSide, stack: Stack
+) -> None:
+    started = await process(side, stack)
+    await side.start("a", inline={"batches": 2})
+    await side.find(side.topic("topic_status_fmt"), lambda payload: payload["kind"] == "TASK_DONE")
+    started.terminate()
+    assert await started.wait() == 0
+    assert await side.kinds() == ["TASK_ACCEPTED", "BATCH_OK", "BATCH_OK", "TASK_DONE"]
+    last = (await side.records(side.topic("topic_worker_announce")))[-1]
+    assert json.loads(last.value)["payload"]["kind"] == "WORKER_OFFLINE"
+
+
+async def test_a_killed_worker_process_announces_its_run_after_the_restart(
+    side: KafkaSide, stack: Stack
+) -> None:
+    started = await process(side, stack)
+    await side.start("a", inline={"batches": 2, "pause_ms": 60_000})
+    await side.find(side.topic("topic_status_fmt"), lambda payload: payload["kind"] == "TASK_HEARTBEAT")
+    started.kill()
+    await started.wait()
+    again = await process(side, stack)
+    online = await side.find(side.topic("topic_worker_announce"), lambda payload: bool(payload.get("resume")))
+    assert online["resume"]["node_id"] == "a"
+    again.terminate()
+    await again.wait()
+
+
+async def test_a_process_crashes_by_misbehavior(side: KafkaSide, stack: Stack) -> None:
+    started = await process(side, stack, "--misbehavior", "crash_after=BATCH_OK")
+    await side.start("a", inline={"batches": 2})
+    assert await started.wait() == 137
+    assert await side.kinds() == ["TASK_ACCEPTED", "BATCH_OK"]
