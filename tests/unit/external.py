@@ -6,7 +6,7 @@ import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from tests.unit.turns import others_had_their_turn
+from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.testing import memory_database
 from flowkit.testing.external.author import Author
@@ -34,7 +34,7 @@ class NoWaiting(Clock):
     async def sleep(self, seconds: float) -> None:
         """Record the time, and let other tasks and the test act."""
         self.sleeps.append(seconds)
-        await others_had_their_turn()
+        await let_other_tasks_run()
         if self._between is not None:
             await self._between(len(self.sleeps))
 

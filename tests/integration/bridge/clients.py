@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from aiokafka import AIOKafkaConsumer
 
-from flowkit.bridge.consumer import RecordConsumer
-from flowkit.bridge.producer import Producer
-from flowkit.bridge.topics import Provisioner, Topics, worker_group
+from flowkit.bridge.kafka.consumer import RecordConsumer
+from flowkit.bridge.kafka.producer import Producer
+from flowkit.bridge.kafka.topics import Provisioner, Topics, worker_group
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

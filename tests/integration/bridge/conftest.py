@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit import CoordinatorConfig
-from flowkit.bridge.connection import KafkaConnection
+from flowkit.bridge.kafka.connection import KafkaConnection
 from flowkit.local import Kafka
+from tests.integration.bridge.external_tasks import ExternalTasks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
+
+    from flowkit.local import Stack
 
 
 @dataclass
@@ -74,3 +77,14 @@ def frail(frail_broker: Kafka) -> Names:
     """Names at the broker that the test may stop."""
     frail_broker.start()
     return Names(frail_broker.bootstrap_servers)
+
+
+@pytest.fixture
+async def external(
+    stack: Stack, names: Names, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[ExternalTasks]:
+    """Tasks with external roles on the shared servers."""
+    made = ExternalTasks(names, temporal=stack.temporal_address, mongo=stack.mongo_url)
+    monkeypatch.setenv("TEMPORAL_ADDRESS", stack.temporal_address)
+    yield made
+    await made.close()

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.bridge.consumer import RecordConsumer
-from flowkit.bridge.offsets import Offsets
+from flowkit.bridge.kafka.consumer import RecordConsumer
+from flowkit.bridge.kafka.offsets import Offsets
 from tests.integration.bridge.clients import LONG_SEC, Reading, command_topic, consuming, producing
-from tests.integration.world import eventually
+from tests.integration.harness import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowkit.bridge.producer import Producer
+    from flowkit.bridge.kafka.producer import Producer
     from flowkit.local import Kafka
     from tests.integration.bridge.conftest import Names
 

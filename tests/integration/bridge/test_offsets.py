@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from aiokafka import TopicPartition
 
-from flowkit.bridge.offsets import Offsets
-from flowkit.bridge.topics import worker_group
+from flowkit.bridge.kafka.offsets import Offsets
+from flowkit.bridge.kafka.topics import worker_group
 from flowkit.errors import KafkaUnavailable
 from tests.integration.bridge.clients import LONG_SEC, command_topic, producing, worker
 

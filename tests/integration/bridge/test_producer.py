@@ -10,8 +10,8 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import OutOfOrderSequenceNumber, UnknownProducerId
 from aiokafka.partitioner import murmur2
 
-from flowkit.bridge.offsets import Offsets
-from flowkit.bridge.producer import MAX_REQUEST_BYTES, Producer
+from flowkit.bridge.kafka.offsets import Offsets
+from flowkit.bridge.kafka.producer import MAX_REQUEST_BYTES, Producer
 from flowkit.errors import CommandTooLarge, KafkaUnavailable, SendUncertain
 from tests.integration.bridge.clients import LONG_SEC, Reading, command_topic, consuming, producing
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from flowkit.bridge.offsets import Offsets
-from flowkit.bridge.topics import Provisioner, Topics, worker_group
+from flowkit.bridge.kafka.offsets import Offsets
+from flowkit.bridge.kafka.topics import Provisioner, Topics, worker_group
 from flowkit.errors import KafkaUnavailable
 from tests.integration.bridge.clients import LONG_SEC, command_topic, producing, worker
 
