@@ -199,6 +199,12 @@ class DispatchStore:
         return await self._read({"owner": owner, "updated_at": {"$gte": moment(since)}})
 
     @translate_errors
+    async def unchanged_since(self, before: float, roles: Iterable[str], limit: int = 100) -> list[Dispatch]:
+        """Return active records of `roles` that have not changed since `before`."""
+        wanted = {"state": _ACTIVE, "role": {"$in": list(roles)}, "updated_at": {"$lt": moment(before)}}
+        return [from_document(document) async for document in self._records.find(wanted).limit(limit)]
+
+    @translate_errors
     async def disown(self, key: str, owner: str) -> None:
         """End the supervision by `owner`. The next attempt of the activity adopts the record."""
         await self._records.update_one({"_id": key, "owner": owner}, {"$set": {"owner": ""}})
