@@ -36,6 +36,7 @@ async def test_it_starts_a_broker_and_exports_its_address(
 
     assert started.stop() == 0
     assert "stopping kafka, mongo" in started.lines
+    assert "kafka: not responding" not in started.lines
     assert is_free(base + 4)
     assert (data / "kafka" / "data" / "cmd.indexer.v1-0").is_dir()
 
