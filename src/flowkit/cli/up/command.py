@@ -26,18 +26,18 @@ def up(
             help="Start only these: temporal, mongo, engine, worker. Separate with commas, or repeat."
         ),
     ] = None,
+    external: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Role that external workers serve through Kafka; starts a broker. Separate with commas, or repeat."
+        ),
+    ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Folder that keeps data and logs. Without it, a temporary folder.")
     ] = None,
     port_base: PortBase = None,
     functions: Annotated[
         list[str] | None, typer.Option("--function", help="Coordinator function, as NAME=module:function.")
-    ] = None,
-    external: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Role that external workers serve through Kafka; starts a broker. Separate with commas, or repeat."
-        ),
     ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Number of worker processes.  [default: 1]")
