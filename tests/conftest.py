@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Use programs, even where a container engine runs, unless FLOWKIT_SERVERS is set."""
     os.environ.setdefault("FLOWKIT_SERVERS", "path,cache,download")
     config.stash[OWNED] = SharedServers()
+
+
+def pytest_collection_finish() -> None:
+    """Take what lives until the end of the run out of the garbage collection, which otherwise passes it all the time."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
 
 
 @pytest.hookimpl(optionalhook=True)
