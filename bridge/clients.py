@@ -122,14 +122,16 @@ def reason(error: BaseException) -> str:
         return f"{_ACL[name]} ({text})"
     if name in _SASL:
         return f"Kafka rejects the credentials ({text})"
+    if name == "KafkaConnectionError" and text.endswith(" closed"):
+        return "the connection was closed"
     return _network_reason(error) or f"{name}: {text}"
 
 
 def _network_reason(error: BaseException) -> str | None:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the certificate of the broker cannot be verified ({error.verify_message})"
+        return f"the certificate of the broker cannot be verified ({getattr(error, 'verify_message', error)})"
     if isinstance(error, ssl.SSLError):
-        return f"the TLS handshake failed ({error.reason or error})"
+        return f"the TLS handshake failed ({getattr(error, 'reason', None) or error})"
     if isinstance(error, socket.gaierror):
         return "the host name cannot be resolved"
     if isinstance(error, ConnectionRefusedError):

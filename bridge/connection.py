@@ -190,9 +190,11 @@ def _remedy(error: BaseException, options: dict[str, Any]) -> str:
     """Return the remedy; a broker that closes the connection at once usually expects another protocol."""
     if isinstance(error, (ConnectionRefusedError, ssl.SSLError)) or not _closed_at_once(error):
         return clients.remedy(error)
+    protocol = options["security_protocol"]
+    certificate = ", or require a client certificate (kafka_ssl_certfile)" if "ssl_context" in options else ""
     return (
-        f"check kafka_security_protocol, which is {options['security_protocol']!r}: the listener of the "
-        "broker may use another one"
+        f"check kafka_security_protocol, which is {protocol!r}: the listener of the broker may use another "
+        f"one{certificate}"
     )
 
 
