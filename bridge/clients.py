@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import socket
 import ssl
@@ -44,24 +45,53 @@ _SASL = frozenset(
 
 
 async def started(client: Any) -> Any:
-    """Start a client and return it; close it if it does not start."""
+    """Start a client and return it; close it if it does not start.
+
+    A client that is cancelled while it connects would not close its socket, so it finishes in the background.
+    """
+    _quiet()
+    starting = asyncio.create_task(client.start())
     try:
-        await client.start()
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        _close_soon(functools.partial(_stop_after, starting, client))
+        raise
     except BaseException:
         await close(client)
         raise
     return client
 
 
-async def close(client: Any, stop: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
-    """Close a client. If that takes too long, as it can while Kafka is away, it continues in the background.
+def _quiet() -> None:
+    """Silence aiokafka, which logs every retry, unless the application has set the level of its logger."""
+    logger = logging.getLogger("aiokafka")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.CRITICAL)
 
-    `stop` replaces the client's own `stop` or `close`.
-    """
-    closing = asyncio.create_task((stop or getattr(client, "stop", None) or client.close)())
+
+async def _stop_after(starting: asyncio.Task[None], client: Any) -> None:
+    await asyncio.wait([starting], timeout=CLOSE_TIMEOUT_SEC)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await _stop_of(client)()
+
+
+async def close(client: Any) -> None:
+    """Close a client. If that takes too long, as it can while Kafka is away, it continues in the background."""
+    await asyncio.wait([_close_soon(_stop_of(client))], timeout=CLOSE_TIMEOUT_SEC)
+
+
+def _stop_of(client: Any) -> Callable[[], Coroutine[Any, Any, None]]:
+    """Return what closes a client; an admin client names it differently."""
+    stop: Callable[[], Coroutine[Any, Any, None]] = getattr(client, "stop", None) or client.close
+    return stop
+
+
+def _close_soon(stop: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+    closing = asyncio.create_task(stop())
     _closing.add(closing)
     closing.add_done_callback(_closed)
-    await asyncio.wait([closing], timeout=CLOSE_TIMEOUT_SEC)
+    return closing
 
 
 def _closed(closing: asyncio.Task[None]) -> None:
