@@ -184,6 +184,7 @@ def test_topics_have_the_documented_names() -> None:
     [
         {"topic_status_fmt": "cmd.{type}.v1", "worker_types": ["a"]},
         {"topic_query": "signals.v1"},
+        {"topic_status_fmt": "cmd.{type}.v1"},
         {"topic_reply": "cmd.a.v1", "worker_types": ["a"]},
         {"worker_types": ["a.b", "a_b"]},
     ],
