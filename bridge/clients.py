@@ -27,13 +27,26 @@ _closing: set[asyncio.Task[None]] = set()
 """Clients that did not close in time and finish in the background."""
 
 _ACL = {
+    "TopicAuthorizationFailedError": (
+        "the ACLs do not allow this user to use the topic",
+        "grant DESCRIBE on the topic, and READ or WRITE",
+    ),
+    "GroupAuthorizationFailedError": (
+        "the ACLs do not allow this user to use the consumer group",
+        "grant DESCRIBE and READ on the group",
+    ),
+    "ClusterAuthorizationFailedError": (
+        "the ACLs do not allow this user to write",
+        "grant WRITE on the command topics, or IDEMPOTENT_WRITE on the cluster",
+    ),
     # aiokafka raises this one for a partition whose offsets the user may not read.
-    "NoError": "the ACLs do not allow this user to read the offsets of the topic",
-    "TopicAuthorizationFailedError": "the ACLs do not allow this user to use the topic",
-    "GroupAuthorizationFailedError": "the ACLs do not allow this user to use the consumer group",
-    "ClusterAuthorizationFailedError": "the ACLs do not allow this user to use the cluster",
-    "TransactionalIdAuthorizationFailed": "the ACLs do not allow this user to write",
+    "NoError": (
+        "the ACLs do not allow this user to read the offsets of the topic",
+        "grant DESCRIBE on the topic",
+    ),
 }
+"""Why Kafka denies a call, and the ACL that allows it, by the name of the error."""
+
 _SASL = frozenset(
     (
         "SaslAuthenticationFailed",
@@ -149,7 +162,7 @@ def reason(error: BaseException) -> str:
     """Return why a call failed, in words."""
     name, text = type(error).__name__, str(error) or "no details"
     if name in _ACL:
-        return f"{_ACL[name]} ({text})"
+        return f"{_ACL[name][0]} ({text})"
     if name in _SASL:
         return f"Kafka rejects the credentials ({text})"
     if name == "KafkaConnectionError" and text.endswith(" closed"):
@@ -175,7 +188,7 @@ def remedy(error: BaseException) -> str:
     """Return how to fix the cause of a failed call."""
     name = type(error).__name__
     if name in _ACL:
-        return "grant the ACL that the documentation of external workers lists"
+        return _ACL[name][1]
     if name in _SASL:
         return "check kafka_sasl_mechanism, kafka_sasl_username and kafka_sasl_password"
     if isinstance(error, ssl.SSLError):

@@ -99,6 +99,8 @@ class Offsets:
 
         It reads up to the end of the partition as of now.
         """
+        if partition not in await self.partitions(topic):
+            return None
         what, address = f"searching {topic}", self._connection.bootstrap
         search = _Search(self._connection, topic, partition)
         try:

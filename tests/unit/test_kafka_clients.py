@@ -64,7 +64,7 @@ async def test_retries_end_with_the_last_reason() -> None:
 
 
 async def test_a_missing_right_is_reported_at_once() -> None:
-    with pytest.raises(KafkaUnavailable, match="grant the ACL"):
+    with pytest.raises(KafkaUnavailable, match="grant DESCRIBE and READ on the group"):
         await bounded(errors.GroupAuthorizationFailedError("g"), 7)
 
 

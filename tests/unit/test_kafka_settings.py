@@ -233,10 +233,13 @@ def test_a_dedup_id_is_read_from_a_json_object(value: bytes | None, found: bool)
         (ConnectionRefusedError(), "the connection is refused; check that Kafka runs"),
         (socket.gaierror(-2, "?"), "the host name cannot be resolved; check kafka_bootstrap"),
         (TimeoutError(), "no response in time; check that Kafka runs"),
-        (errors.TopicAuthorizationFailedError("t"), r"the ACLs do not allow .* topic .*; grant the ACL"),
+        (
+            errors.TopicAuthorizationFailedError("t"),
+            r"the ACLs do not allow .* topic .*; grant DESCRIBE on the topic, and READ or WRITE",
+        ),
         (
             errors.GroupAuthorizationFailedError("g"),
-            r"the ACLs do not allow .* consumer group .*; grant the ACL",
+            r"the ACLs do not allow .* consumer group .*; grant DESCRIBE and READ on the group",
         ),
         (
             errors.SaslAuthenticationFailed("no"),
