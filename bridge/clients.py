@@ -94,6 +94,12 @@ async def close(client: Any) -> None:
     await asyncio.wait([_close_soon(_stop_of(client))], timeout=CLOSE_TIMEOUT_SEC)
 
 
+async def all_closed(limit: float) -> None:
+    """Wait, at most `limit` seconds, for the clients that close in the background. Call it before the loop ends."""
+    if _closing:
+        await asyncio.wait(_closing, timeout=limit)
+
+
 def _stop_of(client: Any) -> Callable[[], Coroutine[Any, Any, None]]:
     """Return what closes a client; an admin client names it differently."""
     stop: Callable[[], Coroutine[Any, Any, None]] = getattr(client, "stop", None) or client.close

@@ -99,8 +99,7 @@ class Offsets:
 
         It reads up to the end of the partition as of now.
         """
-        if partition not in await self.partitions(topic):
-            return None
+        await self._check_partition(topic, partition)
         what, address = f"searching {topic}", self._connection.bootstrap
         search = _Search(self._connection, topic, partition)
         try:
@@ -110,6 +109,17 @@ class Offsets:
             raise clients.unavailable(what, address, error) from error
         finally:
             await search.close()
+
+    async def _check_partition(self, topic: str, partition: int) -> None:
+        """Raise KafkaUnavailable for a partition that does not exist; the known partitions may be outdated."""
+        if partition in await self.partitions(topic):
+            return
+        self._partitions.pop(topic, None)
+        if partition not in await self.partitions(topic):
+            raise KafkaUnavailable(
+                f"Kafka at {self._connection.bootstrap} has no partition {partition} of the topic {topic}; "
+                "if the topic was created again, give it as many partitions as before"
+            )
 
     async def partitions(self, topic: str) -> tuple[int, ...]:
         """Return the partitions of a topic, at most half a minute old. Raises KafkaUnavailable if it has none."""
