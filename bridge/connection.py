@@ -162,7 +162,7 @@ async def _problem(broker: str, options: dict[str, Any], limit: float) -> str | 
             return None
         except clients.kafka_errors() as error:
             problems.append(
-                f"the broker at {broker} tells clients to use {address}, which cannot be used: "
+                f"the broker at {broker} names {address} as an address for clients, which cannot be used: "
                 f"{clients.reason(error)}; correct advertised.listeners in the settings of the broker"
             )
     return "; ".join(problems) or f"Kafka at {broker} has no brokers that can be used; check its log"

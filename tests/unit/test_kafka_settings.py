@@ -14,7 +14,7 @@ import trustme
 from aiokafka import errors
 
 from flowkit import CoordinatorConfig
-from flowkit.bridge import clients
+from flowkit.bridge import clients, connection
 from flowkit.bridge.connection import KafkaConnection
 from flowkit.bridge.offsets import has_dedup_id
 from flowkit.bridge.topics import Topics
@@ -160,6 +160,22 @@ def test_a_missing_password_of_a_key_is_an_error_and_no_question(certificates: P
 def test_replicas_are_counted_or_left_to_the_broker(value: object) -> None:
     with pytest.raises(ConfigError, match="-1 for the default of the broker"):
         options(kafka_replication_factor=value)
+
+
+# --- checks -------------------------------------------------------------------------------------------------------
+
+
+async def test_an_address_that_the_broker_names_but_no_client_reaches_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def brokers(address: str, _: object) -> list[str]:
+        if address == "kafka:9092":
+            return ["internal:9092"]
+        raise socket.gaierror(-2, "unknown")
+
+    monkeypatch.setattr(connection, "_brokers_named_by", brokers)
+    with pytest.raises(KafkaUnavailable, match=r"kafka:9092 names internal:9092 .* advertised\.listeners"):
+        await KafkaConnection("kafka:9092").check(1)
 
 
 # --- topics -------------------------------------------------------------------------------------------------------
