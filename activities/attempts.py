@@ -17,7 +17,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from flowkit.activities.cancelling import pending, request_cancel
-from flowkit.activities.liveness import CancelFlagPoller, HeartbeatThrottle, steadily
+from flowkit.activities.liveness import CancelFlagPoller, HeartbeatThrottle, restart_on_error
 from flowkit.adapters.retry import AttemptClock, measured_by, retry_while_unavailable
 from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.attempt.failures import failed_attempt, from_error, handed_over, lost, timed_out, unexpected
@@ -86,8 +86,8 @@ class WorkerContext:
 class Attempt:
     """Runs one executor within one Temporal activity."""
 
-    def __init__(self, host: WorkerContext, attempt: AttemptInput, executor: AttemptExecutor) -> None:
-        self._host = host
+    def __init__(self, worker: WorkerContext, attempt: AttemptInput, executor: AttemptExecutor) -> None:
+        self._worker = worker
         self._attempt = attempt
         self._executor = executor
         self._info = activity.info()
@@ -102,11 +102,11 @@ class Attempt:
         if self._info.attempt > 1:
             raise failed_attempt(lost("lease_lost", "the worker that ran this attempt fell silent"))
         with measured_by(self._clock):
-            guard = run_checked(self._host, self._attempt, self._executor)
-            work = asyncio.create_task(self._host.portal.run_to_end(guard))
+            guard = run_checked(self._worker, self._attempt, self._executor)
+            work = asyncio.create_task(self._worker.portal.run_to_end(guard))
         supervision = asyncio.create_task(self._supervise())
         try:
-            with self._host.heartbeats.attempt():
+            with self._worker.heartbeats.attempt():
                 return await self._until_done(work)
         except AttemptFailed as error:
             raise failed_attempt(error.failure) from None
@@ -194,13 +194,13 @@ class Attempt:
     async def _cancel_reason(self) -> str:
         """Return the reason of the cancel from the task document, since Temporal does not pass it to activities."""
         try:
-            reason = self._host.portal.run(self._host.tasks.cancel_flag(self._attempt))
+            reason = self._worker.portal.run(self._worker.tasks.cancel_flag(self._attempt))
             return await asyncio.wait_for(reason, timeout=1.0) or "cancelled"
         except (FlowKitError, TimeoutError):
             return "cancelled"
 
     def _ask_to_stop(self, reason: str) -> None:
-        self._host.portal.call(self._executor.cancel, reason, self._attempt.cancel_grace_sec)
+        self._worker.portal.call(self._executor.cancel, reason, self._attempt.cancel_grace_sec)
 
     async def _abort(self, work: asyncio.Task[AttemptResult]) -> None:
         if work.done():
@@ -214,10 +214,10 @@ class Attempt:
         """Send heartbeats, renew the lease and watch the cancel flag. A very short attempt ends before this starts."""
         await asyncio.sleep(min(_UNSUPERVISED_SEC, self._attempt.lease_ttl_sec / 4))
         loops = (self._send_heartbeats, self._renew_lease, self._watch_flag)
-        await asyncio.gather(*(steadily(loop, self._attempt.node_id) for loop in loops))
+        await asyncio.gather(*(restart_on_error(loop, self._attempt.node_id) for loop in loops))
 
     async def _send_heartbeats(self) -> None:
-        heartbeats, lease_ttl_sec = self._host.heartbeats, self._attempt.lease_ttl_sec
+        heartbeats, lease_ttl_sec = self._worker.heartbeats, self._attempt.lease_ttl_sec
         pause = heartbeats.pause_sec(lease_ttl_sec) - _UNSUPERVISED_SEC
         while True:
             await asyncio.sleep(pause)
@@ -227,23 +227,23 @@ class Attempt:
     async def _renew_lease(self) -> None:
         """Extend the lease in the task document. It is informational; Temporal enforces the real one by heartbeats."""
         while True:
-            await asyncio.sleep(self._host.hb_interval_sec)
+            await asyncio.sleep(self._worker.hb_interval_sec)
             now = time.time()
             deadline_ms = int((now + self._attempt.lease_ttl_sec) * 1000)
             run_id = self._info.workflow_run_id or ""
             try:
-                await self._host.portal.run(
-                    self._host.tasks.extend_lease(self._attempt, run_id, deadline_ms, now)
+                await self._worker.portal.run(
+                    self._worker.tasks.extend_lease(self._attempt, run_id, deadline_ms, now)
                 )
             except FlowKitError as error:
                 _logger.warning("could not renew the lease of node %s: %s", self._attempt.node_id, error)
 
     async def _watch_flag(self) -> None:
         """Stop the executor when a cancel flag is set, and end the attempt if Temporal does not cancel it in time."""
-        with self._host.flags.watching(self._attempt.task_id):
+        with self._worker.flags.watching(self._attempt.task_id):
             flag = await self._flag()
             while flag is None:
-                await asyncio.sleep(self._host.cancel_poll_sec)
+                await asyncio.sleep(self._worker.cancel_poll_sec)
                 flag = await self._flag()
         self._ask_to_stop(flag.reason)
         self._flag_failure = self._flag_failure or asyncio.create_task(self._report_flag(flag))
@@ -255,9 +255,9 @@ class Attempt:
     async def _flag(self) -> CancelFlag | None:
         """Return the cancel flag that applies to this attempt, or None. A flag of another run is stale and ignored."""
         try:
-            if not await self._host.flags.any_set(self._attempt.task_id):
+            if not await self._worker.flags.any_set(self._attempt.task_id):
                 return None
-            flag = await self._host.portal.run(self._host.tasks.raised_flag(self._attempt))
+            flag = await self._worker.portal.run(self._worker.tasks.raised_flag(self._attempt))
         except FlowKitError as error:
             _logger.warning("could not read the cancel flag of task %s: %s", self._attempt.task_id, error)
             return None
@@ -265,10 +265,12 @@ class Attempt:
         return flag if own else None
 
 
-async def run_checked(host: WorkerContext, attempt: AttemptInput, executor: AttemptExecutor) -> AttemptResult:
+async def run_checked(
+    worker: WorkerContext, attempt: AttemptInput, executor: AttemptExecutor
+) -> AttemptResult:
     """Check that engine and worker share a database, then run the executor. Raise AttemptFailed, or Flagged as is."""
     try:
-        await _check_deployment(host, attempt)
+        await _check_deployment(worker, attempt)
         return await executor.run()
     except (AttemptFailed, Flagged):
         raise
@@ -279,8 +281,8 @@ async def run_checked(host: WorkerContext, attempt: AttemptInput, executor: Atte
         raise AttemptFailed(unexpected(error)) from None
 
 
-async def _check_deployment(host: WorkerContext, attempt: AttemptInput) -> None:
-    ours = await retry_while_unavailable(host.tasks.deployment)
+async def _check_deployment(worker: WorkerContext, attempt: AttemptInput) -> None:
+    ours = await retry_while_unavailable(worker.tasks.deployment)
     if attempt.deployment and attempt.deployment != ours:
         raise WrongDeployment(
             f"the engine's database is deployment {attempt.deployment}, this worker's is {ours}: "

@@ -34,7 +34,7 @@ Cancels are not delayed, because the cancel flags also report them.
 _AFTER_ERROR_SEC = 1.0
 
 
-async def steadily(loop: Callable[[], Awaitable[None]], node_id: str) -> None:
+async def restart_on_error(loop: Callable[[], Awaitable[None]], node_id: str) -> None:
     """Run one of the background loops of an attempt. Log an unexpected error and run the loop again.
 
     An error in one loop must not end the attempt or its other loops, such as its heartbeats.

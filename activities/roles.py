@@ -56,8 +56,8 @@ class RoleContext:
 class RoleActivities:
     """The activities of a worker's roles."""
 
-    def __init__(self, *, host: WorkerContext, roles: RoleContext) -> None:
-        self._host = host
+    def __init__(self, *, worker: WorkerContext, roles: RoleContext) -> None:
+        self._worker = worker
         self._roles = roles
 
     def of(self, role: str) -> Callable[..., Awaitable[AttemptResult]]:
@@ -66,8 +66,8 @@ class RoleActivities:
         @activity.defn(name=role)
         async def run_role(attempt: AttemptInput) -> AttemptResult:
             run_id = activity.info().workflow_run_id or ""
-            executor = RoleExecutor(attempt=attempt, run_id=run_id, host=self._host, roles=self._roles)
-            return await Attempt(self._host, attempt, executor).run()
+            executor = RoleExecutor(attempt=attempt, run_id=run_id, worker=self._worker, roles=self._roles)
+            return await Attempt(self._worker, attempt, executor).run()
 
         return run_role
 
@@ -76,21 +76,21 @@ class RoleExecutor:
     """Runs a handler for one attempt, on the handler's own loop."""
 
     def __init__(
-        self, *, attempt: AttemptInput, run_id: str, host: WorkerContext, roles: RoleContext
+        self, *, attempt: AttemptInput, run_id: str, worker: WorkerContext, roles: RoleContext
     ) -> None:
         self._attempt = attempt
         self._run_id = run_id
         self._roles = roles
         self._handler = roles.handlers[attempt.role]
         self._invoker = roles.invoker
-        self._tasks = host.tasks
+        self._tasks = worker.tasks
         self._artifacts = roles.artifacts
-        self._worker_id = host.worker_id
+        self._worker_id = worker.worker_id
         self._ctx = RunContext(
             attempt=attempt,
-            worker_id=host.worker_id,
-            artifacts=ArtifactsWriter(roles.artifacts, attempt, host.worker_id),
-            tasks=host.tasks,
+            worker_id=worker.worker_id,
+            artifacts=ArtifactsWriter(roles.artifacts, attempt, worker.worker_id),
+            tasks=worker.tasks,
             clock=roles.clock,
         )
         self._batches = 0

@@ -78,7 +78,7 @@ class AttemptWrites:
     async def _begin(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
         begun = await self._tasks.update_one(task_fields.open_attempt_filter(attempt, run_id), update)
         if not begun.matched_count:
-            await self._flags.make_way(attempt, run_id)
+            await self._flags.clear_or_raise(attempt, run_id)
             await self._begin_again(attempt, run_id, update)
 
     async def _begin_again(self, attempt: AttemptInput, run_id: str, update: Update) -> None:

@@ -234,7 +234,7 @@ class TaskStore:
     @translate_errors
     async def flagged(self, task_ids: Sequence[str]) -> set[str]:
         """Return the ids of those tasks for which a cancel flag is set, for the task itself or for one of its nodes."""
-        return await self._flags.among(task_ids)
+        return await self._flags.flagged(task_ids)
 
     @translate_errors
     async def variables(self, task_id: str) -> dict[str, Any]:

@@ -132,7 +132,7 @@ class Variables:
         if adds := {operations.full(path): amount for path, amount in change.adds.items()} | room.adds:
             update["$inc"] = adds
         if unsets or write:
-            update["$unset"] = unsets | (write.forgets if write else {})
+            update["$unset"] = unsets | (write.unsets if write else {})
         return update
 
     async def _read_unless_counted(self, task_id: str, write: NodeWrite | None) -> Tree | None:

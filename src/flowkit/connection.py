@@ -100,7 +100,7 @@ def is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
-_NOT_LET_IN = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED)
+_ACCESS_DENIED = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED)
 
 
 def unavailable(error: RPCError | RuntimeError, address: str, namespace: str) -> TemporalUnavailable:
@@ -111,7 +111,7 @@ def unavailable(error: RPCError | RuntimeError, address: str, namespace: str) ->
         problem = f"Temporal at {address} has no namespace {namespace!r}"
         return TemporalUnavailable(problem, f"set TEMPORAL_NAMESPACE, or create it: {create}")
     detail = str(error)[:_DETAIL_CHARS]
-    if status in _NOT_LET_IN:
+    if status in _ACCESS_DENIED:
         problem = f"Temporal at {address} does not let this client into namespace {namespace!r}"
         return TemporalUnavailable(problem, "check TEMPORAL_API_KEY, or the client's certificate", detail)
     problem = f"no Temporal server answers at {address}"

@@ -59,7 +59,7 @@ class Returning(RoleHandler):
         return self._final
 
 
-def host_of(db: Any) -> WorkerContext:
+def worker_context(db: Any) -> WorkerContext:
     """Return a process context whose attempts run on the current event loop."""
     return WorkerContext(tasks=TaskStore(db), portal=LoopPortal(), worker_id=WORKER)
 
@@ -81,7 +81,7 @@ def role_body(
         events=events,
         **shared,
     )
-    return RoleExecutor(attempt=attempt, run_id=RUN, host=host_of(db), roles=roles)
+    return RoleExecutor(attempt=attempt, run_id=RUN, worker=worker_context(db), roles=roles)
 
 
 def function_body(db: Any, attempt: AttemptInput, function: Any) -> FunctionExecutor:
@@ -91,7 +91,7 @@ def function_body(db: Any, attempt: AttemptInput, function: Any) -> FunctionExec
         if isinstance(getattr(function, "__self__", None), CoordinatorAdapters)
         else FunctionExecutor
     )
-    return kind(host_of(db), ArtifactStore(db), attempt, RUN, function, Threads(1, "test-function"))
+    return kind(worker_context(db), ArtifactStore(db), attempt, RUN, function, Threads(1, "test-function"))
 
 
 async def failure_of(body: RoleExecutor) -> AttemptFailure:

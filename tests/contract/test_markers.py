@@ -27,10 +27,10 @@ class Told(ArtifactNotifier):
         super().__init__()
         self.nodes: list[str] = []
 
-    def tell(self, task_id: str, node_id: str) -> None:
+    def notify(self, task_id: str, node_id: str) -> None:
         """Record the notification."""
         self.nodes.append(node_id)
-        super().tell(task_id, node_id)
+        super().notify(task_id, node_id)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from flowkit.activities import cancelling
 from flowkit.models import TaskStatus
 from tests.integration.test_stopping import LONG, cancelled, reset
-from tests.integration.world import eventually, let_pass, node
+from tests.integration.world import eventually, node, wait_seconds
 
 if TYPE_CHECKING:
     from tests.integration.world import World
@@ -179,6 +179,6 @@ async def test_a_function_notices_terminate_at_once(world: World) -> None:
     await world.engine(endless=endless)
     task_id = await world.create(function("f", "endless"))
     await world.until_node(task_id, "f", "running")
-    await let_pass(3.0)  # until its first heartbeat, which Temporal's library sends at once, is gone
+    await wait_seconds(3.0)  # until its first heartbeat, which Temporal's library sends at once, is gone
     await (await world.handle(task_id)).terminate()
     await asyncio.wait_for(stopped.wait(), 5)

@@ -15,7 +15,7 @@ from flowkit import Coordinator
 from flowkit.client import TaskFailed
 from flowkit.coordinator.adapters import AdapterError, default_adapters
 from flowkit.models import TaskStatus
-from tests.integration.world import let_pass, node
+from tests.integration.world import node, wait_seconds
 
 if TYPE_CHECKING:
     from tests.integration.world import World
@@ -231,7 +231,7 @@ async def test_a_function_that_takes_too_long_fails_by_its_own_timeout(world: Wo
 
 async def test_a_long_function_keeps_its_lease(world: World) -> None:
     async def long(task_id: str) -> None:
-        await let_pass(4.5)
+        await wait_seconds(4.5)
 
     world.settings["lease_ttl_sec"] = 1.5
     await world.engine(long=long)

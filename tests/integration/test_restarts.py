@@ -11,7 +11,7 @@ import pytest
 from flowkit.local import MongoServer, TemporalServer
 from flowkit.models import TaskStatus
 from tests.conftest import keep_logs
-from tests.integration.world import World, eventually, let_pass, node
+from tests.integration.world import World, eventually, node, wait_seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -87,7 +87,7 @@ async def test_what_ran_when_temporal_went_for_longer_than_a_lease_runs_again_at
     world.settings["lease_ttl_sec"] = 2
     task_id = await started(world)
     await asyncio.to_thread(temporal.stop)
-    await let_pass(4.0)
+    await wait_seconds(4.0)
     await asyncio.to_thread(temporal.start)
     await assert_finished_once(world, task_id)
     assert (await world.node(task_id, "a"))["attempt_epoch"] == 2
@@ -99,7 +99,7 @@ async def test_a_task_waits_for_a_mongodb_that_is_away(
     world, _, mongo = own
     task_id = await started(world)
     await asyncio.to_thread(mongo.stop)
-    await let_pass(AWAY_SEC)
+    await wait_seconds(AWAY_SEC)
     await asyncio.to_thread(mongo.start)
     await assert_finished_once(world, task_id)
     assert (await world.node(task_id, "a"))["attempt_epoch"] == 1
@@ -112,7 +112,7 @@ async def test_time_without_mongodb_does_not_count_towards_timeout_sec(
     world.settings["function_timeout_sec"] = 3
 
     async def plain(task_id: str) -> None:
-        await let_pass(1.0)
+        await wait_seconds(1.0)
 
     await world.engine(plain=plain)
     await world.worker()
@@ -122,7 +122,7 @@ async def test_time_without_mongodb_does_not_count_towards_timeout_sec(
     )
     await world.until_batches(task_id, "role", 1)
     await asyncio.to_thread(mongo.stop)
-    await let_pass(AWAY_SEC)
+    await wait_seconds(AWAY_SEC)
     await asyncio.to_thread(mongo.start)
     assert (await world.result(task_id)).status is TaskStatus.FINISHED
     assert {n["attempt_epoch"] for n in (await world.document(task_id))["graph"]["nodes"]} == {1}

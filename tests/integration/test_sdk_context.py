@@ -13,7 +13,7 @@ from temporalio.client import WorkflowFailureError
 from flowkit.core.time import ManualClock
 from flowkit.worker import Batch, BatchResult, RoleHandler, Worker, WorkerConfig
 from tests.integration.test_stopping import cancelled
-from tests.integration.world import CEILING, let_pass, node
+from tests.integration.world import CEILING, node, wait_seconds
 from tests.unit.test_resources import DEAF, names_in, pid_in, until_gone
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ async def test_a_run_that_nobody_cancelled(world: World) -> None:
             "now": ctx.clock.now_ms(),
             "cancelled": [ctx.cancelled(), ctx.cancel_flag.is_set()],
             "unknown": [ctx.cancel_reason, ctx.cancel_deadline_ts_ms, ctx.remaining_ms()],
-            "work": await ctx.cancellable(let_pass(0)),
+            "work": await ctx.cancellable(wait_seconds(0)),
         }
 
     async def fails() -> None:
@@ -233,7 +233,7 @@ class Tidy:
 
     async def _slowly(self) -> None:
         self.done.append("begins")
-        await let_pass(0.5)
+        await wait_seconds(0.5)
         self.done.append("coroutine")
 
     def _fail(self) -> None:

@@ -11,7 +11,7 @@ from temporalio.client import WorkflowFailureError
 
 from flowkit.hashing import stable_hash
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
-from tests.integration.world import CEILING, let_pass, node
+from tests.integration.world import CEILING, node, wait_seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -372,7 +372,7 @@ async def closing_later(order: list[str]) -> AsyncIterator[Batch]:
     try:
         yield Batch(batch_uid="b0")
     finally:
-        await let_pass(0.1)
+        await wait_seconds(0.1)
         order.append("closed")
 
 

@@ -17,7 +17,7 @@ from flowkit.hashing import stable_hash
 from flowkit.worker import Batch, BatchResult, RoleHandler, Worker, WorkerConfig
 from tests.integration.handlers import Paced, Quick
 from tests.integration.test_sdk_hooks import SOON, outcomes
-from tests.integration.world import eventually, let_pass, node
+from tests.integration.world import eventually, node, wait_seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -343,7 +343,7 @@ async def test_a_waiting_puller_reads_at_most_five_times_a_second(world: World) 
         )
         await world.until_batches(task_id, "z", 1)
         began = time.monotonic()
-        await let_pass(seconds)
+        await wait_seconds(seconds)
         asked = sum(began <= at <= began + seconds for at in reads.at)
         assert await world.statuses(task_id) == {"u": "finished", "slow": "running", "z": "running"}
         assert 0 < asked <= 5 * seconds

@@ -22,7 +22,7 @@ from flowkit.models import AttemptResult, FailureKind, NodeIO, OpenTask
 from flowkit.worker import Batch, BatchResult, Worker
 from tests.contract.builders import RUN, TASK, attempt, graph
 from tests.integration.handlers import Quick
-from tests.integration.world import let_pass
+from tests.integration.world import wait_seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -64,7 +64,7 @@ class Place:
         """Run an attempt whose database is unavailable for longer than its time limit."""
         await self.stop()
         running = asyncio.create_task(self.run(activity, given))
-        await let_pass(AWAY_SEC)
+        await wait_seconds(AWAY_SEC)
         assert not running.done()
         await self.start()
         return await running
@@ -113,7 +113,7 @@ async def test_a_role_attempt_may_wait_for_mongodb_longer_than_its_limit(place: 
     class Working(Quick):
         async def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
             working.set()
-            await let_pass(0.2)
+            await wait_seconds(0.2)
             assert await ctx.vars() == {}
             await ctx.artifacts.upsert_partial("own", {"n": 1})
             assert [partial["batch_uid"] async for partial in ctx.artifacts.partials()].count("own") == 1
@@ -124,7 +124,7 @@ async def test_a_role_attempt_may_wait_for_mongodb_longer_than_its_limit(place: 
     running = asyncio.create_task(place.run(activity, given(input_inline={"batches": 3})))
     await working.wait()
     await place.stop()
-    await let_pass(AWAY_SEC)
+    await wait_seconds(AWAY_SEC)
     await place.start()
     assert (await running).batches == 3
     assert await status(place) == "finished"
@@ -164,7 +164,7 @@ async def test_a_function_that_takes_longer_than_its_limit_fails(place: Place, p
         await released.wait()
 
     def blocking(task_id: str) -> None:
-        asyncio.run(let_pass(2 * LIMIT_SEC))
+        asyncio.run(wait_seconds(2 * LIMIT_SEC))
 
     function = blocking if plain else endless
     told = await failed(place, place.function("slow", function), given(fn="slow"))

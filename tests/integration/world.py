@@ -47,7 +47,7 @@ async def eventually(look: Callable[[], Awaitable[T | None]], ceiling: float = C
     raise AssertionError(f"nothing came of {look} within {ceiling} s")
 
 
-async def let_pass(seconds: float) -> None:
+async def wait_seconds(seconds: float) -> None:
     """Wait for a number of seconds, in tests of the time itself, such as an outage."""
     await asyncio.sleep(seconds)
 

@@ -14,7 +14,7 @@ import pytest
 from temporalio import workflow
 from temporalio.workflow import NondeterminismError
 
-from flowkit.graph.validation import normalised
+from flowkit.graph.validation import normalized
 from flowkit.workflows import opening, reports
 from tests.replay.scrub import payload_texts
 from tests.replay.test_replay import HISTORIES, load, replay
@@ -50,9 +50,9 @@ async def test_without_its_patch_it_would_not(name: str, monkeypatch: pytest.Mon
 
 async def test_with_todays_meaning_of_no_sources_it_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def today(graph: dict[str, Any], *, empty_sources: bool = True) -> Graph:
-        return normalised(graph)
+        return normalized(graph)
 
-    monkeypatch.setattr(opening, "normalised", today)
+    monkeypatch.setattr(opening, "normalized", today)
     with pytest.raises(BROKEN):
         await replay(load(earlier("empty_sources")))
 

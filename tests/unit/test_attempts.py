@@ -69,14 +69,14 @@ async def db() -> Any:
 
 async def run(db: Any, body: Doing, given: AttemptInput, home: LoopPortal | None = None) -> AttemptResult:
     """Run the executor as a Temporal worker would."""
-    host = WorkerContext(
+    worker = WorkerContext(
         tasks=TaskStore(db), portal=home or LoopPortal(), worker_id="w", cancel_poll_sec=0.01
     )
     environment = ActivityEnvironment()
     environment.info = replace(environment.info, workflow_id=TASK, workflow_run_id=RUN)
 
     async def run_attempt() -> AttemptResult:
-        return await Attempt(host, given, body).run()
+        return await Attempt(worker, given, body).run()
 
     ending: Awaitable[AttemptResult] = environment.run(run_attempt)
     return await ending
@@ -272,10 +272,10 @@ async def test_a_flag_of_another_run_is_no_reason_to_stop(db: Any) -> None:
     body = Doing(looked.wait)
     environment = ActivityEnvironment()
     environment.info = replace(environment.info, workflow_id=TASK, workflow_run_id=RUN)
-    host = WorkerContext(tasks=host_tasks, portal=LoopPortal(), worker_id="w", cancel_poll_sec=0.01)
+    worker = WorkerContext(tasks=host_tasks, portal=LoopPortal(), worker_id="w", cancel_poll_sec=0.01)
 
     async def run_attempt() -> AttemptResult:
-        return await Attempt(host, attempt(), body).run()
+        return await Attempt(worker, attempt(), body).run()
 
     assert (await asyncio.wait_for(environment.run(run_attempt), FOREVER)).worker_id == "w"
     assert body.reasons == []

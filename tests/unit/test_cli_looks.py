@@ -141,5 +141,5 @@ async def test_a_workflow_that_leaves_nodes_out_is_no_source_of_a_view(
     monkeypatch.setattr(task_view, "polled", polled)
     servers: Any = SimpleNamespace(temporal=None, tasks=Answering(omitted), catalog=Answering(omitted))
     description: Any = SimpleNamespace(task_queue="flowkit")
-    seen = await task_view.Looker(servers, "t", description)._asked()
+    seen = await task_view.TaskReader(servers, "t", description)._queried()
     assert (seen is None) == bool(omitted)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.graphs import PULL, RECHUNK, node, one, pulling, two
 
-from flowkit.graph.validation import normalised, parse_graph
+from flowkit.graph.validation import normalized, parse_graph
 from flowkit.models import FanIn, NodeIO, OnNodeFailure, RetryPolicy
 
 RUNTIME: dict[str, Any] = {
@@ -212,11 +212,11 @@ def test_an_explicit_empty_list_of_sources_is_kept(parents: dict[str, Any]) -> N
 
 def test_for_a_task_of_an_earlier_release_an_empty_list_of_sources_means_the_parents() -> None:
     graph = two(io=pulling(from_nodes=[]))
-    assert normalised(graph, empty_sources=False).nodes[1].pulls_from == ("extract",)
+    assert normalized(graph, empty_sources=False).nodes[1].pulls_from == ("extract",)
 
 
 def test_a_graph_that_later_rules_refuse_is_normalised_all_the_same() -> None:
-    assert normalised(one(retry_policy={"max": 10**6})).nodes[0].retry_policy.max == 10**6
+    assert normalized(one(retry_policy={"max": 10**6})).nodes[0].retry_policy.max == 10**6
 
 
 def test_a_whole_number_of_retries_is_a_whole_number() -> None:

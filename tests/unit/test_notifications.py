@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.integration.world import let_pass
+from tests.integration.world import wait_seconds
 
 from flowkit.adapters.notifications import ArtifactNotifier, ByteBudget, Subscription
 
@@ -21,7 +21,7 @@ LONG = 3_600.0
 async def settle() -> None:
     """Run everything that is ready."""
     for _ in range(20):
-        await let_pass(0)
+        await wait_seconds(0)
 
 
 async def in_time(work: Coroutine[None, None, None] | asyncio.Task[None]) -> None:
@@ -45,19 +45,19 @@ async def test_news_end_the_wait() -> None:
     waiting = asyncio.create_task(news.wait(least=0, most=LONG))
     await settle()
     assert not waiting.done()
-    news.tell()
+    news.notify()
     await in_time(waiting)
 
 
 async def test_news_that_came_before_the_wait_are_not_missed() -> None:
     news = Subscription()
-    news.tell()
+    news.notify()
     await in_time(news.wait(least=0, most=LONG))
 
 
 async def test_news_do_not_end_the_wait_before_its_least() -> None:
     news = Subscription()
-    news.tell()
+    news.notify()
     loop = asyncio.get_running_loop()
     began = loop.time()
     await in_time(news.wait(least=0.2, most=LONG))
@@ -71,7 +71,7 @@ async def test_a_wait_without_news_ends_at_its_most() -> None:
 
 async def test_news_are_told_once() -> None:
     news = Subscription()
-    news.tell()
+    news.notify()
     await in_time(news.wait(least=0, most=LONG))
     assert not await is_told(news)
 
@@ -80,16 +80,16 @@ async def test_a_listener_hears_of_its_nodes_only() -> None:
     room = ArtifactNotifier()
     with room.listener("t", ["a", "b"]) as news:
         for task_id, node in (("t", "c"), ("other", "a"), ("", "")):
-            room.tell(task_id, node)
+            room.notify(task_id, node)
         assert not await is_told(news)
-        room.tell("t", "b")
+        room.notify("t", "b")
         await in_time(news.wait(least=0, most=LONG))
 
 
 async def test_all_listeners_of_a_node_hear_of_it() -> None:
     room = ArtifactNotifier()
     with room.listener("t", ["a"]) as one, room.listener("t", ["a", "b"]) as other:
-        room.tell("t", "a")
+        room.notify("t", "a")
         await in_time(one.wait(least=0, most=LONG))
         await in_time(other.wait(least=0, most=LONG))
 
@@ -99,7 +99,7 @@ async def test_a_listener_that_has_gone_hears_nothing_and_leaves_nothing_behind(
     with room.listener("t", ["a"]) as kept:
         with pytest.raises(ValueError, match="over"), room.listener("t", ["a", "b"]) as gone:
             raise ValueError("over")
-        room.tell("t", "a")
+        room.notify("t", "a")
         assert not await is_told(gone)
         await in_time(kept.wait(least=0, most=LONG))
     assert room._listeners == {}

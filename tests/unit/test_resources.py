@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.integration.world import eventually, let_pass
+from tests.integration.world import eventually, wait_seconds
 
 from flowkit.activities.resources import Resources, Subprocess
 
@@ -104,7 +104,7 @@ def fails() -> None:
 
 async def fails_later() -> None:
     """Fail in an async clean-up."""
-    await let_pass(0)
+    await wait_seconds(0)
     raise ValueError("no")
 
 

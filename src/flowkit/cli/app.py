@@ -74,7 +74,7 @@ def _leave(code: int) -> NoReturn:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        output.say(f"flowkit {version.__version__}")
+        output.echo(f"flowkit {version.__version__}")
         raise typer.Exit
 
 

@@ -146,7 +146,7 @@ def report(error: Exception, *, as_json: bool, verbose: bool) -> Exit:
         output.document({"error": {**fields, **({"problems": found.problems} if found.problems else {})}})
     else:
         for line in found.lines:
-            output.complain(line)
+            output.error(line)
         for line in found.log_lines:
             output.note(f"  {line}")
     return found.exit

@@ -117,9 +117,9 @@ def function_activities(
     identity: str,
 ) -> FunctionActivities:
     """Return the activities that run coordinator functions, shared by all Temporal workers of an engine."""
-    host = WorkerContext(tasks=tasks, portal=portal, worker_id=identity)
+    context = WorkerContext(tasks=tasks, portal=portal, worker_id=identity)
     threads = Threads(config.function_slots, "flowkit-function")
-    return FunctionActivities(host=host, artifacts=artifacts, functions=functions, threads=threads)
+    return FunctionActivities(worker=context, artifacts=artifacts, functions=functions, threads=threads)
 
 
 def engine_activities(

@@ -61,10 +61,10 @@ def parse_graph(
     raise_if(_first(field_checks.later_problems(graph, rules)))
     parents, _ = _parents_by_node(graph)
     raise_if(_first(_relation_problems(graph, parents)))
-    return normalised(graph)
+    return normalized(graph)
 
 
-def normalised(graph: dict[str, Any], *, empty_sources: bool = True) -> Graph:
+def normalized(graph: dict[str, Any], *, empty_sources: bool = True) -> Graph:
     """Return the normalized form of a graph that was accepted before, without validating it again.
 
     With `empty_sources` False, an explicit `from_nodes: []` means the parents, as in the first release.

@@ -47,15 +47,15 @@ def purge(
         if status not in _ENDED:
             problem = ConfigError(f"--status {status!r} is not the status of an ended task")
             raise remedied(problem, f"choose from {', '.join(_ENDED)}")
-    from flowkit.cli.retention.purging import Wish, purge_tasks
+    from flowkit.cli.retention.purging import PurgeOptions, purge_tasks
 
     where = Where(mongo_url=mongo_url, database=database)
-    wish = Wish(older_than_sec=seconds, statuses=tuple(statuses or _ENDED), dry_run=dry_run)
-    purged = asyncio.run(purge_tasks(where, wish, quiet=as_json))
+    options = PurgeOptions(older_than_sec=seconds, statuses=tuple(statuses or _ENDED), dry_run=dry_run)
+    purged = asyncio.run(purge_tasks(where, options, quiet=as_json))
     if as_json:
         return output.document(purged.as_json())
     for line in purged.lines():
-        output.say(line)
+        output.echo(line)
     return None
 
 
@@ -80,12 +80,12 @@ def close_orphaned(
         if as_json:
             return output.document(counts.as_json())
         for line in counts.lines():
-            output.say(line)
+            output.echo(line)
         return None
     closed = asyncio.run(close_orphans(where, namespace_id, dry_run=dry_run))
     if as_json:
         return output.document({"namespace_id": namespace_id, "dry_run": dry_run, "tasks": closed})
-    output.say(f"{'would close' if dry_run else 'closed'} {closed:,} open tasks of namespace {namespace_id}")
+    output.echo(f"{'would close' if dry_run else 'closed'} {closed:,} open tasks of namespace {namespace_id}")
     return None
 
 

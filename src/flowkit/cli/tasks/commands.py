@@ -99,7 +99,7 @@ def cancel(
     kept = asyncio.run(ask_to_stop(task, reason, Where(mongo_url=mongo_url, database=database)))
     if as_json:
         return output.document({"task_id": task, "cancel_requested": True, "reason": kept})
-    output.say(f"task {task} was asked to stop")
+    output.echo(f"task {task} was asked to stop")
     output.note(f"  see it end  flowkit status {shlex.quote(task)} --watch")
     return None
 

@@ -35,7 +35,7 @@ async def start(
             _print_started(_started(both, started, where), hints, as_json)
             return Exit.OK
         if not as_json:
-            output.say(f"task {started} started on queue {where.engine_queue}")
+            output.echo(f"task {started} started on queue {where.engine_queue}")
         return await watch(both, started, how)
 
 
@@ -57,7 +57,7 @@ def _print_started(started: dict[str, Any], hints: list[str], as_json: bool) -> 
         return output.document({**started, "hints": hints})
     task_id = started["task_id"]
     name = shlex.quote(task_id)
-    output.say(f"task {task_id} started on queue {started['queue']}")
+    output.echo(f"task {task_id} started on queue {started['queue']}")
     output.note(f"  watch it  flowkit status {name} --watch")
     output.note(f"  stop it   flowkit cancel {name}")
     output.note(f"  Web UI    workflow {task_id} in namespace {started['namespace']}")

@@ -43,11 +43,11 @@ def validate(
 
 def _print_result(path: str, nodes: int, problems: list[str], warnings: list[str], strict: bool) -> None:
     for warning in warnings:
-        (output.complain if strict else output.warn)(warning)
+        (output.error if strict else output.warn)(warning)
     for problem in problems:
-        output.complain(problem)
+        output.error(problem)
     if not problems and not (strict and warnings):
-        output.say(f"{'stdin' if path == '-' else path} is valid: {nodes} node{'' if nodes == 1 else 's'}")
+        output.echo(f"{'stdin' if path == '-' else path} is valid: {nodes} node{'' if nodes == 1 else 's'}")
 
 
 def schema() -> None:

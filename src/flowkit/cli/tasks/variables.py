@@ -85,13 +85,13 @@ def task_vars(
     ]
     for step in steps:
         _check(step)
-    found = plain(asyncio.run(_made(steps, task, Where(mongo_url=mongo_url, database=database))))
+    found = plain(asyncio.run(_run_steps(steps, task, Where(mongo_url=mongo_url, database=database))))
     if as_json:
         return output.document(found)
     if not found:
         return output.note("no variables")
     for line in lines(found):
-        output.say(line)
+        output.echo(line)
     return None
 
 
@@ -173,7 +173,7 @@ def _check(step: Step) -> None:
 # --- running the operations -----------------------------------------------------------------------------------------
 
 
-async def _made(steps: list[Step], task_id: str, where: Where) -> Tree:
+async def _run_steps(steps: list[Step], task_id: str, where: Where) -> Tree:
     """Run the operations and return the task's variables. Raise UnknownTask if the task does not exist."""
     from flowkit.activities.builtin_functions import CoordinatorAdapters
     from flowkit.adapters.tasks.task_store import TaskStore

@@ -86,4 +86,4 @@ def _install(parts: Collection[str]) -> None:
         if server.name in parts:
             server.install()
             found = find_program(allowed_sources())
-            output.say(f"{server.name}: {found.description} ({found.source})")
+            output.echo(f"{server.name}: {found.description} ({found.source})")
