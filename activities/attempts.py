@@ -100,7 +100,9 @@ class Attempt:
     async def run(self) -> AttemptResult:
         """Run the executor and return its result. Raise ApplicationError or CancelledError, as the workflow expects."""
         if self._info.attempt > 1:
-            raise failed_attempt(lost("lease_lost", "the worker that ran this attempt fell silent"))
+            raise failed_attempt(
+                lost("lease_lost", "the worker that ran this attempt stopped sending heartbeats")
+            )
         with measured_by(self._clock):
             guard = run_checked(self._worker, self._attempt, self._executor)
             work = asyncio.create_task(self._worker.portal.run_to_end(guard))
@@ -145,7 +147,7 @@ class Attempt:
                 return await self._stopped_for(error.flag)
         if self._flag_failure is not None:
             return await self._await_cancel(self._flag_failure)
-        raise AttemptFailed(handed_over("the process that ran the attempt is ending"))
+        raise AttemptFailed(handed_over("the process that runs the attempt is shutting down"))
 
     async def _stopped_for(self, flag: CancelFlag) -> AttemptResult:
         self._flag_failure = self._flag_failure or asyncio.create_task(self._report_flag(flag))
@@ -181,7 +183,7 @@ class Attempt:
         if details is None or details.cancel_requested:
             return asyncio.CancelledError()
         if details.worker_shutdown:
-            return AttemptFailed(handed_over("the worker was stopped"))
+            return AttemptFailed(handed_over("the worker is shutting down"))
         if details.paused or details.reset:
             return ApplicationError("the attempt was paused or reset", type="worker_shutdown")
         return asyncio.CancelledError()
@@ -208,7 +210,7 @@ class Attempt:
         work.cancel()
         _, hanging = await asyncio.wait([work], timeout=_ABORT_TIMEOUT_SEC)
         if hanging:
-            _logger.warning("node %s does not stop; its worker goes on without it", self._attempt.node_id)
+            _logger.warning("node %s does not stop; its worker continues without it", self._attempt.node_id)
 
     async def _supervise(self) -> None:
         """Send heartbeats, renew the lease and watch the cancel flag. A very short attempt ends before this starts."""
@@ -285,6 +287,6 @@ async def _check_deployment(worker: WorkerContext, attempt: AttemptInput) -> Non
     ours = await retry_while_unavailable(worker.tasks.deployment)
     if attempt.deployment and attempt.deployment != ours:
         raise WrongDeployment(
-            f"the engine's database is deployment {attempt.deployment}, this worker's is {ours}: "
-            "give both the same MongoDB database"
+            f"the engine uses the database with id {attempt.deployment}, this worker the one with id {ours}: "
+            "configure the same MongoDB database for both"
         )

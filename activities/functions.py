@@ -93,7 +93,9 @@ class FunctionActivities:
         if not activity.info().is_local:
             return await Attempt(self._worker, attempt, executor).run()
         if not isinstance(executor, BuiltInFunctionExecutor):
-            raise ApplicationError("not a built-in function here", type="not_local", non_retryable=True)
+            raise ApplicationError(
+                "this engine has no such built-in function", type="not_local", non_retryable=True
+            )
         return await self._run_locally(attempt, executor)
 
     def _executor(self, attempt: AttemptInput, run_id: str, function: Function) -> FunctionExecutor:
@@ -112,8 +114,8 @@ class FunctionActivities:
 
     def _unknown_text(self, name: str) -> str:
         return (
-            f"engine {self._worker.worker_id} has no coordinator function {name!r}: give every engine of the queue "
-            "the same functions"
+            f"engine {self._worker.worker_id} has no coordinator function {name!r}: register the same "
+            "functions on every engine of the queue"
         )
 
 
@@ -161,7 +163,7 @@ class FunctionExecutor:
             raise
         except asyncio.CancelledError:
             if not self._call.cancelling():
-                text = "the function raised CancelledError although nobody cancelled it"
+                text = "the function raised CancelledError although FlowKit did not cancel it"
                 raise AttemptFailed(failure("cancelled_by_worker", text, permanent=False)) from None
             raise
         except Exception as error:
@@ -230,7 +232,7 @@ def check_arguments(name: str, function: Function, task_id: str, arguments: Mapp
     try:
         inspect.signature(function).bind(task_id, **arguments)
     except TypeError as error:
-        raise AdapterError(f"io.fn_args do not fit {name!r}: {error}") from None
+        raise AdapterError(f"io.fn_args do not match the parameters of {name!r}: {error}") from None
     except ValueError:
         return
 

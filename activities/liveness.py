@@ -43,7 +43,7 @@ async def restart_on_error(loop: Callable[[], Awaitable[None]], node_id: str) ->
         try:
             await loop()
         except Exception:
-            _logger.exception("attending node %s failed; trying again", node_id)
+            _logger.exception("background work for node %s failed; retrying", node_id)
             await asyncio.sleep(_AFTER_ERROR_SEC)
         else:
             return

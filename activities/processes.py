@@ -129,7 +129,7 @@ class _Process:
             with suppress(BrokenProcessPool):
                 return await self._run(role, batch, view)
             self.end()
-        raise ProcessDied(f"the process that worked on batch {batch.batch_uid!r} has ended")
+        raise ProcessDied(f"the process that ran batch {batch.batch_uid!r} has exited")
 
     async def _run(self, role: str, batch: Batch, view: ProcessContext) -> tuple[Any, dict[str, Any]]:
         """Run a batch, and kill the process if this call is cancelled."""

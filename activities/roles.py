@@ -143,7 +143,7 @@ class RoleExecutor:
         """Raise AttemptFailed if the handler raised CancelledError without a cancel. The failure can be retried."""
         task = asyncio.current_task()
         if not self._ctx.cancelled() and task is not None and not task.cancelling():
-            text = "the handler raised CancelledError although nobody cancelled it"
+            text = "the handler raised CancelledError although FlowKit did not cancel it"
             raise AttemptFailed(failure("cancelled_by_worker", text, permanent=False)) from None
 
     async def _handle(self) -> FinalizeResult:
@@ -240,7 +240,7 @@ class RoleExecutor:
             code, permanent = self._handler.classify_error(error)
             return failure(code, error_text(error), permanent=permanent)
         except Exception:
-            _logger.exception("classify_error of role %s failed itself", self._attempt.role)
+            _logger.exception("classify_error of role %s raised an exception", self._attempt.role)
             return unexpected(error)
 
 
@@ -249,7 +249,7 @@ def payload_uid(batch: Batch) -> str:
     try:
         return stable_hash({"payload": batch.payload})
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"a batch without batch_uid needs a payload that JSON can hold: {error}") from None
+        raise TypeError(f"a batch without batch_uid needs a payload that is valid JSON: {error}") from None
 
 
 def as_result(given: Any) -> BatchResult:

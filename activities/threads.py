@@ -64,7 +64,7 @@ class Threads:
         self._leaked.add(running)
         running.add_done_callback(self._leaked.discard)
         _logger.warning(
-            "a plain function does not stop; its thread is left behind until it returns (left behind now: %d)",
+            "a synchronous function does not stop; its thread stays busy until it returns (leaked threads: %d)",
             self.leaked,
             extra={"event": "worker.thread.leaked", "leaked_threads": self.leaked},
         )

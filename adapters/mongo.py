@@ -82,7 +82,7 @@ def translate_errors(method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine
             raise ours(error) from None
         except (OverflowError, BSONError) as error:
             kind = StoreTooLarge if too_large(error) else StoreRefused
-            raise kind(_short("MongoDB cannot hold this", error)) from None
+            raise kind(_short("MongoDB cannot store this value", error)) from None
 
     return call
 
@@ -91,7 +91,7 @@ async def denial(db: Database, error: pymongo_errors.PyMongoError) -> StoreDenie
     """Return a StoreDenied error that names the user, the database and how to grant access."""
     return StoreDenied(
         f"MongoDB denies {await _user(db)} access to database {db.name!r} ({words(error)}): "
-        "give the user the role readWrite on it, or connect as another user"
+        "grant the user the role readWrite on it, or connect as another user"
     )
 
 
@@ -112,14 +112,14 @@ def denied(error: pymongo_errors.PyMongoError) -> bool:
 def ours(error: pymongo_errors.PyMongoError) -> FlowKitError:
     """Return a FlowKit error with a short message for a driver error."""
     if too_large(error):
-        return StoreTooLarge(_short("MongoDB refused", error))
+        return StoreTooLarge(_short("MongoDB rejected the operation", error))
     if not unavailable(error):
-        return StoreRefused(_short("MongoDB refused", error))
+        return StoreRefused(_short("MongoDB rejected the operation", error))
     if away(error):
-        return StoreUnavailable(_short("MongoDB does not answer", error))
+        return StoreUnavailable(_short("MongoDB is unavailable", error))
     if denied(error):
         return StoreDenied(_short("MongoDB denies access", error))
-    return StoreUnavailable(_short("MongoDB cannot do this now", error))
+    return StoreUnavailable(_short("MongoDB cannot perform the operation now", error))
 
 
 def unavailable(error: pymongo_errors.PyMongoError) -> bool:
@@ -196,7 +196,7 @@ async def ensure_index(collection: Any, keys: Any, name: str, **options: Any) ->
         await collection.create_index(keys, name=name, **options)
     except pymongo_errors.DuplicateKeyError as error:
         raise StoreRefused(
-            f"unique index {name} needs its duplicates removed first: {words(error)}"
+            f"cannot create the unique index {name}; remove the duplicates first: {words(error)}"
         ) from None
     except pymongo_errors.OperationFailure as error:
         if error.code not in _INDEX_CONFLICTS:
@@ -218,7 +218,7 @@ async def _check_other_index(collection: Any, keys: Any, name: str, *, unique: b
     )
     raise StoreRefused(
         f"collection {collection.name!r} needs the index {name} over {_shown(wanted)}{', unique' * unique}, "
-        f"but its index {other!r} {is_not}: remove it with db.{collection.name}.dropIndex({other!r}), then start again"
+        f"but its index {other!r} {is_not}: remove it with db.{collection.name}.dropIndex({other!r}), then restart"
     )
 
 

@@ -53,7 +53,7 @@ console = Console(width=120)
 
 def main(
     rounds: Annotated[int, typer.Option(help="Samples per side; long cases take fewer.")] = ROUNDS,
-    out: Annotated[Path, typer.Option(help="JSON beside the table.")] = Path(
+    out: Annotated[Path, typer.Option(help="Print JSON in addition to the table.")] = Path(
         "benchmarks/results/latest.json"
     ),
     only: Annotated[str, typer.Option(help="Only cases with this text in their name.")] = "",

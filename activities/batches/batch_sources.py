@@ -127,7 +127,7 @@ class Input:
                     yield Batch(batch_uid=uid, payload=payload)
                     del payload
         except SourcesIdle:
-            text = "none of the nodes it pulls from runs; it goes on when one does"
+            text = "no node that it pulls from is running; it continues when one runs"
             raise AttemptFailed(
                 AttemptFailure(kind=FailureKind.YIELDED, code="yielded", message=text)
             ) from None
@@ -181,7 +181,7 @@ def _check_sources(graph: dict[str, Any], node_id: str, names: Sequence[str]) ->
     known = {node["node_id"] for node in graph.get("nodes") or []}
     for name in names:
         if name not in known:
-            raise BadInput(f"input_args.from_nodes names {name!r}, which is no node")
+            raise BadInput(f"input_args.from_nodes names {name!r}, which is not a node")
         if name == node_id:
             raise BadInput(f"input_args.from_nodes names {name!r}, the node itself")
     if path := dependency_path(graph, node_id, names):

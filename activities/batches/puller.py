@@ -181,8 +181,8 @@ class Puller:
             if other != source and (shared := self._taken[other].intersection(uids)):
                 self._warned = True
                 _logger.warning(
-                    "node %s pulls batch %r from both %s and %s: the later result replaces the earlier one; give the "
-                    "batches of all sources uids of their own, or pull with rechunk",
+                    "node %s pulls batch %r from both %s and %s: the later result replaces the earlier one; use "
+                    "batch uids that are unique across all sources, or pull with rechunk",
                     *(self._attempt.node_id, min(shared), other, source),
                 )
                 return

@@ -52,7 +52,7 @@ class Flagged(FlowKitError):
 
     def __init__(self, flag: CancelFlag) -> None:
         self.flag = flag
-        super().__init__(f"the document of the task says that it is cancelled ({flag.reason})")
+        super().__init__(f"the task document has a cancel flag ({flag.reason})")
 
 
 class CancelFlags:

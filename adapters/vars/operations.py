@@ -196,7 +196,7 @@ def _check_segment(operation: str, segment: Any, shown: str) -> None:
     if segment.startswith("$") or "." in segment or "\0" in segment:
         raise AdapterError(f"{where} has a segment that begins with '$' or holds '.' or NUL")
     if not _encodable(segment):
-        raise AdapterError(f"{where} has a segment that is no Unicode text")
+        raise AdapterError(f"{where} has a segment that is not valid Unicode")
     if len(segment) > VARS_SEGMENT_CHARS:
         raise AdapterError(f"{where} has a segment of more than {VARS_SEGMENT_CHARS} characters")
 
@@ -228,7 +228,7 @@ def _check_value(operation: str, path: str, value: Any) -> None:
     if _levels(value) + path.count(".") + _LEVELS_ABOVE > DOCUMENT_LEVELS:
         raise AdapterError(
             f"{where} is nested deeper than the {DOCUMENT_LEVELS} levels that MongoDB stores: "
-            "make it flatter, or store it as a text"
+            "make it flatter, or store it as a string"
         )
     if isinstance(value, str):
         value = value.encode()
@@ -259,7 +259,7 @@ def _checked(change: Change) -> Change:
         )
     for outer, inner in pairwise(paths):
         if inner.startswith(f"{outer}."):
-            raise AdapterError(f"vars.{change.operation}: {shown(inner)} lies below {shown(outer)}; give one")
+            raise AdapterError(f"vars.{change.operation}: {shown(inner)} is below {shown(outer)}; give one")
     return change
 
 

@@ -28,7 +28,7 @@ from typing import ClassVar
 
 
 class FlowKitError(Exception):
-    """Something in FlowKit went wrong."""
+    """An error in FlowKit."""
 
     retryable: ClassVar[bool] = False
     """Whether the same call may succeed later without changes."""
@@ -41,7 +41,7 @@ class FlowKitError(Exception):
 
 
 class GraphError(FlowKitError, ValueError):
-    """A graph, its params or its task id is not valid; `problems` lists the reasons."""
+    """A graph, its params or its task id is invalid; `problems` lists the reasons."""
 
     code = "invalid_graph"
 
@@ -60,38 +60,38 @@ class ConfigError(FlowKitError, ValueError):
 
 
 class Removed(FlowKitError, AttributeError):
-    """An attribute of the earlier system that this one does not have; the message says what replaces it."""
+    """FlowKit no longer has this attribute; the message names its replacement."""
 
     code = "removed"
 
 
 class StoreUnavailable(FlowKitError):
-    """MongoDB does not answer."""
+    """MongoDB is unavailable."""
 
     retryable = True
     code = "mongo_unavailable"
 
 
 class StoreDenied(StoreUnavailable):
-    """MongoDB does not let this user in, or does not let it do this."""
+    """MongoDB denies access: the user cannot log in or lacks a role."""
 
     code = "mongo_denied"
 
 
 class StoreRefused(FlowKitError):
-    """MongoDB refused a write for good."""
+    """MongoDB rejected a write; a retry does not help."""
 
     code = "mongo_refused"
 
 
 class StoreTooLarge(StoreRefused):
-    """A document would be larger than MongoDB allows (16 MB)."""
+    """A document would exceed MongoDB's limit of 16 MB."""
 
     code = "document_too_large"
 
 
 class Fenced(FlowKitError):
-    """A newer attempt of the node, or the end of its task, has taken this attempt's place."""
+    """The attempt is outdated: a newer attempt of the node has begun, or the task has ended."""
 
     code = "fenced"
 
@@ -113,13 +113,13 @@ class TaskIdTaken(FlowKitError):
 
 
 class WrongDeployment(FlowKitError):
-    """The worker writes to another database than the engine that opened the task."""
+    """The worker uses a different database than the engine that opened the task."""
 
     code = "wrong_database"
 
 
 class BadInput(FlowKitError):
-    """The input adapter of a node or its arguments are not valid."""
+    """A node's input adapter or its arguments are invalid."""
 
     code = "bad_input_args"
 
@@ -129,7 +129,7 @@ class BadInput(FlowKitError):
 
 
 class AdapterError(FlowKitError):
-    """A coordinator function cannot do what it was asked to; trying again changes nothing."""
+    """A coordinator function cannot perform the operation; a retry does not help."""
 
     code = "adapter_error"
 
@@ -175,4 +175,4 @@ class TaskStillOpen(FlowKitError, TimeoutError):
 
     def __init__(self, task_id: str, timeout: float) -> None:
         self.task_id = task_id
-        super().__init__(f"task {task_id!r} has not ended within {timeout:g} s; it goes on")
+        super().__init__(f"task {task_id!r} did not end within {timeout:g} s; it continues")

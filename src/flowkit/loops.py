@@ -52,6 +52,6 @@ def _chosen() -> str:
         raise ConfigError(f"{VARIABLE} {asked!r} is neither {ASYNCIO!r} nor {UVLOOP!r}; unset it")
     if asked == UVLOOP and not installed:
         raise ConfigError(
-            f"{VARIABLE} asks for uvloop, which is not installed; unset it, or pip install uvloop"
+            f"{VARIABLE} selects uvloop, which is not installed; unset it, or pip install uvloop"
         )
     return asked

@@ -77,14 +77,14 @@ class _Search:
             case list() | tuple():
                 return self._elements(value, steps, level)
         return self._add(
-            steps, f"is {_kind(value)}; use texts, numbers, true, false, null, lists and objects"
+            steps, f"is {_kind(value)}; use strings, numbers, true, false, null, lists and objects"
         )
 
     def _int(self, value: int, steps: Steps) -> int:
         if _SMALLEST_INT32 <= value <= _LARGEST_INT32:
             return 4
         if not SMALLEST_INT <= value <= LARGEST_INT:
-            self._add(steps, f"is {_digits(value)}, beyond MongoDB's 64-bit integers: pass it as a text")
+            self._add(steps, f"is {_digits(value)}, beyond MongoDB's 64-bit integers: pass it as a string")
         return 8
 
     def _text(self, text: str, steps: Steps) -> int:
@@ -98,9 +98,9 @@ class _Search:
 
     def _key(self, key: Any, steps: Steps) -> int:
         if not isinstance(key, str):
-            return self._add(steps, f"has the key {key!r:.80}, {_kind(key)}: keys must be texts")
+            return self._add(steps, f"has the key {key!r:.80}, {_kind(key)}: keys must be strings")
         if "\0" in key:
-            self._add(steps, "has a key with NUL (\\x00) in it, which MongoDB refuses: rename the key")
+            self._add(steps, "has a key with NUL (\\x00) in it, which MongoDB rejects: rename the key")
         return self._text(key, steps)
 
     def _add(self, steps: Steps, problem: str) -> int:
@@ -111,7 +111,7 @@ class _Search:
 
 _TOO_DEEP = (
     f"is nested deeper than the {DOCUMENT_LEVELS} levels that MongoDB stores: "
-    "make it flatter, or pass it as a text"
+    "make it flatter, or pass it as a string"
 )
 
 

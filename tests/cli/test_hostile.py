@@ -86,7 +86,7 @@ def test_what_is_no_task_id_is_refused_before_a_server_is_asked(
 @pytest.mark.parametrize("value", [*IDS.values(), "a\nb", "\x1b[2J"], ids=[*IDS, "two lines", "escape"])
 def test_what_can_be_no_new_id_is_refused_before_a_server_is_asked(ask: Ask, value: str) -> None:
     code, line = ask("run", "good.json", f"--task-id={value}")
-    assert (code, "--task-id is " in line, "leave it out for a new UUID" in line) == (2, True, True)
+    assert (code, "--task-id is " in line, "omit it to get a new UUID" in line) == (2, True, True)
 
 
 MISTAKES: dict[str, tuple[list[str], list[str]]] = {
@@ -109,7 +109,10 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "variable bytes": (["vars", "a", "--set", f"k={BYTES}"], ["vars.k, a str, cannot be stored"]),
     "name bytes": (["vars", "a", "--set", f"{BYTES}=1"], ["vars.\\\\udcff'", "no Unicode text"]),
     "deep": (["run", "deep.json"], ["node 'a': graph.nodes[0].meta[0]", "100 levels", "flatter"]),
-    "large": (["run", "large.json"], ["node 'a': graph.nodes[0].io.input_inline.id", "64-bit", "as a text"]),
+    "large": (
+        ["run", "large.json"],
+        ["node 'a': graph.nodes[0].io.input_inline.id", "64-bit", "as a string"],
+    ),
     "NUL": (["run", "nul.json"], [r"params.a\x00b", "NUL", "rename the key"]),
     "half": (["run", "half.json"], ["graph.nodes[0]", "node 'a'", "surrogates not allowed"]),
     "digits": (["run", "digits.json"], ["digits.json is not JSON", "4300 digits"]),
@@ -151,7 +154,7 @@ def test_a_file_whose_name_is_no_utf_8_is_validated(
 )
 def test_a_temporal_that_is_away_is_named_with_the_remedy(ask: Ask, arguments: list[str]) -> None:
     code, line = ask(*arguments)
-    assert (code, "no Temporal server answers at 127.0.0.1:1" in line, "TEMPORAL_ADDRESS" in line) == (
+    assert (code, "no Temporal server responds at 127.0.0.1:1" in line, "TEMPORAL_ADDRESS" in line) == (
         3,
         True,
         True,
@@ -169,7 +172,7 @@ async def test_cancel_says_what_became_of_the_task(world: World, program: Progra
     await world.result(ended)
     said = await program.call("cancel", ended, env=world.environment)
     assert (said.code, said.out) == (2, "")
-    assert said.err == f"flowkit: task {ended} finished before; there is nothing to cancel\n"
+    assert said.err == f"flowkit: task {ended} is already finished; there is nothing to cancel\n"
     open_ = await world.create(node("a", "paced", inline={"pause": 600}))
     await world.until_node(open_, "a", "running")
     asked = await program.call(
@@ -194,7 +197,7 @@ async def test_cancel_of_a_task_that_only_mongodb_knows_says_so(world: World, pr
     said = await program.call("cancel", "left", env=world.environment)
     assert said.code == 4
     assert said.err == (
-        "flowkit: there is no task 'left'; Temporal has no workflow of it, only MongoDB has its document; a running "
+        "flowkit: there is no task 'left'; only its document exists, Temporal has no workflow for it; a running "
         "engine closes that soon\n"
     )
 
@@ -204,6 +207,6 @@ async def test_an_open_task_is_cancelled_while_mongodb_is_away(world: World, pro
     task_id = await world.create(node("a", "nobody"))
     away = {**world.environment, "MONGO_URL": "mongodb://127.0.0.1:1"}
     said = await program.call("cancel", task_id, env=away)
-    assert (said.code, said.out) == (0, f"task {task_id} was asked to stop\n")
+    assert (said.code, said.out) == (0, f"requested the cancellation of task {task_id}\n")
     unknown = await program.call("cancel", "nothing", env=away)
-    assert (unknown.code, "no MongoDB answers at mongodb://127.0.0.1:1" in unknown.err) == (3, True)
+    assert (unknown.code, "no MongoDB server responds at mongodb://127.0.0.1:1" in unknown.err) == (3, True)

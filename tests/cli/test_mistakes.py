@@ -92,7 +92,7 @@ WITHOUT_SERVERS = {
     "bad role": Mistake("worker good:BadRole", ["'two words'", "letters, digits"]),
     "arguments": Mistake("worker good:Needy", ["good:Needy", "'path'", "module:instance"]),
     "syntax": Mistake(
-        "worker broken:Count", ["'broken' has a syntax error", "broken.py:1", "correct that line"]
+        "worker broken:Count", ["'broken' has a syntax error", "broken.py:1", "correct the line"]
     ),
     "raises": Mistake(
         "worker raising:Count", ["'raising'", "RuntimeError: no licence", "correct the module"]
@@ -131,8 +131,8 @@ WITHOUT_SERVERS = {
         ["FLOWKIT_EVENT_LOOP 'fast'", "neither 'asyncio' nor 'uvloop'"],
         env={"FLOWKIT_EVENT_LOOP": "fast"},
     ),
-    "no mongo": Mistake("list", ["no MongoDB answers at mongodb://127.0.0.1:1", "set MONGO_URL"], 3),
-    "no temporal": Mistake("engine", ["no Temporal server answers at 127.0.0.1:1", "TEMPORAL_ADDRESS"], 3),
+    "no mongo": Mistake("list", ["no MongoDB server responds at mongodb://127.0.0.1:1", "set MONGO_URL"], 3),
+    "no temporal": Mistake("engine", ["no Temporal server responds at 127.0.0.1:1", "TEMPORAL_ADDRESS"], 3),
     "temporal address": Mistake(
         "run good.json",
         ["Temporal", "invalid port", "TEMPORAL_ADDRESS"],
@@ -228,7 +228,7 @@ WITH_SERVERS = {
     ),
     "worker without mongo": Late(
         "worker good:ready",
-        ["no MongoDB answers at", "set MONGO_URL"],
+        ["no MongoDB server responds at", "set MONGO_URL"],
         3,
         {"MONGO_URL": "mongodb://127.0.0.1:1"},
     ),
@@ -265,7 +265,7 @@ async def test_a_task_that_nobody_runs_is_told_of_the_missing_engine(world: Worl
         in said.out
     )
     assert said.code == 124
-    assert "it goes on" in said.err
+    assert "it continues" in said.err
     started = await files.call("run", "good.json", "--json", env=environment)
     assert "no engine polls" in json.loads(started.out)["hints"][0]
 
@@ -286,4 +286,4 @@ async def test_a_node_that_nobody_runs_is_told_of_the_missing_worker(world: Worl
     ]
     assert found["nodes"][0]["waiting"]
     people = await files.call("status", task_id, env=world.environment)
-    assert "no worker has taken it yet" in people.out
+    assert "no worker has started it yet" in people.out

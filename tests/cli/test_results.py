@@ -72,7 +72,7 @@ async def test_a_failed_task_is_an_error_for_result_and_a_status_for_wait(world:
 @pytest.mark.server
 async def test_a_task_without_an_end_in_time_is_a_timeout_and_goes_on(world: World) -> None:
     task_id = await world.create(function("a"))
-    with pytest.raises(TimeoutError, match="has not ended within 0.2 s; it goes on") as caught:
+    with pytest.raises(TimeoutError, match="did not end within 0.2 s; it continues") as caught:
         await world.coordinator.wait(task_id, timeout=0.2)
     assert isinstance(caught.value, TaskStillOpen)
     waiting = asyncio.create_task(world.coordinator.wait(task_id))

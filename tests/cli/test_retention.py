@@ -135,7 +135,7 @@ async def test_a_task_that_temporal_runs_is_kept_whatever_its_document_says(
     long_ago = datetime.now(UTC) - timedelta(days=2)
     await world.db.tasks.update_one({"id": task_id}, {"$set": {"status": "failed", "finished_at": long_ago}})
     said = await purge(program, world)
-    assert said.out.splitlines() == ["deleted 0 tasks", f"kept 1 task that Temporal runs: {task_id}"]
+    assert said.out.splitlines() == ["deleted 0 tasks", f"kept 1 task still running in Temporal: {task_id}"]
     assert task_id in (await left(world))["tasks"]
 
 
@@ -173,7 +173,7 @@ async def test_close_orphaned_counts_open_tasks_by_namespace(world: World, progr
         await world.db.tasks.insert_one({"id": str(namespace_id), "status": "running", **namespace_id})
     said = await program.call("close-orphaned", env=world.environment)
     assert said.out.splitlines() == [
-        "        1  open tasks that name no namespace (of an earlier release)",
+        "        1  open tasks without a namespace (from an earlier release)",
         *sorted(
             [
                 f"        1  open tasks of namespace {here}, which this Temporal server has as 'default'",

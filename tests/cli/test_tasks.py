@@ -103,8 +103,8 @@ async def test_ctrl_c_leaves_a_watched_task_running_and_says_so(world: World, pr
     watching.send_signal(signal.SIGINT)
     _, err = await asyncio.to_thread(watching.communicate, timeout=CEILING)
     assert watching.returncode == 130
-    assert f"task {world.queue} goes on: `flowkit status {world.queue} --watch` watches it again" in err
-    assert f"`flowkit cancel {world.queue}` stops it" in err
+    assert f"task {world.queue} continues: `flowkit status {world.queue} --watch` watches it again" in err
+    assert f"`flowkit cancel {world.queue}` cancels it" in err
     assert "Traceback" not in err
     assert (await world.document(world.queue))["status"] == "running"
 
@@ -116,7 +116,7 @@ async def test_cancel_asks_the_task_to_stop_and_watching_it_ends_with_exit_code_
     task_id = await world.create(node("a", "paced", inline={"pause": 600}), node("b", "quick", "a"))
     await world.until_node(task_id, "a", "running")
     asked = await program.call("cancel", task_id, "--reason", "wrong day", env=world.environment)
-    assert (asked.code, asked.out) == (0, f"task {task_id} was asked to stop\n")
+    assert (asked.code, asked.out) == (0, f"requested the cancellation of task {task_id}\n")
     watched = await program.call("status", task_id, "--watch", env=world.environment)
     assert watched.code == 5
     assert watched.out.splitlines()[-1] == f"task {task_id} cancelled: wrong day"

@@ -89,12 +89,12 @@ def ask(
 MISTAKES = {
     "no value": (["--set", "novalue"], ["--set 'novalue' is not NAME=VALUE", "for example"]),
     "no name": (["--set", "=7"], ["--set '=7' is not NAME=VALUE", "for example"]),
-    "twice": (["--set", "a=1", "--set", "a=2"], ["--set names 'a' twice", "give it once"]),
+    "twice": (["--set", "a=1", "--set", "a=2"], ["--set names 'a' twice", "pass it once"]),
     "bad path": (
         ["--set", "a..b=1"],
         ["vars.set: 'coordinator.vars.a..b'", "correct --set", "docs/variables.md"],
     ),
-    "overlap": (["--set", "a=1", "--set", "a.b=2"], ["vars.a.b lies below coordinator.vars.a", "--set"]),
+    "overlap": (["--set", "a=1", "--set", "a.b=2"], ["vars.a.b is below coordinator.vars.a", "--set"]),
     "too large": (["--set", f"a={'9' * 30}"], ["vars.a, an int, cannot be stored", "correct --set"]),
     "no json": (["--merge", "{a: 1}"], ["--merge is not JSON", "double quotes"]),
     "no object": (["--merge", "[1]"], ["--merge holds a list", "for example"]),
@@ -131,7 +131,9 @@ def test_a_database_that_does_not_answer_is_named_with_the_remedy(
 ) -> None:
     code, line = ask("--incr", "a")
     assert code == 3
-    assert line == ("flowkit: no MongoDB answers at mongodb://127.0.0.1:1; start one, or set MONGO_URL\n")
+    assert line == (
+        "flowkit: no MongoDB server responds at mongodb://127.0.0.1:1; start one, or set MONGO_URL\n"
+    )
 
 
 # --- with servers ---------------------------------------------------------------------------------------------------
@@ -214,7 +216,7 @@ async def test_what_stands_in_the_way_is_named_and_what_was_done_before_is_told(
     assert (said.code, said.out) == (2, "")
     assert said.err == (
         "flowkit: vars.incr: coordinator.vars.name holds a str, not a number; what --set and --merge changed "
-        f"before stays; `flowkit vars {task_vars.task_id}` shows what is there\n"
+        f"before stays; `flowkit vars {task_vars.task_id}` shows the current variables\n"
     )
     assert await task_vars.stored() == {"name": "Ada", "n": 1}
 
@@ -233,6 +235,6 @@ async def test_a_task_that_is_not_there_is_exit_code_4_and_nothing_is_made(task_
     assert json.loads(said.out)["error"] == {
         "code": "unknown_task",
         "message": "there is no task 'nothing'",
-        "remedy": "`flowkit list` shows the tasks that there are",
+        "remedy": "run `flowkit list` to see the existing tasks",
     }
     assert await task_vars.world.db.tasks.count_documents({"id": "nothing"}) == 0

@@ -203,7 +203,7 @@ async def test_the_oldest_events_are_given_up_with_one_warning(caplog: pytest.Lo
     log.add(done(attempt("e"), WORKER, AT))
     assert await log.flush()
     assert (wall.nodes, log.lost) == (["d", "e"], 3)
-    assert caplog.text.count("the oldest are given up") == 1
+    assert caplog.text.count("FlowKit drops the oldest") == 1
 
 
 async def test_events_that_are_refused_do_not_hold_up_others(caplog: pytest.LogCaptureFixture) -> None:

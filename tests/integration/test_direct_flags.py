@@ -113,7 +113,7 @@ async def test_where_temporal_refuses_the_cancel_the_node_backs_off_and_says_why
     await raise_flag(world, task_id)
     deferred = await world.until_node(task_id, "a", "deferred", epoch=2)
     assert deferred["last_error"].startswith(
-        "cancel_refused: the document of the task says coordinator.cancelled"
+        "cancel_refused: coordinator.cancelled is set in the task document"
     )
     assert "not allowed here" in deferred["last_error"]
     assert len(tries) == 2, "with a pause of a second between them, then of two"

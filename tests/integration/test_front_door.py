@@ -38,7 +38,7 @@ endless: dict[str, Any] = {}
 endless["self"] = endless
 
 UNSTORABLE: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "65 bits": ({"params": {"n": {"id": 2**63}}}, ["params.n.id is 9223372036854775808", "as a text"]),
+    "65 bits": ({"params": {"n": {"id": 2**63}}}, ["params.n.id is 9223372036854775808", "as a string"]),
     "5,000 digits": ({"params": {"n": 10**5_000}}, ["params"]),
     "NUL": ({"params": {"a": {"b\0c": 1}}}, [r"params.a.b\x00c", "NUL", "rename the key"]),
     "surrogate": ({"params": {"a": "x\ud800"}}, ["params.a", "'x\\ud800'"]),
@@ -112,7 +112,7 @@ class Failing(TaskStore):
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (StoreRefused("MongoDB refused (OperationFailure: not authorized)"), "not authorized"),
+        (StoreRefused("MongoDB rejected the operation (OperationFailure: not authorized)"), "not authorized"),
         (errors.OperationFailure("not authorized on flowkit", 13), "OperationFailure: not authorized"),
         (RuntimeError("two\nlines \ud800"), r"RuntimeError: two lines \ud800"),
         (OverflowError("x" * 5_000), "OverflowError: xxx"),

@@ -102,7 +102,7 @@ async def nothing(task_id: str, **_: Any) -> None:
 
 @pytest.mark.parametrize("name", ["open_task", "record", "close_task"])
 def test_no_function_may_have_the_name_of_an_activity_of_the_engine(name: str) -> None:
-    refused = pytest.raises(ConfigError, match=f"a coordinator function is called '{name}'")
+    refused = pytest.raises(ConfigError, match=f"the coordinator function name '{name}' is reserved")
     with refused:
         Coordinator(db=memory_database(), cfg=CoordinatorConfig(), adapters={name: nothing})
     with refused:
@@ -113,5 +113,7 @@ def test_no_function_may_have_the_name_of_an_activity_of_the_engine(name: str) -
 async def test_a_graph_that_calls_such_a_name_is_refused(world: World) -> None:
     engine = await world.engine()
     engine.adapters["record"] = nothing
-    with pytest.raises(ValueError, match="node 'r': io.fn is 'record', a name that the engine uses itself"):
+    with pytest.raises(
+        ValueError, match="node 'r': io.fn is 'record', a name that is reserved for the engine"
+    ):
         await world.create(call("r", "record"))

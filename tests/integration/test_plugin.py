@@ -272,7 +272,7 @@ async def test_a_database_that_does_not_answer_ends_the_worker_with_one_line(wor
     nowhere: Any = AsyncIOMotorClient("mongodb://127.0.0.1:1", serverSelectionTimeoutMS=100)
     client = await connected(world, plugin_of(world, db=nowhere.none))
     worker = Worker(client, task_queue=f"{world.queue}{role}")
-    with pytest.raises(StoreUnavailable, match="MongoDB does not answer") as caught:
+    with pytest.raises(StoreUnavailable, match="MongoDB is unavailable") as caught:
         await asyncio.wait_for(worker.run(), CEILING)
     assert "\n" not in str(caught.value)
     await asyncio.wait_for(worker.shutdown(), CEILING)

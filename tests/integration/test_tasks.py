@@ -233,7 +233,7 @@ async def test_creating_a_task_twice_under_one_id_runs_it_once(world: World) -> 
 
 async def test_a_graph_is_refused_at_the_door_with_nothing_written(world: World) -> None:
     graph = {"nodes": [node("a", "quick", "ghost")]}
-    with pytest.raises(GraphError, match="depends_on names 'ghost', which is no node"):
+    with pytest.raises(GraphError, match="depends_on names 'ghost', which is not a node"):
         await world.coordinator.create_task(params={}, graph=graph)
     assert await world.db.tasks.count_documents({}) == 0
 

@@ -134,7 +134,7 @@ async def test_a_new_task_needs_an_id_that_can_be_shown(value: Any) -> None:
         await a_client().create_task(
             params={}, graph={"nodes": [{"node_id": "a", "type": "t"}]}, task_id=value
         )
-    assert "leave it out for a new UUID" in refusal_of(caught.value, "task_id is ")
+    assert "omit it to get a new UUID" in refusal_of(caught.value, "task_id is ")
 
 
 class Silent:
@@ -152,7 +152,7 @@ async def test_a_start_whose_outcome_is_unknown_names_the_task() -> None:
             params={}, graph={"nodes": [{"node_id": "a", "type": "t"}]}, task_id="mine"
         )
     [note] = caught.value.__notes__
-    assert "task 'mine' may have started all the same: call again with task_id='mine'" in note
+    assert "task 'mine' may have started anyway: call again with task_id='mine'" in note
 
 
 NODES: dict[str, tuple[str, Call]] = {
@@ -276,7 +276,7 @@ def test_functions_need_a_database(value: object) -> None:
 @pytest.mark.parametrize("name", ["bus", "outbox"])
 def test_what_the_earlier_coordinator_had_is_not_there_and_says_so(name: str) -> None:
     coordinator = Coordinator(db=NONE)
-    with pytest.raises(Removed, match=rf"Coordinator\.{name} is gone: .* Leave it out") as caught:
+    with pytest.raises(Removed, match=rf"Coordinator\.{name} was removed: .* Omit it") as caught:
         getattr(coordinator, name)
     assert isinstance(caught.value, (FlowKitError, AttributeError))
     assert caught.value.code == "removed"
@@ -301,7 +301,7 @@ def test_the_reason_of_a_cancel_is_short_text(reason: str | None, kept: str) -> 
 
 @pytest.mark.parametrize("reason", [7, True, b"text", {"$gt": ""}])
 async def test_what_is_no_text_is_no_reason(reason: Any) -> None:
-    with pytest.raises(ConfigError, match="reason is .*; it must be a text"):
+    with pytest.raises(ConfigError, match="reason is .*; it must be a string"):
         await Coordinator(db=NONE, client=NONE).cancel_task("t", reason=reason)
 
 
@@ -309,7 +309,7 @@ async def test_what_is_no_text_is_no_reason(reason: Any) -> None:
 async def test_a_handler_stores_no_batch_under_what_is_no_uid(uid: Any) -> None:
     attempt = AttemptInput(task_id="t", node_id="a", index=0, role="r", epoch=1)
     writer = ArtifactsWriter(ArtifactStore(NONE), attempt, "w")
-    with pytest.raises(ValueError, match="batch_uid must not be empty and must be a text, not "):
+    with pytest.raises(ValueError, match="batch_uid must be a non-empty string, not "):
         await writer.upsert_partial(uid, {})
 
 

@@ -159,7 +159,7 @@ async def test_a_handler_that_blocks_its_loop_times_out(db: Any, monkeypatch: py
 
 async def test_a_store_that_is_away_costs_no_retry(db: Any) -> None:
     async def read() -> None:
-        raise StoreUnavailable("MongoDB does not answer (AutoReconnect)")
+        raise StoreUnavailable("MongoDB is unavailable (AutoReconnect)")
 
     told = await failed(db, Doing(read), attempt())
     assert (told["kind"], told["code"]) == (FailureKind.YIELDED, "mongo_unavailable")
@@ -242,7 +242,7 @@ async def test_an_attempt_that_the_workflow_has_flagged_stops_and_waits_for_temp
     told = await failed(db, body, attempt())
     assert body.reasons == ["hard_fail:boom"]
     assert (told["kind"], told["code"]) == (FailureKind.YIELDED, "cancel_pending")
-    assert told["message"].startswith(f"cancelled (hard_fail:boom) by run {RUN} of the workflow")
+    assert told["message"].startswith(f"cancel requested by run {RUN} of the workflow (hard_fail:boom)")
 
 
 @pytest.mark.usefixtures("_at_once")
@@ -254,7 +254,7 @@ async def test_an_attempt_ends_at_no_charge_where_temporal_refuses_the_cancel(db
     told = await failed(db, body, replace(attempt(), cancel_grace_sec=0.05))
     assert body.reasons == ["too dear"]
     assert (told["kind"], told["code"]) == (FailureKind.YIELDED, "cancel_refused")
-    assert "Temporal did not accept a cancel" in told["message"]
+    assert "Temporal rejected the cancel" in told["message"]
 
 
 @pytest.mark.usefixtures("_at_once")

@@ -55,9 +55,9 @@ def test_a_node_that_was_taken_since_waits_no_more() -> None:
 
 REMARKS: list[tuple[NodeView, str]] = [
     (node(), ""),
-    (node(waiting=True), "no worker has taken it yet"),
+    (node(waiting=True), "no worker has started it yet"),
     (node(note=ERROR), f"last attempt: {ERROR}"),
-    (node(note=ERROR, waiting=True), f"no worker has taken it yet; last attempt: {ERROR}"),
+    (node(note=ERROR, waiting=True), f"no worker has started it yet; last attempt: {ERROR}"),
     (node(status="cancelling", note=ERROR), f"last attempt: {ERROR}"),
     (node(status="failed", note=ERROR), ERROR),
     (node(status="skipped", note="upstream_failed"), "upstream_failed"),
@@ -81,7 +81,7 @@ def test_without_a_terminal_a_node_that_is_taken_gets_a_line_of_its_own() -> Non
     for view in (task(node(waiting=True)), task(node(waiting=True)), task(node())):
         lines.show(view, [])
     told = [line.partition(" s  ")[2] for line in out.getvalue().splitlines()]
-    assert told == ["enrich  running, attempt 1 (no worker has taken it yet)", node_line(node())]
+    assert told == ["enrich  running, attempt 1 (no worker has started it yet)", node_line(node())]
 
 
 def test_a_task_that_is_looked_at_once_shows_errors_whole() -> None:

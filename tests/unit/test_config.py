@@ -327,7 +327,9 @@ def test_roles_are_a_list_of_role_names(name: str, value: object) -> None:
 
 def test_a_wrong_role_is_named_by_its_place() -> None:
     assert "WorkerConfig.roles[1] is 7; it must be a role" in refused("roles", ["a", 7])
-    assert "WorkerConfig.roles[1] is 'a'; it must be another role" in refused("roles", ["a", "a"])
+    assert "WorkerConfig.roles[1] is 'a'; it must be a role that is not in the list yet" in refused(
+        "roles", ["a", "a"]
+    )
     assert "at least one role" in refused("roles", [])
     assert made("worker_types", [])
     assert made("roles", ("a", "b"))[0] == WorkerConfig(roles=["a", "b"])
@@ -383,7 +385,7 @@ def test_a_topic_is_one_that_kafka_takes(name: str, value: object) -> None:
 
 @pytest.mark.parametrize("name", ["topic_cmd_fmt", "topic_status_fmt"])
 def test_a_topic_for_all_roles_is_refused(name: str) -> None:
-    assert "{type} where the role belongs" in refused(name, "cmd.v1")
+    assert "{type} in place of the role" in refused(name, "cmd.v1")
 
 
 def test_a_long_value_is_shown_in_part() -> None:

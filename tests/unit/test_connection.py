@@ -30,7 +30,7 @@ def test_a_namespace_that_is_not_there_is_told_with_the_command_that_creates_it(
 @pytest.mark.parametrize("status", [RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED])
 def test_a_server_that_lets_nobody_in_is_not_called_away(status: RPCStatusCode) -> None:
     error = unavailable(rpc(status), ADDRESS, "default")
-    assert error.problem == f"Temporal at {ADDRESS} does not let this client into namespace 'default'"
+    assert error.problem == f"Temporal at {ADDRESS} denies this client access to namespace 'default'"
     assert "TEMPORAL_API_KEY" in error.remedy
     assert str(error).endswith("(as the server says)")
 
@@ -40,7 +40,7 @@ def test_a_server_that_lets_nobody_in_is_not_called_away(status: RPCStatusCode) 
 )
 def test_a_server_that_does_not_answer_is_named_by_its_address(cause: RuntimeError | RPCError) -> None:
     error = unavailable(cause, ADDRESS, "default")
-    assert error.problem == f"no Temporal server answers at {ADDRESS}"
+    assert error.problem == f"no Temporal server responds at {ADDRESS}"
     assert error.remedy == "start one, or set TEMPORAL_ADDRESS"
     assert len(str(error)) < 350
 
@@ -88,5 +88,5 @@ async def test_the_id_of_a_namespace_is_asked_for_until_it_is_known(caplog: pyte
     assert [await namespace.id() for _ in range(5)] == ["", "", *["id of default"] * 3]
     assert client.asked == 3
     assert [record.getMessage() for record in caplog.records if record.name == "flowkit.client"] == [
-        "Temporal does not tell the id of namespace 'default': not allowed"
+        "Temporal did not return the id of namespace 'default': not allowed"
     ]

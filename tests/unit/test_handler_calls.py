@@ -140,7 +140,7 @@ async def test_a_call_that_is_given_up_keeps_its_thread_but_not_its_slot(
         each.cancel()
     assert (await waiting).startswith("hook"), "as many calls as slots were given up"
     assert threads.leaked == 2
-    assert "left behind now: 2" in caplog.messages[-1]
+    assert "leaked threads: 2" in caplog.messages[-1]
     released.set()
     while threads.leaked:
         await others_had_their_turn()

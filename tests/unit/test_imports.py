@@ -96,9 +96,9 @@ def test_the_echo_handler_serves_the_role_echo() -> None:
 @pytest.mark.parametrize(
     ("name", "cure"),
     [
-        ("flowkit.outbox.dispatcher.OutboxDispatcher", "durable step"),
+        ("flowkit.outbox.dispatcher.OutboxDispatcher", "durably"),
         ("flowkit.bus.kafka.KafkaBus", "through Temporal"),
-        ("flowkit.worker.state.LocalStateManager", "Temporal keeps track"),
+        ("flowkit.worker.state.LocalStateManager", "Temporal tracks"),
     ],
 )
 def test_a_name_without_a_use_says_what_takes_its_place(name: str, cure: str) -> None:

@@ -184,7 +184,7 @@ def test_depends_on_wins_over_different_edges_with_a_warning() -> None:
     graph = {"nodes": nodes, "edges": [["b", "c"]]}
     assert parents(graph)["c"] == ["a"]
     (warning,) = parse_graph(graph).warnings
-    for part in ("'c'", "depends_on ['a']", "edges ['b']", "depends_on wins"):
+    for part in ("'c'", "depends_on ['a']", "edges ['b']", "depends_on takes precedence"):
         assert part in warning
 
 

@@ -52,7 +52,7 @@ async def test_a_payload_converter_that_cannot_carry_our_records_is_refused() ->
             super().__init__(JSONPlainPayloadConverter())
 
     converter = DataConverter(payload_converter_class=Plain)
-    with pytest.raises(ConfigError, match="payload converter Plain cannot carry FlowKit's records"):
+    with pytest.raises(ConfigError, match="payload converter Plain cannot serialize FlowKit's records"):
         await offline(FlowKitPlugin(), data_converter=converter)
 
 
@@ -140,7 +140,9 @@ async def test_a_client_without_the_plugins_data_converter_is_refused() -> None:
     message = await refused(
         await offline(), task_queue="flowkit", plugins=[FlowKitPlugin(db=memory_database())]
     )
-    assert message.endswith("give it the plugin as well, Client.connect(..., plugins=[FlowKitPlugin(...)])")
+    assert message.endswith(
+        "pass the plugin to the client, too: Client.connect(..., plugins=[FlowKitPlugin(...)])"
+    )
 
 
 def test_two_queues_are_refused() -> None:

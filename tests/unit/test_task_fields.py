@@ -44,7 +44,7 @@ def test_a_document_lists_the_parents_that_validation_finds(graph: dict[str, Any
 )
 def test_a_document_without_a_sound_graph_is_another_one(stored: dict[str, Any]) -> None:
     given_graph = {"nodes": [{"node_id": "a", "type": "crawler"}]}
-    assert task_fields.graph_difference(stored, given_graph) == "its document holds no graph"
+    assert task_fields.graph_difference(stored, given_graph) == "its document contains no graph"
 
 
 def test_a_task_names_its_namespace_and_database_only_when_they_are_known() -> None:

@@ -84,7 +84,7 @@ def test_no_path_lies_below_another(
 ) -> None:
     for paths in ([outer, *others, inner], [inner, *others, outer]):
         text = refusal(operate, paths)
-        assert f"coordinator.vars.{inner} lies below coordinator.vars.{outer};" in text
+        assert f"coordinator.vars.{inner} is below coordinator.vars.{outer};" in text
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_no_path_lies_below_another(
     ],
 )
 def test_no_leaf_of_an_object_lies_below_a_path(tree: dict[str, Any]) -> None:
-    assert "coordinator.vars.a.b.c lies below coordinator.vars.a.b;" in refusal(operations.setting, tree)
+    assert "coordinator.vars.a.b.c is below coordinator.vars.a.b;" in refusal(operations.setting, tree)
 
 
 @pytest.mark.parametrize(

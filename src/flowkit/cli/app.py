@@ -19,7 +19,7 @@ from flowkit.cli.up.command import up
 
 app = typer.Typer(
     name="flowkit",
-    help="Run tasks and FlowKit's processes. TEMPORAL_ADDRESS, TEMPORAL_NAMESPACE and MONGO_URL say where the servers are.",
+    help="Run tasks and FlowKit's processes. Set TEMPORAL_ADDRESS, TEMPORAL_NAMESPACE and MONGO_URL to connect to your servers.",
     epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

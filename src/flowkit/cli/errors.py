@@ -52,13 +52,13 @@ _ENDS: dict[str, tuple[Exit, str]] = {
     "adapter_error": (Exit.USAGE, "docs/variables.md has the rules of variables"),
     "mongo_unavailable": (Exit.UNREACHABLE, "start MongoDB, or set MONGO_URL"),
     "mongo_denied": (Exit.UNREACHABLE, "check the user and its roles in MONGO_URL"),
-    "document_too_large": (Exit.UNREACHABLE, "remove what the document does not need"),
-    "mongo_refused": (Exit.UNREACHABLE, "correct what the message names and run it again"),
+    "document_too_large": (Exit.UNREACHABLE, "remove data that the task does not need"),
+    "mongo_refused": (Exit.UNREACHABLE, "correct the value that the message names, then try again"),
     "temporal_unavailable": (Exit.UNREACHABLE, "check TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE"),
-    "unknown_task": (Exit.UNKNOWN_TASK, "`flowkit list` shows the tasks that there are"),
+    "unknown_task": (Exit.UNKNOWN_TASK, "run `flowkit list` to see the existing tasks"),
     "task_failed": (Exit.TASK_FAILED, "`flowkit status` shows its nodes"),
     "task_cancelled": (Exit.TASK_CANCELLED, "start a new one"),
-    "task_still_open": (Exit.TIMED_OUT, "give it more time with --timeout"),
+    "task_still_open": (Exit.TIMED_OUT, "set a longer --timeout"),
     "folder_in_use": (Exit.USAGE, ""),
     "folder_not_writable": (Exit.USAGE, ""),
     "port_in_use": (Exit.USAGE, ""),
@@ -111,7 +111,7 @@ def described(error: Exception) -> ErrorReport:
     if isinstance(error, USAGE_ERRORS):
         return _misused(error)
     message = f"unexpected {type(error).__name__}: {flat(error)}"
-    more = "add --verbose for the traceback; if FlowKit is to blame, please report it"
+    more = "add --verbose for the traceback; if this is a bug in FlowKit, please report it"
     return ErrorReport(exit=Exit.UNEXPECTED, code="unexpected_error", message=message, remedy=remedy or more)
 
 

@@ -125,7 +125,7 @@ class Coordinator:
     def bus(self) -> Any:
         """Removed. Raise `Removed`, an AttributeError, so that `hasattr` returns False."""
         raise Removed(
-            "Coordinator.bus is gone: engine and workers communicate through Temporal. Leave it out; to exchange Kafka "
+            "Coordinator.bus was removed: engines and workers communicate through Temporal. Omit it; to exchange Kafka "
             "messages with external workers, use the models in flowkit.protocol.messages and a Kafka client"
         )
 
@@ -133,8 +133,8 @@ class Coordinator:
     def outbox(self) -> Any:
         """Removed. Raise `Removed`, an AttributeError, so that `hasattr` returns False."""
         raise Removed(
-            "Coordinator.outbox is gone: the dispatch of an attempt is a durable step of its Temporal workflow, which "
-            "repeats it until it is done. Leave it out; nothing replaces it"
+            "Coordinator.outbox was removed: Temporal workflows now dispatch attempts durably. Omit it; you do not need "
+            "a replacement"
         )
 
     @property

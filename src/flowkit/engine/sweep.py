@@ -112,7 +112,7 @@ class Sweep:
             await self._workers.expire(time.time())
             await self.once()
         except (FlowKitError, RPCError) as error:
-            _logger.warning("the sweep was cut short and goes on next time: %s", error)
+            _logger.warning("the sweep stopped early and continues next time: %s", error)
             self._loop.failed(error)
         else:
             self._loop.worked()
@@ -142,7 +142,7 @@ class Sweep:
             async with asyncio.timeout(_RELEASE_TIMEOUT_SEC):
                 await self._tasks.end_turn(self._namespace_id, self._owner)
         except (FlowKitError, TimeoutError) as error:
-            _logger.info("the turn to sweep was not given back, and ends by itself: %s", error)
+            _logger.info("the engine could not end its turn to sweep; the turn expires: %s", error)
 
     async def _judge(self, page: list[Document], seen: dict[str, float]) -> list[str]:
         slots = asyncio.Semaphore(_CONCURRENT_CHECKS)
@@ -164,7 +164,7 @@ class Sweep:
         self._loop.failed(error)
         name = str(document.get("id", document["_id"]))
         if name not in self._reported:
-            _logger.error("the document of task %s cannot be swept", name, exc_info=error)
+            _logger.error("the sweep cannot process the document of task %s", name, exc_info=error)
         self._reported.add(name)
 
     async def _close_if_gone(self, document: Document, seen: dict[str, float]) -> bool:

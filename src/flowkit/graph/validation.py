@@ -114,7 +114,7 @@ def _parents_by_node(graph: dict[str, Any]) -> tuple[dict[str, list[str]], list[
         parents[node_id] = own or by_edges
         if own and wired and set(own) != set(by_edges):
             warnings.append(
-                f"node {node_id!r}: depends_on {own} and edges {by_edges} differ; depends_on wins"
+                f"node {node_id!r}: depends_on {own} and edges {by_edges} differ; depends_on takes precedence"
             )
     return parents, warnings
 
@@ -173,7 +173,7 @@ def _parent_problems(raw: dict[str, Any], own: list[str], known: Mapping[str, in
     where = f"node {raw['node_id']!r}"
     for parent in own:
         if parent not in known:
-            yield f"{where}: depends_on names {printed(parent)}, which is no node{_nearest(parent, known)}"
+            yield f"{where}: depends_on names {printed(parent)}, which is not a node{_nearest(parent, known)}"
     fan_in = field_checks.parse_fan_in(raw.get("fan_in"))
     assert fan_in is not None
     if fan_in.mode == "count" and not 1 <= fan_in.count <= len(own):
@@ -183,7 +183,7 @@ def _parent_problems(raw: dict[str, Any], own: list[str], known: Mapping[str, in
         yield f"{where}: input_args.from_nodes is missing, and the node has no parents to pull from"
     for source in sources or ():
         if source not in known:
-            yield f"{where}: input_args.from_nodes names {printed(source)}, which is no node{_nearest(source, known)}"
+            yield f"{where}: input_args.from_nodes names {printed(source)}, which is not a node{_nearest(source, known)}"
 
 
 def _nearest(word: str, known: Mapping[str, int]) -> str:
@@ -251,9 +251,7 @@ def unknown_function(raw: Mapping[str, Any], known: Collection[str]) -> str | No
     """Return the problem of a node whose coordinator function is reserved or not in `known`, or None."""
     name = (raw.get("io") or {}).get("fn") or "noop"
     if raw["type"] == COORDINATOR_FN and name in RESERVED_FUNCTIONS:
-        return (
-            f"node {raw['node_id']!r}: io.fn is {name!r}, a name that the engine uses itself; choose another"
-        )
+        return f"node {raw['node_id']!r}: io.fn is {name!r}, a name that is reserved for the engine; choose another name"
     if raw["type"] != COORDINATOR_FN or name in known:
         return None
     close = difflib.get_close_matches(name, known, n=1)

@@ -21,7 +21,7 @@ from flowkit.cli.options import (
 
 _VERDICTS = {
     True: "ready to run tasks: the servers respond, or `flowkit up` can start them",
-    False: "not ready to run tasks; each line that is not ok says how to fix it",
+    False: "not ready to run tasks; each line that is not ok shows how to fix it",
 }
 
 

@@ -35,7 +35,7 @@ def init(
     project = new_project(name)
     target = folder or Path(name)
     files = write_project(project, target.absolute())
-    output.echo(f"made {name} in {target}: {len(files)} files, including")
+    output.echo(f"created {name} in {target}: {len(files)} files, including")
     _print_rows(_highlights(project))
     output.echo("next steps")
     if bin_folder := _missing_path_entry():

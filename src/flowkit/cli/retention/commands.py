@@ -22,17 +22,21 @@ from flowkit.models import TaskStatus
 
 _ENDED = [status.value for status in TaskStatus if status.closed]
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what the command would do, without doing it.")]
 
 
 def purge(
     older_than: Annotated[
         str,
-        typer.Option("--older-than", metavar="DURATION", help="Time since the task ended: 30d, 12h, 90m."),
+        typer.Option(
+            "--older-than", metavar="DURATION", help="Minimum time since the task ended: 30d, 12h, 90m."
+        ),
     ],
     statuses: Annotated[
         list[str] | None,
-        typer.Option("--status", help="Only tasks that ended so: finished, failed, cancelled; repeatable."),
+        typer.Option(
+            "--status", help="Only tasks with this status: finished, failed or cancelled. Can be repeated."
+        ),
     ] = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,

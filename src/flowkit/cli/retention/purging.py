@@ -59,7 +59,7 @@ class Purged:
         lines += [f"  {name}: {self.rows[name]:,}" for name in BELONGINGS if self.rows[name]]
         if self.running:
             some = ", ".join(self.running[:_SHOWN]) + (", …" if len(self.running) > _SHOWN else "")
-            lines.append(f"kept {_count(len(self.running), 'task')} that Temporal runs: {some}")
+            lines.append(f"kept {_count(len(self.running), 'task')} still running in Temporal: {some}")
         return lines
 
 
@@ -94,8 +94,8 @@ async def known_namespace(client: Client) -> str:
     """Return the id of the client's namespace. Raise TemporalUnavailable if the server does not report it."""
     if found := await Namespace(client).id():
         return found
-    problem = TemporalUnavailable(f"Temporal does not tell the id of namespace {client.namespace!r}")
-    raise remedied(problem, "use credentials that may describe the namespace")
+    problem = TemporalUnavailable(f"Temporal did not return the id of namespace {client.namespace!r}")
+    raise remedied(problem, "use credentials with permission to describe the namespace")
 
 
 async def _running(client: Client, task_ids: Sequence[str]) -> list[str]:

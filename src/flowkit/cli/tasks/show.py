@@ -44,7 +44,7 @@ async def show(task_id: str, where: Where, *, as_json: bool) -> None:
 
 
 def _print_task(view: TaskView) -> None:
-    source = "" if view.source == "workflow" or view.status.closed else " (as its document tells)"
+    source = "" if view.source == "workflow" or view.status.closed else " (from its document)"
     output.echo(f"{outcome(view)}{source}")
     if view.nodes:
         console = output.console()
@@ -62,14 +62,16 @@ async def cancel(task_id: str, reason: str, where: Where) -> str:
         _refuse_ended(await reader.view())
         if not await both.tasks.cancel_task(task_id, reason=kept):
             _refuse_ended(await reader.view())
-            remedy = "Temporal has no workflow of it, only MongoDB has its document; a running engine closes that soon"
+            remedy = "only its document exists, Temporal has no workflow for it; a running engine soon closes the document"
             raise remedied(UnknownTask(task_id), remedy)
     return kept
 
 
 def _refuse_ended(view: TaskView) -> None:
     if view.status.closed:
-        raise remedied(ConfigError(f"{outcome(view)} before"), "there is nothing to cancel")
+        raise remedied(
+            ConfigError(f"task {view.task_id} is already {view.status}"), "there is nothing to cancel"
+        )
 
 
 async def newest(status: str | None, limit: int, where: Where) -> tuple[list[TaskSummary], bool]:

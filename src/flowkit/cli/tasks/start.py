@@ -42,9 +42,9 @@ async def start(
 async def _refuse_taken(both: Servers, task_id: str) -> None:
     description = await describe(both.temporal, task_id)
     if description is not None or await both.catalog.document(task_id) is not None:
-        problem = TaskIdTaken(f"task id {task_id!r} is taken by an earlier task")
+        problem = TaskIdTaken(f"task id {task_id!r} belongs to an earlier task")
         raise remedied(
-            problem, f"choose another id, or look at that one: flowkit status {shlex.quote(task_id)}"
+            problem, f"choose another id, or see that task: `flowkit status {shlex.quote(task_id)}`"
         )
 
 

@@ -19,7 +19,7 @@ GraphFile = Annotated[
 
 def validate(
     graph: GraphFile,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:

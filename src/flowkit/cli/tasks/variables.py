@@ -61,10 +61,11 @@ def task_vars(
         list[str] | None, typer.Option("--incr", metavar="NAME[=N]", help="Add N, or 1, to a number.")
     ] = None,
     removes: Annotated[
-        list[str] | None, typer.Option("--unset", metavar="NAME", help="Remove a variable, or all below it.")
+        list[str] | None,
+        typer.Option("--unset", metavar="NAME", help="Remove a variable, or all variables below it."),
     ] = None,
     block_sensitive: Annotated[
-        bool, typer.Option("--block-sensitive", help="Refuse values that look like secrets.")
+        bool, typer.Option("--block-sensitive", help="Reject values that look like secrets.")
     ] = False,
     as_json: AsJson = False,
     mongo_url: MongoUrl = DEFAULT_MONGO_URL,
@@ -74,9 +75,7 @@ def task_vars(
     """Show a task's variables; options change them first: --set, then --merge, --incr, --unset, each repeatable."""
     log_warnings(verbose)
     if block_sensitive and not (sets or merges):
-        raise remedied(
-            ConfigError("--block-sensitive is for --set and --merge, and neither is there"), "add one"
-        )
+        raise remedied(ConfigError("--block-sensitive requires --set or --merge"), "add one")
     steps = [
         *_set(sets or [], block_sensitive),
         *_merge(merges or [], block_sensitive),
@@ -107,7 +106,7 @@ def _set(texts: list[str], block: bool) -> Iterator[Step]:
             problem = ConfigError(f"--set {text!r} is not NAME=VALUE")
             raise remedied(problem, "for example --set routing.sla=gold")
         if name in given:
-            raise remedied(ConfigError(f"--set names {name!r} twice"), "give it once")
+            raise remedied(ConfigError(f"--set names {name!r} twice"), "pass it once")
         given[name] = read_value(value)
     if given:
         yield Step(option="--set", method="vars_set", arguments={"kv": given, "block_sensitive": block})
@@ -167,7 +166,7 @@ def _check(step: Step) -> None:
     if hits and change.block_sensitive:
         what = "a value that looks like a secret" if hits == 1 else f"{hits} values that look like secrets"
         problem = AdapterError(f"{step.option} has {what}")
-        raise remedied(problem, "give a reference to it instead, or leave out --block-sensitive")
+        raise remedied(problem, "store a reference instead, or omit --block-sensitive")
 
 
 # --- running the operations -----------------------------------------------------------------------------------------
@@ -206,8 +205,8 @@ async def _read(variables: "Variables", task_id: str) -> Tree:
 
 
 def _remedy(done: list[str], task_id: str) -> str:
-    before = f"what {' and '.join(dict.fromkeys(done))} changed before stays; " if done else ""
-    return f"{before}`flowkit vars {shlex.quote(task_id)}` shows what is there"
+    before = f"what {' and '.join(dict.fromkeys(done))} changed remains; " if done else ""
+    return f"{before}`flowkit vars {shlex.quote(task_id)}` shows the current variables"
 
 
 def plain(value: Any) -> Any:

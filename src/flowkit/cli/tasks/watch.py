@@ -54,7 +54,7 @@ async def watch(both: Servers, task_id: str, how: Watch) -> Exit:
             last = replace(last, status=status, reason=last.reason or reason)
             shown.show(last, [])
     except asyncio.CancelledError:
-        output.note(f"no longer watching; task {task_id} goes on: {again(task_id)}")
+        output.note(f"stopped watching; task {task_id} continues: {again(task_id)}")
         raise
     except TaskStillOpen as error:
         raise remedied(error, again(task_id)) from None
@@ -95,7 +95,7 @@ async def _follow(reader: TaskReader, ending: asyncio.Task[Any], shown: Screen) 
 def again(task_id: str) -> str:
     """Return the commands that watch the task again or cancel it."""
     name = shlex.quote(task_id)
-    return f"`flowkit status {name} --watch` watches it again, `flowkit cancel {name}` stops it"
+    return f"`flowkit status {name} --watch` watches it again, `flowkit cancel {name}` cancels it"
 
 
 def print_view(view: TaskView, *, as_json: bool) -> None:

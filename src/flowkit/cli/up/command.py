@@ -17,7 +17,7 @@ def up(
     handlers: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Handlers for the workers, as module:CLASS or module:object. None: no worker starts."
+            help="Handlers for the workers, as module:CLASS or module:object. Without handlers, no worker starts."
         ),
     ] = None,
     only: Annotated[
