@@ -59,4 +59,7 @@ async def _cancel_own_run(task_id: str, reason: str) -> None:
 def pending(flag: CancelFlag) -> AttemptFailure:
     """Return the failure of an attempt that stopped because of a cancel flag before Temporal cancelled it."""
     raised_by = "the task document" if flag.run_id is None else f"run {flag.run_id} of the workflow"
-    return not_now(PENDING, f"cancel requested by {raised_by} ({flag.reason}); Temporal has not cancelled the attempt yet")
+    return not_now(
+        PENDING,
+        f"cancel requested by {raised_by} ({flag.reason}); Temporal has not cancelled the attempt yet",
+    )

@@ -79,7 +79,7 @@ def translate_errors(method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine
         try:
             return await method(*args, **kwargs)
         except pymongo_errors.PyMongoError as error:
-            raise ours(error) from None
+            raise flowkit_error(error) from None
         except (OverflowError, BSONError) as error:
             kind = StoreTooLarge if too_large(error) else StoreRefused
             raise kind(_short("MongoDB cannot store this value", error)) from None
@@ -109,13 +109,13 @@ def denied(error: pymongo_errors.PyMongoError) -> bool:
     return bool(codes_of(error) & _DENIED_CODES)
 
 
-def ours(error: pymongo_errors.PyMongoError) -> FlowKitError:
+def flowkit_error(error: pymongo_errors.PyMongoError) -> FlowKitError:
     """Return a FlowKit error with a short message for a driver error."""
     if too_large(error):
         return StoreTooLarge(_short("MongoDB rejected the operation", error))
     if not unavailable(error):
         return StoreRefused(_short("MongoDB rejected the operation", error))
-    if away(error):
+    if is_outage(error):
         return StoreUnavailable(_short("MongoDB is unavailable", error))
     if denied(error):
         return StoreDenied(_short("MongoDB denies access", error))
@@ -125,13 +125,13 @@ def ours(error: pymongo_errors.PyMongoError) -> FlowKitError:
 def unavailable(error: pymongo_errors.PyMongoError) -> bool:
     """Return True if the same call may succeed later, which includes every error that is not known to be permanent."""
     if isinstance(error, pymongo_errors.OperationFailure):
-        return away(error) or not (codes_of(error) & _PERMANENT_CODES or _is_from_driver(error))
+        return is_outage(error) or not (codes_of(error) & _PERMANENT_CODES or _is_from_driver(error))
     if isinstance(error, pymongo_errors.ConfigurationError):
         return error.__cause__ is not None  # a failed DNS lookup has a cause; a wrong setting has none
-    return away(error) or not isinstance(error, _USAGE_ERRORS)
+    return is_outage(error) or not isinstance(error, _USAGE_ERRORS)
 
 
-def away(error: pymongo_errors.PyMongoError) -> bool:
+def is_outage(error: pymongo_errors.PyMongoError) -> bool:
     """Return True if no call can succeed now: the server is unreachable or changing state, or the client is closed."""
     closed = isinstance(error, pymongo_errors.InvalidOperation) and "after close" in str(error)
     return isinstance(error, _UNREACHABLE) or closed or bool(codes_of(error) & _UNREACHABLE_CODES)

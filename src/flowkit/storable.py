@@ -94,7 +94,7 @@ class _Search:
             return len(text.encode())
         except UnicodeEncodeError as error:
             half = text[error.start]
-            return self._add(steps, f"holds {half!r}, half of a surrogate pair: correct or replace it")
+            return self._add(steps, f"contains {half!r}, half of a surrogate pair: correct or replace it")
 
     def _key(self, key: Any, steps: Steps) -> int:
         if not isinstance(key, str):

@@ -216,7 +216,7 @@ async def test_what_stands_in_the_way_is_named_and_what_was_done_before_is_told(
     assert (said.code, said.out) == (2, "")
     assert said.err == (
         "flowkit: vars.incr: coordinator.vars.name holds a str, not a number; what --set and --merge changed "
-        f"before stays; `flowkit vars {task_vars.task_id}` shows the current variables\n"
+        f"remains; `flowkit vars {task_vars.task_id}` shows the current variables\n"
     )
     assert await task_vars.stored() == {"name": "Ada", "n": 1}
 

@@ -14,7 +14,7 @@ from tests.contract.drivers import DRIVERS, connected
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.entries import Entry
-from flowkit.adapters.mongo import away, translate_errors
+from flowkit.adapters.mongo import is_outage, translate_errors
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.errors import FlowKitError, StoreDenied, StoreRefused, StoreTooLarge, StoreUnavailable
@@ -203,8 +203,8 @@ async def test_a_document_that_the_driver_finds_too_large_is_told_from_one_that_
 
 
 def test_only_an_absent_server_fails_a_whole_group_of_writes() -> None:
-    assert [error for error in AWAY if not away(error)] == []
-    assert [error for error in [*HEALS, *DENIED, *TOO_LARGE, *NEVER] if away(error)] == []
+    assert [error for error in AWAY if not is_outage(error)] == []
+    assert [error for error in [*HEALS, *DENIED, *TOO_LARGE, *NEVER] if is_outage(error)] == []
 
 
 @pytest.mark.server

@@ -184,8 +184,8 @@ def test_a_missing_file_is_no_error(config: type[Config], tmp_path: Path) -> Non
     [
         ("{", "is not valid JSON"),
         ("", "is not valid JSON"),
-        ("[]", "must hold a JSON object, not list"),
-        ("null", "must hold a JSON object, not NoneType"),
+        ("[]", "must contain a JSON object, not list"),
+        ("null", "must contain a JSON object, not NoneType"),
         (b"\xff\xfe\x00", "is not valid JSON"),
     ],
 )

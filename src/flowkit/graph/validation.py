@@ -177,7 +177,7 @@ def _parent_problems(raw: dict[str, Any], own: list[str], known: Mapping[str, in
     fan_in = field_checks.parse_fan_in(raw.get("fan_in"))
     assert fan_in is not None
     if fan_in.mode == "count" and not 1 <= fan_in.count <= len(own):
-        yield f"{where}: fan_in 'count:{fan_in.count}' must lie between 1 and the number of parents ({len(own)})"
+        yield f"{where}: fan_in 'count:{fan_in.count}' must be between 1 and the number of parents ({len(own)})"
     sources = field_checks.pull_sources(raw)
     if field_checks.is_pulling(raw) and sources is None and not own:
         yield f"{where}: input_args.from_nodes is missing, and the node has no parents to pull from"

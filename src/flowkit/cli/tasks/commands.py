@@ -70,7 +70,7 @@ def status(
     database: MongoDatabase = DEFAULT_DATABASE,
     verbose: Verbose = False,
 ) -> None:
-    """Show a task and its nodes. With --watch, show them until the task ends and set the exit code to the outcome."""
+    """Show a task and its nodes. With --watch, show them until the task ends and exit with its outcome."""
     log_warnings(verbose)
     _timeout_needs_watch(timeout, watch)
     from flowkit.cli.tasks.show import show

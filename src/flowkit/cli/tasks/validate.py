@@ -23,7 +23,7 @@ def validate(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Check a graph without any server, with the rules and texts of `run`."""
+    """Check a graph without servers, with the same rules and messages as `run`."""
     problems: list[str] = []
     warnings: list[str] = []
     nodes = 0

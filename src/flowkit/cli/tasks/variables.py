@@ -51,14 +51,18 @@ def task_vars(
     task: TaskId,
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Set a variable; VALUE is JSON, or else text."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Set a variable. VALUE is JSON, or else a string."),
     ] = None,
     merges: Annotated[
         list[str] | None,
-        typer.Option("--merge", metavar="JSON", help="Merge an object, JSON or @FILE; its leaves overwrite."),
+        typer.Option(
+            "--merge",
+            metavar="JSON",
+            help="Merge a JSON object, or one from @FILE; its leaves overwrite others.",
+        ),
     ] = None,
     adds: Annotated[
-        list[str] | None, typer.Option("--incr", metavar="NAME[=N]", help="Add N, or 1, to a number.")
+        list[str] | None, typer.Option("--incr", metavar="NAME[=N]", help="Add N to a number. Default: 1.")
     ] = None,
     removes: Annotated[
         list[str] | None,
@@ -72,7 +76,7 @@ def task_vars(
     database: MongoDatabase = DEFAULT_DATABASE,
     verbose: Verbose = False,
 ) -> None:
-    """Show a task's variables; options change them first: --set, then --merge, --incr, --unset, each repeatable."""
+    """Show a task's variables. Repeatable options change them first, in this order: --set, --merge, --incr, --unset."""
     log_warnings(verbose)
     if block_sensitive and not (sets or merges):
         raise remedied(ConfigError("--block-sensitive requires --set or --merge"), "add one")
