@@ -130,7 +130,7 @@ async def test_a_result_gives_up_its_stats_before_the_task_stays_open(db: Any) -
 async def test_only_a_document_that_is_full_of_something_else_is_given_up(db: Any) -> None:
     tasks = await large(db)
     narrow = Narrow(db, bytes_at_most=1_000)
-    with pytest.raises(StoreTooLarge, match="remove what else it holds"):
+    with pytest.raises(StoreTooLarge, match="remove other data from it"):
         await TaskStore(narrow).close_task(close(status=TaskStatus.FAILED))
     assert narrow.refused == 5
     assert (await stored(db))["run_id"] == RUN
