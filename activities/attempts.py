@@ -123,7 +123,7 @@ class Attempt:
         while not work.done():
             try:
                 await asyncio.wait(
-                    ends, timeout=self._clock.next_look(limit), return_when=asyncio.FIRST_COMPLETED
+                    ends, timeout=self._clock.next_check(limit), return_when=asyncio.FIRST_COMPLETED
                 )
             except asyncio.CancelledError:
                 await self._interrupted(work)
@@ -158,7 +158,7 @@ class Attempt:
         try:
             failure = await asyncio.shield(flag_failure)
         except asyncio.CancelledError:
-            raise self._why_interrupted() from None
+            raise self._interruption_error() from None
         raise AttemptFailed(failure)
 
     async def _report_flag(self, flag: CancelFlag) -> AttemptFailure:
@@ -176,9 +176,9 @@ class Attempt:
             await self._stop_gently(work)
         else:
             await self._abort(work)
-        raise self._why_interrupted()
+        raise self._interruption_error()
 
-    def _why_interrupted(self) -> BaseException:
+    def _interruption_error(self) -> BaseException:
         details = activity.cancellation_details()
         if details is None or details.cancel_requested:
             return asyncio.CancelledError()
@@ -189,7 +189,7 @@ class Attempt:
         return asyncio.CancelledError()
 
     async def _stop_gently(self, work: asyncio.Task[AttemptResult]) -> None:
-        self._ask_to_stop(await self._cancel_reason())
+        self._request_stop(await self._cancel_reason())
         await asyncio.wait([work], timeout=self._attempt.cancel_grace_sec)
         await self._abort(work)
 
@@ -201,7 +201,7 @@ class Attempt:
         except (FlowKitError, TimeoutError):
             return "cancelled"
 
-    def _ask_to_stop(self, reason: str) -> None:
+    def _request_stop(self, reason: str) -> None:
         self._worker.portal.call(self._executor.cancel, reason, self._attempt.cancel_grace_sec)
 
     async def _abort(self, work: asyncio.Task[AttemptResult]) -> None:
@@ -247,7 +247,7 @@ class Attempt:
             while flag is None:
                 await asyncio.sleep(self._worker.cancel_poll_sec)
                 flag = await self._flag()
-        self._ask_to_stop(flag.reason)
+        self._request_stop(flag.reason)
         self._flag_failure = self._flag_failure or asyncio.create_task(self._report_flag(flag))
         failure = await asyncio.shield(self._flag_failure)
         await asyncio.sleep(self._attempt.cancel_grace_sec)

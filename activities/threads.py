@@ -57,10 +57,10 @@ class Threads:
             return await asyncio.wrap_future(running)
         except asyncio.CancelledError:
             if not running.done():
-                self._leave_behind(running)
+                self._record_leak(running)
             raise
 
-    def _leave_behind(self, running: Future[Any]) -> None:
+    def _record_leak(self, running: Future[Any]) -> None:
         self._leaked.add(running)
         running.add_done_callback(self._leaked.discard)
         _logger.warning(

@@ -91,7 +91,7 @@ class EventLog:
         try:
             yield log
         except BaseException as error:
-            log.end(_ended(attempt, worker_id, error, asked=was_cancelled()), failed=True)
+            log.end(_ended(attempt, worker_id, error, was_cancelled=was_cancelled()), failed=True)
             raise
         else:
             log.end(done(attempt, worker_id, time.time()), failed=False)
@@ -173,13 +173,15 @@ class EventLog:
             _logger.warning("%d events of attempts were not written", lost)
 
 
-def _ended(attempt: AttemptInput, worker_id: str, error: BaseException, *, asked: bool) -> WorkerEvent:
+def _ended(
+    attempt: AttemptInput, worker_id: str, error: BaseException, *, was_cancelled: bool
+) -> WorkerEvent:
     match error:
         case AttemptFailed():
             return failed(attempt, worker_id, error.failure, time.time())
         case FlowKitError():
             return failed(attempt, worker_id, from_error(error), time.time())
-        case _ if asked:
+        case _ if was_cancelled:
             return cancelled(attempt, worker_id, time.time())
         case _:
             return failed(attempt, worker_id, _HANDED_OVER, time.time())

@@ -89,7 +89,7 @@ class AttemptClock:
             waits = [*self._waited, *((since, now) for since in self._waiting.values())]
             return now - self._begun - self._not_counted - covered(waits)
 
-    def next_look(self, limit: float | None) -> float | None:
+    def next_check(self, limit: float | None) -> float | None:
         """Return the seconds after which to check `limit` again; None if there is no limit."""
         if limit is None:
             return None

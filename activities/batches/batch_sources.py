@@ -59,7 +59,7 @@ class Wait:
             self._waiting.cancel()
 
     @contextmanager
-    def here(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[None]:
         """Mark the block as a wait that `end` can interrupt. Use it on the attempt's own task."""
         self._waiting = asyncio.current_task()
         try:
@@ -72,7 +72,7 @@ class Wait:
         async with aclosing(items):
             while True:
                 try:
-                    with self.here():
+                    with self.interruptible():
                         item = await anext(items)
                 except StopAsyncIteration:
                     return
@@ -97,7 +97,7 @@ class Input:
 
         A cancel ends the wait for the next batch at once, unless a plain generator is producing it on a thread.
         """
-        with self.wait.here():
+        with self.wait.interruptible():
             args = await self._route(loaded)
         batches = self._own(loaded) if args is None else self._pulled(args)
         if args is not None or _is_coroutine(self.handler.iter_batches):

@@ -86,7 +86,7 @@ class Puller:
         with artifacts.notifier.listener(attempt.task_id, self._names) as subscription:
             while True:
                 began = time.monotonic()
-                scan, still_ended = await asyncio.gather(self._scan(), self._sources.have_stayed(ended))
+                scan, still_ended = await asyncio.gather(self._scan(), self._sources.are_still_ended(ended))
                 scan_sec, found = time.monotonic() - began, False
                 async for delivery in self._deliver(scan):
                     found = True

@@ -251,7 +251,7 @@ class TaskStore:
         return found
 
     @translate_errors
-    async def moved_on(
+    async def have_restarted(
         self, task_id: str, epochs: Mapping[str, int], unfinished: Collection[str] = ()
     ) -> bool:
         """Return True if a node in `epochs` has begun a later attempt or a node in `unfinished` is open or finished."""

@@ -132,10 +132,10 @@ def unsetting(paths: Iterable[Any], keys: Any) -> Change:
     """Return the change of `vars.unset`, which removes paths whether they exist or not."""
     if isinstance(keys, (str, bytes)) or not isinstance(keys, (Iterable, type(None))):
         raise AdapterError(f"vars.unset: 'keys' must be an iterable of strings, not {type(keys).__name__}")
-    asked = [_checked_path("unset", path) for path in paths]
-    asked += [_checked_path("unset", str(key)) for key in keys or ()]
-    named = tuple(dict.fromkeys(asked))
-    return _checked(Change(operation="unset", removes=named, repeated=len(asked) - len(named)))
+    requested = [_checked_path("unset", path) for path in paths]
+    requested += [_checked_path("unset", str(key)) for key in keys or ()]
+    named = tuple(dict.fromkeys(requested))
+    return _checked(Change(operation="unset", removes=named, repeated=len(requested) - len(named)))
 
 
 def _unwrapped(given: Mapping[str, Any], operation: str, *wrappers: str) -> tuple[Tree, bool]:

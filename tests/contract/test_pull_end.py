@@ -30,10 +30,10 @@ class ActingTasks(TaskStore):
         super().__init__(db)
         self.before_the_last_look: list[Callable[[], Awaitable[None]]] = []
 
-    async def moved_on(self, *args: Any) -> bool:
+    async def have_restarted(self, *args: Any) -> bool:
         if self.before_the_last_look:
             await self.before_the_last_look.pop()()
-        return await super().moved_on(*args)
+        return await super().have_restarted(*args)
 
 
 @pytest.fixture

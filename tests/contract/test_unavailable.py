@@ -49,7 +49,7 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "raised_flag": lambda tasks: tasks.raised_flag(attempt()),
     "variables": lambda tasks: tasks.variables(TASK),
     "wiring": lambda tasks: tasks.wiring(TASK),
-    "moved_on": lambda tasks: tasks.moved_on(TASK, {"a": 1}),
+    "have_restarted": lambda tasks: tasks.have_restarted(TASK, {"a": 1}),
     "node_states": lambda tasks: tasks.node_states(TASK),
     "record": lambda tasks: tasks.record(record()),
     "close_task": lambda tasks: tasks.close_task(close()),

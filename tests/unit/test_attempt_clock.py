@@ -78,13 +78,13 @@ def test_the_next_look_is_when_the_limit_may_be_reached(
     clock: AttemptClock, time: Time, limit: float | None, spent: float, look: float | None
 ) -> None:
     time.now = spent
-    assert clock.next_look(limit) == look
+    assert clock.next_check(limit) == look
 
 
 def test_a_stopped_clock_is_looked_at_now_and_then(clock: AttemptClock, time: Time) -> None:
     with clock.stopped():
         time.now = 100.0
-        assert clock.next_look(0.001) == 0.25
+        assert clock.next_check(0.001) == 0.25
 
 
 @given(SPANS)

@@ -46,7 +46,7 @@ for name, command in _COMMANDS.items():
 
 def main() -> None:
     """Run the command line and exit. An error prints one line with a remedy; the exit code shows its kind."""
-    _leave(run(sys.argv[1:]))
+    _exit_process(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
@@ -61,7 +61,7 @@ def run(arguments: list[str]) -> int:
     return ended if isinstance(ended, int) else Exit.OK
 
 
-def _leave(code: int) -> NoReturn:
+def _exit_process(code: int) -> NoReturn:
     """Exit immediately: a thread of Temporal's client that still runs may abort the interpreter as it shuts down."""
     logging.shutdown()
     try:
