@@ -78,7 +78,7 @@ class Mistake:
 
 
 WITHOUT_SERVERS = {
-    "no module": Mistake("worker nowhere.handlers:Count", ["no module 'nowhere'", "PYTHONPATH"]),
+    "no module": Mistake("worker nowhere.handlers:Count", ["module 'nowhere' was not found", "PYTHONPATH"]),
     "no colon": Mistake(
         "worker good.Count", ["'good.Count' is not module:name", "mypackage.handlers:MyHandler"]
     ),
@@ -88,7 +88,7 @@ WITHOUT_SERVERS = {
     ),
     "no handler": Mistake("worker good:number", ["good:number is of type int", "RoleHandler"]),
     "class of no handler": Mistake("worker good:Other", ["good:Other is a class", "RoleHandler"]),
-    "no role": Mistake("worker good:NoRole", ["good:NoRole names no role", 'role = "..."']),
+    "no role": Mistake("worker good:NoRole", ["good:NoRole has no role", 'role = "..."']),
     "bad role": Mistake("worker good:BadRole", ["'two words'", "letters, digits"]),
     "arguments": Mistake("worker good:Needy", ["good:Needy", "'path'", "module:instance"]),
     "syntax": Mistake(
@@ -102,7 +102,7 @@ WITHOUT_SERVERS = {
     "two for one": Mistake(
         "worker good:Count good:Retry", ["good:Count and good:Retry", "'count'", "one of them"]
     ),
-    "unknown role": Mistake("worker good:ready --role cuont", ["role 'cuont'", "are for count"]),
+    "unknown role": Mistake("worker good:ready --role cuont", ["role 'cuont'", "serve count"]),
     "concurrency": Mistake(
         "worker good:ready --concurrency 0", ["--concurrency", "1", "flowkit worker --help"]
     ),
@@ -149,7 +149,7 @@ WITHOUT_SERVERS = {
     "params no json": Mistake("run good.json --params {a:1}", ["--params is not JSON", "double quotes"]),
     "params no object": Mistake("run good.json --params [1]", ["--params holds a list", "for example"]),
     "params file": Mistake("run good.json --params @no.json", ["no file of --params 'no.json'", "JSON file"]),
-    "timeout": Mistake("run good.json --timeout 5", ["--timeout is for --watch", "add --watch"]),
+    "timeout": Mistake("run good.json --timeout 5", ["--timeout requires --watch", "add --watch"]),
     "status of a list": Mistake("list --status done", ["status 'done' is unknown", "queued, running"]),
     "limit": Mistake("list --limit 0", ["--limit", "1", "flowkit list --help"]),
     "command": Mistake("star", ["No such command 'star'", "flowkit --help"]),
@@ -235,9 +235,11 @@ WITH_SERVERS = {
     "status of an unknown task": Late("status nothing", ["no task 'nothing'", "flowkit list"], 4),
     "watching an unknown task": Late("status nothing --watch", ["no task 'nothing'", "flowkit list"], 4),
     "cancel of an unknown task": Late("cancel nothing", ["no task 'nothing'", "flowkit list"], 4),
-    "cancel of an ended task": Late("cancel {ended}", ["task {ended} finished", "nothing to cancel"], 2),
+    "cancel of an ended task": Late(
+        "cancel {ended}", ["task {ended} is already finished", "nothing to cancel"], 2
+    ),
     "id that is taken": Late(
-        "run good.json --task-id {ended}", ["'{ended}' is taken", "choose another id"], 2
+        "run good.json --task-id {ended}", ["'{ended}' belongs to an earlier task", "choose another id"], 2
     ),
 }
 

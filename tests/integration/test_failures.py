@@ -106,5 +106,5 @@ async def test_a_worker_without_the_engines_database_is_told_so(world: World) ->
     task_id = await world.create(node("a", **NO_RETRIES))
     document = await world.until_status(task_id, "failed")
     failed = document["graph"]["nodes"][0]
-    assert failed["last_error"].startswith("wrong_database: the engine's database is deployment ")
+    assert failed["last_error"].startswith("wrong_database: the engine uses the database with id ")
     await world.db.client.drop_database(f"{world.database}_other")

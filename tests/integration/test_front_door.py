@@ -128,7 +128,7 @@ async def test_once_a_task_has_started_no_error_of_its_document_is_an_error_of_t
         task_id = await tasks.create_task(params={}, graph={"nodes": [NOOP]})
     [record] = [record for record in caplog.records if record.name == "flowkit.client"]
     text = record.getMessage()
-    assert f"task {task_id} runs, but its document is not there yet: " in text
+    assert f"task {task_id} is running, but its document does not exist yet: " in text
     assert told in text
     assert "\n" not in text
     assert len(text) < 450
@@ -212,6 +212,6 @@ async def test_a_coordinator_whose_functions_were_spoilt_later_fails_the_node_cl
     engine: Coordinator = await world.engine()
     engine.adapters["broken"] = "no function"
     task_id = await world.create({**NOOP, "io": {"fn": "broken"}})
-    with pytest.raises(TaskFailed, match="adapter_error: io.fn_args do not fit 'broken'"):
+    with pytest.raises(TaskFailed, match="adapter_error: io.fn_args do not match the parameters of 'broken'"):
         await engine.result(task_id, 60)
     await eventually(lambda: world.db.tasks.find_one({"id": task_id, "status": "failed"}))

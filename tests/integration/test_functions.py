@@ -140,7 +140,11 @@ async def test_a_refusal_fails_the_node_at_once_and_names_the_path(world: World)
 @pytest.mark.parametrize(
     ("fn", "args", "told"),
     [
-        ("vars.incr", {}, "io.fn_args do not fit 'vars.incr': missing a required argument: 'key'"),
+        (
+            "vars.incr",
+            {},
+            "io.fn_args do not match the parameters of 'vars.incr': missing a required argument: 'key'",
+        ),
         ("vars.incr", {"key": "n", "step": 2}, "unexpected keyword argument 'step'"),
         ("vars.incr", {"key": "a.$b"}, "'coordinator.vars.a.$b' has a segment that begins with '$'"),
         ("merge.generic", {"from_nodes": ["x"]}, "'target' must be a dict, not null"),
@@ -210,7 +214,7 @@ async def test_a_function_may_refuse_for_good(world: World) -> None:
     task_id = await world.create(call("p", "picky", args={"limit": 3}, **SOON))
     assert "adapter_error: limit 3 is too low" in await failure(world, task_id)
     wrong = await world.create(call("p", "picky", args={"limits": 3}, **SOON))
-    assert "io.fn_args do not fit 'picky'" in await failure(world, wrong)
+    assert "io.fn_args do not match the parameters of 'picky'" in await failure(world, wrong)
 
 
 async def test_a_function_that_takes_too_long_fails_by_its_own_timeout(world: World) -> None:
