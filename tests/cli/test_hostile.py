@@ -107,7 +107,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "params bytes": (["run", "good.json", "--params", BYTES], ["--params is not JSON"]),
     "params folder": (["run", "good.json", "--params", "@."], ["file of --params '.' cannot be read"]),
     "variable bytes": (["vars", "a", "--set", f"k={BYTES}"], ["vars.k, a str, cannot be stored"]),
-    "name bytes": (["vars", "a", "--set", f"{BYTES}=1"], ["vars.\\\\udcff'", "no Unicode text"]),
+    "name bytes": (["vars", "a", "--set", f"{BYTES}=1"], ["vars.\\\\udcff'", "not valid Unicode"]),
     "deep": (["run", "deep.json"], ["node 'a': graph.nodes[0].meta[0]", "100 levels", "flatter"]),
     "large": (
         ["run", "large.json"],
@@ -198,7 +198,7 @@ async def test_cancel_of_a_task_that_only_mongodb_knows_says_so(world: World, pr
     assert said.code == 4
     assert said.err == (
         "flowkit: there is no task 'left'; only its document exists, Temporal has no workflow for it; a running "
-        "engine closes that soon\n"
+        "engine soon closes the document\n"
     )
 
 

@@ -104,7 +104,7 @@ MISTAKES = {
     "truth": (["--incr", "k=true"], ["--incr 'k=true' is not", "for example"]),
     "infinite": (["--incr", "k=1e999"], ["vars.incr: 'by' must be finite", "correct --incr"]),
     "unset path": (["--unset", "$a"], ["vars.unset: 'coordinator.vars.$a'", "correct --unset"]),
-    "only block": (["--block-sensitive"], ["--block-sensitive is for --set and --merge", "add one"]),
+    "only block": (["--block-sensitive"], ["--block-sensitive requires --set or --merge", "add one"]),
     "secret": (
         ["--set", f"k={SECRET}", "--block-sensitive"],
         ["--set has a value that looks like a secret", "reference"],
