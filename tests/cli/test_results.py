@@ -119,7 +119,7 @@ async def test_a_task_that_temporal_has_forgotten_is_told_by_its_document(world:
         assert (await world.coordinator.result("old")).handled_failures == ["a"]
         return
     kind = TaskCancelled if status == "cancelled" else TaskFailed
-    with pytest.raises(kind, match=ENDS[status].get("reason", "does not know its workflow any more")):
+    with pytest.raises(kind, match=ENDS[status].get("reason", "its workflow no longer exists in Temporal")):
         await world.coordinator.result("old")
 
 

@@ -176,7 +176,7 @@ async def test_close_orphaned_counts_open_tasks_by_namespace(world: World, progr
         "        1  open tasks without a namespace (from an earlier release)",
         *sorted(
             [
-                f"        1  open tasks of namespace {here}, which this Temporal server has as 'default'",
+                f"        1  open tasks of namespace {here}, which is 'default' on this Temporal server",
                 "        1  open tasks of namespace gone-1, which this Temporal server does not have",
             ]
         ),

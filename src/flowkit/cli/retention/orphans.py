@@ -51,7 +51,7 @@ class OpenCounts:
         if found is None:
             return "open tasks without a namespace (from an earlier release)"
         if name := self.here.get(found):
-            return f"open tasks of namespace {found}, which is {name!r}"
+            return f"open tasks of namespace {found}, which is {name!r} on this Temporal server"
         return f"open tasks of namespace {found}, which this Temporal server does not have"
 
 
