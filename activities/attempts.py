@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from flowkit import reason_codes
 from flowkit.activities.cancelling import pending, request_cancel
 from flowkit.activities.liveness import CancelFlagPoller, HeartbeatThrottle, restart_on_error
 from flowkit.adapters.retry import AttemptClock, measured_by, retry_while_unavailable
@@ -101,7 +102,7 @@ class Attempt:
         """Run the executor and return its result. Raise ApplicationError or CancelledError, as the workflow expects."""
         if self._info.attempt > 1:
             raise failed_attempt(
-                lost("lease_lost", "the worker that ran this attempt stopped sending heartbeats")
+                lost(reason_codes.LEASE_LOST, "the worker that ran this attempt stopped sending heartbeats")
             )
         with measured_by(self._clock):
             guard = run_checked(self._worker, self._attempt, self._executor)
@@ -185,7 +186,7 @@ class Attempt:
         if details.worker_shutdown:
             return AttemptFailed(handed_over("the worker is shutting down"))
         if details.paused or details.reset:
-            return ApplicationError("the attempt was paused or reset", type="worker_shutdown")
+            return ApplicationError("the attempt was paused or reset", type=reason_codes.WORKER_SHUTDOWN)
         return asyncio.CancelledError()
 
     async def _stop_gently(self, work: asyncio.Task[AttemptResult]) -> None:

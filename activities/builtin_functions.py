@@ -11,6 +11,7 @@ import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from flowkit import temporal_names
 from flowkit.adapters.aggregates import Aggregates
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.adapters.vars import operations
@@ -37,7 +38,7 @@ METHODS = {
     "vars.unset": "vars_unset",
     "merge.generic": "merge_generic",
     "metrics.aggregate": "metrics_aggregate",
-    "noop": "noop",
+    temporal_names.NOOP: "noop",
 }
 """Methods of CoordinatorAdapters by the names that graphs use."""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from temporalio import activity
 from temporalio.service import RPCError
 
+from flowkit import reason_codes
 from flowkit.attempt.failures import not_now
 from flowkit.text import clean, error_text
 
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from flowkit.models import AttemptFailure, AttemptInput
 
 _logger = logging.getLogger("flowkit.worker")
-
-REFUSED = "cancel_refused"
-PENDING = "cancel_pending"
 
 _RPC_TIMEOUT = timedelta(seconds=10)
 
@@ -47,7 +45,7 @@ async def request_cancel(attempt: AttemptInput, flag: CancelFlag) -> AttemptFail
             f"coordinator.cancelled is set in the task document, but Temporal rejected the cancel of the "
             f"workflow ({why}): allow this worker to cancel workflows, or unset the flag"
         )
-        return not_now(REFUSED, text)
+        return not_now(reason_codes.CANCEL_REFUSED, text)
     return None
 
 
@@ -60,6 +58,6 @@ def pending(flag: CancelFlag) -> AttemptFailure:
     """Return the failure of an attempt that stopped because of a cancel flag before Temporal cancelled it."""
     raised_by = "the task document" if flag.run_id is None else f"run {flag.run_id} of the workflow"
     return not_now(
-        PENDING,
+        reason_codes.CANCEL_PENDING,
         f"cancel requested by {raised_by} ({flag.reason}); Temporal has not cancelled the attempt yet",
     )

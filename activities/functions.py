@@ -13,6 +13,7 @@ from temporalio import activity
 from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
+from flowkit import reason_codes
 from flowkit.activities.attempts import Attempt, AttemptFailed, WorkerContext, run_checked
 from flowkit.activities.builtin_functions import IN_ONE_UPDATE, CoordinatorAdapters
 from flowkit.activities.cancelling import pending, request_cancel
@@ -87,14 +88,14 @@ class FunctionActivities:
     async def _run(self, name: str, attempt: AttemptInput) -> AttemptResult:
         function = self.functions.get(name)
         if function is None:
-            raise failed_attempt(lost("dispatch_lost", self._unknown_text(name)))
+            raise failed_attempt(lost(reason_codes.DISPATCH_LOST, self._unknown_text(name)))
         run_id = activity.info().workflow_run_id or ""
         executor = self._executor(attempt, run_id, function)
         if not activity.info().is_local:
             return await Attempt(self._worker, attempt, executor).run()
         if not isinstance(executor, BuiltInFunctionExecutor):
             raise ApplicationError(
-                "this engine has no such built-in function", type="not_local", non_retryable=True
+                "this engine has no such built-in function", type=reason_codes.NOT_LOCAL, non_retryable=True
             )
         return await self._run_locally(attempt, executor)
 
@@ -164,7 +165,9 @@ class FunctionExecutor:
         except asyncio.CancelledError:
             if not self._call.cancelling():
                 text = "the function raised CancelledError although FlowKit did not cancel it"
-                raise AttemptFailed(failure("cancelled_by_worker", text, permanent=False)) from None
+                raise AttemptFailed(
+                    failure(reason_codes.CANCELLED_BY_WORKER, text, permanent=False)
+                ) from None
             raise
         except Exception as error:
             raise AttemptFailed(unexpected(error)) from error

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 
+from flowkit import reason_codes
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
@@ -76,5 +78,5 @@ class RoleHandler:
     def classify_error(self, exc: BaseException) -> tuple[str, bool]:
         """Return `(reason_code, permanent)` for an exception that another method raised."""
         if isinstance(exc, (TypeError, ValueError, KeyError)):
-            return "bad_input", True
-        return "unexpected_error", False
+            return reason_codes.BAD_INPUT, True
+        return reason_codes.UNEXPECTED_ERROR, False

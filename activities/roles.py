@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio import activity
 
+from flowkit import reason_codes
 from flowkit.activities.attempts import Attempt, AttemptFailed, WorkerContext
 from flowkit.activities.batches.batch_sources import Input, InputSettings, Wait
 from flowkit.activities.context import ArtifactsWriter, RunContext
@@ -144,7 +145,7 @@ class RoleExecutor:
         task = asyncio.current_task()
         if not self._ctx.cancelled() and task is not None and not task.cancelling():
             text = "the handler raised CancelledError although FlowKit did not cancel it"
-            raise AttemptFailed(failure("cancelled_by_worker", text, permanent=False)) from None
+            raise AttemptFailed(failure(reason_codes.CANCELLED_BY_WORKER, text, permanent=False)) from None
 
     async def _handle(self) -> FinalizeResult:
         attempt, handler, invoker = self._attempt, self._handler, self._invoker
@@ -232,7 +233,7 @@ class RoleExecutor:
 
     def _classified(self, error: Exception) -> AttemptFailure:
         if isinstance(error, ProcessDied):
-            return failure("worker_process_died", str(error), permanent=False)
+            return failure(reason_codes.WORKER_PROCESS_DIED, str(error), permanent=False)
         _logger.warning(
             "node %s of task %s failed", self._attempt.node_id, self._attempt.task_id, exc_info=error
         )
@@ -273,5 +274,5 @@ def as_final(given: Any) -> FinalizeResult:
 
 
 def _unsuccessful(result: BatchResult) -> AttemptFailure:
-    code = result.reason_code or "error"
+    code = result.reason_code or reason_codes.ERROR
     return failure(code, result.error or "", permanent=result.permanent)

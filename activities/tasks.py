@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from flowkit import temporal_names
 from flowkit.adapters.markers import Markers
 from flowkit.attempt.failures import refusal
 from flowkit.errors import (
@@ -72,18 +73,18 @@ class TaskActivities:
         """Return the activities to register with a Temporal worker."""
         return [self.open_task, self.record, self.close_task]
 
-    @activity.defn(name="open_task")
+    @activity.defn(name=temporal_names.OPEN_TASK)
     async def open_task(self, opening: OpenTask) -> Opened:
         """Insert the task document or take over an existing one. Return the settings that the task keeps."""
         return await self._guarded(self._open(opening, await self._namespace_id()))
 
-    @activity.defn(name="record")
+    @activity.defn(name=temporal_names.RECORD)
     async def record(self, record: RecordTask) -> None:
         """Write state transitions and flags of a running task to its document."""
         async with _heartbeats():
             await self._guarded(self._record(record))
 
-    @activity.defn(name="close_task")
+    @activity.defn(name=temporal_names.CLOSE_TASK)
     async def close_task(self, close: CloseTask) -> bool:
         """Write the end of a task to its document. Return False if the document does not exist."""
         async with _heartbeats():

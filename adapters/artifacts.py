@@ -29,14 +29,12 @@ from flowkit.adapters.metrics import EMPTY_BYTES, storable
 from flowkit.adapters.mongo import DUPLICATE_KEY, Database, ensure_index, moment, translate_errors
 from flowkit.adapters.notifications import ArtifactNotifier
 from flowkit.errors import Fenced
+from flowkit.protocol.kinds import FINAL_UID
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence
 
     from flowkit.models import AttemptInput
-
-FINAL_UID = "__final__"
-"""The `batch_uid` under which FlowKit stores a node's final metrics."""
 
 _NODE_BATCH = [("task_id", ASCENDING), ("node_id", ASCENDING), ("batch_uid", ASCENDING)]
 

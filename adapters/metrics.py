@@ -12,6 +12,7 @@ import bson
 from bson.errors import BSONError
 from pydantic_core import to_jsonable_python
 
+from flowkit import reason_codes
 from flowkit.errors import FlowKitError
 from flowkit.limits import BATCH_META_BYTES
 
@@ -30,13 +31,13 @@ _REFUSALS = (ValueError, TypeError, OverflowError, RecursionError, BSONError)
 class BadMetrics(FlowKitError, ValueError):
     """Raised for metrics or a reference that contain a value which cannot be stored."""
 
-    code = "bad_metrics"
+    code = reason_codes.BAD_METRICS
 
 
 class BatchTooLarge(FlowKitError, ValueError):
     """Raised for metrics of a batch that are too large for the meta of an artifact."""
 
-    code = "batch_too_large"
+    code = reason_codes.BATCH_TOO_LARGE
 
 
 UNSTORABLE = (BadMetrics, BatchTooLarge)

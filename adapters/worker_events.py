@@ -6,16 +6,15 @@ The log is for operators and monitoring. FlowKit bases no decision on it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from pymongo import ASCENDING
 from pymongo.errors import BulkWriteError
 
-from flowkit.adapters.artifacts import FINAL_UID
 from flowkit.adapters.mongo import DUPLICATE_KEY, Database, ensure_index, moment, translate_errors
 from flowkit.hashing import stable_hash
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
+from flowkit.protocol.kinds import FINAL_UID, EventKind
 from flowkit.text import clean
 
 if TYPE_CHECKING:
@@ -28,18 +27,6 @@ _EVENT = [(name, ASCENDING) for name in ("task_id", "node_id", "event_hash")]
 
 _UID_CHARS = 500
 """Maximum length of a batch uid in an event's payload. The event's hash covers the whole uid."""
-
-
-class EventKind(StrEnum):
-    """The kinds of events that an attempt reports, under the names that external workers use."""
-
-    TASK_ACCEPTED = "TASK_ACCEPTED"
-    TASK_HEARTBEAT = "TASK_HEARTBEAT"
-    BATCH_OK = "BATCH_OK"
-    BATCH_FAILED = "BATCH_FAILED"
-    TASK_DONE = "TASK_DONE"
-    TASK_FAILED = "TASK_FAILED"
-    CANCELLED = "CANCELLED"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

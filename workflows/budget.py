@@ -1,4 +1,4 @@
-"""Byte budgets: measure values as UTF-8 JSON and truncate texts to fit a limit. Pure."""
+"""Keep payloads within byte limits: measure values as UTF-8 JSON, and truncate or split what is too large. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 _ELLIPSIS = "…"
 _ELLIPSIS_BYTES = len(_ELLIPSIS.encode())
-_LONGEST_ESCAPE = len("\\u0000")
-_LEAST_BYTES = 20
-"""Omit a text that could keep fewer bytes than this, because a few letters carry no information."""
+_LONGEST_ESCAPE_SEQUENCE = len("\\u0000")
+_MIN_BYTES = 20
+"""A text that could keep fewer bytes than this is omitted, because a few characters carry no information."""
 
 
 def json_size(value: object) -> int:
@@ -22,7 +22,7 @@ def json_size(value: object) -> int:
     return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"))
 
 
-def cut_json(text: str, limit: int) -> str:
+def truncate_json(text: str, limit: int) -> str:
     """Return `text`, truncated to at most `limit` bytes of JSON, not counting the quotes.
 
     A truncated text ends in `…`.
@@ -31,12 +31,12 @@ def cut_json(text: str, limit: int) -> str:
     if len(inner) <= limit:
         return text
     head = inner[: max(0, limit - _ELLIPSIS_BYTES)].decode("utf-8", "ignore")
-    return _unescaped(head) + _ELLIPSIS if limit >= _ELLIPSIS_BYTES else ""
+    return _decode_truncated(head) + _ELLIPSIS if limit >= _ELLIPSIS_BYTES else ""
 
 
-def _unescaped(head: str) -> str:
+def _decode_truncated(head: str) -> str:
     """Decode the beginning of a JSON string; drop an escape sequence that truncation has split."""
-    for dropped in range(_LONGEST_ESCAPE):
+    for dropped in range(_LONGEST_ESCAPE_SEQUENCE):
         try:
             text: str = json.loads(f'"{head[: len(head) - dropped]}"', strict=False)
         except ValueError:
@@ -45,7 +45,7 @@ def _unescaped(head: str) -> str:
     return ""
 
 
-def cut_utf8(text: str, limit: int) -> str:
+def truncate_utf8(text: str, limit: int) -> str:
     """Return `text`, truncated to at most `limit` bytes of UTF-8. A truncated text ends in `…`."""
     encoded = text.encode("utf-8", "replace")
     if len(encoded) <= limit:
@@ -53,55 +53,53 @@ def cut_utf8(text: str, limit: int) -> str:
     return encoded[: max(0, limit - _ELLIPSIS_BYTES)].decode("utf-8", "ignore") + _ELLIPSIS
 
 
-def fair_level(sizes: Iterable[int], room: int) -> int:
-    """Return the largest cap, in bytes, for which all of `sizes` together fit into `room`.
-
-    Only sizes above the cap are reduced, so only the largest items shrink.
-    """
-    rest, level = room, 0
+def largest_cap(sizes: Iterable[int], limit: int) -> int:
+    """Return the largest cap for which `sizes` add up to at most `limit`, with larger sizes reduced to it."""
+    remaining, cap = limit, 0
     ordered = sorted(sizes)
-    for place, size in enumerate(ordered):
-        if size * (len(ordered) - place) > rest:
-            return max(0, rest // (len(ordered) - place))
-        rest, level = rest - size, size
-    return level
+    for position, size in enumerate(ordered):
+        larger = len(ordered) - position
+        if size * larger > remaining:
+            return max(0, remaining // larger)
+        remaining, cap = remaining - size, size
+    return cap
 
 
-def cut_fairly(texts: Sequence[str | None], room: int) -> list[str | None]:
-    """Return `texts`, truncated so that their JSON has at most `room` bytes; the longest are truncated first.
+def truncate_longest(texts: Sequence[str | None], limit: int) -> list[str | None]:
+    """Return `texts`, truncated so that their JSON has at most `limit` bytes; the longest are truncated first.
 
-    If each text could keep only a few letters, all of them become None.
+    If each text could keep only a few characters, all of them become None.
     """
     sizes = [json_size(text) - 2 for text in texts if text]
-    if sum(sizes) <= room:
+    if sum(sizes) <= limit:
         return list(texts)
-    level = fair_level(sizes, room)
-    if level < _LEAST_BYTES:
+    cap = largest_cap(sizes, limit)
+    if cap < _MIN_BYTES:
         return [None] * len(texts)
-    return [cut_json(text, level) if text else text for text in texts]
+    return [truncate_json(text, cap) if text else text for text in texts]
 
 
-def split_by_size(items: Iterable[T], size: Callable[[T], int], room: int) -> Iterator[list[T]]:
-    """Split `items`, in order, into parts of at most `room` bytes. A larger item forms a part of its own."""
+def split_by_size(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+    """Split `items`, in order, into parts of at most `limit` bytes. A larger item forms a part of its own."""
     part: list[T] = []
-    taken = 0
+    part_bytes = 0
     for item in items:
-        needed = size(item)
-        if part and taken + needed > room:
+        item_bytes = size(item)
+        if part and part_bytes + item_bytes > limit:
             yield part
-            part, taken = [], 0
+            part, part_bytes = [], 0
         part.append(item)
-        taken += needed
+        part_bytes += item_bytes
     if part:
         yield part
 
 
-def fitting(items: Iterable[T], size: Callable[[T], int], room: int) -> list[T]:
-    """Return as many of the first `items` as fit into `room` bytes together."""
+def longest_prefix(items: Iterable[T], size: Callable[[T], int], limit: int) -> list[T]:
+    """Return as many of the first `items` as fit into `limit` bytes together."""
     kept: list[T] = []
     for item in items:
-        room -= size(item)
-        if room < 0:
+        limit -= size(item)
+        if limit < 0:
             break
         kept.append(item)
     return kept

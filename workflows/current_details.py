@@ -1,4 +1,4 @@
-"""What Temporal shows of a running task: its status, search attributes and current details."""
+"""Publish what Temporal shows of a running task: its status as search attributes, and its current details."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from temporalio import workflow
 
 from flowkit.models import StatusChange, TaskStatus
-from flowkit.workflows import details, views
+from flowkit.workflows import details_markdown, views
 
 if TYPE_CHECKING:
     from flowkit.models import Graph
@@ -17,22 +17,27 @@ if TYPE_CHECKING:
 
 _REFRESH_EVERY_SEC = 1.0
 _SECOND_REFRESH_SEC = 5.0
-"""Delay of the second refresh. It is long because a timer costs the server as much as half a node."""
+"""Delay of the second refresh. A timer costs the server half as much as a node, so there are few of them."""
 
 
-class TaskDetails:
-    """Keep the task's status and status history, and publish the current details of the run."""
+class StatusPublisher:
+    """Keep the task's status and status history, and publish them to Temporal.
+
+    The current details are Markdown that the Web UI shows on the page of the run (see `details_markdown`).
+    """
 
     def __init__(self, state: TaskState, graph: Graph, scheduler: Scheduler) -> None:
         self._state = state
         self._graph = graph
         self._scheduler = scheduler
         self._refreshing: asyncio.Task[None] | None = None
-        self._home = details.Home(namespace=workflow.info().namespace, queue=state.opened.settings.queue)
+        self._queues = details_markdown.TaskQueues(
+            namespace=workflow.info().namespace, prefix=state.opened.settings.queue
+        )
         self._refreshed_at = 0.0
         self._reason: str | None = None
         self.status = TaskStatus(state.status_history[-1].to)
-        self._shorten()
+        self._shorten_history()
 
     @property
     def history(self) -> list[StatusChange]:
@@ -44,8 +49,8 @@ class TaskDetails:
         """Number of entries dropped from the middle of `history`."""
         return self._state.status_history_omitted
 
-    def _shorten(self) -> None:
-        self._state.status_history_omitted += views.shorten(self.history)
+    def _shorten_history(self) -> None:
+        self._state.status_history_omitted += views.shorten_history(self.history)
 
     def set_status(self, status: TaskStatus) -> bool:
         """Set the task's status. Return False if the task already has it."""
@@ -53,44 +58,47 @@ class TaskDetails:
             return False
         at = workflow.now().timestamp()
         self.history.append(StatusChange(from_=self.status.value, to=status.value, at=at))
-        self._shorten()
+        self._shorten_history()
         self.status = status
         registered = self._state.opened.settings.search_attributes
-        if pairs := views.search_attributes(registered, self.history, self._graph, self._state.params):
-            workflow.upsert_search_attributes(pairs)
+        if updates := views.search_attributes(registered, self.history, self._graph, self._state.params):
+            workflow.upsert_search_attributes(updates)
         return True
 
     def refresh(self) -> None:
         """Update the current details.
 
-        The details of a large graph are updated at most once per second, and at the latest after five seconds.
+        Those of a large graph change at most once per second, and at the latest five seconds after the state changes.
         """
-        if len(self._scheduler.nodes) <= details.ROWS or self._refreshing and self._is_old():
+        if len(self._scheduler.nodes) <= details_markdown.ROWS or self._refreshing and self._is_outdated():
             self._refresh_now()
         elif self._refreshing is None:
             self._refreshing = asyncio.create_task(self._refresh_twice())
 
-    def _is_old(self) -> bool:
+    def _is_outdated(self) -> bool:
         return workflow.now().timestamp() - self._refreshed_at >= _REFRESH_EVERY_SEC
 
     def finish(self, reason: str | None) -> None:
         """Publish the final details. `reason` says why the task was stopped; None if it was not stopped."""
         self._reason = reason
-        self.stop()
+        self.stop_refreshing()
         self._refresh_now()
 
-    def stop(self) -> None:
-        """Cancel the refresh timer."""
+    def stop_refreshing(self) -> None:
+        """Cancel the pending refresh, if there is one."""
         if self._refreshing is not None:
             self._refreshing.cancel()
             self._refreshing = None
 
     async def _refresh_twice(self) -> None:
+        """Update the details now, and again later for the changes in between."""
         self._refresh_now()
-        await workflow.sleep(_SECOND_REFRESH_SEC, summary="redraw the details")
+        await workflow.sleep(_SECOND_REFRESH_SEC, summary="refresh the details")
         self._refresh_now()
         self._refreshing = None
 
     def _refresh_now(self) -> None:
         self._refreshed_at = workflow.now().timestamp()
-        workflow.set_current_details(details.render(self.status, self._scheduler, self._home, self._reason))
+        workflow.set_current_details(
+            details_markdown.render(self.status, self._scheduler, self._queues, self._reason)
+        )

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import FailureError
+from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 
+from flowkit import temporal_names
 from flowkit.models import Opened, OpenTask
-from flowkit.workflows.failures import application_error
-from flowkit.workflows.payloads import slim
+from flowkit.workflows.payloads import without_defaults
 
 if TYPE_CHECKING:
     from flowkit.graph.task_input import NewTask
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 _UNLIMITED_RETRIES = RetryPolicy(
     initial_interval=timedelta(seconds=0.2), maximum_interval=timedelta(seconds=10)
 )
-_SILENCE = timedelta(seconds=10)
-"""Time after which Temporal retries a write whose engine crashed. `record` and `close_task` send heartbeats."""
+_WRITE_HEARTBEAT_TIMEOUT = timedelta(seconds=10)
+"""Time after which Temporal retries an activity whose engine crashed. `record` and `close_task` send heartbeats."""
 
 _WRITE_SEC = 60.0
 _WRITE_SEC_PER_NODE = 0.1
 """A write takes milliseconds, but one for thousands of nodes may also write a complete marker for each of them."""
 
 _LOCAL_TIMEOUT = timedelta(seconds=2)
-_OPEN = "open the task in MongoDB"
+_OPEN_SUMMARY = "open the task in MongoDB"
 
 
 async def open_document(new: NewTask) -> Opened:
-    """Open the task document and return the result. Waits while MongoDB is unavailable.
+    """Open the task document, and return what the workflow needs from it. Waits while MongoDB is unavailable.
 
     Raise ApplicationError when the engine rejects the task.
     """
@@ -48,25 +48,25 @@ async def open_document(new: NewTask) -> Opened:
     try:
         return await _open_locally(opening)
     except FailureError as error:
-        refused = application_error(error)
-        if refused is not None and refused.non_retryable:
-            raise refused from None
-    opened: Opened = await _execute_with_retries("open_task", opening, _OPEN, Opened)
+        cause = error.cause if isinstance(error, ActivityError) else error
+        if isinstance(cause, ApplicationError) and cause.non_retryable:
+            raise cause from None
+    opened: Opened = await _execute_with_retries(temporal_names.OPEN_TASK, opening, _OPEN_SUMMARY, Opened)
     return opened
 
 
 async def _open_locally(opening: OpenTask) -> Opened:
-    """Try once as a local activity, which saves a round trip through the server.
+    """Run the activity once as a local activity, which saves a round trip through the server.
 
-    There is no second try because the workflow receives no cancel requests during a local activity.
+    There is no retry because the workflow receives no cancel requests during a local activity.
     """
     opened: Opened = await workflow.execute_local_activity(
-        "open_task",
+        temporal_names.OPEN_TASK,
         opening,
         result_type=Opened,
         schedule_to_close_timeout=_LOCAL_TIMEOUT,
         retry_policy=RetryPolicy(maximum_attempts=1),
-        summary=_OPEN,
+        summary=_OPEN_SUMMARY,
     )
     return opened
 
@@ -77,18 +77,18 @@ async def _execute_with_retries(
     summary: str,
     result_type: type[Any] | None = None,
     *,
-    longest: timedelta | None = None,
+    time_limit: timedelta | None = None,
 ) -> Any:
     """Run a regular activity on the engine's task queue. Retry it until MongoDB responds.
 
-    `longest` is the time limit of an activity that sends heartbeats. If heartbeats stop, Temporal retries it sooner.
+    `time_limit` is the time limit of an activity that sends heartbeats. If heartbeats stop, Temporal retries it sooner.
     """
     return await workflow.execute_activity(
         name,
         record,
         result_type=result_type,
-        start_to_close_timeout=longest or _SILENCE,
-        heartbeat_timeout=_SILENCE if longest else None,
+        start_to_close_timeout=time_limit or _WRITE_HEARTBEAT_TIMEOUT,
+        heartbeat_timeout=_WRITE_HEARTBEAT_TIMEOUT if time_limit else None,
         retry_policy=_UNLIMITED_RETRIES,
         summary=summary,
     )
@@ -100,23 +100,30 @@ def write_timeout(nodes: int) -> timedelta:
 
 
 async def record_document(record: RecordTask) -> None:
-    """Write the state that only the workflow knows to the task document."""
+    """Write `record`, the state that only the workflow knows, to the task document."""
     await _execute_with_retries(
-        "record", slim(record), write_summary(record), longest=write_timeout(len(record.nodes))
+        temporal_names.RECORD,
+        without_defaults(record),
+        write_summary(record),
+        time_limit=write_timeout(len(record.nodes)),
     )
 
 
 def write_summary(record: RecordTask) -> str:
     """Return the summary that the Web UI shows for this write."""
     nodes = len(record.nodes)
-    also = "" if nodes == 0 else ", 1 node" if nodes == 1 else f", {nodes} nodes"
+    suffix = "" if nodes == 0 else ", 1 node" if nodes == 1 else f", {nodes} nodes"
     what = "cancel flags" if record.cancel_reason else f"task {record.status.value}"
-    return f"write to MongoDB: {what}{also}"
+    return f"write to MongoDB: {what}{suffix}"
 
 
 async def close_document(close: CloseTask, nodes: int) -> bool:
     """Close the document of a task with `nodes` nodes. Return False if the document does not exist."""
     found: bool = await _execute_with_retries(
-        "close_task", slim(close), "close the task in MongoDB", bool, longest=write_timeout(nodes)
+        temporal_names.CLOSE_TASK,
+        without_defaults(close),
+        "close the task in MongoDB",
+        bool,
+        time_limit=write_timeout(nodes),
     )
     return found

@@ -1,20 +1,19 @@
-"""Interceptor that fails a task started with more than one input, instead of retrying it forever."""
+"""Interceptor that fails a task with more than one input, because Temporal would retry its workflow task forever."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from temporalio import workflow
-from temporalio.exceptions import ApplicationError
 from temporalio.worker import Interceptor, WorkflowInboundInterceptor
 
 with workflow.unsafe.imports_passed_through():
+    from flowkit import temporal_names
     from flowkit.errors import GraphError
+    from flowkit.workflows.opening import rejection
 
 if TYPE_CHECKING:
     from temporalio.worker import ExecuteWorkflowInput, WorkflowInterceptorClassInput
-
-TASK = "Task"
 
 
 class SingleInputInterceptor(Interceptor):
@@ -29,12 +28,7 @@ class SingleInputInterceptor(Interceptor):
 
 class _SingleInputCheck(WorkflowInboundInterceptor):
     async def execute_workflow(self, input: ExecuteWorkflowInput) -> Any:
-        if workflow.info().workflow_type == TASK and len(input.args) > 1:
-            raise _too_many(len(input.args))
+        if workflow.info().workflow_type == temporal_names.TASK and len(input.args) > 1:
+            problem = 'a task takes one input, {"params": {...}, "graph": {...}}, and not'
+            raise rejection(GraphError([f"{problem} {len(input.args)}"]))
         return await super().execute_workflow(input)
-
-
-def _too_many(count: int) -> ApplicationError:
-    problem = f'a task takes one input, {{"params": {{...}}, "graph": {{...}}}}, and not {count}'
-    error = GraphError([problem])
-    return ApplicationError(str(error), type=error.code, non_retryable=True)

@@ -1,6 +1,12 @@
-"""Run one node from the opening of its gate to its end: attempts, backoff and slots.
+"""Run one node: its attempts, what follows a failed attempt, and the waits between attempts.
 
-The module `retry` decides what follows a failure.
+The module follows the order of an attempt:
+
+1. `_run_attempt` increments the epoch.
+2. `_execute` schedules the attempt as an activity, or a built-in function as a local activity.
+3. `read_failure` translates Temporal's error into an `AttemptFailure`, with `retry.classify` for reported errors.
+4. `_prepare_retry` stores in the node's state what `retry.decide` returns: another attempt or the node's failure.
+5. `_wait_for_retry` waits until the next attempt may start.
 """
 
 from __future__ import annotations
@@ -11,14 +17,30 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio import workflow
 from temporalio.common import RawValue, RetryPolicy
-from temporalio.exceptions import FailureError, is_cancelled_exception
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    CancelledError,
+    FailureError,
+    TimeoutError,
+    TimeoutType,
+    is_cancelled_exception,
+)
 
-from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
+from flowkit import reason_codes
 from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeStatus
-from flowkit.workflows.failures import NOT_REGISTERED, is_reported, read_failure
-from flowkit.workflows.payloads import slim
-from flowkit.workflows.retry import Retry, decide
-from flowkit.workflows.summaries import attempt_text, timer_text
+from flowkit.temporal_names import role_queue
+from flowkit.workflows.payloads import without_defaults
+from flowkit.workflows.retry import (
+    NOT_REGISTERED,
+    UNREQUESTED_CANCEL,
+    Fail,
+    classify,
+    decide,
+    find_report,
+    note_failure,
+)
+from flowkit.workflows.summaries import attempt_summary, timer_summary
 
 if TYPE_CHECKING:
     from flowkit.models import Node, NodeState, Settings
@@ -29,136 +51,89 @@ _NATIVE_RETRY = RetryPolicy(
     backoff_coefficient=1.0,
     non_retryable_error_types=["TemporalTimeout:StartToClose", NOT_REGISTERED],
 )
-"""Temporal retries only attempts whose heartbeats stopped. Every error that an executor reports is non-retryable."""
+"""Temporal retries an activity only if its heartbeats stop. The retried activity fails with `lease_lost` at once.
 
-_ONE_TRY = RetryPolicy(maximum_attempts=1)
+Every error that a worker or engine reports is non-retryable for Temporal, so that this module decides.
+"""
+
+_NO_TIMEOUT = timedelta(days=365)
+"""Temporal requires a timeout. The worker or engine enforces `timeout_sec` itself, so that outages do not count."""
+
 _LOCAL_TIMEOUT = timedelta(seconds=2)
 """Time limit of a local activity. The workflow receives no cancel requests while a local activity runs."""
 
-_MAX_LOCAL_STREAK = 50
-"""Longest run of local activities. A regular activity follows, so that the workflow receives cancel requests."""
+_MAX_CONSECUTIVE_LOCAL = 50
+"""After this many local activities in a row comes a regular one, so that the workflow receives cancel requests."""
 
-_NO_TIMEOUT = timedelta(days=365)
-"""Temporal requires a timeout. The executor enforces a node's `timeout_sec`, because it does not count outages."""
+_PRODUCTIVE_SEC = 60.0
+"""An attempt that ran this long was productive: the backoff after yields starts again at its first value."""
 
-_STEADY_SEC = 60.0
-"""Run time after which an attempt counts as productive, so that the backoff after yields starts again."""
-
-_INPUT_OVERHEAD = 500
+_INPUT_OVERHEAD_BYTES = 500
+"""Estimated size of an attempt's input without the node's `io`."""
 
 
 async def run_node(context: NodeRunContext, node: Node, state: NodeState) -> NodeStatus | None:
-    """Run attempts of `node` until it finishes or fails. Return None if the task stops before that."""
-    while not context.draining():
+    """Run attempts of `node` until it finishes or fails. Return None if the task stops before that.
+
+    A new run of the workflow (continue-as-new) may start in the middle of a wait. The wait therefore comes first.
+    """
+    while not context.is_draining():
         await _wait_for_retry(context, node, state)
         async with context.slot(node.type):
-            await context.reserve_input_bytes(node.io_bytes + _INPUT_OVERHEAD)
-            if context.draining():
+            await context.reserve_input_bytes(node.io_bytes + _INPUT_OVERHEAD_BYTES)
+            if context.is_draining():
                 return None
             with context.count_in_flight():
-                failure = await _attempt(context, node, state)
-        if context.draining() and state.status is NodeStatus.CANCELLING:
-            return None
+                failure = await _run_attempt(context, node, state)
+        if context.is_draining() and state.status is NodeStatus.CANCELLING:
+            return None  # The main loop ends the node.
         if failure is None:
             state.last_error = state.reason_code = None
             return NodeStatus.FINISHED
         if not _prepare_retry(context, node, state, failure):
             return NodeStatus.FAILED
         if state.next_retry_at is None:
-            await context.repeating()
+            await context.before_immediate_retry()
     return None
 
 
-async def _wait_for_retry(context: NodeRunContext, node: Node, state: NodeState) -> None:
-    if state.next_retry_at is None:
-        return
-    wait = state.next_retry_at - workflow.now().timestamp()
-    if wait <= 0:
-        return
-    summary = timer_text(node, state, wait)
-    if state.reason_code != FailureKind.YIELDED:
-        await workflow.sleep(wait, summary=summary)
-        return
-    seen = context.progress_of(node)
-    with suppress(TimeoutError):
-        await workflow.wait_condition(
-            lambda: context.progress_of(node) != seen, timeout=wait, timeout_summary=summary
-        )
-
-
-async def _attempt(context: NodeRunContext, node: Node, state: NodeState) -> AttemptFailure | None:
-    waited, began = state.status is NodeStatus.DEFERRED, workflow.now()
+async def _run_attempt(context: NodeRunContext, node: Node, state: NodeState) -> AttemptFailure | None:
+    """Run the node's next attempt. Return why it failed, or None if it succeeded."""
+    follows_wait, started_at = state.status is NodeStatus.DEFERRED, workflow.now()
     state.epoch += 1
     state.status, state.next_retry_at = NodeStatus.RUNNING, None
-    if waited:
+    if follows_wait:
         context.on_retry_state_change(node.index)
     try:
         await _execute(context, node, state)
     except FailureError as error:
-        if (workflow.now() - began).total_seconds() >= _STEADY_SEC:
+        if (workflow.now() - started_at).total_seconds() >= _PRODUCTIVE_SEC:
             state.yields = 0
-        unrequested_cancel = AttemptFailure(kind=FailureKind.FAILURE, code="cancelled_by_worker")
-        return read_failure(error) or unrequested_cancel
+        return read_failure(error) or UNREQUESTED_CANCEL
     return None
 
 
 async def _execute(context: NodeRunContext, node: Node, state: NodeState) -> None:
-    """Run an attempt.
+    """Run the activity of the current attempt.
 
     The result is not decoded because the workflow does not use it, and a newer worker may return a different type.
     """
-    given, settings = slim(attempt_input(context, node, state)), context.settings
-    if _use_local_activity(context, node) and await _executed_quickly(node, state, given):
+    payload, settings = without_defaults(attempt_input(context, node, state)), context.settings
+    if _may_run_locally(context, node) and await _executed_locally(node, state, payload):
         return
-    context.local_streak = 0
+    context.consecutive_local_activities = 0
     await workflow.execute_activity(
         node.io.fn if node.is_function else node.type,
-        given,
+        payload,
         result_type=RawValue,
         task_queue=queue_of(node, settings),
         activity_id=f"{node.node_id}.{state.epoch}",
-        summary=attempt_text(node, state),
+        summary=attempt_summary(node, state),
         heartbeat_timeout=timedelta(seconds=settings.lease_ttl_sec),
         start_to_close_timeout=_NO_TIMEOUT,
         retry_policy=_NATIVE_RETRY,
         cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
     )
-
-
-def queue_of(node: Node, settings: Settings) -> str:
-    """Return the task queue of a node's attempts: the queue of its role, or the queue of coordinator functions."""
-    if not node.is_function:
-        return f"{settings.queue}.{node.type}"
-    own = node.io.fn in settings.local_functions
-    return settings.queue if own else settings.function_queue or settings.queue
-
-
-def _use_local_activity(context: NodeRunContext, node: Node) -> bool:
-    built_in = node.is_function and node.io.fn in context.settings.local_functions
-    quick = built_in and context.is_only_running_node() and context.local_streak < _MAX_LOCAL_STREAK
-    context.local_streak += quick
-    return quick
-
-
-async def _executed_quickly(node: Node, state: NodeState, given: dict[str, Any]) -> bool:
-    """Try a built-in function once as a local activity, which saves a round trip through the server.
-
-    Return False if the try failed for a reason other than a cancel or an error that the function reported.
-    """
-    try:
-        await workflow.execute_local_activity(
-            node.io.fn,
-            given,
-            result_type=RawValue,
-            schedule_to_close_timeout=_LOCAL_TIMEOUT,
-            retry_policy=_ONE_TRY,
-            summary=attempt_text(node, state),
-        )
-    except FailureError as error:
-        if is_cancelled_exception(error) or is_reported(error):
-            raise
-        return False
-    return True
 
 
 def attempt_input(context: NodeRunContext, node: Node, state: NodeState) -> AttemptInput:
@@ -172,9 +147,7 @@ def attempt_input(context: NodeRunContext, node: Node, state: NodeState) -> Atte
         epoch=state.epoch,
         generation=state.generation,
         io=node.io,
-        sources={parent: epoch for parent in node.pulls_from if (epoch := context.epoch_of(parent))}
-        if node.pulls
-        else {},
+        sources=context.source_epochs(node),
         lease_ttl_sec=settings.lease_ttl_sec,
         cancel_grace_sec=settings.cancel_grace_sec,
         deployment=settings.deployment,
@@ -183,22 +156,102 @@ def attempt_input(context: NodeRunContext, node: Node, state: NodeState) -> Atte
     )
 
 
+def queue_of(node: Node, settings: Settings) -> str:
+    """Return the task queue of a node's attempts: the queue of its role, or the queue of coordinator functions."""
+    if not node.is_function:
+        return role_queue(settings.queue, node.type)
+    built_in = node.io.fn in settings.local_functions
+    return settings.queue if built_in else settings.function_queue or settings.queue
+
+
+def _may_run_locally(context: NodeRunContext, node: Node) -> bool:
+    """Return whether the attempt may run as a local activity, and count it if so."""
+    built_in = node.is_function and node.io.fn in context.settings.local_functions
+    few = context.consecutive_local_activities < _MAX_CONSECUTIVE_LOCAL
+    may = built_in and context.is_only_running_node() and few
+    context.consecutive_local_activities += may
+    return may
+
+
+async def _executed_locally(node: Node, state: NodeState, payload: dict[str, Any]) -> bool:
+    """Run a built-in function once as a local activity, which saves a round trip through the server.
+
+    Return False if it failed for a reason other than a cancel or an error that the function reported.
+    """
+    try:
+        await workflow.execute_local_activity(
+            node.io.fn,
+            payload,
+            result_type=RawValue,
+            schedule_to_close_timeout=_LOCAL_TIMEOUT,
+            retry_policy=RetryPolicy(maximum_attempts=1),
+            summary=attempt_summary(node, state),
+        )
+    except FailureError as error:
+        if is_cancelled_exception(error) or is_reported(error):
+            raise
+        return False
+    return True
+
+
+def read_failure(error: FailureError) -> AttemptFailure | None:
+    """Return the failure that `error` reports, or None if the attempt was cancelled.
+
+    Errors come from other processes, which may run a newer release or other software. The function therefore accepts
+    any form of error; an exception raised here would make the workflow task fail repeatedly.
+    """
+    match _cause(error):
+        case CancelledError():
+            return None
+        case TimeoutError(type=TimeoutType.START_TO_CLOSE):
+            message = "the attempt took longer than timeout_sec"
+            return AttemptFailure(kind=FailureKind.FAILURE, code=reason_codes.TIMEOUT, message=message)
+        case TimeoutError():
+            message = "no heartbeat arrived before the lease expired"
+            return AttemptFailure(kind=FailureKind.LOSS, code=reason_codes.LEASE_LOST, message=message)
+        case ApplicationError() as failure:
+            return classify(failure.type, failure.message, failure.details, permanent=failure.non_retryable)
+        case other:
+            return classify(None, str(other), details=(), permanent=False)
+
+
+def is_reported(error: FailureError) -> bool:
+    """Return whether a worker or engine of FlowKit reported the error; otherwise, it comes from another component."""
+    cause = _cause(error)
+    return isinstance(cause, ApplicationError) and find_report(cause.details) is not None
+
+
+def _cause(error: FailureError) -> BaseException | None:
+    """Return the error inside an ActivityError. A local activity raises its error without wrapping it."""
+    return error.cause if isinstance(error, ActivityError) else error
+
+
 def _prepare_retry(context: NodeRunContext, node: Node, state: NodeState, failure: AttemptFailure) -> bool:
     """Store the decision about a failed attempt in `state`. Return whether the node runs again."""
     random_value = workflow.random().random() if node.retry_policy.jitter else 0.0
     decision = decide(node.retry_policy, failure, state, random_value)
-    if isinstance(decision, Retry):
-        if decision.after > 0:
-            note_failure(state, failure.code, failure.message)
-            state.status = NodeStatus.DEFERRED
-            state.next_retry_at = workflow.now().timestamp() + decision.after
-            context.on_retry_state_change(node.index)
-        return True
-    note_failure(state, decision.code, decision.message)
-    return False
+    if isinstance(decision, Fail):
+        note_failure(state, decision.code, decision.message)
+        return False
+    if decision.after_sec > 0:
+        note_failure(state, failure.code, failure.message)
+        state.status = NodeStatus.DEFERRED
+        state.next_retry_at = workflow.now().timestamp() + decision.after_sec
+        context.on_retry_state_change(node.index)
+    return True
 
 
-def note_failure(state: NodeState, code: str, message: str) -> None:
-    """Store the reason code and the error text of a failure in `state`, truncated to their limits."""
-    state.reason_code = code[:REASON_CODE_CHARS]
-    state.last_error = (f"{code}: {message}" if message and message != code else code)[:LAST_ERROR_CHARS]
+async def _wait_for_retry(context: NodeRunContext, node: Node, state: NodeState) -> None:
+    """Wait for the backoff to end. After a yield, progress of a source node ends the wait early."""
+    wait_sec = (state.next_retry_at or 0.0) - workflow.now().timestamp()
+    if wait_sec <= 0:
+        return
+    summary = timer_summary(node, state, wait_sec)
+    if state.reason_code != FailureKind.YIELDED:
+        await workflow.sleep(wait_sec, summary=summary)
+        return
+    progress = context.source_progress(node)
+    with suppress(TimeoutError):
+        await workflow.wait_condition(
+            lambda: context.source_progress(node) != progress, timeout=wait_sec, timeout_summary=summary
+        )

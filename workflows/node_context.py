@@ -1,4 +1,7 @@
-"""State that the nodes of one task share while they run: slots, the input budget and callbacks to the main loop."""
+"""State that the nodes of one task share while they run.
+
+It consists of the slots for attempts, the limit on input per workflow task, and callbacks to the main loop of `Task`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SharedSlots:
-    """Asynchronous interface to `Slots`."""
+    """Lets nodes wait for the slots that `Slots` assigns."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -31,29 +34,29 @@ class SharedSlots:
     @asynccontextmanager
     async def slot(self, role: str) -> AsyncIterator[None]:
         """Hold a slot for an attempt of `role`. Waits until one is free."""
-        if not self._slots.take(role):
+        if not self._slots.try_acquire(role):
             await self._wait_for_slot(role)
         try:
             yield
         finally:
-            self._give_back(role)
+            self._release(role)
 
     async def _wait_for_slot(self, role: str) -> None:
         self._tickets += 1
         ticket, granted = self._tickets, asyncio.get_running_loop().create_future()
         self._granted[ticket] = granted
-        self._slots.wait(role, ticket)
+        self._slots.enqueue(role, ticket)
         try:
             await granted
         except asyncio.CancelledError:
-            if not self._slots.leave(role, ticket):
-                self._give_back(role)
+            if not self._slots.cancel_wait(role, ticket):
+                self._release(role)
             raise
         finally:
             del self._granted[ticket]
 
-    def _give_back(self, role: str) -> None:
-        for ticket in self._slots.give_back(role):
+    def _release(self, role: str) -> None:
+        for ticket in self._slots.release(role):
             granted = self._granted[ticket]
             if not granted.done():
                 granted.set_result(None)
@@ -69,38 +72,46 @@ class NodeRunContext:
 
     task_id: str
     settings: Settings
-    draining: Callable[[], bool]
-    """Return whether the task has stopped starting attempts. Called immediately before each attempt."""
+    is_draining: Callable[[], bool]
+    """Return whether the task has stopped starting attempts, because it stops or continues in a new run."""
     epoch_of: Callable[[str], int]
     """Return the epoch of a node that has ended, or 0 while the node is open."""
     on_retry_state_change: Callable[[int], None]
     """Called when a node starts to wait for its retry and when its next attempt starts."""
-    progress_of: Callable[[Node], int] = lambda node: 0
-    """Return a number that changes when a source of a pulling node starts an attempt or ends."""
+    source_progress: Callable[[Node], int] = lambda node: 0
+    """Return a number that changes when a node from which this one pulls artifacts starts an attempt or ends."""
     is_only_running_node: Callable[[], bool] = lambda: False
     """Return whether only one node runs, so that a local activity delays no other node."""
-    repeating: Callable[[], Awaitable[None]] = _no_wait
-    """Awaited before a node runs again without backoff."""
+    before_immediate_retry: Callable[[], Awaitable[None]] = _no_wait
+    """Awaited before a node runs again without backoff. It may wait until the task continues in a new run."""
     in_flight: int = 0
     """Number of attempts that are scheduled or running."""
-    local_streak: int = 0
+    consecutive_local_activities: int = 0
     """Number of local activities since the last regular activity."""
     _windows: dict[str, asyncio.Semaphore] = field(default_factory=dict)
     _reserved: int = 0
+    """Bytes of input that the present workflow task schedules."""
     _reserved_at: int = -1
-    _budget: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Length of the history when `_reserved` was last set to 0."""
+    _reserving: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def slot(self, role: str) -> AbstractAsyncContextManager[None]:
         """Return a context manager that holds a slot for an attempt of `role`."""
-        if self._shared is not None:
-            return self._shared.slot(role)
+        if self._shared_slots is not None:
+            return self._shared_slots.slot(role)
         return self._windows.setdefault(role, asyncio.Semaphore(self.settings.window))
 
     @cached_property
-    def _shared(self) -> SharedSlots | None:
+    def _shared_slots(self) -> SharedSlots | None:
         """The slots that all roles share. None for tasks of an earlier release, whose histories use only windows."""
         limit, window = self.settings.max_in_flight, self.settings.window
         return SharedSlots(Slots(limit=limit, window=window)) if limit else None
+
+    def source_epochs(self, node: Node) -> dict[str, int]:
+        """Return the final epochs of the source nodes, from which `node` pulls artifacts, as far as they have ended."""
+        if not node.pulls:
+            return {}
+        return {source: epoch for source in node.pulls_from if (epoch := self.epoch_of(source))}
 
     @contextmanager
     def count_in_flight(self) -> Iterator[None]:
@@ -112,14 +123,17 @@ class NodeRunContext:
             self.in_flight -= 1
 
     async def reserve_input_bytes(self, size: int) -> None:
-        """Reserve `size` bytes of input. Waits for a later workflow task if this one already schedules too many."""
-        async with self._budget:
-            while not self._fits_budget(size):
-                await workflow.sleep(0.001, summary="next batch of starts")
+        """Reserve `size` bytes for the input of an activity.
+
+        Waits for a later workflow task if this one already schedules more input than Temporal accepts at once.
+        """
+        async with self._reserving:
+            while not self._fits_workflow_task(size):
+                await workflow.sleep(0.001, summary="schedule the next attempts")
             self._reserved += size
 
-    def _fits_budget(self, size: int) -> bool:
-        now = workflow.info().get_current_history_length()
-        if now != self._reserved_at:
-            self._reserved, self._reserved_at = 0, now
+    def _fits_workflow_task(self, size: int) -> bool:
+        length = workflow.info().get_current_history_length()  # It changes with each workflow task.
+        if length != self._reserved_at:
+            self._reserved, self._reserved_at = 0, length
         return self._reserved == 0 or self._reserved + size <= ACTIVATION_INPUT_BYTES

@@ -21,50 +21,50 @@ if TYPE_CHECKING:
     from flowkit.graph.task_input import NewTask
     from flowkit.models import Graph
 
-_REFUSAL_CHARS = 8_000
-"""Largest message of a rejection. It lists up to ten problems; one of them may be a cycle of thousands of nodes."""
+_REJECTION_CHARS = 8_000
+"""Largest size of an error message about the input. It lists up to ten problems; one may be a cycle of many nodes."""
 
 
-async def enter(task: RawValue | None) -> tuple[TaskState, Graph]:
-    """Return the state and the graph of the task, from the previous run or from opening the task now.
+async def open_or_restore(task: RawValue | None) -> tuple[TaskState, Graph]:
+    """Return the state and the graph of the task: those of the previous run, or those of the new task that it opens.
 
     Only the first run validates the graph, because a task continues under the rules that accepted it.
     Raise ApplicationError when the input or the graph is not valid, or when the engine rejects the task.
     """
-    given = None if task is None else _decoded(task)
+    given = None if task is None else _decode(task)
     if workflow.info().continued_run_id and is_state(given):
         state = parse_state(given)
         return state, normalized(state.graph, empty_sources=state.opened.settings.empty_sources)
     try:
         new = parse_input(workflow.info().workflow_id, given)
     except GraphError as error:
-        raise _refusal(error) from None
-    return await _open(new, _accepted(new))
+        raise rejection(error) from None
+    return await _open(new, _validate(new))
 
 
-def _decoded(task: RawValue) -> Any:
+def _decode(task: RawValue) -> Any:
     try:
         return workflow.payload_converter().from_payload(task.payload)
     except Exception as error:  # noqa: BLE001 - for any decoding error, the task must fail and report the reason
-        problem = "the input of a task is one JSON object; this one cannot be read"
-        raise _refusal(GraphError([f"{problem}: {str(error)[:200]}"])) from None
+        problem = "the input of a task must be one JSON object, and this input cannot be decoded"
+        raise rejection(GraphError([f"{problem}: {str(error)[:200]}"])) from None
 
 
-def _accepted(new: NewTask) -> Graph:
+def _validate(new: NewTask) -> Graph:
     """Return the graph of a new task.
 
-    Raise ApplicationError if the current rules reject it, unless the task was opened under earlier rules.
+    Raise ApplicationError if the current rules reject it, unless a release with earlier rules has accepted the task.
     """
     try:
         return parse_graph(new.graph, params=new.params, max_nodes=None)
     except GraphError as error:
-        graph = _accepted_before(new)
+        graph = _validate_under_first_rules(new)
         if graph is None or workflow.patched(f"validation-{RULES}"):
-            raise _refusal(error) from None
+            raise rejection(error) from None
         return graph
 
 
-def _accepted_before(new: NewTask) -> Graph | None:
+def _validate_under_first_rules(new: NewTask) -> Graph | None:
     """Return the graph under the rules of the first release, or None if those rules reject it too."""
     try:
         return parse_graph(new.graph, params=new.params, max_nodes=None, rules=FIRST_RULES)
@@ -72,11 +72,13 @@ def _accepted_before(new: NewTask) -> Graph | None:
         return None
 
 
-def _refusal(error: GraphError) -> ApplicationError:
-    return ApplicationError(clean(str(error))[:_REFUSAL_CHARS], type=error.code, non_retryable=True)
+def rejection(error: GraphError) -> ApplicationError:
+    """Return the error that fails a task whose input or graph is not valid."""
+    return ApplicationError(clean(str(error))[:_REJECTION_CHARS], type=error.code, non_retryable=True)
 
 
 async def _open(new: NewTask, graph: Graph) -> tuple[TaskState, Graph]:
+    """Open the task document, and return the state in which the task begins."""
     for warning in graph.warnings:
         workflow.logger.warning("graph: %s", warning)
     opened = await open_document(new)

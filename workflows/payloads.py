@@ -1,4 +1,4 @@
-"""Convert records to the payloads that the workflow sends to activities. Pure."""
+"""Convert records to the payloads that the workflow sends to its activities. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {
 }
 
 
-def slim(record: AttemptInput | RecordTask | CloseTask | NodeRecord) -> dict[str, Any]:
+def without_defaults(record: AttemptInput | RecordTask | CloseTask | NodeRecord) -> dict[str, Any]:
     """Return `record` as a dict without its default values.
 
     This keeps payloads small, because the server, the worker and every replay read them.
     """
-    sent: dict[str, Any] = _ADAPTERS[type(record)].dump_python(record, exclude_defaults=True)
-    return sent
+    payload: dict[str, Any] = _ADAPTERS[type(record)].dump_python(record, exclude_defaults=True)
+    return payload

@@ -1,4 +1,7 @@
-"""Build what the workflow reports, within byte budgets: document writes and the result of the query `status`. Pure."""
+"""Build the records that the workflow writes to the task document, and the result of the query `status`. Pure.
+
+A task can have thousands of nodes, but Temporal limits the size of payloads. Records are therefore split or truncated.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.limits import PAYLOAD_BYTES, REPORT_BYTES
 from flowkit.models import NodeRecord, NodeStatus
-from flowkit.workflows.budget import cut_fairly, fitting, json_size, split_by_size
-from flowkit.workflows.payloads import slim
+from flowkit.workflows.budget import json_size, longest_prefix, split_by_size, truncate_longest
+from flowkit.workflows.payloads import without_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from flowkit.models import CloseTask, Node, NodeState, RecordTask, TaskResult, TaskStatus
     from flowkit.workflows.scheduler import Scheduler
 
-TELLING = (
+DISPLAY_ORDER = (
     NodeStatus.FAILED,
     NodeStatus.CANCELLING,
     NodeStatus.DEFERRED,
@@ -28,15 +31,19 @@ TELLING = (
 )
 """Node statuses in display order: those that need attention come first."""
 
-_RANK = {status.value: place for place, status in enumerate(TELLING)}
+_RANK = {status.value: position for position, status in enumerate(DISPLAY_ORDER)}
 _FIELDS_BYTES = 200
 """Upper bound for the size of a node's record without its texts."""
 
-_MOST_BYTES_OF_A_CHARACTER = 6
+_MAX_BYTES_PER_CHARACTER = 6
+"""Size of a character that JSON escapes, such as `\\u0000`."""
 
 
 def node_record(node: Node, state: NodeState, *, pulled: bool) -> NodeRecord:
-    """Return the record that writes `state` to the task document. `pulled`: whether another node pulls from it."""
+    """Return the record that writes `state` to the task document.
+
+    `pulled` says whether other nodes pull artifacts from the node; its end then needs a complete marker.
+    """
     return NodeRecord(
         index=node.index,
         node_id=node.node_id,
@@ -54,55 +61,57 @@ def pulled_nodes(nodes: Sequence[Node]) -> frozenset[str]:
     return frozenset(source for node in nodes for source in node.pulls_from)
 
 
-def parts_of(record: RecordTask) -> list[RecordTask]:
+def split_record(record: RecordTask) -> list[RecordTask]:
     """Split `record` into records of at most REPORT_BYTES; return it unchanged if it fits.
 
     When it is split, failed nodes come first, and only the first part has the cancel reason.
     """
-    if _is_surely_small(record.nodes):
+    if _is_clearly_small(record.nodes):
         return [record]
-    room = REPORT_BYTES - json_size(slim(replace(record, nodes=[])))
-    if sum(map(_size, record.nodes)) <= room:
+    remaining = REPORT_BYTES - json_size(without_defaults(replace(record, nodes=[])))
+    if sum(map(_record_bytes, record.nodes)) <= remaining:
         return [record]
     ordered = sorted(record.nodes, key=lambda node: node.status is not NodeStatus.FAILED)
-    parts = split_by_size(ordered, _size, room)
+    parts = split_by_size(ordered, _record_bytes, remaining)
     return [
-        replace(record, nodes=nodes, cancel_reason=None if place else record.cancel_reason)
-        for place, nodes in enumerate(parts)
+        replace(record, nodes=nodes, cancel_reason=None if number else record.cancel_reason)
+        for number, nodes in enumerate(parts)
     ]
 
 
-def _is_surely_small(nodes: Sequence[NodeRecord]) -> bool:
-    """Return whether the nodes fit by a quick upper estimate, which saves most writes the exact measurement."""
-    letters = sum(len(node.node_id) + len(node.last_error or "") for node in nodes)
-    return _FIELDS_BYTES * len(nodes) + _MOST_BYTES_OF_A_CHARACTER * letters < REPORT_BYTES // 2
+def _is_clearly_small(nodes: Sequence[NodeRecord]) -> bool:
+    """Return whether the nodes fit by a quick upper estimate. Most writes then need no exact measurement."""
+    characters = sum(len(node.node_id) + len(node.last_error or "") for node in nodes)
+    return _FIELDS_BYTES * len(nodes) + _MAX_BYTES_PER_CHARACTER * characters < REPORT_BYTES // 2
 
 
-def _size(node: NodeRecord) -> int:
-    return json_size(slim(node)) + 1
+def _record_bytes(node: NodeRecord) -> int:
+    return json_size(without_defaults(node)) + 1
 
 
-def fitted(close: CloseTask) -> CloseTask:
-    """Return `close` with error texts truncated so that it fits into REPORT_BYTES, if that is possible.
+def truncate_close_record(close: CloseTask) -> CloseTask:
+    """Return `close` with truncated error texts, so that it has at most REPORT_BYTES if that is possible.
 
     The status of every node and all node ids stay complete. `handled_failures` keeps only as many ids as fit into
     PAYLOAD_BYTES, the limit for one payload.
     """
     bare = [replace(node, last_error=None) for node in close.nodes]
-    taken = json_size(slim(replace(close, nodes=[], handled_failures=[]))) + sum(map(_size, bare))
-    handled = fitting(close.handled_failures, _entry_size, PAYLOAD_BYTES - taken)
-    room = REPORT_BYTES - taken - sum(map(_entry_size, handled)) - len(bare) * len(',"last_error":""')
-    before = [node.last_error for node in close.nodes]
-    errors = cut_fairly(before, room)
+    used = json_size(without_defaults(replace(close, nodes=[], handled_failures=[]))) + sum(
+        map(_record_bytes, bare)
+    )
+    handled = longest_prefix(close.handled_failures, _entry_bytes, PAYLOAD_BYTES - used)
+    remaining = REPORT_BYTES - used - sum(map(_entry_bytes, handled)) - len(bare) * len(',"last_error":""')
+    original = [node.last_error for node in close.nodes]
+    errors = truncate_longest(original, remaining)
     return replace(
         close,
         nodes=[replace(node, last_error=error) for node, error in zip(bare, errors, strict=True)],
         handled_failures=handled,
-        truncated=errors != before or handled != close.handled_failures,
+        truncated=errors != original or handled != close.handled_failures,
     )
 
 
-def _entry_size(text: str) -> int:
+def _entry_bytes(text: str) -> int:
     return json_size(text) + 1
 
 
@@ -111,8 +120,8 @@ def status_view(status: TaskStatus, scheduler: Scheduler | None, result: TaskRes
 
     For a large graph, error texts are truncated first. If that is not enough, nodes are omitted, finished nodes first.
     """
-    room = REPORT_BYTES - _FIELDS_BYTES
-    handled = [] if result is None else fitting(result.handled_failures, _entry_size, room // 4)
+    remaining = REPORT_BYTES - _FIELDS_BYTES
+    handled = [] if result is None else longest_prefix(result.handled_failures, _entry_bytes, remaining // 4)
     views = (
         []
         if scheduler is None
@@ -121,8 +130,8 @@ def status_view(status: TaskStatus, scheduler: Scheduler | None, result: TaskRes
     errors = [view["last_error"] for view in views]
     for view in views:
         view["last_error"] = None
-    kept, room = _most_relevant(views, room - sum(map(_entry_size, handled)))
-    shown = cut_fairly([errors[index] for index in kept], room)
+    kept, remaining = _most_relevant(views, remaining - sum(map(_entry_bytes, handled)))
+    shown = truncate_longest([errors[index] for index in kept], remaining)
     for index, error in zip(kept, shown, strict=True):
         views[index]["last_error"] = error
     return {
@@ -135,12 +144,12 @@ def status_view(status: TaskStatus, scheduler: Scheduler | None, result: TaskRes
     }
 
 
-def _most_relevant(views: Sequence[dict[str, Any]], room: int) -> tuple[list[int], int]:
-    """Return the indexes of the views that fit into `room` bytes, in graph order, and the bytes that remain."""
+def _most_relevant(views: Sequence[dict[str, Any]], remaining: int) -> tuple[list[int], int]:
+    """Return the indexes of the views that fit into `remaining` bytes, in graph order, and the bytes that remain."""
     sizes = [json_size(view) + 1 for view in views]
     ranked = sorted(range(len(views)), key=lambda index: _RANK[views[index]["status"]])
-    kept = sorted(fitting(ranked, sizes.__getitem__, room))
-    return kept, room - sum(sizes[index] for index in kept)
+    kept = sorted(longest_prefix(ranked, sizes.__getitem__, remaining))
+    return kept, remaining - sum(sizes[index] for index in kept)
 
 
 def _node_view(node: Node, state: NodeState) -> dict[str, Any]:

@@ -1,33 +1,53 @@
-"""Decide whether to retry a node after a failed attempt, and after which backoff. Pure."""
+"""Classify the failure of an attempt, and decide whether to retry the node and after which backoff. Pure.
+
+The functions are in the order in which `node` uses them: `classify`, `decide`, `note_failure`.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from flowkit.models import FailureKind
+from flowkit import reason_codes
+from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
+from flowkit.models import AttemptFailure, FailureKind
+from flowkit.text import clean
 
 if TYPE_CHECKING:
-    from flowkit.models import AttemptFailure, NodeState, RetryPolicy
+    from collections.abc import Iterable
+
+    from flowkit.models import NodeState, RetryPolicy
+
+NATIVE_SHUTDOWN = "WorkerShutdown"
+"""Type of the error that a Temporal worker reports for an attempt when the worker shuts down."""
+
+NOT_REGISTERED = "NotFoundError"
+"""Type of the error that Temporal's SDK reports when a worker has not registered the activity."""
+
+UNREQUESTED_CANCEL = AttemptFailure(kind=FailureKind.FAILURE, code=reason_codes.CANCELLED_BY_WORKER)
+"""The failure of an attempt that ended as cancelled although FlowKit did not cancel it."""
 
 MAX_LOSSES = 5
 """Budget of losses: with one more, the node fails as `worker_lost`."""
 
-_FREE_BACKOFF_MAX_SEC = 30.0
-_FREE_DOUBLINGS = 5
-"""Number of doublings after which a backoff of one second reaches `_FREE_BACKOFF_MAX_SEC`."""
+_UNNAMED = reason_codes.UNEXPECTED_ERROR
+_LARGEST_EPOCH = 2**31 - 1
+
+_FIXED_BACKOFF_MAX_SEC = 30.0
+_FIXED_DOUBLINGS = 5
+"""Number of doublings after which a backoff of one second reaches `_FIXED_BACKOFF_MAX_SEC`."""
 
 _LONGEST_BACKOFF_SEC = 365 * 24 * 3600.0
 _LARGEST_FACTOR = 1e9
+"""Largest product of backoff coefficients; a larger one could exceed the range of a float."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retry:
-    """Decision to start the next attempt after `after` seconds; `why` is the reason code."""
+    """Decision to start the next attempt after `after_sec` seconds."""
 
-    after: float
-    why: str
+    after_sec: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +56,58 @@ class Fail:
 
     code: str
     message: str
+
+
+def classify(
+    error_type: str | None, message: str, details: Iterable[Any], *, permanent: bool
+) -> AttemptFailure:
+    """Return the failure that an error of an activity reports.
+
+    FlowKit's workers and engines put an `AttemptFailure` into the error's `details`. Errors of other components are
+    recognized by their type; those with an unknown type are ordinary failures.
+    """
+    text = _message(message)
+    if error_type == NATIVE_SHUTDOWN:
+        return AttemptFailure(kind=FailureKind.HANDOVER, code=reason_codes.WORKER_SHUTDOWN, message=text)
+    if error_type == NOT_REGISTERED:
+        return AttemptFailure(kind=FailureKind.LOSS, code=reason_codes.DISPATCH_LOST, message=text)
+    if (report := find_report(details)) is not None:
+        return _read_report(report, error_type, message)
+    code = _code(error_type) or _UNNAMED
+    return AttemptFailure(kind=FailureKind.FAILURE, code=code, message=text, permanent=permanent)
+
+
+def find_report(details: Iterable[Any]) -> dict[Any, Any] | None:
+    """Return the `AttemptFailure`, as a dict, in the details of an error. None if FlowKit did not report the error."""
+    return next((each for each in details if isinstance(each, dict) and "kind" in each), None)
+
+
+def _read_report(report: dict[Any, Any], error_type: str | None, message: str) -> AttemptFailure:
+    """Read the report of a worker or engine. Ignore unknown keys; treat an unknown kind as a failure."""
+    text = report.get("message")
+    return AttemptFailure(
+        kind=_kind(report["kind"]),
+        code=_code(report.get("code")) or _code(error_type) or _UNNAMED,
+        message=_message(text if isinstance(text, str) else message),
+        permanent=report.get("permanent") is True,
+        current_epoch=_epoch(report.get("current_epoch")),
+    )
+
+
+def _kind(value: object) -> FailureKind:
+    return next((kind for kind in FailureKind if kind.value == value), FailureKind.FAILURE)
+
+
+def _code(value: object) -> str:
+    return clean(value)[:REASON_CODE_CHARS] if isinstance(value, str) else ""
+
+
+def _message(text: str) -> str:
+    return clean(text)[:LAST_ERROR_CHARS]
+
+
+def _epoch(value: object) -> int:
+    return value if isinstance(value, int) and value is not True and 0 <= value <= _LARGEST_EPOCH else 0
 
 
 def decide(
@@ -49,44 +121,41 @@ def decide(
     state.free = failure.kind is not FailureKind.FAILURE
     match failure.kind:
         case FailureKind.HANDOVER:
-            return Retry(after=0.0, why=failure.code)
+            return Retry(after_sec=0.0)
         case FailureKind.EPOCH_TAKEN:
             state.epoch = max(state.epoch, failure.current_epoch)
-            return Retry(after=0.0, why=failure.code)
+            return Retry(after_sec=0.0)
         case FailureKind.YIELDED:
             state.yields = state.yields + 1 if state.reason_code == failure.code else 1
-            return Retry(after=free_backoff(state.yields), why=failure.code)
+            return Retry(after_sec=fixed_backoff(state.yields))
         case FailureKind.LOSS:
             return _after_loss(failure, state)
         case FailureKind.FENCED:
             return Fail(code=failure.code, message=failure.message)
-    state.failures += 1
     return _after_failure(policy, failure, state, random_value)
 
 
 def _after_loss(failure: AttemptFailure, state: NodeState) -> Retry | Fail:
     state.losses += 1
     if state.losses > MAX_LOSSES:
-        return Fail(code="worker_lost", message=f"lost {state.losses} executors, the last as {failure.code}")
-    return Retry(after=free_backoff(state.losses), why=failure.code)
-
-
-def free_backoff(count: int) -> float:
-    """Return the backoff in seconds after the `count`-th loss or yield, counted from 1: 1, 2, 4, … up to 30."""
-    doublings = min(max(count - 1, 0), _FREE_DOUBLINGS)
-    return min(2.0**doublings, _FREE_BACKOFF_MAX_SEC)
+        message = (
+            f"the node lost the process that ran it {state.losses} times, the last time as {failure.code}"
+        )
+        return Fail(code=reason_codes.WORKER_LOST, message=message)
+    return Retry(after_sec=fixed_backoff(state.losses))
 
 
 def _after_failure(
     policy: RetryPolicy, failure: AttemptFailure, state: NodeState, random_value: float
 ) -> Retry | Fail:
+    state.failures += 1
     if failure.permanent or failure.code in policy.permanent_on or state.failures > policy.max:
         return Fail(code=failure.code, message=failure.message)
-    return Retry(after=backoff(policy, state.failures, random_value), why=failure.code)
+    return Retry(after_sec=backoff(policy, state.failures, random_value))
 
 
 def backoff(policy: RetryPolicy, retry: int, random_value: float) -> float:
-    """Return the backoff in seconds before retry number `retry`, counted from 1."""
+    """Return the backoff in seconds, as `policy` defines it, before retry number `retry`, counted from 1."""
     wait = policy.backoff_sec
     if policy.backoff_coefficient > 1.0 and wait > 0:
         steps = min(float(retry - 1), math.log(_LARGEST_FACTOR) / math.log(policy.backoff_coefficient))
@@ -94,3 +163,18 @@ def backoff(policy: RetryPolicy, retry: int, random_value: float) -> float:
     if policy.max_backoff_sec is not None:
         wait = min(wait, policy.max_backoff_sec)
     return min(wait, _LONGEST_BACKOFF_SEC) * (1.0 - policy.jitter * random_value)
+
+
+def fixed_backoff(count: int) -> float:
+    """Return the backoff in seconds after the `count`-th loss or yield, counted from 1: 1, 2, 4, … up to 30.
+
+    It does not depend on the node's retry policy.
+    """
+    doublings = min(max(count - 1, 0), _FIXED_DOUBLINGS)
+    return min(2.0**doublings, _FIXED_BACKOFF_MAX_SEC)
+
+
+def note_failure(state: NodeState, code: str, message: str) -> None:
+    """Store the reason code and the error text of a failure in `state`, truncated to their limits."""
+    state.reason_code = code[:REASON_CODE_CHARS]
+    state.last_error = (f"{code}: {message}" if message and message != code else code)[:LAST_ERROR_CHARS]

@@ -1,7 +1,10 @@
 """Decide which nodes may start, which are skipped, and how a failure affects other nodes.
 
-Pure: no Temporal, no I/O, no clock. The workflow reports to a `Scheduler` which nodes have ended. The scheduler returns
-the nodes whose gates have opened, and skips nodes whose gates can no longer open (spec: scheduling semantics, failure).
+Pure: no Temporal, no I/O, no clock. The workflow reports to a `Scheduler` which nodes have ended. The scheduler then
+returns the nodes that may start, and skips the nodes that can no longer start.
+
+A node's gate is the state of its fan-in (in Airflow: of its trigger rule). The gate opens when enough parents have
+finished, and closes when too few parents can still finish. A node is open until it has ended.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ if TYPE_CHECKING:
 _INHERITED = (SkipReason.UPSTREAM_FAILED, SkipReason.CONDITION, SkipReason.ROUTING, SkipReason.USER)
 """Skip reasons that a child inherits from its parents, in order of precedence."""
 
-_TOLERATED = frozenset({SkipReason.CONDITION, SkipReason.ROUTING, SkipReason.USER})
-"""Skip reasons that an `all` gate accepts if at least one parent finished."""
+_TOLERATED_BY_ALL = frozenset({SkipReason.CONDITION, SkipReason.ROUTING, SkipReason.USER})
+"""Skip reasons of parents that do not close an `all` gate. At least one other parent must finish."""
 
 
 @dataclass(slots=True)
@@ -31,9 +34,10 @@ class Gate:
     """The state of a node's fan-in: counts of its parents by how they ended."""
 
     open_parents: int
+    """Parents that have not ended."""
     finished: int = 0
     blocked: int = 0
-    """Parents that ended in a way that closes an `all` gate."""
+    """Parents that ended in a way that closes a gate with the mode `all`."""
     reason: SkipReason | None = None
     """The skip reason of the node if its gate closes."""
 
@@ -49,33 +53,34 @@ class Scheduler:
         self.nodes: Sequence[Node] = graph.nodes
         self.states = states
         self.changed: set[int] = set()
-        """Indexes of nodes with a status change that the workflow must still write to the task document."""
+        """Indexes of nodes whose status the workflow must still write to the task document."""
         self._on_failure = graph.on_node_failure
         self._children = _children(graph.nodes)
-        self._depth = _depths(graph.nodes)
+        self._position = _topological_positions(graph.nodes)
         self._gates = [Gate(open_parents=len(node.depends_on)) for node in graph.nodes]
-        self._open = len(graph.nodes)
+        self._open_nodes = len(graph.nodes)
         self._hard_failure: int | None = None
         self._ready: list[int] = []
-        self._opened: set[int] = set()
+        self._made_ready: set[int] = set()
         self._rebuild()
 
     def _rebuild(self) -> None:
+        """Derive gates and ready nodes from `states`, which may come from a previous run of the workflow."""
         ended = [i for i, state in enumerate(self.states) if state.status.ended]
         for index in ended:
-            self._settle(index)
+            self._update_gates(index)
         for node in self.nodes:
-            if not self.states[node.index].status.ended and self._gate_opened(node.index):
-                self._release(node.index)
+            if not self.states[node.index].status.ended and self._is_gate_open(node.index):
+                self._add_ready(node.index)
 
     @property
     def done(self) -> bool:
         """Whether every node has ended."""
-        return self._open == 0
+        return self._open_nodes == 0
 
     @property
     def hard_failure(self) -> Node | None:
-        """The node whose permanent failure stops the task, or None."""
+        """The first node whose failure stops the task, or None. `allow_failure` and `on_node_failure` decide this."""
         return None if self._hard_failure is None else self.nodes[self._hard_failure]
 
     @property
@@ -102,39 +107,48 @@ class Scheduler:
         return ready
 
     def end(self, index: int, status: NodeStatus, reason: SkipReason | None = None) -> None:
-        """End a node with `status`, and skip the nodes whose gates can no longer open."""
-        pending = [(self._depth[index], index)]
+        """End a node with `status`, and skip the nodes whose gates close as a result, parents before children."""
+        pending = [(self._position[index], index)]
         while pending:
-            _, at = heapq.heappop(pending)
-            if self.states[at].status.ended:
+            _, current = heapq.heappop(pending)
+            if self.states[current].status.ended:
                 continue
-            becomes, why = (status, reason) if at == index else (NodeStatus.SKIPPED, self._inherited(at))
-            self.states[at].status, self.states[at].skip_reason = becomes, why
-            if at != index:
-                self.changed.add(at)
-            for child in self._settle(at):
-                if self._gate_opened(child):
-                    self._release(child)
-                elif self._gate_closed(child):
-                    heapq.heappush(pending, (self._depth[child], child))
+            state = self.states[current]
+            if current == index:
+                state.status, state.skip_reason = status, reason
+            else:
+                state.status, state.skip_reason = NodeStatus.SKIPPED, self._skip_reason_of(current)
+                self.changed.add(current)
+            for child in self._update_gates(current):
+                if self._is_gate_open(child):
+                    self._add_ready(child)
+                elif self._is_gate_closed(child):
+                    heapq.heappush(pending, (self._position[child], child))
 
-    def _inherited(self, index: int) -> SkipReason:
+    def _skip_reason_of(self, index: int) -> SkipReason:
         return self._gates[index].reason or SkipReason.UPSTREAM_FAILED
 
-    def stop(self, ran: NodeStatus, skipped: SkipReason) -> None:
-        """End all open nodes. Nodes that had an attempt get the status `ran`; the others are skipped as `skipped`."""
+    def mark_cancelling(self) -> None:
+        """Give running nodes the status `cancelling`."""
+        for index, state in enumerate(self.states):
+            if state.status is NodeStatus.RUNNING:
+                state.status = NodeStatus.CANCELLING
+                self.changed.add(index)
+
+    def end_all(self, status: NodeStatus, skip_reason: SkipReason) -> None:
+        """End all open nodes. Nodes that had an attempt get `status`; the others are skipped for `skip_reason`."""
         for index, state in enumerate(self.states):
             if not state.status.ended:
-                begun = state.epoch > 0
-                state.status = ran if begun else NodeStatus.SKIPPED
-                state.skip_reason = None if begun else skipped
+                attempted = state.epoch > 0
+                state.status = status if attempted else NodeStatus.SKIPPED
+                state.skip_reason = None if attempted else skip_reason
                 self.changed.add(index)
-                self._settle(index)
+                self._update_gates(index)
 
-    def _settle(self, index: int) -> Iterable[int]:
+    def _update_gates(self, index: int) -> Iterable[int]:
         """Update the gates of an ended node's children. Return the children that are still open."""
         state, node = self.states[index], self.nodes[index]
-        self._open -= 1
+        self._open_nodes -= 1
         hard = state.status is NodeStatus.FAILED and not node.allow_failure
         if hard and self._on_failure is OnNodeFailure.FAIL and self._hard_failure is None:
             self._hard_failure = index
@@ -142,16 +156,16 @@ class Scheduler:
             gate = self._gates[child]
             gate.open_parents -= 1
             gate.finished += state.status is NodeStatus.FINISHED
-            gate.blocked += _blocks(state)
-            gate.reason = _stronger(gate.reason, _inherited_reason(state))
+            gate.blocked += _closes_all_gate(state)
+            gate.reason = _higher_precedence(gate.reason, _inherited_reason(state))
         return [child for child in self._children[index] if not self.states[child].status.ended]
 
-    def _release(self, index: int) -> None:
-        if index not in self._opened:
-            self._opened.add(index)
+    def _add_ready(self, index: int) -> None:
+        if index not in self._made_ready:
+            self._made_ready.add(index)
             self._ready.append(index)
 
-    def _gate_opened(self, index: int) -> bool:
+    def _is_gate_open(self, index: int) -> bool:
         node, gate = self.nodes[index], self._gates[index]
         if not node.depends_on:
             return True
@@ -163,7 +177,7 @@ class Scheduler:
             case _:
                 return gate.open_parents == 0 and gate.blocked == 0 and gate.finished > 0
 
-    def _gate_closed(self, index: int) -> bool:
+    def _is_gate_closed(self, index: int) -> bool:
         node, gate = self.nodes[index], self._gates[index]
         match node.fan_in.mode:
             case "any":
@@ -183,17 +197,18 @@ def _children(nodes: Sequence[Node]) -> list[list[int]]:
     return children
 
 
-def _depths(nodes: Sequence[Node]) -> list[int]:
+def _topological_positions(nodes: Sequence[Node]) -> list[int]:
     """Return the position of each node in a topological order, in which parents come before their children."""
     order = TopologicalSorter({node.node_id: node.depends_on for node in nodes}).static_order()
-    depth = {node_id: place for place, node_id in enumerate(order)}
-    return [depth[node.node_id] for node in nodes]
+    position_of = {node_id: position for position, node_id in enumerate(order)}
+    return [position_of[node.node_id] for node in nodes]
 
 
-def _blocks(state: NodeState) -> bool:
+def _closes_all_gate(state: NodeState) -> bool:
+    """Return whether a parent that ended in `state` closes a gate with the mode `all`."""
     if state.status is NodeStatus.FINISHED:
         return False
-    return not (state.status is NodeStatus.SKIPPED and state.skip_reason in _TOLERATED)
+    return not (state.status is NodeStatus.SKIPPED and state.skip_reason in _TOLERATED_BY_ALL)
 
 
 def _inherited_reason(state: NodeState) -> SkipReason | None:
@@ -204,6 +219,6 @@ def _inherited_reason(state: NodeState) -> SkipReason | None:
     return SkipReason.UPSTREAM_FAILED
 
 
-def _stronger(left: SkipReason | None, right: SkipReason | None) -> SkipReason | None:
+def _higher_precedence(left: SkipReason | None, right: SkipReason | None) -> SkipReason | None:
     present = [reason for reason in (left, right) if reason is not None]
     return min(present, key=_INHERITED.index, default=None)

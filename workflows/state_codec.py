@@ -1,8 +1,8 @@
-"""Encode a task's state as input of the next run of its workflow (continue-as-new). Pure.
+"""Encode a task's state as input of the next run of its workflow (continue-as-new), and decode it there. Pure.
 
 Temporal rejects payloads of 2 MB. The graph and params of a task have at most 1 MB, so the rest of the state may have
-at most 1 MB as well. To fit, nodes are encoded as columns, and equal texts are stored once. Texts that do not fit are
-truncated, the longest first. In addition, large parts are compressed.
+at most 1 MB as well. To fit, the states of the nodes are encoded as columns, and equal texts are stored once. Texts
+that do not fit are truncated, the longest first. In addition, large parts are compressed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from pydantic import dataclasses as wire
 
 from flowkit.limits import CARRIED_STATE_BYTES
 from flowkit.models import NodeState, NodeStatus, Opened, SkipReason, StatusChange
-from flowkit.workflows.budget import cut_fairly, json_size
+from flowkit.workflows.budget import json_size, truncate_longest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Packed = dict[str, Any]
-Columns = dict[str, Any]
+"""A value that `pack` encoded: `{"json": value}`, or `{"zlib": text}` if it is compressed."""
 
-_STATUSES = {
+Columns = dict[str, Any]
+"""The states of all nodes: for each field of `NodeState`, a list or text with the values in the order of the nodes."""
+
+_STATUS_LETTERS = {
     NodeStatus.QUEUED: "q",
     NodeStatus.RUNNING: "r",
     NodeStatus.DEFERRED: "d",
@@ -37,7 +40,7 @@ _STATUSES = {
     NodeStatus.CANCELLED: "k",
     NodeStatus.SKIPPED: "s",
 }
-_REASONS: dict[SkipReason | None, str] = {
+_REASON_LETTERS: dict[SkipReason | None, str] = {
     None: "-",
     SkipReason.ROUTING: "r",
     SkipReason.CONDITION: "c",
@@ -46,15 +49,15 @@ _REASONS: dict[SkipReason | None, str] = {
     SkipReason.TASK_CANCELLED: "k",
     SkipReason.USER: "m",
 }
-_STATUS_OF = {letter: status for status, letter in _STATUSES.items()}
-_REASON_OF = {letter: reason for reason, letter in _REASONS.items()}
+_STATUS_BY_LETTER = {letter: status for status, letter in _STATUS_LETTERS.items()}
+_REASON_BY_LETTER = {letter: reason for reason, letter in _REASON_LETTERS.items()}
 
 _COUNTS = ("epoch", "generation", "failures", "losses", "yields")
 _TEXTS = ("last_error", "reason_code")
-_PLAIN_BYTES = 1_000
+_MAX_UNCOMPRESSED_BYTES = 1_000
 """Values up to this size are not compressed, so that they stay readable in Temporal's Web UI."""
 
-_TEXT_OVERHEAD = len('"",')
+_TEXT_OVERHEAD_BYTES = len('"",')
 
 
 @wire.dataclass(kw_only=True, slots=True)
@@ -67,96 +70,101 @@ class TaskState:
     nodes: list[NodeState]
     status_history: list[StatusChange]
     status_history_omitted: int = 0
-    """Entries dropped from the middle of `status_history`."""
+    """Number of entries dropped from the middle of `status_history`."""
 
 
-def is_state(given: object) -> TypeGuard[dict[str, Any]]:
-    """Return whether `given` is the state that a previous run of the same task handed over."""
-    return isinstance(given, dict) and "opened" in given
+def is_state(value: object) -> TypeGuard[dict[str, Any]]:
+    """Return whether `value` is the state that a previous run of the same task handed over."""
+    return isinstance(value, dict) and "opened" in value
 
 
 def encode_state(state: TaskState) -> dict[str, Any]:
     """Return `state` as input of the next run, in at most CARRIED_STATE_BYTES plus the size of graph and params."""
     carried = {
-        "opened": _opened().dump_python(replace(state.opened, epochs={}), mode="json"),
+        "opened": _opened_adapter().dump_python(replace(state.opened, epochs={}), mode="json"),
         "status_history": [[change.from_, change.to, change.at] for change in state.status_history],
         "status_history_omitted": state.status_history_omitted,
     }
-    room = CARRIED_STATE_BYTES - json_size(carried)
+    remaining = CARRIED_STATE_BYTES - json_size(carried)
     task = {"graph": state.graph, "params": state.params}
-    return {**carried, "task": pack(task), "nodes": pack(columns_of(state.nodes, room))}
+    return {**carried, "task": pack(task), "nodes": pack(columns_of(state.nodes, remaining))}
 
 
-def parse_state(given: dict[str, Any]) -> TaskState:
-    """Decode the state that the previous run of the same task handed over. Accepts the first release's form as well."""
-    if "task" not in given:
-        return _first_form().validate_python(given)
+def parse_state(value: dict[str, Any]) -> TaskState:
+    """Decode the state that the previous run of the task handed over. Accept the first release's format as well."""
+    if "task" not in value:
+        return _first_release_format().validate_python(value)
     return TaskState(
-        **unpack(given["task"]),
-        opened=_opened().validate_python(given["opened"]),
-        nodes=states_of(unpack(given["nodes"])),
-        status_history=[StatusChange(from_=from_, to=to, at=at) for from_, to, at in given["status_history"]],
-        status_history_omitted=given["status_history_omitted"],
+        **unpack(value["task"]),
+        opened=_opened_adapter().validate_python(value["opened"]),
+        nodes=states_of(unpack(value["nodes"])),
+        status_history=[StatusChange(from_=from_, to=to, at=at) for from_, to, at in value["status_history"]],
+        status_history_omitted=value["status_history_omitted"],
     )
 
 
 @cache
-def _first_form() -> TypeAdapter[TaskState]:
+def _first_release_format() -> TypeAdapter[TaskState]:
     return TypeAdapter(TaskState)
 
 
 @cache
-def _opened() -> TypeAdapter[Opened]:
+def _opened_adapter() -> TypeAdapter[Opened]:
     return TypeAdapter(Opened)
 
 
-def columns_of(states: Sequence[NodeState], room: int) -> Columns:
+def columns_of(states: Sequence[NodeState], limit: int) -> Columns:
     """Encode the nodes' states as columns, one for each field that any node has set.
 
     A table holds each text once, and the columns refer to its entries by position, counted from 1. Texts are truncated
-    so that the result has at most `room` bytes of JSON.
+    so that the result has at most `limit` bytes of JSON.
     """
-    columns: Columns = {"status": "".join(_STATUSES[state.status] for state in states)}
+    columns: Columns = {"status": "".join(_STATUS_LETTERS[state.status] for state in states)}
     for name in _COUNTS:
-        _add(columns, name, [getattr(state, name) for state in states])
-    _add(columns, "next_retry_at", [state.next_retry_at or 0 for state in states])
+        _add_column(columns, name, [getattr(state, name) for state in states])
+    _add_column(columns, "next_retry_at", [state.next_retry_at or 0 for state in states])
     if any(state.free for state in states):
         columns["free"] = "".join("01"[state.free] for state in states)
     if any(state.skip_reason for state in states):
-        columns["skip_reason"] = "".join(_REASONS[state.skip_reason] for state in states)
+        columns["skip_reason"] = "".join(_REASON_LETTERS[state.skip_reason] for state in states)
     table: dict[str, int] = {}
     for name in _TEXTS:
-        _add(columns, name, [_place(table, getattr(state, name)) for state in states])
+        _add_column(columns, name, [_text_position(table, getattr(state, name)) for state in states])
     if table:
         columns["texts"] = []
-        columns["texts"] = cut_fairly(list(table), room - json_size(columns) - _TEXT_OVERHEAD * len(table))
+        columns["texts"] = truncate_longest(
+            list(table), limit - json_size(columns) - _TEXT_OVERHEAD_BYTES * len(table)
+        )
     return columns
 
 
-def _add(columns: Columns, name: str, values: list[Any]) -> None:
+def _add_column(columns: Columns, name: str, values: list[Any]) -> None:
     if any(values):
         columns[name] = values
 
 
-def _place(table: dict[str, int], text: str | None) -> int:
+def _text_position(table: dict[str, int], text: str | None) -> int:
+    """Return the position of `text` in `table`, counted from 1, and add it if it is new. 0 for no text."""
     return table.setdefault(text, len(table) + 1) if text else 0
 
 
 def states_of(columns: Columns) -> list[NodeState]:
     """Decode the nodes' states from `columns`."""
-    states = [NodeState(status=_STATUS_OF[letter]) for letter in columns["status"]]
+    states = [NodeState(status=_STATUS_BY_LETTER[letter]) for letter in columns["status"]]
     for name in _COUNTS:
-        _set(states, name, columns.get(name, ()))
-    _set(states, "next_retry_at", [at or None for at in columns.get("next_retry_at", ())])
-    _set(states, "free", [mark == "1" for mark in columns.get("free", "")])
-    _set(states, "skip_reason", [_REASON_OF[letter] for letter in columns.get("skip_reason", "")])
+        _set_column(states, name, columns.get(name, ()))
+    _set_column(states, "next_retry_at", [at or None for at in columns.get("next_retry_at", ())])
+    _set_column(states, "free", [digit == "1" for digit in columns.get("free", "")])
+    _set_column(
+        states, "skip_reason", [_REASON_BY_LETTER[letter] for letter in columns.get("skip_reason", "")]
+    )
     texts = [None, *columns.get("texts", ())]
     for name in _TEXTS:
-        _set(states, name, [texts[place] for place in columns.get(name, ())])
+        _set_column(states, name, [texts[position] for position in columns.get(name, ())])
     return states
 
 
-def _set(states: list[NodeState], name: str, values: Sequence[Any]) -> None:
+def _set_column(states: list[NodeState], name: str, values: Sequence[Any]) -> None:
     for state, value in zip(states, values, strict=False):
         setattr(state, name, value)
 
@@ -164,7 +172,7 @@ def _set(states: list[NodeState], name: str, values: Sequence[Any]) -> None:
 def pack(value: Any) -> Packed:
     """Return `value` compressed, or unchanged if it is small or compression does not make it smaller."""
     plain = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-    if len(plain) > _PLAIN_BYTES:
+    if len(plain) > _MAX_UNCOMPRESSED_BYTES:
         packed = base64.b64encode(zlib.compress(plain)).decode()
         if len(packed) < len(plain):
             return {"zlib": packed}

@@ -1,16 +1,16 @@
-"""Format the summaries of attempts and retry timers for Temporal and for the task's details. Pure."""
+"""Format the summaries of attempts and retry timers, which Temporal's Web UI shows beside their events. Pure."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowkit.models import FailureKind
-from flowkit.workflows.budget import cut_utf8
+from flowkit import reason_codes
+from flowkit.workflows.budget import truncate_utf8
 
 if TYPE_CHECKING:
     from flowkit.models import Node, NodeState
 
-_FREE_CODES = frozenset({"lease_lost", "dispatch_lost", FailureKind.YIELDED})
+_NO_BUDGET_CODES = frozenset({reason_codes.LEASE_LOST, reason_codes.DISPATCH_LOST, reason_codes.YIELDED})
 """Reason codes that use no retry budget. Only tasks of an earlier release need them; newer tasks set `state.free`."""
 
 _SUMMARY_CHARS = 100
@@ -22,29 +22,31 @@ _ID_BYTES = 120
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
-def next_try(node: Node, state: NodeState) -> str:
-    """Return `retry 1 of 2` after a failure, and `next try` after an end that does not use the retry budget."""
-    if state.free or state.reason_code in _FREE_CODES or not state.failures:
-        return "next try"
+def next_attempt(node: Node, state: NodeState) -> str:
+    """Return `retry 1 of 2` after a failure, and `next attempt` after an end that does not use the retry budget."""
+    if state.free or state.reason_code in _NO_BUDGET_CODES or not state.failures:
+        return "next attempt"
     return f"retry {state.failures} of {node.retry_policy.max}"
 
 
-def timer_text(node: Node, state: NodeState, seconds: float) -> str:
+def timer_summary(node: Node, state: NodeState, seconds: float) -> str:
     """Return the summary of the timer of a node that waits for `seconds`."""
-    name, wait = _short(node), span(seconds)
-    if state.reason_code == FailureKind.YIELDED:
-        return f"{name}: waits for a source, {wait} at most"
-    return _summary(f"{name}: {next_try(node, state)} in {wait}, after {state.reason_code or 'a failure'}")
+    name, wait = _short_id(node), format_duration(seconds)
+    if state.reason_code == reason_codes.YIELDED:
+        return f"{name}: waits for a source node, at most {wait}"
+    return _fit_summary(
+        f"{name}: {next_attempt(node, state)} in {wait}, after {state.reason_code or 'a failure'}"
+    )
 
 
-def attempt_text(node: Node, state: NodeState) -> str:
+def attempt_summary(node: Node, state: NodeState) -> str:
     """Return the summary of an attempt: the node id and, after failures, the number of the retry."""
     if not state.failures:
-        return _summary(node.node_id)
-    return f"{_short(node)}, retry {state.failures} of {node.retry_policy.max}"
+        return _fit_summary(node.node_id)
+    return f"{_short_id(node)}, retry {state.failures} of {node.retry_policy.max}"
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration in its two largest units: `0.5 s`, `45 s`, `10 min`, `1 h 30 min`, `2 d`."""
     if seconds < 120:
         return f"{seconds:.3g} s"
@@ -61,14 +63,15 @@ def span(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
-def _short(node: Node) -> str:
-    return cut_utf8(_cut(node.node_id, _ID_CHARS), _ID_BYTES)
+def _short_id(node: Node) -> str:
+    return truncate_utf8(_truncate(node.node_id, _ID_CHARS), _ID_BYTES)
 
 
-def _summary(text: str) -> str:
-    printable = "".join(letter if letter.isprintable() else " " for letter in text)
-    return cut_utf8(_cut(printable, _SUMMARY_CHARS), _SUMMARY_BYTES)
+def _fit_summary(text: str) -> str:
+    """Return `text` without unprintable characters, truncated to the size that Temporal accepts."""
+    printable = "".join(character if character.isprintable() else " " for character in text)
+    return truncate_utf8(_truncate(printable, _SUMMARY_CHARS), _SUMMARY_BYTES)
 
 
-def _cut(text: str, chars: int) -> str:
+def _truncate(text: str, chars: int) -> str:
     return text if len(text) <= chars else text[: chars - 1] + "…"

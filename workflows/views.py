@@ -1,4 +1,4 @@
-"""Derive reasons, statuses and search attributes from a task's state. Pure."""
+"""Derive the reasons, the status and the search attributes that users see from a task's state. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 
+from flowkit import reason_codes
 from flowkit.limits import LAST_ERROR_CHARS, STATUS_CHANGES
 from flowkit.models import NodeStatus, TaskStatus
+from flowkit.temporal_names import PIPELINE_ATTRIBUTE, STATUS_ATTRIBUTE
 from flowkit.text import clean
 
 if TYPE_CHECKING:
@@ -16,42 +18,45 @@ if TYPE_CHECKING:
     from flowkit.models import Graph, Node, NodeState, StatusChange
     from flowkit.workflows.scheduler import Scheduler
 
-PIPELINE = "FlowkitPipeline"
-STATUS = "FlowkitStatus"
-SEARCH_ATTRIBUTES = (PIPELINE, STATUS)
-"""Search attributes that FlowKit sets if they are registered. Both have the type keyword."""
-
-DEFAULT_CANCEL_REASON = "user_request"
 _PIPELINE_CHARS = 200
 """Temporal's visibility stores accept keywords of at most 255 characters."""
 
+_SHOWN_BY_TEMPORAL = frozenset(
+    {TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.FINISHED, TaskStatus.CANCELLED}
+)
+"""Statuses that follow from Temporal's own status of the workflow."""
+
 _FIRST_CHANGES = 10
+"""Number of status changes at the beginning of a long history that are kept."""
 
 
 def stop_reason(failed: Node | None, states: Sequence[NodeState], cancel_reason: str | None) -> str:
     """Return the `cancel_reason` of a stopped task: the failed node's reason code, or the given `cancel_reason`."""
     if failed is not None:
-        return f"hard_fail:{states[failed.index].reason_code}"
-    return clean(cancel_reason or DEFAULT_CANCEL_REASON)[:LAST_ERROR_CHARS]
+        return f"{reason_codes.HARD_FAIL}:{states[failed.index].reason_code}"
+    return clean(cancel_reason or reason_codes.USER_REQUEST)[:LAST_ERROR_CHARS]
 
 
 def failure_text(scheduler: Scheduler) -> str:
     """Return in one line why the task failed."""
     first, *others = scheduler.failures
     error = scheduler.states[first.index].last_error or "failed"
-    more = f" (and {len(others)} more failed nodes)" if others else ""
-    return f"node {first.node_id!r} failed: {error}"[:LAST_ERROR_CHARS] + more
+    suffix = f" (and {len(others)} more failed nodes)" if others else ""
+    return f"node {first.node_id!r} failed: {error}"[:LAST_ERROR_CHARS] + suffix
 
 
 def open_status(scheduler: Scheduler) -> TaskStatus:
-    """Return `deferred` if no node runs and at least one waits for its retry, otherwise `running`."""
+    """Return the status of a task that has not ended.
+
+    It is `deferred` if no node runs and at least one waits for its retry, otherwise `running`.
+    """
     counts = scheduler.counts()
-    waits = counts[NodeStatus.DEFERRED] > 0
+    waiting = counts[NodeStatus.DEFERRED] > 0
     idle = counts[NodeStatus.RUNNING] == 0
-    return TaskStatus.DEFERRED if waits and idle else TaskStatus.RUNNING
+    return TaskStatus.DEFERRED if waiting and idle else TaskStatus.RUNNING
 
 
-def shorten(history: list[StatusChange]) -> int:
+def shorten_history(history: list[StatusChange]) -> int:
     """Drop entries from the middle of a long history; keep the first ten and the latest. Return the number dropped."""
     surplus = max(0, len(history) - STATUS_CHANGES)
     del history[_FIRST_CHANGES : _FIRST_CHANGES + surplus]
@@ -66,19 +71,14 @@ def search_attributes(
     Temporal's own status is sufficient, and free, for a task that only runs and then ends. FlowKit therefore sets its
     status attribute only once a status adds information: `deferred`, or `failed` while attempts still end.
     """
-    pairs: list[SearchAttributeUpdate[Any]] = []
+    updates: list[SearchAttributeUpdate[Any]] = []
     status = history[-1].to
-    if STATUS in registered and any(change.to not in _SHOWN_BY_TEMPORAL for change in history):
-        pairs.append(SearchAttributeKey.for_keyword(STATUS).value_set(status))
+    if STATUS_ATTRIBUTE in registered and any(change.to not in _SHOWN_BY_TEMPORAL for change in history):
+        updates.append(SearchAttributeKey.for_keyword(STATUS_ATTRIBUTE).value_set(status))
     name = pipeline_name(graph.name, params)
-    if PIPELINE in registered and name and history[-1].from_ == TaskStatus.QUEUED:
-        pairs.append(SearchAttributeKey.for_keyword(PIPELINE).value_set(name))
-    return pairs
-
-
-_SHOWN_BY_TEMPORAL = frozenset(
-    {TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.FINISHED, TaskStatus.CANCELLED}
-)
+    if PIPELINE_ATTRIBUTE in registered and name and history[-1].from_ == TaskStatus.QUEUED:
+        updates.append(SearchAttributeKey.for_keyword(PIPELINE_ATTRIBUTE).value_set(name))
+    return updates
 
 
 def pipeline_name(graph_name: str | None, params: dict[str, Any]) -> str | None:
@@ -90,4 +90,4 @@ def pipeline_name(graph_name: str | None, params: dict[str, Any]) -> str | None:
 
 def _printable(text: str) -> str:
     """Replace characters that some databases reject, such as NUL."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)

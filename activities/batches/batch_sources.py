@@ -12,6 +12,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from flowkit import reason_codes
 from flowkit.activities.attempts import AttemptFailed
 from flowkit.activities.batches.puller import Puller, SourcesIdle
 from flowkit.activities.handlers import Batch
@@ -129,7 +130,7 @@ class Input:
         except SourcesIdle:
             text = "no node that it pulls from is running; it continues when one runs"
             raise AttemptFailed(
-                AttemptFailure(kind=FailureKind.YIELDED, code="yielded", message=text)
+                AttemptFailure(kind=FailureKind.YIELDED, code=reason_codes.YIELDED, message=text)
             ) from None
 
     async def _route(self, loaded: Any) -> PullArgs | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flowkit import reason_codes
 from flowkit.adapters.tasks import task_fields
 from flowkit.errors import FlowKitError
 from flowkit.models import NodeStatus
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowkit.models import AttemptInput
-
-DB_FLAG = "db_flag"
-"""The cancel reason for a direct write to the document that contains no reason."""
 
 _TASK_FLAG = {
     "_id": 0,
@@ -48,7 +46,7 @@ class CancelFlag:
 class Flagged(FlowKitError):
     """Raised when a cancel flag prevents an attempt from beginning."""
 
-    code = "cancel_pending"
+    code = reason_codes.CANCEL_PENDING
 
     def __init__(self, flag: CancelFlag) -> None:
         self.flag = flag
@@ -105,4 +103,4 @@ def _flag(document: dict[str, Any]) -> CancelFlag:
     """
     found = document.get("coordinator") or {}
     run_id = found.get("cancel_run_id") if found.get("cancelled") is True else None
-    return CancelFlag(reason=str(found.get("cancel_reason") or DB_FLAG), run_id=run_id)
+    return CancelFlag(reason=str(found.get("cancel_reason") or reason_codes.DB_FLAG), run_id=run_id)

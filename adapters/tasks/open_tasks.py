@@ -11,7 +11,7 @@ from pymongo.errors import DuplicateKeyError
 from flowkit.adapters.mongo import Database, iso, moment, translate_errors
 from flowkit.adapters.tasks import task_fields
 from flowkit.adapters.tasks.task_queries import aggregated
-from flowkit.models import OPEN_NODE_STATUSES, OPEN_TASK_STATUSES, NodeStatus, TaskStatus
+from flowkit.models import OPEN_NODE_STATUSES, OPEN_TASK_STATUSES, NodeStatus, SkipReason, TaskStatus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -73,7 +73,16 @@ class OpenTasks:
     @translate_errors
     async def close_orphan(self, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
         """Close a task whose workflow is gone. Return False if its document has changed meanwhile."""
-        return await close_orphan(self._tasks, task_id, run_id, reason, at)
+        unchanged = {"id": task_id, "run_id": run_id, **_NOT_CLOSED}
+        stored = await self._tasks.find_one(unchanged, {**task_fields.NODE_STATES, "run_id": 1, "status": 1})
+        if stored is None:
+            return False
+        change = {"from": stored["status"], "to": TaskStatus.FAILED.value, "at": iso(at)}
+        done = await self._tasks.update_one(
+            unchanged | _unchanged_nodes(stored),
+            {"$set": _orphan_fields(stored, reason, at), "$push": {"status_history": change}},
+        )
+        return bool(done.matched_count)
 
     @translate_errors
     async def take_turn(self, namespace_id: str, owner: str, at: float, seconds: float) -> bool:
@@ -101,23 +110,6 @@ class OpenTasks:
 
 def _turn(namespace_id: str) -> str:
     return f"sweep:{namespace_id or 'unknown'}"
-
-
-async def close_orphan(tasks: Any, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
-    """Close a task in the collection `tasks` whose workflow is gone.
-
-    Return False if the document has changed meanwhile.
-    """
-    unchanged = {"id": task_id, "run_id": run_id, **_NOT_CLOSED}
-    stored = await tasks.find_one(unchanged, {**task_fields.NODE_STATES, "run_id": 1, "status": 1})
-    if stored is None:
-        return False
-    change = {"from": stored["status"], "to": TaskStatus.FAILED.value, "at": iso(at)}
-    done = await tasks.update_one(
-        unchanged | _unchanged_nodes(stored),
-        {"$set": _orphan_fields(stored, reason, at), "$push": {"status_history": change}},
-    )
-    return bool(done.matched_count)
 
 
 def _unchanged_nodes(stored: Fields) -> Fields:
@@ -149,4 +141,4 @@ def _orphan_fields(stored: Fields, reason: str, at: float) -> Fields:
 def _ended(path: str, *, begun: bool, at: float) -> Fields:
     status = NodeStatus.CANCELLED if begun else NodeStatus.SKIPPED
     fields: Fields = {f"{path}.status": status.value, f"{path}.finished_at": moment(at)}
-    return fields if begun else fields | {f"{path}.skip_reason": "task_failed"}
+    return fields if begun else fields | {f"{path}.skip_reason": SkipReason.TASK_FAILED.value}

@@ -9,12 +9,11 @@ from pymongo import DESCENDING
 
 from flowkit.adapters.mongo import Database, ensure_index, translate_errors
 from flowkit.arguments import require, task_id_problem
-from flowkit.models import TaskStatus
+from flowkit.models import OPEN_TASK_STATUSES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_OPEN = [status.value for status in TaskStatus if not status.closed]
 _SUMMARY = {
     "_id": 0,
     "id": 1,
@@ -62,7 +61,9 @@ class TaskQueries:
     @translate_errors
     async def open_counts(self) -> dict[str, int]:
         """Return the number of open tasks by status."""
-        return await self._counted(self._db.tasks, {"$match": {"status": {"$in": _OPEN}}}, "$status")
+        return await self._counted(
+            self._db.tasks, {"$match": {"status": {"$in": OPEN_TASK_STATUSES}}}, "$status"
+        )
 
     async def _counted(self, collection: Any, match: dict[str, Any], by: str) -> dict[str, int]:
         rows = await aggregated(collection, [match, {"$group": {"_id": by, "count": {"$sum": 1}}}])

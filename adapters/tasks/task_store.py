@@ -18,7 +18,6 @@ from flowkit.adapters.tasks import task_fields
 from flowkit.adapters.tasks.attempt_writes import AttemptWrites
 from flowkit.adapters.tasks.cancel_flags import CancelFlags
 from flowkit.adapters.tasks.closing import Closing
-from flowkit.adapters.tasks.open_tasks import close_orphan
 from flowkit.adapters.tasks.recording import Recording
 from flowkit.adapters.tasks.task_queries import TaskQueries
 from flowkit.errors import TaskIdTaken
@@ -277,11 +276,6 @@ class TaskStore:
         Do not change a document that a newer run has opened. Raise StoreTooLarge if the document is too large to close.
         """
         return await Closing(self._tasks).write(close)
-
-    @translate_errors
-    async def close_orphan(self, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
-        """Close a task whose workflow is gone. Return False if its document has changed meanwhile."""
-        return await close_orphan(self._tasks, task_id, run_id, reason, at)
 
 
 def _check_graph(stored: dict[str, Any], opening: OpenTask) -> None:

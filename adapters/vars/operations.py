@@ -24,6 +24,7 @@ from flowkit.limits import (
     VARS_SEGMENT_CHARS,
     VARS_VALUE_BYTES,
 )
+from flowkit.text import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -285,6 +286,4 @@ def ancestors(path: str) -> Iterator[str]:
 
 def kind(value: Any) -> str:
     """Return the type of a value for an error message, for example `a dict`."""
-    name = type(value).__name__
-    article = "an" if name[0] in "aeiou" else "a"
-    return "null" if value is None else f"{article} {name}"
+    return "null" if value is None else kind_of(value)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import ConfigError
 from flowkit.limits import ID_CHARS
+from flowkit.text import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -173,7 +174,7 @@ def printed(value: object) -> str:
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # ValueError: the integer has more digits than Python prints
-        return f"{_kind(value)} too large or nested too deeply to show"
+        return f"{kind_of(value)} too large or nested too deeply to show"
     return printable(text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…")
 
 
@@ -205,8 +206,3 @@ def _float(value: Any) -> float:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
-
-
-def _kind(value: object) -> str:
-    name = type(value).__name__
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

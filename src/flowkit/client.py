@@ -16,7 +16,7 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from flowkit import limits
+from flowkit import limits, reason_codes, temporal_names
 from flowkit.adapters.tasks import task_fields
 from flowkit.adapters.tasks.task_queries import TaskQueries
 from flowkit.arguments import (
@@ -43,7 +43,7 @@ from flowkit.graph.validation import raise_if, unknown_function
 from flowkit.models import TaskResult, TaskStatus
 from flowkit.text import clean
 from flowkit.workflows.task import Task
-from flowkit.workflows.views import DEFAULT_CANCEL_REASON, pipeline_name
+from flowkit.workflows.views import pipeline_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine
@@ -164,7 +164,7 @@ class TaskClient:
         name = pipeline_name(graph_name if isinstance(graph_name, str) else None, given["params"])
         try:
             await self._client.start_workflow(
-                "Task",
+                temporal_names.TASK,
                 given,
                 id=task_id,
                 task_queue=self._queue,
@@ -204,7 +204,7 @@ class TaskClient:
         if error:
             raise error
 
-    async def cancel_task(self, task_id: str, *, reason: str = DEFAULT_CANCEL_REASON) -> bool:
+    async def cancel_task(self, task_id: str, *, reason: str = reason_codes.USER_REQUEST) -> bool:
         """Request that a task stop, without waiting for it. Return False if it has ended or does not exist.
 
         FlowKit stores `reason` in the task document and cuts it to 1,000 characters.
@@ -212,7 +212,7 @@ class TaskClient:
         handle, why = self.handle(task_id), cancel_reason(reason)
         try:
             latest = await handle.describe()
-            if latest.close_time is not None or latest.workflow_type != "Task":
+            if latest.close_time is not None or latest.workflow_type != temporal_names.TASK:
                 return False
             await handle.cancel(reason=why)
         except RPCError as error:
@@ -286,11 +286,11 @@ def _error_for_end(task_id: str, cause: BaseException | None) -> FlowKitError:
         case temporal.CancelledError():
             return TaskCancelled(task_id)
         case temporal.ApplicationError():
-            return TaskFailed(task_id, cause.message, cause.type or "task_failed")
+            return TaskFailed(task_id, cause.message, cause.type or reason_codes.TASK_FAILED)
         case temporal.TerminatedError():
-            return TaskFailed(task_id, f"terminated: {cause.message}", "terminated")
+            return TaskFailed(task_id, f"terminated: {cause.message}", reason_codes.TERMINATED)
         case temporal.TimeoutError():
-            return TaskFailed(task_id, "its workflow timed out", "timed_out")
+            return TaskFailed(task_id, "its workflow timed out", reason_codes.TIMED_OUT)
     return TaskFailed(task_id, str(cause))
 
 
@@ -302,7 +302,7 @@ def _result_from_document(task_id: str, document: dict[str, Any] | None) -> Task
     if status is TaskStatus.CANCELLED:
         raise TaskCancelled(task_id, reason)
     if status is not TaskStatus.FINISHED:
-        raise TaskFailed(task_id, reason or "its workflow no longer exists in Temporal", "lost")
+        raise TaskFailed(task_id, reason or "its workflow no longer exists in Temporal", reason_codes.LOST)
     handled = (document.get("result") or {}).get("handled_failures") or []
     return TaskResult(task_id=task_id, status=status, handled_failures=handled)
 
@@ -324,5 +324,5 @@ def cancel_reason(given: str | None) -> str:
     """Return a cancel reason in stored form: valid UTF-8 text of at most 1,000 characters."""
     if given is not None and not isinstance(given, str):
         raise ConfigError(f"reason is {shown(given)}; it must be a string")
-    text = clean(given or DEFAULT_CANCEL_REASON)
+    text = clean(given or reason_codes.USER_REQUEST)
     return text if len(text) <= limits.CANCEL_REASON_CHARS else f"{text[: limits.CANCEL_REASON_CHARS - 1]}…"

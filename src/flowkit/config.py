@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from flowkit.core import checks
 from flowkit.errors import ConfigError
+from flowkit.text import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -252,7 +253,7 @@ def _merged(cls: type[Any], layers: Iterable[Layer]) -> dict[str, Any]:
     known = {each.name for each in fields(cls)}
     for place, settings in layers:
         for name in settings.keys() - known - _derived(cls):
-            guess = checks.did_you_mean(name, known)
+            guess = suggestion(name, known)
             raise TypeError(f"{place}: {cls.__name__} has no setting {name!r}{guess}")
         values |= {name: value for name, value in settings.items() if name in known}
         origin |= dict.fromkeys(settings, place)

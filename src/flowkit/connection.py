@@ -17,6 +17,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 from temporalio.service import GrpcCompression, RPCError, RPCStatusCode
 
+from flowkit import reason_codes
 from flowkit.errors import FlowKitError
 from flowkit.loops import new_event_loop
 
@@ -35,7 +36,7 @@ class TemporalUnavailable(FlowKitError):
     """Temporal is unavailable; check TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE, and that the server is running."""
 
     retryable = True
-    code = "temporal_unavailable"
+    code = reason_codes.TEMPORAL_UNAVAILABLE
 
     def __init__(self, problem: str | None = None, remedy: str = "", detail: str = "") -> None:
         self.problem = problem

@@ -26,6 +26,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from flowkit import reason_codes
+
 
 class FlowKitError(Exception):
     """An error in FlowKit."""
@@ -33,7 +35,7 @@ class FlowKitError(Exception):
     retryable: ClassVar[bool] = False
     """Whether the same call may succeed later without changes."""
 
-    code: ClassVar[str] = "flowkit_error"
+    code: ClassVar[str] = reason_codes.FLOWKIT_ERROR
     """The reason code, which Temporal's Web UI shows as the type of the error."""
 
     def __init__(self, message: str | None = None) -> None:
@@ -43,7 +45,7 @@ class FlowKitError(Exception):
 class GraphError(FlowKitError, ValueError):
     """A graph, its params or its task id is invalid; `problems` lists the reasons."""
 
-    code = "invalid_graph"
+    code = reason_codes.INVALID_GRAPH
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
@@ -56,50 +58,50 @@ class GraphError(FlowKitError, ValueError):
 class ConfigError(FlowKitError, ValueError):
     """A setting or an argument is unknown or has a value that is not allowed."""
 
-    code = "invalid_config"
+    code = reason_codes.INVALID_CONFIG
 
 
 class Removed(FlowKitError, AttributeError):
     """FlowKit no longer has this attribute; the message names its replacement."""
 
-    code = "removed"
+    code = reason_codes.REMOVED
 
 
 class StoreUnavailable(FlowKitError):
     """MongoDB is unavailable."""
 
     retryable = True
-    code = "mongo_unavailable"
+    code = reason_codes.MONGO_UNAVAILABLE
 
 
 class StoreDenied(StoreUnavailable):
     """MongoDB denies access: the user cannot log in or lacks a role."""
 
-    code = "mongo_denied"
+    code = reason_codes.MONGO_DENIED
 
 
 class StoreRefused(FlowKitError):
     """MongoDB rejected a write; a retry does not help."""
 
-    code = "mongo_refused"
+    code = reason_codes.MONGO_REFUSED
 
 
 class StoreTooLarge(StoreRefused):
     """A document would exceed MongoDB's limit of 16 MB."""
 
-    code = "document_too_large"
+    code = reason_codes.DOCUMENT_TOO_LARGE
 
 
 class Fenced(FlowKitError):
     """The attempt is outdated: a newer attempt of the node has begun, or the task has ended."""
 
-    code = "fenced"
+    code = reason_codes.FENCED
 
 
 class EpochTaken(FlowKitError):
     """Another run has already used this epoch of the node."""
 
-    code = "epoch_taken"
+    code = reason_codes.EPOCH_TAKEN
 
     def __init__(self, current: int) -> None:
         self.current = current
@@ -109,21 +111,21 @@ class EpochTaken(FlowKitError):
 class TaskIdTaken(FlowKitError):
     """Another task has already used this id; choose a new one."""
 
-    code = "task_id_taken"
+    code = reason_codes.TASK_ID_TAKEN
 
 
 class WrongDeployment(FlowKitError):
     """The worker uses a different database than the engine that opened the task."""
 
-    code = "wrong_database"
+    code = reason_codes.WRONG_DATABASE
 
 
 class BadInput(FlowKitError):
     """A node's input adapter or its arguments are invalid."""
 
-    code = "bad_input_args"
+    code = reason_codes.BAD_INPUT_ARGS
 
-    def __init__(self, message: str, code: str = "bad_input_args") -> None:
+    def __init__(self, message: str, code: str = reason_codes.BAD_INPUT_ARGS) -> None:
         self.reason_code = code
         super().__init__(message)
 
@@ -131,13 +133,13 @@ class BadInput(FlowKitError):
 class AdapterError(FlowKitError):
     """A coordinator function cannot perform the operation; a retry does not help."""
 
-    code = "adapter_error"
+    code = reason_codes.ADAPTER_ERROR
 
 
 class UnknownTask(FlowKitError, LookupError):
     """No task has this id."""
 
-    code = "unknown_task"
+    code = reason_codes.UNKNOWN_TASK
 
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
@@ -147,9 +149,9 @@ class UnknownTask(FlowKitError, LookupError):
 class TaskFailed(FlowKitError):
     """The task whose result was requested has failed."""
 
-    code = "task_failed"
+    code = reason_codes.TASK_FAILED
 
-    def __init__(self, task_id: str, reason: str, cause: str = "task_failed") -> None:
+    def __init__(self, task_id: str, reason: str, cause: str = reason_codes.TASK_FAILED) -> None:
         self.task_id = task_id
         self.reason = reason
         self.cause = cause
@@ -160,7 +162,7 @@ class TaskFailed(FlowKitError):
 class TaskCancelled(FlowKitError):
     """The task whose result was requested was cancelled."""
 
-    code = "task_cancelled"
+    code = reason_codes.TASK_CANCELLED
 
     def __init__(self, task_id: str, reason: str | None = None) -> None:
         self.task_id = task_id
@@ -171,7 +173,7 @@ class TaskCancelled(FlowKitError):
 class TaskStillOpen(FlowKitError, TimeoutError):
     """The task did not end within the timeout of the call. The task continues."""
 
-    code = "task_still_open"
+    code = reason_codes.TASK_STILL_OPEN
 
     def __init__(self, task_id: str, timeout: float) -> None:
         self.task_id = task_id

@@ -12,6 +12,8 @@ from typing import Any
 
 from pydantic import dataclasses as wire
 
+from flowkit import reason_codes, temporal_names
+
 
 class TaskStatus(StrEnum):
     """Status of a task in its task document (spec: task lifecycle)."""
@@ -111,7 +113,7 @@ class RetryPolicy:
     max_backoff_sec: float | None = None
     jitter: float = 0.0
     """Largest part of the backoff, from 0 to 1, that FlowKit subtracts at random."""
-    permanent_on: tuple[str, ...] = ("bad_input", "schema_mismatch")
+    permanent_on: tuple[str, ...] = (reason_codes.BAD_INPUT, reason_codes.SCHEMA_MISMATCH)
     """Reason codes that FlowKit never retries."""
 
 
@@ -123,7 +125,7 @@ class NodeIO:
     input_inline: dict[str, Any] | None = None
     batching: dict[str, Any] | None = None
     start_when: StartWhen = StartWhen.READY
-    fn: str = "noop"
+    fn: str = temporal_names.NOOP
     fn_args: dict[str, Any] = field(default_factory=dict)
 
 
@@ -257,7 +259,7 @@ class StatusChange:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptInput:
-    """Input of one attempt. Never change its default values, because they are not sent (see `slim`)."""
+    """Input of one attempt. Never change its default values, because they are not sent (see `without_defaults`)."""
 
     task_id: str
     node_id: str
@@ -315,7 +317,7 @@ class AttemptFailure:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRecord:
-    """State of one node to write to the task document. Default values are not sent (see `slim`)."""
+    """State of one node to write to the task document. Default values are not sent (see `without_defaults`)."""
 
     index: int
     node_id: str
@@ -330,7 +332,7 @@ class NodeRecord:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class RecordTask:
-    """Input of `record`: state that only the workflow knows. Default values are not sent (see `slim`)."""
+    """Input of `record`: state that only the workflow knows. Default values are not sent (see `without_defaults`)."""
 
     task_id: str
     run_id: str
@@ -349,7 +351,7 @@ class RecordTask:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class CloseTask:
-    """Input of `close_task`. Default values are not sent (see `slim`)."""
+    """Input of `close_task`. Default values are not sent (see `without_defaults`)."""
 
     task_id: str
     run_id: str

@@ -27,6 +27,7 @@ from flowkit.engine.component import EngineComponent, WorkerComponent
 from flowkit.engine.worker import activity_name, check_functions, throttled, with_task
 from flowkit.errors import ConfigError
 from flowkit.models import COORDINATOR_FN
+from flowkit.temporal_names import role_queue
 from flowkit.worker.runner import Worker
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ __all__ = ["FlowKitPlugin"]
 
 _logger = logging.getLogger("flowkit.plugin")
 
-_PASSED_THROUGH = ("flowkit.errors", "flowkit.limits", "flowkit.models")
+_PASSED_THROUGH = tuple(
+    f"flowkit.{name}" for name in ("errors", "limits", "models", "reason_codes", "temporal_names")
+)
 """Modules that a user's workflow imports to run tasks. Reloading them in the sandbox would slow down each workflow."""
 
 
@@ -133,7 +136,7 @@ class FlowKitPlugin(SimplePlugin):
         """Return the role of a queue: an empty string for the engine's queue, None for a queue of another system."""
         if queue == self._config.queue:
             return ""
-        prefix = f"{self._config.queue}."
+        prefix = role_queue(self._config.queue, "")
         return queue.removeprefix(prefix) or None if queue.startswith(prefix) else None
 
     def _component(self, role: str) -> WorkerComponent:
@@ -150,7 +153,7 @@ class FlowKitPlugin(SimplePlugin):
         if not asked_for and (config.get("activities") or config.get("workflows")):
             _logger.info("the worker of task queue %r runs no part of FlowKit", queue)
             return
-        roles = [f"{self._config.queue}.{role}" for role in self._handlers or ("<role>",)]
+        roles = [role_queue(self._config.queue, role) for role in self._handlers or ("<role>",)]
         raise ConfigError(
             f"FlowKitPlugin has nothing to do on task queue {queue!r}: it runs tasks on {self._config.queue!r} "
             f"and handlers on {', '.join(map(repr, roles))} (set by config=, worker_config= and handlers=)"

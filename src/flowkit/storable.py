@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.arguments import shown_path
 from flowkit.limits import DOCUMENT_BYTES, DOCUMENT_LEVELS
+from flowkit.text import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,7 +78,7 @@ class _Search:
             case list() | tuple():
                 return self._elements(value, steps, level)
         return self._add(
-            steps, f"is {_kind(value)}; use strings, numbers, true, false, null, lists and objects"
+            steps, f"is {kind_of(value)}; use strings, numbers, true, false, null, lists and objects"
         )
 
     def _int(self, value: int, steps: Steps) -> int:
@@ -98,7 +99,7 @@ class _Search:
 
     def _key(self, key: Any, steps: Steps) -> int:
         if not isinstance(key, str):
-            return self._add(steps, f"has the key {key!r:.80}, {_kind(key)}: keys must be strings")
+            return self._add(steps, f"has the key {key!r:.80}, {kind_of(key)}: keys must be strings")
         if "\0" in key:
             self._add(steps, "has a key with NUL (\\x00) in it, which MongoDB rejects: rename the key")
         return self._text(key, steps)
@@ -133,8 +134,3 @@ def _place(document: Any, steps: Steps) -> str:
 def _digits(value: int) -> str:
     """Return an integer as errors show it. Python refuses to print integers of several thousand digits."""
     return str(value) if value.bit_length() <= 128 else f"an integer of {value.bit_length():,} bits"
-
-
-def _kind(value: object) -> str:
-    name = type(value).__name__
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 import flowkit
-from flowkit import CoordinatorConfig, WorkerConfig, limits
+from flowkit import CoordinatorConfig, WorkerConfig, limits, reason_codes, temporal_names
 from flowkit.activities.builtin_functions import METHODS, CoordinatorAdapters, default_adapters
 from flowkit.cli.app import app
 from flowkit.config import _Topics
@@ -29,7 +29,6 @@ from flowkit.graph.validation import parse_graph
 from flowkit.local.temporal import DYNAMIC_CONFIG
 from flowkit.models import RUNTIME_KEYS, NodeStatus, OnNodeFailure, RetryPolicy, SkipReason, TaskStatus
 from flowkit.testing import memory_database
-from flowkit.workflows import views
 
 SOURCES = [ROOT / "src/flowkit", *(ROOT / name for name in ("activities", "adapters", "bridge", "workflows"))]
 PROJECT = ROOT / "src/flowkit/cli/project/templates"
@@ -149,39 +148,26 @@ def waits(error: type[FlowKitError]) -> bool:
     return error.retryable and error.code != "temporal_unavailable"
 
 
-CODE = re.compile(
-    r"""\b(?:code|type)="(\w+)"            # AttemptFailure(code=…), ApplicationError(type=…)
-    |\b(?:_failure|lost|_handed_over)\("(\w+)"
-    |return\ "(\w+)",\ (?:True|False)      # classifications
-    |code,\ permanent\ =\ "(\w+)"
-    |reason_code\ or\ "(\w+)"
-    |code="(\w+)"\ if
-    |"(\w+)"\ if\ permanent\ else\ "(\w+)"
-    |NATIVE_SHUTDOWN\ =\ "(\w+)"
-    |if\ known\ else\ "(\w+)"
-    """,
-    re.VERBOSE,
-)
+def ends_of_tasks() -> set[str]:
+    """Return the codes in the column of values of the table in `How tasks end`."""
+    lines = section(page("errors"), "How tasks end").splitlines()
+    values = [line.split(" | ")[1] for line in lines if line.startswith("| ") and " | " in line]
+    return {code for value in values for code in re.findall(r"`(\w+)(?::[^`]*)?`", value)}
 
 
-def codes_in_sources() -> set[str]:
-    """Return every reason code that the source contains as a literal."""
-    texts = [file.read_text(encoding="utf-8") for folder in SOURCES for file in folder.rglob("*.py")]
-    return {code for text in texts for match in CODE.finditer(text) for code in match.groups() if code}
+def test_every_reason_code_is_described_and_no_other() -> None:
+    codes = {value for name, value in vars(reason_codes).items() if name.isupper()}
+    errors, attempts = (
+        set(rows(section(page("errors"), heading)))
+        for heading in ("Errors of FlowKit", "Reason codes of nodes")
+    )
+    assert "lease_lost" in attempts
+    assert "user_request" in ends_of_tasks()
+    assert errors | attempts | ends_of_tasks() == codes
 
 
-def test_every_reason_code_is_described() -> None:
-    found = codes_in_sources() | set(RetryPolicy().permanent_on)
-    assert {"lease_lost", "worker_lost", "worker_shutdown", "timeout", "task_failed", "bad_input"} <= found
-    text = page("errors")
-    assert {code for code in found if f"`{code}`" not in text} == set()
-
-
-@pytest.mark.parametrize(
-    "name", ["terminated", "timed_out", "lost", "user_request", "db_flag", "hard_fail:<code>"]
-)
-def test_every_way_a_task_ends_is_described(name: str) -> None:
-    assert f"`{name}`" in section(page("errors"), "How tasks end")
+def test_permanent_codes_are_reason_codes_of_nodes() -> None:
+    assert set(RetryPolicy().permanent_on) <= set(rows(section(page("errors"), "Reason codes of nodes")))
 
 
 # --- graphs -------------------------------------------------------------------------------------------------------
@@ -269,7 +255,7 @@ def test_every_command_is_described() -> None:
 
 
 def test_every_search_attribute_is_described() -> None:
-    assert set(views.SEARCH_ATTRIBUTES) <= set(rows(section(page("operations"), "The Web UI")))
+    assert set(temporal_names.SEARCH_ATTRIBUTES) <= set(rows(section(page("operations"), "The Web UI")))
 
 
 def test_every_setting_of_the_temporal_server_is_explained() -> None:

@@ -6,59 +6,59 @@ from collections import Counter, deque
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.examples import examples
+from tests.unit.property_examples import examples
 
 from flowkit.workflows.slots import Slots
 
 ROLES = "abcd"
 
 
-def test_free_slots_are_taken_at_once() -> None:
+def test_free_slots_are_assigned_immediately() -> None:
     slots = Slots(limit=3, window=2)
-    assert [slots.take(role) for role in "aaab"] == [True, True, False, True]
-    assert not slots.take("b")
+    assert [slots.try_acquire(role) for role in "aaab"] == [True, True, False, True]
+    assert not slots.try_acquire("b")
     assert (slots.in_use, slots.in_use_by("a"), slots.in_use_by("b")) == (3, 2, 1)
 
 
-def test_roles_that_wait_get_free_slots_in_turn_and_nodes_of_a_role_in_their_order() -> None:
+def test_waiting_roles_get_free_slots_in_turn_and_their_nodes_in_order() -> None:
     slots = Slots(limit=1, window=5)
-    assert slots.take("a")
+    assert slots.try_acquire("a")
     for ticket, role in enumerate("aaabbc"):
-        slots.wait(role, ticket)
+        slots.enqueue(role, ticket)
     holders, order = deque("a"), []
     while holders:
-        (granted,) = slots.give_back(holders.popleft()) or (None,)
+        (granted,) = slots.release(holders.popleft()) or (None,)
         if granted is not None:
             order.append(granted)
             holders.append("aaabbc"[granted])
     assert order == [0, 3, 5, 1, 4, 2]
 
 
-def test_a_role_with_a_full_window_does_not_hold_up_the_others() -> None:
+def test_role_with_a_full_window_does_not_delay_the_others() -> None:
     slots = Slots(limit=3, window=1)
-    assert slots.take("a")
-    slots.wait("a", 0)
-    assert slots.take("b")
-    assert slots.take("c")
-    slots.wait("d", 1)
-    assert slots.give_back("b") == [1]
-    assert slots.give_back("a") == [0]
+    assert slots.try_acquire("a")
+    slots.enqueue("a", 0)
+    assert slots.try_acquire("b")
+    assert slots.try_acquire("c")
+    slots.enqueue("d", 1)
+    assert slots.release("b") == [1]
+    assert slots.release("a") == [0]
 
 
-def test_who_leaves_gets_nothing() -> None:
+def test_node_that_stops_waiting_gets_no_slot() -> None:
     slots = Slots(limit=1, window=1)
-    assert slots.take("a")
-    slots.wait("a", 0)
-    slots.wait("a", 1)
-    assert slots.leave("a", 0)
-    assert slots.give_back("a") == [1]
-    assert not slots.leave("a", 1)
-    assert not slots.leave("zzz", 7)
-    assert slots.give_back("a") == []
+    assert slots.try_acquire("a")
+    slots.enqueue("a", 0)
+    slots.enqueue("a", 1)
+    assert slots.cancel_wait("a", 0)
+    assert slots.release("a") == [1]
+    assert not slots.cancel_wait("a", 1)
+    assert not slots.cancel_wait("zzz", 7)
+    assert slots.release("a") == []
     assert slots.in_use == 0
 
 
-class Crowd:
+class SlotUsers:
     """Nodes that request, take and release slots, as the nodes of a task do."""
 
     def __init__(self, limit: int, window: int) -> None:
@@ -72,10 +72,10 @@ class Crowd:
     def arrive(self, role: str) -> None:
         """Let a node request a slot."""
         self.tickets += 1
-        if self.slots.take(role):
+        if self.slots.try_acquire(role):
             self.running.append((role, self.tickets))
         else:
-            self.slots.wait(role, self.tickets)
+            self.slots.enqueue(role, self.tickets)
             self.waiting[self.tickets] = role
         self.check()
 
@@ -83,14 +83,14 @@ class Crowd:
         """Let a waiting node give up."""
         if self.waiting:
             ticket = sorted(self.waiting)[pick % len(self.waiting)]
-            assert self.slots.leave(self.waiting.pop(ticket), ticket)
+            assert self.slots.cancel_wait(self.waiting.pop(ticket), ticket)
         self.check()
 
     def finish(self, pick: int) -> None:
         """End a running node."""
         if self.running:
             role, _ = self.running.pop(pick % len(self.running))
-            for ticket in self.slots.give_back(role):
+            for ticket in self.slots.release(role):
                 self.granted.append(ticket)
                 self.running.append((self.waiting.pop(ticket), ticket))
         self.check()
@@ -111,35 +111,41 @@ MOVES = st.lists(
 
 @settings(max_examples=examples(300), deadline=None, print_blob=True)
 @given(limit=st.integers(1, 6), window=st.integers(1, 4), moves=MOVES)
-def test_the_limits_hold_no_slot_is_wasted_and_everybody_has_a_turn(
+def test_limits_hold_no_slot_is_wasted_and_every_waiting_node_gets_a_slot(
     limit: int, window: int, moves: list[tuple[str, int]]
 ) -> None:
-    crowd = Crowd(limit, window)
+    users = SlotUsers(limit, window)
     for move, pick in moves:
         match move:
             case "arrive":
-                crowd.arrive(ROLES[pick % len(ROLES)])
+                users.arrive(ROLES[pick % len(ROLES)])
             case "finish":
-                crowd.finish(pick)
+                users.finish(pick)
             case _:
-                crowd.leave(pick)
-    while crowd.running:
-        crowd.finish(0)
-    assert crowd.waiting == {}
+                users.leave(pick)
+    while users.running:
+        users.finish(0)
+    assert users.waiting == {}
 
 
 @settings(max_examples=examples(100), deadline=None, print_blob=True)
-@given(limit=st.integers(1, 5), crowd_of=st.integers(5, 40), picks=st.lists(st.integers(0, 50), max_size=60))
-def test_no_role_waits_while_another_one_has_two_turns(limit: int, crowd_of: int, picks: list[int]) -> None:
+@given(
+    limit=st.integers(1, 5),
+    number_of_users=st.integers(5, 40),
+    picks=st.lists(st.integers(0, 50), max_size=60),
+)
+def test_no_role_waits_while_another_one_gets_two_slots(
+    limit: int, number_of_users: int, picks: list[int]
+) -> None:
     """While every window has room, the waiting roles take turns, however many nodes each has."""
-    crowd = Crowd(limit, 1_000)
-    for role in "a" * crowd_of + "b" * 5 + "c" * 5:
-        crowd.arrive(role)
+    users = SlotUsers(limit, 1_000)
+    for role in "a" * number_of_users + "b" * 5 + "c" * 5:
+        users.arrive(role)
     for pick in picks:
-        waited = set(crowd.waiting.values())
-        before = dict(crowd.waiting)
+        waited = set(users.waiting.values())
+        before = dict(users.waiting)
         for _ in waited:
-            crowd.finish(pick)
+            users.finish(pick)
         if len(waited) > 1 and all(list(before.values()).count(role) > 1 for role in waited):
-            latest = [before[ticket] for ticket in crowd.granted[-len(waited) :] if ticket in before]
+            latest = [before[ticket] for ticket in users.granted[-len(waited) :] if ticket in before]
             assert len(set(latest)) == len(latest)

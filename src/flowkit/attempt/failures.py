@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
+from flowkit import reason_codes
 from flowkit.errors import EpochTaken, Fenced, FlowKitError, StoreUnavailable
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind
@@ -69,12 +70,14 @@ def failure(code: str, message: str, *, permanent: bool) -> AttemptFailure:
 
 def unexpected(error: BaseException) -> AttemptFailure:
     """Return the failure for an exception that no handler classified. It uses one retry of the node's retry budget."""
-    return failure("unexpected_error", error_text(error), permanent=False)
+    return failure(reason_codes.UNEXPECTED_ERROR, error_text(error), permanent=False)
 
 
 def timed_out(limit_sec: float) -> AttemptFailure:
     """Return the failure of an attempt that exceeded its time limit of `limit_sec` seconds."""
-    return failure("timeout", f"the attempt took longer than {limit_sec:g} s (timeout_sec)", permanent=False)
+    return failure(
+        reason_codes.TIMEOUT, f"the attempt took longer than {limit_sec:g} s (timeout_sec)", permanent=False
+    )
 
 
 def not_now(code: str, message: str) -> AttemptFailure:
@@ -84,7 +87,7 @@ def not_now(code: str, message: str) -> AttemptFailure:
 
 def handed_over(message: str) -> AttemptFailure:
     """Return the hand-over of an attempt whose worker shuts down. Another worker continues, which uses no budget."""
-    return AttemptFailure(kind=FailureKind.HANDOVER, code="worker_shutdown", message=message)
+    return AttemptFailure(kind=FailureKind.HANDOVER, code=reason_codes.WORKER_SHUTDOWN, message=message)
 
 
 def lost(code: str, message: str) -> AttemptFailure:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import typer
 
+from flowkit import reason_codes
 from flowkit.cli import output
 from flowkit.errors import ConfigError, FlowKitError, GraphError
 
@@ -40,29 +41,38 @@ EPILOG = (
 )
 
 _LOCAL_SERVER_CODES = (
-    *("local_server", "disk_full", "install_failed", "program_missing", "no_network", "wrong_hash"),
-    *("server_not_ready", "server_ended"),
+    reason_codes.LOCAL_SERVER,
+    reason_codes.DISK_FULL,
+    reason_codes.INSTALL_FAILED,
+    reason_codes.PROGRAM_MISSING,
+    reason_codes.NO_NETWORK,
+    reason_codes.WRONG_HASH,
+    reason_codes.SERVER_NOT_READY,
+    reason_codes.SERVER_ENDED,
 )
 """Codes of local server errors that do not depend on the command line. Their messages contain the remedy."""
 
 _ENDS: dict[str, tuple[Exit, str]] = {
-    "invalid_graph": (Exit.USAGE, ""),
-    "invalid_config": (Exit.USAGE, ""),
-    "task_id_taken": (Exit.USAGE, "choose another id"),
-    "adapter_error": (Exit.USAGE, "docs/variables.md has the rules of variables"),
-    "mongo_unavailable": (Exit.UNREACHABLE, "start MongoDB, or set MONGO_URL"),
-    "mongo_denied": (Exit.UNREACHABLE, "check the user and its roles in MONGO_URL"),
-    "document_too_large": (Exit.UNREACHABLE, "remove data that the task does not need"),
-    "mongo_refused": (Exit.UNREACHABLE, "correct the value that the message names, then try again"),
-    "temporal_unavailable": (Exit.UNREACHABLE, "check TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE"),
-    "unknown_task": (Exit.UNKNOWN_TASK, "run `flowkit list` to see the existing tasks"),
-    "task_failed": (Exit.TASK_FAILED, "`flowkit status` shows its nodes"),
-    "task_cancelled": (Exit.TASK_CANCELLED, "start a new one"),
-    "task_still_open": (Exit.TIMED_OUT, "set a longer --timeout"),
-    "folder_in_use": (Exit.USAGE, ""),
-    "folder_not_writable": (Exit.USAGE, ""),
-    "port_in_use": (Exit.USAGE, ""),
-    "process_misused": (Exit.USAGE, ""),
+    reason_codes.INVALID_GRAPH: (Exit.USAGE, ""),
+    reason_codes.INVALID_CONFIG: (Exit.USAGE, ""),
+    reason_codes.TASK_ID_TAKEN: (Exit.USAGE, "choose another id"),
+    reason_codes.ADAPTER_ERROR: (Exit.USAGE, "docs/variables.md has the rules of variables"),
+    reason_codes.MONGO_UNAVAILABLE: (Exit.UNREACHABLE, "start MongoDB, or set MONGO_URL"),
+    reason_codes.MONGO_DENIED: (Exit.UNREACHABLE, "check the user and its roles in MONGO_URL"),
+    reason_codes.DOCUMENT_TOO_LARGE: (Exit.UNREACHABLE, "remove data that the task does not need"),
+    reason_codes.MONGO_REFUSED: (
+        Exit.UNREACHABLE,
+        "correct the value that the message names, then try again",
+    ),
+    reason_codes.TEMPORAL_UNAVAILABLE: (Exit.UNREACHABLE, "check TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE"),
+    reason_codes.UNKNOWN_TASK: (Exit.UNKNOWN_TASK, "run `flowkit list` to see the existing tasks"),
+    reason_codes.TASK_FAILED: (Exit.TASK_FAILED, "`flowkit status` shows its nodes"),
+    reason_codes.TASK_CANCELLED: (Exit.TASK_CANCELLED, "start a new one"),
+    reason_codes.TASK_STILL_OPEN: (Exit.TIMED_OUT, "set a longer --timeout"),
+    reason_codes.FOLDER_IN_USE: (Exit.USAGE, ""),
+    reason_codes.FOLDER_NOT_WRITABLE: (Exit.USAGE, ""),
+    reason_codes.PORT_IN_USE: (Exit.USAGE, ""),
+    reason_codes.PROCESS_MISUSED: (Exit.USAGE, ""),
     **dict.fromkeys(_LOCAL_SERVER_CODES, (Exit.UNREACHABLE, "")),
 }
 
@@ -112,7 +122,9 @@ def described(error: Exception) -> ErrorReport:
         return _misused(error)
     message = f"unexpected {type(error).__name__}: {flat(error)}"
     more = "add --verbose for the traceback; if this is a bug in FlowKit, please report it"
-    return ErrorReport(exit=Exit.UNEXPECTED, code="unexpected_error", message=message, remedy=remedy or more)
+    return ErrorReport(
+        exit=Exit.UNEXPECTED, code=reason_codes.UNEXPECTED_ERROR, message=message, remedy=remedy or more
+    )
 
 
 def _misused(error: Exception) -> ErrorReport:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import sys
@@ -14,6 +13,7 @@ from flowkit.activities.handlers import RoleHandler
 from flowkit.cli.errors import flat, remedied
 from flowkit.config import CoordinatorConfig, WorkerConfig
 from flowkit.errors import ConfigError
+from flowkit.text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -174,11 +174,9 @@ def _not_found(name: str, error: ModuleNotFoundError) -> ConfigError:
 
 def _instead(module: ModuleType, attribute: str) -> str:
     """Return a remedy that suggests a similar name, or lists the handlers of the module."""
-    close = difflib.get_close_matches(attribute, dir(module), n=1)
-    if close:
-        return f"did you mean {close[0]!r}?"
     own = [name for name, value in vars(module).items() if _is_own_handler(module, value)]
-    return f"its handlers are {', '.join(own)}" if own else "correct the name after the colon"
+    handlers = f"its handlers are {', '.join(own)}" if own else "correct the name after the colon"
+    return did_you_mean(attribute, dir(module), otherwise=handlers)
 
 
 def _is_own_handler(module: ModuleType, value: object) -> bool:

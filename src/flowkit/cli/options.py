@@ -77,6 +77,9 @@ HealthPath = Annotated[
         help="File to which the process writes its health every five seconds.",
     ),
 ]
+Functions = Annotated[
+    list[str] | None, typer.Option("--function", help="Coordinator function, as NAME=module:function.")
+]
 TaskId = Annotated[str, typer.Argument(callback=_checked_id, help="Id of the task.")]
 NewTaskId = Annotated[
     str | None,

@@ -21,6 +21,7 @@ from flowkit.cli.logs import log_processes
 from flowkit.cli.options import (
     DEFAULT_DATABASE,
     DEFAULT_MONGO_URL,
+    Functions,
     HealthPath,
     MongoDatabase,
     MongoUrl,
@@ -53,9 +54,7 @@ def engine(
     database: MongoDatabase = DEFAULT_DATABASE,
     queue: Queue = None,
     config: Annotated[str | None, typer.Option(help="JSON file with CoordinatorConfig settings.")] = None,
-    functions: Annotated[
-        list[str] | None, typer.Option("--function", help="Coordinator function, as NAME=module:function.")
-    ] = None,
+    functions: Functions = None,
     health: HealthPath = None,
     verbose: Verbose = False,
 ) -> None:

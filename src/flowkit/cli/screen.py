@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flowkit.models import NodeStatus
-from flowkit.workflows.summaries import span
+from flowkit.workflows.summaries import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -72,7 +72,7 @@ class LiveTable:
     def show(self, view: TaskView, hints: Sequence[str]) -> None:
         """Redraw the table."""
         rows = max(3, self._live.console.height - _OTHER_LINES - len(hints))
-        watched = span(round(time.monotonic() - self._since))
+        watched = format_duration(round(time.monotonic() - self._since))
         title = f"task {view.task_id}: {view.status} (watched for {watched})"
         parts: list[RenderableType] = [task_table(view, title, rows=rows)]
         parts += [Text(f"! {hint}", style="yellow") for hint in hints]
@@ -162,7 +162,7 @@ def _cells(node: NodeView) -> Iterator[Text]:
 def node_note(node: NodeView) -> str:
     """Return what the node waits for, and its last error."""
     if node.next_retry_at is not None:
-        wait = span(max(0, round(node.next_retry_at - time.time())))
+        wait = format_duration(max(0, round(node.next_retry_at - time.time())))
         return f"retry in {wait}" + (f": {node.note}" if node.note else "")
     if node.status not in _ACTIVE:
         return node.note

@@ -10,7 +10,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flowkit import version
+from flowkit import reason_codes, version
 from flowkit.activities.background import Health
 from flowkit.activities.builtin_functions import default_adapters
 from flowkit.activities.loop_portal import LoopPortal
@@ -45,7 +45,6 @@ from flowkit.protocol.messages import (
     RunState,
 )
 from flowkit.text import clean
-from flowkit.workflows.views import DEFAULT_CANCEL_REASON
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -224,7 +223,7 @@ class Coordinator:
         functions = self.adapters.keys() if self._running else None
         return await client.create_task(params=params, graph=graph, task_id=task_id, functions=functions)
 
-    async def cancel_task(self, task_id: str, *, reason: str = DEFAULT_CANCEL_REASON) -> bool:
+    async def cancel_task(self, task_id: str, *, reason: str = reason_codes.USER_REQUEST) -> bool:
         """Request that a task stop, without waiting for it. Return False if it has ended or does not exist.
 
         FlowKit stores `reason` in the task document and cuts it to 1,000 characters.
@@ -233,7 +232,7 @@ class Coordinator:
         why = cancel_reason(reason)
         return await (await self._task_client()).cancel_task(task_id, reason=why)
 
-    async def cascade_cancel(self, task_id: str, reason: str = DEFAULT_CANCEL_REASON) -> bool:
+    async def cascade_cancel(self, task_id: str, reason: str = reason_codes.USER_REQUEST) -> bool:
         """Alias of `cancel_task`."""
         return await self.cancel_task(task_id, reason=reason)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from typing import TYPE_CHECKING, Any
@@ -10,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from flowkit.errors import ConfigError
 from flowkit.limits import ID_CHARS, ROLE
 from flowkit.models import COORDINATOR_FN
+from flowkit.text import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     Problem = tuple[str, object, str]
     Rule = Callable[[Any], Iterator[Problem]]
@@ -36,12 +36,6 @@ def check(owner: str, values: Mapping[str, Any], rules: Mapping[str, Rule], plac
             shown = repr(found)
             shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}…"
             raise ConfigError(f"{place}{owner}.{name}{where} is {shown}; it must be {wanted}")
-
-
-def did_you_mean(name: object, known: Collection[str]) -> str:
-    """Return a suggestion for a misspelled name, or an empty string."""
-    close = difflib.get_close_matches(str(name), sorted(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def seconds(least: float = SHORTEST_SEC) -> Rule:
@@ -78,7 +72,7 @@ def one_of(*words: str) -> Rule:
 
     def rule(value: Any) -> Iterator[Problem]:
         if not isinstance(value, str) or value not in words:
-            yield "", value, f"one of {', '.join(map(repr, words))}{did_you_mean(value, words)}"
+            yield "", value, f"one of {', '.join(map(repr, words))}{suggestion(value, words)}"
 
     return rule
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from temporalio import activity
 
+from flowkit import temporal_names
 from flowkit.activities.loop_portal import LoopPortal
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
@@ -83,7 +84,7 @@ class WorkerComponent:
 class EngineComponent(WorkerComponent):
     """Makes a Temporal worker run tasks: the workflow, its activities, the coordinator functions and the sweep."""
 
-    MARK = "open_task"
+    MARK = temporal_names.OPEN_TASK
     """The activity that identifies a worker with this component."""
 
     def __init__(self, db: Database, config: CoordinatorConfig, functions: Mapping[str, Function]) -> None:
@@ -152,18 +153,18 @@ class EngineComponent(WorkerComponent):
     @activity.defn(name=MARK)
     async def open_task(self, opening: OpenTask) -> Opened:
         """Run TaskActivities.open_task. Raise KeyError, which Temporal retries, until the component has started."""
-        opened: Opened = await self._bound["open_task"](opening)
+        opened: Opened = await self._bound[temporal_names.OPEN_TASK](opening)
         return opened
 
-    @activity.defn(name="record")
+    @activity.defn(name=temporal_names.RECORD)
     async def record(self, record: RecordTask) -> None:
         """Run TaskActivities.record."""
-        await self._bound["record"](record)
+        await self._bound[temporal_names.RECORD](record)
 
-    @activity.defn(name="close_task")
+    @activity.defn(name=temporal_names.CLOSE_TASK)
     async def close_task(self, close: CloseTask) -> bool:
         """Run TaskActivities.close_task."""
-        return bool(await self._bound["close_task"](close))
+        return bool(await self._bound[temporal_names.CLOSE_TASK](close))
 
 
 class SideWorker:

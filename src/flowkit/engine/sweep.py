@@ -20,6 +20,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
+from flowkit import reason_codes
 from flowkit.activities.background import BackgroundLoop
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.worker_registry import WorkerRegistry
@@ -60,12 +61,12 @@ _OF_ONE_DOCUMENT = {
 }
 """Temporal errors that concern a single document."""
 
-_REASONS = {
-    WorkflowExecutionStatus.TERMINATED: "terminated",
-    WorkflowExecutionStatus.TIMED_OUT: "timed_out",
+CLOSE_REASONS = {
+    WorkflowExecutionStatus.TERMINATED: reason_codes.TERMINATED,
+    WorkflowExecutionStatus.TIMED_OUT: reason_codes.TIMED_OUT,
 }
+"""The reasons that the sweep writes to a document, by the status of its closed workflow."""
 _ALIVE = {None, WorkflowExecutionStatus.RUNNING, WorkflowExecutionStatus.CONTINUED_AS_NEW}
-LOST = "lost"
 
 
 class Sweep:
@@ -186,7 +187,7 @@ class Sweep:
                 return None
             description = await self._describe(document["id"], run_id)
         if description is None:
-            return LOST if own and self._is_missing_for_long(document, seen) else None
+            return reason_codes.LOST if own and self._is_missing_for_long(document, seen) else None
         return await self._end_of(description)
 
     async def _describe(self, task_id: str, run_id: str | None = None) -> WorkflowExecutionDescription | None:
@@ -202,8 +203,8 @@ class Sweep:
         if description.status in _ALIVE:
             return None
         if description.status is WorkflowExecutionStatus.FAILED:
-            return await self._failure(description) or LOST
-        return _REASONS.get(description.status, LOST) if description.status else None
+            return await self._failure(description) or reason_codes.LOST
+        return CLOSE_REASONS.get(description.status, reason_codes.LOST) if description.status else None
 
     async def _failure(self, description: WorkflowExecutionDescription) -> str | None:
         handle = self._client.get_workflow_handle(description.id, run_id=description.run_id)
@@ -253,7 +254,7 @@ def failure_text(cause: BaseException | None) -> str | None:
     """Return the reason of a failed workflow, as the workflow itself would have written it to the document."""
     if not isinstance(cause, ApplicationError):
         return str(cause)[:LAST_ERROR_CHARS] if cause else None
-    named = cause.type and cause.type != "task_failed"
+    named = cause.type and cause.type != reason_codes.TASK_FAILED
     return (f"{cause.type}: {cause.message}" if named else cause.message)[:LAST_ERROR_CHARS]
 
 

@@ -22,9 +22,9 @@ from flowkit.models import (
     COORDINATOR_FN,
     Settings,
 )
+from flowkit.temporal_names import SEARCH_ATTRIBUTES, role_queue
 from flowkit.workflows.interceptor import SingleInputInterceptor
 from flowkit.workflows.task import Task
-from flowkit.workflows.views import SEARCH_ATTRIBUTES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -79,7 +79,7 @@ def settings_of(
 
 def function_queue(queue: str) -> str:
     """Return the task queue of user-defined functions. They share no slots with the engine's own activities."""
-    return f"{queue}.{COORDINATOR_FN}"
+    return role_queue(queue, COORDINATOR_FN)
 
 
 def check_functions(functions: Iterable[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import sys
@@ -14,6 +13,7 @@ from flowkit.arguments import printed as _show
 from flowkit.errors import GraphError
 from flowkit.graph import input_adapters
 from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, FanIn, OnNodeFailure
+from flowkit.text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -216,8 +216,7 @@ def _is_role(value: object) -> bool:
 def _unknown_keys(where: str, given: dict[str, Any], known: frozenset[str]) -> Iterator[str]:
     for key in given:
         if key not in known and not str(key).startswith("x-"):
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "start your own keys with 'x-'"
+            hint = did_you_mean(key, known, otherwise="start your own keys with 'x-'")
             yield f"{where}: unknown key {_show(key)}; {hint}"
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flowkit import reason_codes
 from flowkit.errors import BadInput
+from flowkit.text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,8 +65,7 @@ def inline_problems(inline: dict[str, Any], *, strict: bool = False) -> Iterator
     if adapter is None:
         return
     if adapter not in ADAPTERS:
-        close = difflib.get_close_matches(str(adapter), ADAPTERS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(ADAPTERS)}"
+        hint = did_you_mean(adapter, ADAPTERS, otherwise=f"known: {', '.join(ADAPTERS)}")
         yield f"io.input_inline.input_adapter {adapter!r} is unknown; {hint}"
         return
     yield from args_problems(adapter, inline.get("input_args"), strict=strict)
@@ -125,5 +125,7 @@ def parse_pull(
         problems = ["input_args.from_nodes is missing, and the node has no parents to pull from"]
     if problems:
         known = inline.get("input_adapter") in ADAPTERS
-        raise BadInput("; ".join(problems), code="bad_input_args" if known else "bad_input_adapter")
+        raise BadInput(
+            "; ".join(problems), code=reason_codes.BAD_INPUT_ARGS if known else reason_codes.BAD_INPUT_ADAPTER
+        )
     return PullArgs(**{**(defaults or {}), **args, "from_nodes": sources})

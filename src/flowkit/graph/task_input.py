@@ -5,13 +5,13 @@ Malformed input fails with a message, because an error while decoding would be r
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from typing import Any
 
 from flowkit.arguments import is_task_id, printed
 from flowkit.errors import GraphError
 from flowkit.limits import ID_CHARS
+from flowkit.text import did_you_mean
 
 _KEYS = ("params", "graph")
 
@@ -56,6 +56,5 @@ def _outer_problems(given: object) -> list[str]:
 
 
 def _unknown(key: object) -> str:
-    close = difflib.get_close_matches(str(key), _KEYS, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else "it takes 'params' and 'graph'"
+    hint = did_you_mean(key, _KEYS, otherwise="it takes 'params' and 'graph'")
     return f"the input of a task has the unknown key {printed(key)}; {hint}"

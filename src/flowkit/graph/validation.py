@@ -6,12 +6,11 @@ yields problems as texts that name the place, the value and what is allowed (spe
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from flowkit import limits
+from flowkit import limits, temporal_names
 from flowkit.arguments import printed
 from flowkit.errors import GraphError
 from flowkit.graph import field_checks
@@ -28,11 +27,12 @@ from flowkit.models import (
     RetryPolicy,
     StartWhen,
 )
+from flowkit.text import did_you_mean, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-RESERVED_FUNCTIONS = frozenset({"open_task", "record", "close_task"})
+RESERVED_FUNCTIONS = frozenset(temporal_names.ENGINE_ACTIVITIES)
 """Names that coordinator functions must not have, because the engine's own activities use them."""
 
 _ENOUGH = 11
@@ -150,7 +150,7 @@ def _relation_problems(graph: dict[str, Any], parents: Mapping[str, list[str]]) 
     for source, target in field_checks.edge_pairs(graph):
         for end in (source, target):
             if end not in counts:
-                yield f"edge [{printed(source)}, {printed(target)}]: there is no node {printed(end)}{_nearest(end, counts)}"
+                yield f"edge [{printed(source)}, {printed(target)}]: there is no node {printed(end)}{suggestion(end, counts)}"
     for raw in graph["nodes"]:
         yield from _parent_problems(raw, parents[raw["node_id"]], counts)
     if not duplicates and (cycle := find_cycle(parents)):
@@ -173,7 +173,7 @@ def _parent_problems(raw: dict[str, Any], own: list[str], known: Mapping[str, in
     where = f"node {raw['node_id']!r}"
     for parent in own:
         if parent not in known:
-            yield f"{where}: depends_on names {printed(parent)}, which is not a node{_nearest(parent, known)}"
+            yield f"{where}: depends_on names {printed(parent)}, which is not a node{suggestion(parent, known)}"
     fan_in = field_checks.parse_fan_in(raw.get("fan_in"))
     assert fan_in is not None
     if fan_in.mode == "count" and not 1 <= fan_in.count <= len(own):
@@ -183,12 +183,7 @@ def _parent_problems(raw: dict[str, Any], own: list[str], known: Mapping[str, in
         yield f"{where}: input_args.from_nodes is missing, and the node has no parents to pull from"
     for source in sources or ():
         if source not in known:
-            yield f"{where}: input_args.from_nodes names {printed(source)}, which is not a node{_nearest(source, known)}"
-
-
-def _nearest(word: str, known: Mapping[str, int]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+            yield f"{where}: input_args.from_nodes names {printed(source)}, which is not a node{suggestion(source, known)}"
 
 
 def _first(problems: Iterator[str]) -> list[str]:
@@ -220,7 +215,7 @@ def _io(raw: dict[str, Any], depends_on: tuple[str, ...], empty_sources: bool) -
         input_inline=_with_sources(raw.get("input_inline"), depends_on, empty_sources),
         batching=raw.get("batching"),
         start_when=StartWhen((raw.get("start_when") or "ready").lower()),
-        fn=raw.get("fn") or "noop",
+        fn=raw.get("fn") or temporal_names.NOOP,
         fn_args=raw.get("fn_args") or {},
     )
 
@@ -249,13 +244,12 @@ def _retry_policy(raw: dict[str, Any]) -> RetryPolicy:
 
 def unknown_function(raw: Mapping[str, Any], known: Collection[str]) -> str | None:
     """Return the problem of a node whose coordinator function is reserved or not in `known`, or None."""
-    name = (raw.get("io") or {}).get("fn") or "noop"
+    name = (raw.get("io") or {}).get("fn") or temporal_names.NOOP
     if raw["type"] == COORDINATOR_FN and name in RESERVED_FUNCTIONS:
         return f"node {raw['node_id']!r}: io.fn is {name!r}, a name that is reserved for the engine; choose another name"
     if raw["type"] != COORDINATOR_FN or name in known:
         return None
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(sorted(known))}"
+    hint = did_you_mean(name, known, otherwise=f"known here: {', '.join(sorted(known))}")
     return f"node {raw['node_id']!r}: io.fn names the unknown function {printed(name)}; {hint}"
 
 

@@ -20,6 +20,7 @@ import errno
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from flowkit import reason_codes
 from flowkit.errors import FlowKitError
 from flowkit.local.listeners import listening_process
 
@@ -33,7 +34,7 @@ LOG_LINES_SHOWN = 20
 class DevServerError(FlowKitError):
     """A local server is not available. The message says how to fix it, and may end with lines of a log."""
 
-    code = "local_server"
+    code = reason_codes.LOCAL_SERVER
 
     def __init__(self, message: str, *, log_lines: Sequence[str] = ()) -> None:
         self.headline = message
@@ -45,7 +46,7 @@ class DevServerError(FlowKitError):
 class FolderInUse(DevServerError):
     """Another running process keeps its data in the folder."""
 
-    code = "folder_in_use"
+    code = reason_codes.FOLDER_IN_USE
 
     def __init__(self, *, lock: Path, user: str | None = None) -> None:
         super().__init__(
@@ -56,7 +57,7 @@ class FolderInUse(DevServerError):
 class FolderNotWritable(DevServerError):
     """The folder for data and logs is not writable."""
 
-    code = "folder_not_writable"
+    code = reason_codes.FOLDER_NOT_WRITABLE
 
     def __init__(self, *, folder: Path, error: OSError) -> None:
         no_folder = isinstance(error, FileExistsError | NotADirectoryError)
@@ -67,7 +68,7 @@ class FolderNotWritable(DevServerError):
 class DiskFull(DevServerError):
     """No space is left on the disk that holds data, logs or programs."""
 
-    code = "disk_full"
+    code = reason_codes.DISK_FULL
 
     def __init__(self, *, what: str, folder: Path, log_lines: Sequence[str] = ()) -> None:
         super().__init__(
@@ -78,13 +79,13 @@ class DiskFull(DevServerError):
 class InstallFailed(DevServerError):
     """A program that a server needs could not be found, downloaded or built."""
 
-    code = "install_failed"
+    code = reason_codes.INSTALL_FAILED
 
 
 class ProgramMissing(InstallFailed):
     """A program that an installation needs is not on PATH."""
 
-    code = "program_missing"
+    code = reason_codes.PROGRAM_MISSING
 
     def __init__(self, name: str, *, remedy: str) -> None:
         super().__init__(f"`{name}` is not on PATH; {remedy}")
@@ -93,13 +94,13 @@ class ProgramMissing(InstallFailed):
 class NoNetwork(InstallFailed):
     """The server that provides a program is unreachable."""
 
-    code = "no_network"
+    code = reason_codes.NO_NETWORK
 
 
 class WrongHash(InstallFailed):
     """A downloaded file differs from the expected one, and was deleted."""
 
-    code = "wrong_hash"
+    code = reason_codes.WRONG_HASH
 
     def __init__(self, *, file: str, expected: str, found: str, remedy: str) -> None:
         super().__init__(f"{file} has SHA-256 {found}, expected {expected}; {remedy}")
@@ -108,7 +109,7 @@ class WrongHash(InstallFailed):
 class PortInUse(DevServerError):
     """Another process listens on the port that a server needs."""
 
-    code = "port_in_use"
+    code = reason_codes.PORT_IN_USE
 
     def __init__(self, *, name: str, port: int) -> None:
         super().__init__(
@@ -120,7 +121,7 @@ class PortInUse(DevServerError):
 class ServerNotReady(DevServerError):
     """A process exited, or did not become ready in time. The message ends with its last log lines."""
 
-    code = "server_not_ready"
+    code = reason_codes.SERVER_NOT_READY
 
     def __init__(self, *, name: str, reason: str, log: Path, lines: Sequence[str]) -> None:
         super().__init__(f"{name} {reason}; last lines of {log}:", log_lines=lines)
@@ -129,13 +130,13 @@ class ServerNotReady(DevServerError):
 class ProcessMisused(ServerNotReady):
     """An engine or a worker cannot use a handler, a function or a setting. Its log says which one."""
 
-    code = "process_misused"
+    code = reason_codes.PROCESS_MISUSED
 
 
 class ServerEnded(DevServerError):
     """A process that was ready exited unexpectedly. The message ends with its last log lines."""
 
-    code = "server_ended"
+    code = reason_codes.SERVER_ENDED
 
     def __init__(self, *, name: str, code: int | None, log: Path, lines: Sequence[str]) -> None:
         super().__init__(

@@ -12,12 +12,12 @@ from flowkit.local.ports import HOST, free_port, is_listening
 from flowkit.local.server import LocalServer, container_program
 from flowkit.local.sources import Finder, Program, Source
 from flowkit.local.temporal_cli import VERSION, cached_temporal, install_temporal, temporal_on_path
+from flowkit.temporal_names import SEARCH_ATTRIBUTES
 
 IMAGE = "docker.io/temporalio/temporal:1.5.1"
 CONTAINER_PORTS = (7233, 8233, 7243)
 """Ports inside a container: server, Web UI, HTTP API."""
 NAMESPACE = "default"
-SEARCH_ATTRIBUTES = {"FlowkitPipeline": "Keyword", "FlowkitStatus": "Keyword"}
 # With a write-ahead log, the file is as fast as memory.
 SQLITE_PRAGMAS = {"journal_mode": "WAL", "synchronous": "NORMAL"}
 # The server's defaults suit a cluster with many shards. On a single shard they delay each task by 45 ms,
@@ -96,7 +96,7 @@ class TemporalServer(LocalServer):
             *("--namespace", NAMESPACE, "--db-filename", str(folder / "temporal.db")),
             *("--ip", host, "--port", port, "--ui-port", ui_port, "--http-port", http_port),
             *_repeated("sqlite-pragma", SQLITE_PRAGMAS),
-            *_repeated("search-attribute", SEARCH_ATTRIBUTES),
+            *_repeated("search-attribute", dict.fromkeys(SEARCH_ATTRIBUTES, "Keyword")),
             *_repeated("dynamic-config-value", settings),
         ]
 

@@ -1,8 +1,11 @@
-"""Enumerations of the protocol. The value of each member is its name."""
+"""Enumerations of the protocol, where the value of each member is its name, and the uid of final metrics."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+
+FINAL_UID = "__final__"
+"""The `batch_uid` of a node's final metrics."""
 
 
 class RunState(StrEnum):

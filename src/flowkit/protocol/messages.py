@@ -3,9 +3,17 @@
 from flowkit.protocol.documents import DagNode, NodeIO, RetryPolicy, Routing, TaskDoc
 from flowkit.protocol.envelope import Envelope, Message
 from flowkit.protocol.ids import dedup_id, outbox_fingerprint
-from flowkit.protocol.kinds import CommandKind, EventKind, MsgType, QueryKind, ReplyKind, Role, RunState
-from flowkit.protocol.payloads import (
+from flowkit.protocol.kinds import (
     FINAL_UID,
+    CommandKind,
+    EventKind,
+    MsgType,
+    QueryKind,
+    ReplyKind,
+    Role,
+    RunState,
+)
+from flowkit.protocol.payloads import (
     ActiveRun,
     CmdTaskCancel,
     CmdTaskStart,

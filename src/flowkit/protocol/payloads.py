@@ -8,13 +8,10 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from pydantic.dataclasses import dataclass
 
 from flowkit.protocol.envelope import Message
-from flowkit.protocol.kinds import CommandKind, EventKind, MsgType, QueryKind, ReplyKind
+from flowkit.protocol.kinds import FINAL_UID, CommandKind, EventKind, MsgType, QueryKind, ReplyKind
 
 if TYPE_CHECKING:
     from flowkit.protocol.envelope import Envelope
-
-FINAL_UID = "__final__"
-"""Batch uid of the final metrics of a node."""
 
 
 class CmdTaskStart(Message):

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from temporalio.exceptions import FailureError
 
+from flowkit import temporal_names
 from flowkit.models import (
     AttemptFailure,
     CloseTask,
-    FailureKind,
     NodeState,
     NodeStatus,
     OpenTask,
@@ -21,11 +21,10 @@ from flowkit.models import (
     TaskStatus,
 )
 from flowkit.testing.executors import RUN
-from flowkit.workflows.failures import read_failure
-from flowkit.workflows.node import attempt_input, note_failure
+from flowkit.workflows.node import attempt_input, read_failure
 from flowkit.workflows.node_context import NodeRunContext
 from flowkit.workflows.reports import node_record, pulled_nodes
-from flowkit.workflows.retry import Fail, decide
+from flowkit.workflows.retry import UNREQUESTED_CANCEL, Fail, decide, note_failure
 from flowkit.workflows.scheduler import Scheduler
 from flowkit.workflows.views import failure_text
 
@@ -58,7 +57,7 @@ class InProcessTask:
         self._context = NodeRunContext(
             task_id=task_id,
             settings=executors.settings,
-            draining=lambda: False,
+            is_draining=lambda: False,
             epoch_of=epoch_of,
             on_retry_state_change=lambda index: None,
         )
@@ -70,12 +69,12 @@ class InProcessTask:
 
     async def run(self) -> None:
         """Run the whole task: open its document, run its nodes and close the document."""
-        await self._executors.engine("open_task", self._opening())
+        await self._executors.engine(temporal_names.OPEN_TASK, self._opening())
         await self._run_nodes()
         if self.scheduler.failures:
-            self.scheduler.stop(ran=NodeStatus.CANCELLED, skipped=SkipReason.TASK_FAILED)
+            self.scheduler.end_all(NodeStatus.CANCELLED, SkipReason.TASK_FAILED)
             self.reason = failure_text(self.scheduler)
-        await self._executors.engine("close_task", self._closing())
+        await self._executors.engine(temporal_names.CLOSE_TASK, self._closing())
 
     async def _run_nodes(self) -> None:
         running: dict[asyncio.Task[NodeStatus], int] = {}
@@ -107,15 +106,14 @@ class InProcessTask:
         try:
             await self._executors.attempt(node, attempt_input(self._context, node, state))
         except FailureError as error:
-            unasked = AttemptFailure(kind=FailureKind.FAILURE, code="cancelled_by_worker")
-            return read_failure(error) or unasked
+            return read_failure(error) or UNREQUESTED_CANCEL
         return None
 
     async def _record(self) -> None:
         """Record the nodes that ended without writing their own end. Nodes that pull from them wait for this."""
         nodes = self._unfinished()
         if nodes:
-            await self._executors.engine("record", self._recording(nodes))
+            await self._executors.engine(temporal_names.RECORD, self._recording(nodes))
 
     def _unfinished(self) -> list[NodeRecord]:
         states = self.scheduler.states

@@ -40,6 +40,7 @@ from flowkit.config import WorkerConfig
 from flowkit.connection import WorkerThread, connect
 from flowkit.core.time import SystemClock
 from flowkit.errors import ConfigError
+from flowkit.temporal_names import role_queue
 
 if TYPE_CHECKING:
     from temporalio.client import Client
@@ -190,7 +191,7 @@ class Worker:
     def _poller(self, client: Client, activities: RoleActivities, role: str) -> temporal.Worker:
         return temporal.Worker(
             client,
-            task_queue=f"{self.cfg.queue}.{role}",
+            task_queue=role_queue(self.cfg.queue, role),
             activities=[activities.of(role)],
             identity=self.worker_id,
             max_concurrent_activities=self.cfg.slots(role),

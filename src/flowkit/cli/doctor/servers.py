@@ -9,13 +9,14 @@ from pymongo.errors import PyMongoError
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.service import RPCError
 
+from flowkit import reason_codes
 from flowkit.adapters.mongo import words
 from flowkit.cli.doctor.findings import Finding, bad, note, ok
 from flowkit.cli.errors import flat
 from flowkit.cli.servers import database, temporal_address, temporal_client, without_password
 from flowkit.cli.tasks.view import missing, polled
 from flowkit.errors import FlowKitError
-from flowkit.workflows.views import SEARCH_ATTRIBUTES
+from flowkit.temporal_names import SEARCH_ATTRIBUTES
 
 if TYPE_CHECKING:
     from temporalio.client import Client
@@ -74,7 +75,11 @@ async def check_mongo(where: Where, *, configured: bool) -> list[Finding]:
 
 def _error_text(error: Exception, fallback: str) -> str:
     """Return the text of a FlowKit error, such as a wrong setting; otherwise the fallback."""
-    return flat(error) if isinstance(error, FlowKitError) and error.code != "mongo_unavailable" else fallback
+    return (
+        flat(error)
+        if isinstance(error, FlowKitError) and error.code != reason_codes.MONGO_UNAVAILABLE
+        else fallback
+    )
 
 
 def _unreachable(name: str, variable: str | Literal[False], text: str) -> Finding:

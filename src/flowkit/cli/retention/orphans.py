@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.service import RPCError, RPCStatusCode
 
+from flowkit import reason_codes
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.cli.errors import remedied
 from flowkit.cli.retention.purging import known_namespace
 from flowkit.cli.servers import servers
-from flowkit.engine.sweep import LOST
 from flowkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,7 +83,9 @@ async def close_orphans(where: Where, namespace_id: str, *, dry_run: bool) -> in
         closed = 0
         async for page in tasks.pages_of(namespace_id):
             for document in (each for each in page if isinstance(each.get("id"), str)):
-                closed += await tasks.close_orphan(document["id"], document.get("run_id"), LOST, time.time())
+                closed += await tasks.close_orphan(
+                    document["id"], document.get("run_id"), reason_codes.LOST, time.time()
+                )
         return closed
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from flowkit import reason_codes
 from flowkit.cli import output
 from flowkit.cli.errors import remedied
 from flowkit.cli.inputs import read_task
@@ -86,7 +87,7 @@ def cancel(
     task: TaskId,
     reason: Annotated[
         str, typer.Option(help="The reason, up to 1,000 characters; stored in the task document.")
-    ] = "user_request",
+    ] = reason_codes.USER_REQUEST,
     as_json: AsJson = False,
     mongo_url: MongoUrl = DEFAULT_MONGO_URL,
     database: MongoDatabase = DEFAULT_DATABASE,

@@ -14,10 +14,13 @@ from temporalio.client import WorkflowExecutionStatus
 from temporalio.exceptions import TemporalError
 from temporalio.service import RPCError, RPCStatusCode
 
+from flowkit import temporal_names
 from flowkit.client import UnknownTask
 from flowkit.config import DEFAULT_QUEUE
+from flowkit.engine.sweep import CLOSE_REASONS
 from flowkit.errors import StoreUnavailable
 from flowkit.models import COORDINATOR_FN, NodeStatus, TaskStatus
+from flowkit.temporal_names import role_queue
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -40,11 +43,6 @@ _ENDS = {
     WorkflowExecutionStatus.TERMINATED: TaskStatus.FAILED,
     WorkflowExecutionStatus.TIMED_OUT: TaskStatus.FAILED,
 }
-_REASONS = {
-    WorkflowExecutionStatus.TERMINATED: "terminated",
-    WorkflowExecutionStatus.TIMED_OUT: "timed_out",
-}
-"""The reasons that the sweep writes when it closes the document."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +111,7 @@ class TaskReader:
         sources = [self._queried, self._read] if running else [self._read, self._queried]
         seen = await sources[0]() or await sources[1]() or _bare(self._task_id)
         if status in _ENDS and not seen.status.closed:
-            return replace(seen, status=_ENDS[status], reason=seen.reason or _REASONS.get(status))
+            return replace(seen, status=_ENDS[status], reason=seen.reason or CLOSE_REASONS.get(status))
         return await self._with_waiting(seen)
 
     async def _with_waiting(self, view: TaskView) -> TaskView:
@@ -139,7 +137,7 @@ class TaskReader:
             return None
         handle = self._servers.tasks.handle(self._task_id)
         try:
-            state = await handle.query("status", rpc_timeout=_QUERY_TIMEOUT)
+            state = await handle.query(temporal_names.STATUS_QUERY, rpc_timeout=_QUERY_TIMEOUT)
         except TemporalError:
             self._unresponsive = True
             return None
@@ -182,7 +180,7 @@ async def describe(client: Client, task_id: str) -> WorkflowExecutionDescription
         if error.status is not RPCStatusCode.NOT_FOUND:
             raise
         return None
-    return description if description.workflow_type == "Task" else None
+    return description if description.workflow_type == temporal_names.TASK else None
 
 
 def _not_taken(description: WorkflowExecutionDescription | None) -> frozenset[str]:
@@ -210,7 +208,7 @@ async def missing(client: Client, queue: str, roles: list[str]) -> list[str]:
     return [
         f"no worker polls role {role}; start one with `flowkit worker module:Handler{option}`"
         for role in roles
-        if not await polled(client, f"{queue}.{role}", workflows=False)
+        if not await polled(client, role_queue(queue, role), workflows=False)
     ]
 
 

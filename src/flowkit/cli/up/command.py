@@ -9,7 +9,7 @@ import typer
 
 from flowkit.cli import output
 from flowkit.cli.logs import log_warnings
-from flowkit.cli.options import DEFAULT_DATABASE, MongoDatabase, PortBase, Queue, Verbose
+from flowkit.cli.options import DEFAULT_DATABASE, Functions, MongoDatabase, PortBase, Queue, Verbose
 from flowkit.config import DEFAULT_QUEUE
 
 
@@ -30,9 +30,7 @@ def up(
         Path | None, typer.Option(help="Folder that keeps data and logs. Without it, a temporary folder.")
     ] = None,
     port_base: PortBase = None,
-    functions: Annotated[
-        list[str] | None, typer.Option("--function", help="Coordinator function, as NAME=module:function.")
-    ] = None,
+    functions: Functions = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Number of worker processes.  [default: 1]")
     ] = None,

@@ -1,0 +1,34 @@
+"""Names that FlowKit uses in Temporal: its workflow and query, activities, search attributes and task queues.
+
+Histories contain them and running workflows call them, so never change a value.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+TASK: Final = "Task"
+"""Type of the workflow."""
+
+STATUS_QUERY: Final = "status"
+"""Query that returns the state of a task and its nodes."""
+
+OPEN_TASK: Final = "open_task"
+RECORD: Final = "record"
+CLOSE_TASK: Final = "close_task"
+
+ENGINE_ACTIVITIES: Final = (OPEN_TASK, RECORD, CLOSE_TASK)
+"""The engine's own activities. All other activities have the name of a role or of a coordinator function."""
+
+PIPELINE_ATTRIBUTE: Final = "FlowkitPipeline"
+STATUS_ATTRIBUTE: Final = "FlowkitStatus"
+SEARCH_ATTRIBUTES: Final = (PIPELINE_ATTRIBUTE, STATUS_ATTRIBUTE)
+"""Search attributes that FlowKit sets if they are registered. Both have the type keyword."""
+
+NOOP: Final = "noop"
+"""The coordinator function of a node that names none."""
+
+
+def role_queue(queue: str, role: str) -> str:
+    """Return the task queue of a role's attempts. `queue` is the task queue of the engine."""
+    return f"{queue}.{role}"

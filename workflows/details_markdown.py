@@ -1,0 +1,132 @@
+"""Render the Markdown that Temporal's Web UI shows as a run's current details. Pure.
+
+The Web UI shows about eight lines without scrolling, so the most important information comes first.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from flowkit.models import NodeStatus, TaskStatus
+from flowkit.temporal_names import role_queue
+from flowkit.workflows.budget import longest_prefix
+from flowkit.workflows.reports import DISPLAY_ORDER
+from flowkit.workflows.summaries import next_attempt
+
+if TYPE_CHECKING:
+    from flowkit.models import Node, NodeState
+    from flowkit.workflows.scheduler import Scheduler
+
+ROWS = 40
+"""Largest number of nodes in the table."""
+
+BYTES = 20_000
+"""Largest size of the current details that Temporal keeps."""
+
+_LAST_LINE_BYTES = 100
+"""Reserved for the line that says how many nodes the table omits."""
+
+_RANK = {status: position for position, status in enumerate(DISPLAY_ORDER)}
+_TABLE_HEADER = ("| node | role | status | attempt | note |", "|:---|:---|:---|:---:|:---|")
+_LINE_BREAK = "  \n"  # in Markdown
+_NAME_CHARS = 60
+_NOTE_CHARS = 80
+_NOTES_CHARS = 1_200
+"""Characters for all notes of a small graph together. Each note may always have `_NOTE_CHARS`."""
+
+_REASON_CHARS = 200
+_ROLES = 6
+"""Largest number of links to task queues."""
+
+_URL_SAFE = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskQueues:
+    """The namespace of a task and the prefix of the task queues that run its attempts."""
+
+    namespace: str
+    prefix: str
+
+
+def render(status: TaskStatus, scheduler: Scheduler, queues: TaskQueues, reason: str | None = None) -> str:
+    """Return Markdown with node counts, links to the task queues of running nodes, and a table of nodes."""
+    shown = sorted(scheduler.nodes, key=lambda node: _RANK[scheduler.states[node.index].status])[:ROWS]
+    note_chars = max(_NOTE_CHARS, _NOTES_CHARS // len(shown))
+    heading = _LINE_BREAK.join([_heading(status, scheduler, reason), *_queue_links(scheduler, shown, queues)])
+    above_rows = [heading, "", *_TABLE_HEADER]
+    all_rows = (_row(node, scheduler.states[node.index], note_chars) for node in shown)
+    rows = longest_prefix(all_rows, _line_bytes, BYTES - _LAST_LINE_BYTES - sum(map(_line_bytes, above_rows)))
+    hidden = len(scheduler.nodes) - len(rows)
+    more = [f"\n… and {hidden:,} more nodes; the query `status` has them all"] if hidden else []
+    return "\n".join([*above_rows, *rows, *more])
+
+
+def _line_bytes(line: str) -> int:
+    return len(line.encode("utf-8", "replace")) + 1
+
+
+def _heading(status: TaskStatus, scheduler: Scheduler, reason: str | None) -> str:
+    counts, total = scheduler.counts(), len(scheduler.nodes)
+    parts = ", ".join(f"{counts[kind]} {kind.value}" for kind in DISPLAY_ORDER if counts[kind])
+    why = f" ({_cell(reason, _REASON_CHARS)})" if reason else ""
+    return f"Task **{status.value}**{why}: {parts}, of {total:,} node{'' if total == 1 else 's'}"
+
+
+def _queue_links(scheduler: Scheduler, shown: list[Node], queues: TaskQueues) -> list[str]:
+    """Link to the task queues of running roles. Only these pages show whether a worker has taken an attempt."""
+    running = (node for node in shown if scheduler.states[node.index].status is NodeStatus.RUNNING)
+    roles = list(dict.fromkeys(node.type for node in running if not node.is_function))
+    if not roles:
+        return []
+    links = [_link(role, queues) for role in roles[:_ROLES]]
+    more = [f"{len(roles) - _ROLES} more"] if len(roles) > _ROLES else []
+    owner = "its role" if len(roles) == 1 else "its roles"
+    return [f"A running node may still wait for a worker. Workers of {owner}: {', '.join([*links, *more])}"]
+
+
+@lru_cache(maxsize=1024)
+def _link(role: str, queues: TaskQueues) -> str:
+    """Link to the page of the role's task queue, relative to the root of the Web UI."""
+    queue = role_queue(queues.prefix, role)
+    if all(_URL_SAFE.fullmatch(part) for part in (queues.namespace, queue)):
+        return f"[{role}](namespaces/{queues.namespace}/task-queues/{queue})"
+    return _cell(f"{role}, queue {queue}", _NAME_CHARS)
+
+
+def _row(node: Node, state: NodeState, note_chars: int) -> str:
+    label = node.io.fn if node.is_function else node.type
+    return _cells(node.node_id, label, state.status.value, state.epoch, _note(node, state), note_chars)
+
+
+@lru_cache(maxsize=4096)
+def _cells(node_id: str, label: str, status: str, epoch: int, note: str, note_chars: int) -> str:
+    """Return one row. Cached because usually only one or two rows change between two updates."""
+    attempt = str(epoch) if epoch else ""
+    names = (_cell(node_id, _NAME_CHARS), _cell(label, _NAME_CHARS), status)
+    return "| " + " | ".join([*names, attempt, _cell(note, note_chars)]) + " |"
+
+
+def _note(node: Node, state: NodeState) -> str:
+    error = state.last_error or ""
+    match state.status:
+        case NodeStatus.FAILED:
+            return error
+        case NodeStatus.FINISHED:
+            return ""
+        case NodeStatus.SKIPPED if state.skip_reason:
+            return state.skip_reason.value
+        case NodeStatus.DEFERRED if state.next_retry_at:
+            when = datetime.fromtimestamp(state.next_retry_at, UTC)
+            return f"{next_attempt(node, state)} at {when:%Y-%m-%d %H:%M:%S} UTC; {error}"
+        case _:
+            return f"last attempt: {error}" if error else ""
+
+
+def _cell(text: str, max_chars: int) -> str:
+    one_line = " ".join(text.replace("|", "\\|").split())
+    return one_line if len(one_line) <= max_chars else one_line[: max_chars - 1] + "…"

@@ -1,0 +1,116 @@
+"""Run the nodes of a task as asyncio tasks: start them, collect how they ended, and cancel them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from temporalio import workflow
+
+from flowkit.workflows.node import run_node
+from flowkit.workflows.node_context import NodeRunContext
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from flowkit.models import Node, NodeState, NodeStatus, Settings
+    from flowkit.workflows.scheduler import Scheduler
+
+
+class RunningNodes:
+    """The nodes of a task that have started and that the main loop has not yet seen end."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        settings: Settings,
+        *,
+        is_draining: Callable[[], bool],
+        on_retry_state_change: Callable[[int], None],
+        before_immediate_retry: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Run the nodes of `scheduler`. The callbacks are those of `NodeRunContext`."""
+        self._scheduler = scheduler
+        self._index_of = {node.node_id: node.index for node in scheduler.nodes}
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._ended: list[tuple[int, NodeStatus]] = []
+        self._error: Exception | None = None
+        """An unexpected error of a node. It fails the workflow task, so that Temporal shows it."""
+        self._context = NodeRunContext(
+            task_id=workflow.info().workflow_id,
+            settings=settings,
+            is_draining=is_draining,
+            epoch_of=self._epoch_of,
+            on_retry_state_change=on_retry_state_change,
+            source_progress=self._source_progress,
+            is_only_running_node=lambda: len(self._running) == 1,
+            before_immediate_retry=before_immediate_retry,
+        )
+
+    @property
+    def in_flight(self) -> int:
+        """Number of attempts that are scheduled or running."""
+        return self._context.in_flight
+
+    @property
+    def any_ended(self) -> bool:
+        """Whether `pop_ended` has a node to return or an error to raise."""
+        return bool(self._ended) or self._error is not None
+
+    def start(self, indexes: Iterable[int]) -> None:
+        """Start these nodes."""
+        for index in indexes:
+            node, state = self._scheduler.nodes[index], self._scheduler.states[index]
+            self._running[index] = asyncio.create_task(self._run(node, state))
+
+    async def _run(self, node: Node, state: NodeState) -> None:
+        try:
+            status = await run_node(self._context, node, state)
+        except Exception as error:
+            self._error = error
+            raise
+        if status is not None:
+            self._ended.append((node.index, status))
+
+    def pop_ended(self) -> list[tuple[int, NodeStatus]]:
+        """Return the nodes that have ended since the last call, with their statuses, in the order in which they ended.
+
+        Raise the unexpected error of a node if there was one.
+        """
+        if self._error is not None:
+            raise self._error
+        ended, self._ended = self._ended, []
+        for index, _ in ended:
+            self._running.pop(index, None)
+        return ended
+
+    async def cancel(self, grace_sec: float) -> None:
+        """Cancel the running nodes and wait until they stop. Wait at most `grace_sec`, or without limit if it is 0."""
+        running = list(self._running.values())
+        for each in running:
+            each.cancel()
+        if running:
+            with suppress(TimeoutError):
+                await workflow.wait_condition(
+                    lambda: all(each.done() for each in running),
+                    timeout=grace_sec or None,
+                    timeout_summary="let the attempts stop",
+                )
+        for each in running:
+            if each.done() and not each.cancelled():
+                each.exception()  # Mark the exception as retrieved; otherwise, asyncio logs it.
+        self._running.clear()
+
+    def _epoch_of(self, node_id: str) -> int:
+        state = self._scheduler.states[self._index_of[node_id]]
+        return state.epoch if state.status.ended else 0
+
+    def _source_progress(self, node: Node) -> int:
+        states = self._scheduler.states
+        return sum(_progress(states[self._index_of[source]]) for source in node.pulls_from)
+
+
+def _progress(state: NodeState) -> int:
+    """Return a number that increases with each attempt of a node and when the node ends."""
+    return 2 * state.epoch + state.status.ended

@@ -1,0 +1,132 @@
+"""Write the state that only the workflow knows to the task document in MongoDB, and close the document.
+
+The writes run in the background, one at a time, so they do not delay nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from temporalio import workflow
+
+from flowkit.graph.task_input import NewTask
+from flowkit.models import CloseTask, NodeStatus, RecordTask
+from flowkit.workflows.document_activities import close_document, open_document, record_document
+from flowkit.workflows.reports import node_record, pulled_nodes, split_record, truncate_close_record
+
+if TYPE_CHECKING:
+    from flowkit.models import NodeRecord
+    from flowkit.workflows.current_details import StatusPublisher
+    from flowkit.workflows.scheduler import Scheduler
+    from flowkit.workflows.state_codec import TaskState
+
+PARTS = "record-parts"
+"""Patch id: a write that is too large for one activity is split into several."""
+
+
+class TaskDocument:
+    """The task document of a running task.
+
+    Changes that occur while a write is in progress are written together afterwards.
+    """
+
+    def __init__(self, state: TaskState, scheduler: Scheduler, publisher: StatusPublisher) -> None:
+        self._state = state
+        self._scheduler = scheduler
+        self._publisher = publisher
+        self._pulled = pulled_nodes(scheduler.nodes)
+        self._changed_nodes: dict[int, NodeRecord] = {}
+        self._task_changed = False
+        self._cancel_reason: str | None = None
+        self._writing: asyncio.Task[None] | None = None
+
+    def write_node(self, index: int) -> None:
+        """Schedule a write of the node's present state."""
+        self._changed_nodes[index] = self._node_record(index)
+        self._start_writing()
+
+    def write_changed_nodes(self) -> None:
+        """Schedule a write of the nodes that the scheduler lists as changed, and clear that list."""
+        for index in sorted(self._scheduler.changed):
+            self.write_node(index)
+        self._scheduler.changed.clear()
+
+    def write_task(self, cancel_reason: str | None = None) -> None:
+        """Schedule a write of the task's own fields. With `cancel_reason`, the write also sets the cancel flags."""
+        self._task_changed = True
+        self._cancel_reason = cancel_reason or self._cancel_reason
+        self._start_writing()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no write is pending or in progress."""
+        return self._writing is None
+
+    async def flush(self) -> None:
+        """Wait until no write is pending or in progress."""
+        while self._writing is not None:
+            await workflow.wait([self._writing])
+
+    async def close(self, reason: str | None) -> None:
+        """Write the final state of the task. `reason` says why it failed or was cancelled.
+
+        If the document no longer exists, open it again first.
+        """
+        await self.flush()
+        record = self._close_record(reason)
+        while not await close_document(record, nodes=len(self._scheduler.nodes)):
+            await open_document(NewTask(params=self._state.params, graph=self._state.graph))
+
+    def _start_writing(self) -> None:
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_all())
+
+    async def _write_all(self) -> None:
+        try:
+            while self._changed_nodes or self._task_changed:
+                nodes, reason = list(self._changed_nodes.values()), self._cancel_reason
+                self._changed_nodes, self._task_changed, self._cancel_reason = {}, False, None
+                await self._write(nodes, reason)
+        finally:
+            self._writing = None
+
+    async def _write(self, nodes: list[NodeRecord], cancel_reason: str | None) -> None:
+        record = RecordTask(
+            task_id=workflow.info().workflow_id,
+            run_id=workflow.info().run_id,
+            run_seq=self._state.opened.run_seq,
+            at=workflow.now().timestamp(),
+            nodes=nodes,
+            status=self._publisher.status,
+            status_history=self._publisher.history,
+            cancel_reason=cancel_reason,
+            deployment=self._state.opened.settings.deployment,
+            status_history_omitted=self._publisher.omitted,
+        )
+        parts = split_record(record)
+        for part in parts if len(parts) > 1 and workflow.patched(PARTS) else [record]:
+            await record_document(part)
+
+    def _close_record(self, reason: str | None) -> CloseTask:
+        states = self._scheduler.states
+        unfinished = [i for i, state in enumerate(states) if state.status is not NodeStatus.FINISHED]
+        return truncate_close_record(
+            CloseTask(
+                task_id=workflow.info().workflow_id,
+                run_id=workflow.info().run_id,
+                run_seq=self._state.opened.run_seq,
+                at=workflow.now().timestamp(),
+                status=self._publisher.status,
+                status_history=self._publisher.history,
+                nodes=[self._node_record(index) for index in unfinished],
+                handled_failures=self._scheduler.handled_failures,
+                reason=reason,
+                deployment=self._state.opened.settings.deployment,
+                status_history_omitted=self._publisher.omitted,
+            )
+        )
+
+    def _node_record(self, index: int) -> NodeRecord:
+        node = self._scheduler.nodes[index]
+        return node_record(node, self._scheduler.states[index], pulled=node.node_id in self._pulled)
