@@ -137,13 +137,13 @@ class AdapterError(FlowKitError):
 
 
 class UnknownTask(FlowKitError, LookupError):
-    """No task has this id."""
+    """No task has this id, or Temporal has no workflow for it."""
 
     code = reason_codes.UNKNOWN_TASK
 
-    def __init__(self, task_id: str) -> None:
+    def __init__(self, task_id: str, message: str | None = None) -> None:
         self.task_id = task_id
-        super().__init__(f"there is no task {task_id!r}")
+        super().__init__(message or f"there is no task {task_id!r}")
 
 
 class TaskFailed(FlowKitError):

@@ -199,8 +199,8 @@ async def test_cancel_reports_a_task_that_exists_only_in_mongodb(harness: Harnes
     output = await program.call("cancel", "left", env=harness.environment)
     assert output.code == 4
     assert output.err == (
-        "flowkit: there is no task 'left'; only its document exists, Temporal has no workflow for it; a running "
-        "engine soon closes the document\n"
+        "flowkit: Temporal has no workflow for task 'left'; only its document exists in MongoDB; "
+        "a running engine soon closes the document\n"
     )
 
 

@@ -128,9 +128,9 @@ async def test_only_unsuccessful_sources_of_other_nodes_get_a_marker(
     db: Any, recording: RecordingDatabase
 ) -> None:
     nodes = [
-        shown("nobody pulls", NodeStatus.SKIPPED),
+        shown("no pulling node", NodeStatus.SKIPPED),
         skipped("finished", status=NodeStatus.FINISHED),
-        skipped("goes on", status=NodeStatus.DEFERRED),
+        skipped("runs again", status=NodeStatus.DEFERRED),
         skipped("cancelled", status=NodeStatus.CANCELLED),
     ]
     await Markers(recording, ArtifactNotifier()).write(TASK, nodes, AT)

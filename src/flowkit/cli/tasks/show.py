@@ -54,7 +54,7 @@ def _print_task(view: TaskView) -> None:
 async def cancel(task_id: str, reason: str, where: Where) -> str:
     """Request the cancellation of a task and return the reason as it is stored.
 
-    Raise UnknownTask if the task does not exist, and ConfigError if it has ended.
+    Raise UnknownTask if Temporal has no workflow for the task, and ConfigError if it has ended.
     """
     kept = cancel_reason(reason)
     async with servers(where) as both:
@@ -62,9 +62,13 @@ async def cancel(task_id: str, reason: str, where: Where) -> str:
         _refuse_ended(await reader.view())
         if not await both.tasks.cancel_task(task_id, reason=kept):
             _refuse_ended(await reader.view())
-            remedy = "only its document exists, Temporal has no workflow for it; a running engine soon closes the document"
-            raise remedied(UnknownTask(task_id), remedy)
+            raise _without_workflow(task_id)
     return kept
+
+
+def _without_workflow(task_id: str) -> UnknownTask:
+    message = f"Temporal has no workflow for task {task_id!r}; only its document exists in MongoDB"
+    return remedied(UnknownTask(task_id, message), "a running engine soon closes the document")
 
 
 def _refuse_ended(view: TaskView) -> None:
