@@ -10,6 +10,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from flowkit.attempt.background import BackgroundLoop, LoopHealth
+from flowkit.attempt.outages import OutageLogger
 from flowkit.bridge.announcements import Announcements
 from flowkit.bridge.command_sender import CommandSender
 from flowkit.bridge.command_watch import CommandWatch
@@ -29,6 +30,7 @@ from flowkit.bridge.role_service import RoleService
 from flowkit.bridge.signals import Signals
 from flowkit.bridge.status import StatusEvents
 from flowkit.bridge.supervisor import TICK_SEC, Supervisor
+from flowkit.errors import FlowKitError
 from flowkit.text import clean
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from flowkit.config import CoordinatorConfig
 
 _logger = logging.getLogger("flowkit.bridge")
+
+_TOPICS_RETRY_SEC = 1.0
 
 
 class Bridge:
@@ -99,8 +103,11 @@ class Bridge:
             inputs=inputs,
             sender=CommandSender(context, Placement(context, lambda: self.supervisor.records)),
         )
-        provisioner = Provisioner(connection, context.config)
-        self.services = [RoleService(role, context, self.dispatcher, provisioner) for role in self.roles]
+        self._provisioner = Provisioner(connection, context.config)
+        self._outage = OutageLogger("the bridge cannot use its Kafka topics")
+        self.services = [
+            RoleService(role, context, self.dispatcher, self._provisioner) for role in self.roles
+        ]
         self.status = StatusEvents(
             context,
             delivery=self.delivery,
@@ -127,8 +134,7 @@ class Bridge:
         """Serve the roles until `shutdown`. Raise the error that ends the bridge, if any."""
         await self.context.portal.run(self.context.stores.dispatches.prepare())
         services = [asyncio.create_task(service.run()) for service in self.services]
-        others = [asyncio.create_task(consumer.run()) for consumer in self.consumers]
-        others.append(asyncio.create_task(self._tick.run()))
+        others = [asyncio.create_task(self._consume()), asyncio.create_task(self._tick.run())]
         stopping = asyncio.create_task(self._stop.wait())
         try:
             done, _ = await asyncio.wait([stopping, *services, *others], return_when=asyncio.FIRST_COMPLETED)
@@ -137,6 +143,28 @@ class Bridge:
         finally:
             stopping.cancel()
             await self._close(services, others)
+
+    async def _consume(self) -> None:
+        """Consume the topics once they exist. Until then, Kafka's client would log errors about them."""
+        await self._wait_for_topics()
+        async with asyncio.TaskGroup() as consuming:
+            for consumer in self.consumers:
+                consuming.create_task(consumer.run())
+
+    async def _wait_for_topics(self) -> None:
+        while True:
+            if await self._topics_exist():
+                return
+            await asyncio.sleep(_TOPICS_RETRY_SEC)
+
+    async def _topics_exist(self) -> bool:
+        try:
+            await self._provisioner.ensure(self.roles)
+        except FlowKitError as error:
+            self._outage.failed(error)
+            return False
+        self._outage.recovered()
+        return True
 
     async def shutdown(self) -> None:
         """Stop serving the roles. Other bridges, or this one after a restart, continue the running attempts."""
