@@ -53,6 +53,8 @@ class BridgeContext:
     """Settings and connections of one bridge. Its code runs on one loop, MongoDB's driver possibly on another."""
 
     bridge_id: str
+    roles: tuple[str, ...]
+    """The roles that this bridge serves."""
     config: CoordinatorConfig
     client: Client
     stores: Stores
@@ -93,8 +95,3 @@ class BridgeContext:
 def activity_id(record: Dispatch) -> str:
     """Return the Temporal activity id of an attempt."""
     return f"{record.attempt.node_id}.{record.attempt.epoch}"
-
-
-def workers_group(role: str) -> str:
-    """Return the consumer group that the external workers of a role share (protocol: consumer groups)."""
-    return f"workers.{role}.v1"

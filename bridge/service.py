@@ -72,6 +72,7 @@ class Bridge:
         )
         self.context = BridgeContext(
             bridge_id=self.bridge_id,
+            roles=self.roles,
             config=config,
             client=client,
             stores=Stores(tasks=tasks, artifacts=artifacts),

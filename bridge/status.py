@@ -78,8 +78,8 @@ class StatusEvents:
         for event in events:
             by_node.setdefault(event.node, []).append(event)
         found = await self._dispatches(events)
-        await asyncio.gather(*(self._handle_node(some, found, at) for some in by_node.values()))
-        await self._log(events, at)
+        nodes = (self._handle_node(some, found, at) for some in by_node.values())
+        await asyncio.gather(self._log(events, at), *nodes)
         self.handled += len(events)
 
     def _read(self, record: ConsumerRecord[bytes, bytes]) -> StatusEvent | None:
@@ -90,8 +90,13 @@ class StatusEvents:
             return None
 
     async def _dispatches(self, events: Iterable[StatusEvent]) -> dict[str, Dispatch]:
+        """Return the records that the events are about. Those that this process supervises need no read."""
         keys = {record_key(event) for event in events}
-        return await self._context.db(lambda: self._stores.dispatches.find_all(keys))
+        known = {key: record for key in keys if (record := self._supervisor.known(key)) is not None}
+        unknown = keys - known.keys()
+        if not unknown:
+            return known
+        return known | await self._context.db(lambda: self._stores.dispatches.find_all(unknown))
 
     async def _log(self, events: Sequence[StatusEvent], at: float) -> None:
         rows = worker_events(events)
@@ -137,21 +142,24 @@ class StatusEvents:
     async def _accept(self, run: NodeRun, record: Dispatch, event: StatusEvent) -> None:
         """Make the sender of `event` the owner of the run. Cancel the earlier owner, if it is another worker."""
         lease, at = new_lease(record, event, run.at), run.at
-        taken = await self._context.db(lambda: self._stores.dispatches.accept(record, lease, at))
+        taken, _ = await asyncio.gather(
+            self._context.db(lambda: self._stores.dispatches.accept(record, lease, at)),
+            self._show_lease(record, lease, event, at),
+        )
         if not taken:
             await self._reload(run, event)
             return
         accepted_at = record.accepted_at if record.accepted_at is not None else at
         past = (*record.past_leases, *([record.lease.lease_id] if record.lease else []))
-        run.put(replace(record, lease=lease, past_leases=past, accepted_at=accepted_at))
-        await self._show_lease(record, lease, event, at)
+        run.accepted(replace(record, lease=lease, past_leases=past, accepted_at=accepted_at))
         if record.lease is not None and record.lease.worker_id != event.worker_id:
             self._signals.cancel(record.attempt, reason_codes.STALE_EPOCH, worker_id=record.lease.worker_id)
         self._supervisor.saw(run.records[record.key])
 
     async def _reload(self, run: NodeRun, event: StatusEvent) -> None:
-        """Read the record again after another bridge has changed it, and apply the event to its new state."""
-        run.records.update(await self._dispatches([event]))
+        """Read the record again, because another bridge has changed it."""
+        key = record_key(event)
+        run.records.update(await self._context.db(lambda: self._stores.dispatches.find_all([key])))
         if judge(run.record_of(event), event) is Verdict.ACCEPT:
             raise Fenced(f"the dispatch record of node {event.envelope.node_id!r} keeps changing")
 
@@ -174,7 +182,6 @@ class StatusEvents:
         elif isinstance(event.event, EvBatchFailed):
             await self._store_failed_batch(record, event, event.event, run.at)
         elif event.event.kind in TERMINAL:
-            await self._write_renewals(run)
             await self._end(run, record.key, event)
 
     async def _store_batches(self, run: NodeRun, events: Sequence[StatusEvent]) -> None:
@@ -224,9 +231,9 @@ class StatusEvents:
 
     async def _end(self, run: NodeRun, key: str, event: StatusEvent) -> None:
         record = run.records[key]
-        outcome = of_event(record, event, run.at)
+        outcome, batches = of_event(record, event, run.at), run.take_batches(key)
         if isinstance(event.event, EvTaskDone) and record.pull is not None and record.cancel is None:
-            held = await self._context.db(lambda: self._stores.dispatches.hold(key, outcome))
+            held = await self._context.db(lambda: self._stores.dispatches.hold(key, outcome, batches))
             if held is not None:
                 run.put(held)
                 if (ended := await self._inputs.check(held)) is not None:
@@ -235,12 +242,12 @@ class StatusEvents:
                 else:
                     self._supervisor.saw(held)
             return
-        ended = await self._store_outcome(key, outcome)
+        ended = await self._store_outcome(key, outcome, batches)
         if ended is not None:
             run.put(ended)
 
-    async def _store_outcome(self, key: str, outcome: Outcome) -> Dispatch | None:
-        ended = await self._context.db(lambda: self._stores.dispatches.end(key, outcome))
+    async def _store_outcome(self, key: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
+        ended = await self._context.db(lambda: self._stores.dispatches.end(key, outcome, batches))
         if ended is not None:
             self._ended(ended)
         return ended
@@ -251,8 +258,8 @@ class StatusEvents:
 
     async def _write_renewals(self, run: NodeRun) -> None:
         """Write the renewed leases of a poll with one update for each attempt."""
-        for key, batches in run.take_renewals():
-            await self._write_renewal(run.records[key], batches, run.at)
+        for key in run.due_renewals():
+            await self._write_renewal(run.records[key], run.take_batches(key), run.at)
 
     async def _write_renewal(self, record: Dispatch, batches: int, at: float) -> None:
         lease = record.lease
@@ -261,6 +268,8 @@ class StatusEvents:
         dispatches = self._stores.dispatches
         if await self._context.db(lambda: dispatches.renew(record.key, lease, batches, at)):
             self._supervisor.saw(record)
+        else:
+            self._supervisor.refresh_soon()
 
     def _report_unknown(self, event: StatusEvent) -> None:
         """Log, once for each task, that a worker runs an attempt that this deployment has not dispatched."""

@@ -32,7 +32,11 @@ if TYPE_CHECKING:
         (["nowhere:Shop"], "there is no module 'nowhere' here; run flowkit in the folder that holds it"),
         (["--function", "f=nowhere:f"], "there is no module 'nowhere' here"),
         (["shop"], "'shop' is not module:name; for example"),
-        (["--port-base", "65533"], "Invalid value for '--port-base'"),
+        (
+            ["--external", "in dexer"],
+            "--external 'in dexer' is not allowed; it must be a role: a letter or digit",
+        ),
+        (["--port-base", "65532"], "Invalid value for '--port-base'"),
         (
             ["--data", "/sys/flowkit"],
             "cannot write to /sys/flowkit (Operation not permitted); choose a writable folder",
