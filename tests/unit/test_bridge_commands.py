@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.bridge_records import NODE, NOW, TASK, attempt
-from tests.unit.examples import examples
+from tests.unit.property_examples import examples
 
 from flowkit.bridge.rules.commands import cancel_signal, key_of, task_discover, task_start
 from flowkit.bridge.rules.worker_input import pull_of, worker_input

@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.bridge_records import NODE, NOW, PAYLOADS, TASK, event, lease, record
-from tests.unit.examples import examples
+from tests.unit.property_examples import examples
 
-from flowkit.adapters.dispatches.record import Dispatch, DispatchState, Outcome, OutcomeKind, key_of
+from flowkit.adapters.dispatches.record import (
+    Dispatch,
+    DispatchState,
+    Outcome,
+    OutcomeKind,
+    WorkerLease,
+    key_of,
+)
 from flowkit.bridge.rules.fencing import TERMINAL, Verdict, judge, lease_id_of
 from flowkit.bridge.rules.leases import new_lease
 from flowkit.bridge.rules.node_run import NodeRun, record_key
@@ -143,19 +150,48 @@ def test_the_key_of_an_event_is_the_key_of_its_record() -> None:
     assert record_key(event(attempt_epoch=2)) != record().key
 
 
-def test_renewals_and_batches_of_one_poll_are_written_once() -> None:
+def lease_after(run: NodeRun) -> WorkerLease:
+    """Return the current lease of the record."""
+    found = run.record_of(event())
+    assert found is not None
+    assert found.lease is not None
+    return found.lease
+
+
+def test_batches_of_one_poll_are_written_once_with_their_number() -> None:
     held = record(lease=lease())
-    run = NodeRun({held.key: held}, NOW + 10)
+    run = NodeRun({held.key: held}, NOW)
+    run.count(held.key)
+    run.count(held.key)
+    assert run.due_renewals() == [held.key]
+    assert [run.take_batches(held.key), run.take_batches(held.key)] == [2, 0]
+    assert run.due_renewals() == []
+    assert run.records[held.key].batches == 2
+
+
+@pytest.mark.parametrize(("after_sec", "is_due"), [(0, False), (6, False), (6.1, True), (60, True)])
+def test_lease_is_written_once_it_was_extended_by_a_tenth(after_sec: float, is_due: bool) -> None:
+    held = record(lease=lease())
+    run = NodeRun({held.key: held}, NOW + after_sec)
     run.renew(event("TASK_HEARTBEAT"))
-    run.count(held.key)
-    run.count(held.key)
-    run.renew(event("BATCH_OK"))
-    stored = run.record_of(event())
-    assert stored is not None
-    assert stored.lease is not None
-    assert (stored.batches, stored.lease.expires_at) == (2, NOW + 76)
-    assert run.take_renewals() == [(held.key, 2)]
-    assert run.take_renewals() == []
+    assert lease_after(run).expires_at == pytest.approx(NOW + 66 + after_sec)
+    assert (run.due_renewals() == [held.key]) is is_due
+
+
+def test_new_lease_is_not_written_again() -> None:
+    held = record()
+    run = NodeRun({held.key: held}, NOW)
+    run.accepted(replace(held, lease=new_lease(held, event("TASK_ACCEPTED"), NOW)))
+    run.renew(event("TASK_HEARTBEAT"))
+    assert run.due_renewals() == []
+
+
+@pytest.mark.parametrize("state", ENDED)
+def test_ended_attempt_renews_nothing(state: DispatchState) -> None:
+    held = record(lease=lease(), state=state)
+    run = NodeRun({held.key: held}, NOW + 60)
+    run.renew(event("TASK_HEARTBEAT"))
+    assert run.due_renewals() == []
 
 
 def test_events_without_a_record_or_a_lease_renew_nothing() -> None:
@@ -163,4 +199,4 @@ def test_events_without_a_record_or_a_lease_renew_nothing() -> None:
     run.renew(event())
     run.renew(event(attempt_epoch=2))
     assert run.record_of(event(attempt_epoch=2)) is None
-    assert run.take_renewals() == []
+    assert run.due_renewals() == []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.bridge_records import NOW, NOW_MS, attempt, event, lease, record
-from tests.unit.examples import examples
+from tests.unit.property_examples import examples
 
 from flowkit.bridge.rules.dispatch_check import (
     SKIPPED_AFTER_SEC,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.bridge_records import NOW, PAYLOADS, event, message, record, value
-from tests.unit.examples import examples
+from tests.unit.property_examples import examples
 
 from flowkit.adapters.dispatches.record import Outcome
 from flowkit.bridge.announcements import announced_fields
