@@ -102,8 +102,8 @@ async def test_two_workers_own_the_same_epoch(side: KafkaSide) -> None:
     async with side.worker(two) as owner, thief:
         await side.start("a")
         leases = {(await worker.wait_for("TASK_ACCEPTED")).payload["lease_id"] for worker in (owner, thief)}
-    assert len(leases) == 2
         ends = [await worker.wait_for("TASK_DONE") for worker in (owner, thief)]
+    assert len(leases) == 2
     assert ends[0].message["dedup_id"] == ends[1].message["dedup_id"]
 
 
