@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -119,5 +121,9 @@ class Consumer:
 async def drop_producer(producer: Any) -> None:
     """Disconnect a producer without sending what it still holds, as after a crash."""
     producer._closed = True
-    await producer._sender.close()
-    await producer.client.close()
+    # aiokafka leaks a connection whose opening is cancelled; it opens connections while it holds this lock.
+    async with producer.client._get_conn_lock:
+        # A sender whose task has not run yet passes its cancellation on to its caller.
+        with contextlib.suppress(asyncio.CancelledError):
+            await producer._sender.close()
+        await producer.client.close()

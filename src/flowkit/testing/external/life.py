@@ -99,8 +99,9 @@ class Life:
         stored = await self._store.stored_run()
         if stored is None:
             return
-        if stored.get("step_type") in self._parts.roles:
-            self.held = Run.from_state(stored)
+        run = Run.from_state(stored)
+        if run.step_type in self._parts.roles:
+            self.held = run
         else:
             await self._store.store_run(None)
 
@@ -164,8 +165,9 @@ class Life:
         self._parts.runs.append(run)
         await self._store.store_run(run)
         await self.sender.event(self._author.accepted(run))
-        for consumer in self.commands.values():
-            consumer.pause()
+        if not self._parts.misbehavior.never_pause:
+            for consumer in self.commands.values():
+                consumer.pause()
         crash = self._parts.misbehavior.crash_after_accepted
         if crash:
             self._crash_due = True
