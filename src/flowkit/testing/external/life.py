@@ -75,6 +75,8 @@ class Life:
         self.sender.ended.clear()
         try:
             await self.sender.send(self._author.offline())
+        except Exception:
+            logger.exception("WORKER_OFFLINE of %s was not sent", self._parts.worker_id)
         finally:
             self.sender.ended.set()
             await self.sender.producer.stop()
