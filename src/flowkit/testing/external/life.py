@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STOP_SEC = 5.0
-"""How long a stopping worker waits for a handler that suppresses its cancellation."""
+"""How long a stopping worker waits for a handler that suppresses its cancellation, and for an unreachable broker."""
 
 
 class Life:
@@ -74,12 +74,13 @@ class Life:
             await consumer.stop()
         self.sender.ended.clear()
         try:
-            await self.sender.send(self._author.offline())
+            async with asyncio.timeout(STOP_SEC):
+                await self.sender.send(self._author.offline())
         except Exception:
             logger.exception("WORKER_OFFLINE of %s was not sent", self._parts.worker_id)
         finally:
             self.sender.ended.set()
-            await self.sender.producer.stop()
+            await drop_producer(self.sender.producer)
 
     async def kill(self) -> None:
         """End as a crashed process does: send nothing, write nothing, drop the connections."""
