@@ -27,16 +27,16 @@ def server(tmp_path: Path) -> Iterator[Kafka]:
 
 async def test_a_run_survives_a_restart_of_the_broker(server: Kafka) -> None:
     gate = Gate()
-    async with KafkaSide(Broker(bootstrap_servers=server.bootstrap_servers)) as side:
-        async with side.worker(gate.handler) as worker:
-            await side.start("a")
-            await worker.wait_for("TASK_HEARTBEAT", count=3)
-            server.kill()
-            server.start()
-            gate.open.set()
-            await worker.wait_for("TASK_DONE", node="a")
-            await side.start("b")
-            await worker.wait_for("TASK_DONE", node="b")
+    broker = Broker(bootstrap_servers=server.bootstrap_servers)
+    async with KafkaSide(broker) as side, side.worker(gate.handler) as worker:
+        await side.start("a")
+        await worker.wait_for("TASK_HEARTBEAT", count=3)
+        server.kill()
+        server.start()
+        gate.open.set()
+        await worker.wait_for("TASK_DONE", node="a")
+        await side.start("b")
+        await worker.wait_for("TASK_DONE", node="b")
 
 
 @pytest.mark.parametrize("graceful", [False, True], ids=["kill", "stop"])
