@@ -29,8 +29,9 @@ $(INSTALLED): pyproject.toml
 
 setup: $(INSTALLED) servers ## Install the package, its tools and the local servers.
 
+# The tests need Kafka too, whichever role external workers serve.
 servers: $(INSTALLED)
-	@$(BIN)/flowkit up --install
+	@$(BIN)/flowkit up --install --external any
 
 check: $(INSTALLED) ## Lint, types, documentation, and tests that need no server and little time (under 90 s).
 	$(BIN)/ruff format --check --quiet .
@@ -50,7 +51,7 @@ docs: $(INSTALLED) ## Build the documentation as a site: build/docs/index.html.
 	@$(SITE)
 	@echo "open build/docs/index.html"
 
-test: setup ## All tests, on real servers started for them (or those of TEMPORAL_ADDRESS, MONGO_URL).
+test: setup ## All tests, on real servers started for them (or those of TEMPORAL_ADDRESS, MONGO_URL, KAFKA_BOOTSTRAP_SERVERS).
 	$(BIN)/pytest -q -n $(TEST_JOBS) --dist worksteal
 
 large: setup ## The large cases: 5,000 batches a stage, 1,000 increments under kills, the end of 5,000 pulling nodes.

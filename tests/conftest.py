@@ -11,9 +11,12 @@ import pytest
 
 from flowkit.local import Stack
 from flowkit.text import clean
+from tests.kafka_server import kafka
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
+
+__all__ = ["kafka"]
 
 LOGS = Path(__file__).parents[1] / ".logs"
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _no_external_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TEMPORAL_ADDRESS", "MONGO_URL"):
+    for name in ("TEMPORAL_ADDRESS", "MONGO_URL", "KAFKA_BOOTSTRAP_SERVERS"):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -63,8 +63,9 @@ PortBase = Annotated[
     typer.Option(
         envvar="FLOWKIT_PORT_BASE",
         min=1,
-        max=65_532,
-        help="First of four ports: Temporal, Web UI, MongoDB, Temporal's HTTP API.  [default: 7233, 8233, 27017, any]",
+        max=65_531,
+        help="First of five ports: Temporal, Web UI, MongoDB, Temporal's HTTP API, Kafka.  "
+        "[default: 7233, 8233, 27017, any, 9092]",
     ),
 ]
 HealthPath = Annotated[

@@ -8,6 +8,7 @@ import pytest
 from tests.cli.up.up_process import (
     environment_without_servers,
 )
+from tests.local.processes import create_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +33,11 @@ if TYPE_CHECKING:
         (["nowhere:Shop"], "there is no module 'nowhere' here; run flowkit in the folder that holds it"),
         (["--function", "f=nowhere:f"], "there is no module 'nowhere' here"),
         (["shop"], "'shop' is not module:name; for example"),
-        (["--port-base", "65533"], "Invalid value for '--port-base'"),
+        (
+            ["--external", "in dexer"],
+            "--external 'in dexer' is not allowed; it must be a role: a letter or digit",
+        ),
+        (["--port-base", "65532"], "Invalid value for '--port-base'"),
         (
             ["--data", "/sys/flowkit"],
             "cannot write to /sys/flowkit (Operation not permitted); choose a writable folder",
@@ -96,3 +101,13 @@ def test_install_prints_the_source_of_each_server(program: Program, tmp_path: Pa
         "up", "--install", "--only", "mongo", env={"PATH": str(tmp_path), "FLOWKIT_SERVERS": ""}
     )
     assert (said.code, said.out) == (0, f"mongo: {mongod} (path)\n")
+
+
+def test_install_includes_kafka_only_for_external_roles(program: Program, tmp_path: Path) -> None:
+    for name in ("mongod", "kafka-server-start", "kafka-storage"):
+        create_program(tmp_path / "bin" / name)
+    env = {"PATH": str(tmp_path / "bin"), "FLOWKIT_SERVERS": ""}
+    arguments = ("up", "--install", "--only", "mongo")
+    assert program.run(*arguments, env=env).out.count("\n") == 1
+    said = program.run(*arguments, "--external", "indexer", env=env)
+    assert said.out.splitlines()[1:] == [f"kafka: {tmp_path / 'bin' / 'kafka-server-start'} (path)"]

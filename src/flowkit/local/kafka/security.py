@@ -1,11 +1,16 @@
 """How clients connect to a local broker: in the clear, with TLS, with a password, or with both."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from flowkit.errors import ConfigError
+
 KEY_STORE, TRUST_STORE = "broker.pem", "clients.pem"
+_SCRAM_TEXT = re.compile(r"[\w.~@+-]+")
+"""What `kafka-storage format --add-scram` reads as one value."""
 _PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 _SCRAM_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
 
@@ -56,6 +61,15 @@ class BrokerSecurity:
     tls: BrokerTls | None = None
     """The certificates of the broker; None for unencrypted connections."""
 
+    def __post_init__(self) -> None:
+        scram = self.mechanism not in (None, SaslMechanism.PLAIN)
+        for name, password in self.users.items() if scram else ():
+            if not (_SCRAM_TEXT.fullmatch(name) and _SCRAM_TEXT.fullmatch(password)):
+                raise ConfigError(
+                    f"Kafka cannot store name or password of the user {name!r} for {self.mechanism}; "
+                    "use letters, digits and . _ ~ @ + -"
+                )
+
     @property
     def protocol(self) -> str:
         """Kafka's name for this combination, which clients use as `security_protocol`."""
@@ -76,14 +90,10 @@ class BrokerSecurity:
         """Return the options of `kafka-storage format` that store the users of SCRAM."""
         if self.mechanism in (None, SaslMechanism.PLAIN):
             return []
-        return [
-            part
-            for name, password in self.users.items()
-            for part in (
-                "--add-scram",
-                f"{self.mechanism}=[name={_quoted(name)},password={_quoted(password)}]",
-            )
+        users = [
+            f"{self.mechanism}=[name={name},password={password}]" for name, password in self.users.items()
         ]
+        return [part for user in users for part in ("--add-scram", user)]
 
     def write_files(self, folder: Path) -> None:
         """Write the certificates, if there are any."""

@@ -1,0 +1,59 @@
+"""`flowkit up --external` starts a Kafka broker, or uses the configured one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.cli.up.up_process import UpProcess, environment_without_servers, free_port_base
+from tests.kafka_server import Broker
+
+from flowkit.cli.kafka import accepts_connections
+from flowkit.cli.up.monitor import create_rows
+from flowkit.cli.up.plan import UpOptions, make_plan
+from flowkit.cli.up.processes import create_processes
+from flowkit.local.ports import is_free
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.mark.server
+async def test_it_starts_a_broker_and_exports_its_address(
+    tmp_path: Path, up: Callable[..., UpProcess]
+) -> None:
+    base, data = free_port_base(), tmp_path / "data"
+    started = up(
+        *("--only", "mongo", "--external", "indexer"),
+        *("--data", str(data), "--port-base", str(base)),
+    )
+    exports = await asyncio.to_thread(started.exports, "MONGO_URL", "KAFKA_BOOTSTRAP_SERVERS")
+    assert exports["KAFKA_BOOTSTRAP_SERVERS"] == f"127.0.0.1:{base + 4}"
+    assert any(line.startswith("kafka is ready after ") for line in started.lines)
+    await Broker(bootstrap_servers=exports["KAFKA_BOOTSTRAP_SERVERS"]).create_topics("cmd.indexer.v1")
+
+    assert started.stop() == 0
+    assert "stopping kafka, mongo" in started.lines
+    assert is_free(base + 4)
+    assert (data / "kafka" / "data" / "cmd.indexer.v1-0").is_dir()
+
+
+def test_a_configured_broker_is_used_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {**environment_without_servers(tmp_path), "KAFKA_BOOTSTRAP_SERVERS": "k.example:9092"}
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "k.example:9092")
+    plan = make_plan(UpOptions(only=("mongo",), external=("indexer",)), environment)
+    processes = create_processes(plan, tmp_path)
+    assert processes.kafka is None
+    assert processes.exports["KAFKA_BOOTSTRAP_SERVERS"] == "k.example:9092"
+    row, server = create_rows(plan, processes)[-1]
+    assert (row.name, row.address, row.detail, server) == ("kafka", "k.example:9092", "external server", None)
+
+
+async def test_one_reachable_broker_is_enough() -> None:
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        assert await accepts_connections(f"127.0.0.1:1, 127.0.0.1:{port}", 5)
+    assert not await accepts_connections("127.0.0.1:1, 127.0.0.1:no", 5)
