@@ -7,9 +7,11 @@ import logging
 import os
 import secrets
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowkit.attempt.background import BackgroundLoop, LoopHealth
+from flowkit.attempt.bridge_health import BridgeHealth
 from flowkit.bridge.announcements import Announcements
 from flowkit.bridge.command_sender import CommandSender
 from flowkit.bridge.command_watch import CommandWatch
@@ -22,6 +24,7 @@ from flowkit.bridge.kafka.malformed import MalformedRecords
 from flowkit.bridge.kafka.offsets import Offsets
 from flowkit.bridge.kafka.producer import Producer
 from flowkit.bridge.kafka.topics import Provisioner, Topics
+from flowkit.bridge.measurements import Measurements
 from flowkit.bridge.native_pollers import IDENTITY_PREFIX
 from flowkit.bridge.placement import Placement
 from flowkit.bridge.pulled_inputs import PulledInputs
@@ -78,6 +81,7 @@ class Bridge:
             database_id=database_id,
         )
         self.malformed = MalformedRecords()
+        self.measurements = Measurements(self.context, self.roles)
         self._connect_parts(connection)
         self._stop = asyncio.Event()
         self._tick = BackgroundLoop("supervising external attempts", self._supervise, pause_sec=TICK_SEC)
@@ -128,7 +132,7 @@ class Bridge:
         await self.context.portal.run(self.context.stores.dispatches.prepare())
         services = [asyncio.create_task(service.run()) for service in self.services]
         others = [asyncio.create_task(consumer.run()) for consumer in self.consumers]
-        others.append(asyncio.create_task(self._tick.run()))
+        others += [asyncio.create_task(loop.run()) for loop in (self._tick, self.measurements.loop)]
         stopping = asyncio.create_task(self._stop.wait())
         try:
             done, _ = await asyncio.wait([stopping, *services, *others], return_when=asyncio.FIRST_COMPLETED)
@@ -162,7 +166,7 @@ class Bridge:
 
     @property
     def loops(self) -> tuple[LoopHealth, ...]:
-        """The health of the bridge's background loops: supervision, and one consumer for each group."""
+        """The health of the bridge's background loops: supervision, measurements, and a consumer for each group."""
         consumers = (
             LoopHealth(
                 name=f"consumer {consumer.health.name}",
@@ -173,4 +177,17 @@ class Bridge:
             )
             for consumer in self.consumers
         )
-        return (self._tick.health, *consumers)
+        return (self._tick.health, self.measurements.loop.health, *consumers)
+
+    def health(self) -> BridgeHealth:
+        """Return the state of the roles and the latest counts. Contacts no server."""
+        return BridgeHealth(
+            bridge_id=self.bridge_id,
+            roles=tuple(
+                replace(self.measurements.of(service.role), waits_for=service.waits_for)
+                for service in self.services
+            ),
+            attempts=self.supervisor.attempts,
+            malformed=dict(self.malformed.counts),
+            measured_at=self.measurements.measured_at,
+        )

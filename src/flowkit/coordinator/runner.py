@@ -144,12 +144,17 @@ class Coordinator:
         return self._thread is not None and self._thread.alive
 
     def health(self) -> Health:
-        """Return whether the engine is running, the error that ended it, and the sweep's health. Contacts no server."""
+        """Return the state of the engine, of its background loops and of its bridge. Contacts no server."""
         error = self._thread.error if self._thread is not None else None
+        bridge = self._bridge
         return Health(
             running=self._running,
             error=None if error is None else str(error) or type(error).__name__,
-            loops=() if self._sweep is None else (self._sweep.health,),
+            loops=(
+                *(() if self._sweep is None else (self._sweep.health,)),
+                *(() if bridge is None else bridge.loops),
+            ),
+            bridge=None if bridge is None else bridge.health(),
         )
 
     async def start(self) -> None:
@@ -215,6 +220,7 @@ class Coordinator:
     async def stop(self) -> None:
         """Stop running tasks. They continue where they stopped once an engine is running again."""
         thread, self._thread = self._thread, None
+        self._bridge = None
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
