@@ -18,6 +18,7 @@ from flowkit.adapters.dispatches.record import DispatchState
 from flowkit.attempt.liveness import heartbeat_pause_sec
 from flowkit.bridge.attempt_checks import AttemptChecks, Supervised, update
 from flowkit.bridge.rules.outcomes import cancelled
+from flowkit.bridge.shown_waits import ShownWaits
 from flowkit.errors import FlowKitError
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Supervisor:
         self._checks = AttemptChecks(
             context, delivery=delivery, signals=signals, inputs=inputs, commands=commands, ended=self.drop
         )
+        self._waits = ShownWaits(context, commands)
         self._attempts: dict[str, Supervised] = {}
         self._slots = asyncio.Semaphore(_CONCURRENT_HEARTBEATS)
         self._beating: set[asyncio.Task[None]] = set()
@@ -92,7 +94,8 @@ class Supervisor:
         await self._refresh()
         await self._read_flags()
         self._start_heartbeats()
-        await self._commands.refresh([each.record for each in self._attempts.values()])
+        await self._commands.refresh(self.records)
+        self._waits.refresh(self.records)
         for attempt in [*self._attempts.values()]:
             try:
                 await self._checks.check(attempt)
@@ -105,6 +108,7 @@ class Supervisor:
         for each in beating:
             each.cancel()
         await asyncio.gather(*beating, return_exceptions=True)
+        await self._waits.stop()
 
     @property
     def records(self) -> list[Dispatch]:

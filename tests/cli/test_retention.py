@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.cli.conftest import Program, Said
     from tests.integration.world import World
 
-BELONGINGS = ("artifacts", "metrics_raw", "stream_progress", "worker_events")
+BELONGINGS = ("artifacts", "metrics_raw", "stream_progress", "worker_events", "dispatches")
 
 
 @pytest.mark.parametrize(
