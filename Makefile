@@ -56,14 +56,14 @@ test: setup ## All tests, on real servers started for them (or those of TEMPORAL
 
 large: setup ## The large cases: 5,000 batches a stage, 1,000 increments under kills, the end of 5,000 pulling nodes.
 	@FLOWKIT_LARGE=1 $(BIN)/pytest -q -s tests/integration/test_endurance.py tests/integration/test_exactly_once.py \
-		tests/integration/test_many_ends.py
+		tests/integration/test_many_pulling_nodes.py
 
 chaos: setup ## Random tasks while processes and servers are killed: make chaos [MINUTES=10] [SEED=n].
 	@FLOWKIT_CHAOS_MINUTES="$(MINUTES)" FLOWKIT_SEED="$(SEED)" $(BIN)/pytest -q -s tests/integration/test_chaos.py
 
 fuzz: setup ## Property tests with twenty times the examples, and new ones each time (up to half an hour).
 	FLOWKIT_THOROUGH=1 $(BIN)/pytest -q -n $(JOBS) --dist worksteal -o timeout=3600 \
-		tests/unit/test_graph_properties.py tests/unit/test_validation_fuzz.py tests/contract/test_vars_model.py tests/contract/test_group_writes.py
+		tests/unit/test_graph_properties.py tests/unit/test_validation_fuzz.py tests/contract/test_vars_model.py tests/contract/test_group_commit.py
 
 demo: setup ## Index a source tree: make demo [SOURCE=folder] [WORKERS=3] [CHAOS=1] [KEEP=1] [REPORT=file].
 	@PYTHONPATH=examples $(BIN)/python -m code_index $(if $(SOURCE),--source "$(SOURCE)") \

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from flowkit.attempt.background import BackgroundLoop, LoopHealth
 from flowkit.attempt.bridge_health import BridgeHealth
+from flowkit.attempt.outages import OutageLogger
 from flowkit.bridge.announcements import Announcements
 from flowkit.bridge.command_sender import CommandSender
 from flowkit.bridge.command_watch import CommandWatch
@@ -32,6 +33,7 @@ from flowkit.bridge.role_service import RoleService
 from flowkit.bridge.signals import Signals
 from flowkit.bridge.status import StatusEvents
 from flowkit.bridge.supervisor import TICK_SEC, Supervisor
+from flowkit.errors import FlowKitError
 from flowkit.text import clean
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from flowkit.config import CoordinatorConfig
 
 _logger = logging.getLogger("flowkit.bridge")
+
+_TOPICS_RETRY_SEC = 1.0
 
 
 class Bridge:
@@ -103,8 +107,12 @@ class Bridge:
             inputs=inputs,
             sender=CommandSender(context, Placement(context, lambda: self.supervisor.records)),
         )
-        provisioner = Provisioner(connection, context.config)
-        self.services = [RoleService(role, context, self.dispatcher, provisioner) for role in self.roles]
+        self._provisioner = Provisioner(connection, context.config)
+        self._outage = OutageLogger("the bridge cannot use its Kafka topics")
+        self._consuming = False
+        self.services = [
+            RoleService(role, context, self.dispatcher, self._provisioner) for role in self.roles
+        ]
         self.status = StatusEvents(
             context,
             delivery=self.delivery,
@@ -131,7 +139,7 @@ class Bridge:
         """Serve the roles until `shutdown`. Raise the error that ends the bridge, if any."""
         await self.context.portal.run(self.context.stores.dispatches.prepare())
         services = [asyncio.create_task(service.run()) for service in self.services]
-        others = [asyncio.create_task(consumer.run()) for consumer in self.consumers]
+        others = [asyncio.create_task(self._consume())]
         others += [asyncio.create_task(loop.run()) for loop in (self._tick, self.measurements.loop)]
         stopping = asyncio.create_task(self._stop.wait())
         try:
@@ -141,6 +149,29 @@ class Bridge:
         finally:
             stopping.cancel()
             await self._close(services, others)
+
+    async def _consume(self) -> None:
+        """Consume the topics once they exist. Until then, Kafka's client would log errors about them."""
+        await self._wait_for_topics()
+        self._consuming = True
+        async with asyncio.TaskGroup() as consuming:
+            for consumer in self.consumers:
+                consuming.create_task(consumer.run())
+
+    async def _wait_for_topics(self) -> None:
+        while True:
+            if await self._topics_exist():
+                return
+            await asyncio.sleep(_TOPICS_RETRY_SEC)
+
+    async def _topics_exist(self) -> bool:
+        try:
+            await self._provisioner.ensure(self.roles)
+        except FlowKitError as error:
+            self._outage.failed(error)
+            return False
+        self._outage.recovered()
+        return True
 
     async def shutdown(self) -> None:
         """Stop serving the roles. Other bridges, or this one after a restart, continue the running attempts."""
@@ -166,7 +197,7 @@ class Bridge:
 
     @property
     def loops(self) -> tuple[LoopHealth, ...]:
-        """The health of the bridge's background loops: supervision, measurements, and a consumer for each group."""
+        """The health of the background loops: supervision, measurements, and, once the topics exist, the consumers."""
         consumers = (
             LoopHealth(
                 name=f"consumer {consumer.health.name}",
@@ -177,7 +208,8 @@ class Bridge:
             )
             for consumer in self.consumers
         )
-        return (self._tick.health, self.measurements.loop.health, *consumers)
+        own = (self._tick.health, self.measurements.loop.health)
+        return (*own, *consumers) if self._consuming else own
 
     def health(self) -> BridgeHealth:
         """Return the state of the roles and the latest counts. Contacts no server."""

@@ -1,4 +1,4 @@
-"""The figures of the house style: short functions, short files, few suppressions, no waiting by the clock."""
+"""The house rules that can be measured: short functions, short files, few suppressions, no sleeps in tests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 CODE = ("workflows", "activities", "adapters", "bridge", "src")
-HELPERS = {"world.py", "handlers.py"}
-"""Test modules that may wait by the clock: what they wait for is a test's subject."""
+HELPERS = {"harness.py", "cluster.py", "handlers.py"}
+"""Test modules that can sleep, because the tests that use them are about time itself."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = Function | ast.ClassDef
@@ -25,35 +25,35 @@ Definition = Function | ast.ClassDef
 
 @cache
 def code() -> tuple[Path, ...]:
-    """All code files; the links under src lead to folders that are counted by themselves."""
+    """Return all code files. The folders behind the links under src are counted once."""
     found = (path for folder in CODE for path in (ROOT / folder).rglob("*.py"))
     return tuple(sorted({path.resolve() for path in found}))
 
 
 @cache
 def checks() -> tuple[Path, ...]:
-    """All test files."""
+    """Return all test files."""
     return tuple(sorted((ROOT / "tests").rglob("*.py")))
 
 
 @cache
 def tree(path: Path) -> ast.Module:
-    """A parsed file."""
+    """Return a parsed file."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def place(path: Path, name: str) -> str:
-    """Where something stands, for a failure's text."""
+    """Return the location of a name for a failure message."""
     return f"{path.relative_to(ROOT)}:{name}"
 
 
 def functions(path: Path) -> Iterator[Function]:
-    """All functions and methods of a file, nested ones too."""
+    """Yield all functions and methods of a file, including nested ones."""
     return (node for node in ast.walk(tree(path)) if isinstance(node, Function))
 
 
 def length(path: Path, function: Function) -> int:
-    """Lines of the body that are not blank, without the docstring."""
+    """Return the number of non-blank lines of the body, without the docstring."""
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     if not body or body[-1].end_lineno is None:
         return 0
@@ -62,7 +62,7 @@ def length(path: Path, function: Function) -> int:
 
 
 def lengths() -> dict[str, int]:
-    """Length of every function in the code."""
+    """Return the length of every function in the code."""
     return {
         place(path, f"{each.name}@{each.lineno}"): length(path, each)
         for path in code()
@@ -70,7 +70,7 @@ def lengths() -> dict[str, int]:
     }
 
 
-def test_nine_of_ten_functions_fit_twenty_four_lines() -> None:
+def test_nine_of_ten_functions_have_at_most_twenty_four_lines() -> None:
     assert statistics.quantiles(lengths().values(), n=10)[-1] <= 24
 
 
@@ -99,7 +99,7 @@ def test_at_most_five_suppressions_each_with_its_rule() -> None:
 
 
 def sleeps(path: Path) -> list[str]:
-    """Calls of a sleep in a test file, with their lines."""
+    """Return the locations of all calls of a function named `sleep` in a test file."""
     calls = (node for node in ast.walk(tree(path)) if isinstance(node, ast.Call))
     named = (call for call in calls if isinstance(call.func, (ast.Attribute, ast.Name)))
     return [place(path, str(call.lineno)) for call in named if _name(call.func) == "sleep"]
@@ -109,12 +109,12 @@ def _name(called: ast.expr) -> str:
     return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
 
 
-def test_tests_wait_for_events_and_not_for_seconds() -> None:
+def test_tests_wait_for_events_instead_of_sleeping() -> None:
     assert [found for path in checks() if path.name not in HELPERS for found in sleeps(path)] == []
 
 
 def undocumented(path: Path) -> Iterator[str]:
-    """Public classes, functions and methods without a docstring; and the module, if it holds anything."""
+    """Yield public classes, functions and methods without a docstring, and the module unless it is empty."""
     module = tree(path)
     if module.body and ast.get_docstring(module) is None:
         yield place(path, "module")

@@ -1,4 +1,4 @@
-"""One name for every module, imports that point one way, and workflows that see no I/O."""
+"""Every module has one name, imports follow the layers, and workflows import no modules for I/O."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"flowkit.activities", "flowkit.bridge"}),
     frozenset({"flowkit.engine", "flowkit.worker", "flowkit.connection", "flowkit.loops"}),
 )
-"""Each layer may import those before it. Above them is the public API: client, coordinator, plugin, command line."""
+"""Each layer can import those before it. Above them is the public API: client, coordinator, plugin, command line."""
 
 SIBLINGS = frozenset({"flowkit.activities", "flowkit.bridge", "flowkit.engine", "flowkit.worker"})
 """Packages that do not import another one of their own layer."""
@@ -44,12 +44,12 @@ IO = ("motor", "pymongo", "aiokafka", "socket", "subprocess", "requests", "http"
 
 
 def files(folder: str) -> list[Path]:
-    """Python files of one of the linked folders."""
+    """Return the Python files of one of the linked folders."""
     return sorted((ROOT / folder).glob("**/*.py"))
 
 
 def imports(path: Path) -> set[str]:
-    """Full names of the modules that a file imports; `from flowkit import errors` names `flowkit.errors`."""
+    """Return the full names of the modules that a file imports; `from flowkit import errors` is `flowkit.errors`."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -61,12 +61,12 @@ def imports(path: Path) -> set[str]:
 
 
 def within(name: str, modules: Collection[str]) -> bool:
-    """Whether `name` is one of these modules or lies in one."""
+    """Return whether `name` is one of these modules or inside one."""
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
 def sources() -> dict[str, Path]:
-    """Every module of the package by its name."""
+    """Return every module of the package by its name."""
     found: dict[str, Path] = {}
     for folder in (ROOT / "src" / "flowkit", *(ROOT / name for name in LINKED)):
         base = ROOT / "src" if folder.parent.name == "src" else ROOT
@@ -79,12 +79,12 @@ def sources() -> dict[str, Path]:
 
 
 def layer_of(module: str) -> int | None:
-    """Place of a module's layer; None for the public API and the workflows."""
+    """Return the index of a module's layer; None for the public API and the workflows."""
     return next((place for place, layer in enumerate(LAYERS) if within(module, layer)), None)
 
 
 def allowed(module: str) -> frozenset[str]:
-    """What a module may import of the package."""
+    """Return what a module can import from the package."""
     if within(module, {"flowkit.workflows"}):
         return BASE | {"flowkit.workflows"}
     place = layer_of(module)
@@ -108,7 +108,7 @@ def test_imports_point_to_lower_layers() -> None:
     assert sorted(wrong) == []
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_modules_do_not_import_each_other_in_a_cycle() -> None:
     modules = sources()
     graph = {module: {name for name in imports(path) if name in modules} for module, path in modules.items()}
     try:
@@ -145,12 +145,12 @@ PURE = (
 @pytest.mark.parametrize(
     "path", [*(ROOT / "workflows" / f"{name}.py" for name in PURE), *files("src/flowkit/graph")], ids=str
 )
-def test_the_rules_know_nothing_of_temporal(path: Path) -> None:
+def test_pure_modules_import_neither_temporalio_nor_asyncio(path: Path) -> None:
     known = imports(path)
     assert [module for module in known if within(module, {"temporalio", "asyncio", *IO})] == []
 
 
-def test_every_module_has_one_name() -> None:
+def test_every_module_has_one_import_name() -> None:
     assert [name for name in sys.modules if name.partition(".")[0] in LINKED] == []
     homes: dict[Path, set[str]] = {}
     for name, module in list(sys.modules.items()):
@@ -160,7 +160,7 @@ def test_every_module_has_one_name() -> None:
     assert {home: names for home, names in homes.items() if len(names) > 1} == {}
 
 
-def test_the_four_links_are_links_in_git() -> None:
+def test_git_stores_the_four_links_as_links() -> None:
     paths = [f"src/flowkit/{name}" for name in LINKED]
     listed = subprocess.run(
         ["git", "ls-files", "-s", *paths], cwd=ROOT, capture_output=True, text=True, check=True
@@ -170,7 +170,7 @@ def test_the_four_links_are_links_in_git() -> None:
 
 
 @pytest.mark.parametrize("name", LINKED)
-def test_the_four_links_lead_to_the_folders_at_the_root(name: str) -> None:
+def test_the_four_links_point_to_the_folders_at_the_root(name: str) -> None:
     link = ROOT / "src" / "flowkit" / name
     assert link.is_symlink()
     assert str(link.readlink()) == f"../../{name}"
@@ -185,7 +185,7 @@ def test_the_four_links_lead_to_the_folders_at_the_root(name: str) -> None:
         ("flowkit.graph.validation", ["motor", "pymongo", "temporalio"]),
     ],
 )
-def test_importing_it_loads_nothing_that_it_does_not_need(module: str, forbidden: list[str]) -> None:
+def test_importing_a_module_loads_only_what_it_needs(module: str, forbidden: list[str]) -> None:
     program = f"import sys, {module}; print([m for m in {forbidden!r} if m in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"

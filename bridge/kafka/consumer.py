@@ -159,10 +159,21 @@ class RecordConsumer:
         from aiokafka.errors import CommitFailedError, IllegalStateError
 
         self.positions |= {(place.topic, place.partition): offset for place, offset in offsets.items()}
-        try:
-            await client.commit(dict(offsets))
-        except (CommitFailedError, IllegalStateError) as error:
-            _logger.info("the group %s rebalanced before its offsets were committed: %s", self._group, error)
+        while True:
+            try:
+                async with asyncio.timeout(clients.REQUEST_TIMEOUT_SEC):
+                    await client.commit(dict(offsets))
+                return
+            except (CommitFailedError, IllegalStateError) as error:
+                _logger.info(
+                    "the group %s rebalanced before it committed its offsets: %s", self._group, error
+                )
+                return
+            except clients.kafka_errors() as error:
+                if not clients.is_transient(error):
+                    raise
+                self._lost(error)
+            await asyncio.sleep(RECONNECT_PAUSE_SEC)
 
     def _worked(self) -> None:
         self.health.last_ok_at = time.time()

@@ -1,4 +1,4 @@
-"""The `flowkit` program as a person runs it, in a folder of its own."""
+"""Runs the `flowkit` program in its own folder, as a user does."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.conftest import world
-from tests.integration.world import CEILING, FLOWKIT
+from tests.integration.conftest import harness
+from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["world"]
+__all__ = ["harness"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Said:
-    """What the program said, and how it ended."""
+class ProgramOutput:
+    """The output and the exit code of the program."""
 
     code: int
     out: str
@@ -30,19 +30,19 @@ class Said:
 
 
 class Program:
-    """Runs `flowkit` to its end."""
+    """Runs `flowkit` in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._started: list[subprocess.Popen[str]] = []
 
     def write(self, name: str, text: str) -> str:
-        """A file in the folder."""
+        """Write a file into the folder, and return its name."""
         (self.folder / name).write_text(text, encoding="utf-8")
         return name
 
-    def run(self, *arguments: str, env: Mapping[str, Any] | None = None, stdin: str = "") -> Said:
-        """The program's answer."""
+    def run(self, *arguments: str, env: Mapping[str, Any] | None = None, stdin: str = "") -> ProgramOutput:
+        """Run the program until it exits, and return its output."""
         done = subprocess.run(
             [FLOWKIT, *arguments],
             cwd=self.folder,
@@ -50,13 +50,13 @@ class Program:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=CEILING,
+            timeout=EVENT_TIMEOUT_SEC,
             check=False,
         )
-        return Said(code=done.returncode, out=done.stdout, err=done.stderr)
+        return ProgramOutput(code=done.returncode, out=done.stdout, err=done.stderr)
 
     def start(self, *arguments: str, env: Mapping[str, Any]) -> subprocess.Popen[str]:
-        """The program, running; killed at the end of the test."""
+        """Start the program. It is killed at the end of the test."""
         pipe = subprocess.PIPE
         started = subprocess.Popen(
             [str(FLOWKIT), *arguments], cwd=self.folder, env=env, stdout=pipe, stderr=pipe, text=True
@@ -65,19 +65,19 @@ class Program:
         return started
 
     def close(self) -> None:
-        """Kill what still runs."""
+        """Kill all processes that still run."""
         for process in self._started:
             process.kill()
             process.communicate()
 
-    async def call(self, *arguments: str, env: Mapping[str, Any] | None = None) -> Said:
-        """The program's answer, while the servers and engines of this process go on."""
+    async def call(self, *arguments: str, env: Mapping[str, Any] | None = None) -> ProgramOutput:
+        """Run the program in a thread, so that the engines of this process continue, and return its output."""
         return await asyncio.to_thread(self.run, *arguments, env=env)
 
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Program]:
-    """The program, in an empty folder."""
+    """The program in an empty folder."""
     made = Program(tmp_path)
     yield made
     made.close()

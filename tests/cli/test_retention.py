@@ -1,4 +1,4 @@
-"""`flowkit purge` removes what ended long ago, with all that belongs to it, and nothing else."""
+"""`flowkit purge` removes tasks that ended long ago with all their documents, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ import pytest
 from flowkit.cli.retention.commands import read_duration
 from flowkit.connection import Namespace
 from flowkit.errors import ConfigError
-from tests.integration.world import node
+from tests.integration.harness import node
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import Program, Said
-    from tests.integration.world import World
+    from tests.cli.conftest import Program, ProgramOutput
+    from tests.integration.harness import Harness
 
-BELONGINGS = ("artifacts", "metrics_raw", "stream_progress", "worker_events", "dispatches")
+TASK_COLLECTIONS = ("artifacts", "metrics_raw", "stream_progress", "worker_events", "dispatches")
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("30d", 2_592_000), ("12h", 43_200), ("90m", 5_400), ("1D", 86_400)]
 )
-def test_a_duration_is_a_number_and_a_unit(text: str, seconds: float) -> None:
+def test_duration_is_a_number_and_a_unit(text: str, seconds: float) -> None:
     assert read_duration(text) == seconds
 
 
 @pytest.mark.parametrize(
     "text", ["", "30", "d", "-1d", "1.5h", "0d", "30s", "30 d", "1w", "999999999d", "٣d"]
 )
-def test_anything_else_is_no_duration(text: str) -> None:
+def test_invalid_duration_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a duration"):
         read_duration(text)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (
             ["--older-than", "soon"],
@@ -48,131 +48,137 @@ def test_anything_else_is_no_duration(text: str) -> None:
         ),
     ],
 )
-def test_a_wrong_option_is_exit_code_2(program: Program, arguments: list[str], told: str) -> None:
-    said = program.run("purge", *arguments)
-    assert (said.code, said.out) == (2, "")
-    assert told in said.err
+def test_invalid_option_exits_with_code_2(program: Program, arguments: list[str], reported: str) -> None:
+    output = program.run("purge", *arguments)
+    assert (output.code, output.out) == (2, "")
+    assert reported in output.err
 
 
-async def purge(program: Program, world: World, *options: str) -> Said:
-    """`flowkit purge` of what ended more than an hour ago."""
-    return await program.call("purge", "--older-than", "1h", *options, env=world.environment)
+async def purge(program: Program, harness: Harness, *options: str) -> ProgramOutput:
+    """Run `flowkit purge` for tasks that ended more than an hour ago."""
+    return await program.call("purge", "--older-than", "1h", *options, env=harness.environment)
 
 
 async def ended(
-    world: World, task_id: str, *, hours: float = 2, status: str = "finished", **more: Any
+    harness: Harness, task_id: str, *, hours: float = 2, status: str = "finished", **more: Any
 ) -> None:
-    """The document of a task that ended so long ago, and a row of each kind that belongs to it."""
+    """Insert a task that ended some hours ago, with one document in each collection of a task."""
     finished_at = datetime.now(UTC) - timedelta(hours=hours)
     document = {"id": task_id, "status": status, "finished_at": finished_at, **more}
-    await world.db.tasks.insert_one(document)
-    for name in BELONGINGS:
-        await world.db[name].insert_one(
+    await harness.db.tasks.insert_one(document)
+    for name in TASK_COLLECTIONS:
+        await harness.db[name].insert_one(
             {"task_id": task_id, "node_id": "a", "batch_uid": "b", "event_hash": "h"}
         )
 
 
-async def left(world: World) -> dict[str, set[str]]:
-    """Ids of the tasks that are left, by collection."""
-    found = {name: {row["task_id"] async for row in world.db[name].find({})} for name in BELONGINGS}
-    return {**found, "tasks": {row["id"] async for row in world.db.tasks.find({})}}
+async def left(harness: Harness) -> dict[str, set[str]]:
+    """Return the ids of the remaining tasks by collection."""
+    found = {name: {row["task_id"] async for row in harness.db[name].find({})} for name in TASK_COLLECTIONS}
+    return {**found, "tasks": {row["id"] async for row in harness.db.tasks.find({})}}
 
 
 def everywhere(*task_ids: str) -> dict[str, set[str]]:
-    """These tasks, with all that belongs to them."""
-    return {name: set(task_ids) for name in (*BELONGINGS, "tasks")}
+    """Return the expected ids if exactly these tasks remain in every collection."""
+    return {name: set(task_ids) for name in (*TASK_COLLECTIONS, "tasks")}
 
 
 @pytest.mark.server
-async def test_what_ended_before_that_is_removed_with_all_that_belongs_to_it(
-    world: World, program: Program
-) -> None:
-    here = await Namespace(await world.client()).id()
-    await ended(world, "old", namespace_id=here)
-    await ended(world, "of an earlier release", status="cancelled")
-    await ended(world, "young", hours=0.5, namespace_id=here)
-    await ended(world, "elsewhere", namespace_id="another")
-    planned = await purge(program, world, "--dry-run")
+async def test_purge_removes_older_tasks_with_all_their_documents(harness: Harness, program: Program) -> None:
+    here = await Namespace(await harness.client()).id()
+    await ended(harness, "old", namespace_id=here)
+    await ended(harness, "of an earlier release", status="cancelled")
+    await ended(harness, "young", hours=0.5, namespace_id=here)
+    await ended(harness, "elsewhere", namespace_id="another")
+    planned = await purge(program, harness, "--dry-run")
     assert planned.out.splitlines()[0] == "would delete 2 tasks"
-    assert len((await left(world))["tasks"]) == 4
-    done = await purge(program, world)
-    assert done.out.splitlines() == ["deleted 2 tasks", *(f"  {name}: 2" for name in BELONGINGS)]
+    assert len((await left(harness))["tasks"]) == 4
+    done = await purge(program, harness)
+    assert done.out.splitlines() == ["deleted 2 tasks", *(f"  {name}: 2" for name in TASK_COLLECTIONS)]
     assert done.err == "deleted 2 tasks so far\n"
-    assert await left(world) == everywhere("young", "elsewhere")
+    assert await left(harness) == everywhere("young", "elsewhere")
 
 
 @pytest.mark.server
-async def test_many_tasks_are_removed_in_steps(world: World, program: Program) -> None:
+async def test_many_tasks_are_purged_in_several_steps(harness: Harness, program: Program) -> None:
     for number in range(45):
-        await ended(world, f"t{number}")
-    said = await purge(program, world)
-    assert said.err.splitlines() == [f"deleted {count} tasks so far" for count in (20, 40, 45)]
-    assert await left(world) == everywhere()
+        await ended(harness, f"t{number}")
+    output = await purge(program, harness)
+    assert output.err.splitlines() == [f"deleted {count} tasks so far" for count in (20, 40, 45)]
+    assert await left(harness) == everywhere()
 
 
 @pytest.mark.server
-async def test_only_tasks_that_ended_as_asked_are_removed(world: World, program: Program) -> None:
+async def test_purge_removes_only_tasks_with_the_requested_statuses(
+    harness: Harness, program: Program
+) -> None:
     for status in ("finished", "failed", "cancelled"):
-        await ended(world, status, status=status)
-    said = await purge(program, world, "--status", "failed", "--status", "cancelled", "--json")
-    assert json.loads(said.out) == {
+        await ended(harness, status, status=status)
+    output = await purge(program, harness, "--status", "failed", "--status", "cancelled", "--json")
+    assert json.loads(output.out) == {
         "dry_run": False,
         "tasks": 2,
-        "rows": dict.fromkeys(BELONGINGS, 2),
+        "rows": dict.fromkeys(TASK_COLLECTIONS, 2),
         "running": [],
     }
-    assert said.err == ""
-    assert await left(world) == everywhere("finished")
+    assert output.err == ""
+    assert await left(harness) == everywhere("finished")
 
 
 @pytest.mark.server
-async def test_a_task_that_temporal_runs_is_kept_whatever_its_document_says(
-    world: World, program: Program
+async def test_purge_keeps_a_task_that_runs_in_temporal_even_if_its_document_is_closed(
+    harness: Harness, program: Program
 ) -> None:
-    await world.engine()
-    task_id = await world.create(node("a"))
-    await world.until_status(task_id, "running")
+    await harness.engine()
+    task_id = await harness.create(node("a"))
+    await harness.until_status(task_id, "running")
     long_ago = datetime.now(UTC) - timedelta(days=2)
-    await world.db.tasks.update_one({"id": task_id}, {"$set": {"status": "failed", "finished_at": long_ago}})
-    said = await purge(program, world)
-    assert said.out.splitlines() == ["deleted 0 tasks", f"kept 1 task that Temporal runs: {task_id}"]
-    assert task_id in (await left(world))["tasks"]
+    await harness.db.tasks.update_one(
+        {"id": task_id}, {"$set": {"status": "failed", "finished_at": long_ago}}
+    )
+    output = await purge(program, harness)
+    assert output.out.splitlines() == ["deleted 0 tasks", f"kept 1 task that Temporal runs: {task_id}"]
+    assert task_id in (await left(harness))["tasks"]
 
 
 @pytest.mark.server
-async def test_open_tasks_and_those_without_a_date_are_kept(world: World, program: Program) -> None:
+async def test_purge_keeps_open_tasks_and_tasks_without_an_end_date(
+    harness: Harness, program: Program
+) -> None:
     odd: list[dict[str, Any]] = [
         {"id": "open", "status": "running", "finished_at": None},
         {"id": "text", "status": "finished", "finished_at": "2020-01-01T00:00:00+00:00"},
         {"status": "finished", "finished_at": datetime(2020, 1, 1, tzinfo=UTC)},
     ]
-    await world.db.tasks.insert_many(odd)
-    assert (await purge(program, world)).out == "deleted 0 tasks\n"
-    assert await world.db.tasks.count_documents({}) == 3
+    await harness.db.tasks.insert_many(odd)
+    assert (await purge(program, harness)).out == "deleted 0 tasks\n"
+    assert await harness.db.tasks.count_documents({}) == 3
 
 
 @pytest.mark.server
-async def test_a_purge_that_was_interrupted_is_continued_by_the_next(world: World, program: Program) -> None:
-    await ended(world, "half")
-    await world.db.artifacts.delete_many({})
-    await purge(program, world)
-    assert await left(world) == everywhere()
+async def test_next_purge_completes_an_interrupted_one(harness: Harness, program: Program) -> None:
+    await ended(harness, "half")
+    await harness.db.artifacts.delete_many({})
+    await purge(program, harness)
+    assert await left(harness) == everywhere()
 
 
 @pytest.mark.server
-async def test_close_orphaned_without_open_tasks_says_so(world: World, program: Program) -> None:
-    said = await program.call("close-orphaned", env=world.environment)
-    assert (said.code, said.out) == (0, "no open tasks\n")
+async def test_close_orphaned_reports_that_there_are_no_open_tasks(
+    harness: Harness, program: Program
+) -> None:
+    output = await program.call("close-orphaned", env=harness.environment)
+    assert (output.code, output.out) == (0, "no open tasks\n")
 
 
 @pytest.mark.server
-async def test_close_orphaned_counts_open_tasks_by_namespace(world: World, program: Program) -> None:
-    here = await Namespace(await world.client()).id()
-    await world.create(node("a"))
+async def test_close_orphaned_counts_open_tasks_by_namespace(harness: Harness, program: Program) -> None:
+    here = await Namespace(await harness.client()).id()
+    await harness.create(node("a"))
     for namespace_id in ({}, {"namespace_id": "gone-1"}):
-        await world.db.tasks.insert_one({"id": str(namespace_id), "status": "running", **namespace_id})
-    said = await program.call("close-orphaned", env=world.environment)
-    assert said.out.splitlines() == [
+        await harness.db.tasks.insert_one({"id": str(namespace_id), "status": "running", **namespace_id})
+    output = await program.call("close-orphaned", env=harness.environment)
+    assert output.out.splitlines() == [
         "        1  open tasks that name no namespace (of an earlier release)",
         *sorted(
             [

@@ -1,4 +1,4 @@
-"""The schema and validation agree: what validation accepts the schema accepts, and it refuses what a schema can."""
+"""The schema accepts what validation accepts, and rejects every invalid graph that a schema can detect."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ RELATIONS = {
     *("count_zero", "count_too_many", "parent_unknown", "parent_typo", "own_parent", "pull_unknown"),
     *("alias_unknown", "twice", "edge_unknown", "edge_child", "cycle"),
 }
-"""Mistakes that lie between nodes."""
+"""Errors in the relations between nodes, which a schema cannot detect."""
 
 
 def fits(graph: object) -> bool:
-    """Whether the schema accepts a graph."""
+    """Return whether the schema accepts a graph."""
     return bool(VALIDATOR.is_valid(graph))
 
 
 def well_formed(graph: object) -> bool:
-    """Whether validation accepts the form of a graph."""
+    """Return whether validation accepts the format of a graph."""
     try:
         field_checks.json_bytes(graph)
     except GraphError:
@@ -46,7 +46,7 @@ def well_formed(graph: object) -> bool:
     return not list(field_checks.later_problems(graph, RULES))
 
 
-def test_it_is_a_schema_of_draft_2020_12_in_plain_json() -> None:
+def test_schema_is_draft_2020_12_in_plain_json() -> None:
     VALIDATOR.check_schema(SCHEMA)
     assert json.loads(json.dumps(SCHEMA)) == SCHEMA
     assert SCHEMA["$schema"].endswith("2020-12/schema")
@@ -56,17 +56,17 @@ BAD = [(name, two(**fields)) for name, fields, _ in BAD_FIELDS] + [(name, g) for
 
 
 @pytest.mark.parametrize(("name", "graph"), BAD, ids=[name for name, _ in BAD])
-def test_of_the_graphs_that_validation_refuses_it_lets_only_relations_pass(name: str, graph: object) -> None:
+def test_schema_accepts_an_invalid_graph_only_if_the_error_is_between_nodes(name: str, graph: object) -> None:
     assert fits(graph) == (name in RELATIONS)
 
 
 @pytest.mark.parametrize("node_id", ["", "*", "a[0]", "[12]", "a\nb", "a\x00", "tab\t", 7, None, "é" * 201])
-def test_it_refuses_a_bad_node_id(node_id: object) -> None:
+def test_schema_rejects_an_invalid_node_id(node_id: object) -> None:
     assert not fits({"nodes": [{"node_id": node_id, "type": "t"}]})
 
 
 @pytest.mark.parametrize("role", ["", "-a", ".a", "a b", "é", "a/b", "a\n", "a" * 101, 7, None])
-def test_it_refuses_a_bad_role(role: object) -> None:
+def test_schema_rejects_an_invalid_role(role: object) -> None:
     assert not fits(one(type=role))
 
 
@@ -90,7 +90,7 @@ GOOD: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("graph", GOOD.values(), ids=GOOD.keys())
-def test_it_accepts_what_validation_accepts(graph: dict[str, Any]) -> None:
+def test_schema_accepts_what_validation_accepts(graph: dict[str, Any]) -> None:
     assert well_formed(graph)
     assert fits(graph)
 
@@ -98,12 +98,12 @@ def test_it_accepts_what_validation_accepts(graph: dict[str, Any]) -> None:
 @settings(max_examples=300, deadline=None)
 @given(path=st.sampled_from(list(paths(FULL))), value=JSON)
 @example(path=("nodes", 3, "retry_policy", "max"), value=10_001)
-def test_it_accepts_every_value_at_any_place_that_validation_accepts(path: Path, value: object) -> None:
+def test_schema_accepts_every_field_value_that_validation_accepts(path: Path, value: object) -> None:
     graph = planted(path, copy.deepcopy(value))
     assert fits(graph) or not well_formed(graph)
 
 
-def test_every_key_that_validation_knows_stands_in_it() -> None:
+def test_schema_contains_every_key_that_validation_knows() -> None:
     own = SCHEMA["properties"]["nodes"]["items"]["properties"]
     assert own.keys() == field_checks._NODE_KEYS | RUNTIME_KEYS
     assert own["io"]["properties"].keys() == field_checks._IO_KEYS

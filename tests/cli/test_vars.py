@@ -1,4 +1,4 @@
-"""`flowkit vars`: what it shows of a task's variables, what it changes, and how it refuses what cannot be."""
+"""`flowkit vars` shows and changes the variables of a task, and rejects invalid changes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from flowkit.cli.app import run
 from flowkit.cli.tasks.variables import lines, plain, read_value
 from flowkit.coordinator.adapters import CoordinatorAdapters
-from tests.integration.world import node
+from tests.integration.harness import node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.cli.conftest import Program, Said
-    from tests.integration.world import World
+    from tests.cli.conftest import Program, ProgramOutput
+    from tests.integration.harness import Harness
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 SECRET = "AKIA" + "ABCDEFGHIJKLMNOP"
@@ -42,11 +42,11 @@ SECRET = "AKIA" + "ABCDEFGHIJKLMNOP"
         ("-Infinity", "-Infinity"),
     ],
 )
-def test_a_value_is_json_or_else_text(text: str, value: Any) -> None:
+def test_value_is_parsed_as_json_or_used_as_text(text: str, value: Any) -> None:
     assert read_value(text) == value
 
 
-def test_every_leaf_has_a_line_sorted_by_its_path() -> None:
+def test_each_leaf_has_one_line_sorted_by_path() -> None:
     tree = {"b": {"z": 1, "a": "gold"}, "a-": [1, "x"], "a": {"b": None}, "none": {}, "y" * 60: "über"}
     assert lines(tree) == [
         f"a.b{' ' * 37}  null",
@@ -58,7 +58,7 @@ def test_every_leaf_has_a_line_sorted_by_its_path() -> None:
     ]
 
 
-def test_what_json_lacks_is_shown_as_text() -> None:
+def test_values_without_a_json_form_are_shown_as_text() -> None:
     found = {"at": NOON, "raw": b"\x00\xff", "rate": float("nan"), "all": [float("inf"), {"at": NOON}]}
     assert plain(found) == {
         "at": "2026-01-31T12:00:00+00:00",
@@ -72,16 +72,16 @@ def test_what_json_lacks_is_shown_as_text() -> None:
 def ask(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str]]:
-    """`flowkit vars task …` in this process, where no MongoDB is; answers exit code and the one line on stderr."""
+    """Run `flowkit vars task …` without MongoDB, and return the exit code and the only line on stderr."""
     monkeypatch.setattr("flowkit.cli.tasks.variables.log_warnings", lambda verbose: None)
     monkeypatch.setenv("MONGO_URL", "mongodb://127.0.0.1:1")
     monkeypatch.setattr("flowkit.cli.servers._ANSWER_MS", 50)
 
     def call(*options: str) -> tuple[int, str]:
         code = run(["vars", "task", *options])
-        said = capsys.readouterr()
-        assert (said.out, said.err.count("\n")) == ("", 1)
-        return code, said.err
+        output = capsys.readouterr()
+        assert (output.out, output.err.count("\n")) == ("", 1)
+        return code, output.err
 
     return call
 
@@ -116,17 +116,17 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("options", "told"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_is_told_in_one_line_with_a_remedy_before_anything_is_asked(
-    ask: Callable[..., tuple[int, str]], options: list[str], told: list[str]
+@pytest.mark.parametrize(("options", "reported"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_invalid_argument_prints_one_line_with_a_remedy_before_connecting(
+    ask: Callable[..., tuple[int, str]], options: list[str], reported: list[str]
 ) -> None:
     code, line = ask(*options)
     assert code == 2
-    assert [part for part in ["flowkit: ", *told] if part not in line] == []
+    assert [part for part in ["flowkit: ", *reported] if part not in line] == []
     assert SECRET not in line
 
 
-def test_a_database_that_does_not_answer_is_named_with_the_remedy(
+def test_unreachable_database_is_reported_with_a_remedy(
     ask: Callable[..., tuple[int, str]],
 ) -> None:
     code, line = ask("--incr", "a")
@@ -138,39 +138,39 @@ def test_a_database_that_does_not_answer_is_named_with_the_remedy(
 
 
 class Vars:
-    """`flowkit vars` of one task, with no Temporal to ask."""
+    """Runs `flowkit vars` for one task without Temporal."""
 
-    def __init__(self, world: World, program: Program, task_id: str) -> None:
-        self.world = world
+    def __init__(self, harness: Harness, program: Program, task_id: str) -> None:
+        self.harness = harness
         self.program = program
         self.task_id = task_id
 
-    async def __call__(self, *options: str, task_id: str | None = None) -> Said:
-        """What it says."""
-        environment = {**self.world.environment, "TEMPORAL_ADDRESS": "127.0.0.1:1"}
+    async def __call__(self, *options: str, task_id: str | None = None) -> ProgramOutput:
+        """Run the command and return its output."""
+        environment = {**self.harness.environment, "TEMPORAL_ADDRESS": "127.0.0.1:1"}
         return await self.program.call("vars", task_id or self.task_id, *options, env=environment)
 
     async def stored(self) -> dict[str, Any]:
-        """The variables in the database."""
-        return await self.world.coordinator.vars(self.task_id)
+        """Return the variables in the database."""
+        return await self.harness.coordinator.vars(self.task_id)
 
 
 @pytest.fixture
-async def task_vars(world: World, program: Program) -> Vars:
-    """The command, of a task that nobody runs."""
-    return Vars(world, program, await world.create(node("a")))
+async def task_vars(harness: Harness, program: Program) -> Vars:
+    """The command for a task without an engine."""
+    return Vars(harness, program, await harness.create(node("a")))
 
 
 @pytest.mark.server
-async def test_a_task_without_variables_says_so(task_vars: Vars) -> None:
-    said = await task_vars()
-    assert (said.code, said.out, said.err) == (0, "", "no variables\n")
+async def test_task_without_variables_is_reported(task_vars: Vars) -> None:
+    output = await task_vars()
+    assert (output.code, output.out, output.err) == (0, "", "no variables\n")
     as_json = await task_vars("--json")
     assert (as_json.code, as_json.out, as_json.err) == (0, "{}\n", "")
 
 
 @pytest.mark.server
-async def test_options_change_the_variables_and_show_what_is_there_then(task_vars: Vars) -> None:
+async def test_options_change_the_variables_and_print_the_result(task_vars: Vars) -> None:
     task_vars.program.write("more.json", '{"routing": {"tier": 2}, "gone": 1}')
     changes = [
         "--unset",
@@ -182,9 +182,9 @@ async def test_options_change_the_variables_and_show_what_is_there_then(task_var
         "--merge",
         "@more.json",
     ]
-    said = await task_vars(*changes, "--set", "routing.sla=gold", "--set", 'code="7"')
-    assert (said.code, said.err) == (0, "")
-    assert said.out.splitlines() == [
+    output = await task_vars(*changes, "--set", "routing.sla=gold", "--set", 'code="7"')
+    assert (output.code, output.err) == (0, "")
+    assert output.out.splitlines() == [
         'code          "7"',
         "counts.done   3.5",
         'routing.sla   "gold"',
@@ -195,24 +195,24 @@ async def test_options_change_the_variables_and_show_what_is_there_then(task_var
         "code": "7",
         "counts": {"done": 3.5},
     }
-    assert (await task_vars()).out == said.out
+    assert (await task_vars()).out == output.out
 
 
 @pytest.mark.server
-async def test_with_json_the_variables_are_the_one_document(task_vars: Vars) -> None:
-    adapters = CoordinatorAdapters(db=task_vars.world.db)
+async def test_json_option_prints_the_variables_as_one_document(task_vars: Vars) -> None:
+    adapters = CoordinatorAdapters(db=task_vars.harness.db)
     await adapters.vars_set(task_vars.task_id, at=NOON, text="a :smile: b")
-    said = await task_vars("--incr", "n", "--json")
-    assert (said.code, said.err) == (0, "")
-    assert json.loads(said.out) == {"at": "2026-01-31T12:00:00+00:00", "text": "a :smile: b", "n": 1}
+    output = await task_vars("--incr", "n", "--json")
+    assert (output.code, output.err) == (0, "")
+    assert json.loads(output.out) == {"at": "2026-01-31T12:00:00+00:00", "text": "a :smile: b", "n": 1}
     assert '"a :smile: b"' in (await task_vars()).out
 
 
 @pytest.mark.server
-async def test_what_stands_in_the_way_is_named_and_what_was_done_before_is_told(task_vars: Vars) -> None:
-    said = await task_vars("--set", "name=Ada", "--merge", '{"n": 1}', "--incr", "name", "--unset", "n")
-    assert (said.code, said.out) == (2, "")
-    assert said.err == (
+async def test_conflict_is_reported_with_the_changes_that_were_made_before_it(task_vars: Vars) -> None:
+    output = await task_vars("--set", "name=Ada", "--merge", '{"n": 1}', "--incr", "name", "--unset", "n")
+    assert (output.code, output.out) == (2, "")
+    assert output.err == (
         "flowkit: vars.incr: coordinator.vars.name holds a str, not a number; what --set and --merge changed "
         f"before stays; `flowkit vars {task_vars.task_id}` shows what is there\n"
     )
@@ -220,19 +220,19 @@ async def test_what_stands_in_the_way_is_named_and_what_was_done_before_is_told(
 
 
 @pytest.mark.server
-async def test_a_mistake_in_one_option_keeps_all_others_from_being_done(task_vars: Vars) -> None:
+async def test_invalid_option_prevents_all_other_changes(task_vars: Vars) -> None:
     for mistake in (["--unset", "a."], ["--merge", json.dumps({"k": SECRET}), "--block-sensitive"]):
         assert (await task_vars("--set", "a=1", *mistake)).code == 2
     assert await task_vars.stored() == {}
 
 
 @pytest.mark.server
-async def test_a_task_that_is_not_there_is_exit_code_4_and_nothing_is_made(task_vars: Vars) -> None:
-    said = await task_vars("--set", "a=1", "--json", task_id="nothing")
-    assert (said.code, said.err) == (4, "")
-    assert json.loads(said.out)["error"] == {
+async def test_missing_task_exits_with_code_4_and_is_not_created(task_vars: Vars) -> None:
+    output = await task_vars("--set", "a=1", "--json", task_id="nothing")
+    assert (output.code, output.err) == (4, "")
+    assert json.loads(output.out)["error"] == {
         "code": "unknown_task",
         "message": "there is no task 'nothing'",
         "remedy": "`flowkit list` shows the tasks that there are",
     }
-    assert await task_vars.world.db.tasks.count_documents({"id": "nothing"}) == 0
+    assert await task_vars.harness.db.tasks.count_documents({"id": "nothing"}) == 0

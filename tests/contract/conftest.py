@@ -20,7 +20,7 @@ from flowkit.testing import memory_database
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-SERVER_WORLDS = [pytest.param(driver, marks=pytest.mark.server) for driver in DRIVERS]
+SERVER_DATABASES = [pytest.param(driver, marks=pytest.mark.server) for driver in DRIVERS]
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +33,7 @@ def contract_mongo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
         yield server.url
 
 
-@pytest.fixture(params=["memory", *SERVER_WORLDS])
+@pytest.fixture(params=["memory", *SERVER_DATABASES])
 async def db(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
     """An empty database."""
     if request.param == "memory":
@@ -43,7 +43,7 @@ async def db(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
         yield database
 
 
-@pytest.fixture(params=SERVER_WORLDS)
+@pytest.fixture(params=SERVER_DATABASES)
 async def server_db(request: pytest.FixtureRequest, contract_mongo_url: str) -> AsyncIterator[Any]:
     """An empty database on a server."""
     async with _server_database(request.param, contract_mongo_url) as database:

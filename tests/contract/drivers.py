@@ -22,7 +22,7 @@ async def connected(driver: str, url: str, **options: Any) -> AsyncIterator[Any]
     """Return a client that belongs to the running event loop."""
     if driver == "pymongo":
         loop = asyncio.get_running_loop()
-        with mock.patch.object(loop, "sock_connect", closes_what_it_gives_up(loop)):
+        with mock.patch.object(loop, "sock_connect", closes_cancelled_sockets(loop)):
             async with AsyncMongoClient[dict[str, Any]](url, **options) as client:
                 yield client
         return
@@ -33,7 +33,7 @@ async def connected(driver: str, url: str, **options: Any) -> AsyncIterator[Any]
         motor.close()
 
 
-def closes_what_it_gives_up(loop: asyncio.AbstractEventLoop) -> Any:
+def closes_cancelled_sockets(loop: asyncio.AbstractEventLoop) -> Any:
     """Return a `sock_connect` that closes the socket if it is cancelled.
 
     pymongo 4.20 leaves that to the garbage collector. If a client is closed while its monitor connects, a later test

@@ -55,7 +55,7 @@ async def of_node(db: Any, node_id: str) -> list[dict[str, Any]]:
 # --- merge.generic ----------------------------------------------------------------------------------------------
 
 
-async def test_a_merge_tells_what_its_sources_have_left(
+async def test_merge_counts_the_artifacts_of_its_sources(
     db: Any, artifacts: ArtifactStore, adapters: CoordinatorAdapters
 ) -> None:
     await batches(artifacts, "a", "b1", "b2", "b3")
@@ -63,7 +63,7 @@ async def test_a_merge_tells_what_its_sources_have_left(
     await batches(artifacts, "other", "b9")
     for node in ("b", "a", "other"):
         await artifacts.mark_complete(TASK, node, 1, {}, AT)
-    answer = await adapters.merge_generic(TASK, ["b", "nobody", "a"], {"node_id": "m", "key": SECRET})
+    response = await adapters.merge_generic(TASK, ["b", "nobody", "a"], {"node_id": "m", "key": SECRET})
     meta = {
         "merged_from": ["b", "nobody", "a"],
         "complete_nodes": ["a", "b"],
@@ -71,40 +71,40 @@ async def test_a_merge_tells_what_its_sources_have_left(
         "distinct_batch_uids": 4,
         "merged_at": datetime.fromtimestamp(AT + 60, UTC).isoformat(),
     }
-    assert answer == {"ok": True, "meta": meta}
+    assert response == {"ok": True, "meta": meta}
     [artifact] = await of_node(db, "m")
     assert (artifact["status"], artifact["meta"], artifact["attempt_epoch"]) == ("complete", meta, 0)
     assert seconds(artifact["created_at"]) == seconds(artifact["updated_at"]) == AT + 60
     assert "batch_uid" not in artifact
 
 
-async def test_a_merge_of_nothing_says_so(db: Any, adapters: CoordinatorAdapters) -> None:
-    answer = await adapters.merge_generic(TASK, [], {})
-    found = answer["meta"]
+async def test_merge_without_artifacts_has_zero_counts(db: Any, adapters: CoordinatorAdapters) -> None:
+    response = await adapters.merge_generic(TASK, [], {})
+    found = response["meta"]
     assert (found["merged_from"], found["complete_nodes"]) == ([], [])
     assert (found["partial_batches"], found["distinct_batch_uids"]) == (0, 0)
     assert [artifact["node_id"] for artifact in await documents_of(db.artifacts)] == ["coordinator"]
 
 
-async def test_a_merge_looks_at_its_own_task_only(
+async def test_merge_reads_artifacts_of_its_own_task_only(
     db: Any, artifacts: ArtifactStore, adapters: CoordinatorAdapters
 ) -> None:
     await artifacts.mark_complete("task-2", "a", 1, {}, AT)
-    answer = await adapters.merge_generic(TASK, ["a"], {})
-    assert answer["meta"]["complete_nodes"] == []
+    response = await adapters.merge_generic(TASK, ["a"], {})
+    assert response["meta"]["complete_nodes"] == []
 
 
-async def test_a_merge_replaces_the_complete_artifact_of_its_target_and_keeps_its_epoch(
+async def test_merge_replaces_the_complete_artifact_of_its_target_and_keeps_its_epoch(
     db: Any, artifacts: ArtifactStore, adapters: CoordinatorAdapters
 ) -> None:
     await artifacts.mark_complete(TASK, "m", 4, {"old": 1}, AT, worker_id=WORKER)
-    answer = await adapters.merge_generic(TASK, ("a",), {"node_id": "m"})
+    response = await adapters.merge_generic(TASK, ("a",), {"node_id": "m"})
     [artifact] = await of_node(db, "m")
-    assert (artifact["meta"], artifact["attempt_epoch"]) == (answer["meta"], 4)
+    assert (artifact["meta"], artifact["attempt_epoch"]) == (response["meta"], 4)
     assert seconds(artifact["created_at"]) == AT
 
 
-async def test_a_merge_leaves_the_artifacts_of_batches_alone(
+async def test_merge_does_not_change_the_artifacts_of_batches(
     db: Any, artifacts: ArtifactStore, adapters: CoordinatorAdapters
 ) -> None:
     await batches(artifacts, "m", "b1", "b2")
@@ -116,22 +116,22 @@ async def test_a_merge_leaves_the_artifacts_of_batches_alone(
     assert [artifact["status"] for artifact in after if "batch_uid" not in artifact] == ["complete"]
 
 
-async def test_merges_at_the_same_time_leave_one_artifact(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_concurrent_merges_leave_one_artifact(db: Any, adapters: CoordinatorAdapters) -> None:
     await asyncio.gather(*(adapters.merge_generic(TASK, ["a"], {"node_id": "m"}) for _ in range(20)))
     assert [artifact["status"] for artifact in await of_node(db, "m")] == ["complete"]
 
 
 @pytest.mark.parametrize("target", [None, SECRET, ["m"], 5])
-async def test_a_merge_needs_a_target_that_is_a_dict(
-    db: Any, adapters: CoordinatorAdapters, target: Any
-) -> None:
+async def test_merge_requires_a_dict_as_target(db: Any, adapters: CoordinatorAdapters, target: Any) -> None:
     text = await refused(adapters.merge_generic(TASK, ["a"], target))
     assert f"'target' must be a dict, not {kind(target)}" in text
     assert await documents_of(db.artifacts) == []
 
 
 @pytest.mark.parametrize("sources", [None, SECRET, b"a", 5, ["a", 5], ["a", None]])
-async def test_a_merge_needs_a_list_of_node_ids(db: Any, adapters: CoordinatorAdapters, sources: Any) -> None:
+async def test_merge_requires_a_list_of_node_ids(
+    db: Any, adapters: CoordinatorAdapters, sources: Any
+) -> None:
     text = await refused(adapters.merge_generic(TASK, sources, {}))
     assert text.startswith(
         ("merge.generic: 'from_nodes' must", "merge.generic: an entry of 'from_nodes' is ")
@@ -139,7 +139,9 @@ async def test_a_merge_needs_a_list_of_node_ids(db: Any, adapters: CoordinatorAd
     assert await documents_of(db.artifacts) == []
 
 
-async def test_an_unknown_task_is_named_and_gets_no_artifact(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_merge_of_an_unknown_task_fails_without_an_artifact(
+    db: Any, adapters: CoordinatorAdapters
+) -> None:
     assert "'stranger'" in await refused(adapters.merge_generic("stranger", ["a"], {}))
     assert "'stranger'" in await refused(adapters.metrics_aggregate("stranger", "a"))
     assert await documents_of(db.artifacts) == []
@@ -171,11 +173,11 @@ async def measured(artifacts: ArtifactStore, adapters: CoordinatorAdapters) -> N
         ("median", {"n": 13.5, "text": 6.5, "flag": 1.0, "once": 7.0, "total": 3.0}),
     ],
 )
-async def test_an_aggregation_counts_what_is_a_number_in_rows_that_did_not_fail(
+async def test_aggregate_counts_numbers_in_successful_rows(
     db: Any, adapters: CoordinatorAdapters, mode: str, stats: dict[str, float]
 ) -> None:
-    answer = await adapters.metrics_aggregate(TASK, "a", mode=mode)
-    assert answer == {"ok": True, "mode": mode, "stats": stats}
+    response = await adapters.metrics_aggregate(TASK, "a", mode=mode)
+    assert response == {"ok": True, "mode": mode, "stats": stats}
     node = await stored_node(db)
     assert node["stats"] == stats
     assert {type(value) for value in node["stats"].values()} == {float}
@@ -184,9 +186,7 @@ async def test_an_aggregation_counts_what_is_a_number_in_rows_that_did_not_fail(
 
 
 @pytest.mark.usefixtures("measured")
-async def test_the_default_is_the_sum_and_a_second_time_is_the_same(
-    db: Any, adapters: CoordinatorAdapters
-) -> None:
+async def test_aggregate_sums_by_default_and_can_be_repeated(db: Any, adapters: CoordinatorAdapters) -> None:
     first = await adapters.metrics_aggregate(TASK, "b")
     assert (
         first
@@ -200,7 +200,7 @@ async def test_the_default_is_the_sum_and_a_second_time_is_the_same(
     assert (await stored_node(db, 1))["stats"] == {"n": 1000.0}
 
 
-async def test_a_failed_row_with_metrics_does_not_count(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_aggregate_ignores_failed_rows_with_metrics(db: Any, adapters: CoordinatorAdapters) -> None:
     row = {"task_id": TASK, "node_id": "a", "metrics": {"n": 1}}
     await db.metrics_raw.insert_many(
         [
@@ -215,20 +215,22 @@ async def test_a_failed_row_with_metrics_does_not_count(db: Any, adapters: Coord
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
-async def test_without_rows_the_stats_become_empty(db: Any, adapters: CoordinatorAdapters, mode: str) -> None:
+async def test_aggregate_without_rows_sets_empty_stats(
+    db: Any, adapters: CoordinatorAdapters, mode: str
+) -> None:
     await db.tasks.update_one({"id": TASK}, {"$set": {"graph.nodes.0.stats": {"old": 1.0}}})
     assert (await adapters.metrics_aggregate(TASK, "a", mode=mode))["stats"] == {}
     assert (await stored_node(db))["stats"] == {}
 
 
 @pytest.mark.usefixtures("measured")
-async def test_an_unknown_node_is_named(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_aggregate_of_an_unknown_node_names_the_node(db: Any, adapters: CoordinatorAdapters) -> None:
     async with unchanged(db):
         assert "has no node 'nobody'" in await refused(adapters.metrics_aggregate(TASK, "nobody"))
 
 
 @pytest.mark.usefixtures("measured")
-async def test_a_node_aggregates_only_while_its_attempt_holds_it(
+async def test_node_aggregates_only_while_its_attempt_holds_it(
     db: Any, tasks: TaskStore, adapters: CoordinatorAdapters
 ) -> None:
     own = write(1, node="m", index=2)
@@ -245,7 +247,7 @@ async def test_a_node_aggregates_only_while_its_attempt_holds_it(
             await adapters.for_node(own).metrics_aggregate(TASK, "a", mode="mean")
 
 
-async def test_a_repeated_aggregation_of_a_finished_attempt_neither_writes_nor_fails(
+async def test_repeated_aggregate_of_a_finished_attempt_succeeds_without_a_write(
     db: Any, tasks: TaskStore, adapters: CoordinatorAdapters
 ) -> None:
     own = write(1, node="m", index=2)
@@ -258,7 +260,7 @@ async def test_a_repeated_aggregation_of_a_finished_attempt_neither_writes_nor_f
 # --- noop -------------------------------------------------------------------------------------------------------
 
 
-async def test_noop_does_nothing_whatever_it_is_given(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_noop_accepts_any_arguments_and_does_nothing(db: Any, adapters: CoordinatorAdapters) -> None:
     async with unchanged(db):
         assert await adapters.noop(TASK) == {"ok": True}
         assert await adapters.noop(TASK, kv={"$a": object()}, keys=5, target=None) == {"ok": True}

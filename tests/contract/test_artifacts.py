@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import bson
 import pytest
 from tests.contract.builders import AT, TASK, WORKER, attempt, batches, documents_of, seconds
-from tests.contract.recording import RecordingDatabase
+from tests.contract.recording_database import RecordingDatabase
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.entries import Entry
@@ -51,7 +51,7 @@ WRITES = pytest.mark.parametrize(
 
 @WRITES
 @pytest.mark.parametrize("second", [1, 2])
-async def test_the_same_or_a_higher_epoch_replaces_and_keeps_the_place_in_time(
+async def test_same_or_higher_epoch_replaces_the_artifact_and_keeps_its_creation_time(
     db: Any, artifacts: ArtifactStore, write: Write, collection: str, field: str, second: int
 ) -> None:
     await write(artifacts, 1)
@@ -74,7 +74,7 @@ async def test_a_lower_epoch_is_fenced(
 
 
 @WRITES
-async def test_a_newer_attempt_wins_although_an_older_one_writes_at_the_same_moment(
+async def test_newer_attempt_wins_over_a_concurrent_older_one(
     db: Any, artifacts: ArtifactStore, write: Write, collection: str, field: str
 ) -> None:
     recording = RecordingDatabase(db)
@@ -86,7 +86,7 @@ async def test_a_newer_attempt_wins_although_an_older_one_writes_at_the_same_mom
 
 
 @WRITES
-async def test_of_many_epochs_at_the_same_time_the_highest_stays(
+async def test_highest_of_many_concurrent_epochs_wins(
     db: Any, artifacts: ArtifactStore, write: Write, collection: str, field: str
 ) -> None:
     await write(artifacts, 1)
@@ -98,7 +98,9 @@ async def test_of_many_epochs_at_the_same_time_the_highest_stays(
 # --- shapes -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_batch_leaves_a_partial_and_a_metrics_row(db: Any, artifacts: ArtifactStore) -> None:
+async def test_batch_is_stored_as_a_partial_artifact_and_a_metrics_row(
+    db: Any, artifacts: ArtifactStore
+) -> None:
     await artifacts.store_batch(attempt(epoch=3), "b1", {"n": 1}, WORKER, AT)
     key = {"task_id": TASK, "node_id": "a", "batch_uid": "b1", "attempt_epoch": 3}
     [partial] = await documents_of(db.artifacts)
@@ -120,13 +122,15 @@ async def test_a_batch_leaves_a_partial_and_a_metrics_row(db: Any, artifacts: Ar
     assert (row["failed"], row.get("reason"), "final" in row) == (False, None, False)
 
 
-async def test_a_batch_without_metrics_leaves_no_metrics_row(db: Any, artifacts: ArtifactStore) -> None:
+async def test_batch_without_metrics_has_no_metrics_row(db: Any, artifacts: ArtifactStore) -> None:
     await artifacts.store_batch(attempt(), "b1", {}, WORKER, AT)
     assert await documents_of(db.metrics_raw) == []
     assert len(await documents_of(db.artifacts)) == 1
 
 
-async def test_a_failed_batch_leaves_a_row_and_a_failed_artifact(db: Any, artifacts: ArtifactStore) -> None:
+async def test_failed_batch_is_stored_as_a_metrics_row_and_a_failed_artifact(
+    db: Any, artifacts: ArtifactStore
+) -> None:
     await artifacts.store_failed_batch(attempt(epoch=2), "b1", "bad_input", AT, worker_id=WORKER)
     [row] = await documents_of(db.metrics_raw)
     assert (row["failed"], row["reason"], row["metrics"]) == (True, "bad_input", {})
@@ -144,7 +148,7 @@ async def test_a_failed_batch_leaves_a_row_and_a_failed_artifact(db: Any, artifa
     }.items() <= artifact.items()
 
 
-async def test_a_failed_batch_is_no_result_for_anyone(artifacts: ArtifactStore) -> None:
+async def test_failed_batch_does_not_count_as_a_result(artifacts: ArtifactStore) -> None:
     await batches(artifacts, "a", "b1")
     await artifacts.store_failed_batch(attempt("a"), "b2", "boom", AT)
     await artifacts.store_failed_batch(attempt("a", epoch=2), "b1", "boom", AT)
@@ -167,7 +171,7 @@ async def test_a_later_success_replaces_a_failed_artifact(
     assert await artifacts.batch_uids(TASK, "a") == {"b1"}
 
 
-async def test_a_result_without_a_reference_removes_that_of_an_earlier_attempt(
+async def test_result_without_a_reference_removes_the_reference_of_an_earlier_attempt(
     db: Any, artifacts: ArtifactStore
 ) -> None:
     await artifacts.store_batch(attempt(), "b1", {"n": 1}, WORKER, AT, artifacts_ref={"url": "x"})
@@ -187,7 +191,7 @@ async def test_a_later_success_replaces_the_row_of_a_failed_batch(
     assert len(rows) == 1 or not metrics
 
 
-async def test_final_metrics_have_a_row_of_their_own(db: Any, artifacts: ArtifactStore) -> None:
+async def test_final_metrics_have_their_own_row(db: Any, artifacts: ArtifactStore) -> None:
     await artifacts.store_batch(attempt(), "b1", {"n": 1}, WORKER, AT)
     await artifacts.store_final(attempt(), {"total": 1}, AT)
     rows = {row["batch_uid"]: row for row in await documents_of(db.metrics_raw)}
@@ -196,7 +200,7 @@ async def test_final_metrics_have_a_row_of_their_own(db: Any, artifacts: Artifac
     assert (rows[FINAL_UID]["final"], rows[FINAL_UID]["metrics"]) == (True, {"total": 1})
 
 
-async def test_a_marker_has_no_batch_uid(db: Any, artifacts: ArtifactStore) -> None:
+async def test_complete_marker_has_no_batch_uid(db: Any, artifacts: ArtifactStore) -> None:
     await batches(artifacts, "a", "b1")
     await artifacts.mark_complete(TASK, "a", 1, {"n": 1}, AT, worker_id=WORKER, artifacts_ref={"url": "x"})
     marker = await db.artifacts.find_one({"status": "complete"})
@@ -205,7 +209,7 @@ async def test_a_marker_has_no_batch_uid(db: Any, artifacts: ArtifactStore) -> N
     assert await db.artifacts.count_documents({}) == 2
 
 
-async def test_markers_tell_their_epochs(artifacts: ArtifactStore) -> None:
+async def test_complete_markers_have_the_epochs_of_their_attempts(artifacts: ArtifactStore) -> None:
     await artifacts.mark_complete(TASK, "a", 2, {}, AT)
     await artifacts.mark_complete(TASK, "b", 0, {"ended": "skipped"}, AT)
     await artifacts.mark_complete("other-task", "c", 1, {}, AT)
@@ -213,7 +217,7 @@ async def test_markers_tell_their_epochs(artifacts: ArtifactStore) -> None:
     assert (await artifacts.scan(TASK, ["a", "b", "c", "d"])).markers == {"a": 2, "b": 0}
 
 
-async def test_a_new_attempt_drops_the_marker_of_an_earlier_one_only(artifacts: ArtifactStore) -> None:
+async def test_new_attempt_removes_only_the_marker_of_an_earlier_one(artifacts: ArtifactStore) -> None:
     await batches(artifacts, "a", "b1")
     for node in ("a", "b"):
         await artifacts.mark_complete(TASK, node, 1, {}, AT)
@@ -224,7 +228,7 @@ async def test_a_new_attempt_drops_the_marker_of_an_earlier_one_only(artifacts: 
     assert await artifacts.batch_uids(TASK, "a") == {"b1"}
 
 
-async def test_tasks_and_nodes_do_not_share_batches(artifacts: ArtifactStore) -> None:
+async def test_batches_are_separate_for_each_task_and_node(artifacts: ArtifactStore) -> None:
     await batches(artifacts, "a", "b1")
     await batches(artifacts, "b", "b1", "b2")
     assert await artifacts.batch_uids(TASK, "a") == {"b1"}
@@ -248,7 +252,7 @@ async def test_the_largest_allowed_metrics_are_stored(db: Any, artifacts: Artifa
     assert (await db.artifacts.find_one({}))["meta"] == meta
 
 
-async def test_metrics_one_byte_too_large_are_refused_and_leave_nothing(
+async def test_metrics_one_byte_too_large_are_rejected_without_a_write(
     db: Any, artifacts: ArtifactStore
 ) -> None:
     meta = meta_of(BATCH_META_BYTES + 1)

@@ -27,7 +27,7 @@ BOOM = AttemptFailure(kind=FailureKind.FAILURE, code="boom", message="it broke")
 DAY = 86_400
 
 
-def test_payloads_are_those_of_external_workers() -> None:
+def test_payloads_equal_those_of_external_workers() -> None:
     ref = {"task_id": TASK, "node_id": "a", "batch_uid": "b1"}
     assert batch_ok(attempt(), WORKER, "b1", 7, AT).payload == {
         "kind": "BATCH_OK",
@@ -53,7 +53,7 @@ def test_payloads_are_those_of_external_workers() -> None:
     }
 
 
-def test_hashes_are_those_of_external_workers() -> None:
+def test_hashes_equal_those_of_external_workers() -> None:
     """The examples of the protocol."""
     extract = replace(attempt("extract"), task_id="7f0c2a4e-3b1d-4c55-9a6e-0d2f8b7c1e90")
     assert [
@@ -112,11 +112,11 @@ def store(log: AttemptLog, second: int) -> None:
         log.batch_ok(f"b{second}-{number}")
 
 
-def test_a_quick_success_leaves_its_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_successful_attempt_logs_only_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds(Attempt(monkeypatch).run(4, store)) == ["TASK_DONE"]
 
 
-def test_a_failure_names_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_names_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(log: AttemptLog, second: int) -> None:
         log.batch_ok("b1")
         log.batch_failed("b2", BOOM)
@@ -126,24 +126,24 @@ def test_a_failure_names_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (left[1]["batch_uid"], left[1]["reason_code"]) == ("b2", "boom")
 
 
-def test_a_long_attempt_leaves_its_batches_coalesced_and_all_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_attempt_coalesces_its_batches_and_counts_all(monkeypatch: pytest.MonkeyPatch) -> None:
     left = Attempt(monkeypatch).run(12, store)
     assert kinds(left) == ["TASK_ACCEPTED", *(["BATCH_OK"] * 8), "TASK_DONE"]
     assert [payload["batches"] for payload in left[1:-1]] == [*range(500, 1300, 100)]
     assert left[-2]["batch_uid"] == "b11-99"
 
 
-def test_the_last_batches_are_counted_although_no_row_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_batches_are_counted_even_if_no_row_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     left = Attempt(monkeypatch).run(5 * 60 + 7, store)
     assert [payload["batches"] for payload in left if payload["kind"] == "BATCH_OK"][-1] == 100 * (5 * 60 + 7)
 
 
-def test_heartbeats_come_at_their_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_are_logged_at_their_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     left = Attempt(monkeypatch).run(65)
     assert kinds(left) == ["TASK_ACCEPTED", *(["TASK_HEARTBEAT"] * 3), "TASK_DONE"]
 
 
-def test_an_attempt_of_a_day_leaves_a_few_hundred_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempt_of_a_day_logs_a_few_hundred_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     found = kinds(Attempt(monkeypatch).run(DAY, lambda log, second: log.batch_ok(f"b{second}")))
     assert 100 < found.count("BATCH_OK") < 250
     assert 50 < found.count("TASK_HEARTBEAT") < 200
@@ -162,15 +162,15 @@ async def test_a_running_attempt_is_logged_in_the_background(
 ) -> None:
     written = asyncio.Event()
 
-    class Wall:
+    class BlockingLog:
         async def prepare(self) -> None: ...
 
         async def append(self, events: list[Any], at: float) -> None:
             if any(event.payload["kind"] == "BATCH_OK" for event in events):
                 written.set()
 
-    wall: Any = Wall()
-    log = EventLog(wall, pause_sec=0.01)
+    blocking_log: Any = BlockingLog()
+    log = EventLog(blocking_log, pause_sec=0.01)
     monkeypatch.setattr(attempt_log, "YOUNG_SEC", 0.0)
     running = asyncio.create_task(log.run())
     with log.attempt(attempt(), LEASE, lambda: False) as one:

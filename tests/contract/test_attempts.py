@@ -37,7 +37,7 @@ async def _open(tasks: TaskStore) -> None:
 # --- taking the epoch -------------------------------------------------------------------------------------------
 
 
-async def test_the_first_write_shows_who_runs_the_node(db: Any, tasks: TaskStore) -> None:
+async def test_first_write_records_the_worker_of_the_node(db: Any, tasks: TaskStore) -> None:
     lease = {"worker_id": "w-1", "lease_id": "l", "deadline_ts_ms": 5}
     await tasks.begin_attempt(attempt("b", index=1, epoch=1), RUN, lease, AT + 5)
     node = await stored_node(db, 1)
@@ -47,20 +47,20 @@ async def test_the_first_write_shows_who_runs_the_node(db: Any, tasks: TaskStore
     assert (await stored_node(db, 0))["status"] == "queued"
 
 
-async def test_a_higher_epoch_is_taken(db: Any, tasks: TaskStore) -> None:
+async def test_higher_epoch_is_accepted(db: Any, tasks: TaskStore) -> None:
     await begun(tasks, attempt(epoch=1))
     await begun(tasks, attempt(epoch=4))
     assert (await stored_node(db))["attempt_epoch"] == 4
 
 
-async def test_the_same_epoch_may_be_begun_again_by_its_own_run(db: Any, tasks: TaskStore) -> None:
+async def test_same_run_can_start_the_same_epoch_again(db: Any, tasks: TaskStore) -> None:
     await begun(tasks, attempt(epoch=2))
     await begun(tasks, attempt(epoch=2))
     assert (await stored_node(db))["attempt_epoch"] == 2
 
 
 @pytest.mark.parametrize(("epoch", "run"), [(3, "other-run"), (2, RUN), (2, "other-run")])
-async def test_a_used_epoch_is_refused_and_names_the_current_one(
+async def test_used_epoch_is_rejected_with_the_current_one(
     db: Any, tasks: TaskStore, epoch: int, run: str
 ) -> None:
     await begun(tasks, attempt(epoch=3))
@@ -71,7 +71,7 @@ async def test_a_used_epoch_is_refused_and_names_the_current_one(
     assert await stored(db) == before
 
 
-async def test_of_fifty_runs_that_want_the_same_epoch_exactly_one_gets_it(db: Any, tasks: TaskStore) -> None:
+async def test_one_of_fifty_runs_with_the_same_epoch_starts(db: Any, tasks: TaskStore) -> None:
     results = await asyncio.gather(
         *(begun(tasks, attempt(epoch=1), run=f"run-{n}") for n in range(50)), return_exceptions=True
     )
@@ -81,7 +81,7 @@ async def test_of_fifty_runs_that_want_the_same_epoch_exactly_one_gets_it(db: An
     assert (await stored_node(db))["run_id"] == f"run-{results.index(None)}"
 
 
-async def test_no_attempt_begins_after_its_own_run_has_closed_the_task(db: Any, tasks: TaskStore) -> None:
+async def test_no_attempt_starts_after_its_own_run_has_closed_the_task(db: Any, tasks: TaskStore) -> None:
     await tasks.close_task(close(shown("a", NodeStatus.SKIPPED), status=TaskStatus.FAILED))
     before = await stored(db)
     with pytest.raises(Fenced, match="ended"):
@@ -89,19 +89,21 @@ async def test_no_attempt_begins_after_its_own_run_has_closed_the_task(db: Any, 
     assert await stored(db) == before
 
 
-async def test_no_attempt_begins_without_a_document(db: Any, tasks: TaskStore) -> None:
+async def test_no_attempt_starts_without_a_document(db: Any, tasks: TaskStore) -> None:
     await db.tasks.delete_many({})
     with pytest.raises(StoreRefused, match="no document"):
         await begun(tasks, attempt())
 
 
 @pytest.mark.parametrize(("node_id", "index"), [("stranger", 0), ("a", 7)])
-async def test_no_attempt_begins_in_another_graph(tasks: TaskStore, node_id: str, index: int) -> None:
+async def test_no_attempt_starts_if_the_document_has_another_graph(
+    tasks: TaskStore, node_id: str, index: int
+) -> None:
     with pytest.raises(StoreRefused, match="another graph"):
         await begun(tasks, attempt(node_id, index=index))
 
 
-async def test_a_newer_run_reopens_a_task_that_the_sweep_has_closed(db: Any, tasks: TaskStore) -> None:
+async def test_newer_run_reopens_a_task_that_the_sweep_has_closed(db: Any, tasks: TaskStore) -> None:
     await begun(tasks, attempt(epoch=1))
     assert await OpenTasks(tasks.database).close_orphan(TASK, RUN, "terminated", AT)
     await begun(tasks, attempt(epoch=2), run="run-2")
@@ -112,14 +114,14 @@ async def test_a_newer_run_reopens_a_task_that_the_sweep_has_closed(db: Any, tas
     assert document["graph"]["nodes"][0]["status"] == "running"
 
 
-async def test_a_task_that_was_reopened_has_no_result(db: Any, tasks: TaskStore) -> None:
+async def test_reopened_task_has_no_result(db: Any, tasks: TaskStore) -> None:
     await tasks.close_task(close())
     await begun(tasks, attempt(epoch=2), run="run-2")
     assert (await stored(db))["result"] is None
 
 
 @pytest.mark.parametrize("status", [NodeStatus.FAILED, NodeStatus.CANCELLED])
-async def test_a_zombie_that_begins_again_does_not_reopen_its_closed_node(
+async def test_outdated_attempt_does_not_reopen_its_closed_node(
     db: Any, tasks: TaskStore, status: NodeStatus
 ) -> None:
     await begun(tasks, attempt(epoch=1))
@@ -129,7 +131,9 @@ async def test_a_zombie_that_begins_again_does_not_reopen_its_closed_node(
     assert (await stored_node(db))["status"] == status.value
 
 
-async def test_a_zombie_of_an_older_run_does_not_reopen_a_closed_task(db: Any, tasks: TaskStore) -> None:
+async def test_outdated_attempt_of_an_older_run_does_not_reopen_a_closed_task(
+    db: Any, tasks: TaskStore
+) -> None:
     await begun(tasks, attempt(epoch=1))
     await tasks.finish_attempt(attempt(epoch=1), RUN, AT)
     run_seq = await opened(tasks, "a", "b", run="run-2")
@@ -139,7 +143,7 @@ async def test_a_zombie_of_an_older_run_does_not_reopen_a_closed_task(db: Any, t
     assert (await stored(db))["status"] == "finished"
 
 
-async def test_a_new_attempt_is_not_stopped_by_the_cancel_of_an_earlier_one(tasks: TaskStore) -> None:
+async def test_cancel_of_an_earlier_attempt_does_not_stop_a_new_one(tasks: TaskStore) -> None:
     await begun(tasks, attempt(epoch=1))
     await tasks.record(record(shown("a", NodeStatus.CANCELLING, epoch=1), cancel="user_request"))
     await tasks.close_task(close(shown("a", NodeStatus.CANCELLED, epoch=1), status=TaskStatus.CANCELLED))
@@ -148,7 +152,7 @@ async def test_a_new_attempt_is_not_stopped_by_the_cancel_of_an_earlier_one(task
     assert await tasks.cancel_flag(attempt(epoch=2)) is None
 
 
-async def test_a_running_node_keeps_nothing_of_its_earlier_end(db: Any, tasks: TaskStore) -> None:
+async def test_new_attempt_clears_the_outcome_of_the_earlier_one(db: Any, tasks: TaskStore) -> None:
     ended = shown("a", NodeStatus.SKIPPED, last_error="x", skip_reason=SkipReason.USER)
     await tasks.record(record(ended))
     await begun(tasks, attempt(epoch=1))
@@ -159,21 +163,21 @@ async def test_a_running_node_keeps_nothing_of_its_earlier_end(db: Any, tasks: T
 # --- holding the epoch ------------------------------------------------------------------------------------------
 
 
-async def test_a_lease_moves_forward_and_never_back(db: Any, tasks: TaskStore) -> None:
+async def test_lease_only_moves_forward(db: Any, tasks: TaskStore) -> None:
     await begun(tasks, attempt(), deadline_ms=100)
     for deadline, expected in ((200, 200), (150, 200), (300, 300)):
         await tasks.extend_lease(attempt(), RUN, deadline, AT)
         assert (await stored_node(db))["lease"] == {"worker_id": "w-1", "deadline_ts_ms": expected}
 
 
-async def test_last_event_moves_forward_and_never_back(db: Any, tasks: TaskStore) -> None:
+async def test_last_event_only_moves_forward(db: Any, tasks: TaskStore) -> None:
     await begun(tasks, attempt())
     for at, expected in ((AT + 9, AT + 9), (AT + 5, AT + 9)):
         await tasks.extend_lease(attempt(), RUN, 1, at)
         assert (await stored(db))["last_event_recv_ms"] == int(expected * 1000)
 
 
-async def test_an_older_attempt_does_not_move_the_lease_of_a_newer_one(db: Any, tasks: TaskStore) -> None:
+async def test_older_attempt_does_not_extend_the_lease_of_a_newer_one(db: Any, tasks: TaskStore) -> None:
     await begun(tasks, attempt(epoch=2), deadline_ms=100)
     await tasks.extend_lease(attempt(epoch=1), RUN, 999, AT)
     await tasks.extend_lease(attempt(epoch=2), "other-run", 999, AT)

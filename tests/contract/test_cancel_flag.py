@@ -19,7 +19,7 @@ from tests.contract.builders import (
     stored,
     stored_statuses,
 )
-from tests.contract.recording import RecordingDatabase
+from tests.contract.recording_database import RecordingDatabase
 
 from flowkit import reason_codes
 from flowkit.adapters.tasks.cancel_flags import CancelFlag, Flagged
@@ -44,7 +44,7 @@ async def _running(tasks: TaskStore) -> None:
 
 
 @pytest.fixture
-def by_hand(db: Any) -> Any:
+def direct_write(db: Any) -> Any:
     """A function that writes fields of the document as a user would."""
 
     async def write(**fields: Any) -> None:
@@ -54,54 +54,56 @@ def by_hand(db: Any) -> Any:
     return write
 
 
-async def test_no_flag_is_up_in_a_running_task(tasks: TaskStore) -> None:
+async def test_running_task_has_no_cancel_flag(tasks: TaskStore) -> None:
     assert await tasks.cancel_flag(attempt()) is None
 
 
-async def test_a_cancelled_task_tells_its_reason(tasks: TaskStore) -> None:
+async def test_cancel_flag_of_a_task_has_its_reason(tasks: TaskStore) -> None:
     await tasks.record(record(cancel="user_request"))
     assert await tasks.cancel_flag(attempt()) == "user_request"
 
 
-async def test_a_cancelled_task_stops_every_node(tasks: TaskStore) -> None:
+async def test_cancelled_task_stops_every_node(tasks: TaskStore) -> None:
     await tasks.record(record(shown("b", NodeStatus.CANCELLING, index=1), cancel="user_request"))
     assert await tasks.cancel_flag(attempt("a")) == "user_request"
     assert await tasks.cancel_flag(attempt("b", index=1)) == "user_request"
 
 
-async def test_a_flag_raised_by_hand_is_told_from_ours(tasks: TaskStore, by_hand: Any) -> None:
-    await by_hand(coordinator__cancelled=True)
+async def test_direct_write_is_distinguished_from_a_flag_of_the_workflow(
+    tasks: TaskStore, direct_write: Any
+) -> None:
+    await direct_write(coordinator__cancelled=True)
     assert await tasks.cancel_flag(attempt()) == reason_codes.DB_FLAG
 
 
-async def test_a_flag_raised_by_hand_may_have_a_reason(tasks: TaskStore, by_hand: Any) -> None:
-    await by_hand(coordinator__cancelled=True, coordinator__cancel_reason="too dear")
+async def test_direct_write_can_have_a_reason(tasks: TaskStore, direct_write: Any) -> None:
+    await direct_write(coordinator__cancelled=True, coordinator__cancel_reason="too dear")
     assert await tasks.cancel_flag(attempt()) == "too dear"
 
 
-async def test_a_flag_raised_by_hand_at_a_node_stops_that_node_only(tasks: TaskStore, by_hand: Any) -> None:
-    await by_hand(graph__nodes__1__coordinator__cancelled=True)
+async def test_direct_write_to_a_node_stops_only_that_node(tasks: TaskStore, direct_write: Any) -> None:
+    await direct_write(graph__nodes__1__coordinator__cancelled=True)
     assert await tasks.cancel_flag(attempt("a")) is None
     assert await tasks.cancel_flag(attempt("b", index=1)) == reason_codes.DB_FLAG
 
 
-async def test_a_node_set_to_cancelling_by_hand_stops(tasks: TaskStore, by_hand: Any) -> None:
-    await by_hand(graph__nodes__0__status="cancelling")
+async def test_node_set_to_cancelling_by_a_direct_write_stops(tasks: TaskStore, direct_write: Any) -> None:
+    await direct_write(graph__nodes__0__status="cancelling")
     assert await tasks.cancel_flag(attempt()) == reason_codes.DB_FLAG
 
 
 @pytest.mark.parametrize("value", [False, "true", None, 0])
-async def test_only_true_is_a_flag(tasks: TaskStore, by_hand: Any, value: object) -> None:
-    await by_hand(coordinator__cancelled=value, graph__nodes__0__coordinator__cancelled=value)
+async def test_only_the_value_true_is_a_flag(tasks: TaskStore, direct_write: Any, value: object) -> None:
+    await direct_write(coordinator__cancelled=value, graph__nodes__0__coordinator__cancelled=value)
     assert await tasks.cancel_flag(attempt()) is None
 
 
-async def test_a_task_without_a_document_has_no_flag(db: Any, tasks: TaskStore) -> None:
+async def test_task_without_a_document_has_no_flag(db: Any, tasks: TaskStore) -> None:
     await db.tasks.delete_many({})
     assert await tasks.cancel_flag(attempt()) is None
 
 
-async def test_states_of_all_nodes_are_told(tasks: TaskStore) -> None:
+async def test_cancel_state_includes_all_nodes(tasks: TaskStore) -> None:
     found = await tasks.node_states(TASK)
     assert {name: (status.value, epoch) for name, (status, epoch) in found.items()} == {
         "a": ("running", 1),
@@ -119,7 +121,7 @@ async def test_states_of_all_nodes_are_told(tasks: TaskStore) -> None:
         ({"graph.nodes.1.status": "running", "coordinator.cancelled": False}, False),
     ],
 )
-async def test_one_look_sees_which_tasks_have_a_flag_up(
+async def test_one_query_finds_all_flagged_tasks(
     db: Any, tasks: TaskStore, flag: dict[str, Any], up: bool
 ) -> None:
     assert await tasks.flagged([TASK, "another"]) == set()
@@ -140,30 +142,32 @@ async def closed(tasks: TaskStore) -> None:
     await tasks.close_task(close(status=TaskStatus.CANCELLED, reason="user_request"))
 
 
-async def abandoned(tasks: TaskStore) -> None:
+async def orphan(tasks: TaskStore) -> None:
     await OpenTasks(tasks.database).close_orphan(TASK, RUN, "user_request", AT)
 
 
-@pytest.mark.parametrize("end", [cancelled, closed, abandoned])
-async def test_the_workflows_flags_name_its_run(
+@pytest.mark.parametrize("end", [cancelled, closed, orphan])
+async def test_flags_of_the_workflow_name_its_run(
     tasks: TaskStore, end: Callable[[TaskStore], Awaitable[None]]
 ) -> None:
     await end(tasks)
     assert await tasks.raised_flag(attempt()) == CancelFlag(reason="user_request", run_id=RUN)
 
 
-async def test_a_direct_write_stays_one_whatever_stands_beside_it(tasks: TaskStore, by_hand: Any) -> None:
-    await by_hand(
+async def test_other_fields_do_not_turn_a_direct_write_into_a_flag_of_the_workflow(
+    tasks: TaskStore, direct_write: Any
+) -> None:
+    await direct_write(
         coordinator__cancelled=True, coordinator__cancelled_at="now", coordinator__cancel_reason="too dear"
     )
     assert await tasks.raised_flag(attempt()) == CancelFlag(reason="too dear", run_id=None)
 
 
-async def test_a_direct_write_to_a_node_is_not_taken_for_an_old_flag_of_the_task(
-    tasks: TaskStore, by_hand: Any
+async def test_direct_write_to_a_node_is_not_mistaken_for_an_old_flag_of_the_task(
+    tasks: TaskStore, direct_write: Any
 ) -> None:
-    await by_hand(coordinator__cancelled=False, coordinator__cancel_run_id=OTHER_RUN)
-    await by_hand(graph__nodes__0__coordinator__cancelled=True)
+    await direct_write(coordinator__cancelled=False, coordinator__cancel_run_id=OTHER_RUN)
+    await direct_write(graph__nodes__0__coordinator__cancelled=True)
     assert await tasks.raised_flag(attempt()) == CancelFlag(reason=reason_codes.DB_FLAG, run_id=None)
 
 
@@ -171,15 +175,17 @@ async def test_a_direct_write_to_a_node_is_not_taken_for_an_old_flag_of_the_task
 
 
 @pytest.fixture(params=[RUN, None], ids=["of the workflow", "written directly"])
-async def flagged(request: pytest.FixtureRequest, by_hand: Any) -> CancelFlag:
+async def flagged(request: pytest.FixtureRequest, direct_write: Any) -> CancelFlag:
     """Return a flag that is valid for this run."""
-    await by_hand(coordinator__cancelled=True, coordinator__cancel_reason="enough")
+    await direct_write(coordinator__cancelled=True, coordinator__cancel_reason="enough")
     if request.param:
-        await by_hand(coordinator__cancel_run_id=request.param)
+        await direct_write(coordinator__cancel_run_id=request.param)
     return CancelFlag(reason="enough", run_id=request.param)
 
 
-async def test_no_attempt_begins_under_a_flag(db: Any, tasks: TaskStore, flagged: CancelFlag) -> None:
+async def test_no_attempt_starts_while_the_task_is_flagged(
+    db: Any, tasks: TaskStore, flagged: CancelFlag
+) -> None:
     before = await stored(db)
     with pytest.raises(Flagged) as caught:
         await begun(tasks, attempt("b", index=1))
@@ -187,7 +193,7 @@ async def test_no_attempt_begins_under_a_flag(db: Any, tasks: TaskStore, flagged
     assert await stored(db) == before
 
 
-async def test_none_of_many_attempts_at_once_begins_under_a_flag(
+async def test_no_concurrent_attempt_starts_while_the_task_is_flagged(
     db: Any, tasks: TaskStore, flagged: CancelFlag
 ) -> None:
     before = await stored(db)
@@ -197,7 +203,9 @@ async def test_none_of_many_attempts_at_once_begins_under_a_flag(
     assert await stored(db) == before
 
 
-async def test_no_function_has_an_effect_under_a_flag(db: Any, tasks: TaskStore, flagged: CancelFlag) -> None:
+async def test_no_function_takes_effect_while_the_task_is_flagged(
+    db: Any, tasks: TaskStore, flagged: CancelFlag
+) -> None:
     write = NodeWrite(attempt=attempt("b", index=1), run_id=RUN, at=AT)
     before = await stored(db)
     with pytest.raises(Flagged):
@@ -205,15 +213,15 @@ async def test_no_function_has_an_effect_under_a_flag(db: Any, tasks: TaskStore,
     assert await stored(db) == before
 
 
-async def test_an_attempt_that_runs_under_a_flag_may_still_finish(
-    db: Any, tasks: TaskStore, by_hand: Any
+async def test_running_attempt_of_a_flagged_task_can_finish(
+    db: Any, tasks: TaskStore, direct_write: Any
 ) -> None:
-    await by_hand(coordinator__cancelled=True)
+    await direct_write(coordinator__cancelled=True)
     await tasks.finish_attempt(attempt(), RUN, AT)
     assert await stored_statuses(db) == ["finished", "queued"]
 
 
-async def test_without_a_flag_an_attempt_begins_with_one_write(db: Any) -> None:
+async def test_attempt_of_a_task_without_a_flag_starts_with_one_write(db: Any) -> None:
     recording = RecordingDatabase(db)
     await begun(TaskStore(recording), attempt("b", index=1))
     assert len(recording.updates) == 1
@@ -230,7 +238,7 @@ async def _left_over(tasks: TaskStore) -> None:
 
 @pytest.mark.usefixtures("_left_over")
 @pytest.mark.parametrize(("node_id", "index"), [("a", 0), ("b", 1)])
-async def test_the_first_attempt_of_a_new_run_clears_all_flags_of_the_earlier_one(
+async def test_first_attempt_of_a_new_run_clears_all_flags_of_the_earlier_run(
     db: Any, tasks: TaskStore, node_id: str, index: int
 ) -> None:
     await begun(tasks, attempt(node_id, index=index, epoch=2), run="run-2")
@@ -244,18 +252,18 @@ async def test_the_first_attempt_of_a_new_run_clears_all_flags_of_the_earlier_on
 
 
 @pytest.mark.usefixtures("_left_over")
-async def test_an_attempt_that_could_not_begin_anyway_clears_nothing(db: Any, tasks: TaskStore) -> None:
+async def test_rejected_attempt_clears_no_flags(db: Any, tasks: TaskStore) -> None:
     before = await stored(db)
     with pytest.raises(EpochTaken):
         await begun(tasks, attempt("a", epoch=1), run="run-2")
     assert await stored(db) == before
 
 
-async def test_a_direct_write_to_a_task_that_has_ended_does_not_stop_its_reset(
-    db: Any, tasks: TaskStore, by_hand: Any
+async def test_direct_write_to_a_closed_task_does_not_stop_its_reset(
+    db: Any, tasks: TaskStore, direct_write: Any
 ) -> None:
     await tasks.close_task(close(shown("a", NodeStatus.FAILED, epoch=1), status=TaskStatus.FAILED))
-    await by_hand(coordinator__cancelled=True)
+    await direct_write(coordinator__cancelled=True)
     with pytest.raises(Fenced):
         await begun(tasks, attempt(epoch=2))
     await begun(tasks, attempt(epoch=2), run="run-2")

@@ -22,7 +22,7 @@ async def pages(artifacts: ArtifactStore, **options: Any) -> list[list[str]]:
 # --- claims -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_claim_says_who_took_what_from_whom(db: Any, artifacts: ArtifactStore) -> None:
+async def test_claim_records_consumer_source_and_batch(db: Any, artifacts: ArtifactStore) -> None:
     await artifacts.claim(attempt("sink", epoch=2), "source", ["b1"], AT)
     [claim] = await documents_of(db.stream_progress)
     del claim["_id"]
@@ -36,9 +36,7 @@ async def test_a_claim_says_who_took_what_from_whom(db: Any, artifacts: Artifact
     }
 
 
-async def test_a_repeated_claim_keeps_one_row_and_loses_none_of_the_new_ones(
-    db: Any, artifacts: ArtifactStore
-) -> None:
+async def test_repeated_claim_keeps_one_row_and_adds_new_ones(db: Any, artifacts: ArtifactStore) -> None:
     await artifacts.claim(attempt("sink"), "source", ["b1", "b2"], AT)
     await artifacts.claim(attempt("sink"), "source", ["b0", "b1", "b2", "b3"], AT)
     rows = await documents_of(db.stream_progress)
@@ -51,12 +49,12 @@ async def test_consumers_and_sources_claim_independently(db: Any, artifacts: Art
     assert len(await documents_of(db.stream_progress)) == 3
 
 
-async def test_claiming_nothing_does_nothing(db: Any, artifacts: ArtifactStore) -> None:
+async def test_empty_claim_does_nothing(db: Any, artifacts: ArtifactStore) -> None:
     await artifacts.claim(attempt("sink"), "source", [], AT)
     assert await documents_of(db.stream_progress) == []
 
 
-async def test_a_claim_of_a_higher_epoch_replaces_the_earlier_one(db: Any, artifacts: ArtifactStore) -> None:
+async def test_claim_of_a_higher_epoch_replaces_the_earlier_one(db: Any, artifacts: ArtifactStore) -> None:
     for epoch in (1, 2):
         await artifacts.claim(attempt("sink", epoch=epoch), "source", ["b1"], AT)
     [claim] = await documents_of(db.stream_progress)
@@ -72,7 +70,7 @@ async def test_a_claim_of_a_lower_epoch_is_fenced(artifacts: ArtifactStore) -> N
 # --- pages ------------------------------------------------------------------------------------------------------
 
 
-async def test_batches_come_oldest_first_whatever_the_order_of_their_writing(
+async def test_batches_are_returned_oldest_first_in_any_order_of_writes(
     artifacts: ArtifactStore,
 ) -> None:
     for uid, age in (("young", 3), ("old", 1), ("middle", 2)):
@@ -80,7 +78,7 @@ async def test_batches_come_oldest_first_whatever_the_order_of_their_writing(
     assert await pages(artifacts) == [["old", "middle", "young"]]
 
 
-async def test_many_batches_come_in_order_over_several_pages(artifacts: ArtifactStore) -> None:
+async def test_many_batches_are_returned_in_order_over_several_pages(artifacts: ArtifactStore) -> None:
     uids = [f"b{number:03}" for number in range(45)]
     await batches(artifacts, "source", *uids)
     found = await pages(artifacts)
@@ -88,14 +86,14 @@ async def test_many_batches_come_in_order_over_several_pages(artifacts: Artifact
     assert [uid for page in found for uid in page] == uids
 
 
-async def test_batches_that_were_taken_are_left_out(artifacts: ArtifactStore) -> None:
+async def test_claimed_batches_are_omitted(artifacts: ArtifactStore) -> None:
     uids = [f"b{number:03}" for number in range(45)]
     await batches(artifacts, "source", *uids)
     found = await pages(artifacts, skip=set(uids[::2]))
     assert [uid for page in found for uid in page] == uids[1::2]
 
 
-async def test_more_than_two_hundred_batches_are_all_found(artifacts: ArtifactStore) -> None:
+async def test_more_than_two_hundred_batches_are_all_returned(artifacts: ArtifactStore) -> None:
     uids = [f"b{number:03}" for number in range(230)]
     for number, uid in enumerate(uids):
         await artifacts.upsert_partial(attempt("source"), uid, {}, WORKER, AT + number / 1000)
@@ -103,7 +101,7 @@ async def test_more_than_two_hundred_batches_are_all_found(artifacts: ArtifactSt
     assert [uid for page in found for uid in page] == uids
 
 
-async def test_a_page_holds_metas_and_nothing_of_other_nodes_or_markers(artifacts: ArtifactStore) -> None:
+async def test_page_contains_only_metas_of_the_batches_of_its_node(artifacts: ArtifactStore) -> None:
     await batches(artifacts, "source", "b1")
     await batches(artifacts, "other", "b2")
     await artifacts.mark_complete(TASK, "source", 1, {"total": 1}, AT)

@@ -23,7 +23,7 @@ from tests.contract.builders import (
     stored_node,
     stored_statuses,
 )
-from tests.contract.recording import RecordingDatabase
+from tests.contract.recording_database import RecordingDatabase
 
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.task_store import TaskStore
@@ -45,7 +45,7 @@ async def finish(tasks: TaskStore) -> Callable[..., Awaitable[None]]:
     return run
 
 
-async def test_a_finished_task_has_its_stats_as_result_in_graph_order(
+async def test_result_of_a_finished_task_has_its_stats_in_graph_order(
     db: Any, tasks: TaskStore, finish: Callable[..., Awaitable[None]]
 ) -> None:
     await finish("a", 1)
@@ -66,7 +66,7 @@ async def test_a_finished_task_has_its_stats_as_result_in_graph_order(
     assert [seconds(node["finished_at"]) for node in document["graph"]["nodes"]] == [AT - 5, AT - 5]
 
 
-async def test_a_result_names_the_failures_that_were_tolerated(
+async def test_result_lists_the_tolerated_failures(
     db: Any, tasks: TaskStore, finish: Callable[..., Awaitable[None]]
 ) -> None:
     await finish("b")
@@ -85,7 +85,7 @@ async def test_only_a_finished_task_has_a_result(
     assert (document["status"], document["result"]) == (status.value, None)
 
 
-async def test_what_the_document_missed_is_written_at_the_close(db: Any, tasks: TaskStore) -> None:
+async def test_close_writes_what_the_document_missed(db: Any, tasks: TaskStore) -> None:
     await opened(tasks, "a", "b", "c")
     await begun(tasks, attempt("a", epoch=1))
     failed = shown("b", NodeStatus.FAILED, index=1, epoch=3, last_error="boom")
@@ -98,14 +98,14 @@ async def test_what_the_document_missed_is_written_at_the_close(db: Any, tasks: 
     assert [seconds(node["finished_at"]) for node in nodes[1:]] == [AT, AT]
 
 
-async def test_a_finish_that_the_document_missed_gets_a_time(db: Any, tasks: TaskStore) -> None:
+async def test_close_adds_a_missing_finish_time(db: Any, tasks: TaskStore) -> None:
     await opened(tasks, "a")
     await begun(tasks, attempt("a", epoch=1))
     await tasks.close_task(close())
     assert (await stored_node(db)).get("finished_at") is not None
 
 
-async def test_what_the_document_knows_already_is_not_written_again(
+async def test_close_does_not_repeat_what_the_document_contains(
     db: Any, tasks: TaskStore, finish: Callable[..., Awaitable[None]]
 ) -> None:
     await finish("b")
@@ -118,7 +118,7 @@ async def test_what_the_document_knows_already_is_not_written_again(
     assert not [path for path in update["$set"] if path.startswith("graph.")]
 
 
-async def test_a_document_that_a_newer_run_has_opened_is_left_alone(db: Any, tasks: TaskStore) -> None:
+async def test_close_does_not_change_a_document_opened_by_a_newer_run(db: Any, tasks: TaskStore) -> None:
     old = await opened(tasks, "a")
     new = await opened(tasks, "a", run="run-2")
     before = await stored(db)
@@ -128,26 +128,28 @@ async def test_a_document_that_a_newer_run_has_opened_is_left_alone(db: Any, tas
     assert (await stored(db))["status"] == "finished"
 
 
-async def test_a_close_may_be_repeated(db: Any, tasks: TaskStore) -> None:
+async def test_close_can_be_repeated(db: Any, tasks: TaskStore) -> None:
     await opened(tasks, "a")
     for _ in range(2):
         assert await tasks.close_task(close(shown("a", NodeStatus.SKIPPED), status=TaskStatus.FAILED))
     assert await stored_statuses(db) == ["skipped"]
 
 
-async def test_without_a_document_a_close_answers_no(db: Any, tasks: TaskStore) -> None:
+async def test_close_without_a_document_returns_false(db: Any, tasks: TaskStore) -> None:
     assert await tasks.close_task(close()) is False
     assert await db.tasks.find_one({}) is None
 
 
 @pytest.mark.parametrize("truncated", [True, False])
-async def test_a_close_says_whether_errors_were_cut(db: Any, tasks: TaskStore, *, truncated: bool) -> None:
+async def test_close_reports_whether_errors_were_truncated(
+    db: Any, tasks: TaskStore, *, truncated: bool
+) -> None:
     await opened(tasks, "a")
     await tasks.close_task(close(truncated=truncated))
     assert (await stored(db))["coordinator"].get("truncated", False) is truncated
 
 
-async def test_a_cancelled_task_keeps_its_flags_and_reason(db: Any, tasks: TaskStore) -> None:
+async def test_cancelled_task_keeps_its_flags_and_reason(db: Any, tasks: TaskStore) -> None:
     await opened(tasks, "a")
     cancelled = shown("a", NodeStatus.CANCELLED, epoch=1)
     await tasks.close_task(close(cancelled, status=TaskStatus.CANCELLED, reason="enough"))
@@ -164,7 +166,7 @@ async def test_a_cancelled_task_keeps_its_flags_and_reason(db: Any, tasks: TaskS
 # --- the sweep --------------------------------------------------------------------------------------------------
 
 
-async def test_an_abandoned_task_is_failed_with_flags_up_and_its_open_nodes_ended(
+async def test_orphan_is_closed_as_failed_with_flags_and_its_open_nodes_are_ended(
     db: Any, tasks: TaskStore
 ) -> None:
     await opened(tasks, "a", "b", "c")
@@ -186,9 +188,7 @@ async def test_an_abandoned_task_is_failed_with_flags_up_and_its_open_nodes_ende
     assert document["status_history"][-1]["at"].endswith("+00:00")
 
 
-async def test_a_task_that_another_run_has_opened_meanwhile_is_not_abandoned(
-    db: Any, tasks: TaskStore
-) -> None:
+async def test_orphan_that_another_run_opens_meanwhile_is_not_closed(db: Any, tasks: TaskStore) -> None:
     await opened(tasks, "a")
     await opened(tasks, "a", run="run-2")
     before = await stored(db)
@@ -196,14 +196,14 @@ async def test_a_task_that_another_run_has_opened_meanwhile_is_not_abandoned(
     assert await stored(db) == before
 
 
-async def test_a_task_that_has_ended_meanwhile_is_not_abandoned(db: Any, tasks: TaskStore) -> None:
+async def test_orphan_that_ends_meanwhile_is_not_closed(db: Any, tasks: TaskStore) -> None:
     await opened(tasks, "a")
     await tasks.close_task(close())
     assert await OpenTasks(tasks.database).close_orphan(TASK, RUN, "lost", AT) is False
     assert (await stored(db))["status"] == "finished"
 
 
-async def test_a_task_that_nobody_ever_opened_can_be_abandoned_only_until_it_is_opened(
+async def test_never_opened_orphan_can_be_closed_only_until_a_run_opens_it(
     tasks: TaskStore,
 ) -> None:
     await tasks.insert_task(new_task("a"))
@@ -213,11 +213,11 @@ async def test_a_task_that_nobody_ever_opened_can_be_abandoned_only_until_it_is_
     assert await OpenTasks(tasks.database).close_orphan("other", None, "lost", AT) is True
 
 
-async def test_a_task_without_a_document_is_not_abandoned(tasks: TaskStore) -> None:
+async def test_orphan_without_a_document_is_not_closed(tasks: TaskStore) -> None:
     assert await OpenTasks(tasks.database).close_orphan(TASK, None, "lost", AT) is False
 
 
-async def test_a_task_that_moves_on_while_it_is_abandoned_is_left_alone(db: Any, tasks: TaskStore) -> None:
+async def test_orphan_that_changes_while_it_is_closed_is_left_alone(db: Any, tasks: TaskStore) -> None:
     await opened(tasks, "a")
     recording = RecordingDatabase(db)
 
@@ -229,7 +229,7 @@ async def test_a_task_that_moves_on_while_it_is_abandoned_is_left_alone(db: Any,
     assert (await stored(db))["status"] == "running"
 
 
-async def test_a_node_that_finishes_while_its_task_is_abandoned_stays_finished(
+async def test_node_that_finishes_while_its_orphan_is_closed_remains_finished(
     db: Any, tasks: TaskStore
 ) -> None:
     await opened(tasks, "a")

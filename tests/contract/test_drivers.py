@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from tests.contract.drivers import closes_what_it_gives_up
+from tests.contract.drivers import closes_cancelled_sockets
 
 
-async def test_a_connect_that_is_given_up_leaves_no_socket_open() -> None:
-    connect = closes_what_it_gives_up(asyncio.get_running_loop())
+async def test_cancelled_connect_leaves_no_socket_open() -> None:
+    connect = closes_cancelled_sockets(asyncio.get_running_loop())
     with socket.create_server(("127.0.0.1", 0)) as server:
         kept, given_up = socket.socket(), socket.socket()
         for one in (kept, given_up):

@@ -55,7 +55,7 @@ async def refused(activity: Callable[..., Any], given: object) -> ApplicationErr
     return caught.value
 
 
-async def test_a_task_that_is_opened_names_its_namespace_and_its_database(db: Any, tasks: TaskStore) -> None:
+async def test_opened_task_records_its_namespace_and_its_database(db: Any, tasks: TaskStore) -> None:
     await call(engine(tasks).open_task, opening("a"))
     document = await stored(db)
     assert document["namespace_id"] == "ns-1"
@@ -63,7 +63,7 @@ async def test_a_task_that_is_opened_names_its_namespace_and_its_database(db: An
 
 
 @pytest.mark.parametrize("name", ["record", "close_task"])
-async def test_nothing_is_written_to_another_database_and_another_engine_may_try(
+async def test_task_of_another_database_is_not_written_and_can_be_retried_by_another_engine(
     db: Any, tasks: TaskStore, name: str
 ) -> None:
     own = engine(tasks)
@@ -83,9 +83,7 @@ async def test_nothing_is_written_to_another_database_and_another_engine_may_try
     assert await documents_of(db.artifacts) == []
 
 
-async def test_a_task_of_the_own_database_or_of_an_earlier_release_is_written(
-    db: Any, tasks: TaskStore
-) -> None:
+async def test_task_of_the_same_database_or_an_earlier_release_is_written(db: Any, tasks: TaskStore) -> None:
     own = engine(tasks)
     await call(own.open_task, opening("a"))
     await call(own.record, replace(record(), deployment=await tasks.deployment()))
@@ -106,7 +104,7 @@ class Failing(TaskStore):
 @pytest.mark.parametrize(
     ("error", "given_up"), [(StoreRefused("BadValue"), False), (StoreTooLarge("16 MB"), True)], ids=str
 )
-async def test_a_close_is_given_up_only_when_no_end_fits(error: Exception, *, given_up: bool) -> None:
+async def test_close_fails_permanently_only_if_no_end_fits(error: Exception, *, given_up: bool) -> None:
     tasks = Failing(memory_database())
     tasks.error = error
     assert (await refused(engine(tasks).close_task, close())).non_retryable is given_up
@@ -125,7 +123,7 @@ class Slow(TaskStore):
         return await super().close_task(close)
 
 
-async def test_a_write_that_takes_long_says_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_write_sends_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activities, "_BEAT_SEC", 0.001)
     tasks = Slow(memory_database())
     await tasks.open_task(opening("a"))

@@ -59,7 +59,7 @@ async def test_indexes_have_the_documented_names_and_options(db: Any, collection
     } == EXPECTED[collection]
 
 
-async def test_preparing_twice_changes_nothing(db: Any) -> None:
+async def test_creating_indexes_twice_changes_nothing(db: Any) -> None:
     await prepare(db)
     first = {name: await db[name].index_information() for name in EXPECTED}
     await prepare(db)
@@ -67,7 +67,7 @@ async def test_preparing_twice_changes_nothing(db: Any) -> None:
 
 
 @pytest.mark.parametrize(("collection", "name"), UNIQUE)
-async def test_duplicates_stop_the_start(db: Any, collection: str, name: str) -> None:
+async def test_duplicates_prevent_the_start(db: Any, collection: str, name: str) -> None:
     fields = [field for field, _ in EXPECTED[collection][name]["key"]]
     await db[collection].insert_many([dict.fromkeys(fields, "twice") for _ in range(2)])
     with pytest.raises(StoreRefused):
@@ -75,7 +75,7 @@ async def test_duplicates_stop_the_start(db: Any, collection: str, name: str) ->
 
 
 @pytest.mark.parametrize(("collection", "name"), UNIQUE)
-async def test_the_refusal_names_the_index_that_duplicates_prevent(
+async def test_error_names_the_index_that_duplicates_prevent(
     server_db: Any, collection: str, name: str
 ) -> None:
     fields = [field for field, _ in EXPECTED[collection][name]["key"]]
@@ -105,7 +105,7 @@ def refusal_of_mongodb(collection: str, name: str) -> DuplicateKeyError:
 
 
 @pytest.mark.parametrize(("collection", "name"), UNIQUE)
-async def test_the_refusal_is_short_and_names_index_and_key_whatever_mongodb_says(
+async def test_error_is_short_and_names_index_and_key_for_every_mongodb_message(
     collection: str, name: str
 ) -> None:
     db = Failing(memory_database(), name, refusal_of_mongodb(collection, name))
@@ -115,7 +115,7 @@ async def test_the_refusal_is_short_and_names_index_and_key_whatever_mongodb_say
     assert len(str(caught.value)) < 400
 
 
-async def test_an_index_that_exists_under_another_name_does_not_stop_the_start() -> None:
+async def test_index_that_exists_under_another_name_does_not_prevent_the_start() -> None:
     """The documented coordinator named the workers' index `uniq_artifact_batch` (protocol: engine duties)."""
     db = memory_database()
     await db.artifacts.create_index(NODE_BATCH, name="uniq_artifact_batch", unique=True)
@@ -133,7 +133,7 @@ def conflict(name: str) -> OperationFailure:
     [{}, {"unique": True, "partialFilterExpression": {"status": "partial"}}],
     ids=["plain", "partial"],
 )
-async def test_an_index_of_the_same_keys_that_is_not_unique_stops_the_start(options: dict[str, Any]) -> None:
+async def test_non_unique_index_on_the_same_keys_prevents_the_start(options: dict[str, Any]) -> None:
     db = memory_database()
     await db.artifacts.create_index(NODE_BATCH, name="by_batch", **options)
     with pytest.raises(StoreRefused) as caught:
@@ -146,15 +146,13 @@ async def test_an_index_of_the_same_keys_that_is_not_unique_stops_the_start(opti
 
 
 @pytest.mark.parametrize("keys", ["id", "other"])
-async def test_an_index_that_has_taken_the_name_of_a_unique_one_stops_the_start(
-    server_db: Any, keys: str
-) -> None:
+async def test_index_with_the_name_of_a_unique_one_prevents_the_start(server_db: Any, keys: str) -> None:
     await server_db.tasks.create_index(keys, name="uniq_task_id")
     with pytest.raises(StoreRefused, match=r"needs the index uniq_task_id over \(id\), unique.*dropIndex"):
         await prepare(server_db)
 
 
-async def test_an_index_of_ours_that_need_not_be_unique_may_have_any_name() -> None:
+async def test_non_unique_index_can_have_any_name() -> None:
     db = memory_database()
     await db.tasks.create_index("started_at", name="mine")
     await db.tasks.create_index([("started_at", -1)], name="also_mine")
@@ -162,7 +160,7 @@ async def test_an_index_of_ours_that_need_not_be_unique_may_have_any_name() -> N
 
 
 class Failing:
-    """A database that refuses one index."""
+    """A database that rejects one index."""
 
     def __init__(self, db: Any, index: str, error: Exception) -> None:
         self._db, self._index, self._error = db, index, error
@@ -187,7 +185,7 @@ class _FailingCollection:
 # --- effects of the indexes -------------------------------------------------------------------------------------
 
 
-async def test_a_node_has_one_marker_although_the_index_is_sparse(db: Any) -> None:
+async def test_node_has_one_marker_although_the_index_is_sparse(db: Any) -> None:
     await prepare(db)
     marker = {"task_id": TASK, "node_id": "a", "status": "complete"}
     await db.artifacts.insert_one({**marker})
@@ -195,7 +193,7 @@ async def test_a_node_has_one_marker_although_the_index_is_sparse(db: Any) -> No
         await db.artifacts.insert_one({**marker})
 
 
-async def test_external_workers_may_make_their_indexes_again(db: Any) -> None:
+async def test_external_workers_can_create_their_indexes_again(db: Any) -> None:
     await prepare(db)
     for collection, indexes in EXPECTED.items():
         for name, options in indexes.items():

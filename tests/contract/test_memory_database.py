@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-async def test_two_databases_share_nothing() -> None:
+async def test_two_memory_databases_are_independent() -> None:
     first, second = memory_database(), memory_database()
     await first.tasks.insert_one({"id": "t"})
     assert await second.tasks.count_documents({}) == 0
@@ -22,7 +22,7 @@ async def test_two_databases_share_nothing() -> None:
 
 
 @pytest.mark.parametrize("missing", ["mongomock", "mongomock_motor"])
-def test_without_its_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+def test_missing_library_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ImportError, match=r"flowkit-temporal\[testing\]"):
         memory_database()
@@ -37,7 +37,7 @@ def test_without_its_library_the_error_names_the_extra(monkeypatch: pytest.Monke
         ({"n": 1}, {"_id": 1, "n": 1}),
     ],
 )
-async def test_an_update_is_made_whatever_is_projected(
+async def test_update_is_applied_for_any_projection(
     projection: dict[str, Any] | None, expected: dict[str, Any]
 ) -> None:
     db = memory_database()
@@ -47,11 +47,11 @@ async def test_an_update_is_made_whatever_is_projected(
     assert (await db.things.find_one({}))["n"] == 2
 
 
-async def test_an_update_that_meets_nothing_answers_nothing() -> None:
+async def test_update_without_a_match_returns_nothing() -> None:
     assert await memory_database().things.find_one_and_update({"n": 1}, {"$set": {"n": 2}}) is None
 
 
-async def test_what_a_ttl_index_has_outlived_is_gone_and_no_deprecated_clock_is_asked(
+async def test_ttl_index_removes_expired_documents_without_a_deprecated_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     db = memory_database()

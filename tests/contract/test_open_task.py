@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.tasks.task_store import TaskStore
 
 
-async def test_an_absent_document_is_inserted_and_runs(db: Any, tasks: TaskStore) -> None:
+async def test_missing_document_is_inserted_as_running(db: Any, tasks: TaskStore) -> None:
     assert await tasks.open_task(opening("a")) == (1, {})
     document = await stored(db)
     assert (document["status"], document["first_run_id"], document["run_id"]) == ("running", FIRST_RUN, RUN)
@@ -40,7 +40,7 @@ async def test_an_absent_document_is_inserted_and_runs(db: Any, tasks: TaskStore
     assert seconds(document["updated_at"]) == AT
 
 
-async def test_a_document_of_the_own_first_run_goes_on(db: Any, tasks: TaskStore) -> None:
+async def test_document_of_the_same_first_run_is_continued(db: Any, tasks: TaskStore) -> None:
     await tasks.open_task(opening("a"))
     await tasks.open_task(opening("a", run="run-2"))
     document = await stored(db)
@@ -51,7 +51,7 @@ async def test_a_document_of_the_own_first_run_goes_on(db: Any, tasks: TaskStore
     )
 
 
-async def test_a_queued_document_without_a_run_is_adopted_as_it_is(db: Any, tasks: TaskStore) -> None:
+async def test_queued_document_without_a_run_is_adopted_unchanged(db: Any, tasks: TaskStore) -> None:
     await tasks.insert_task(new_task("a", params={"from": "client"}))
     await tasks.open_task(opening("a"))
     document = await stored(db)
@@ -59,7 +59,7 @@ async def test_a_queued_document_without_a_run_is_adopted_as_it_is(db: Any, task
     assert document["params"] == {"from": "client"}
 
 
-async def test_a_document_of_another_task_is_left_alone(db: Any, tasks: TaskStore) -> None:
+async def test_document_of_another_task_is_not_changed(db: Any, tasks: TaskStore) -> None:
     await tasks.open_task(opening("a"))
     before = await stored(db)
     with pytest.raises(TaskIdTaken, match=TASK):
@@ -67,25 +67,25 @@ async def test_a_document_of_another_task_is_left_alone(db: Any, tasks: TaskStor
     assert await stored(db) == before
 
 
-async def test_a_finished_document_of_another_task_is_left_alone(tasks: TaskStore) -> None:
+async def test_finished_document_of_another_task_is_not_changed(tasks: TaskStore) -> None:
     await tasks.open_task(opening("a"))
     await tasks.close_task(close())
     with pytest.raises(TaskIdTaken):
         await tasks.open_task(opening("a", first_run="other"))
 
 
-async def test_a_document_that_the_sweep_has_closed_is_not_adopted(tasks: TaskStore) -> None:
+async def test_document_closed_by_the_sweep_is_not_adopted(tasks: TaskStore) -> None:
     await tasks.insert_task(new_task("a"))
     assert await OpenTasks(tasks.database).close_orphan(TASK, None, "lost", AT)
     with pytest.raises(TaskIdTaken):
         await tasks.open_task(opening("a"))
 
 
-async def test_run_seq_grows_with_every_opening(tasks: TaskStore) -> None:
+async def test_run_seq_increases_with_every_opening(tasks: TaskStore) -> None:
     assert [await opened(tasks, "a", run=f"run-{n}") for n in range(4)] == [1, 2, 3, 4]
 
 
-async def test_a_late_repetition_of_an_opening_does_not_fence_its_own_run(db: Any, tasks: TaskStore) -> None:
+async def test_late_retry_of_an_opening_does_not_fence_its_own_run(db: Any, tasks: TaskStore) -> None:
     await tasks.insert_task(new_task("a"))
     first, _ = await tasks.open_task(opening("a"))
     assert await tasks.open_task(opening("a")) == (first, {})
@@ -93,7 +93,7 @@ async def test_a_late_repetition_of_an_opening_does_not_fence_its_own_run(db: An
     assert (await stored(db))["status"] == "finished"
 
 
-async def test_a_repetition_of_an_opening_after_the_close_does_not_reopen_the_document(
+async def test_retry_of_an_opening_after_the_close_does_not_reopen_the_document(
     db: Any, tasks: TaskStore
 ) -> None:
     await tasks.open_task(opening("a"))
@@ -103,7 +103,7 @@ async def test_a_repetition_of_an_opening_after_the_close_does_not_reopen_the_do
     assert await stored(db) == before
 
 
-async def test_opening_answers_the_highest_epochs_used_before(tasks: TaskStore) -> None:
+async def test_opening_returns_the_highest_used_epochs(tasks: TaskStore) -> None:
     await tasks.open_task(opening("a", "b", "c"))
     for epoch in (1, 2, 5):
         await begun(tasks, attempt("a", epoch=epoch))
@@ -112,7 +112,7 @@ async def test_opening_answers_the_highest_epochs_used_before(tasks: TaskStore) 
     assert epochs == {"a": 5, "c": 3}
 
 
-async def test_of_two_tasks_that_want_an_id_at_the_same_time_one_gets_it(db: Any, tasks: TaskStore) -> None:
+async def test_one_of_two_concurrent_tasks_gets_the_id(db: Any, tasks: TaskStore) -> None:
     results = await asyncio.gather(
         *(tasks.open_task(opening("a", first_run=f"first-{n}")) for n in range(10)), return_exceptions=True
     )
@@ -120,7 +120,7 @@ async def test_of_two_tasks_that_want_an_id_at_the_same_time_one_gets_it(db: Any
     assert (await stored(db))["run_seq"] == 1
 
 
-async def test_opening_takes_down_the_flags_of_an_earlier_end(db: Any, tasks: TaskStore) -> None:
+async def test_opening_clears_the_flags_of_an_earlier_end(db: Any, tasks: TaskStore) -> None:
     await tasks.open_task(opening("a"))
     await tasks.close_task(close(status=TaskStatus.CANCELLED, reason="enough"))
     await tasks.open_task(opening("a", run="run-2"))
@@ -130,7 +130,7 @@ async def test_opening_takes_down_the_flags_of_an_earlier_end(db: Any, tasks: Ta
     assert await tasks.cancel_flag(attempt()) is None
 
 
-async def test_opening_forgets_how_the_task_ended_before(db: Any, tasks: TaskStore) -> None:
+async def test_opening_clears_the_earlier_outcome_of_the_task(db: Any, tasks: TaskStore) -> None:
     await tasks.open_task(opening("a"))
     await tasks.close_task(close(status=TaskStatus.FINISHED, reason="done"))
     await tasks.open_task(opening("a", run="run-2"))
@@ -142,7 +142,7 @@ async def test_opening_forgets_how_the_task_ended_before(db: Any, tasks: TaskSto
 # --- namespace and database of a document -----------------------------------------------------------------------
 
 
-async def test_a_document_keeps_the_namespace_and_the_database_that_opened_it(
+async def test_document_keeps_the_namespace_and_the_database_that_opened_it(
     db: Any, tasks: TaskStore
 ) -> None:
     await tasks.open_task(opening("a"), namespace_id="ns-1", database_id="db-1")
@@ -150,22 +150,20 @@ async def test_a_document_keeps_the_namespace_and_the_database_that_opened_it(
     assert (document["namespace_id"], document["database_id"]) == ("ns-1", "db-1")
 
 
-async def test_a_document_without_a_namespace_gets_that_of_its_first_run(db: Any, tasks: TaskStore) -> None:
+async def test_document_without_a_namespace_gets_that_of_its_first_run(db: Any, tasks: TaskStore) -> None:
     await tasks.insert_task(new_task("a"))
     await tasks.open_task(opening("a"), namespace_id="ns-1")
     assert (await stored(db))["namespace_id"] == "ns-1"
 
 
-async def test_an_engine_that_does_not_know_its_namespace_leaves_what_the_client_wrote(
-    db: Any, tasks: TaskStore
-) -> None:
+async def test_engine_without_a_namespace_id_keeps_the_one_of_the_client(db: Any, tasks: TaskStore) -> None:
     await tasks.insert_task(new_task("a") | {"namespace_id": "ns-1"})
     await tasks.open_task(opening("a"))
     document = await stored(db)
     assert (document["namespace_id"], "database_id" in document) == ("ns-1", False)
 
 
-async def test_a_queued_document_of_another_namespace_is_left_alone(db: Any, tasks: TaskStore) -> None:
+async def test_queued_document_of_another_namespace_is_not_changed(db: Any, tasks: TaskStore) -> None:
     await tasks.insert_task(new_task("a") | {"namespace_id": "ns-2"})
     before = await stored(db)
     with pytest.raises(TaskIdTaken):
@@ -193,25 +191,25 @@ GRAPHS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("other", "told"), GRAPHS.values(), ids=list(GRAPHS))
-async def test_a_queued_document_with_another_graph_is_left_alone(
-    db: Any, tasks: TaskStore, other: dict[str, Any], told: str
+@pytest.mark.parametrize(("other", "reported"), GRAPHS.values(), ids=list(GRAPHS))
+async def test_queued_document_with_another_graph_is_not_changed(
+    db: Any, tasks: TaskStore, other: dict[str, Any], reported: str
 ) -> None:
     await tasks.insert_task(task_fields.new_task(TASK, {}, other, AT))
     before = await stored(db)
     with pytest.raises(TaskIdTaken) as caught:
         await tasks.open_task(opening("a", "b"))
-    assert str(caught.value) == f"task id {TASK!r} was used for another graph: {told}; choose another id"
+    assert str(caught.value) == f"task id {TASK!r} was used for another graph: {reported}; choose another id"
     assert await stored(db) == before
 
 
-async def test_a_queued_document_without_a_graph_is_left_alone(db: Any, tasks: TaskStore) -> None:
+async def test_queued_document_without_a_graph_is_not_changed(db: Any, tasks: TaskStore) -> None:
     await db.tasks.insert_one({"id": TASK, "status": "queued"})
     with pytest.raises(TaskIdTaken, match="holds no graph"):
         await tasks.open_task(opening("a"))
 
 
-async def test_parents_may_be_given_by_edges_or_by_the_nodes(db: Any, tasks: TaskStore) -> None:
+async def test_parents_can_be_given_by_edges_or_by_nodes(db: Any, tasks: TaskStore) -> None:
     nodes = graph("a", "b", "c")["nodes"]
     by_edges = {"nodes": nodes, "edges": [["a", "c"]], "edges_ex": [{"from": "b", "to": "c"}]}
     by_nodes = {"nodes": [*nodes[:2], {**nodes[2], "depends_on": ["b", "a"]}]}

@@ -38,7 +38,7 @@ async def test_open_documents_are_those_that_have_not_ended(tasks: TaskStore, fo
     assert all(seconds(document["updated_at"]) == AT for document in page)
 
 
-async def test_a_namespace_sees_its_own_documents_and_those_that_name_none(
+async def test_namespace_includes_its_own_documents_and_those_without_a_namespace(
     tasks: TaskStore, found: OpenTasks
 ) -> None:
     for task_id, more in {
@@ -55,7 +55,7 @@ async def test_a_namespace_sees_its_own_documents_and_those_that_name_none(
     assert [[each["id"] for each in page] async for page in found.pages_of("ns-2")] == [["other"]]
 
 
-async def test_documents_come_in_pages_of_which_one_at_a_time_is_held(
+async def test_documents_are_read_in_pages_one_at_a_time(
     tasks: TaskStore, found: OpenTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_tasks, "_OF_ONE_PAGE", 2)
@@ -74,7 +74,7 @@ async def test_documents_come_in_pages_of_which_one_at_a_time_is_held(
 @pytest.mark.parametrize(
     "graph", [{}, {"graph": None}, {"graph": {"nodes": None}}, {"graph": {"nodes": [{"node_id": "a"}]}}]
 )
-async def test_a_task_without_sound_nodes_can_be_abandoned(
+async def test_task_with_malformed_nodes_can_be_closed(
     db: Any, found: OpenTasks, graph: dict[str, Any]
 ) -> None:
     await db.tasks.insert_one({"id": "odd", "status": "running", "run_id": RUN, **graph})
@@ -86,7 +86,7 @@ async def test_a_task_without_sound_nodes_can_be_abandoned(
 # --- one sweep at a time ----------------------------------------------------------------------------------------
 
 
-async def test_one_engine_sweeps_until_its_turn_is_over(found: OpenTasks) -> None:
+async def test_one_engine_sweeps_until_its_lease_expires(found: OpenTasks) -> None:
     assert await found.take_turn("ns", "one", AT, 10)
     assert not await found.take_turn("ns", "two", AT + 9, 10)
     assert await found.take_turn("ns", "one", AT + 9, 10)
@@ -95,12 +95,12 @@ async def test_one_engine_sweeps_until_its_turn_is_over(found: OpenTasks) -> Non
     assert not await found.take_turn("ns", "one", AT + 21, 10)
 
 
-async def test_namespaces_have_turns_of_their_own(found: OpenTasks) -> None:
+async def test_each_namespace_has_its_own_sweep_lease(found: OpenTasks) -> None:
     for namespace_id in ("ns-1", "ns-2", ""):
         assert await found.take_turn(namespace_id, "one", AT, 10)
 
 
-async def test_a_turn_that_is_given_back_is_free_at_once(db: Any, found: OpenTasks) -> None:
+async def test_released_sweep_lease_is_free_immediately(db: Any, found: OpenTasks) -> None:
     await found.take_turn("ns", "one", AT, 10)
     await found.end_turn("ns", "two")
     assert not await found.take_turn("ns", "two", AT + 1, 10)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import bson
 import pytest
 from tests.contract.builders import AT, TASK, WORKER, attempt
-from tests.contract.pulling import PATIENCE, Pull, end
-from tests.unit.turns import others_had_their_turn
+from tests.contract.pulling_node import TIMEOUT_SEC, Pull, end
+from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.entries import Entry, fitting
@@ -74,7 +74,7 @@ async def consume(artifacts: Measured, puller: Puller) -> list[str]:
     async for uid, payload in puller.batches():
         uids.append(uid)
         for _ in range(3):
-            await others_had_their_turn()
+            await let_other_tasks_run()
         artifacts.held -= size_of(payload["meta"])
     return uids
 
@@ -82,10 +82,10 @@ async def consume(artifacts: Measured, puller: Puller) -> list[str]:
 async def all_readers(artifacts: Measured, pull: Pull) -> list[list[str]]:
     budget = ByteBudget(LIMIT, READERS)
     readers = [consume(artifacts, pull.puller("u", budget=budget)) for _ in range(READERS)]
-    return await asyncio.wait_for(asyncio.gather(*readers), PATIENCE)
+    return await asyncio.wait_for(asyncio.gather(*readers), TIMEOUT_SEC)
 
 
-async def test_batches_that_grow_never_exceed_the_budget(artifacts: Measured, pull: Pull) -> None:
+async def test_growing_batches_never_exceed_the_budget(artifacts: Measured, pull: Pull) -> None:
     await source(artifacts, *GROWING)
     uids = [f"b{number:02}" for number in range(len(GROWING))]
     assert await all_readers(artifacts, pull) == [uids] * READERS
@@ -103,7 +103,7 @@ async def test_batches_of_unknown_size_never_exceed_the_budget(
     assert artifacts.most <= LIMIT
 
 
-async def test_a_batch_that_grows_before_it_is_read_is_read_by_its_new_size(
+async def test_batch_that_grows_before_it_is_read_is_reserved_with_its_new_size(
     artifacts: Measured, pull: Pull
 ) -> None:
     async def grow() -> None:
@@ -114,26 +114,26 @@ async def test_a_batch_that_grows_before_it_is_read_is_read_by_its_new_size(
     await source(artifacts, 10, 20, 30)
     artifacts.before_read.append(grow)
     budget = ByteBudget(40_000, 1)
-    got = await asyncio.wait_for(consume(artifacts, pull.puller("u", budget=budget)), PATIENCE)
+    got = await asyncio.wait_for(consume(artifacts, pull.puller("u", budget=budget)), TIMEOUT_SEC)
     assert sorted(got) == ["b00", "b01", "b02"]
     assert artifacts.most <= 40_000
 
 
-async def test_a_batch_larger_than_the_budget_is_delivered_alone(artifacts: Measured, pull: Pull) -> None:
+async def test_batch_larger_than_the_budget_is_delivered_alone(artifacts: Measured, pull: Pull) -> None:
     await source(artifacts, 1_000, 3 * LIMIT, 1_000)
     assert [len(uids) for uids in await all_readers(artifacts, pull)] == [3] * READERS
     assert artifacts.most <= 3 * LIMIT
 
 
-async def test_what_is_done_already_is_not_read_again(artifacts: Measured, pull: Pull) -> None:
+async def test_completed_batches_are_not_read_again(artifacts: Measured, pull: Pull) -> None:
     await source(artifacts, *([1_000] * 50))
     for number in range(49):
         await artifacts.store_batch(attempt("sink"), f"b{number:02}", {"n": 1}, WORKER, AT)
-    got = await asyncio.wait_for(consume(artifacts, pull.puller("u", epoch=2)), PATIENCE)
+    got = await asyncio.wait_for(consume(artifacts, pull.puller("u", epoch=2)), TIMEOUT_SEC)
     assert (got, artifacts.most) == (["b49"], 1_000)
 
 
-async def test_pages_of_a_nodes_own_batches_are_bounded_too(artifacts: Measured) -> None:
+async def test_pages_of_own_batches_are_also_bounded(artifacts: Measured) -> None:
     await source(artifacts, *([7_000_000] * 3))
     pages = [[partial["batch_uid"] for partial in page] async for page in artifacts.pages(TASK, "u")]
     assert pages == [["b00", "b01"], ["b02"]]
@@ -153,5 +153,5 @@ async def test_pages_of_a_nodes_own_batches_are_bounded_too(artifacts: Measured)
         ([10] * 9, 9),
     ],
 )
-def test_as_many_are_read_together_as_fit(sizes: list[int | None], count: int) -> None:
+def test_as_many_batches_are_read_together_as_fit(sizes: list[int | None], count: int) -> None:
     assert fitting([Entry("b", size) for size in sizes], 100) == count

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from bson import ObjectId
 from tests.contract.builders import AT, TASK, WORKER, attempt, batches, documents_of
-from tests.contract.pulling import Pull, end, ended_source
-from tests.unit.examples import examples
+from tests.contract.pulling_node import Pull, end, ended_source
+from tests.unit.property_examples import examples
 
 from flowkit.hashing import stable_hash
 
@@ -24,7 +24,7 @@ def pull(artifacts: ArtifactStore, tasks: TaskStore) -> Pull:
     return Pull(artifacts, tasks, qualify_uids=True)
 
 
-async def test_equal_uids_of_several_sources_are_told_apart_by_their_source(
+async def test_equal_uids_of_several_sources_are_qualified_by_their_source(
     artifacts: ArtifactStore, pull: Pull, caplog: pytest.LogCaptureFixture
 ) -> None:
     for node in ("u", "t", "s/1"):
@@ -34,7 +34,7 @@ async def test_equal_uids_of_several_sources_are_told_apart_by_their_source(
     assert caplog.records == [], "there is nothing to warn of"
 
 
-async def test_a_uid_with_an_at_names_its_source_also_for_the_first_one(
+async def test_uid_with_an_at_sign_is_qualified_even_for_the_first_source(
     artifacts: ArtifactStore, pull: Pull
 ) -> None:
     await ended_source(artifacts, "b1@t", node="u")
@@ -54,15 +54,13 @@ async def test_claims_and_references_keep_the_uid_of_the_source(
 
 
 @pytest.mark.parametrize("uid", ["b1", "b1@u", "a b"])
-async def test_a_single_source_keeps_every_uid(artifacts: ArtifactStore, pull: Pull, uid: str) -> None:
+async def test_single_source_keeps_every_uid(artifacts: ArtifactStore, pull: Pull, uid: str) -> None:
     await ended_source(artifacts, uid)
     assert await pull.uids("u") == [uid]
     assert await pull.uids("u", "u") == [uid], "the same source twice is one source"
 
 
-async def test_the_first_of_repeated_sources_is_the_first_listed(
-    artifacts: ArtifactStore, pull: Pull
-) -> None:
+async def test_first_of_repeated_sources_is_the_first_listed(artifacts: ArtifactStore, pull: Pull) -> None:
     await ended_source(artifacts, "b1", node="u")
     await ended_source(artifacts, "b1", node="t")
     assert await pull.uids("t", "u", "t") == ["b1", "b1@u"]
@@ -83,7 +81,7 @@ async def test_chunks_keep_the_uids_of_the_protocol(artifacts: ArtifactStore, pu
     assert await pull.uids("u", "t", size=2, meta_list_key="skus") == expected
 
 
-async def test_a_new_attempt_resumes_each_source_by_itself(artifacts: ArtifactStore, pull: Pull) -> None:
+async def test_new_attempt_resumes_each_source_separately(artifacts: ArtifactStore, pull: Pull) -> None:
     for node in ("u", "t"):
         await ended_source(artifacts, "b1", "b2", node=node)
     await batches(artifacts, "sink", "b1", "b2@t")
@@ -91,7 +89,7 @@ async def test_a_new_attempt_resumes_each_source_by_itself(artifacts: ArtifactSt
 
 
 @pytest.mark.parametrize("seed", range(examples(30)))
-async def test_nothing_is_lost_and_nothing_comes_twice_in_any_graph(seed: int) -> None:
+async def test_every_batch_arrives_exactly_once_in_any_graph(seed: int) -> None:
     """The sources use the same few uids. The node fails and resumes until all batches are stored."""
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.task_store import TaskStore
@@ -128,7 +126,9 @@ async def foreign(db: Any, uid: Any, **fields: Any) -> None:
     )
 
 
-async def test_foreign_batches_of_any_kind_arrive_once(db: Any, artifacts: ArtifactStore, pull: Pull) -> None:
+async def test_external_batches_of_any_type_arrive_once(
+    db: Any, artifacts: ArtifactStore, pull: Pull
+) -> None:
     """Uids of other types, and dates of other types or none, neither lose a batch nor fail the node."""
     await foreign(db, 5)
     await foreign(db, "5", created_at=datetime(2024, 1, 1, tzinfo=UTC))
@@ -145,7 +145,7 @@ async def test_foreign_batches_of_any_kind_arrive_once(db: Any, artifacts: Artif
     assert await pull.uids("u", epoch=2) == []
 
 
-async def test_foreign_batches_without_status_or_uid_are_none(
+async def test_external_artifacts_without_status_or_uid_are_not_batches(
     db: Any, artifacts: ArtifactStore, pull: Pull
 ) -> None:
     await db.artifacts.insert_one({"task_id": TASK, "node_id": "u", "batch_uid": "odd"})
@@ -156,7 +156,7 @@ async def test_foreign_batches_without_status_or_uid_are_none(
 
 
 @pytest.mark.parametrize("meta", [None, [1, 2], "text", 7])
-async def test_a_foreign_meta_that_is_no_object_is_one_item(
+async def test_external_meta_that_is_not_an_object_is_one_item(
     db: Any, artifacts: ArtifactStore, pull: Pull, meta: Any
 ) -> None:
     await foreign(db, "b1", meta=meta)
@@ -165,7 +165,7 @@ async def test_a_foreign_meta_that_is_no_object_is_one_item(
     assert payload["items"] == [meta or {}]
 
 
-async def test_a_foreign_claim_without_an_epoch_is_taken_over(db: Any, artifacts: ArtifactStore) -> None:
+async def test_external_claim_without_an_epoch_is_taken_over(db: Any, artifacts: ArtifactStore) -> None:
     claim = {"task_id": TASK, "consumer_node": "sink", "from_node": "u", "batch_uid": "b1"}
     await db.stream_progress.insert_one({**claim, "attempt_epoch": None})
     await artifacts.claim(attempt("sink"), "u", ["b1"], AT)
@@ -173,7 +173,7 @@ async def test_a_foreign_claim_without_an_epoch_is_taken_over(db: Any, artifacts
     assert found["attempt_epoch"] == 1
 
 
-async def test_a_foreign_artifact_without_an_epoch_is_replaced(db: Any, artifacts: ArtifactStore) -> None:
+async def test_external_artifact_without_an_epoch_is_replaced(db: Any, artifacts: ArtifactStore) -> None:
     await foreign(db, "b1")
     await batches(artifacts, "u", "b1")
     [found] = await documents_of(db.artifacts)

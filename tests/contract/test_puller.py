@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.contract.builders import AT, TASK, WORKER, attempt, batches, begun, documents_of, opened
-from tests.contract.pulling import PATIENCE, Pull, WatchedArtifacts, end, ended_source
+from tests.contract.pulling_node import TIMEOUT_SEC, Pull, WatchedArtifacts, end, ended_source
 
 from flowkit.activities.batches.puller import slices
 from flowkit.hashing import stable_hash
@@ -31,14 +31,14 @@ def pull(artifacts: WatchedArtifacts, tasks: TaskStore) -> Pull:
 # --- what is delivered ------------------------------------------------------------------------------------------
 
 
-async def test_batches_are_delivered_as_they_were_made(artifacts: WatchedArtifacts, pull: Pull) -> None:
+async def test_batches_are_delivered_unchanged(artifacts: WatchedArtifacts, pull: Pull) -> None:
     await ended_source(artifacts, "b1", skus=["x"])
     [delivery] = await pull.all("u")
     ref = {"task_id": TASK, "node_id": "u", "batch_uid": "b1"}
     assert delivery == ("b1", {"from_node": "u", "ref": ref, "meta": {"skus": ["x"]}})
 
 
-async def test_batches_come_source_by_source_and_oldest_first(
+async def test_batches_are_delivered_by_source_and_oldest_first(
     artifacts: WatchedArtifacts, pull: Pull
 ) -> None:
     await ended_source(artifacts, "z", "y", "x", node="u")
@@ -46,14 +46,14 @@ async def test_batches_come_source_by_source_and_oldest_first(
     assert await pull.uids("u", "t") == ["z", "y", "x", "w", "v"]
 
 
-async def test_equal_uids_of_two_sources_are_told_once(
+async def test_equal_uids_of_two_sources_are_delivered_once(
     artifacts: WatchedArtifacts, pull: Pull, caplog: pytest.LogCaptureFixture
 ) -> None:
     await ended_source(artifacts, "b1", "b2", node="u")
     await ended_source(artifacts, "b1", "b2", "b3", node="t")
     assert await pull.uids("u", "t") == ["b1", "b2", "b1", "b2", "b3"]
-    [told] = [record.getMessage() for record in caplog.records if record.name == "flowkit.worker"]
-    assert "node sink pulls batch 'b1' from both u and t" in told
+    [reported] = [record.getMessage() for record in caplog.records if record.name == "flowkit.worker"]
+    assert "node sink pulls batch 'b1' from both u and t" in reported
     caplog.clear()
     assert len(set(await pull.uids("u", "t", size=1))) == 5
     assert caplog.records == []
@@ -69,7 +69,7 @@ async def test_every_delivery_is_claimed(db: Any, artifacts: WatchedArtifacts, p
     }
 
 
-async def test_a_new_attempt_gets_only_what_has_no_result_yet(
+async def test_new_attempt_gets_only_batches_without_a_result(
     artifacts: WatchedArtifacts, pull: Pull
 ) -> None:
     await ended_source(artifacts, "b1", "b2", "b3")
@@ -78,15 +78,13 @@ async def test_a_new_attempt_gets_only_what_has_no_result_yet(
     assert await pull.uids("u", epoch=2) == ["b2"]
 
 
-async def test_the_result_of_another_consumer_does_not_count(artifacts: WatchedArtifacts, pull: Pull) -> None:
+async def test_result_of_another_consumer_does_not_count(artifacts: WatchedArtifacts, pull: Pull) -> None:
     await ended_source(artifacts, "b1")
     await batches(artifacts, "other-sink", "b1")
     assert await pull.uids("u") == ["b1"]
 
 
-async def test_more_batches_than_external_workers_look_at_are_all_delivered(
-    artifacts: WatchedArtifacts, pull: Pull
-) -> None:
+async def test_more_batches_than_one_page_are_all_delivered(artifacts: WatchedArtifacts, pull: Pull) -> None:
     uids = [f"b{number:03}" for number in range(210)]
     for number, uid in enumerate(uids):
         await artifacts.upsert_partial(attempt("u"), uid, {}, WORKER, AT + number / 1000)
@@ -97,21 +95,21 @@ async def test_more_batches_than_external_workers_look_at_are_all_delivered(
 # --- chunks -----------------------------------------------------------------------------------------------------
 
 
-def test_the_hash_is_that_of_the_protocol() -> None:
+def test_payload_hash_equals_that_of_the_protocol() -> None:
     value = {"td": "7f0c2a4e-3b1d-4c55-9a6e-0d2f8b7c1e90", "n": "extract", "e": 1}
     assert stable_hash(value) == "66bb98b308392a419eb9aa348dc96402f46a8e40"
 
 
-def test_the_hash_leaves_text_beyond_ascii_as_it_is() -> None:
+def test_payload_hash_keeps_non_ascii_text() -> None:
     assert stable_hash({"ü": 1}) != stable_hash({"\\u00fc": 1})
     assert stable_hash({"b": 1, "a": "é"}) == stable_hash({"a": "é", "b": 1})
 
 
-def test_slices_keep_the_order_and_the_rest() -> None:
+def test_slices_keep_the_order_and_the_remainder() -> None:
     assert list(slices([1, 2, 3, 4, 5], 2)) == [[1, 2], [3, 4], [5]]
 
 
-async def test_chunks_never_span_two_batches_and_keep_the_rest(
+async def test_chunks_never_span_two_batches_and_keep_the_remainder(
     artifacts: WatchedArtifacts, pull: Pull
 ) -> None:
     await ended_source(artifacts, "b1", "b2", skus=[1, 2, 3])
@@ -130,7 +128,7 @@ async def test_chunks_have_the_uids_of_the_protocol(artifacts: WatchedArtifacts,
 
 
 @pytest.mark.parametrize("key", ["text", "absent", None])
-async def test_what_is_not_a_list_is_one_item(
+async def test_value_that_is_not_a_list_is_one_item(
     artifacts: WatchedArtifacts, pull: Pull, key: str | None
 ) -> None:
     await ended_source(artifacts, "b1", text="abc")
@@ -139,14 +137,12 @@ async def test_what_is_not_a_list_is_one_item(
     assert payload["parent"] == {"ref": {"batch_uid": "b1"}, "meta_list_key": None}
 
 
-async def test_an_empty_list_yields_nothing(artifacts: WatchedArtifacts, pull: Pull) -> None:
+async def test_empty_list_yields_nothing(artifacts: WatchedArtifacts, pull: Pull) -> None:
     await ended_source(artifacts, "b1", skus=[])
     assert await pull.all("u", size=2, meta_list_key="skus") == []
 
 
-async def test_a_new_attempt_gets_only_the_chunks_without_a_result(
-    artifacts: WatchedArtifacts, pull: Pull
-) -> None:
+async def test_new_attempt_gets_only_chunks_without_a_result(artifacts: WatchedArtifacts, pull: Pull) -> None:
     await ended_source(artifacts, "b1", skus=[1, 2, 3])
     first, second = await pull.uids("u", size=2, meta_list_key="skus")
     await batches(artifacts, "sink", first)
@@ -156,81 +152,81 @@ async def test_a_new_attempt_gets_only_the_chunks_without_a_result(
 # --- the end ----------------------------------------------------------------------------------------------------
 
 
-async def test_no_source_is_the_end(pull: Pull) -> None:
+async def test_pull_without_sources_ends(pull: Pull) -> None:
     assert await pull.all() == []
 
 
-async def test_a_source_that_ended_without_batches_is_the_end(
+async def test_source_that_ended_without_batches_ends_the_pull(
     artifacts: WatchedArtifacts, pull: Pull
 ) -> None:
     await end(artifacts, "u")
     assert await pull.all("u") == []
 
 
-async def test_a_running_source_is_waited_for_and_its_later_batches_are_seen(
+async def test_running_source_is_awaited_and_its_later_batches_are_delivered(
     artifacts: WatchedArtifacts, pull: Pull
 ) -> None:
     running = pull.start("u")
     for number in (1, 2):
-        await artifacts.looked_again()
+        await artifacts.next_scan()
         await artifacts.upsert_partial(attempt("u"), f"b{number}", {}, WORKER, AT + number)
-    await artifacts.looked_again()
+    await artifacts.next_scan()
     assert not running.done()
     await end(artifacts, "u")
-    assert [uid for uid, _ in await asyncio.wait_for(running, PATIENCE)] == ["b1", "b2"]
+    assert [uid for uid, _ in await asyncio.wait_for(running, TIMEOUT_SEC)] == ["b1", "b2"]
 
 
-async def test_one_of_two_sources_is_not_the_end(artifacts: WatchedArtifacts, pull: Pull) -> None:
+async def test_one_of_two_ended_sources_does_not_end_the_pull(
+    artifacts: WatchedArtifacts, pull: Pull
+) -> None:
     await ended_source(artifacts, "b1", node="u")
     running = pull.start("u", "t")
-    await artifacts.looked_again()
+    await artifacts.next_scan()
     assert not running.done()
     await ended_source(artifacts, "b2", node="t")
-    assert [uid for uid, _ in await asyncio.wait_for(running, PATIENCE)] == ["b1", "b2"]
+    assert [uid for uid, _ in await asyncio.wait_for(running, TIMEOUT_SEC)] == ["b1", "b2"]
 
 
-async def test_a_marker_of_an_older_epoch_is_not_the_end(
+async def test_marker_of_an_older_epoch_does_not_end_the_pull(
     artifacts: WatchedArtifacts, tasks: TaskStore, pull: Pull
 ) -> None:
     await opened(tasks, "u", "sink")
     await begun(tasks, attempt("u", epoch=2))
     await end(artifacts, "u", epoch=1)
     running = pull.start("u")
-    await artifacts.looked_again()
+    await artifacts.next_scan()
     assert not running.done()
     await end(artifacts, "u", epoch=2)
-    assert await asyncio.wait_for(running, PATIENCE) == []
+    assert await asyncio.wait_for(running, TIMEOUT_SEC) == []
 
 
-async def test_the_epochs_that_the_workflow_tells_are_believed(
-    artifacts: WatchedArtifacts, pull: Pull
-) -> None:
+async def test_pull_trusts_the_epochs_of_the_workflow(artifacts: WatchedArtifacts, pull: Pull) -> None:
     await end(artifacts, "u", epoch=1)
     running = pull.start("u", sources={"u": 2})
-    await artifacts.looked_again()
+    await artifacts.next_scan()
     assert not running.done()
     await end(artifacts, "u", epoch=2)
-    assert await asyncio.wait_for(running, PATIENCE) == []
+    assert await asyncio.wait_for(running, TIMEOUT_SEC) == []
 
 
-async def test_a_puller_that_shall_not_end_goes_on_after_the_marker(
+async def test_pull_without_an_end_continues_after_the_marker(
     artifacts: WatchedArtifacts, pull: Pull
 ) -> None:
     await end(artifacts, "u")
     running = pull.start("u", eof_on_task_done=False)
-    await artifacts.looked_again()
+    await artifacts.next_scan()
     assert not running.done()
     running.cancel()
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
-async def test_a_batch_that_vanishes_while_it_is_read_is_delivered_if_it_comes_back(
+async def test_batch_that_disappears_during_the_read_is_delivered_if_it_returns(
     db: Any, artifacts: WatchedArtifacts, pull: Pull, monkeypatch: pytest.MonkeyPatch, comes_back: bool
 ) -> None:
     """A rerun of a source deletes its batches and creates them again."""
     read = artifacts.metas
 
-    async def vanishing(*args: Any) -> list[dict[str, Any]]:
+    async def disappearing(*args: Any) -> list[dict[str, Any]]:
         monkeypatch.setattr(artifacts, "metas", read)
         await db.artifacts.delete_one({"batch_uid": "b1"})
         found = await read(*args)
@@ -239,5 +235,5 @@ async def test_a_batch_that_vanishes_while_it_is_read_is_delivered_if_it_comes_b
         return found
 
     await ended_source(artifacts, "b1", "b2")
-    monkeypatch.setattr(artifacts, "metas", vanishing)
+    monkeypatch.setattr(artifacts, "metas", disappearing)
     assert sorted(await pull.uids("u")) == (["b1", "b2"] if comes_back else ["b2"])

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pymongo.errors import AutoReconnect
 from tests.contract.builders import AT, TASK, WORKER, attempt, batches, documents_of
-from tests.contract.pulling import PATIENCE, Pull, ended_source
-from tests.contract.recording import RecordingDatabase
+from tests.contract.pulling_node import TIMEOUT_SEC, Pull, ended_source
+from tests.contract.recording_database import RecordingDatabase
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.retry import retry_while_unavailable
@@ -19,7 +19,7 @@ from flowkit.errors import Fenced
 if TYPE_CHECKING:
     from flowkit.adapters.tasks.task_store import TaskStore
 
-HALVES = pytest.mark.parametrize("missing", ["metrics_raw", "artifacts"])
+EACH_DOCUMENT_MISSING = pytest.mark.parametrize("missing", ["metrics_raw", "artifacts"])
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ async def killed_before(db: Any, missing: str, metrics: dict[str, Any], uid: str
     recording.before[missing].append(hang)
     store = ArtifactStore(recording)
     writing = asyncio.create_task(store.store_batch(attempt("sink"), uid, metrics, WORKER, AT))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_SEC):
         await reached.wait()
         wanted = {"node_id": "sink", "batch_uid": uid, "failed": {"$ne": True}, "status": {"$ne": "failed"}}
         while metrics and not await db[present].count_documents(wanted):
@@ -57,8 +57,8 @@ async def redo(artifacts: ArtifactStore, pull: Pull, metrics: dict[str, Any]) ->
     return uids
 
 
-@HALVES
-async def test_a_batch_of_which_one_half_was_written_is_done_again(
+@EACH_DOCUMENT_MISSING
+async def test_batch_with_one_missing_document_is_processed_again(
     db: Any, artifacts: ArtifactStore, pull: Pull, missing: str
 ) -> None:
     await ended_source(artifacts, "b1", "b2")
@@ -71,8 +71,8 @@ async def test_a_batch_of_which_one_half_was_written_is_done_again(
     assert await pull.uids("u", epoch=3) == []
 
 
-@HALVES
-async def test_a_failure_of_which_one_half_was_replaced_is_done_again(
+@EACH_DOCUMENT_MISSING
+async def test_failed_batch_with_one_replaced_document_is_processed_again(
     db: Any, artifacts: ArtifactStore, pull: Pull, missing: str
 ) -> None:
     await ended_source(artifacts, "b1")
@@ -84,8 +84,8 @@ async def test_a_failure_of_which_one_half_was_replaced_is_done_again(
     assert await pull.uids("u", epoch=3) == []
 
 
-@HALVES
-async def test_an_empty_result_whose_failure_is_still_there_is_done_again(
+@EACH_DOCUMENT_MISSING
+async def test_empty_result_with_a_remaining_failure_is_processed_again(
     db: Any, artifacts: ArtifactStore, pull: Pull, missing: str
 ) -> None:
     await ended_source(artifacts, "b1")
@@ -97,7 +97,7 @@ async def test_an_empty_result_whose_failure_is_still_there_is_done_again(
 
 
 @pytest.mark.parametrize("metrics", [{"n": 1}, {}])
-async def test_a_whole_result_is_not_done_again(
+async def test_complete_result_is_not_processed_again(
     artifacts: ArtifactStore, pull: Pull, metrics: dict[str, Any]
 ) -> None:
     await ended_source(artifacts, "b1")
@@ -105,7 +105,7 @@ async def test_a_whole_result_is_not_done_again(
     assert await pull.uids("u", epoch=2) == []
 
 
-async def test_an_artifact_that_a_handler_wrote_itself_is_no_result_of_its_batch(
+async def test_artifact_written_by_a_handler_is_not_a_result_of_its_batch(
     artifacts: ArtifactStore, pull: Pull
 ) -> None:
     await ended_source(artifacts, "b1")
@@ -113,7 +113,7 @@ async def test_an_artifact_that_a_handler_wrote_itself_is_no_result_of_its_batch
     assert await pull.uids("u", epoch=2) == ["b1"]
 
 
-async def test_an_artifact_of_an_earlier_release_is_a_whole_result(
+async def test_artifact_of_an_earlier_release_is_a_complete_result(
     db: Any, artifacts: ArtifactStore, pull: Pull
 ) -> None:
     """The earlier attempt wrote the row first, and the row may no longer exist."""
@@ -123,16 +123,14 @@ async def test_an_artifact_of_an_earlier_release_is_a_whole_result(
     assert await pull.uids("u", epoch=2) == []
 
 
-async def test_a_failed_batch_is_delivered_again_and_nobody_pulls_it(
-    artifacts: ArtifactStore, pull: Pull
-) -> None:
+async def test_failed_batch_is_delivered_again_and_never_pulled(artifacts: ArtifactStore, pull: Pull) -> None:
     await ended_source(artifacts, "b1", "b2")
     await artifacts.store_failed_batch(attempt("sink"), "b1", "boom", AT)
     await artifacts.store_failed_batch(attempt("u", epoch=2), "b2", "boom", AT)
     assert await pull.uids("u", epoch=2) == ["b1"]
 
 
-async def test_a_source_that_fails_and_then_succeeds_is_pulled_to_its_end(
+async def test_source_that_fails_and_then_succeeds_is_pulled_completely(
     artifacts: ArtifactStore, pull: Pull
 ) -> None:
     """The puller has seen the failed batch; its later success is a batch like any other."""
@@ -141,14 +139,14 @@ async def test_a_source_that_fails_and_then_succeeds_is_pulled_to_its_end(
     await batches(artifacts, "u", "b0")
     await artifacts.store_batch(attempt("u", epoch=2), "b1", {"n": 1}, WORKER, AT + 9)
     await artifacts.mark_complete(TASK, "u", 2, {}, AT)
-    assert sorted(uid for uid, _ in await asyncio.wait_for(running, PATIENCE)) == ["b0", "b1"]
+    assert sorted(uid for uid, _ in await asyncio.wait_for(running, TIMEOUT_SEC)) == ["b0", "b1"]
 
 
-# --- both writes at once --------------------------------------------------------------------------------------------
+# --- both writes together -------------------------------------------------------------------------------------------
 
 
-@HALVES
-async def test_one_half_that_finds_no_server_is_written_later(
+@EACH_DOCUMENT_MISSING
+async def test_missing_document_is_written_when_the_server_returns(
     db: Any, artifacts: ArtifactStore, missing: str
 ) -> None:
     recording = RecordingDatabase(db)
@@ -162,8 +160,8 @@ async def test_one_half_that_finds_no_server_is_written_later(
     assert [len(await documents_of(db[name])) for name in ("artifacts", "metrics_raw")] == [1, 1]
 
 
-@HALVES
-async def test_a_newer_attempt_wins_whichever_half_finds_it(
+@EACH_DOCUMENT_MISSING
+async def test_newer_attempt_wins_with_either_document_missing(
     db: Any, artifacts: ArtifactStore, missing: str
 ) -> None:
     await artifacts.store_batch(attempt(epoch=2), "b1", {"n": 2}, WORKER, AT)

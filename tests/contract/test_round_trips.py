@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pymongo.monitoring import CommandListener
-from tests.contract.bodies import Returning, function_body, role_body
+from tests.contract.attempt_executors import Returning, function_executor, role_executor
 from tests.contract.builders import attempt, opened
 from tests.contract.drivers import DRIVERS, connected
-from tests.contract.pulling import ended_source
-from tests.unit.turns import others_had_their_turn
+from tests.contract.pulling_node import ended_source
+from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.activities.handlers import BatchResult, FinalizeResult
 from flowkit.adapters.artifacts import ArtifactStore
@@ -42,28 +42,28 @@ async def nothing(task_id: str) -> None:
 
 
 async def one_batch(db: Any) -> None:
-    await role_body(db, attempt(), Returning(COUNTED, "b1")).run()
+    await role_executor(db, attempt(), Returning(COUNTED, "b1")).run()
 
 
 async def one_batch_and_an_end(db: Any) -> None:
-    await role_body(db, attempt(), Returning(COUNTED, "b1", final=FINAL)).run()
+    await role_executor(db, attempt(), Returning(COUNTED, "b1", final=FINAL)).run()
 
 
 async def no_metrics(db: Any) -> None:
-    await role_body(db, attempt(), Returning(BatchResult(success=True), "b1")).run()
+    await role_executor(db, attempt(), Returning(BatchResult(success=True), "b1")).run()
 
 
 async def pulled(db: Any) -> None:
     pulling = replace(attempt(sources={"b": 1}), io=NodeIO(input_inline=PULL))
-    await role_body(db, pulling, Returning(COUNTED)).run()
+    await role_executor(db, pulling, Returning(COUNTED)).run()
 
 
 async def function(db: Any) -> None:
-    await function_body(db, own(), nothing).run()
+    await function_executor(db, own(), nothing).run()
 
 
 async def built_in(db: Any) -> None:
-    await function_body(db, own("vars.set", kv={"x": 1}), CoordinatorAdapters(db=db).vars_set).run()
+    await function_executor(db, own("vars.set", kv={"x": 1}), CoordinatorAdapters(db=db).vars_set).run()
 
 
 BEGIN = END = "update tasks"
@@ -125,7 +125,7 @@ async def monitored(
 
 
 @NODES
-async def test_a_node_costs_these_commands_and_no_more(
+async def test_node_makes_only_these_calls(
     monitored: tuple[Any, list[str]], node: Any, calls: list[str], trips: int
 ) -> None:
     db, sent = monitored
@@ -133,7 +133,7 @@ async def test_a_node_costs_these_commands_and_no_more(
     assert sorted(sent) == sorted(calls)
 
 
-async def test_a_pulled_batch_costs_these_commands_more(monitored: tuple[Any, list[str]]) -> None:
+async def test_pulled_batch_adds_only_these_calls(monitored: tuple[Any, list[str]]) -> None:
     db, sent = monitored
     await pulled(db)
     assert sorted(sent) == sorted([BEGIN, *BATCH, MARKER, END, *PULLING])
@@ -162,7 +162,7 @@ class RoundTrips:
 
     async def _take(self) -> None:
         for _ in range(20):
-            await others_had_their_turn()
+            await let_other_tasks_run()
 
 
 class _Collection:
@@ -181,7 +181,7 @@ class _Collection:
 
 
 @NODES
-async def test_the_calls_of_a_node_go_together_where_none_needs_another(
+async def test_independent_calls_of_a_node_are_made_concurrently(
     node: Any, calls: list[str], trips: int
 ) -> None:
     db = RoundTrips(await prepared(memory_database()))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
-from tests.contract.bodies import Returning, failure_of, role_body
+from tests.contract.attempt_executors import Returning, failure_of, role_executor
 from tests.contract.builders import AT, TASK, WORKER, attempt, documents_of, opened, stored_statuses
 
 from flowkit.activities.handlers import BatchResult, FinalizeResult
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.task_store import TaskStore
 
-WILD = {
+HANDLER_VALUES = {
     "at": datetime(2026, 1, 31, tzinfo=UTC),
     "id": UUID(int=5),
     "price": Decimal("1.50"),
@@ -33,7 +33,7 @@ WILD = {
     "by_year": {2026: (1, 2)},
     "a.b": {"$set": 1},
 }
-TAME = {
+STORED_VALUES = {
     "at": "2026-01-31T00:00:00Z",
     "id": "00000000-0000-0000-0000-000000000005",
     "price": "1.50",
@@ -52,22 +52,26 @@ async def prepared(db: Any, tasks: TaskStore, artifacts: ArtifactStore) -> Any:
     return db
 
 
-async def test_metrics_and_references_are_stored_as_json_wherever_they_come_from(prepared: Any) -> None:
+async def test_metrics_and_references_are_stored_as_json_from_every_source(prepared: Any) -> None:
     ref = {"etag": UUID(int=5)}
 
     class Writing(Returning):
         async def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
-            await ctx.artifacts.upsert_partial("mine", WILD)
-            await ctx.artifacts.mark_complete(WILD, ref)
+            await ctx.artifacts.upsert_partial("mine", HANDLER_VALUES)
+            await ctx.artifacts.mark_complete(HANDLER_VALUES, ref)
             return await super().process_batch(batch, ctx)
 
-    result = BatchResult(success=True, metrics=WILD, artifacts_ref=ref)
-    await role_body(prepared, attempt(), Writing(result, "b1", final=FinalizeResult(metrics=WILD))).run()
+    result = BatchResult(success=True, metrics=HANDLER_VALUES, artifacts_ref=ref)
+    await role_executor(
+        prepared, attempt(), Writing(result, "b1", final=FinalizeResult(metrics=HANDLER_VALUES))
+    ).run()
     artifacts = {row.get("batch_uid"): row for row in await documents_of(prepared.artifacts)}
-    assert {uid: row["meta"] for uid, row in artifacts.items()} == dict.fromkeys(["b1", "mine", None], TAME)
-    assert [artifacts[uid]["artifacts_ref"] for uid in ("b1", None)] == [{"etag": TAME["id"]}] * 2
+    assert {uid: row["meta"] for uid, row in artifacts.items()} == dict.fromkeys(
+        ["b1", "mine", None], STORED_VALUES
+    )
+    assert [artifacts[uid]["artifacts_ref"] for uid in ("b1", None)] == [{"etag": STORED_VALUES["id"]}] * 2
     rows = {row["batch_uid"]: row["metrics"] for row in await documents_of(prepared.metrics_raw)}
-    assert rows == {"b1": TAME, "__final__": TAME}
+    assert rows == {"b1": STORED_VALUES, "__final__": STORED_VALUES}
 
 
 UNSTORABLE: list[tuple[dict[str, Any], str, str]] = [
@@ -80,11 +84,11 @@ EACH = pytest.mark.parametrize(("metrics", "code", "text"), UNSTORABLE, ids=["in
 
 
 @EACH
-async def test_a_batch_that_cannot_be_stored_fails_the_attempt_for_good(
+async def test_batch_that_cannot_be_stored_fails_the_attempt_permanently(
     prepared: Any, metrics: dict[str, Any], code: str, text: str
 ) -> None:
     result = BatchResult(success=True, metrics=metrics)
-    failure = await failure_of(role_body(prepared, attempt(), Returning(result, "b1")))
+    failure = await failure_of(role_executor(prepared, attempt(), Returning(result, "b1")))
     assert (failure.kind, failure.code, failure.permanent) == (FailureKind.FAILURE, code, True)
     assert failure.message.startswith("metrics of batch 'b1'")
     assert text in failure.message
@@ -95,12 +99,12 @@ async def test_a_batch_that_cannot_be_stored_fails_the_attempt_for_good(
 
 
 @EACH
-async def test_an_end_that_cannot_be_stored_leaves_the_node_open(
+async def test_final_result_that_cannot_be_stored_leaves_the_node_running(
     prepared: Any, metrics: dict[str, Any], code: str, text: str
 ) -> None:
     final = FinalizeResult(metrics=metrics)
     failure = await failure_of(
-        role_body(prepared, attempt(), Returning(BatchResult(success=True), final=final))
+        role_executor(prepared, attempt(), Returning(BatchResult(success=True), final=final))
     )
     assert (failure.code, failure.permanent) == (code, True)
     assert text in failure.message
@@ -109,23 +113,23 @@ async def test_an_end_that_cannot_be_stored_leaves_the_node_open(
 
 
 @pytest.mark.parametrize("where", ["batch", "end"])
-async def test_a_reference_that_cannot_be_stored_is_named(prepared: Any, where: str) -> None:
+async def test_reference_that_cannot_be_stored_is_located(prepared: Any, where: str) -> None:
     ref = {"handle": object()}
     result = BatchResult(success=True, artifacts_ref=ref if where == "batch" else None)
     final = FinalizeResult(artifacts_ref=ref if where == "end" else None)
-    failure = await failure_of(role_body(prepared, attempt(), Returning(result, "b1", final=final)))
+    failure = await failure_of(role_executor(prepared, attempt(), Returning(result, "b1", final=final)))
     assert (failure.code, failure.permanent) == ("bad_metrics", True)
     assert failure.message.startswith("artifacts_ref of ")
     assert "handle is of type object" in failure.message
 
 
-async def test_a_handler_that_writes_what_cannot_be_stored_fails_its_batch_for_good(prepared: Any) -> None:
+async def test_handler_write_that_cannot_be_stored_fails_its_batch_permanently(prepared: Any) -> None:
     class Writing(Returning):
         async def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
             await ctx.artifacts.upsert_partial("mine", {"n": 2**70})
             return await super().process_batch(batch, ctx)
 
-    failure = await failure_of(role_body(prepared, attempt(), Writing(BatchResult(success=True), "b1")))
+    failure = await failure_of(role_executor(prepared, attempt(), Writing(BatchResult(success=True), "b1")))
     assert (failure.code, failure.permanent) == ("bad_metrics", True)
     [row] = await documents_of(prepared.metrics_raw)
     assert (row["batch_uid"], row["failed"], row["reason"]) == ("b1", True, "bad_metrics")
@@ -140,7 +144,7 @@ WRITES: list[Callable[[ArtifactStore, Any], Awaitable[None]]] = [
 
 
 @pytest.mark.parametrize("write", WRITES, ids=["partial", "marker", "reference"])
-async def test_everything_that_a_handler_may_write_has_the_same_limits(
+async def test_all_writes_of_a_handler_have_the_same_limits(
     db: Any, artifacts: ArtifactStore, write: Callable[[ArtifactStore, Any], Awaitable[None]]
 ) -> None:
     with pytest.raises(BatchTooLarge):

@@ -16,7 +16,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 from tests.contract.builders import AT, FIRST_RUN, RUN, new_task, opening, stored
-from tests.integration.world import eventually
+from tests.integration.harness import eventually
 
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.task_store import TaskStore
@@ -128,7 +128,7 @@ async def twice(sweep: Sweep) -> list[str]:
 # --- workflows that do not exist in Temporal --------------------------------------------------------------------
 
 
-async def test_no_task_is_lost_while_temporal_does_not_find_the_namespace_itself(
+async def test_no_task_is_lost_while_temporal_does_not_find_the_namespace(
     tasks: TaskStore, temporal: FakeTemporal
 ) -> None:
     detail = Any_()
@@ -143,7 +143,7 @@ async def test_no_task_is_lost_while_temporal_does_not_find_the_namespace_itself
     assert await reason(tasks, "running") is None
 
 
-async def test_a_task_of_the_own_namespace_is_lost_at_the_second_look(
+async def test_task_of_the_same_namespace_is_lost_at_the_second_check(
     tasks: TaskStore, temporal: FakeTemporal
 ) -> None:
     await open_one(tasks, "gone", OWN)
@@ -154,7 +154,7 @@ async def test_a_task_of_the_own_namespace_is_lost_at_the_second_look(
 
 
 @pytest.mark.parametrize("namespace_id", [OTHER, ""], ids=["of another namespace", "of an earlier release"])
-async def test_a_task_of_no_or_of_another_namespace_is_never_lost(
+async def test_task_without_or_of_another_namespace_is_never_lost(
     tasks: TaskStore, temporal: FakeTemporal, namespace_id: str
 ) -> None:
     await open_one(tasks, "elsewhere", namespace_id)
@@ -162,14 +162,12 @@ async def test_a_task_of_no_or_of_another_namespace_is_never_lost(
     assert await reason(tasks, "elsewhere") is None
 
 
-async def test_two_looks_that_follow_each_other_closely_are_one(
-    tasks: TaskStore, temporal: FakeTemporal
-) -> None:
+async def test_two_checks_in_quick_succession_count_as_one(tasks: TaskStore, temporal: FakeTemporal) -> None:
     await open_one(tasks, "gone", OWN)
     assert await twice(sweep_of(tasks, temporal, second_look_sec=60)) == []
 
 
-async def test_a_workflow_that_is_there_at_the_second_look_starts_the_count_anew(
+async def test_workflow_that_reappears_resets_the_count_of_checks(
     tasks: TaskStore, temporal: FakeTemporal
 ) -> None:
     await open_one(tasks, "flickers", OWN)
@@ -182,15 +180,13 @@ async def test_a_workflow_that_is_there_at_the_second_look_starts_the_count_anew
     assert await sweep.once() == ["flickers"]
 
 
-async def test_a_young_document_waits_for_its_workflow(tasks: TaskStore, temporal: FakeTemporal) -> None:
+async def test_recent_document_waits_for_its_workflow(tasks: TaskStore, temporal: FakeTemporal) -> None:
     await tasks.open_task(opening("a", task_id="young"), namespace_id=OWN)
     await tasks.database.tasks.update_one({"id": "young"}, {"$set": {"updated_at": seconds_ago(30)}})
     assert await twice(sweep_of(tasks, temporal)) == []
 
 
-async def test_a_document_of_a_copied_database_is_left_to_the_other_one(
-    tasks: TaskStore, temporal: FakeTemporal
-) -> None:
+async def test_document_of_a_copied_database_is_not_swept(tasks: TaskStore, temporal: FakeTemporal) -> None:
     await tasks.insert_task(new_task("a", task_id="copy") | {"namespace_id": OWN, "database_id": "other"})
     assert await twice(sweep_of(tasks, temporal)) == []
     assert temporal.asked == []
@@ -214,7 +210,7 @@ async def test_a_document_of_a_copied_database_is_left_to_the_other_one(
     ids=["running", "continued", "terminated", "timed out", "completed", "reset", "another", "old server"],
 )
 @pytest.mark.parametrize("namespace_id", [OWN, ""], ids=["own", "earlier release"])
-async def test_a_document_ends_as_its_own_workflow_did(
+async def test_document_ends_like_its_own_workflow(
     tasks: TaskStore,
     temporal: FakeTemporal,
     workflow: Workflow,
@@ -227,9 +223,7 @@ async def test_a_document_ends_as_its_own_workflow_did(
     assert await reason(tasks, "t") == expected
 
 
-async def test_a_task_whose_id_a_later_workflow_has_taken_is_lost_and_not_judged_by_that(
-    tasks: TaskStore, temporal: FakeTemporal
-) -> None:
+async def test_task_whose_id_a_later_workflow_uses_is_lost(tasks: TaskStore, temporal: FakeTemporal) -> None:
     await open_one(tasks, "t", OWN)
     temporal.workflows["t"] = Workflow(status=Status.RUNNING, run_id="later", first_run_id="later")
     assert await twice(sweep_of(tasks, temporal)) == ["t"]
@@ -245,7 +239,7 @@ async def test_a_task_whose_id_a_later_workflow_has_taken_is_lost_and_not_judged
         (None, "x" * 3_000, "x" * 2_000),
     ],
 )
-async def test_a_task_whose_workflow_failed_says_why(
+async def test_reason_of_a_failed_workflow_is_recorded(
     tasks: TaskStore, temporal: FakeTemporal, kind: str | None, message: str, expected: str
 ) -> None:
     await tasks.insert_task(new_task("a", task_id="t") | {"namespace_id": OWN})
@@ -255,7 +249,7 @@ async def test_a_task_whose_workflow_failed_says_why(
     assert await reason(tasks, "t") == expected
 
 
-async def test_a_queued_document_that_names_no_namespace_may_be_of_another_one(
+async def test_queued_document_without_a_namespace_is_not_closed(
     tasks: TaskStore, temporal: FakeTemporal
 ) -> None:
     await tasks.insert_task(new_task("a", task_id="t"))
@@ -265,7 +259,7 @@ async def test_a_queued_document_that_names_no_namespace_may_be_of_another_one(
 
 # --- errors that do not stop the sweep --------------------------------------------------------------------------
 
-ODD: list[dict[str, Any]] = [
+MALFORMED: list[dict[str, Any]] = [
     {"status": "running"},
     {"id": 7, "status": "running", "namespace_id": OWN},
     {"id": "no nodes", "status": "running", "namespace_id": OWN, "updated_at": "yesterday"},
@@ -273,21 +267,21 @@ ODD: list[dict[str, Any]] = [
 ]
 
 
-async def test_odd_documents_are_logged_once_and_do_not_keep_others_from_being_swept(
+async def test_malformed_documents_are_logged_once_and_do_not_stop_the_sweep(
     tasks: TaskStore, temporal: FakeTemporal, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await tasks.database.tasks.insert_many([{**each} for each in ODD])
+    await tasks.database.tasks.insert_many([{**each} for each in MALFORMED])
     await open_one(tasks, "sound", OWN)
     temporal.workflows["sound"] = Workflow(status=Status.TERMINATED)
     sweep = sweep_of(tasks, temporal)
     assert await twice(sweep) == ["sound"]
     assert await reason(tasks, "sound") == "terminated"
-    told = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert len(told) == 1, "the document without an id"
+    reported = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(reported) == 1, "the document without an id"
     assert sweep.health.last_error == "'id'"
 
 
-async def test_a_server_that_is_away_is_noted_and_the_sweep_continues(
+async def test_unreachable_server_is_logged_and_the_sweep_continues(
     tasks: TaskStore, temporal: FakeTemporal
 ) -> None:
     await open_one(tasks, "t", OWN)
@@ -314,7 +308,7 @@ async def test_a_server_that_is_away_is_noted_and_the_sweep_continues(
     assert await OpenTasks(tasks.database).take_turn(OWN, "the next one", AT, 1)
 
 
-async def test_of_two_engines_one_sweeps(tasks: TaskStore, temporal: FakeTemporal) -> None:
+async def test_only_one_of_two_engines_sweeps(tasks: TaskStore, temporal: FakeTemporal) -> None:
     await open_one(tasks, "t", OWN)
     first, second = sweep_of(tasks, temporal), sweep_of(tasks, temporal)
     await first.once()

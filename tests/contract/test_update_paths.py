@@ -1,4 +1,4 @@
-"""No update names a path twice, or a path and its parent: MongoDB refuses that, but its stand-ins do not."""
+"""No update names a path twice, or a path and its parent: MongoDB rejects that, but its stand-ins do not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.contract.builders import (
     shown,
     stored,
 )
-from tests.contract.recording import RecordingDatabase, Update, conflicts
+from tests.contract.recording_database import RecordingDatabase, Update, conflicts
 from tests.contract.variables import hold, write
 
 from flowkit.adapters.artifacts import ArtifactStore
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
         ({"$set": {"a.b": 1, "a.bc": 1}, "$setOnInsert": {"a.c": 1, "ab": 1}}, False),
     ],
 )
-def test_the_check_finds_what_mongodb_refuses(update: Update, *, found: bool) -> None:
+def test_check_finds_updates_that_mongodb_rejects(update: Update, *, found: bool) -> None:
     assert bool(conflicts(update)) is found
 
 
-async def whole_life(db: RecordingDatabase) -> None:
+async def task_from_start_to_end(db: RecordingDatabase) -> None:
     """Run one task through every change that its document can undergo."""
     tasks, artifacts = TaskStore(db), ArtifactStore(db)
     await tasks.deployment()
@@ -73,17 +73,19 @@ async def whole_life(db: RecordingDatabase) -> None:
     assert await OpenTasks(tasks.database).close_orphan(TASK, "run-3", "lost", AT)
 
 
-async def life_of_a_crowd(db: RecordingDatabase) -> None:
+async def concurrent_attempts(db: RecordingDatabase) -> None:
     """Run many attempts of two tasks concurrently, so that they share their writes."""
     tasks = TaskStore(db)
     ids = ("task-1", "task-2")
     for task_id in ids:
         await tasks.open_task(opening(*"abcdef", task_id=task_id))
-    crowd = [replace(attempt(n, index=i), task_id=task_id) for task_id in ids for i, n in enumerate("abcdef")]
-    await asyncio.gather(*(begun(tasks, each) for each in crowd))
-    again = [replace(each, epoch=2) for each in crowd[::2]]
-    leaving = [tasks.finish_attempt(each, RUN, AT) for each in crowd[1::2]]
-    await asyncio.gather(*(begun(tasks, each) for each in again), *leaving)
+    attempts = [
+        replace(attempt(n, index=i), task_id=task_id) for task_id in ids for i, n in enumerate("abcdef")
+    ]
+    await asyncio.gather(*(begun(tasks, each) for each in attempts))
+    again = [replace(each, epoch=2) for each in attempts[::2]]
+    finishing = [tasks.finish_attempt(each, RUN, AT) for each in attempts[1::2]]
+    await asyncio.gather(*(begun(tasks, each) for each in again), *finishing)
 
 
 async def leave_batches(artifacts: ArtifactStore) -> None:
@@ -94,9 +96,9 @@ async def leave_batches(artifacts: ArtifactStore) -> None:
     await artifacts.mark_complete(TASK, "a", 1, {"n": 1}, AT, worker_id=WORKER, artifacts_ref={"url": "x"})
 
 
-async def test_no_update_of_a_whole_life_names_a_path_twice() -> None:
+async def test_no_update_of_a_whole_task_names_a_path_twice() -> None:
     db = RecordingDatabase(memory_database())
-    await whole_life(db)
+    await task_from_start_to_end(db)
     assert len(db.updates) > 10
     assert {operator for update in db.updates for operator in update} == {
         "$set",
@@ -111,7 +113,7 @@ async def test_no_update_of_a_whole_life_names_a_path_twice() -> None:
 
 async def test_no_update_of_a_group_names_a_path_twice() -> None:
     db = RecordingDatabase(memory_database())
-    await life_of_a_crowd(db)
+    await concurrent_attempts(db)
     nodes = [
         {path.split(".")[2] for path in update.get("$set", {}) if "nodes" in path} for update in db.updates
     ]
@@ -133,7 +135,7 @@ FUNCTIONS: dict[str, Callable[[CoordinatorAdapters], Awaitable[dict[str, Any]]]]
 }
 
 
-async def life_of_variables(db: RecordingDatabase) -> None:
+async def variable_operations(db: RecordingDatabase) -> None:
     """Call every coordinator function from Python, and in several attempts of a node."""
     tasks, artifacts, adapters = TaskStore(db), ArtifactStore(db), CoordinatorAdapters(db=db)
     await opened(tasks, "a", "b", "c")
@@ -151,7 +153,7 @@ async def life_of_variables(db: RecordingDatabase) -> None:
 
 async def test_no_update_of_a_coordinator_function_names_a_path_twice() -> None:
     db = RecordingDatabase(memory_database())
-    await life_of_variables(db)
+    await variable_operations(db)
     assert (await stored(db))["graph"]["nodes"][1]["attempt_epoch"] == 2 * len(FUNCTIONS)
     assert len(db.updates) > 5 * len(FUNCTIONS)
     named = {path for update in db.updates for fields in update.values() for path in fields}

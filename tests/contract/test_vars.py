@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.contract.builders import TASK, new_task, stored
-from tests.contract.recording import RecordingDatabase
+from tests.contract.recording_database import RecordingDatabase
 from tests.contract.variables import SECRET, held, hold, refused, unchanged
 
 from flowkit.coordinator.adapters import CoordinatorAdapters, default_adapters
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 
 async def test_set_writes_dotted_and_nested_keys_at_once(db: Any, adapters: CoordinatorAdapters) -> None:
-    answer = await adapters.vars_set(TASK, kv={"sla": "gold", "a": {"b": 1, "c": {"d": None}}, "x.y": [1]})
-    assert answer == {"ok": True, "touched": 4}
+    response = await adapters.vars_set(TASK, kv={"sla": "gold", "a": {"b": 1, "c": {"d": None}}, "x.y": [1]})
+    assert response == {"ok": True, "touched": 4}
     assert await held(db) == {"sla": "gold", "a": {"b": 1, "c": {"d": None}}, "x": {"y": [1]}}
 
 
-async def test_set_keeps_what_stands_beside_its_leaves(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_set_keeps_siblings_of_its_leaves(db: Any, adapters: CoordinatorAdapters) -> None:
     await hold(db, {"a": {"b": {"x": 1}, "c": 2}, "d": {"e": 3}})
-    answer = await adapters.vars_set(TASK, kv={"a": {"b": {"y": 5}}, "d": 4, "f.g": 6})
-    assert answer == {"ok": True, "touched": 3}
+    response = await adapters.vars_set(TASK, kv={"a": {"b": {"y": 5}}, "d": 4, "f.g": 6})
+    assert response == {"ok": True, "touched": 3}
     assert await held(db) == {"a": {"b": {"x": 1, "y": 5}, "c": 2}, "d": 4, "f": {"g": 6}}
 
 
 @pytest.mark.parametrize("name", ["self", "keys", "operation", "change"])
-async def test_a_variable_may_have_the_name_of_anything_of_ours(
+async def test_variable_can_have_the_name_of_a_flowkit_field(
     db: Any, adapters: CoordinatorAdapters, name: str
 ) -> None:
     await adapters.vars_set(TASK, **{name: {"a": 1}})
@@ -44,7 +44,7 @@ async def test_a_variable_may_have_the_name_of_anything_of_ours(
     assert await held(db) == {name: {"a": 1, "b": 2}}
 
 
-async def test_a_dict_under_a_dotted_key_replaces_what_was_there(
+async def test_dict_under_a_dotted_key_replaces_the_earlier_value(
     db: Any, adapters: CoordinatorAdapters
 ) -> None:
     await hold(db, {"a": {"b": {"old": 1}, "c": 2}})
@@ -56,13 +56,13 @@ async def test_merge_overwrites_leaves_and_keeps_their_siblings(
     db: Any, adapters: CoordinatorAdapters
 ) -> None:
     await hold(db, {"a": {"b": {"x": 1, "y": 2}, "c": 3}, "d": [1, 2]})
-    answer = await adapters.vars_merge(TASK, data={"a": {"b": {"y": 5, "z": 6}}, "d": [3]})
-    assert answer == {"ok": True, "touched": 3}
+    response = await adapters.vars_merge(TASK, data={"a": {"b": {"y": 5, "z": 6}}, "d": [3]})
+    assert response == {"ok": True, "touched": 3}
     assert await held(db) == {"a": {"b": {"x": 1, "y": 5, "z": 6}, "c": 3}, "d": [3]}
 
 
 @pytest.mark.parametrize("value", [5, None, "text", [1], False])
-async def test_merge_replaces_an_object_by_a_value(
+async def test_merge_replaces_an_object_with_a_value(
     db: Any, adapters: CoordinatorAdapters, value: object
 ) -> None:
     await hold(db, {"a": {"b": {"x": 1}}})
@@ -85,7 +85,7 @@ NOTHING: dict[str, Call] = {
 
 
 @pytest.mark.parametrize("call", NOTHING.values(), ids=list(NOTHING))
-async def test_what_touches_nothing_writes_nothing(
+async def test_operation_without_changes_writes_nothing(
     db: Any, adapters: CoordinatorAdapters, call: Call
 ) -> None:
     async with unchanged(db):
@@ -93,7 +93,7 @@ async def test_what_touches_nothing_writes_nothing(
     assert "vars" not in (await stored(db))["coordinator"]
 
 
-async def test_the_largest_operation_is_written(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_largest_operation_is_written(db: Any, adapters: CoordinatorAdapters) -> None:
     deep = ".".join("abcdefghijklm")
     given = {f"{deep}.k{n}": n for n in range(256)}
     assert (await adapters.vars_set(TASK, kv=given))["touched"] == 256
@@ -115,14 +115,14 @@ async def test_incr_creates_its_leaf_and_adds_to_it(db: Any, adapters: Coordinat
     assert await held(db) == {"n": {"m": 5.5}}
 
 
-async def test_a_truth_value_counts_as_a_number(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_boolean_counts_as_a_number(db: Any, adapters: CoordinatorAdapters) -> None:
     for by in (True, False, True):
         await adapters.vars_incr(TASK, key="n", by=by)
     found = (await held(db))["n"]
     assert (found, type(found)) == (2, int)
 
 
-async def test_a_number_grows_beyond_32_bits(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_number_can_grow_beyond_32_bits(db: Any, adapters: CoordinatorAdapters) -> None:
     await hold(db, {"n": 2**31 - 1})
     await adapters.vars_incr(TASK, key="n", by=1)
     assert (await held(db))["n"] == 2**31
@@ -142,7 +142,7 @@ async def test_concurrent_increments_sum_exactly(db: Any, adapters: CoordinatorA
 # --- unset ------------------------------------------------------------------------------------------------------
 
 
-async def test_unset_counts_what_was_asked_for_present_or_not(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_unset_counts_requested_paths_even_if_absent(db: Any, adapters: CoordinatorAdapters) -> None:
     await hold(db, {"a": {"b": 1, "c": 2}, "d": 3})
     assert await adapters.vars_unset(TASK, "a.b", "x.y", keys=["d", "nope"]) == {"ok": True, "touched": 4}
     assert await held(db) == {"a": {"c": 2}}
@@ -150,7 +150,7 @@ async def test_unset_counts_what_was_asked_for_present_or_not(db: Any, adapters:
     assert await held(db) == {}
 
 
-async def test_unset_counts_a_path_as_often_as_it_was_named(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_unset_counts_repeated_paths(db: Any, adapters: CoordinatorAdapters) -> None:
     await hold(db, {"a": 1, "b": 2})
     assert await adapters.vars_unset(TASK, "a", "a", "no", keys=["a", "b", "no"]) == {
         "ok": True,
@@ -159,18 +159,18 @@ async def test_unset_counts_a_path_as_often_as_it_was_named(db: Any, adapters: C
     assert await held(db) == {}
 
 
-async def test_unset_without_variables_leaves_none(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_unset_of_a_task_without_variables_creates_none(db: Any, adapters: CoordinatorAdapters) -> None:
     assert (await adapters.vars_unset(TASK, "a.b"))["touched"] == 1
     assert await held(db) is None
 
 
-async def test_unset_finds_nothing_below_a_value(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_unset_ignores_a_path_below_a_value(db: Any, adapters: CoordinatorAdapters) -> None:
     await hold(db, {"a": 5, "b": None})
     assert (await adapters.vars_unset(TASK, "a.b", "b.c"))["touched"] == 2
     assert await held(db) == {"a": 5, "b": None}
 
 
-async def test_unset_finds_nothing_far_below_a_value(server_db: Any) -> None:
+async def test_unset_ignores_a_path_far_below_a_value(server_db: Any) -> None:
     """Not in memory: mongomock's `$not` matches nothing there, so the write has no effect."""
     await server_db.tasks.insert_one(new_task("a"))
     await hold(server_db, {"a": 5, "b": None})
@@ -178,14 +178,14 @@ async def test_unset_finds_nothing_far_below_a_value(server_db: Any) -> None:
     assert await held(server_db) == {"a": 5, "b": None}
 
 
-async def test_unset_removes_every_object_that_is_left_empty(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_unset_removes_every_object_that_becomes_empty(db: Any, adapters: CoordinatorAdapters) -> None:
     await hold(db, {"a": {"b": {"c": 1}}, "x": {"y": {}, "z": 1}, "l": [{}], "deep": {"er": {"still": {}}}})
     await adapters.vars_unset(TASK, "a.b.c")
     assert await held(db) == {"x": {"z": 1}, "l": [{}]}
 
 
 @pytest.mark.parametrize("whole", [{"$x": {}, "k": 1}, {"x.y": {}, "k": 1}, {"": {}, "k": 1}], ids=repr)
-async def test_unset_removes_the_others_when_one_stands_under_a_key_that_no_path_can_name(
+async def test_unset_prunes_objects_next_to_keys_that_no_path_can_name(
     db: Any, adapters: CoordinatorAdapters, whole: dict[str, Any]
 ) -> None:
     await hold(db, {"a": {"b": 1}, "empty": {}})
@@ -195,7 +195,7 @@ async def test_unset_removes_the_others_when_one_stands_under_a_key_that_no_path
     assert set(await held(db)) == {"kept"}
 
 
-async def test_an_object_that_is_filled_meanwhile_is_not_pruned(server_db: Any) -> None:
+async def test_object_that_is_filled_concurrently_is_not_pruned(server_db: Any) -> None:
     await server_db.tasks.insert_one(new_task("a"))
     await hold(server_db, {"a": {"b": 1}, "x": {"y": {}}, "z": {}})
     db, other = RecordingDatabase(server_db), CoordinatorAdapters(db=server_db)
@@ -211,7 +211,7 @@ async def test_an_object_that_is_filled_meanwhile_is_not_pruned(server_db: Any) 
     assert await held(server_db) == {"x": {"y": {"late": 1}}}
 
 
-async def test_of_many_that_fill_and_prune_at_once_none_loses_anything(server_db: Any) -> None:
+async def test_concurrent_sets_and_prunes_lose_no_values(server_db: Any) -> None:
     await server_db.tasks.insert_one(new_task("a"))
     one, other = CoordinatorAdapters(db=server_db), CoordinatorAdapters(db=server_db)
     for n in range(10):
@@ -233,13 +233,13 @@ WRITES: dict[str, Call] = {
 
 
 @pytest.mark.parametrize("call", [*WRITES.values(), *NOTHING.values()], ids=[*WRITES, *NOTHING])
-async def test_an_unknown_task_is_named(db: Any, call: Call) -> None:
+async def test_unknown_task_is_named_in_the_error(db: Any, call: Call) -> None:
     assert f"no task {TASK!r}" in await refused(call(CoordinatorAdapters(db=db)))
     assert await db.tasks.count_documents({}) == 0
 
 
 @pytest.mark.parametrize("call", WRITES.values(), ids=list(WRITES))
-async def test_an_operation_changes_the_variables_and_the_date_alone(
+async def test_operation_changes_only_the_variables_and_the_date(
     db: Any, adapters: CoordinatorAdapters, call: Call
 ) -> None:
     await hold(db, {"a": {"b": 1, "c": 2}})
@@ -251,7 +251,7 @@ async def test_an_operation_changes_the_variables_and_the_date_alone(
     assert after["coordinator"]["vars"]["a"]["c"] == 2
 
 
-async def test_the_functions_have_their_names_in_graphs(db: Any, adapters: CoordinatorAdapters) -> None:
+async def test_built_in_functions_have_their_documented_names(db: Any, adapters: CoordinatorAdapters) -> None:
     functions = default_adapters(db=db)
     await functions["vars.set"](TASK, a={"b": 1})
     await functions["vars.merge"](TASK, a={"c": 2})

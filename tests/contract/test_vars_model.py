@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.contract.builders import new_task, stored
-from tests.unit.examples import THOROUGH, examples
+from tests.unit.property_examples import THOROUGH, examples
 
 from flowkit.coordinator.adapters import AdapterError, CoordinatorAdapters
 from flowkit.testing import memory_database
@@ -24,7 +24,7 @@ Tree = dict[str, Any]
 
 
 class Refused(Exception):
-    """The model refuses an operation."""
+    """The model rejects an operation."""
 
 
 @dataclass(frozen=True)
@@ -201,12 +201,12 @@ async def follow(db: Any, sequence: list[Operation], *, in_memory: bool = False)
 
 
 async def touch(adapters: CoordinatorAdapters, operation: Operation, task_id: str) -> int | None:
-    """Return how many paths the call touched; None if it was refused."""
+    """Return how many paths the call touched; None if it was rejected."""
     try:
-        answer = await operation.on(adapters, task_id)
+        response = await operation.on(adapters, task_id)
     except AdapterError:
         return None
-    return int(answer.get("touched", 1))
+    return int(response.get("touched", 1))
 
 
 def exact(value: Any) -> Any:
@@ -221,7 +221,7 @@ def exact(value: Any) -> Any:
 @pytest.mark.slow
 @settings(max_examples=examples(300), deadline=None, derandomize=not THOROUGH, print_blob=True)
 @given(sequence=SEQUENCES)
-async def test_memory_does_what_the_model_says(sequence: list[Operation]) -> None:
+async def test_memory_database_matches_the_model(sequence: list[Operation]) -> None:
     await follow(memory_database(), sequence, in_memory=True)
 
 
@@ -233,5 +233,5 @@ async def test_memory_does_what_the_model_says(sequence: list[Operation]) -> Non
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(sequence=SEQUENCES)
-async def test_a_server_does_what_the_model_says(server_db: Any, sequence: list[Operation]) -> None:
+async def test_server_matches_the_model(server_db: Any, sequence: list[Operation]) -> None:
     await follow(server_db, sequence)

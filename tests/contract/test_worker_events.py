@@ -40,7 +40,7 @@ async def events(db: Any) -> WorkerEvents:
 # --- events -------------------------------------------------------------------------------------------------
 
 
-async def test_an_event_is_stored_as_documented(db: Any, events: WorkerEvents) -> None:
+async def test_event_is_stored_in_the_documented_form(db: Any, events: WorkerEvents) -> None:
     await events.append([accepted(attempt("a", epoch=2), LEASE, AT)], AT + 1)
     [row] = await documents_of(db.worker_events)
     assert seconds(row.pop("created_at")) == AT + 1
@@ -63,7 +63,7 @@ async def test_an_event_is_stored_as_documented(db: Any, events: WorkerEvents) -
     }
 
 
-def test_payloads_are_those_of_external_workers() -> None:
+def test_payloads_equal_those_of_external_workers() -> None:
     ref = {"task_id": TASK, "node_id": "a"}
     assert done(attempt(), WORKER, AT).payload == {
         "kind": "TASK_DONE",
@@ -85,7 +85,7 @@ def test_payloads_are_those_of_external_workers() -> None:
     }
 
 
-def test_hashes_are_those_of_external_workers() -> None:
+def test_hashes_equal_those_of_external_workers() -> None:
     """The examples of the protocol."""
     extract = replace(attempt("extract"), task_id="7f0c2a4e-3b1d-4c55-9a6e-0d2f8b7c1e90")
     lease = {**LEASE, "lease_id": "c6a1f0d2-58a5-4d0c-8f2b-1f3a9f4a7b11"}
@@ -106,7 +106,7 @@ def test_hashes_are_those_of_external_workers() -> None:
     ]
 
 
-async def test_an_event_that_is_told_twice_is_stored_once(db: Any, events: WorkerEvents) -> None:
+async def test_repeated_event_is_stored_once(db: Any, events: WorkerEvents) -> None:
     first, second = done(attempt("a"), WORKER, AT), done(attempt("b"), WORKER, AT)
     await events.append([], AT)
     await events.append([first], AT)
@@ -115,15 +115,15 @@ async def test_an_event_that_is_told_twice_is_stored_once(db: Any, events: Worke
     assert sorted((row["node_id"], seconds(row["created_at"])) for row in rows) == [("a", AT), ("b", AT + 1)]
 
 
-async def test_whatever_a_handler_says_can_be_stored(db: Any, events: WorkerEvents) -> None:
-    wild = AttemptFailure(kind=FailureKind.FAILURE, code="\ud800" * 1000, message="\udfff\0" * 10_000)
-    await events.append([failed(attempt(), WORKER, wild, AT)], AT)
+async def test_any_text_of_a_handler_can_be_stored(db: Any, events: WorkerEvents) -> None:
+    unencodable = AttemptFailure(kind=FailureKind.FAILURE, code="\ud800" * 1000, message="\udfff\0" * 10_000)
+    await events.append([failed(attempt(), WORKER, unencodable, AT)], AT)
     [row] = await documents_of(db.worker_events)
     assert row["payload"]["reason_code"].startswith(r"\ud800")
     assert len(row["payload"]["error"]) <= 2_048
 
 
-async def test_only_duplicates_are_taken_for_success() -> None:
+async def test_only_duplicate_key_errors_count_as_success() -> None:
     unconfirmed = BulkWriteError({"writeErrors": [], "writeConcernErrors": [{"code": 64}]})
     too_large = BulkWriteError({"writeErrors": [{"index": 0, "code": 11000}, {"index": 1, "code": 17419}]})
     for error, ours in ((unconfirmed, StoreUnavailable), (too_large, StoreTooLarge)):
@@ -137,7 +137,7 @@ async def test_only_duplicates_are_taken_for_success() -> None:
 # --- the log that is written in the background --------------------------------------------------------------
 
 
-class Wall:
+class FailingLog:
     """A log that accepts events, or fails as often as the test requests."""
 
     def __init__(self, *failures: FlowKitError) -> None:
@@ -163,64 +163,64 @@ class Wall:
         return [event.node_id for event in self.rows]
 
 
-def log_into(wall: Any, **options: Any) -> EventLog:
-    return EventLog(wall, **options)
+def log_into(failing_log: Any, **options: Any) -> EventLog:
+    return EventLog(failing_log, **options)
 
 
-AWAY = StoreUnavailable("away")
+UNAVAILABLE = StoreUnavailable("away")
 
 
-async def test_events_are_written_together_in_the_background() -> None:
-    wall = Wall()
-    log = log_into(wall, pause_sec=0)
+async def test_events_are_written_in_groups_in_the_background() -> None:
+    failing_log = FailingLog()
+    log = log_into(failing_log, pause_sec=0)
     running = asyncio.create_task(log.run())
     for name in "abc":
         log.add(done(attempt(name), WORKER, AT))
-    await asyncio.wait_for(wall.written.wait(), 30)
+    await asyncio.wait_for(failing_log.written.wait(), 30)
     running.cancel()
-    assert (wall.nodes, wall.calls) == (["a", "b", "c"], 1)
+    assert (failing_log.nodes, failing_log.calls) == (["a", "b", "c"], 1)
 
 
-async def test_events_wait_in_order_while_the_store_is_away(caplog: pytest.LogCaptureFixture) -> None:
-    wall = Wall(AWAY, AWAY, AWAY)
-    log = log_into(wall, pause_sec=0)
+async def test_events_wait_in_order_while_the_store_is_unavailable(caplog: pytest.LogCaptureFixture) -> None:
+    failing_log = FailingLog(UNAVAILABLE, UNAVAILABLE, UNAVAILABLE)
+    log = log_into(failing_log, pause_sec=0)
     log.add(done(attempt("a"), WORKER, AT))
     assert not await log.flush()
     log.add(done(attempt("b"), WORKER, AT))
     running = asyncio.create_task(log.run())
-    await asyncio.wait_for(wall.written.wait(), 30)
+    await asyncio.wait_for(failing_log.written.wait(), 30)
     running.cancel()
-    assert wall.nodes == ["a", "b"]
+    assert failing_log.nodes == ["a", "b"]
     assert len([entry for entry in caplog.records if entry.levelno >= logging.WARNING]) == 1
 
 
-async def test_the_oldest_events_are_given_up_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    wall = Wall(AWAY)
-    log = log_into(wall, waiting=2)
+async def test_oldest_events_are_dropped_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    failing_log = FailingLog(UNAVAILABLE)
+    log = log_into(failing_log, waiting=2)
     for name in "abcd":
         log.add(done(attempt(name), WORKER, AT))
     assert not await log.flush()
     log.add(done(attempt("e"), WORKER, AT))
     assert await log.flush()
-    assert (wall.nodes, log.lost) == (["d", "e"], 3)
+    assert (failing_log.nodes, log.lost) == (["d", "e"], 3)
     assert caplog.text.count("the oldest are given up") == 1
 
 
-async def test_events_that_are_refused_do_not_hold_up_others(caplog: pytest.LogCaptureFixture) -> None:
-    wall = Wall(StoreRefused("never"))
-    log = log_into(wall)
+async def test_rejected_events_do_not_delay_others(caplog: pytest.LogCaptureFixture) -> None:
+    failing_log = FailingLog(StoreRefused("never"))
+    log = log_into(failing_log)
     log.add(done(attempt("a"), WORKER, AT))
     assert await log.flush()
     log.add(done(attempt("b"), WORKER, AT))
     assert await log.flush()
-    assert wall.nodes == ["b"]
+    assert failing_log.nodes == ["b"]
     assert "never" in caplog.text
 
 
-async def test_a_write_that_was_cut_off_is_made_again(db: Any) -> None:
+async def test_interrupted_write_is_repeated(db: Any) -> None:
     """The first try may have reached the server; nothing is stored twice."""
     events = WorkerEvents(db)
-    log = EventLog(Hasty(events))  # type: ignore[arg-type]
+    log = EventLog(CancelledAfterStoring(events))  # type: ignore[arg-type]
     log.add(done(attempt("a"), WORKER, AT))
     with pytest.raises(asyncio.CancelledError):
         await log.flush()
@@ -228,7 +228,7 @@ async def test_a_write_that_was_cut_off_is_made_again(db: Any) -> None:
     assert [row["node_id"] for row in await documents_of(db.worker_events)] == ["a"]
 
 
-class Hasty:
+class CancelledAfterStoring:
     """Is cancelled once, just after it stored its events."""
 
     def __init__(self, events: WorkerEvents) -> None:
@@ -248,7 +248,7 @@ class Hasty:
 
 
 @pytest.mark.parametrize(
-    ("error", "asked", "told"),
+    ("error", "asked", "reported"),
     [
         (None, False, {"kind": "TASK_DONE"}),
         (None, True, {"kind": "TASK_DONE"}),
@@ -258,11 +258,11 @@ class Hasty:
         (asyncio.CancelledError(), False, {"kind": "TASK_FAILED", "reason_code": "worker_shutdown"}),
     ],
 )
-async def test_an_attempt_tells_its_start_and_its_end(
-    error: BaseException | None, asked: bool, told: dict[str, Any]
+async def test_attempt_logs_its_start_and_its_end(
+    error: BaseException | None, asked: bool, reported: dict[str, Any]
 ) -> None:
-    wall = Wall()
-    log = log_into(wall)
+    failing_log = FailingLog()
+    log = log_into(failing_log)
     with (
         pytest.raises(type(error)) if error else nullcontext(),
         log.attempt(attempt(), LEASE, lambda: asked),
@@ -270,6 +270,6 @@ async def test_an_attempt_tells_its_start_and_its_end(
         if error is not None:
             raise error
     await log.flush()
-    *starts, end = [event.payload for event in wall.rows]
+    *starts, end = [event.payload for event in failing_log.rows]
     assert [start["kind"] for start in starts] == (["TASK_ACCEPTED"] if error else [])
-    assert told.items() <= end.items()
+    assert reported.items() <= end.items()

@@ -10,8 +10,8 @@ import pytest
 from pymongo.errors import AutoReconnect
 from tests.contract.builders import AT, WORKER, attempt, documents_of, seconds
 from tests.contract.drivers import DRIVERS, connected
-from tests.contract.recording import RecordingDatabase, conflicts
-from tests.integration.world import eventually
+from tests.contract.recording_database import RecordingDatabase, conflicts
+from tests.integration.harness import eventually
 
 from flowkit.activities.worker_registration import WorkerRegistration
 from flowkit.adapters.mongo import moment
@@ -55,8 +55,8 @@ async def test_indexes_have_the_documented_names(db: Any) -> None:
     assert (log["key"], log["unique"]) == (KEY, True)
 
 
-@pytest.mark.parametrize("store", [WorkerRegistry, WorkerEvents, lambda db: presence(db)])
-async def test_duplicates_stop_the_start(db: Any, store: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize("store", [WorkerRegistry, WorkerEvents, lambda db: registration(db)])
+async def test_duplicates_prevent_the_start(db: Any, store: Callable[[Any], Any]) -> None:
     await db.worker_registry.insert_many([{"worker_id": WORKER} for _ in range(2)])
     await db.worker_events.insert_many([{name: "twice" for name, _ in KEY} for _ in range(2)])
     with pytest.raises(StoreRefused):
@@ -66,7 +66,7 @@ async def test_duplicates_stop_the_start(db: Any, store: Callable[[Any], Any]) -
 # --- registry -----------------------------------------------------------------------------------------------
 
 
-async def test_a_worker_that_comes_online_is_shown_as_announces_show_it(
+async def test_online_worker_is_registered_like_an_announced_external_worker(
     db: Any, registry: WorkerRegistry
 ) -> None:
     await registry.online(WORKER, ["crawler", "indexer"], "2.0.0", 8, AT, announce_interval_sec=30)
@@ -84,7 +84,7 @@ async def test_a_worker_that_comes_online_is_shown_as_announces_show_it(
     }
 
 
-async def test_a_new_process_of_the_same_id_replaces_what_is_shown(db: Any, registry: WorkerRegistry) -> None:
+async def test_new_process_with_the_same_id_replaces_the_row(db: Any, registry: WorkerRegistry) -> None:
     await registry.online(WORKER, ["crawler"], "1.0.0", 1, AT, session="old")
     await registry.online(WORKER, ["indexer"], "2.0.0", 2, AT + 1, session="new")
     [row] = await documents_of(db.worker_registry)
@@ -92,7 +92,7 @@ async def test_a_new_process_of_the_same_id_replaces_what_is_shown(db: Any, regi
 
 
 @pytest.mark.parametrize("session", ["", "one"])
-async def test_being_seen_and_going_offline_are_shown(
+async def test_heartbeat_and_going_offline_are_recorded(
     db: Any, registry: WorkerRegistry, session: str
 ) -> None:
     await registry.online(WORKER, ["crawler"], "2.0.0", 1, AT, session=session)
@@ -102,7 +102,7 @@ async def test_being_seen_and_going_offline_are_shown(
     assert await shown(db) == ("offline", AT + 9)
 
 
-async def test_the_end_of_an_old_process_does_not_hide_the_new_one(db: Any, registry: WorkerRegistry) -> None:
+async def test_end_of_an_old_process_does_not_hide_the_new_one(db: Any, registry: WorkerRegistry) -> None:
     await registry.online(WORKER, ["crawler"], "2.0.0", 1, AT, session="old")
     await registry.online(WORKER, ["crawler"], "2.0.0", 1, AT + 1, session="new")
     assert await registry.seen(WORKER, AT + 2, session="old")
@@ -110,7 +110,7 @@ async def test_the_end_of_an_old_process_does_not_hide_the_new_one(db: Any, regi
     assert await shown(db) == ("online", AT + 1)
 
 
-async def test_an_old_process_that_outlives_the_new_one_is_shown_again(
+async def test_old_process_that_outlives_the_new_one_is_shown_again(
     db: Any, registry: WorkerRegistry
 ) -> None:
     await registry.online(WORKER, ["crawler"], "2.0.0", 1, AT, session="old")
@@ -121,13 +121,15 @@ async def test_an_old_process_that_outlives_the_new_one_is_shown_again(
     assert await registry.offline(WORKER, AT + 4, session="old")
 
 
-async def test_who_is_not_shown_at_all_must_come_online_again(db: Any, registry: WorkerRegistry) -> None:
+async def test_unregistered_worker_must_come_online_again(db: Any, registry: WorkerRegistry) -> None:
     assert not await registry.seen(WORKER, AT)
     assert not await registry.offline(WORKER, AT)
     assert await documents_of(db.worker_registry) == []
 
 
-async def test_the_silent_expire_and_come_back_when_they_are_seen(db: Any, registry: WorkerRegistry) -> None:
+async def test_workers_without_heartbeats_expire_and_return_with_the_next_one(
+    db: Any, registry: WorkerRegistry
+) -> None:
     await registry.online("dead", ["crawler"], "2.0.0", 1, AT, session="a")
     await registry.online("alive", ["crawler"], "2.0.0", 1, AT + 60, session="b")
     assert await registry.expire(AT + 200) == 1
@@ -137,7 +139,7 @@ async def test_the_silent_expire_and_come_back_when_they_are_seen(db: Any, regis
     assert await registry.expire(AT + 200) == 0
 
 
-async def test_a_worker_expires_after_three_intervals_of_its_own(db: Any, registry: WorkerRegistry) -> None:
+async def test_worker_expires_after_three_of_its_own_intervals(db: Any, registry: WorkerRegistry) -> None:
     for interval in (1, 600):
         await registry.online(
             f"every {interval} s", ["crawler"], "2.0.0", 1, AT, announce_interval_sec=interval
@@ -149,7 +151,7 @@ async def test_a_worker_expires_after_three_intervals_of_its_own(db: Any, regist
     assert await registry.expire(AT + 1_801) == 1
 
 
-async def test_a_row_of_an_external_worker_expires_after_three_minutes(
+async def test_row_of_an_external_worker_expires_after_three_minutes(
     db: Any, registry: WorkerRegistry
 ) -> None:
     for interval in ({}, {"announce_interval_sec": "often"}):
@@ -196,7 +198,7 @@ EVENT_CALLS: dict[str, Callable[[WorkerEvents], Awaitable[object]]] = {
     [(WorkerRegistry, REGISTRY_CALLS), (WorkerEvents, EVENT_CALLS)],
     ids=["registry", "events"],
 )
-async def test_every_call_says_in_short_that_no_server_answers(
+async def test_every_call_reports_an_unreachable_server_in_a_short_message(
     driver: str, store: Any, calls: dict[str, Callable[[Any], Awaitable[object]]]
 ) -> None:
     assert set(calls) == {name for name, member in vars(store).items() if callable(member) and name[0] != "_"}
@@ -212,7 +214,7 @@ async def test_every_call_says_in_short_that_no_server_answers(
 # --- registration of a process ------------------------------------------------------------------------------
 
 
-def presence(db: Any, every_sec: float = 60.0) -> WorkerRegistration:
+def registration(db: Any, every_sec: float = 60.0) -> WorkerRegistration:
     return WorkerRegistration(
         db,
         worker_id=WORKER,
@@ -223,8 +225,8 @@ def presence(db: Any, every_sec: float = 60.0) -> WorkerRegistration:
     )
 
 
-async def test_a_process_is_online_between_start_and_stop_and_leaves_its_events(db: Any) -> None:
-    shows = presence(db)
+async def test_process_is_online_between_start_and_stop_and_its_events_remain(db: Any) -> None:
+    shows = registration(db)
     await shows.prepare()
     await shows.start()
     assert (await shown(db))[0] == "online"
@@ -236,8 +238,8 @@ async def test_a_process_is_online_between_start_and_stop_and_leaves_its_events(
     assert [row["payload"]["kind"] for row in rows] == ["TASK_DONE"]
 
 
-async def test_two_processes_of_one_id_do_not_hide_each_other(db: Any) -> None:
-    old, new = presence(db), presence(db)
+async def test_two_processes_with_one_id_do_not_hide_each_other(db: Any) -> None:
+    old, new = registration(db), registration(db)
     await old.start()
     await new.start()
     await old.stop()
@@ -246,24 +248,24 @@ async def test_two_processes_of_one_id_do_not_hide_each_other(db: Any) -> None:
     assert (await shown(db))[0] == "offline"
 
 
-async def test_a_process_that_starts_without_mongodb_is_shown_once_it_is_there(
+async def test_process_that_starts_without_mongodb_is_registered_later(
     db: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    door = Door(db)
-    shows = presence(door, every_sec=0.001)
+    unavailable = UnavailableUntilOpened(db)
+    shows = registration(unavailable, every_sec=0.001)
     await shows.prepare()
     await shows.start()
-    await asyncio.wait_for(door.knocked.wait(), 30)
+    await asyncio.wait_for(unavailable.called.wait(), 30)
     assert await documents_of(db.worker_registry) == []
-    door.opens()
-    await asyncio.wait_for(door.passed.wait(), 30)
+    unavailable.opens()
+    await asyncio.wait_for(unavailable.passed.wait(), 30)
     await shows.stop()
     assert (await shown(db))[0] == "offline"
     assert "uniq_worker" in await db.worker_registry.index_information()
     assert sum("cannot be shown" in r.getMessage() for r in caplog.records if r.levelname == "WARNING") == 1
 
 
-class Door:
+class UnavailableUntilOpened:
     """A database that is unavailable until it opens."""
 
     def __init__(self, db: Any, error: Exception | None = None) -> None:
@@ -271,7 +273,7 @@ class Door:
         self._error = error or AutoReconnect("closed")
         self._open = False
         self._tries = 0
-        self.knocked = asyncio.Event()
+        self.called = asyncio.Event()
         """Set when three calls have failed."""
         self.passed = asyncio.Event()
         """Set after a write."""
@@ -284,47 +286,47 @@ class Door:
         """Make the database unavailable."""
         self._open = False
 
-    def __getattr__(self, name: str) -> _DoorCollection:
-        return _DoorCollection(self._db[name], self)
+    def __getattr__(self, name: str) -> _UnavailableCollection:
+        return _UnavailableCollection(self._db[name], self)
 
     async def through(self, work: Awaitable[Any]) -> Any:
         """Make the call, or fail while the database is unavailable."""
         if not self._open:
             self._tries += 1
             if self._tries > 3 or not isinstance(self._error, AutoReconnect):
-                self.knocked.set()
+                self.called.set()
             if inspect.iscoroutine(work):
                 work.close()
             raise self._error
         return await work
 
 
-class _DoorCollection:
-    def __init__(self, collection: Any, door: Door) -> None:
+class _UnavailableCollection:
+    def __init__(self, collection: Any, unavailable: UnavailableUntilOpened) -> None:
         self._collection = collection
-        self._door = door
+        self._unavailable = unavailable
 
     async def create_index(self, *args: Any, **options: Any) -> Any:
-        return await self._door.through(self._collection.create_index(*args, **options))
+        return await self._unavailable.through(self._collection.create_index(*args, **options))
 
     async def find_one(self, *args: Any) -> Any:
-        return await self._door.through(self._collection.find_one(*args))
+        return await self._unavailable.through(self._collection.find_one(*args))
 
     async def update_one(self, *args: Any, **options: Any) -> Any:
-        answer = await self._door.through(self._collection.update_one(*args, **options))
-        self._door.passed.set()
-        return answer
+        response = await self._unavailable.through(self._collection.update_one(*args, **options))
+        self._unavailable.passed.set()
+        return response
 
 
-async def test_an_unexpected_error_does_not_keep_a_process_from_being_shown_later(db: Any) -> None:
-    door = Door(db, error=RuntimeError("odd"))
-    shows = presence(door, every_sec=0.001)
-    door.opens()
+async def test_unexpected_error_does_not_prevent_later_registration(db: Any) -> None:
+    unavailable = UnavailableUntilOpened(db, error=RuntimeError("odd"))
+    shows = registration(unavailable, every_sec=0.001)
+    unavailable.opens()
     await shows.start()
-    door.closes()
-    await asyncio.wait_for(door.knocked.wait(), 30)
+    unavailable.closes()
+    await asyncio.wait_for(unavailable.called.wait(), 30)
     assert shows.loop.health.last_error == "odd"
-    door.opens()
+    unavailable.opens()
     await db.worker_registry.delete_many({})
     await eventually(lambda: documents_of(db.worker_registry))
     assert shows.loop.health.running
@@ -332,8 +334,8 @@ async def test_an_unexpected_error_does_not_keep_a_process_from_being_shown_late
     assert not shows.loop.health.running
 
 
-async def test_a_row_that_was_removed_comes_back(db: Any) -> None:
-    shows = presence(db, every_sec=0.001)
+async def test_removed_row_is_restored(db: Any) -> None:
+    shows = registration(db, every_sec=0.001)
     await shows.start()
     await db.worker_registry.delete_many({})
     await eventually(lambda: documents_of(db.worker_registry))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trustme
 from tests.docs.pages import DOCS, blocks
-from tests.integration.world import CEILING, FLOWKIT
+from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -98,7 +98,7 @@ async def run_status(folder: Path, settings: str, environment: dict[str, str]) -
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    printed, _ = await asyncio.wait_for(process.communicate(), CEILING)
+    printed, _ = await asyncio.wait_for(process.communicate(), EVENT_TIMEOUT_SEC)
     return process.returncode, printed.decode()
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pymongo import MongoClient
-from tests.integration.world import CEILING, FLOWKIT, ROOT
+from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT, ROOT
 
 from flowkit.cli.loading import load_handlers
 from flowkit.local.temporal_cli import temporal_cli
@@ -36,7 +36,7 @@ def commands(name: str) -> list[list[str]]:
 
 
 def up_arguments() -> list[str]:
-    """Return the arguments of `flowkit` that serve all examples at once."""
+    """Return the arguments of `flowkit` that serve all examples together."""
     named = [argument for name in NAMES for argument in commands(name)[0][2:]]
     return ["up", *(argument for argument in named if ":" in argument), "--concurrency", "4"]
 
@@ -53,7 +53,7 @@ def deployment(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with subprocess.Popen([FLOWKIT, *up_arguments()], cwd=EXAMPLES, env=environment) as running:
         yield environment
         running.terminate()
-        assert running.wait(CEILING) == 0
+        assert running.wait(EVENT_TIMEOUT_SEC) == 0
     with MongoClient[dict[str, object]](stack.mongo_url) as mongo:
         mongo.drop_database(own["MONGO_DATABASE"])
 
@@ -61,7 +61,13 @@ def deployment(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def output_of(deployment: dict[str, str], *command: str) -> str:
     """Run a command and return what it prints."""
     done = subprocess.run(
-        command, cwd=EXAMPLES, env=deployment, capture_output=True, text=True, timeout=CEILING, check=False
+        command,
+        cwd=EXAMPLES,
+        env=deployment,
+        capture_output=True,
+        text=True,
+        timeout=EVENT_TIMEOUT_SEC,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -1,4 +1,4 @@
-"""Fixtures: each test gets its own World on the shared servers."""
+"""Fixtures: each test gets its own harness on the shared servers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.world import World
+from tests.integration.harness import Harness
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-async def world(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    """A World with a queue and a database that no other test uses."""
-    made = World(temporal=stack.temporal_address, mongo=stack.mongo_url)
+async def harness(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
+    """A harness with a queue and a database that no other test uses."""
+    made = Harness(temporal=stack.temporal_address, mongo=stack.mongo_url)
     monkeypatch.setenv("MONGO_DATABASE", made.database)
     monkeypatch.setenv("MONGO_URL", stack.mongo_url)
     monkeypatch.setenv("TEMPORAL_ADDRESS", stack.temporal_address)

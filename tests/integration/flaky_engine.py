@@ -26,13 +26,13 @@ class Flaky(CoordinatorAdapters):
 
     async def vars_incr(self, task_id: str, *, key: str, by: float = 1) -> dict[str, Any]:
         """Increment the variable, then perhaps fail."""
-        answer = await super().vars_incr(task_id, key=key, by=by)
+        response = await super().vars_incr(task_id, key=key, by=by)
         drawn = self.chance.random()
         if drawn < FAILS:
             raise RuntimeError("failed after its write")
         if drawn < FAILS + UNCERTAIN:
             raise StoreUnavailable("the answer was lost")
-        return answer
+        return response
 
 
 async def main(seed: str) -> None:

@@ -124,7 +124,7 @@ class Relay(Quick):
         return BatchResult(success=True, metrics={"n": 1, "number": number})
 
 
-class Hog(Quick):
+class LoopBlocker(Quick):
     """Blocks its whole event loop for `pause` seconds."""
 
     role = "hog"
@@ -153,7 +153,7 @@ class Cruncher(Quick):
         return BatchResult(success=True, metrics={"n": 1, "pid": os.getpid(), "done": ctx.kv["done"]})
 
 
-class Crowd(Quick):
+class ConcurrencyCounter(Quick):
     """Counts how many attempts of its role run concurrently in this process."""
 
     def __init__(self, role: str) -> None:
@@ -161,7 +161,7 @@ class Crowd(Quick):
         self.now = self.most = 0
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """Count this attempt for a moment."""
+        """Count this attempt while its batch runs."""
         self.now += 1
         self.most = max(self.most, self.now)
         await asyncio.sleep(0.1)

@@ -15,9 +15,9 @@ import pytest
 
 from flowkit.local import MongoServer, TemporalServer
 from tests.conftest import keep_logs
+from tests.integration.chaos.cluster import Cluster
 from tests.integration.chaos.run import DRAIN_SEC, Run
-from tests.integration.chaos.world import Cluster
-from tests.integration.world import World
+from tests.integration.harness import Harness
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -46,12 +46,12 @@ async def cluster(
     with TemporalServer(tmp_path, dynamic_config=suggestion) as temporal, MongoServer(tmp_path) as mongo:
         monkeypatch.setenv("TEMPORAL_ADDRESS", temporal.address)
         monkeypatch.setenv("MONGO_URL", mongo.url)
-        world = World(temporal=temporal.address, mongo=mongo.url)
-        monkeypatch.setenv("MONGO_DATABASE", world.database)
-        made = Cluster(world, temporal, mongo, tmp_path)
+        harness = Harness(temporal=temporal.address, mongo=mongo.url)
+        monkeypatch.setenv("MONGO_DATABASE", harness.database)
+        made = Cluster(harness, temporal, mongo, tmp_path)
         yield made
         made.close()
-        await world.close()
+        await harness.close()
         if request.session.testsfailed:
             keep_logs(tmp_path)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 
-async def test_an_unknown_namespace_is_not_told_as_a_server_that_is_away(
+async def test_unknown_namespace_is_not_reported_as_an_unreachable_server(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEMPORAL_NAMESPACE", "nowhere")

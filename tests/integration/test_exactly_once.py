@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.models import TaskStatus
-from tests.integration.world import ROOT, World, eventually
+from tests.integration.harness import ROOT, Harness, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.server
 
 LARGE = bool(os.environ.get("FLOWKIT_LARGE"))
 """`make large` sets it, for a thousand increments."""
-TASKS, IN_A_ROW, BESIDE = 50 if LARGE else 15, 10, 10
-INCREMENTS = TASKS * (IN_A_ROW + BESIDE)
-PATIENCE = 200.0
+TASKS, SEQUENTIAL, PARALLEL = 50 if LARGE else 15, 10, 10
+INCREMENTS = TASKS * (SEQUENTIAL + PARALLEL)
+TIMEOUT_SEC = 200.0
 
 
 def increment(node_id: str, *parents: str) -> dict[str, Any]:
@@ -41,22 +41,22 @@ def increment(node_id: str, *parents: str) -> dict[str, Any]:
 
 def increments() -> list[dict[str, Any]]:
     """Return nodes in a row, which use local activities, and then concurrent nodes, which do not."""
-    row = [increment(f"r{i}", *([f"r{i - 1}"] if i else [])) for i in range(IN_A_ROW)]
-    return [*row, *(increment(f"b{i}", f"r{IN_A_ROW - 1}") for i in range(BESIDE))]
+    row = [increment(f"r{i}", *([f"r{i - 1}"] if i else [])) for i in range(SEQUENTIAL)]
+    return [*row, *(increment(f"b{i}", f"r{SEQUENTIAL - 1}") for i in range(PARALLEL))]
 
 
-async def counted(world: World) -> int:
+async def counted(harness: Harness) -> int:
     """Return the sum of all increments."""
     shown = {"coordinator.vars.count.n": 1}
-    found = [task async for task in world.db.tasks.find({}, shown)]
+    found = [task async for task in harness.db.tasks.find({}, shown)]
     return sum(task["coordinator"].get("vars", {}).get("count", {}).get("n", 0) for task in found)
 
 
 @contextmanager
-def flaky_engine(world: World, seed: str) -> Iterator[None]:
+def flaky_engine(harness: Harness, seed: str) -> Iterator[None]:
     """Start a flaky engine, which is killed at the end."""
     command = [sys.executable, "-m", "tests.integration.flaky_engine", seed]
-    environment = {**world.environment, "ENGINE_SETTINGS": world.config_json()}
+    environment = {**harness.environment, "ENGINE_SETTINGS": harness.config_json()}
     process = subprocess.Popen(command, cwd=ROOT, env=environment)
     try:
         yield
@@ -65,33 +65,33 @@ def flaky_engine(world: World, seed: str) -> Iterator[None]:
         process.wait(20)
 
 
-@pytest.mark.timeout(PATIENCE + 40)
-async def test_increments_count_once_each(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.timeout(TIMEOUT_SEC + 40)
+async def test_increments_take_effect_once_each(harness: Harness, capsys: pytest.CaptureFixture[str]) -> None:
     seed = os.environ.get("FLOWKIT_SEED") or str(time.time_ns())
-    world.settings["lease_ttl_sec"] = 6
+    harness.settings["lease_ttl_sec"] = 6
     begun = time.monotonic()
     nodes = increments()
-    tasks = await asyncio.gather(*(world.create(*nodes) for _ in range(TASKS)))
-    for number, enough in enumerate((INCREMENTS // 5, INCREMENTS // 2, None)):
-        with flaky_engine(world, f"{seed}-{number}"):
-            if enough is not None:
-                await eventually(partial(reached, world, enough), ceiling=PATIENCE)
+    tasks = await asyncio.gather(*(harness.create(*nodes) for _ in range(TASKS)))
+    for number, target in enumerate((INCREMENTS // 5, INCREMENTS // 2, None)):
+        with flaky_engine(harness, f"{seed}-{number}"):
+            if target is not None:
+                await eventually(partial(reached, harness, target), timeout_sec=TIMEOUT_SEC)
                 continue
-            ends = [(await world.handle(task)).result() for task in tasks]
-            results = await asyncio.wait_for(asyncio.gather(*ends), PATIENCE)
-    documents = [await world.document(task) for task in tasks]
+            ends = [(await harness.handle(task)).result() for task in tasks]
+            results = await asyncio.wait_for(asyncio.gather(*ends), TIMEOUT_SEC)
+    documents = [await harness.document(task) for task in tasks]
     again = sum(node["attempt_epoch"] - 1 for document in documents for node in document["graph"]["nodes"])
     with capsys.disabled():
         seconds = time.monotonic() - begun
         sys.stdout.write(
             f"\n  {INCREMENTS} increments of {TASKS} tasks, 2 engines killed, {again} further attempts, "
-            f"{await counted(world)} counted, {seconds:.0f} s, seed {seed}"
+            f"{await counted(harness)} counted, {seconds:.0f} s, seed {seed}"
         )
     assert {result.status for result in results} == {TaskStatus.FINISHED}
     assert {document["coordinator"]["vars"]["count"]["n"] for document in documents} == {len(nodes)}
     assert again > INCREMENTS * 0.03
 
 
-async def reached(world: World, least: int) -> bool:
+async def reached(harness: Harness, least: int) -> bool:
     """Return whether the sum has reached this number."""
-    return await counted(world) >= least
+    return await counted(harness) >= least

@@ -16,47 +16,47 @@ from flowkit.errors import ConfigError
 from flowkit.models import TaskStatus
 from flowkit.plugin import FlowKitPlugin
 from flowkit.testing import memory_database
+from tests.integration.harness import eventually, node
 from tests.integration.test_functions import ONCE, SOON, call
 from tests.integration.test_plugin import connected, plugin_of, running
-from tests.integration.world import eventually, node
 
 if TYPE_CHECKING:
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 CALLS = 60
 """Nodes in each of two tasks. Together they exceed the 100 slots of an engine's Temporal worker."""
 
 
-def test_a_task_keeps_the_queue_of_its_functions() -> None:
+def test_task_keeps_its_function_queue() -> None:
     settings = settings_of(
         CoordinatorConfig(queue="jobs"), deployment="d", search_attributes=(), functions={}
     )
     assert settings.function_queue == "jobs.coordinator_fn"
 
 
-async def until_polled(world: World) -> None:
+async def until_polled(harness: Harness) -> None:
     """Wait until a worker polls the queue of functions."""
-    client = await world.client()
-    await eventually(lambda: polled(client, f"{world.queue}.coordinator_fn", workflows=False))
+    client = await harness.client()
+    await eventually(lambda: polled(client, f"{harness.queue}.coordinator_fn", workflows=False))
 
 
 @pytest.mark.server
-async def test_an_engine_polls_the_queue_of_functions(world: World) -> None:
-    await world.engine()
-    await until_polled(world)
+async def test_engine_polls_the_function_queue(harness: Harness) -> None:
+    await harness.engine()
+    await until_polled(harness)
 
 
 @pytest.mark.server
-async def test_a_worker_with_the_plugin_polls_the_queue_of_functions_until_it_stops(world: World) -> None:
-    plugin = plugin_of(world)
-    worker = Worker(await connected(world, plugin), task_queue=world.queue)
-    async with running(world, worker):
-        await until_polled(world)
+async def test_plugin_worker_polls_the_function_queue_until_it_stops(harness: Harness) -> None:
+    plugin = plugin_of(harness)
+    worker = Worker(await connected(harness, plugin), task_queue=harness.queue)
+    async with running(harness, worker):
+        await until_polled(harness)
     assert [task for task in asyncio.all_tasks() if "SideWorker" in repr(task)] == []
 
 
 @pytest.mark.server
-async def test_many_slow_functions_hold_up_no_other_task(world: World) -> None:
+async def test_many_slow_functions_do_not_delay_other_tasks(harness: Harness) -> None:
     gate = asyncio.Event()
 
     begun = asyncio.Semaphore(0)
@@ -65,32 +65,34 @@ async def test_many_slow_functions_hold_up_no_other_task(world: World) -> None:
         begun.release()
         await gate.wait()
 
-    world.settings["function_slots"] = 20
-    await world.engine(hold=hold)
-    await world.worker()
-    slow = [await world.create(*(call(f"f{n}", "hold", **ONCE) for n in range(CALLS))) for _ in range(2)]
+    harness.settings["function_slots"] = 20
+    await harness.engine(hold=hold)
+    await harness.worker()
+    slow = [await harness.create(*(call(f"f{n}", "hold", **ONCE) for n in range(CALLS))) for _ in range(2)]
     for _ in range(20):
         await begun.acquire()
-    await world.until_status(slow[1], "running")
-    other = await world.create(node("a", "failing", inline={"failures": 1}, **SOON), node("b", "quick", "a"))
-    assert (await world.result(other)).status is TaskStatus.FINISHED
+    await harness.until_status(slow[1], "running")
+    other = await harness.create(
+        node("a", "failing", inline={"failures": 1}, **SOON), node("b", "quick", "a")
+    )
+    assert (await harness.result(other)).status is TaskStatus.FINISHED
     gate.set()
     for task_id in slow:
-        assert (await world.result(task_id)).status is TaskStatus.FINISHED
+        assert (await harness.result(task_id)).status is TaskStatus.FINISHED
 
 
 @pytest.mark.server
-async def test_as_many_plain_functions_run_at_once_as_there_are_slots(world: World) -> None:
+async def test_as_many_plain_functions_run_concurrently_as_there_are_slots(harness: Harness) -> None:
     """Asyncio's default executor has fewer than twenty threads on this machine."""
     together = threading.Barrier(20)
 
-    def meet(task_id: str) -> None:
+    def wait_at_barrier(task_id: str) -> None:
         together.wait(60)
 
-    world.settings["function_slots"] = 20
-    await world.engine(meet=meet)
-    task_id = await world.create(*(call(f"f{n}", "meet", **ONCE) for n in range(20)))
-    assert (await world.result(task_id)).status is TaskStatus.FINISHED
+    harness.settings["function_slots"] = 20
+    await harness.engine(wait_at_barrier=wait_at_barrier)
+    task_id = await harness.create(*(call(f"f{n}", "wait_at_barrier", **ONCE) for n in range(20)))
+    assert (await harness.result(task_id)).status is TaskStatus.FINISHED
 
 
 # --- reserved names -----------------------------------------------------------------------------------------------
@@ -101,7 +103,7 @@ async def nothing(task_id: str, **_: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["open_task", "record", "close_task"])
-def test_no_function_may_have_the_name_of_an_activity_of_the_engine(name: str) -> None:
+def test_function_cannot_have_the_name_of_an_engine_activity(name: str) -> None:
     refused = pytest.raises(ConfigError, match=f"a coordinator function is called '{name}'")
     with refused:
         Coordinator(db=memory_database(), cfg=CoordinatorConfig(), adapters={name: nothing})
@@ -110,8 +112,8 @@ def test_no_function_may_have_the_name_of_an_activity_of_the_engine(name: str) -
 
 
 @pytest.mark.server
-async def test_a_graph_that_calls_such_a_name_is_refused(world: World) -> None:
-    engine = await world.engine()
+async def test_graph_that_calls_an_engine_activity_is_rejected(harness: Harness) -> None:
+    engine = await harness.engine()
     engine.adapters["record"] = nothing
     with pytest.raises(ValueError, match="node 'r': io.fn is 'record', a name that the engine uses itself"):
-        await world.create(call("r", "record"))
+        await harness.create(call("r", "record"))

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler, WorkerConfig
-from tests.integration.test_sdk_hooks import SOON, outcomes
-from tests.integration.world import CEILING, node
+from tests.integration.harness import EVENT_TIMEOUT_SEC, node
+from tests.integration.test_handler_hooks import SOON, outcomes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
 
@@ -137,12 +137,12 @@ async def executed(code: str, **names: Any) -> dict[str, Any]:
     return namespace
 
 
-async def counts(world: World, task_id: str, node_id: str) -> list[int]:
+async def counts(harness: Harness, task_id: str, node_id: str) -> list[int]:
     """Return what the guide's handlers have counted."""
-    return [row["metrics"]["count"] for row in await world.rows(task_id, node_id)]
+    return [row["metrics"]["count"] for row in await harness.rows(task_id, node_id)]
 
 
-class Skus(RoleHandler):
+class SkuSource(RoleHandler):
     """The node `u` of the guide's graphs: seven SKUs in two batches."""
 
     role = "skus"
@@ -159,28 +159,28 @@ class Skus(RoleHandler):
 # --- the guide --------------------------------------------------------------------------------------------------
 
 
-async def test_the_quick_start_runs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_queue = make_dataclass("OwnQueue", [("queue", str, world.queue)], bases=(WorkerConfig,))
+async def test_quick_start_runs(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_queue = make_dataclass("OwnQueue", [("queue", str, harness.queue)], bases=(WorkerConfig,))
     monkeypatch.setattr("flowkit.worker.runner.WorkerConfig", own_queue)
-    worker = (await executed(QUICK_START, my_db=world.db))["worker"]
+    worker = (await executed(QUICK_START, my_db=harness.db))["worker"]
     try:
-        await world.engine()
-        task_id = await world.create(node("a", "processor"))
-        await world.result(task_id)
+        await harness.engine()
+        task_id = await harness.create(node("a", "processor"))
+        await harness.result(task_id)
     finally:
         await worker.stop()
-    assert [(row["batch_uid"], row["metrics"]) for row in await world.rows(task_id, "a")] == [
+    assert [(row["batch_uid"], row["metrics"]) for row in await harness.rows(task_id, "a")] == [
         ("b1", {"count": 3})
     ]
 
 
-async def test_the_whole_interface_runs_without_an_adapter(world: World) -> None:
+async def test_complete_handler_interface_runs_without_an_adapter(harness: Harness) -> None:
     my_role = (await executed(INTERFACE))["MyRole"]()
-    await world.engine()
-    await world.worker({"probe": my_role})
-    task_id = await world.create(node("a", "probe"))
-    await world.result(task_id)
-    assert await counts(world, task_id, "a") == [2]
+    await harness.engine()
+    await harness.worker({"probe": my_role})
+    task_id = await harness.create(node("a", "probe"))
+    await harness.result(task_id)
+    assert await counts(harness, task_id, "a") == [2]
     assert my_role.classify_error(KeyError()) == ("bad_input", True)
     assert my_role.classify_error(OSError()) == ("unexpected_error", False)
 
@@ -188,16 +188,18 @@ async def test_the_whole_interface_runs_without_an_adapter(world: World) -> None
 @pytest.mark.parametrize(
     ("text", "expected"), [(COORDINATOR_WINS, [1, 2, 2, 2]), (PULL, [0, 0]), (RECHUNK, [2, 2, 3])]
 )
-async def test_the_input_routes_of_the_guide_deliver(world: World, text: str, expected: list[int]) -> None:
+async def test_input_routes_of_the_guide_deliver_their_batches(
+    harness: Harness, text: str, expected: list[int]
+) -> None:
     inline = json.loads(text)["io"]["input_inline"]
-    await world.engine()
-    await world.worker({"skus": Skus(), "probe": (await executed(INTERFACE))["MyRole"]()})
-    task_id = await world.create(node("u", "skus"), node("z", "probe", "u", inline=inline))
-    await world.result(task_id)
-    assert sorted(await counts(world, task_id, "z")) == expected
+    await harness.engine()
+    await harness.worker({"skus": SkuSource(), "probe": (await executed(INTERFACE))["MyRole"]()})
+    task_id = await harness.create(node("u", "skus"), node("z", "probe", "u", inline=inline))
+    await harness.result(task_id)
+    assert sorted(await counts(harness, task_id, "z")) == expected
 
 
-async def test_the_settings_of_the_guide_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_settings_of_the_guide_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cfg = (await executed(CONFIGURATION))["cfg"]
     assert (cfg.kafka_bootstrap, cfg.roles) == ("kafka:9092", ["indexer", "probe"])
@@ -219,63 +221,63 @@ class Plain(RoleHandler):
         self.calls: list[str] = []
         self.threads: set[int] = set()
 
-    def _tell(self, hook: str) -> None:
+    def _record(self, hook: str) -> None:
         self.calls.append(hook)
         self.threads.add(threading.get_ident())
 
     def init(self, info: dict[str, Any]) -> None:  # type: ignore[override]
-        self._tell(f"init {info['node_id']}")
+        self._record(f"init {info['node_id']}")
 
     def load_input(self, input_ref: Any, input_inline: Any) -> Any:
-        self._tell("load_input")
+        self._record("load_input")
         return input_inline
 
     def iter_batches(self, loaded: Any) -> Iterator[Batch]:  # type: ignore[override]
         for number in range(3):
-            self._tell(f"batch {number}")
+            self._record(f"batch {number}")
             yield Batch(batch_uid=f"b{number}", payload=loaded)
 
     def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:  # type: ignore[override]
-        self._tell(f"process {batch.batch_uid}")
+        self._record(f"process {batch.batch_uid}")
         return BatchResult(success=True, metrics={**batch.payload, "cancelled": ctx.cancelled()})
 
     def finalize(self, ctx: Any) -> FinalizeResult | None:  # type: ignore[override]
-        self._tell("finalize")
+        self._record("finalize")
         return FinalizeResult(metrics={"all": 3})
 
 
-async def test_every_hook_may_be_a_plain_function(world: World) -> None:
+async def test_every_hook_can_be_a_plain_function(harness: Harness) -> None:
     plain = Plain()
-    await world.engine()
-    await world.worker({"plain": plain})
-    task_id = await world.create(node("a", "plain", inline={"x": 1}))
-    await world.result(task_id)
+    await harness.engine()
+    await harness.worker({"plain": plain})
+    task_id = await harness.create(node("a", "plain", inline={"x": 1}))
+    await harness.result(task_id)
     steps = [step for number in range(3) for step in (f"batch {number}", f"process b{number}")]
     assert plain.calls == ["init a", "load_input", *steps, "finalize"]
     assert threading.get_ident() not in plain.threads
-    rows = await world.rows(task_id, "a")
+    rows = await harness.rows(task_id, "a")
     assert [row["metrics"] for row in rows] == [{"x": 1, "cancelled": False}] * 3
 
 
-async def test_batches_may_come_in_a_list(world: World) -> None:
+async def test_batches_can_be_returned_as_a_list(harness: Harness) -> None:
     class Listing(Plain):
         def iter_batches(self, loaded: Any) -> Any:
             return [Batch(batch_uid=uid, payload={}) for uid in "xyz"]
 
-    await world.engine()
-    await world.worker({"plain": Listing()})
-    task_id = await world.create(node("a", "plain"))
-    await world.result(task_id)
-    assert sorted(row["batch_uid"] for row in await world.rows(task_id, "a")) == ["x", "y", "z"]
+    await harness.engine()
+    await harness.worker({"plain": Listing()})
+    task_id = await harness.create(node("a", "plain"))
+    await harness.result(task_id)
+    assert sorted(row["batch_uid"] for row in await harness.rows(task_id, "a")) == ["x", "y", "z"]
 
 
-async def test_a_blocking_plain_hook_does_not_block_the_other_runs_of_its_worker(world: World) -> None:
-    released, meeting = threading.Event(), threading.Barrier(2)
+async def test_blocking_plain_hook_does_not_block_other_runs_of_its_worker(harness: Harness) -> None:
+    released, barrier = threading.Event(), threading.Barrier(2)
 
     class Blocking(Plain):
         def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:  # type: ignore[override]
-            meeting.wait(CEILING)
-            assert released.wait(CEILING)
+            barrier.wait(EVENT_TIMEOUT_SEC)
+            assert released.wait(EVENT_TIMEOUT_SEC)
             return super().process_batch(batch, ctx)
 
     class Releasing(RoleHandler):
@@ -283,20 +285,20 @@ async def test_a_blocking_plain_hook_does_not_block_the_other_runs_of_its_worker
             released.set()
             return BatchResult(success=True)
 
-    await world.engine()
-    await world.worker({"plain": Blocking(), "releasing": Releasing()})
-    task_id = await world.create(
+    await harness.engine()
+    await harness.worker({"plain": Blocking(), "releasing": Releasing()})
+    task_id = await harness.create(
         node("a", "plain", inline={}), node("b", "plain", inline={}), node("c", "releasing")
     )
-    await world.result(task_id)
-    assert [len(await world.rows(task_id, name)) for name in "abc"] == [3, 3, 0]
+    await harness.result(task_id)
+    assert [len(await harness.rows(task_id, name)) for name in "abc"] == [3, 3, 0]
 
 
 class Wrong(Plain):
     """Returns an invalid value from the hook that the node's id names."""
 
     role = "wrong"
-    ANSWERS: ClassVar[dict[str, Any]] = {
+    RETURN_VALUES: ClassVar[dict[str, Any]] = {
         "iter_batches": None,
         "iter_batches of": [{"batch_uid": "b1"}],
         "process_batch": {"success": True},
@@ -310,23 +312,27 @@ class Wrong(Plain):
 
     def iter_batches(self, loaded: Any) -> Any:
         hook = "iter_batches"
-        return self.ANSWERS[loaded] if loaded.startswith(hook) else [Batch(batch_uid="b1", payload={})]
+        return self.RETURN_VALUES[loaded] if loaded.startswith(hook) else [Batch(batch_uid="b1", payload={})]
 
     def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:  # type: ignore[override]
         right = BatchResult(success=True)
-        answer: BatchResult = self.ANSWERS[ctx.node_id] if ctx.node_id.startswith("process") else right
-        return answer
+        response: BatchResult = (
+            self.RETURN_VALUES[ctx.node_id] if ctx.node_id.startswith("process") else right
+        )
+        return response
 
     def finalize(self, ctx: Any) -> FinalizeResult | None:  # type: ignore[override]
-        answer: FinalizeResult | None = self.ANSWERS[ctx.node_id] if ctx.node_id.startswith("final") else None
-        return answer
+        response: FinalizeResult | None = (
+            self.RETURN_VALUES[ctx.node_id] if ctx.node_id.startswith("final") else None
+        )
+        return response
 
 
-async def test_a_wrong_answer_is_a_permanent_failure_that_names_the_hook(world: World) -> None:
-    nodes = [node(name, "wrong", inline={"wish": name}, **SOON) for name in [*Wrong.ANSWERS, "right"]]
-    found = await outcomes(world, [Wrong()], *nodes)
+async def test_invalid_return_value_is_a_permanent_failure_that_names_the_hook(harness: Harness) -> None:
+    nodes = [node(name, "wrong", inline={"wish": name}, **SOON) for name in [*Wrong.RETURN_VALUES, "right"]]
+    found = await outcomes(harness, [Wrong()], *nodes)
     assert found.pop("right")[0] == "finished"
     assert {
         name: (epoch, error.partition(":")[0]) for name, (_, epoch, error) in found.items()
-    } == dict.fromkeys(Wrong.ANSWERS, (1, "bad_input"))
+    } == dict.fromkeys(Wrong.RETURN_VALUES, (1, "bad_input"))
     assert [error for name, (_, _, error) in found.items() if name.split()[0] not in error] == []

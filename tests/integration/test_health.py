@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.handlers import Quick
-from tests.integration.world import eventually, node
+from tests.integration.harness import eventually, node
 
 if TYPE_CHECKING:
     from flowkit.connection import InlineWorkers, WorkerThread
     from flowkit.coordinator import Coordinator
     from flowkit.worker import Worker
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
 
 
-async def test_an_engine_is_healthy_while_it_runs_and_sweeps(world: World) -> None:
-    assert not world.coordinator.health().ok
-    engine = await world.engine()
+async def test_engine_is_healthy_while_it_runs_and_sweeps(harness: Harness) -> None:
+    assert not harness.coordinator.health().ok
+    engine = await harness.engine()
 
     async def swept() -> bool:
         return engine.health().loops[0].last_ok_at is not None
@@ -33,8 +33,8 @@ async def test_an_engine_is_healthy_while_it_runs_and_sweeps(world: World) -> No
     assert not engine.health().running
 
 
-async def test_a_worker_is_healthy_while_it_runs(world: World) -> None:
-    worker = await world.worker({"quick": Quick()})
+async def test_worker_is_healthy_while_it_runs(harness: Harness) -> None:
+    worker = await harness.worker({"quick": Quick()})
     health = worker.health()
     assert (health.ok, health.lost_events) == (True, 0)
     assert [loop.name for loop in health.loops] == ["announcing the worker", "events of attempts"]
@@ -48,33 +48,33 @@ def running(process: Coordinator | Worker) -> WorkerThread | InlineWorkers:
     return process._thread
 
 
-async def test_an_engine_whose_thread_has_ended_says_so_and_can_be_started_again(world: World) -> None:
-    engine = await world.engine()
+async def test_engine_whose_thread_has_ended_is_unhealthy_and_can_be_restarted(harness: Harness) -> None:
+    engine = await harness.engine()
     assert engine._running
     await running(engine).stop()
     assert not engine._running
     assert (engine.health().running, engine.health().ok) == (False, False)
     await engine.start()
     assert engine.health().running
-    await world.worker({"quick": Quick()})
-    assert (await world.result(await world.create(node("a")))).status == "finished"
+    await harness.worker({"quick": Quick()})
+    assert (await harness.result(await harness.create(node("a")))).status == "finished"
 
 
-async def test_a_worker_whose_thread_has_ended_says_so_and_can_be_started_again(world: World) -> None:
-    worker = await world.worker({"quick": Quick()})
+async def test_worker_whose_thread_has_ended_is_unhealthy_and_can_be_restarted(harness: Harness) -> None:
+    worker = await harness.worker({"quick": Quick()})
     await running(worker).stop()
     assert not worker.health().running
     await worker.start()
     assert worker.health().ok
 
 
-async def test_a_malformed_document_does_not_keep_an_engine_from_sweeping(world: World) -> None:
+async def test_malformed_document_does_not_prevent_sweeps(harness: Harness) -> None:
     odd = [{"status": "running"}, {"id": "odd", "status": "running", "updated_at": "yesterday"}]
-    await world.db.tasks.insert_many(odd)
-    engine = await world.engine()
-    task_id = await world.create(node("a"))
-    await world.until_status(task_id, "running")
-    await (await world.handle(task_id)).terminate()
-    await world.until_status(task_id, "failed")
+    await harness.db.tasks.insert_many(odd)
+    engine = await harness.engine()
+    task_id = await harness.create(node("a"))
+    await harness.until_status(task_id, "running")
+    await (await harness.handle(task_id)).terminate()
+    await harness.until_status(task_id, "failed")
     assert engine.health().ok
     assert engine.health().loops[0].last_error == "'id'"

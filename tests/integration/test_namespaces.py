@@ -18,13 +18,13 @@ from flowkit.cli.tasks.view import describe
 from flowkit.connection import Namespace
 from flowkit.local import TemporalServer
 from flowkit.models import TaskStatus
-from tests.integration.world import FLOWKIT, eventually, node
+from tests.integration.harness import FLOWKIT, eventually, node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
 
@@ -38,11 +38,11 @@ def other_server(tmp_path: Path) -> TemporalServer:
 
 
 @pytest.fixture
-async def other_engine(world: World, other_server: TemporalServer) -> AsyncIterator[Coordinator]:
+async def other_engine(harness: Harness, other_server: TemporalServer) -> AsyncIterator[Coordinator]:
     """An engine of the second server on the same queue and the same database."""
     with other_server:
         client = await Client.connect(other_server.address, data_converter=pydantic_data_converter)
-        engine = Coordinator(db=world.db, cfg=world.config, client=client)
+        engine = Coordinator(db=harness.db, cfg=harness.config, client=client)
         await engine.start()
         yield engine
         await engine.stop()
@@ -61,65 +61,65 @@ async def until_swept(*engines: Coordinator) -> None:
             await eventually(again)
 
 
-async def grow_old(world: World) -> None:
+async def set_old_dates(harness: Harness) -> None:
     """Change the dates of all documents, so that they look old."""
-    await world.db.tasks.update_many({}, {"$set": {"updated_at": datetime.now(UTC) - LONG_AGO}})
+    await harness.db.tasks.update_many({}, {"$set": {"updated_at": datetime.now(UTC) - LONG_AGO}})
 
 
-def flowkit(world: World, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command with this World's servers."""
+def flowkit(harness: Harness, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command with the servers of the harness."""
     return subprocess.run(
-        [FLOWKIT, *arguments], env=world.environment, capture_output=True, text=True, check=False
+        [FLOWKIT, *arguments], env=harness.environment, capture_output=True, text=True, check=False
     )
 
 
-async def test_an_engine_of_another_server_leaves_live_tasks_alone(
-    world: World, other_engine: Coordinator
+async def test_engine_of_another_server_does_not_close_live_tasks(
+    harness: Harness, other_engine: Coordinator
 ) -> None:
-    engine = await world.engine()
-    await world.worker()
-    task_id = await world.create(node("a", "paced", inline={"batches": 2, "pause": 600}))
+    engine = await harness.engine()
+    await harness.worker()
+    task_id = await harness.create(node("a", "paced", inline={"batches": 2, "pause": 600}))
     other_id = await other_engine.create_task(params={}, graph={"nodes": [node("a")]})
-    await world.until_node(task_id, "a", "running")
-    await world.until_status(other_id, "running")
-    await grow_old(world)
+    await harness.until_node(task_id, "a", "running")
+    await harness.until_status(other_id, "running")
+    await set_old_dates(harness)
     await until_swept(engine, other_engine)
-    statuses = {each: (await world.document(each))["status"] for each in (task_id, other_id)}
+    statuses = {each: (await harness.document(each))["status"] for each in (task_id, other_id)}
     assert statuses == {task_id: "running", other_id: "running"}
-    ids = {(await world.document(each))["namespace_id"] for each in (task_id, other_id)}
+    ids = {(await harness.document(each))["namespace_id"] for each in (task_id, other_id)}
     assert len(ids) == 2
-    assert await Namespace(await world.client()).id() in ids
+    assert await Namespace(await harness.client()).id() in ids
 
 
-async def test_documents_that_name_no_namespace_are_left_alone_until_temporal_says_how_they_ended(
-    world: World, other_engine: Coordinator
+async def test_document_without_a_namespace_is_closed_only_after_temporal_reports_its_end(
+    harness: Harness, other_engine: Coordinator
 ) -> None:
-    engine = await world.engine()
-    task_id = await world.create(node("a"))
-    await world.until_status(task_id, "running")
-    await world.db.tasks.update_one({"id": task_id}, {"$unset": {"namespace_id": ""}})
-    await grow_old(world)
+    engine = await harness.engine()
+    task_id = await harness.create(node("a"))
+    await harness.until_status(task_id, "running")
+    await harness.db.tasks.update_one({"id": task_id}, {"$unset": {"namespace_id": ""}})
+    await set_old_dates(harness)
     await until_swept(engine, other_engine)
-    assert (await world.document(task_id))["status"] == "running"
-    await (await world.handle(task_id)).terminate()
-    assert (await world.until_status(task_id, "failed"))["reason"] == "terminated"
+    assert (await harness.document(task_id))["status"] == "running"
+    await (await harness.handle(task_id)).terminate()
+    assert (await harness.until_status(task_id, "failed"))["reason"] == "terminated"
 
 
-async def test_a_workflow_that_was_deleted_is_lost(world: World) -> None:
-    engine = await world.engine()
-    task_id = await world.create(node("a"))
-    await world.until_status(task_id, "running")
+async def test_task_of_a_deleted_workflow_is_lost(harness: Harness) -> None:
+    engine = await harness.engine()
+    task_id = await harness.create(node("a"))
+    await harness.until_status(task_id, "running")
     await engine.stop()
-    client = await world.client()
+    client = await harness.client()
     await client.workflow_service.delete_workflow_execution(deletion(client, task_id))
 
-    async def forgotten() -> bool:
+    async def deleted() -> bool:
         return await describe(client, task_id) is None
 
-    await eventually(forgotten)
-    await grow_old(world)
-    await world.engine()
-    document = await world.until_status(task_id, "failed")
+    await eventually(deleted)
+    await set_old_dates(harness)
+    await harness.engine()
+    document = await harness.until_status(task_id, "failed")
     assert (document["reason"], document["coordinator"]["cancelled"]) == ("lost", True)
 
 
@@ -129,36 +129,36 @@ def deletion(client: Client, task_id: str) -> DeleteWorkflowExecutionRequest:
     return DeleteWorkflowExecutionRequest(namespace=client.namespace, workflow_execution=execution)
 
 
-async def test_tasks_of_a_server_that_is_gone_are_closed_by_a_command(
-    world: World, other_server: TemporalServer
+async def test_close_orphaned_closes_tasks_of_a_removed_server(
+    harness: Harness, other_server: TemporalServer
 ) -> None:
     with other_server:
         client = await Client.connect(other_server.address, data_converter=pydantic_data_converter)
-        lost = await Coordinator(db=world.db, cfg=world.config, client=client).create_task(
+        lost = await Coordinator(db=harness.db, cfg=harness.config, client=client).create_task(
             params={}, graph={"nodes": [node("a"), node("b", "quick", "a")]}
         )
         gone = await Namespace(client).id()
-    engine = await world.engine()
-    alive = await world.create(node("a"))
-    await world.until_status(alive, "running")
-    await grow_old(world)
+    engine = await harness.engine()
+    alive = await harness.create(node("a"))
+    await harness.until_status(alive, "running")
+    await set_old_dates(harness)
     await until_swept(engine)
-    assert (await world.document(lost))["status"] == "queued"
-    here = await Namespace(await world.client()).id()
-    listed = json.loads(flowkit(world, "close-orphaned", "--json").stdout)
+    assert (await harness.document(lost))["status"] == "queued"
+    here = await Namespace(await harness.client()).id()
+    listed = json.loads(flowkit(harness, "close-orphaned", "--json").stdout)
     assert sorted(listed["namespaces"], key=lambda each: each["namespace_id"] == here) == [
         {"namespace_id": gone, "open_tasks": 1, "name": None},
         {"namespace_id": here, "open_tasks": 1, "name": "default"},
     ]
-    refused = flowkit(world, "close-orphaned", "--namespace-id", here)
+    refused = flowkit(harness, "close-orphaned", "--namespace-id", here)
     assert refused.returncode == 2
     assert f"Temporal has namespace {here} ('default'): its tasks are not orphaned" in refused.stderr
-    planned = flowkit(world, "close-orphaned", "--namespace-id", gone, "--dry-run")
+    planned = flowkit(harness, "close-orphaned", "--namespace-id", gone, "--dry-run")
     assert planned.stdout == f"would close 1 open tasks of namespace {gone}\n"
-    assert (await world.document(lost))["status"] == "queued"
-    done = flowkit(world, "close-orphaned", "--namespace-id", gone)
+    assert (await harness.document(lost))["status"] == "queued"
+    done = flowkit(harness, "close-orphaned", "--namespace-id", gone)
     assert done.stdout == f"closed 1 open tasks of namespace {gone}\n"
-    document = await world.document(lost)
+    document = await harness.document(lost)
     assert (document["status"], document["reason"]) == ("failed", "lost")
-    assert set((await world.statuses(lost)).values()) == {"skipped"}
-    assert (await world.document(alive))["status"] == TaskStatus.RUNNING
+    assert set((await harness.statuses(lost)).values()) == {"skipped"}
+    assert (await harness.document(alive))["status"] == TaskStatus.RUNNING

@@ -11,12 +11,12 @@ import pytest
 from temporalio.client import WorkflowFailureError
 
 from tests.integration.handlers import Failing, Paced, Quick
-from tests.integration.world import ROOT, eventually, node
+from tests.integration.harness import ROOT, eventually, node
 
 if TYPE_CHECKING:
     from flowkit import Coordinator
     from flowkit.worker import RoleHandler
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 pytestmark = [
     pytest.mark.server,
@@ -156,43 +156,43 @@ collect_coordinator_metrics = function(METRICS)
 ETL: dict[str, RoleHandler] = {"extractor": Quick(), "processor": Quick()}
 
 
-async def until_events(world: World, count: int) -> None:
+async def until_events(harness: Harness, count: int) -> None:
     """Wait for a number of events, which FlowKit writes about once a second."""
 
     async def look() -> bool:
-        return await world.db.worker_events.count_documents({}) >= count
+        return await harness.db.worker_events.count_documents({}) >= count
 
     await eventually(look)
 
 
-async def ended(world: World, task_id: str) -> None:
+async def ended(harness: Harness, task_id: str) -> None:
     """Wait for the end of a task that does not finish."""
     with pytest.raises(WorkflowFailureError):
-        await world.result(task_id)
+        await harness.result(task_id)
 
 
-async def test_the_pipeline_of_the_guide_runs_and_is_monitored(
-    world: World, capsys: pytest.CaptureFixture[str]
+async def test_pipeline_of_the_guide_runs_and_is_monitored(
+    harness: Harness, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task_id = await create_pipeline_task(world.coordinator)
-    await monitor_task(world.coordinator, task_id)
+    task_id = await create_pipeline_task(harness.coordinator)
+    await monitor_task(harness.coordinator, task_id)
     assert capsys.readouterr().out.splitlines() == [
         "Task status: queued",
         "Node extract: queued",
         "Node transform: queued",
         "Artifacts created: 0",
     ]
-    await world.engine()
-    await world.worker(ETL)
-    await world.result(task_id)
-    await monitor_task(world.coordinator, task_id)
+    await harness.engine()
+    await harness.worker(ETL)
+    await harness.result(task_id)
+    await monitor_task(harness.coordinator, task_id)
     assert capsys.readouterr().out.splitlines() == [
         "Task status: finished",
         "Node extract: finished",
         "Node transform: finished",
         "Artifacts created: 4",
     ], "one batch and one complete marker for each node"
-    assert (await world.document(task_id))["params"] == {"pipeline_name": "etl_demo"}
+    assert (await harness.document(task_id))["params"] == {"pipeline_name": "etl_demo"}
 
 
 async def health(coordinator: Coordinator) -> Any:
@@ -205,15 +205,15 @@ def healthy(workers: int, pending: int) -> dict[str, Any]:
     return {"status": "healthy", "active_workers": workers, "pending_tasks": pending}
 
 
-async def test_the_health_check_follows_engine_workers_and_tasks(world: World) -> None:
-    assert await health(world.coordinator) == "stopped"
-    task_id = await world.create(node("only", "paced", inline={"pause": 0.5}))
-    engine = await world.engine()
+async def test_health_check_reflects_engine_workers_and_tasks(harness: Harness) -> None:
+    assert await health(harness.coordinator) == "stopped"
+    task_id = await harness.create(node("only", "paced", inline={"pause": 0.5}))
+    engine = await harness.engine()
     assert await health(engine) == healthy(0, 1)
-    worker = await world.worker({"paced": Paced()})
-    other = await world.worker({"paced": Paced()})
+    worker = await harness.worker({"paced": Paced()})
+    other = await harness.worker({"paced": Paced()})
     assert await health(engine) == healthy(2, 1)
-    await world.result(task_id)
+    await harness.result(task_id)
     assert await health(engine) == healthy(2, 0)
     await other.stop()
     assert await health(engine) == healthy(1, 0)
@@ -223,16 +223,18 @@ async def test_the_health_check_follows_engine_workers_and_tasks(world: World) -
     assert await health(engine) == "stopped"
 
 
-async def test_the_metrics_count_tasks_and_workers_by_status_and_recent_events(world: World) -> None:
-    engine = await world.engine()
+async def test_metrics_count_tasks_and_workers_by_status_and_recent_events(harness: Harness) -> None:
+    engine = await harness.engine()
     assert await collect_coordinator_metrics(engine) == {"tasks": {}, "workers": {}, "recent_events": 0}
-    await world.worker({"quick": Quick(), "failing": Failing()})
-    left = await world.worker({"quick": Quick()})
+    await harness.worker({"quick": Quick(), "failing": Failing()})
+    left = await harness.worker({"quick": Quick()})
     await left.stop()
-    for task_id in [await world.create(node("good")) for _ in range(2)]:
-        await world.result(task_id)
-    await ended(world, await world.create(node("bad", "failing", inline={"failures": 9, "permanent": True})))
-    await until_events(world, 5)
+    for task_id in [await harness.create(node("good")) for _ in range(2)]:
+        await harness.result(task_id)
+    await ended(
+        harness, await harness.create(node("bad", "failing", inline={"failures": 9, "permanent": True}))
+    )
+    await until_events(harness, 5)
     assert await collect_coordinator_metrics(engine) == {
         "tasks": {"finished": 2, "failed": 1},
         "workers": {"online": 1, "offline": 1},
@@ -240,28 +242,30 @@ async def test_the_metrics_count_tasks_and_workers_by_status_and_recent_events(w
     }
 
 
-async def test_recent_events_are_those_of_the_last_hour(world: World) -> None:
-    engine = await world.engine()
-    await world.worker({"quick": Quick()})
-    await world.result(await world.create(node("only")))
-    await until_events(world, 1)
+async def test_recent_events_are_those_of_the_last_hour(harness: Harness) -> None:
+    engine = await harness.engine()
+    await harness.worker({"quick": Quick()})
+    await harness.result(await harness.create(node("only")))
+    await until_events(harness, 1)
     for minutes, expected in ((59, 1), (61, 0)):
         then = datetime.now(UTC) - timedelta(minutes=minutes)
-        await world.db.worker_events.update_many({}, {"$set": {"created_at": then}})
+        await harness.db.worker_events.update_many({}, {"$set": {"created_at": then}})
         assert (await collect_coordinator_metrics(engine))["recent_events"] == expected
 
 
-async def test_a_task_is_cancelled_as_the_guide_says(world: World) -> None:
-    await world.engine()
-    await world.worker({"paced": Paced()})
-    task_id = await world.create(node("long", "paced", inline={"pause": 60}), node("after", "paced", "long"))
-    await world.until_node(task_id, "long", "running")
-    await run(CANCEL.replace("abc123", task_id), coordinator=world.coordinator)
-    await ended(world, task_id)
-    document = await world.document(task_id)
+async def test_task_can_be_cancelled_with_the_command_of_the_guide(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker({"paced": Paced()})
+    task_id = await harness.create(
+        node("long", "paced", inline={"pause": 60}), node("after", "paced", "long")
+    )
+    await harness.until_node(task_id, "long", "running")
+    await run(CANCEL.replace("abc123", task_id), coordinator=harness.coordinator)
+    await ended(harness, task_id)
+    document = await harness.document(task_id)
     assert document["status"] == "cancelled"
     assert document["coordinator"]["cancel_reason"] == "upstream_failure"
-    assert await world.statuses(task_id) == {"long": "cancelled", "after": "skipped"}
+    assert await harness.statuses(task_id) == {"long": "cancelled", "after": "skipped"}
 
 
 # --- docs/monitoring.md ---------------------------------------------------------------------------------------------
@@ -276,18 +280,20 @@ def own_recipes() -> dict[str, Any]:
     return made
 
 
-async def test_the_recipes_of_our_page_tell_what_happened(world: World) -> None:
-    own, db = own_recipes(), world.db
-    engine = await world.engine()
-    await world.worker({"quick": Quick(), "failing": Failing()})
-    await world.result(await world.create(node("good")))
-    bad = await world.create(
+async def test_recipes_of_the_monitoring_page_report_what_happened(harness: Harness) -> None:
+    own, db = own_recipes(), harness.db
+    engine = await harness.engine()
+    await harness.worker({"quick": Quick(), "failing": Failing()})
+    await harness.result(await harness.create(node("good")))
+    bad = await harness.create(
         node("bad", "failing", inline={"failures": 9, "permanent": True, "code": "full"})
     )
-    await ended(world, bad)
-    unserved = await world.create(node("never", "nobody"), node("fn", "coordinator_fn", io={"fn": "noop"}))
-    await world.until_status(unserved, "running")
-    await until_events(world, 4)
+    await ended(harness, bad)
+    without_worker = await harness.create(
+        node("never", "nobody"), node("fn", "coordinator_fn", io={"fn": "noop"})
+    )
+    await harness.until_status(without_worker, "running")
+    await until_events(harness, 4)
     assert await own["health"](engine) == {"engine": "running", "workers": 1, "open_tasks": 1}
     assert await own["by_status"](db.tasks) == {"finished": 1, "failed": 1, "running": 1}
     assert await own["by_status"](db.worker_registry) == {"online": 1}
@@ -297,11 +303,11 @@ async def test_the_recipes_of_our_page_tell_what_happened(world: World) -> None:
     assert await own["roles_without_worker"](db) == ["nobody"]
 
 
-async def test_our_health_check_does_not_count_a_worker_that_was_killed(world: World) -> None:
+async def test_health_check_does_not_count_a_killed_worker(harness: Harness) -> None:
     health_check = own_recipes()["health"]
-    engine = await world.engine()
-    await world.worker({"quick": Quick()})
+    engine = await harness.engine()
+    await harness.worker({"quick": Quick()})
     silent = datetime.now(UTC) - timedelta(minutes=4)
-    await world.db.worker_registry.update_many({}, {"$set": {"last_seen": silent}})
+    await harness.db.worker_registry.update_many({}, {"$set": {"last_seen": silent}})
     assert (await health_check(engine))["workers"] == 0
     assert (await health(engine))["active_workers"] == 1

@@ -10,36 +10,36 @@ from temporalio.exceptions import ApplicationError
 
 from flowkit.errors import GraphError
 from flowkit.models import TaskStatus
-from tests.integration.world import node
+from tests.integration.harness import node
 
 if TYPE_CHECKING:
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
 
 SOON = {"retry_policy": {"max": 2, "backoff_sec": 0.1}}
 
 
-async def failure_of(world: World, task_id: str) -> ApplicationError:
+async def failure_of(harness: Harness, task_id: str) -> ApplicationError:
     """Return the error of a failed workflow."""
     with pytest.raises(WorkflowFailureError) as caught:
-        await world.result(task_id)
+        await harness.result(task_id)
     assert isinstance(caught.value.cause, ApplicationError)
     return caught.value.cause
 
 
-async def test_a_diamond_runs_in_order_and_its_document_shows_the_end(world: World) -> None:
-    await world.engine()
-    await world.worker()
-    task_id = await world.create(
+async def test_diamond_runs_in_order_and_its_document_shows_the_outcome(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker()
+    task_id = await harness.create(
         node("top", inline={"batches": 3}),
         node("left", "quick", "top"),
         node("right", "quick", "top"),
         node("bottom", "quick", "left", "right"),
     )
-    result = await world.result(task_id)
+    result = await harness.result(task_id)
     assert result.status is TaskStatus.FINISHED
-    document = await world.document(task_id)
+    document = await harness.document(task_id)
     assert document["status"] == "finished"
     assert [change["to"] for change in document["status_history"]] == ["queued", "running", "finished"]
     assert [entry["node_id"] for entry in document["result"]["nodes"]] == ["top", "left", "right", "bottom"]
@@ -47,29 +47,31 @@ async def test_a_diamond_runs_in_order_and_its_document_shows_the_end(world: Wor
     ended = {n["node_id"]: n["finished_at"] for n in document["graph"]["nodes"]}
     assert ended["top"] <= min(began["left"], began["right"])
     assert max(ended["left"], ended["right"]) <= began["bottom"]
-    assert len(await world.rows(task_id, "top")) == 3
+    assert len(await harness.rows(task_id, "top")) == 3
 
 
-async def test_a_pulling_node_gets_every_upstream_batch_once(world: World) -> None:
-    await world.engine()
-    await world.worker()
+async def test_pulling_node_gets_every_batch_of_its_source_once(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker()
     pull = {"input_adapter": "pull.from_artifacts"}
-    task_id = await world.create(node("up", inline={"batches": 45}), node("down", "quick", "up", inline=pull))
-    await world.result(task_id)
-    assert sorted(row["batch_uid"] for row in await world.rows(task_id, "down")) == sorted(
+    task_id = await harness.create(
+        node("up", inline={"batches": 45}), node("down", "quick", "up", inline=pull)
+    )
+    await harness.result(task_id)
+    assert sorted(row["batch_uid"] for row in await harness.rows(task_id, "down")) == sorted(
         f"b{i}" for i in range(45)
     )
 
 
-async def test_a_transient_failure_is_retried_with_a_new_epoch_after_a_named_timer(world: World) -> None:
-    await world.engine()
-    await world.worker()
-    task_id = await world.create(
+async def test_transient_failure_is_retried_with_a_new_epoch_after_a_named_timer(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker()
+    task_id = await harness.create(
         node("a", "failing", inline={"failures": 2}, **SOON), node("b", "quick", "a")
     )
-    await world.result(task_id)
-    assert (await world.node(task_id, "a"))["attempt_epoch"] == 3
-    history = await (await world.handle(task_id)).fetch_history(
+    await harness.result(task_id)
+    assert (await harness.node(task_id, "a"))["attempt_epoch"] == 3
+    history = await (await harness.handle(task_id)).fetch_history(
         event_filter_type=WorkflowHistoryEventFilterType.ALL_EVENT
     )
     timers = [e for e in history.events if e.HasField("timer_started_event_attributes")]
@@ -79,17 +81,17 @@ async def test_a_transient_failure_is_retried_with_a_new_epoch_after_a_named_tim
     ]
 
 
-async def test_a_waiting_node_makes_its_task_deferred_and_then_running_again(world: World) -> None:
-    await world.engine()
-    await world.worker()
+async def test_waiting_node_makes_its_task_deferred_and_then_running_again(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker()
     policy = {"max": 1, "backoff_sec": 1.0}
-    task_id = await world.create(node("a", "failing", inline={"failures": 1}, retry_policy=policy))
-    document = await world.until_status(task_id, "deferred")
+    task_id = await harness.create(node("a", "failing", inline={"failures": 1}, retry_policy=policy))
+    document = await harness.until_status(task_id, "deferred")
     waiting = document["graph"]["nodes"][0]
     assert (waiting["status"], waiting["last_error"]) == ("deferred", "flaky: as ordered")
     assert waiting["next_retry_at_ms"] > 0
-    await world.result(task_id)
-    history = [change["to"] for change in (await world.document(task_id))["status_history"]]
+    await harness.result(task_id)
+    history = [change["to"] for change in (await harness.document(task_id))["status_history"]]
     assert history == ["queued", "running", "deferred", "running", "finished"]
 
 
@@ -103,20 +105,20 @@ async def test_a_waiting_node_makes_its_task_deferred_and_then_running_again(wor
     ],
     ids=["exhausted", "permanent", "bad_input", "permanent_on"],
 )
-async def test_a_permanent_failure_ends_the_task(
-    world: World, inline: dict[str, object], policy: dict[str, object], epochs: int
+async def test_permanent_failure_ends_the_task(
+    harness: Harness, inline: dict[str, object], policy: dict[str, object], epochs: int
 ) -> None:
-    await world.engine()
-    await world.worker()
-    task_id = await world.create(
+    await harness.engine()
+    await harness.worker()
+    task_id = await harness.create(
         node("a", "failing", inline=inline, retry_policy=policy),
         node("below", "quick", "a"),
         node("aside", "paced", inline={"pause": 60}),
         node("later", "quick", "aside"),
     )
-    error = await failure_of(world, task_id)
+    error = await failure_of(harness, task_id)
     assert (error.type, "'a' failed" in error.message) == ("task_failed", True)
-    document = await world.document(task_id)
+    document = await harness.document(task_id)
     nodes = {n["node_id"]: n for n in document["graph"]["nodes"]}
     assert document["status"] == "failed"
     assert document["coordinator"]["cancel_reason"] == f"hard_fail:{inline.get('code', 'flaky')}"
@@ -126,72 +128,72 @@ async def test_a_permanent_failure_ends_the_task(
     assert (nodes["later"]["status"], nodes["later"]["skip_reason"]) == ("skipped", "task_failed")
 
 
-async def test_independent_branches_finish_when_the_graph_says_continue(world: World) -> None:
-    await world.engine()
-    await world.worker()
-    task_id = await world.create(
+async def test_independent_branches_finish_if_the_graph_continues_on_failure(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker()
+    task_id = await harness.create(
         node("a", "failing", inline={"failures": 9, "permanent": True}),
         node("below", "quick", "a"),
         node("aside", "paced", inline={"pause": 0.5}),
         node("later", "quick", "aside"),
         on_node_failure="continue",
     )
-    await failure_of(world, task_id)
-    assert await world.statuses(task_id) == {
+    await failure_of(harness, task_id)
+    assert await harness.statuses(task_id) == {
         "a": "failed",
         "below": "skipped",
         "aside": "finished",
         "later": "finished",
     }
-    assert (await world.document(task_id))["status"] == "failed"
+    assert (await harness.document(task_id))["status"] == "failed"
 
 
-async def test_a_tolerated_failure_lets_the_task_finish_and_is_listed(world: World) -> None:
-    await world.engine()
-    await world.worker()
-    task_id = await world.create(
+async def test_tolerated_failure_lets_the_task_finish_and_is_listed(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker()
+    task_id = await harness.create(
         node("a", "failing", inline={"failures": 9, "permanent": True}, allow_failure=True),
         node("b"),
         node("any", "quick", "a", "b", fan_in="any"),
         node("all", "quick", "a", "b"),
     )
-    result = await world.result(task_id)
+    result = await harness.result(task_id)
     assert result.handled_failures == ["a"]
-    assert await world.statuses(task_id) == {
+    assert await harness.statuses(task_id) == {
         "a": "failed",
         "b": "finished",
         "any": "finished",
         "all": "skipped",
     }
-    assert (await world.document(task_id))["result"]["handled_failures"] == ["a"]
+    assert (await harness.document(task_id))["result"]["handled_failures"] == ["a"]
 
 
-async def test_count_of_n_starts_before_the_others_have_finished(world: World) -> None:
-    await world.engine()
-    await world.worker()
-    task_id = await world.create(
+async def test_count_of_n_starts_before_the_other_parents_have_finished(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker()
+    task_id = await harness.create(
         node("x"),
         node("y"),
         node("slow", "paced", inline={"pause": 2.0}),
         node("two", "quick", "x", "y", "slow", fan_in="count:2"),
     )
-    await world.result(task_id)
-    nodes = {n["node_id"]: n for n in (await world.document(task_id))["graph"]["nodes"]}
+    await harness.result(task_id)
+    nodes = {n["node_id"]: n for n in (await harness.document(task_id))["graph"]["nodes"]}
     assert nodes["two"]["finished_at"] < nodes["slow"]["finished_at"]
 
 
-async def test_a_node_that_takes_longer_than_its_timeout_fails_with_that_code(world: World) -> None:
-    await world.engine()
-    await world.worker()
-    task_id = await world.create(
+async def test_node_that_exceeds_its_timeout_fails_with_the_timeout_code(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker()
+    task_id = await harness.create(
         node("a", "paced", inline={"pause": 60}, timeout_sec=0.5, retry_policy={"max": 1, "backoff_sec": 0.1})
     )
-    error = await failure_of(world, task_id)
+    error = await failure_of(harness, task_id)
     assert "timeout" in error.message
-    assert (await world.node(task_id, "a"))["attempt_epoch"] == 2
+    assert (await harness.node(task_id, "a"))["attempt_epoch"] == 2
 
 
-async def test_coordinator_functions_run_in_the_engine_and_fail_like_nodes(world: World) -> None:
+async def test_coordinator_functions_run_in_the_engine_and_fail_like_nodes(harness: Harness) -> None:
     called: list[tuple[str, dict[str, object]]] = []
 
     async def remember(task_id: str, **arguments: object) -> None:
@@ -199,17 +201,17 @@ async def test_coordinator_functions_run_in_the_engine_and_fail_like_nodes(world
         if arguments.get("fail"):
             raise ValueError("no such thing")
 
-    await world.engine(remember=remember)
-    await world.worker()
+    await harness.engine(remember=remember)
+    await harness.worker()
     call = {"fn": "remember", "fn_args": {"x": 1}}
-    task_id = await world.create(
+    task_id = await harness.create(
         {"node_id": "f", "type": "coordinator_fn", "io": call},
         node("after", "quick", "f"),
         {"node_id": "n", "type": "coordinator_fn", "depends_on": ["after"]},
     )
-    await world.result(task_id)
+    await harness.result(task_id)
     assert called == [(task_id, {"x": 1})]
-    failing = await world.create(
+    failing = await harness.create(
         {
             "node_id": "f",
             "type": "coordinator_fn",
@@ -217,29 +219,32 @@ async def test_coordinator_functions_run_in_the_engine_and_fail_like_nodes(world
             "retry_policy": {"max": 0},
         }
     )
-    assert "unexpected_error: ValueError: no such thing" in (await failure_of(world, failing)).message
+    assert "unexpected_error: ValueError: no such thing" in (await failure_of(harness, failing)).message
 
 
-async def test_creating_a_task_twice_under_one_id_runs_it_once(world: World) -> None:
-    await world.engine()
-    await world.worker()
+async def test_task_created_twice_with_one_id_runs_once(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker()
     graph = {"nodes": [node("a", "paced", inline={"pause": 0.3})]}
     for _ in range(2):
-        assert await world.coordinator.create_task(params={}, graph=graph, task_id=world.queue) == world.queue
-    await world.result(world.queue)
-    await world.coordinator.create_task(params={}, graph=graph, task_id=world.queue)
-    assert (await world.document(world.queue))["run_seq"] == 1
+        assert (
+            await harness.coordinator.create_task(params={}, graph=graph, task_id=harness.queue)
+            == harness.queue
+        )
+    await harness.result(harness.queue)
+    await harness.coordinator.create_task(params={}, graph=graph, task_id=harness.queue)
+    assert (await harness.document(harness.queue))["run_seq"] == 1
 
 
-async def test_a_graph_is_refused_at_the_door_with_nothing_written(world: World) -> None:
+async def test_invalid_graph_is_rejected_by_create_task_without_a_write(harness: Harness) -> None:
     graph = {"nodes": [node("a", "quick", "ghost")]}
     with pytest.raises(GraphError, match="depends_on names 'ghost', which is no node"):
-        await world.coordinator.create_task(params={}, graph=graph)
-    assert await world.db.tasks.count_documents({}) == 0
+        await harness.coordinator.create_task(params={}, graph=graph)
+    assert await harness.db.tasks.count_documents({}) == 0
 
 
-async def test_the_callers_graph_is_not_changed(world: World) -> None:
+async def test_graph_of_the_caller_is_not_changed(harness: Harness) -> None:
     graph = {"nodes": [node("a")], "edges": []}
     before = {"nodes": [node("a")], "edges": []}
-    await world.coordinator.create_task(params={}, graph=graph)
+    await harness.coordinator.create_task(params={}, graph=graph)
     assert graph == before

@@ -22,7 +22,7 @@ from flowkit.models import AttemptResult, FailureKind, NodeIO, OpenTask
 from flowkit.worker import Batch, BatchResult, Worker
 from tests.contract.builders import RUN, TASK, attempt, graph
 from tests.integration.handlers import Quick
-from tests.integration.world import let_pass
+from tests.integration.harness import wait_seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 LIMIT_SEC = 2.0
-AWAY_SEC = 5.0
+OUTAGE_SEC = 5.0
 
 
 @dataclass
-class Place:
+class StoppableDatabase:
     """A database with one open task, which a test can stop."""
 
     mongo: MongoServer
@@ -64,7 +64,7 @@ class Place:
         """Run an attempt whose database is unavailable for longer than its time limit."""
         await self.stop()
         running = asyncio.create_task(self.run(activity, given))
-        await let_pass(AWAY_SEC)
+        await wait_seconds(OUTAGE_SEC)
         assert not running.done()
         await self.start()
         return await running
@@ -85,14 +85,14 @@ class Place:
 
 
 @pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Place]:
+async def database(tmp_path: Path) -> AsyncIterator[StoppableDatabase]:
     with MongoServer(tmp_path) as mongo:
         client: Any = AsyncIOMotorClient(mongo.url, tz_aware=True, serverSelectionTimeoutMS=1_000)
         tasks = TaskStore(client.limits)
         await tasks.prepare()
         opening = OpenTask(task_id=TASK, first_run_id=RUN, run_id=RUN, at=1.0, graph=graph("a"), params={})
         await tasks.open_task(opening)
-        yield Place(mongo, client.limits)
+        yield StoppableDatabase(mongo, client.limits)
         client.close()
 
 
@@ -101,81 +101,85 @@ def given(**io: Any) -> AttemptInput:
     return replace(attempt(), timeout_sec=LIMIT_SEC, io=NodeIO(**io))
 
 
-async def status(place: Place) -> str:
+async def status(database: StoppableDatabase) -> str:
     """Return the status of the node."""
-    document: Any = await place.db.tasks.find_one({"id": TASK})
+    document: Any = await database.db.tasks.find_one({"id": TASK})
     return str(document["graph"]["nodes"][0]["status"])
 
 
-async def test_a_role_attempt_may_wait_for_mongodb_longer_than_its_limit(place: Place) -> None:
+async def test_role_attempt_can_wait_for_mongodb_longer_than_its_time_limit(
+    database: StoppableDatabase,
+) -> None:
     working = asyncio.Event()
 
     class Working(Quick):
         async def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
             working.set()
-            await let_pass(0.2)
+            await wait_seconds(0.2)
             assert await ctx.vars() == {}
             await ctx.artifacts.upsert_partial("own", {"n": 1})
             assert [partial["batch_uid"] async for partial in ctx.artifacts.partials()].count("own") == 1
             return await super().process_batch(batch, ctx)
 
-    worker = Worker(db=place.db, handlers={"crawler": Working()})
+    worker = Worker(db=database.db, handlers={"crawler": Working()})
     activity = (await worker.open()).of("crawler")
-    running = asyncio.create_task(place.run(activity, given(input_inline={"batches": 3})))
+    running = asyncio.create_task(database.run(activity, given(input_inline={"batches": 3})))
     await working.wait()
-    await place.stop()
-    await let_pass(AWAY_SEC)
-    await place.start()
+    await database.stop()
+    await wait_seconds(OUTAGE_SEC)
+    await database.start()
     assert (await running).batches == 3
-    assert await status(place) == "finished"
+    assert await status(database) == "finished"
     await worker.stop()
 
 
-async def test_a_function_may_wait_for_mongodb_longer_than_its_limit(place: Place) -> None:
+async def test_function_can_wait_for_mongodb_longer_than_its_time_limit(database: StoppableDatabase) -> None:
     calls: list[str] = []
 
     def plain(task_id: str) -> None:
         calls.append(task_id)
 
-    await place.run_without_mongodb(place.function("plain", plain), given(fn="plain"))
+    await database.run_without_mongodb(database.function("plain", plain), given(fn="plain"))
     assert calls == [TASK]
-    assert await status(place) == "finished"
+    assert await status(database) == "finished"
 
 
-async def test_a_built_in_function_may_wait_for_mongodb_longer_than_its_limit(place: Place) -> None:
+async def test_built_in_function_can_wait_for_mongodb_longer_than_its_time_limit(
+    database: StoppableDatabase,
+) -> None:
     io = {"fn": "vars.set", "fn_args": {"kv": {"n": 1}}}
-    await place.run_without_mongodb(place.function("vars.set", None), given(**io))
-    assert await TaskStore(place.db).variables(TASK) == {"n": 1}
+    await database.run_without_mongodb(database.function("vars.set", None), given(**io))
+    assert await TaskStore(database.db).variables(TASK) == {"n": 1}
 
 
-async def failed(place: Place, activity: Activity, given: AttemptInput) -> dict[str, Any]:
+async def failed(database: StoppableDatabase, activity: Activity, given: AttemptInput) -> dict[str, Any]:
     """Return the failure that the workflow receives."""
     with pytest.raises(ApplicationError) as caught:
-        await place.run(activity, given)
+        await database.run(activity, given)
     found: dict[str, Any] = caught.value.details[0]
     return found
 
 
 @pytest.mark.parametrize("plain", [True, False])
-async def test_a_function_that_takes_longer_than_its_limit_fails(place: Place, plain: bool) -> None:
+async def test_function_that_exceeds_its_time_limit_fails(database: StoppableDatabase, plain: bool) -> None:
     released = asyncio.Event()
 
     async def endless(task_id: str) -> None:
         await released.wait()
 
     def blocking(task_id: str) -> None:
-        asyncio.run(let_pass(2 * LIMIT_SEC))
+        asyncio.run(wait_seconds(2 * LIMIT_SEC))
 
     function = blocking if plain else endless
-    told = await failed(place, place.function("slow", function), given(fn="slow"))
-    assert (told["kind"], told["code"]) == (FailureKind.FAILURE, "timeout")
+    reported = await failed(database, database.function("slow", function), given(fn="slow"))
+    assert (reported["kind"], reported["code"]) == (FailureKind.FAILURE, "timeout")
 
 
-async def test_mongodbs_absence_in_a_function_of_the_users_costs_no_retry(place: Place) -> None:
+async def test_mongodb_outage_in_a_user_function_uses_no_retry(database: StoppableDatabase) -> None:
     async def report(task_id: str) -> None:
-        await place.stop()
-        await CoordinatorAdapters(db=place.db).vars_set(task_id, n=1)
+        await database.stop()
+        await CoordinatorAdapters(db=database.db).vars_set(task_id, n=1)
 
-    told = await failed(place, place.function("report", report), given(fn="report"))
-    assert (told["kind"], told["code"]) == (FailureKind.YIELDED, "mongo_unavailable")
-    await place.start()
+    reported = await failed(database, database.function("report", report), given(fn="report"))
+    assert (reported["kind"], reported["code"]) == (FailureKind.YIELDED, "mongo_unavailable")
+    await database.start()

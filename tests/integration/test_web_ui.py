@@ -9,25 +9,25 @@ import pytest
 from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import WorkflowFailureError
 
-from tests.integration.world import eventually, node
+from tests.integration.harness import eventually, node
 
 if TYPE_CHECKING:
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
 
 
-async def details(world: World, task_id: str) -> str:
+async def details(harness: Harness, task_id: str) -> str:
     """Query the current details as the Web UI does."""
-    handle = await world.handle(task_id)
-    told = await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
-    return str(told.current_details)
+    handle = await harness.handle(task_id)
+    reported = await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
+    return str(reported.current_details)
 
 
-async def names(world: World, task_id: str) -> dict[str, list[str]]:
+async def names(harness: Harness, task_id: str) -> dict[str, list[str]]:
     """Return the names of a run's timers and activities, in the order of their start."""
     found: dict[str, list[str]] = {"timer": [], "activity": []}
-    for event in (await (await world.handle(task_id)).fetch_history()).events:
+    for event in (await (await harness.handle(task_id)).fetch_history()).events:
         summary = event.user_metadata.summary.data
         if event.HasField("timer_started_event_attributes"):
             found["timer"].append(json.loads(summary) if summary else "")
@@ -36,50 +36,56 @@ async def names(world: World, task_id: str) -> dict[str, list[str]]:
     return found
 
 
-async def test_a_running_node_links_to_the_workers_of_its_role(world: World) -> None:
-    await world.engine()
-    task_id = await world.create(node("a", "nobody"), node("b", "quick", "a"))
+async def test_running_node_links_to_the_workers_of_its_role(harness: Harness) -> None:
+    await harness.engine()
+    task_id = await harness.create(node("a", "nobody"), node("b", "quick", "a"))
 
     async def running() -> str | None:
-        told = await details(world, task_id)
-        return told if "**running**" in told else None
+        reported = await details(harness, task_id)
+        return reported if "**running**" in reported else None
 
-    told = await eventually(running)
-    assert f"[nobody](namespaces/default/task-queues/{world.queue}.nobody)" in told
-    assert told.splitlines()[5:] == ["| a | nobody | running | 1 |  |", "| b | quick | queued |  |  |"]
-
-
-async def test_the_details_of_a_large_graph_show_its_last_change_when_nothing_follows(world: World) -> None:
-    await world.engine()
-    await world.worker()
-    crowd = [node(f"n{number}") for number in range(50)]
-    task_id = await world.create(*crowd, node("last", "nobody", "n0", "n49"))
-
-    async def told() -> bool:
-        return "1 running, 50 finished, of 51 nodes" in await details(world, task_id)
-
-    await eventually(told)
+    reported = await eventually(running)
+    assert f"[nobody](namespaces/default/task-queues/{harness.queue}.nobody)" in reported
+    assert reported.splitlines()[5:] == ["| a | nobody | running | 1 |  |", "| b | quick | queued |  |  |"]
 
 
-async def test_everything_that_a_cancelled_run_did_has_a_name_and_the_details_tell_why(world: World) -> None:
-    await world.engine()
-    await world.worker()
-    task_id = await world.create(node("a", "paced", inline={"pause": 600}), node("b", "quick", "a"))
-    await world.until_node(task_id, "a", "running")
-    await world.coordinator.cancel_task(task_id, reason="wrong day")
+async def test_details_of_a_large_graph_include_its_last_change(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker()
+    nodes = [node(f"n{number}") for number in range(50)]
+    task_id = await harness.create(*nodes, node("last", "nobody", "n0", "n49"))
+
+    async def reported() -> bool:
+        return "1 running, 50 finished, of 51 nodes" in await details(harness, task_id)
+
+    await eventually(reported)
+
+
+async def test_all_events_of_a_cancelled_run_have_names_and_the_details_show_the_reason(
+    harness: Harness,
+) -> None:
+    await harness.engine()
+    await harness.worker()
+    task_id = await harness.create(node("a", "paced", inline={"pause": 600}), node("b", "quick", "a"))
+    await harness.until_node(task_id, "a", "running")
+    await harness.coordinator.cancel_task(task_id, reason="wrong day")
     with pytest.raises(WorkflowFailureError):
-        await world.result(task_id)
-    assert (await details(world, task_id)).startswith("Task **cancelled** (wrong day): ")
-    told = await names(world, task_id)
-    assert told["timer"] == ["let the cancel flags reach MongoDB", "let the attempts stop"]
-    assert told["activity"] == ["a", "write to MongoDB: cancel flags, 1 node", "close the task in MongoDB"]
+        await harness.result(task_id)
+    assert (await details(harness, task_id)).startswith("Task **cancelled** (wrong day): ")
+    reported = await names(harness, task_id)
+    assert reported["timer"] == ["let the cancel flags reach MongoDB", "let the attempts stop"]
+    assert reported["activity"] == [
+        "a",
+        "write to MongoDB: cancel flags, 1 node",
+        "close the task in MongoDB",
+    ]
 
 
-async def test_an_attempt_after_a_failure_says_which_retry_it_is(world: World) -> None:
-    await world.engine()
-    await world.worker()
+async def test_attempt_after_a_failure_shows_its_retry_number(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker()
     retries = {"max": 1, "backoff_sec": 0.1}
-    task_id = await world.create(node("a", "failing", inline={"failures": 1}, retry_policy=retries))
-    await world.result(task_id)
-    told = await names(world, task_id)
-    assert [name for name in told["activity"] if name.startswith("a")] == ["a", "a, retry 1 of 1"]
+    task_id = await harness.create(node("a", "failing", inline={"failures": 1}, retry_policy=retries))
+    await harness.result(task_id)
+    reported = await names(harness, task_id)
+    assert [name for name in reported["activity"] if name.startswith("a")] == ["a", "a, retry 1 of 1"]

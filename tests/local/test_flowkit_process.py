@@ -7,8 +7,8 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.integration.conftest import world
-from tests.integration.world import ROOT, eventually, node
+from tests.integration.conftest import harness
+from tests.integration.harness import ROOT, eventually, node
 from tests.local.processes import descendants, stdout_of, still_running, wait_until
 
 from flowkit.local.errors import ProcessMisused
@@ -20,33 +20,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
-__all__ = ["world"]
+__all__ = ["harness"]
 
 
 @pytest.mark.server
-async def test_an_engine_and_workers_start_together_and_run_a_task(world: World, tmp_path: Path) -> None:
+async def test_an_engine_and_workers_start_together_and_run_a_task(harness: Harness, tmp_path: Path) -> None:
     one, *two = processes = [
-        engine_process(tmp_path, environment=world.environment),
+        engine_process(tmp_path, environment=harness.environment),
         *worker_processes(
-            tmp_path, ["tests.integration.handlers:Quick"], count=2, environment=world.environment
+            tmp_path, ["tests.integration.handlers:Quick"], count=2, environment=harness.environment
         ),
     ]
     start_all(processes)
     try:
-        assert one.summary == f"engine polls queue {world.queue}"
+        assert one.summary == f"engine polls queue {harness.queue}"
         assert [worker.name for worker in two] == ["worker-1", "worker-2"]
-        assert {worker.summary for worker in two} == {f"worker runs quick on queue {world.queue}"}
-        assert (await world.result(await world.create(node("a")))).status == "finished"
+        assert {worker.summary for worker in two} == {f"worker runs quick on queue {harness.queue}"}
+        assert (await harness.result(await harness.create(node("a")))).status == "finished"
     finally:
         stop_all(processes)
     assert [process.exit_code for process in processes] == [0, 0, 0]
 
 
 @pytest.mark.server
-async def test_a_function_that_does_not_exist_is_a_usage_error(world: World, tmp_path: Path) -> None:
-    wrong = engine_process(tmp_path, functions=["f=json:nothing"], environment=world.environment)
+async def test_a_function_that_does_not_exist_is_a_usage_error(harness: Harness, tmp_path: Path) -> None:
+    wrong = engine_process(tmp_path, functions=["f=json:nothing"], environment=harness.environment)
     with pytest.raises(ProcessMisused) as caught:
         wrong.start()
     assert caught.value.log_lines == [
@@ -68,22 +68,22 @@ sys.stdin.read()
 
 @pytest.mark.server
 async def test_pool_processes_exit_when_the_owner_of_the_worker_is_killed(
-    world: World,
+    harness: Harness,
     tmp_path: Path,
     python: Callable[..., subprocess.Popen[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("MONGO_DATABASE", "FLOWKIT_QUEUE"):
-        monkeypatch.setenv(name, world.environment[name])
+        monkeypatch.setenv(name, harness.environment[name])
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'src'}")
     config = tmp_path / "worker.json"
     config.write_text(json.dumps({"executor": "process", "process_workers": 2}))
-    await world.engine()
+    await harness.engine()
     owner = python("-c", OWNER, str(tmp_path), str(config))
     assert stdout_of(owner).readline() == "ready\n"
     before = descendants(owner.pid)
-    task_id = await world.create(node("a", "cruncher", inline={"until_cancelled": True}))
-    await world.until_node(task_id, "a", "running")
+    task_id = await harness.create(node("a", "cruncher", inline={"until_cancelled": True}))
+    await harness.until_node(task_id, "a", "running")
 
     async def pool_is_running() -> bool:
         """Whether the two pool processes and their resource tracker are running."""

@@ -1,4 +1,4 @@
-"""Histories that no version of the workflow can have written: good ones with one thing changed. Pure."""
+"""Poisoned histories, which no version of the workflow can have written: recorded ones with one change. Pure."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ POISONS: dict[str, tuple[str, Callable[[History], None]]] = {
     "activity_type": ("chain", _other_type),
     "order": ("diamond", _other_order),
 }
-"""Name of the poisoned history: the shape it is made from, and what is changed in it."""
+"""Name of the poisoned history: its original shape, and the function that changes it."""
 
 
 def poisoned(name: str, histories: dict[str, History]) -> History:
-    """A poisoned copy of one of the recorded histories."""
+    """Return a poisoned copy of a recorded history."""
     shape, change = POISONS[name]
     history = copy.deepcopy(histories[shape])
     change(history)

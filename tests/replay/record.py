@@ -1,7 +1,7 @@
 """Records the histories that `test_replay.py` replays: `python -m tests.replay.record [SHAPE …]`.
 
-Run it when the workflow's commands were changed on purpose; without names it records all shapes anew. It starts
-servers of its own, whatever the environment says.
+Run it after an intentional change of the workflow's commands. Without names it records all shapes. It starts its
+own servers and ignores those in the environment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowkit.local import Stack
-from tests.integration.world import ROOT, World
+from tests.integration.harness import ROOT, Harness
 from tests.replay.poison import POISONS, poisoned
 from tests.replay.scrub import scrubbed
 from tests.replay.shapes import GRAPHS, RUNS_AFTER, WAYS
@@ -31,23 +31,23 @@ HISTORIES = Path(__file__).parent / "histories"
 
 
 @asynccontextmanager
-async def recording_world(stack: Stack) -> AsyncIterator[World]:
-    """A world with an engine and a worker."""
-    world = World(temporal=stack.temporal_address, mongo=stack.mongo_url)
-    world.queue = world.environment["FLOWKIT_QUEUE"] = "flowkit"
-    os.environ.update(stack.exports, MONGO_DATABASE=world.database)
-    world.settings["lease_ttl_sec"] = 2
+async def recording_harness(stack: Stack) -> AsyncIterator[Harness]:
+    """Yield a test environment with an engine and a worker."""
+    harness = Harness(temporal=stack.temporal_address, mongo=stack.mongo_url)
+    harness.queue = harness.environment["FLOWKIT_QUEUE"] = "flowkit"
+    os.environ.update(stack.exports, MONGO_DATABASE=harness.database)
+    harness.settings["lease_ttl_sec"] = 2
     try:
-        await world.engine()
-        await world.worker()
-        yield world
+        await harness.engine()
+        await harness.worker()
+        yield harness
     finally:
-        await world.close()
+        await harness.close()
 
 
-async def histories_of(world: World, name: str) -> dict[str, dict[str, Any]]:
-    """The history of each run of a task: `name`, or `name-1`, `name-2`, … when there are several."""
-    client, found, run_id = await world.client(), [], await _first_run(world, name)
+async def histories_of(harness: Harness, name: str) -> dict[str, dict[str, Any]]:
+    """Return the history of each run of a task: `name`, or `name-1`, `name-2`, … when there are several."""
+    client, found, run_id = await harness.client(), [], await _first_run(harness, name)
     while run_id:
         history = await client.get_workflow_handle(name, run_id=run_id).fetch_history()
         found.append(history.to_json_dict())
@@ -57,39 +57,39 @@ async def histories_of(world: World, name: str) -> dict[str, dict[str, Any]]:
     return {f"{name}-{number}": history for number, history in enumerate(found, 1)}
 
 
-async def _first_run(world: World, name: str) -> str:
-    execution = (await (await world.handle(name)).describe()).raw_description.workflow_execution_info
+async def _first_run(harness: Harness, name: str) -> str:
+    execution = (await (await harness.handle(name)).describe()).raw_description.workflow_execution_info
     return execution.first_run_id or execution.execution.run_id
 
 
 def clean(history: dict[str, Any], deployment: str) -> dict[str, Any]:
-    """The history without names of this machine."""
+    """Return the history without names of this machine."""
     secrets = [str(ROOT), str(Path.home()), socket.gethostname(), deployment]
     safe: dict[str, Any] = scrubbed(history, secrets)
     return safe
 
 
 def write(name: str, history: dict[str, Any]) -> None:
-    """Write one history so that a change of it can be read in a diff."""
+    """Write one history in a format with readable diffs."""
     path = HISTORIES / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(history, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 async def record(stack: Stack, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Run each shape and answer the clean histories of its runs."""
+    """Run each shape and return the scrubbed histories of its runs."""
     recorded: dict[str, dict[str, Any]] = {}
-    async with recording_world(stack) as world:
-        meta: Any = await world.db.flowkit_meta.find_one({"_id": "deployment"})
+    async with recording_harness(stack) as harness:
+        meta: Any = await harness.db.flowkit_meta.find_one({"_id": "deployment"})
         for name in names:
-            await WAYS[name](world, name)
-            found = await histories_of(world, name)
+            await WAYS[name](harness, name)
+            found = await histories_of(harness, name)
             recorded.update({key: clean(history, meta["value"]) for key, history in found.items()})
     return recorded
 
 
 def main(names: list[str]) -> None:
-    """Record the named shapes, or all; then poison copies."""
+    """Record the named shapes, or all of them, and write the poisoned copies."""
     begun = time.monotonic()
     for address in ("TEMPORAL_ADDRESS", "MONGO_URL"):
         os.environ.pop(address, None)

@@ -1,4 +1,4 @@
-"""Takes out of a history what tells of the machine that recorded it. Pure."""
+"""Removes the data of the recording machine from a history. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 _HOSTED = re.compile(r"\b(engine)-\d+@[^\s\"']+")
 _WORKER = re.compile(r"\bw-[0-9a-f]{8}\b")
 _DROPPED = frozenset({"stackTrace", "workerVersion", "meteringMetadata", "requestId"})
-"""Not `sdkMetadata`: without the flags in it, a replay overlooks changed activities."""
+"""`sdkMetadata` stays: without its flags, a replay does not detect changed activities."""
 
-SOMEBODY = "recorder"
+RECORDER = "recorder"
 
 
 def scrubbed(value: Any, secrets: list[str]) -> Any:
-    """`value` without identities, stack traces and `secrets`; payloads are looked into."""
+    """Return `value` without identities, stack traces and `secrets`, also inside payloads."""
     if isinstance(value, list):
         return [scrubbed(item, secrets) for item in value]
     if isinstance(value, str):
@@ -26,7 +26,7 @@ def scrubbed(value: Any, secrets: list[str]) -> Any:
         return {**value, "data": _payload(value["data"], secrets)}
     kept = {key: scrubbed(item, secrets) for key, item in value.items() if key not in _DROPPED}
     if "identity" in kept:
-        kept["identity"] = SOMEBODY
+        kept["identity"] = RECORDER
     if kept.get("kind") == "TASK_QUEUE_KIND_STICKY":
         kept["name"] = "sticky"
     return kept
@@ -35,7 +35,7 @@ def scrubbed(value: Any, secrets: list[str]) -> Any:
 def _text(text: str, secrets: list[str]) -> str:
     text = _WORKER.sub("w-00000000", _HOSTED.sub(r"\1", text))
     for secret in secrets:
-        text = re.sub(rf"(?<![\w-]){re.escape(secret)}(?![\w-])", SOMEBODY, text)
+        text = re.sub(rf"(?<![\w-]){re.escape(secret)}(?![\w-])", RECORDER, text)
     return text
 
 
@@ -44,7 +44,7 @@ def _payload(data: str, secrets: list[str]) -> str:
 
 
 def payload_texts(value: Any) -> list[str]:
-    """The text of every payload in `value`."""
+    """Yield the text of every payload in `value`."""
     if isinstance(value, list):
         return [text for item in value for text in payload_texts(item)]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The tasks whose histories are kept: one shape of graph each."""
+"""The tasks whose histories are recorded: one shape of graph each."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio.client import WorkflowFailureError
 
-from tests.integration.world import node
+from tests.integration.harness import node
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 SOON = {"retry_policy": {"max": 2, "backoff_sec": 0.1}}
 BROKEN: dict[str, Any] = {"inline": {"failures": 9, "permanent": True}}
 LONG: dict[str, Any] = {"inline": {"pause": 60}}
 RUNS_AFTER = 80
-"""Events after which the recording server suggests to continue as a new run; of the shapes, only one has more."""
+"""Number of events after which the recording server suggests continue-as-new; only one shape has more."""
 
 
 def call(node_id: str, *parents: str, io: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """A node that calls a coordinator function; without `io` the one that does nothing."""
+    """Return a node that calls a coordinator function; without `io` it calls `noop`."""
     given = {"io": io} if io else {}
     return {"node_id": node_id, "type": "coordinator_fn", "depends_on": list(parents), **given, **more}
 
@@ -109,55 +109,55 @@ GRAPHS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-async def ran(world: World, name: str) -> None:
-    """Start the task and wait for its end, whatever it is."""
-    await world.coordinator.create_task(params={"shape": name}, graph=GRAPHS[name], task_id=name)
-    await ended(world, name)
+async def ran(harness: Harness, name: str) -> None:
+    """Start the task and wait until it has ended, with any outcome."""
+    await harness.coordinator.create_task(params={"shape": name}, graph=GRAPHS[name], task_id=name)
+    await ended(harness, name)
 
 
-async def ended(world: World, name: str) -> None:
+async def ended(harness: Harness, name: str) -> None:
     """Wait for the task's end."""
     with contextlib.suppress(WorkflowFailureError):
-        await world.result(name)
+        await harness.result(name)
 
 
-async def cancelled(world: World, name: str) -> None:
+async def cancelled(harness: Harness, name: str) -> None:
     """Cancel the task with a reason while a node runs."""
-    await world.coordinator.create_task(params={}, graph=GRAPHS[name], task_id=name)
-    await world.until_node(name, "b", "running")
-    await world.coordinator.cancel_task(name, reason="no longer wanted")
-    await ended(world, name)
+    await harness.coordinator.create_task(params={}, graph=GRAPHS[name], task_id=name)
+    await harness.until_node(name, "b", "running")
+    await harness.coordinator.cancel_task(name, reason="no longer wanted")
+    await ended(harness, name)
 
 
-async def lost(world: World, name: str) -> None:
-    """Kill the worker that runs a node; another one takes over and finishes."""
+async def lost(harness: Harness, name: str) -> None:
+    """Kill the worker of a running node; another worker takes over and finishes the node."""
     from tests.integration.handlers import Quick
 
-    process = world.worker_process("Stubborn")
-    await world.coordinator.create_task(params={}, graph=GRAPHS[name], task_id=name)
-    await world.until_node(name, "a", "running")
+    process = harness.worker_process("Stubborn")
+    await harness.coordinator.create_task(params={}, graph=GRAPHS[name], task_id=name)
+    await harness.until_node(name, "a", "running")
     process.kill()
-    await world.worker({"stubborn": Quick()})
-    await ended(world, name)
+    await harness.worker({"stubborn": Quick()})
+    await ended(harness, name)
 
 
-async def yielded(world: World, name: str) -> None:
-    """A puller holds the only slot of its role and gives it to the node it waits for."""
+async def yielded(harness: Harness, name: str) -> None:
+    """A pulling node holds the only slot of its role and yields it to its source."""
     from tests.integration.handlers import Quick
 
-    await world.worker({"solo": Quick()}, concurrency=1)
-    await ran(world, name)
-    assert (await world.node(name, "z"))["attempt_epoch"] > 1
+    await harness.worker({"solo": Quick()}, concurrency=1)
+    await ran(harness, name)
+    assert (await harness.node(name, "z"))["attempt_epoch"] > 1
 
 
-async def refused(world: World, name: str) -> None:
-    """Start a bad graph past `create_task`, which would refuse it."""
-    client = await world.client()
-    await client.start_workflow("Task", {"graph": GRAPHS[name]}, id=name, task_queue=world.queue)
-    await ended(world, name)
+async def refused(harness: Harness, name: str) -> None:
+    """Start an invalid graph with a Temporal client, because `create_task` would reject it."""
+    client = await harness.client()
+    await client.start_workflow("Task", {"graph": GRAPHS[name]}, id=name, task_queue=harness.queue)
+    await ended(harness, name)
 
 
-WAYS: dict[str, Callable[[World, str], Awaitable[None]]] = {
+WAYS: dict[str, Callable[[Harness, str], Awaitable[None]]] = {
     **dict.fromkeys(GRAPHS, ran),
     "cancel": cancelled,
     "native_loss": lost,

@@ -1,6 +1,6 @@
-"""Recorded histories replay; whoever changes the workflow's commands notices here.
+"""Recorded histories replay. These tests fail if a change affects the workflow's commands.
 
-`make histories` records them anew after a change that is meant.
+After an intentional change, `make histories` records them again.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ POISONED = sorted((HISTORIES / "poisoned").glob("*.json"))
 
 
 def load(path: Path) -> WorkflowHistory:
-    """A recorded history; its file is named after the workflow id."""
+    """Return a recorded history, whose file has the name of the workflow id."""
     return WorkflowHistory.from_json(path.stem.partition("-")[0], path.read_text(encoding="utf-8"))
 
 
 async def replay(history: WorkflowHistory) -> None:
-    """Run the workflow against a history; raises what Temporal would fail its task with."""
+    """Replay the workflow. Raises the error with which Temporal would fail its workflow task."""
     await Replayer(workflows=[Task], data_converter=pydantic_data_converter).replay_workflow(history)
 
 
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: path.stem)
-async def test_a_recorded_history_replays(path: Path) -> None:
+async def test_recorded_history_replays(path: Path) -> None:
     await replay(load(path))
 
 
 @pytest.mark.parametrize("path", POISONED, ids=lambda path: path.stem)
-async def test_a_poisoned_history_is_noticed(path: Path) -> None:
+async def test_poisoned_history_is_detected(path: Path) -> None:
     with pytest.raises(NondeterminismError):
         await replay(load(path))
 
 
-def test_every_shape_has_its_history_and_one_of_them_two_runs() -> None:
+def test_every_shape_has_a_history_and_one_of_them_has_two_runs() -> None:
     stems = [path.stem for path in GOOD]
     assert {stem.partition("-")[0] for stem in stems} == set(GRAPHS)
     assert {"continue_as_new-1", "continue_as_new-2"} <= set(stems)
@@ -52,7 +52,7 @@ def test_every_shape_has_its_history_and_one_of_them_two_runs() -> None:
 
 
 @pytest.mark.parametrize("path", [*GOOD, *POISONED], ids=lambda path: path.stem)
-def test_a_history_tells_nothing_of_the_machine_that_recorded_it(path: Path) -> None:
+def test_history_contains_no_data_of_the_recording_machine(path: Path) -> None:
     text = "\n".join([path.read_text(encoding="utf-8"), *payload_texts(load(path).to_json_dict())])
     assert [
         sign for sign in ("/home/", "/root", "/work/", "site-packages", "engine-", "@vm") if sign in text

@@ -6,13 +6,13 @@ from typing import Any
 
 
 class Marked:
-    """Treats texts that begin with `secret` as secrets, and records the values that it checks."""
+    """Treats texts that start with `secret` as secrets, and records the values that it checks."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any]] = []
 
     def is_sensitive(self, key_path: str, value: Any) -> bool:
-        """Return whether the text begins with `secret`."""
+        """Return whether the text starts with `secret`."""
         self.asked.append((key_path, value))
         return marked(key_path, value)
 

@@ -34,7 +34,7 @@ def pulling(adapter: object = PULL, **input_args: Any) -> dict[str, Any]:
 
 
 def refusal(graph: object, **options: Any) -> GraphError:
-    """Return the error with which `graph` is refused."""
+    """Return the error with which `graph` is rejected."""
     with pytest.raises(GraphError) as caught:
         parse_graph(graph, **options)
     return caught.value

@@ -44,7 +44,7 @@ class NoServer:
 NONE: Any = NoServer()
 
 
-class _Hostile:
+class _InvalidArgument:
     def __repr__(self) -> str:
         return "hostile\nobject"
 
@@ -62,7 +62,7 @@ NO_TEXTS = [
     {"$ne": None},
     ["a"],
     {"a"},
-    _Hostile(),
+    _InvalidArgument(),
     10**5_000,
     endless,
 ]
@@ -112,7 +112,7 @@ def a_client() -> TaskClient:
 
 @pytest.mark.parametrize("call", ADAPTERS.values(), ids=ADAPTERS)
 @pytest.mark.parametrize("value", NO_TASK_IDS, ids=arguments.printed)
-async def test_a_function_refuses_what_is_no_task_id(call: Call, value: object) -> None:
+async def test_functions_reject_an_invalid_task_id(call: Call, value: object) -> None:
     with pytest.raises(AdapterError) as caught:
         await call(value)
     refusal_of(caught.value, "task_id is ")
@@ -120,7 +120,7 @@ async def test_a_function_refuses_what_is_no_task_id(call: Call, value: object) 
 
 @pytest.mark.parametrize("call", CLIENTS.values(), ids=CLIENTS)
 @pytest.mark.parametrize("value", NO_TASK_IDS, ids=arguments.printed)
-async def test_a_client_refuses_what_is_no_task_id(call: Call, value: object) -> None:
+async def test_clients_reject_an_invalid_task_id(call: Call, value: object) -> None:
     with pytest.raises(ConfigError) as caught:
         await call(value)
     refusal_of(caught.value, "task_id is ")
@@ -129,7 +129,7 @@ async def test_a_client_refuses_what_is_no_task_id(call: Call, value: object) ->
 @pytest.mark.parametrize(
     "value", [*NO_TASK_IDS[1:], "a\0b", "a\nb", "\x1b[2J", "\x7f"], ids=arguments.printed
 )
-async def test_a_new_task_needs_an_id_that_can_be_shown(value: Any) -> None:
+async def test_new_task_requires_a_printable_id(value: Any) -> None:
     with pytest.raises(GraphError) as caught:
         await a_client().create_task(
             params={}, graph={"nodes": [{"node_id": "a", "type": "t"}]}, task_id=value
@@ -137,7 +137,7 @@ async def test_a_new_task_needs_an_id_that_can_be_shown(value: Any) -> None:
     assert "leave it out for a new UUID" in refusal_of(caught.value, "task_id is ")
 
 
-class Silent:
+class UnresponsiveClient:
     """A Temporal client that gets no response in time."""
 
     async def start_workflow(self, *_: object, **__: object) -> None:
@@ -145,8 +145,8 @@ class Silent:
         raise RPCError("timeout", RPCStatusCode.DEADLINE_EXCEEDED, b"")
 
 
-async def test_a_start_whose_outcome_is_unknown_names_the_task() -> None:
-    client: Any = Silent()
+async def test_start_with_an_unknown_outcome_names_the_task() -> None:
+    client: Any = UnresponsiveClient()
     with pytest.raises(RPCError) as caught:
         await TaskClient(client, TaskStore(NONE), queue="q").create_task(
             params={}, graph={"nodes": [{"node_id": "a", "type": "t"}]}, task_id="mine"
@@ -173,14 +173,14 @@ NODES: dict[str, tuple[str, Call]] = {
 
 @pytest.mark.parametrize(("argument", "call"), NODES.values(), ids=NODES)
 @pytest.mark.parametrize("value", NO_NODE_IDS, ids=arguments.printed)
-async def test_a_function_refuses_what_is_no_node_id(argument: str, call: Call, value: object) -> None:
+async def test_functions_reject_an_invalid_node_id(argument: str, call: Call, value: object) -> None:
     with pytest.raises(AdapterError) as caught:
         await call(value)
     refusal_of(caught.value, argument)
 
 
 @pytest.mark.parametrize("value", [math.nan, -1, -0.5, -math.inf, -(10**400), "5", True, [1], 1j], ids=repr)
-async def test_a_timeout_is_seconds_or_none(value: Any) -> None:
+async def test_invalid_timeout_is_rejected(value: Any) -> None:
     for call in (a_client().result, a_client().wait, Coordinator(db=NONE, client=NONE).result):
         with pytest.raises(ConfigError) as caught:
             await call("t", value)
@@ -188,14 +188,14 @@ async def test_a_timeout_is_seconds_or_none(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 0, 0.5, 10**400, math.inf, 1e308])
-def test_any_time_to_wait_is_one(value: object) -> None:
+def test_valid_timeout_is_accepted(value: object) -> None:
     assert arguments.timeout_problem(value) is None
 
 
 @pytest.mark.parametrize(
     "value", [0, -1, True, 1.0, "5", None, math.nan, 10_001, 10**12, {"$gt": 0}], ids=repr
 )
-async def test_a_list_has_a_sensible_length(value: Any) -> None:
+async def test_limit_of_a_list_is_between_1_and_10000(value: Any) -> None:
     for catalog in (TaskCatalog(NONE), a_client(), Coordinator(db=NONE)):
         with pytest.raises(ConfigError) as caught:
             await catalog.list_tasks(limit=value)
@@ -203,7 +203,7 @@ async def test_a_list_has_a_sensible_length(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", ["done", "", 7, True, {"$gt": ""}, ["failed"], b"failed"], ids=repr)
-async def test_a_status_is_one_of_those_that_there_are(value: Any) -> None:
+async def test_unknown_status_is_rejected(value: Any) -> None:
     with pytest.raises(ConfigError, match="status .* is unknown; known: queued, running"):
         await TaskCatalog(NONE).list_tasks(value)
 
@@ -225,7 +225,7 @@ NO_ARGUMENTS: dict[str, list[Any]] = {
     [(name, value) for name, values in NO_ARGUMENTS.items() for value in values],
     ids=repr,
 )
-def test_a_coordinator_is_made_of_what_it_needs(argument: str, value: Any) -> None:
+def test_coordinator_rejects_invalid_arguments(argument: str, value: Any) -> None:
     given = {"db": NONE, "adapters" if "adapters" in argument else argument: value}
     with pytest.raises(ConfigError) as caught:
         Coordinator(**given)
@@ -243,7 +243,7 @@ PLUGINS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("given", PLUGINS, ids=",".join)
-def test_a_plugin_is_made_of_what_it_needs(given: dict[str, Any]) -> None:
+def test_plugin_rejects_invalid_arguments(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         FlowKitPlugin(**given)
     refusal_of(caught.value, next(iter(given)))
@@ -261,20 +261,20 @@ WORKERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("given", WORKERS, ids=",".join)
-def test_a_worker_is_made_of_what_it_needs(given: dict[str, Any]) -> None:
+def test_worker_rejects_invalid_arguments(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         Worker(**{"db": NONE, **given})
     refusal_of(caught.value, f"{next(iter(given))} is ")
 
 
 @pytest.mark.parametrize("value", [None, "mongodb://h"])
-def test_functions_need_a_database(value: object) -> None:
+def test_functions_require_a_database(value: object) -> None:
     with pytest.raises(ConfigError, match=r"db is .*; it must be a database of Motor or PyMongo Async"):
         CoordinatorAdapters(db=value)
 
 
 @pytest.mark.parametrize("name", ["bus", "outbox"])
-def test_what_the_earlier_coordinator_had_is_not_there_and_says_so(name: str) -> None:
+def test_removed_attribute_of_the_coordinator_raises_removed(name: str) -> None:
     coordinator = Coordinator(db=NONE)
     with pytest.raises(Removed, match=rf"Coordinator\.{name} is gone: .* Leave it out") as caught:
         getattr(coordinator, name)
@@ -295,18 +295,18 @@ def test_what_the_earlier_coordinator_had_is_not_there_and_says_so(name: str) ->
         ("half \ud800", "half \\ud800"),
     ],
 )
-def test_the_reason_of_a_cancel_is_short_text(reason: str | None, kept: str) -> None:
+def test_cancel_reason_is_a_short_text(reason: str | None, kept: str) -> None:
     assert cancel_reason(reason) == kept
 
 
 @pytest.mark.parametrize("reason", [7, True, b"text", {"$gt": ""}])
-async def test_what_is_no_text_is_no_reason(reason: Any) -> None:
+async def test_cancel_reason_that_is_not_a_string_is_rejected(reason: Any) -> None:
     with pytest.raises(ConfigError, match="reason is .*; it must be a text"):
         await Coordinator(db=NONE, client=NONE).cancel_task("t", reason=reason)
 
 
 @pytest.mark.parametrize("uid", [None, "", 7, {"$gt": ""}, b"uid", "\ud800"], ids=repr)
-async def test_a_handler_stores_no_batch_under_what_is_no_uid(uid: Any) -> None:
+async def test_handler_cannot_store_a_batch_with_an_invalid_uid(uid: Any) -> None:
     attempt = AttemptInput(task_id="t", node_id="a", index=0, role="r", epoch=1)
     writer = ArtifactsWriter(ArtifactStore(NONE), attempt, "w")
     with pytest.raises(ValueError, match="batch_uid must not be empty and must be a text, not "):
@@ -314,7 +314,7 @@ async def test_a_handler_stores_no_batch_under_what_is_no_uid(uid: Any) -> None:
 
 
 @given(text=st.text(max_size=210))
-def test_what_can_be_a_new_id_can_be_an_id(text: str) -> None:
+def test_every_valid_new_id_is_a_valid_id(text: str) -> None:
     if arguments.new_task_id_problem(text) is None:
         assert arguments.task_id_problem(text) is None
         assert text.encode()

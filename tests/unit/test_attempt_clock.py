@@ -38,12 +38,12 @@ def clock(time: Time) -> AttemptClock:
     return AttemptClock(time)
 
 
-def test_time_counts(clock: AttemptClock, time: Time) -> None:
+def test_running_time_counts(clock: AttemptClock, time: Time) -> None:
     time.now = 3.0
     assert clock.spent() == 3.0
 
 
-def test_a_wait_does_not_count(clock: AttemptClock, time: Time) -> None:
+def test_stopped_time_does_not_count(clock: AttemptClock, time: Time) -> None:
     time.now = 1.0
     with clock.stopped():
         time.now = 61.0
@@ -52,14 +52,14 @@ def test_a_wait_does_not_count(clock: AttemptClock, time: Time) -> None:
     assert clock.spent() == 2.0
 
 
-def test_a_short_wait_counts_so_that_a_busy_handler_does_time_out(clock: AttemptClock, time: Time) -> None:
+def test_short_waits_count_so_that_a_busy_handler_times_out(clock: AttemptClock, time: Time) -> None:
     for _ in range(1_000):
         with clock.stopped():
             time.now += 0.01
     assert clock.spent() == pytest.approx(10.0)
 
 
-def test_waits_that_overlap_are_left_out_once(clock: AttemptClock, time: Time) -> None:
+def test_overlapping_waits_are_excluded_once(clock: AttemptClock, time: Time) -> None:
     with clock.stopped(), ExitStack() as inner:
         time.now = 5.0
         inner.enter_context(clock.stopped())
@@ -74,26 +74,26 @@ def test_waits_that_overlap_are_left_out_once(clock: AttemptClock, time: Time) -
 @pytest.mark.parametrize(
     ("limit", "spent", "look"), [(None, 5.0, None), (4.0, 1.0, 3.0), (4.0, 4.0, 0.0), (4.0, 9.0, 0.0)]
 )
-def test_the_next_look_is_when_the_limit_may_be_reached(
+def test_next_check_is_when_the_limit_can_be_reached(
     clock: AttemptClock, time: Time, limit: float | None, spent: float, look: float | None
 ) -> None:
     time.now = spent
     assert clock.next_look(limit) == look
 
 
-def test_a_stopped_clock_is_looked_at_now_and_then(clock: AttemptClock, time: Time) -> None:
+def test_stopped_clock_is_checked_regularly(clock: AttemptClock, time: Time) -> None:
     with clock.stopped():
         time.now = 100.0
         assert clock.next_look(0.001) == 0.25
 
 
 @given(SPANS)
-def test_the_covered_time_is_what_lies_within_any_span(spans: list[tuple[int, int]]) -> None:
+def test_covered_time_is_the_union_of_all_spans(spans: list[tuple[int, int]]) -> None:
     seconds = {second for since, until in spans for second in range(since, until)}
     assert covered(spans) == len(seconds)
 
 
-async def test_an_outage_stops_the_clock_of_the_attempt_that_waits() -> None:
+async def test_outage_stops_the_clock_of_the_waiting_attempt() -> None:
     clock, failures = AttemptClock(), [StoreUnavailable("away")] * 3
 
     async def call() -> str:
@@ -107,7 +107,7 @@ async def test_an_outage_stops_the_clock_of_the_attempt_that_waits() -> None:
 
 
 @pytest.mark.parametrize("measured", [True, False])
-def test_without_an_attempt_there_is_no_clock_to_stop(measured: bool, time: Time) -> None:
+def test_clock_is_stopped_only_within_an_attempt(measured: bool, time: Time) -> None:
     def wait() -> None:
         with clock_stopped():
             time.now += 5.0

@@ -35,18 +35,18 @@ def sent(of: Node, **settings: Any) -> AttemptInput:
 
 
 @pytest.mark.parametrize("seconds", [0.5, 45, 31_536_000])
-def test_the_timeout_of_a_node_travels_with_its_attempt(seconds: float) -> None:
+def test_attempt_input_contains_the_timeout_of_its_node(seconds: float) -> None:
     assert sent(parsed(timeout_sec=seconds)).timeout_sec == seconds
     assert without_defaults(sent(parsed(timeout_sec=seconds)))["timeout_sec"] == seconds
 
 
-def test_a_role_without_a_timeout_has_none_and_a_function_has_that_of_its_engine() -> None:
+def test_role_has_no_default_timeout_and_a_function_has_that_of_its_engine() -> None:
     assert sent(parsed(), function_timeout_sec=7.0).timeout_sec is None
     assert sent(parsed(type="coordinator_fn"), function_timeout_sec=7.0).timeout_sec == 7.0
     assert sent(parsed(type="coordinator_fn", timeout_sec=2), function_timeout_sec=7.0).timeout_sec == 2
 
 
-def test_a_first_attempt_of_a_bare_node_is_sent_in_few_words() -> None:
+def test_first_attempt_of_a_minimal_node_has_a_small_input() -> None:
     assert without_defaults(sent(parsed())) == {
         "task_id": "t",
         "node_id": "extract",
@@ -56,12 +56,12 @@ def test_a_first_attempt_of_a_bare_node_is_sent_in_few_words() -> None:
     }
 
 
-def test_uids_are_qualified_as_the_task_was_opened() -> None:
+def test_uids_are_qualified_if_the_task_was_opened_that_way() -> None:
     assert not sent(parsed()).qualify_uids
     assert sent(parsed(), qualify_uids=True).qualify_uids
 
 
-def test_a_node_without_sources_is_sent_none() -> None:
+def test_node_without_sources_is_sent_none() -> None:
     load = parse_graph(two(io=pulling(from_nodes=[]))).nodes[1]
     assert sent(load).sources == {}
     assert sent(load).io.input_inline == pulling(from_nodes=[])["input_inline"]
@@ -77,20 +77,18 @@ FUNCTIONS = [
 
 
 @pytest.mark.parametrize(("fn", "function_queue", "queue"), FUNCTIONS)
-def test_functions_that_are_not_built_in_have_a_queue_of_their_own(
-    fn: str, function_queue: str, queue: str
-) -> None:
+def test_user_functions_have_their_own_queue(fn: str, function_queue: str, queue: str) -> None:
     settings = Settings(queue="q", local_functions=("noop",), function_queue=function_queue)
     assert queue_of(parsed(type="coordinator_fn", io={"fn": fn}), settings) == queue
     assert queue_of(parsed(io={"fn": fn}), settings) == "q.crawler"
 
 
 @pytest.mark.parametrize(("nodes", "seconds"), [(0, 60), (1, 60.1), (5_000, 560)])
-def test_a_write_of_many_nodes_may_take_longer(nodes: int, seconds: float) -> None:
+def test_write_of_many_nodes_has_a_longer_timeout(nodes: int, seconds: float) -> None:
     assert write_timeout(nodes) == timedelta(seconds=seconds)
 
 
-def test_what_is_noted_of_a_failure_is_bounded() -> None:
+def test_recorded_failure_has_a_limited_size() -> None:
     state = NodeState()
     note_failure(state, "c" * 5_000, "m" * 50_000)
     assert (len(state.reason_code or ""), len(state.last_error or "")) == (100, 2_000)

@@ -34,7 +34,7 @@ FOREVER = 60.0
 
 
 @dataclass
-class Doing:
+class FunctionRunner:
     """An executor that runs a function of the test until it is cancelled."""
 
     work: Callable[[], Awaitable[object]]
@@ -67,7 +67,9 @@ async def db() -> Any:
     return database
 
 
-async def run(db: Any, body: Doing, given: AttemptInput, home: LoopPortal | None = None) -> AttemptResult:
+async def run(
+    db: Any, body: FunctionRunner, given: AttemptInput, home: LoopPortal | None = None
+) -> AttemptResult:
     """Run the executor as a Temporal worker would."""
     host = WorkerContext(
         tasks=TaskStore(db), portal=home or LoopPortal(), worker_id="w", cancel_poll_sec=0.01
@@ -82,7 +84,9 @@ async def run(db: Any, body: Doing, given: AttemptInput, home: LoopPortal | None
     return await ending
 
 
-async def failed(db: Any, body: Doing, given: AttemptInput, home: LoopPortal | None = None) -> dict[str, Any]:
+async def failed(
+    db: Any, body: FunctionRunner, given: AttemptInput, home: LoopPortal | None = None
+) -> dict[str, Any]:
     """Return the failure that the workflow receives."""
     with pytest.raises(ApplicationError) as caught:
         await asyncio.wait_for(run(db, body, given, home), FOREVER)
@@ -94,10 +98,14 @@ async def failed(db: Any, body: Doing, given: AttemptInput, home: LoopPortal | N
 # --- time limit -------------------------------------------------------------------------------------------------
 
 
-async def test_an_attempt_that_takes_too_long_fails_as_timeout(db: Any) -> None:
-    told = await failed(db, Doing(endless), replace(attempt(), timeout_sec=0.05))
-    assert (told["kind"], told["code"], told["permanent"]) == (FailureKind.FAILURE, "timeout", False)
-    assert told["message"] == "the attempt took longer than 0.05 s (timeout_sec)"
+async def test_attempt_that_exceeds_its_time_limit_fails_with_timeout(db: Any) -> None:
+    reported = await failed(db, FunctionRunner(endless), replace(attempt(), timeout_sec=0.05))
+    assert (reported["kind"], reported["code"], reported["permanent"]) == (
+        FailureKind.FAILURE,
+        "timeout",
+        False,
+    )
+    assert reported["message"] == "the attempt took longer than 0.05 s (timeout_sec)"
 
 
 async def test_time_without_mongodb_does_not_count(db: Any) -> None:
@@ -109,16 +117,18 @@ async def test_time_without_mongodb_does_not_count(db: Any) -> None:
         return "stored"
 
     begin = time.monotonic()
-    result = await run(db, Doing(lambda: retry_while_unavailable(store)), replace(attempt(), timeout_sec=0.2))
+    result = await run(
+        db, FunctionRunner(lambda: retry_while_unavailable(store)), replace(attempt(), timeout_sec=0.2)
+    )
     assert result.worker_id == "w"
     assert time.monotonic() - begin > 0.2, "the retries take 0.1, 0.2, 0.4 s, or a second with jitter"
 
 
-async def test_an_attempt_that_ends_in_time_has_no_timeout(db: Any) -> None:
+async def test_attempt_that_ends_in_time_does_not_time_out(db: Any) -> None:
     async def quick() -> None:
         return
 
-    assert (await run(db, Doing(quick), replace(attempt(), timeout_sec=5.0))).worker_id == "w"
+    assert (await run(db, FunctionRunner(quick), replace(attempt(), timeout_sec=5.0))).worker_id == "w"
 
 
 @contextmanager
@@ -139,7 +149,7 @@ def another_loop() -> Iterator[asyncio.AbstractEventLoop]:
     thread.join()
 
 
-async def test_a_handler_that_blocks_its_loop_times_out(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_handler_that_blocks_its_loop_times_out(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "_ABORT_TIMEOUT_SEC", 0.1)
     released = threading.Event()
 
@@ -148,21 +158,23 @@ async def test_a_handler_that_blocks_its_loop_times_out(db: Any, monkeypatch: py
 
     with another_loop() as loop:
         try:
-            told = await failed(db, Doing(block), replace(attempt(), timeout_sec=0.1), LoopPortal(loop))
+            reported = await failed(
+                db, FunctionRunner(block), replace(attempt(), timeout_sec=0.1), LoopPortal(loop)
+            )
         finally:
             released.set()
-    assert told["code"] == "timeout"
+    assert reported["code"] == "timeout"
 
 
 # --- errors -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_store_that_is_away_costs_no_retry(db: Any) -> None:
+async def test_unavailable_store_uses_no_retry(db: Any) -> None:
     async def read() -> None:
         raise StoreUnavailable("MongoDB does not answer (AutoReconnect)")
 
-    told = await failed(db, Doing(read), attempt())
-    assert (told["kind"], told["code"]) == (FailureKind.YIELDED, "mongo_unavailable")
+    reported = await failed(db, FunctionRunner(read), attempt())
+    assert (reported["kind"], reported["code"]) == (FailureKind.YIELDED, "mongo_unavailable")
 
 
 class Unreadable(Exception):
@@ -180,18 +192,22 @@ class Unreadable(Exception):
         (Unreadable(), "Unreadable: its message cannot be read"),
     ],
 )
-async def test_an_unexpected_error_is_an_ordinary_failure(db: Any, error: Exception, message: str) -> None:
-    async def break_down() -> None:
+async def test_unexpected_error_is_an_ordinary_failure(db: Any, error: Exception, message: str) -> None:
+    async def fail_unexpectedly() -> None:
         raise error
 
-    told = await failed(db, Doing(break_down), attempt())
-    assert (told["kind"], told["code"], told["message"]) == (FailureKind.FAILURE, "unexpected_error", message)
+    reported = await failed(db, FunctionRunner(fail_unexpectedly), attempt())
+    assert (reported["kind"], reported["code"], reported["message"]) == (
+        FailureKind.FAILURE,
+        "unexpected_error",
+        message,
+    )
 
 
 # --- background tasks -------------------------------------------------------------------------------------------
 
 
-async def test_a_bug_in_one_duty_leaves_the_heartbeats_alone(
+async def test_error_in_one_background_task_does_not_stop_the_heartbeats(
     db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beats = asyncio.Event()
@@ -213,7 +229,7 @@ async def test_a_bug_in_one_duty_leaves_the_heartbeats_alone(
     monkeypatch.setattr(attempts, "_UNSUPERVISED_SEC", 0.0)
     monkeypatch.setattr(attempts, "HeartbeatThrottle", Counting)
     monkeypatch.setattr(TaskStore, "flagged", broken)
-    assert (await asyncio.wait_for(run(db, Doing(beats.wait), attempt()), FOREVER)).worker_id == "w"
+    assert (await asyncio.wait_for(run(db, FunctionRunner(beats.wait), attempt()), FOREVER)).worker_id == "w"
 
 
 # --- flags ------------------------------------------------------------------------------------------------------
@@ -236,40 +252,40 @@ async def flag(db: Any, **fields: Any) -> None:
 
 
 @pytest.mark.usefixtures("_at_once")
-async def test_an_attempt_that_the_workflow_has_flagged_stops_and_waits_for_temporals_cancel(db: Any) -> None:
+async def test_attempt_flagged_by_the_workflow_stops_and_waits_for_the_temporal_cancel(db: Any) -> None:
     await flag(db, cancel_run_id=RUN, cancel_reason="hard_fail:boom")
-    body = Doing(endless)
-    told = await failed(db, body, attempt())
+    body = FunctionRunner(endless)
+    reported = await failed(db, body, attempt())
     assert body.reasons == ["hard_fail:boom"]
-    assert (told["kind"], told["code"]) == (FailureKind.YIELDED, "cancel_pending")
-    assert told["message"].startswith(f"cancelled (hard_fail:boom) by run {RUN} of the workflow")
+    assert (reported["kind"], reported["code"]) == (FailureKind.YIELDED, "cancel_pending")
+    assert reported["message"].startswith(f"cancelled (hard_fail:boom) by run {RUN} of the workflow")
 
 
 @pytest.mark.usefixtures("_at_once")
 @pytest.mark.parametrize("stops", [True, False])
-async def test_an_attempt_ends_at_no_charge_where_temporal_refuses_the_cancel(db: Any, stops: bool) -> None:
-    """The environment of the test has no client, so every cancel is refused."""
+async def test_attempt_ends_without_using_budget_if_temporal_rejects_the_cancel(db: Any, stops: bool) -> None:
+    """The environment of the test has no client, so every cancel is rejected."""
     await flag(db, cancelled_at="whenever", cancel_reason="too dear")
-    body = Doing(endless, stops=stops)
-    told = await failed(db, body, replace(attempt(), cancel_grace_sec=0.05))
+    body = FunctionRunner(endless, stops=stops)
+    reported = await failed(db, body, replace(attempt(), cancel_grace_sec=0.05))
     assert body.reasons == ["too dear"]
-    assert (told["kind"], told["code"]) == (FailureKind.YIELDED, "cancel_refused")
-    assert "Temporal did not accept a cancel" in told["message"]
+    assert (reported["kind"], reported["code"]) == (FailureKind.YIELDED, "cancel_refused")
+    assert "Temporal did not accept a cancel" in reported["message"]
 
 
 @pytest.mark.usefixtures("_at_once")
-async def test_a_flag_of_another_run_is_no_reason_to_stop(db: Any) -> None:
+async def test_flag_of_another_run_does_not_stop_the_attempt(db: Any) -> None:
     await flag(db, cancel_run_id="an-earlier-run")
-    looked = asyncio.Event()
+    checked = asyncio.Event()
 
-    class Looking(TaskStore):
+    class WatchedTasks(TaskStore):
         async def raised_flag(self, attempt: AttemptInput) -> Any:
             found = await super().raised_flag(attempt)
-            asyncio.get_running_loop().call_later(0.05, looked.set)
+            asyncio.get_running_loop().call_later(0.05, checked.set)
             return found
 
-    host_tasks = Looking(db)
-    body = Doing(looked.wait)
+    host_tasks = WatchedTasks(db)
+    body = FunctionRunner(checked.wait)
     environment = ActivityEnvironment()
     environment.info = replace(environment.info, workflow_id=TASK, workflow_run_id=RUN)
     host = WorkerContext(tasks=host_tasks, portal=LoopPortal(), worker_id="w", cancel_poll_sec=0.01)

@@ -49,7 +49,7 @@ async def run(steps: Steps) -> tuple[BackgroundLoop, asyncio.Task[None]]:
     return loop, task
 
 
-async def test_an_error_is_logged_and_noted_and_the_loop_continues(caplog: pytest.LogCaptureFixture) -> None:
+async def test_error_is_logged_and_recorded_and_the_loop_continues(caplog: pytest.LogCaptureFixture) -> None:
     before = time.time()
     loop, task = await run(Steps(fail, fail))
     assert loop.health.running
@@ -62,24 +62,24 @@ async def test_an_error_is_logged_and_noted_and_the_loop_continues(caplog: pytes
     assert not loop.health.running
 
 
-async def test_a_loop_ends_although_its_step_swallows_the_cancel() -> None:
+async def test_loop_ends_even_if_its_step_swallows_the_cancel() -> None:
     begun = asyncio.Event()
 
-    async def deaf() -> None:
+    async def ignores_cancel() -> None:
         begun.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             return
 
-    task = asyncio.create_task(BackgroundLoop("deaf", deaf).run())
+    task = asyncio.create_task(BackgroundLoop("deaf", ignores_cancel).run())
     await begun.wait()
     task.cancel()
     await asyncio.wait_for(asyncio.wait([task]), 10)
     assert task.done()
 
 
-async def test_health_is_bad_without_a_loop_that_should_run() -> None:
+async def test_stopped_loop_is_unhealthy() -> None:
     loop, task = await run(Steps())
     assert Health(running=True, loops=(loop.health,)).ok
     assert not Health(running=False, loops=(loop.health,)).ok
@@ -88,7 +88,7 @@ async def test_health_is_bad_without_a_loop_that_should_run() -> None:
     assert not Health(running=True, loops=(loop.health,)).ok
 
 
-async def test_a_step_that_ends_well_is_noted() -> None:
+async def test_successful_step_is_recorded() -> None:
     loop = BackgroundLoop("the test", asyncio.Event().wait)
     assert loop.health.last_ok_at is None
     loop.worked()

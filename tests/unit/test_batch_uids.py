@@ -30,7 +30,7 @@ sources = st.text(alphabet=st.sampled_from("uv@%/.") | st.characters(), min_size
         ("100%", "v", "100%25@v"),
     ],
 )
-def test_uids_of_the_first_source_stay_and_those_of_others_name_it(
+def test_uids_of_the_first_source_are_kept_and_others_are_qualified(
     uid: str, source: str, expected: str
 ) -> None:
     assert qualified(uid, source, first="u") == expected
@@ -42,22 +42,22 @@ def test_no_two_batches_get_the_same_uid(pairs: list[tuple[str, str]], first: st
 
 
 @given(uids, sources, sources)
-def test_a_batch_gets_the_same_uid_every_time(uid: str, source: str, first: str) -> None:
+def test_uid_of_a_batch_is_deterministic(uid: str, source: str, first: str) -> None:
     assert qualified(uid, source, first=first) == qualified(uid, source, first=first)
 
 
-FOREIGN: list[Any] = [
+OTHER_TYPES: list[Any] = [
     *(5, Int64(5), 5.0, True, None, "", b"5", ObjectId("5" * 24), datetime(2024, 1, 1, tzinfo=UTC)),
     *([5], {"a": 5}, {"a": {"b": [5]}}),
 ]
 
 
-def test_text_stays_as_it_is() -> None:
+def test_text_uid_is_unchanged() -> None:
     assert uid_text("b1") == "b1"
 
 
-def test_uids_of_foreign_types_become_texts_of_their_own() -> None:
-    texts = [uid_text(uid) for uid in [*FOREIGN, "5"]]
+def test_uids_of_other_types_become_distinct_texts() -> None:
+    texts = [uid_text(uid) for uid in [*OTHER_TYPES, "5"]]
     assert len(set(texts)) == len(texts)
     assert all(texts)
-    assert texts == [uid_text(uid) for uid in [*FOREIGN, "5"]]
+    assert texts == [uid_text(uid) for uid in [*OTHER_TYPES, "5"]]

@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.examples import examples
+from tests.unit.property_examples import examples
 
 from flowkit.workflows.budget import (
     json_size,
@@ -32,7 +32,7 @@ def inner(text: str) -> int:
 
 @THOROUGH
 @given(text=TEXTS, limit=st.integers(0, 200))
-def test_a_cut_text_fits_and_is_the_beginning_of_the_whole(text: str, limit: int) -> None:
+def test_truncated_text_fits_and_is_a_prefix_of_the_original(text: str, limit: int) -> None:
     cut = truncate_json(text, limit)
     assert inner(cut) <= limit
     if inner(text) <= limit:
@@ -44,26 +44,26 @@ def test_a_cut_text_fits_and_is_the_beginning_of_the_whole(text: str, limit: int
 
 @THOROUGH
 @given(text=TEXTS, limit=st.integers(3, 200))
-def test_utf8_is_never_cut_inside_a_character(text: str, limit: int) -> None:
+def test_utf8_is_never_truncated_inside_a_character(text: str, limit: int) -> None:
     cut = truncate_utf8(text, limit)
     assert len(cut.encode()) <= limit
     assert cut == text or (cut.endswith("…") and text.startswith(cut[:-1]))
 
 
-def test_a_cut_wastes_no_more_than_one_character() -> None:
+def test_truncation_wastes_at_most_one_character() -> None:
     assert inner(truncate_json("x" * 100, 50)) == 50
     assert inner(truncate_json("\U0001f600" * 100, 50)) >= 46
     assert inner(truncate_json("\x01" * 100, 50)) >= 44
 
 
 @pytest.mark.parametrize("room, level", [(1_110, 1_000), (300, 190), (30, 10), (29, 9), (0, 0), (-5, 0)])
-def test_the_longest_texts_are_cut_first(room: int, level: int) -> None:
+def test_longest_texts_are_truncated_first(room: int, level: int) -> None:
     assert largest_cap([10, 100, 1_000], room) == level
 
 
 @THOROUGH
 @given(texts=st.lists(TEXTS | st.none(), max_size=20), room=st.integers(-10, 2_000))
-def test_texts_are_cut_to_the_room_that_they_share(texts: list[str | None], room: int) -> None:
+def test_texts_are_truncated_to_their_shared_budget(texts: list[str | None], room: int) -> None:
     cut = truncate_longest(texts, room)
     assert len(cut) == len(texts)
     kept = [text for text in cut if text]
@@ -80,7 +80,7 @@ def test_texts_are_cut_to_the_room_that_they_share(texts: list[str | None], room
 
 @THOROUGH
 @given(sizes=st.lists(st.integers(1, 50), max_size=40), room=st.integers(1, 60))
-def test_parts_hold_everything_in_order_and_fit(sizes: list[int], room: int) -> None:
+def test_parts_contain_everything_in_order_and_fit(sizes: list[int], room: int) -> None:
     parts = list(split_by_size(sizes, int, room))
     assert [size for part in parts for size in part] == sizes
     assert all(part and (sum(part) <= room or len(part) == 1) for part in parts)
@@ -89,6 +89,6 @@ def test_parts_hold_everything_in_order_and_fit(sizes: list[int], room: int) -> 
     assert sizes[: len(first)] == first
 
 
-def test_sizes_are_those_of_compact_utf8_json() -> None:
+def test_sizes_equal_those_of_compact_utf8_json() -> None:
     assert json_size({"a": [1, "é"]}) == len('{"a":[1,"é"]}'.encode())
     assert json_size("\ud800") > 0

@@ -35,7 +35,7 @@ from tests.integration.chaos.plans import (
     task_plan,
 )
 from tests.integration.chaos.verify import Comparison, Stored, read_stored
-from tests.unit.examples import examples
+from tests.unit.property_examples import examples
 
 from flowkit.graph.validation import parse_graph
 from flowkit.hashing import stable_hash
@@ -73,7 +73,7 @@ def failing(
     return PlannedFailure(times=times, at=at, raises=raises, permanent=permanent)
 
 
-def test_a_seed_gives_the_same_tasks_again_and_every_graph_is_valid() -> None:
+def test_same_seed_gives_the_same_tasks_and_every_graph_is_valid() -> None:
     for number in range(200):
         plan = task_plan(SEED, number)
         assert task_plan.__wrapped__(SEED, number) == plan
@@ -159,7 +159,7 @@ def test_functions_take_effect_once_each_in_any_order() -> None:
     assert variables(calls) == variables(calls[::-1]) == wanted
 
 
-def test_a_failure_that_is_not_allowed_fails_the_task_and_stops_it_unless_it_continues() -> None:
+def test_failure_that_is_not_allowed_fails_the_task_and_stops_it_unless_it_continues() -> None:
     bad = node("a", failure=failing(0))
     below = node("b", parents=("a",))
     end = task_end(task(bad, below))
@@ -180,7 +180,7 @@ async def ran(number: int, *, seed: int = SEED) -> tuple[TaskPlan, Stored]:
 
 
 @pytest.mark.parametrize("number", range(TASKS))
-async def test_what_workers_and_engines_do_without_servers_is_what_the_model_predicts(number: int) -> None:
+async def test_workers_and_engines_without_servers_match_the_model(number: int) -> None:
     assert Comparison(*await ran(number)).problems() == []
 
 

@@ -13,20 +13,20 @@ from flowkit.core.utils import dumps, jitter_ms, loads, stable_hash
 
 
 @pytest.mark.parametrize("clock", [SystemClock(), ManualClock()])
-def test_both_clocks_offer_what_the_protocol_asks_for(clock: Clock) -> None:
+def test_both_clocks_implement_the_clock_protocol(clock: Clock) -> None:
     assert isinstance(clock, Clock)
     assert clock.now_dt().utcoffset() == timedelta(0)
     assert isinstance(clock.now_ms(), int)
     assert isinstance(clock.mono_ms(), int)
 
 
-def test_the_systems_clock_tells_the_time_of_day() -> None:
-    before, told, after = time.time(), SystemClock().now_ms() / 1000, time.time()
-    assert before - 0.001 <= told <= after
+def test_system_clock_returns_the_time_of_day() -> None:
+    before, reported, after = time.time(), SystemClock().now_ms() / 1000, time.time()
+    assert before - 0.001 <= reported <= after
     assert abs(SystemClock().now_dt() - datetime.now(UTC)) < timedelta(seconds=5)
 
 
-async def test_the_systems_clock_waits_on_a_clock_that_is_never_set_back() -> None:
+async def test_system_clock_waits_on_a_monotonic_clock() -> None:
     clock = SystemClock()
     before = clock.mono_ms()
     await clock.sleep_ms(20)
@@ -34,7 +34,7 @@ async def test_the_systems_clock_waits_on_a_clock_that_is_never_set_back() -> No
     await clock.sleep_ms(-5)
 
 
-async def test_sleeping_on_a_manual_clock_sets_it_forward_at_once() -> None:
+async def test_sleeping_on_a_manual_clock_advances_it_immediately() -> None:
     clock = ManualClock(1_000)
     began = time.monotonic()
     await clock.sleep_ms(3_600_000)
@@ -43,7 +43,7 @@ async def test_sleeping_on_a_manual_clock_sets_it_forward_at_once() -> None:
     assert clock.now_dt() == datetime(1970, 1, 1, 1, 0, 1, tzinfo=UTC)
 
 
-async def test_a_manual_clock_keeps_fractions_and_never_goes_back() -> None:
+async def test_manual_clock_keeps_fractions_and_never_goes_back() -> None:
     clock = ManualClock()
     for _ in range(4):
         await clock.sleep_ms(0.5)
@@ -51,7 +51,7 @@ async def test_a_manual_clock_keeps_fractions_and_never_goes_back() -> None:
     assert (clock.now_ms(), clock.mono_ms()) == (2, 2)
 
 
-async def test_others_run_while_somebody_sleeps_on_a_manual_clock() -> None:
+async def test_other_tasks_run_during_a_sleep_on_a_manual_clock() -> None:
     clock, ran = ManualClock(), asyncio.Event()
 
     async def other() -> None:
@@ -63,20 +63,20 @@ async def test_others_run_while_somebody_sleeps_on_a_manual_clock() -> None:
     await task
 
 
-def test_json_is_compact_keeps_its_order_and_its_letters() -> None:
+def test_json_is_compact_and_keeps_order_and_non_ascii_letters() -> None:
     value = {"b": [1, None, True], "a": "жук", 7: float("nan")}
     assert dumps(value) == '{"b":[1,null,true],"a":"жук","7":null}'.encode()
     assert loads(dumps(value)) == {"b": [1, None, True], "a": "жук", "7": None}
 
 
-def test_json_writes_times_as_text_and_refuses_what_it_cannot_write() -> None:
+def test_json_converts_dates_to_text_and_rejects_other_types() -> None:
     assert dumps(datetime(2026, 1, 2, tzinfo=UTC)) == b'"2026-01-02T00:00:00Z"'
     with pytest.raises(ValueError, match="object"):
         dumps(object())
 
 
 @pytest.mark.parametrize("text", ["", "{", b"\xff"])
-def test_what_is_no_json_is_a_value_error(text: str | bytes) -> None:
+def test_invalid_json_raises_value_error(text: str | bytes) -> None:
     with pytest.raises(ValueError):
         loads(text)
 
@@ -91,11 +91,11 @@ def test_what_is_no_json_is_a_value_error(text: str | bytes) -> None:
         ({"src": "u", "parent": "b1", "idx": 0}, "ad2b7bfd0ae8f741de96ce46937202d382868d69"),
     ],
 )
-def test_the_hash_is_that_of_the_protocol(value: object, digest: str) -> None:
+def test_hash_equals_that_of_the_protocol(value: object, digest: str) -> None:
     assert stable_hash(value) == digest
 
 
-def test_jitter_stays_within_its_part_and_above_zero() -> None:
+def test_jitter_stays_within_its_range_and_above_zero() -> None:
     drawn = [jitter_ms(1_000) for _ in range(500)]
     assert min(drawn) >= 800
     assert max(drawn) <= 1_200

@@ -48,7 +48,7 @@ def file(tmp_path: Path) -> Path:
 # --- defaults -----------------------------------------------------------------------------------------------------
 
 
-def test_the_defaults_are_the_documented_ones() -> None:
+def test_defaults_are_the_documented_ones() -> None:
     engine, worker = CoordinatorConfig(), WorkerConfig()
     assert (engine.kafka_bootstrap, engine.lease_ttl_sec, engine.heartbeat_hard_sec) == (
         "kafka:9092",
@@ -61,7 +61,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
 
 
 @pytest.mark.parametrize("config", BOTH)
-def test_every_setting_has_a_rule_which_its_default_keeps(config: type[Config]) -> None:
+def test_every_setting_has_a_rule_that_its_default_satisfies(config: type[Config]) -> None:
     assert set(names(config)) <= RULES.keys()
     assert config() == config(**dataclasses.asdict(config()))
 
@@ -70,7 +70,7 @@ def test_every_rule_belongs_to_a_setting() -> None:
     assert {*names(CoordinatorConfig), *names(WorkerConfig)} == RULES.keys()
 
 
-def test_two_configurations_share_no_list() -> None:
+def test_two_configurations_share_no_lists() -> None:
     mine = ["a"]
     one, other = WorkerConfig(roles=mine), WorkerConfig()
     mine.append("b")
@@ -84,7 +84,7 @@ def test_topics_are_named_after_the_role(config: type[Config]) -> None:
     assert config(topic_status_fmt="eu.status.{type}").topic_status("indexer") == "eu.status.indexer"
 
 
-def test_the_constructor_reads_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constructor_ignores_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "elsewhere:9092")
     monkeypatch.setenv("WORKER_TYPES", "a")
     assert CoordinatorConfig() == CoordinatorConfig(kafka_bootstrap="kafka:9092", worker_types=[])
@@ -108,7 +108,7 @@ DERIVED = {
 
 
 @pytest.mark.parametrize(("derived", "seconds"), DERIVED.items())
-def test_milliseconds_follow_from_seconds(derived: str, seconds: str) -> None:
+def test_milliseconds_are_derived_from_seconds(derived: str, seconds: str) -> None:
     for config in made(seconds, 0.25):
         assert getattr(config, derived) == 250
         assert isinstance(getattr(config, derived), int)
@@ -125,18 +125,18 @@ def test_passing_derived_milliseconds_has_no_effect(derived: str, seconds: str) 
             assert getattr(config.load(None, overrides=settings), derived) == 3_000
 
 
-def test_a_changed_copy_derives_anew() -> None:
+def test_changed_copy_derives_its_values_again() -> None:
     assert dataclasses.replace(CoordinatorConfig(), lease_ttl_sec=1).lease_ttl_ms == 1_000
 
 
 # --- slots --------------------------------------------------------------------------------------------------------
 
 
-def test_one_number_of_slots_is_for_every_role() -> None:
+def test_single_number_of_slots_applies_to_every_role() -> None:
     assert [WorkerConfig(max_concurrent=3).slots(role) for role in ("a", "b")] == [3, 3]
 
 
-def test_slots_by_role_leave_one_to_the_others() -> None:
+def test_roles_without_a_number_of_slots_have_one() -> None:
     config = WorkerConfig(max_concurrent={"a": 4})
     assert [config.slots(role) for role in ("a", "b")] == [4, 1]
 
@@ -144,7 +144,7 @@ def test_slots_by_role_leave_one_to_the_others() -> None:
 # --- layers -------------------------------------------------------------------------------------------------------
 
 
-def test_later_layers_win(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_layers_take_precedence(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text(
         json.dumps({"kafka_bootstrap": "file:1", "worker_types": ["f"], "window": 7, "sweep_sec": 5})
     )
@@ -156,13 +156,13 @@ def test_later_layers_win(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert CoordinatorConfig.load(file).kafka_bootstrap == "env:1, env:2"
 
 
-def test_an_empty_variable_sets_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_variable_sets_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text('{"worker_types": ["f"]}')
     monkeypatch.setenv("WORKER_TYPES", "")
     assert CoordinatorConfig.load(file).worker_types == ["f"]
 
 
-def test_a_worker_reads_its_file_below_the_working_directory_and_no_environment(
+def test_worker_reads_its_file_in_the_working_directory_and_ignores_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -175,7 +175,7 @@ def test_a_worker_reads_its_file_below_the_working_directory_and_no_environment(
 
 
 @pytest.mark.parametrize("config", BOTH)
-def test_a_missing_file_is_no_error(config: type[Config], tmp_path: Path) -> None:
+def test_missing_file_is_not_an_error(config: type[Config], tmp_path: Path) -> None:
     assert config.load(tmp_path / "nowhere.json") == config.load(None) == config()
 
 
@@ -190,7 +190,7 @@ def test_a_missing_file_is_no_error(config: type[Config], tmp_path: Path) -> Non
     ],
 )
 @pytest.mark.parametrize("config", BOTH)
-def test_a_file_that_cannot_be_read_is_named(
+def test_unreadable_file_is_named_in_the_error(
     config: type[Config], text: str | bytes, problem: str, file: Path
 ) -> None:
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -198,13 +198,13 @@ def test_a_file_that_cannot_be_read_is_named(
         config.load(file)
 
 
-def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
+def test_folder_instead_of_a_file_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         CoordinatorConfig.load(tmp_path)
 
 
 @pytest.mark.parametrize("config", BOTH)
-def test_an_unknown_setting_is_a_type_error_with_a_guess(config: type[Config], file: Path) -> None:
+def test_unknown_setting_raises_type_error_with_a_suggestion(config: type[Config], file: Path) -> None:
     with pytest.raises(
         TypeError, match="overrides: .* has no setting 'lease_ttl'; did you mean 'lease_ttl_sec'"
     ):
@@ -217,7 +217,7 @@ def test_an_unknown_setting_is_a_type_error_with_a_guess(config: type[Config], f
         config(**unknown)
 
 
-def test_a_wrong_value_is_traced_to_its_layer(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_the_layer_of_an_invalid_value(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text('{"window": "7"}')
     with pytest.raises(
         ConfigError, match=r"settings\.json: CoordinatorConfig\.window is '7'; it must be a whole"
@@ -249,7 +249,7 @@ NOT_NUMBERS: list[object] = ["7", "", None, True, False, [], {}, math.nan, math.
 
 
 def refused(name: str, value: object) -> str:
-    """Return the message with which a value is refused."""
+    """Return the message with which a value is rejected."""
     with pytest.raises(ConfigError) as caught:
         made(name, value)
     return str(caught.value)
@@ -259,14 +259,14 @@ def refused(name: str, value: object) -> str:
 @pytest.mark.parametrize(
     "value", [*NOT_NUMBERS, -1, -0.001, 31_536_001, 1e300, pytest.param(10**400, id="huge")]
 )
-def test_a_time_is_a_number_of_seconds_within_a_year(name: str, value: object) -> None:
+def test_duration_is_a_number_of_seconds_within_a_year(name: str, value: object) -> None:
     message = refused(name, value)
     assert f".{name} is " in message
     assert "it must be a number of seconds between" in message
 
 
 @pytest.mark.parametrize("name", SECONDS)
-def test_a_time_may_be_a_fraction(name: str) -> None:
+def test_duration_can_be_a_fraction(name: str) -> None:
     assert made(name, 0.001)
     if name.endswith(MAY_BE_ZERO):
         assert made(name, 0)
@@ -275,7 +275,7 @@ def test_a_time_may_be_a_fraction(name: str) -> None:
 
 
 @given(st.floats() | st.integers() | st.text() | st.booleans() | st.none())
-def test_a_lease_is_positive_and_finite_or_refused(value: Any) -> None:
+def test_lease_must_be_positive_and_finite(value: Any) -> None:
     try:
         config = WorkerConfig(lease_ttl_sec=value)
     except ConfigError:
@@ -286,7 +286,7 @@ def test_a_lease_is_positive_and_finite_or_refused(value: Any) -> None:
 
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize("value", [*NOT_NUMBERS, 1.5, 1.0, -1])
-def test_a_count_is_a_whole_number(name: str, value: object) -> None:
+def test_count_is_a_whole_number(name: str, value: object) -> None:
     assert f".{name} is " in refused(name, value)
 
 
@@ -300,19 +300,19 @@ def test_a_count_is_a_whole_number(name: str, value: object) -> None:
         ("hold_starts_bytes", 50_000_000),
     ],
 )
-def test_beyond_what_the_server_bears_a_count_is_refused(name: str, edge: int) -> None:
+def test_count_above_its_maximum_is_rejected(name: str, edge: int) -> None:
     assert made(name, edge)
     assert f"between 1 and {edge}" in refused(name, edge + 1)
 
 
 @pytest.mark.parametrize("name", ["pull_poll_ms_default", "pull_empty_backoff_ms_max", "db_cancel_poll_ms"])
-def test_nobody_polls_without_a_pause(name: str) -> None:
+def test_poll_interval_of_zero_is_rejected(name: str) -> None:
     assert "between 1 and" in refused(name, 0)
 
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("value", ["", " ", " a", "a\n", "a\x00b", 7, True, [], "x" * 201, "/_sys/q"])
-def test_a_name_is_a_printable_text(name: str, value: object) -> None:
+def test_name_is_a_printable_text(name: str, value: object) -> None:
     assert "printable" in refused(name, value)
 
 
@@ -325,7 +325,7 @@ def test_roles_are_a_list_of_role_names(name: str, value: object) -> None:
     assert f".{name}" in refused(name, value)
 
 
-def test_a_wrong_role_is_named_by_its_place() -> None:
+def test_error_names_the_index_of_an_invalid_role() -> None:
     assert "WorkerConfig.roles[1] is 7; it must be a role" in refused("roles", ["a", 7])
     assert "WorkerConfig.roles[1] is 'a'; it must be another role" in refused("roles", ["a", "a"])
     assert "at least one role" in refused("roles", [])
@@ -341,23 +341,23 @@ def test_slots_are_whole_numbers_of_at_least_one(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, "64", math.nan, math.inf, True, None])
-def test_memory_for_batches_is_a_number_above_zero(value: object) -> None:
+def test_memory_for_batches_is_a_positive_number(value: object) -> None:
     assert "MiB above 0" in refused("max_buffered_mb", value)
 
 
-def test_an_executor_is_one_of_two() -> None:
+def test_executor_is_one_of_two_values() -> None:
     assert "one of 'loop', 'process'; did you mean 'process'?" in refused("executor", "processes")
     for value in ("", None, 7, True):
         refused("executor", value)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "2", True])
-def test_processes_are_counted_or_left_to_the_worker(value: object) -> None:
+def test_processes_are_a_count_or_chosen_by_the_worker(value: object) -> None:
     assert "none, or a whole number" in refused("process_workers", value)
 
 
 @pytest.mark.parametrize("value", [0, 1, "true", "false", None])
-def test_a_switch_is_true_or_false(value: object) -> None:
+def test_switch_is_true_or_false(value: object) -> None:
     assert "true or false" in refused("strict_input_adapters", value)
 
 
@@ -369,7 +369,7 @@ def test_brokers_are_hosts_with_ports(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", ["kafka", "a:1,b:2", "a:1, b:2", "[::1]:9092", "10.0.0.1:9092"])
-def test_brokers_may_be_several(value: str) -> None:
+def test_several_brokers_are_accepted(value: str) -> None:
     assert made("kafka_bootstrap", value)
 
 
@@ -377,14 +377,14 @@ def test_brokers_may_be_several(value: str) -> None:
 @pytest.mark.parametrize(
     "value", ["", "a b", ".", 7, None, "x" * 250, "{typ}", "{type", "a.{}", "{type}.{type}"]
 )
-def test_a_topic_is_one_that_kafka_takes(name: str, value: object) -> None:
+def test_topic_is_a_valid_kafka_topic(name: str, value: object) -> None:
     assert "a Kafka topic" in refused(name, value)
 
 
 @pytest.mark.parametrize("name", ["topic_cmd_fmt", "topic_status_fmt"])
-def test_a_topic_for_all_roles_is_refused(name: str) -> None:
+def test_topic_without_the_role_is_rejected(name: str) -> None:
     assert "{type} where the role belongs" in refused(name, "cmd.v1")
 
 
-def test_a_long_value_is_shown_in_part() -> None:
+def test_long_value_is_truncated_in_the_error() -> None:
     assert len(refused("queue", "x" * 10_000)) < 250

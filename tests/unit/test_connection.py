@@ -18,7 +18,7 @@ def rpc(status: RPCStatusCode, message: str = "as the server says") -> RPCError:
     return RPCError(message, status, b"")
 
 
-def test_a_namespace_that_is_not_there_is_told_with_the_command_that_creates_it() -> None:
+def test_missing_namespace_is_reported_with_the_command_that_creates_it() -> None:
     error = unavailable(rpc(RPCStatusCode.NOT_FOUND), ADDRESS, "my orders")
     assert error.problem == f"Temporal at {ADDRESS} has no namespace 'my orders'"
     assert error.remedy == (
@@ -28,7 +28,7 @@ def test_a_namespace_that_is_not_there_is_told_with_the_command_that_creates_it(
 
 
 @pytest.mark.parametrize("status", [RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED])
-def test_a_server_that_lets_nobody_in_is_not_called_away(status: RPCStatusCode) -> None:
+def test_authentication_error_is_not_reported_as_an_unreachable_server(status: RPCStatusCode) -> None:
     error = unavailable(rpc(status), ADDRESS, "default")
     assert error.problem == f"Temporal at {ADDRESS} does not let this client into namespace 'default'"
     assert "TEMPORAL_API_KEY" in error.remedy
@@ -38,14 +38,14 @@ def test_a_server_that_lets_nobody_in_is_not_called_away(status: RPCStatusCode) 
 @pytest.mark.parametrize(
     "cause", [RuntimeError("Failed client connect: " + "x" * 900), rpc(RPCStatusCode.UNAVAILABLE)]
 )
-def test_a_server_that_does_not_answer_is_named_by_its_address(cause: RuntimeError | RPCError) -> None:
+def test_error_for_an_unreachable_server_contains_its_address(cause: RuntimeError | RPCError) -> None:
     error = unavailable(cause, ADDRESS, "default")
     assert error.problem == f"no Temporal server answers at {ADDRESS}"
     assert error.remedy == "start one, or set TEMPORAL_ADDRESS"
     assert len(str(error)) < 350
 
 
-def test_without_more_to_say_the_error_has_a_text_all_the_same() -> None:
+def test_error_without_details_has_a_default_text() -> None:
     assert "TEMPORAL_ADDRESS" in str(TemporalUnavailable())
     assert str(TemporalUnavailable("only this")) == "only this"
 
@@ -53,14 +53,14 @@ def test_without_more_to_say_the_error_has_a_text_all_the_same() -> None:
 @pytest.mark.parametrize(
     "address", ["127.0.0.1:7233", "127.8.9.1:1", "localhost:7233", "LOCALHOST:7233", "[::1]:7233"]
 )
-def test_this_machine_is_known_by_its_addresses(address: str) -> None:
+def test_loopback_addresses_are_recognized(address: str) -> None:
     assert is_loopback(address)
 
 
 @pytest.mark.parametrize(
     "address", ["temporal:7233", "10.0.0.1:7233", "localhost.example:7233", "[fe80::1]:7233", "", ":7233"]
 )
-def test_other_machines_are_not_taken_for_this_one(address: str) -> None:
+def test_other_addresses_are_not_loopback(address: str) -> None:
     assert not is_loopback(address)
 
 
@@ -82,7 +82,7 @@ class Describes:
         return SimpleNamespace(namespace_info=SimpleNamespace(id=f"id of {request.namespace}"))
 
 
-async def test_the_id_of_a_namespace_is_asked_for_until_it_is_known(caplog: pytest.LogCaptureFixture) -> None:
+async def test_namespace_id_is_requested_until_it_is_known(caplog: pytest.LogCaptureFixture) -> None:
     client: Any = Describes(refusals=2)
     namespace = Namespace(client)
     assert [await namespace.id() for _ in range(5)] == ["", "", *["id of default"] * 3]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.examples import examples
 from tests.unit.graphs import node
+from tests.unit.property_examples import examples
 
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus, SkipReason, TaskStatus
@@ -19,12 +19,12 @@ from flowkit.workflows.scheduler import Scheduler
 QUEUES = TaskQueues(namespace="default", prefix="flowkit")
 
 
-def render(status: TaskStatus, walked: Scheduler, reason: str | None = None) -> str:
+def render(status: TaskStatus, parsed_scheduler: Scheduler, reason: str | None = None) -> str:
     """Return the details of a task whose workers poll the usual queues."""
-    return render_at(status, walked, QUEUES, reason)
+    return render_at(status, parsed_scheduler, QUEUES, reason)
 
 
-def walk(*states: NodeState, **fields: Any) -> Scheduler:
+def scheduler_of(*states: NodeState, **fields: Any) -> Scheduler:
     """Return a scheduler for unconnected nodes `n0`, `n1`, … in these states."""
     graph = parse_graph({"nodes": [node(f"n{i}", **fields) for i in range(len(states))]})
     return Scheduler(graph, list(states))
@@ -39,19 +39,21 @@ def rows(text: str) -> list[list[str]]:
 
 def only_row(state: NodeState, **fields: Any) -> list[str]:
     """Return the row of a single node in this state."""
-    (row,) = rows(render(TaskStatus.RUNNING, walk(state, **fields)))
+    (row,) = rows(render(TaskStatus.RUNNING, scheduler_of(state, **fields)))
     return row
 
 
-def test_the_heading_counts_nodes_by_status_the_most_telling_first() -> None:
+def test_heading_counts_nodes_by_status_with_failures_first() -> None:
     states = [NodeState(status=s) for s in (NodeStatus.FINISHED, NodeStatus.QUEUED, NodeStatus.FAILED)]
-    text = render(TaskStatus.FAILED, walk(*states, NodeState()))
+    text = render(TaskStatus.FAILED, scheduler_of(*states, NodeState()))
     assert text.splitlines()[0] == "Task **failed**: 1 failed, 2 queued, 1 finished, of 4 nodes"
 
 
-def test_the_heading_tells_why_a_task_was_stopped() -> None:
+def test_heading_shows_why_a_task_was_stopped() -> None:
     text = render(
-        TaskStatus.CANCELLED, walk(NodeState(status=NodeStatus.CANCELLED)), "wrong\nday | " + "x" * 300
+        TaskStatus.CANCELLED,
+        scheduler_of(NodeState(status=NodeStatus.CANCELLED)),
+        "wrong\nday | " + "x" * 300,
     )
     heading = text.splitlines()[0]
     assert heading.startswith("Task **cancelled** (wrong day \\| xxx")
@@ -59,9 +61,11 @@ def test_the_heading_tells_why_a_task_was_stopped() -> None:
     assert len(heading) < 300
 
 
-def test_a_small_graph_is_shown_whole_with_what_matters_first_and_else_in_its_own_order() -> None:
+def test_small_graph_is_shown_completely_with_important_nodes_first() -> None:
     states = [NodeState(status=NodeStatus.FINISHED, epoch=2), NodeState(), NodeState()]
-    table = rows(render(TaskStatus.RUNNING, walk(*states, NodeState(status=NodeStatus.RUNNING, epoch=1))))
+    table = rows(
+        render(TaskStatus.RUNNING, scheduler_of(*states, NodeState(status=NodeStatus.RUNNING, epoch=1)))
+    )
     assert [row[:4] for row in table] == [
         ["n3", "crawler", "running", "1"],
         ["n1", "crawler", "queued", ""],
@@ -70,10 +74,10 @@ def test_a_small_graph_is_shown_whole_with_what_matters_first_and_else_in_its_ow
     ]
 
 
-def test_a_large_graph_shows_what_matters_and_tells_how_many_more_there_are() -> None:
+def test_large_graph_shows_important_nodes_and_the_number_of_hidden_ones() -> None:
     states = [NodeState(status=NodeStatus.FINISHED) for _ in range(ROWS + 8)]
     states[-1], states[-2] = NodeState(status=NodeStatus.FAILED), NodeState(status=NodeStatus.RUNNING)
-    text = render(TaskStatus.RUNNING, walk(*states))
+    text = render(TaskStatus.RUNNING, scheduler_of(*states))
     table = rows(text)
     assert len(table) == ROWS
     assert [row[2] for row in table[:3]] == ["failed", "running", "finished"]
@@ -90,11 +94,11 @@ NOTES: list[tuple[str, NodeState, str]] = [
 
 
 @pytest.mark.parametrize("state, note", [row[1:] for row in NOTES], ids=[row[0] for row in NOTES])
-def test_the_note_says_why(state: NodeState, note: str) -> None:
+def test_note_shows_the_reason(state: NodeState, note: str) -> None:
     assert only_row(state)[-1] == note
 
 
-def test_a_waiting_node_tells_when_it_is_retried_and_why() -> None:
+def test_waiting_node_shows_when_and_why_it_is_retried() -> None:
     state = NodeState(
         status=NodeStatus.DEFERRED, epoch=1, next_retry_at=1_700_000_000, last_error="flaky: no"
     )
@@ -103,26 +107,26 @@ def test_a_waiting_node_tells_when_it_is_retried_and_why() -> None:
     assert only_row(state)[-1] == "retry 1 of 2 at 2023-11-14 22:13:20 UTC; flaky: no"
 
 
-def test_workers_of_running_nodes_are_a_link_away_because_the_workflow_cannot_see_them() -> None:
+def test_running_nodes_link_to_the_workers_of_their_role() -> None:
     states = [NodeState(status=NodeStatus.RUNNING), NodeState(status=NodeStatus.RUNNING), NodeState()]
-    said = render(TaskStatus.RUNNING, walk(*states)).splitlines()
-    assert said[0].endswith("  ")
+    output = render(TaskStatus.RUNNING, scheduler_of(*states)).splitlines()
+    assert output[0].endswith("  ")
     link = "[crawler](namespaces/default/task-queues/flowkit.crawler)"
-    assert said[1:3] == [f"A running node may still wait for a worker. Workers of its role: {link}", ""]
+    assert output[1:3] == [f"A running node may still wait for a worker. Workers of its role: {link}", ""]
 
 
 @pytest.mark.parametrize("queue", ["my queue", "a/b", "q?x", "a)b", "ünï"])
-def test_a_queue_that_does_not_fit_into_an_address_is_named_without_a_link(queue: str) -> None:
+def test_queue_that_does_not_fit_into_a_url_is_named_without_a_link(queue: str) -> None:
     text = render_at(
         TaskStatus.RUNNING,
-        walk(NodeState(status=NodeStatus.RUNNING)),
+        scheduler_of(NodeState(status=NodeStatus.RUNNING)),
         TaskQueues(namespace="default", prefix=queue),
     )
     assert f"role: crawler, queue {queue}.crawler\n" in text
     assert "](" not in text
 
 
-def test_of_many_roles_only_some_are_named() -> None:
+def test_only_some_of_many_roles_are_named() -> None:
     graph = parse_graph({"nodes": [node(f"n{i}", type=f"r{i}") for i in range(9)]})
     text = render(
         TaskStatus.RUNNING, Scheduler(graph, [NodeState(status=NodeStatus.RUNNING) for _ in range(9)])
@@ -132,39 +136,41 @@ def test_of_many_roles_only_some_are_named() -> None:
 
 
 @pytest.mark.parametrize("status", [each for each in NodeStatus if each is not NodeStatus.RUNNING])
-def test_while_no_node_runs_no_workers_are_named(status: NodeStatus) -> None:
-    assert "Workers" not in render(TaskStatus.RUNNING, walk(NodeState(status=status)))
+def test_without_running_nodes_no_workers_are_named(status: NodeStatus) -> None:
+    assert "Workers" not in render(TaskStatus.RUNNING, scheduler_of(NodeState(status=status)))
 
 
 def test_functions_have_no_workers() -> None:
-    running = walk(NodeState(status=NodeStatus.RUNNING), type="coordinator_fn", io={"fn": "noop"})
+    running = scheduler_of(NodeState(status=NodeStatus.RUNNING), type="coordinator_fn", io={"fn": "noop"})
     assert "Workers" not in render(TaskStatus.RUNNING, running)
 
 
-def test_a_function_is_shown_by_its_name() -> None:
+def test_function_node_is_shown_with_its_function_name() -> None:
     assert only_row(NodeState(), type="coordinator_fn", io={"fn": "noop"})[1] == "noop"
 
 
 @pytest.mark.parametrize("error", ["a | b", "two\nlines", "tab\tand\r\nmore", "|" * 50])
-def test_no_text_breaks_the_table(error: str) -> None:
-    text = render(TaskStatus.RUNNING, walk(NodeState(status=NodeStatus.FAILED, last_error=error)))
+def test_no_text_breaks_the_markdown_table(error: str) -> None:
+    text = render(TaskStatus.RUNNING, scheduler_of(NodeState(status=NodeStatus.FAILED, last_error=error)))
     (line,) = [line for line in text.splitlines() if "crawler" in line]
     assert line.replace("\\|", "").count("|") == 6
 
 
-def test_long_texts_are_cut_the_more_the_more_nodes_there_are() -> None:
+def test_long_texts_are_truncated_more_in_larger_graphs() -> None:
     states = [NodeState(status=NodeStatus.FAILED, last_error="x" * 5_000) for _ in range(ROWS)]
-    notes = [[row[-1] for row in rows(render(TaskStatus.FAILED, walk(*states[:n])))] for n in (1, 4, ROWS)]
+    notes = [
+        [row[-1] for row in rows(render(TaskStatus.FAILED, scheduler_of(*states[:n])))] for n in (1, 4, ROWS)
+    ]
     assert [len(note[0]) for note in notes] == [1_200, 300, 80]
     assert {note[-1] for each in notes for note in each} == {"…"}
 
 
-def test_the_largest_details_stay_small() -> None:
+def test_largest_details_stay_within_their_limit() -> None:
     states = [NodeState(status=NodeStatus.FAILED, last_error="é" * 2_000) for _ in range(5_000)]
-    assert len(render(TaskStatus.RUNNING, walk(*states)).encode()) < 9_000
+    assert len(render(TaskStatus.RUNNING, scheduler_of(*states)).encode()) < 9_000
 
 
-def test_details_of_four_byte_characters_fit_and_say_how_many_nodes_are_hidden() -> None:
+def test_details_of_four_byte_characters_fit_and_count_the_hidden_nodes() -> None:
     nodes = [
         node(f"{n}" + "\U0001f600" * 190, type="coordinator_fn", io={"fn": "\U0001f601" * 90})
         for n in range(50)
@@ -184,7 +190,7 @@ def test_details_of_four_byte_characters_fit_and_say_how_many_nodes_are_hidden()
     skip=st.none() | st.sampled_from(SkipReason),
     reason=st.none() | st.text(st.characters(), max_size=30),
 )
-def test_details_can_be_drawn_whatever_the_state_holds(
+def test_details_can_be_rendered_for_any_state(
     error: str | None,
     status: NodeStatus,
     counts: tuple[int, int],
@@ -196,4 +202,4 @@ def test_details_can_be_drawn_whatever_the_state_holds(
         status=status, epoch=counts[0], failures=counts[1], next_retry_at=at, last_error=error, reason_code=error,
         skip_reason=skip,
     )  # fmt: skip
-    assert "Task **running**" in render(TaskStatus.RUNNING, walk(state), reason)
+    assert "Task **running**" in render(TaskStatus.RUNNING, scheduler_of(state), reason)

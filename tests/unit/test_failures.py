@@ -28,7 +28,7 @@ def sent(error: BaseException) -> bytes:
 
 
 @given(TEXTS)
-def test_a_clean_text_can_be_encoded_and_cleaning_changes_nothing_else(text: str) -> None:
+def test_cleaned_text_can_be_encoded_and_is_otherwise_unchanged(text: str) -> None:
     cleaned = clean(text)
     cleaned.encode("utf-8")
     assert clean(cleaned) == cleaned
@@ -36,7 +36,7 @@ def test_a_clean_text_can_be_encoded_and_cleaning_changes_nothing_else(text: str
         assert cleaned == text
 
 
-def test_a_lone_surrogate_stays_legible() -> None:
+def test_lone_surrogate_stays_legible() -> None:
     assert clean("half \ud83d here") == "half \\ud83d here"
 
 
@@ -51,7 +51,7 @@ def test_every_failure_of_a_handler_can_be_sent(code: str, message: str, permane
 
 
 @given(TEXTS)
-def test_every_refusal_of_the_engine_can_be_sent(text: str) -> None:
+def test_every_engine_rejection_can_be_sent(text: str) -> None:
     assert sent(refusal(StoreRefused(text)))
     assert sent(failed_attempt(AttemptFailure(kind=FailureKind.LOSS, code=text, message=text)))
     assert sent(failed_attempt(from_error(AdapterError(text))))
@@ -68,8 +68,6 @@ def test_every_refusal_of_the_engine_can_be_sent(text: str) -> None:
         (AdapterError("no"), FailureKind.FAILURE, "adapter_error"),
     ],
 )
-def test_each_of_our_errors_has_its_meaning_for_the_attempt(
-    error: FlowKitError, kind: FailureKind, code: str
-) -> None:
-    told = from_error(error)
-    assert (told.kind, told.code) == (kind, code)
+def test_each_flowkit_error_has_its_failure_kind(error: FlowKitError, kind: FailureKind, code: str) -> None:
+    reported = from_error(error)
+    assert (reported.kind, reported.code) == (kind, code)

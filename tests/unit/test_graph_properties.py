@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.unit.examples import examples
+from tests.unit.property_examples import examples
 from tests.unit.reference_model import End, ends_of, settled, startable
 
 from flowkit.models import FanIn, Graph, Node, NodeState, NodeStatus, OnNodeFailure, SkipReason
@@ -76,7 +76,7 @@ def graphs(draw: st.DrawFn, sizes: st.SearchStrategy[int]) -> Graph:
     )
 
 
-class Play:
+class Simulation:
     """Compares a scheduler with the model after every move."""
 
     def __init__(self, graph: Graph) -> None:
@@ -143,70 +143,72 @@ class Play:
 
     def _check_failures(self) -> None:
         failed = {i for i, end in enumerate(self.ends) if end and end.status is NodeStatus.FAILED}
-        minded = sorted(self.failed)
-        assert [node.index for node in self.scheduler.failures] == minded
-        assert self.scheduler.handled_failures == [f"n{i}" for i in sorted(failed - set(minded))]
+        unhandled = sorted(self.failed)
+        assert [node.index for node in self.scheduler.failures] == unhandled
+        assert self.scheduler.handled_failures == [f"n{i}" for i in sorted(failed - set(unhandled))]
         hard = self.scheduler.hard_failure
-        if self.graph.on_node_failure is OnNodeFailure.CONTINUE or not minded:
+        if self.graph.on_node_failure is OnNodeFailure.CONTINUE or not unhandled:
             assert hard is None
         else:
             assert hard is not None
-            assert hard.index in (minded if self.rebuilt else self.failed[:1])
+            assert hard.index in (unhandled if self.rebuilt else self.failed[:1])
 
 
 @st.composite
-def games(draw: st.DrawFn, sizes: st.SearchStrategy[int]) -> tuple[Graph, list[Move]]:
+def scenarios(draw: st.DrawFn, sizes: st.SearchStrategy[int]) -> tuple[Graph, list[Move]]:
     """Generate a graph and its moves."""
     graph = draw(graphs(sizes))
     return graph, draw(moves(len(graph.nodes)))
 
 
-SMALL_GAMES = games(st.integers(1, 12))
+SMALL_SCENARIOS = scenarios(st.integers(1, 12))
 
 
 @THOROUGH
-@given(game=SMALL_GAMES)
-def test_walk_follows_the_rulings_after_every_end(game: tuple[Graph, list[Move]]) -> None:
-    graph, moves = game
-    play = Play(graph)
-    play.run([move._replace(rebuild=False) for move in moves])
-    assert play.scheduler.done
+@given(scenario=SMALL_SCENARIOS)
+def test_scheduler_matches_the_model_after_every_end(scenario: tuple[Graph, list[Move]]) -> None:
+    graph, moves = scenario
+    simulation = Simulation(graph)
+    simulation.run([move._replace(rebuild=False) for move in moves])
+    assert simulation.scheduler.done
 
 
 @THOROUGH
-@given(game=SMALL_GAMES)
-def test_walk_built_anew_from_the_states_goes_on_the_same_way(game: tuple[Graph, list[Move]]) -> None:
-    graph, moves = game
-    play = Play(graph)
-    play.run(moves)
-    assert play.scheduler.done
+@given(scenario=SMALL_SCENARIOS)
+def test_scheduler_restored_from_states_continues_the_same_way(scenario: tuple[Graph, list[Move]]) -> None:
+    graph, moves = scenario
+    simulation = Simulation(graph)
+    simulation.run(moves)
+    assert simulation.scheduler.done
 
 
 @LARGE
-@given(game=games(st.just(40)))
-def test_walk_follows_the_rulings_on_large_graphs(game: tuple[Graph, list[Move]]) -> None:
-    graph, moves = game
-    play = Play(graph)
-    play.run(moves)
-    assert play.scheduler.done
+@given(scenario=scenarios(st.just(40)))
+def test_scheduler_matches_the_model_on_large_graphs(scenario: tuple[Graph, list[Move]]) -> None:
+    graph, moves = scenario
+    simulation = Simulation(graph)
+    simulation.run(moves)
+    assert simulation.scheduler.done
 
 
 @THOROUGH
-@given(game=SMALL_GAMES, played=st.integers(0, 12), reason=st.sampled_from(STOPS))
-def test_stop_ends_begun_nodes_one_way_and_skips_the_others_for_the_given_reason(
-    game: tuple[Graph, list[Move]], played: int, reason: SkipReason
+@given(scenario=SMALL_SCENARIOS, played=st.integers(0, 12), reason=st.sampled_from(STOPS))
+def test_stop_cancels_started_nodes_and_skips_the_others_with_the_given_reason(
+    scenario: tuple[Graph, list[Move]], played: int, reason: SkipReason
 ) -> None:
-    graph, moves = game
-    play = Play(graph)
-    play.run(moves[:played])
-    stopped = {i for i, end in enumerate(play.ends) if end is None}
+    graph, moves = scenario
+    simulation = Simulation(graph)
+    simulation.run(moves[:played])
+    stopped = {i for i, end in enumerate(simulation.ends) if end is None}
     ran, skipped = End(NodeStatus.CANCELLED), End(NodeStatus.SKIPPED, reason)
-    expected = [end or (ran if i in play.released else skipped) for i, end in enumerate(play.ends)]
-    play.scheduler.end_all(NodeStatus.CANCELLED, reason)
-    assert ends_of(play.scheduler.states) == expected
-    assert play.scheduler.changed == play.changed | stopped
-    assert play.scheduler.done
-    assert play.scheduler.pop_ready() == []
+    expected = [
+        end or (ran if i in simulation.released else skipped) for i, end in enumerate(simulation.ends)
+    ]
+    simulation.scheduler.end_all(NodeStatus.CANCELLED, reason)
+    assert ends_of(simulation.scheduler.states) == expected
+    assert simulation.scheduler.changed == simulation.changed | stopped
+    assert simulation.scheduler.done
+    assert simulation.scheduler.pop_ready() == []
 
 
 def graph_of(*nodes: tuple[str, list[str], FanIn], mode: OnNodeFailure = OnNodeFailure.FAIL) -> Graph:
@@ -220,7 +222,7 @@ def graph_of(*nodes: tuple[str, list[str], FanIn], mode: OnNodeFailure = OnNodeF
     )
 
 
-def walk_of(graph: Graph) -> Scheduler:
+def new_scheduler(graph: Graph) -> Scheduler:
     """Return a scheduler for a graph that has not started."""
     return Scheduler(graph, [NodeState() for _ in graph.nodes])
 
@@ -229,8 +231,8 @@ ALL, ANY = FanIn(), FanIn(mode="any")
 
 
 @pytest.mark.parametrize("fan_in", [ANY, FanIn(mode="count", count=1)])
-def test_a_gate_that_has_opened_stays_open_when_the_other_parent_fails(fan_in: FanIn) -> None:
-    scheduler = walk_of(graph_of(("a", [], ALL), ("b", [], ALL), ("c", ["a", "b"], fan_in)))
+def test_open_gate_stays_open_when_the_other_parent_fails(fan_in: FanIn) -> None:
+    scheduler = new_scheduler(graph_of(("a", [], ALL), ("b", [], ALL), ("c", ["a", "b"], fan_in)))
     scheduler.end(0, NodeStatus.FINISHED)
     scheduler.end(1, NodeStatus.FAILED)
     assert scheduler.pop_ready() == [2]
@@ -238,28 +240,28 @@ def test_a_gate_that_has_opened_stays_open_when_the_other_parent_fails(fan_in: F
 
 
 @pytest.mark.parametrize("first, second", [("p", "q"), ("q", "p")])
-def test_a_skip_inherits_the_strongest_reason_whatever_the_order_of_nodes(first: str, second: str) -> None:
+def test_skip_inherits_the_strongest_reason_in_any_order_of_nodes(first: str, second: str) -> None:
     """The same end skips `p` and `q`, so neither comes before the other."""
     fans = {"p": (["x"], ALL), "q": (["x", "y"], ANY)}
     two = FanIn(mode="count", count=2)
     graph = graph_of(
         ("x", [], ALL), ("y", [], ALL), (first, *fans[first]), (second, *fans[second]), ("c", ["p", "q"], two)
     )
-    scheduler = walk_of(graph)
+    scheduler = new_scheduler(graph)
     scheduler.end(1, NodeStatus.FAILED)
     scheduler.end(0, NodeStatus.SKIPPED, SkipReason.ROUTING)
     assert scheduler.states[4].skip_reason is SkipReason.UPSTREAM_FAILED
 
 
-def test_nodes_below_a_stopped_node_carry_the_reason_of_the_stop() -> None:
-    scheduler = walk_of(graph_of(("a", [], ALL), ("b", ["a"], ALL), ("c", ["b"], ALL)))
+def test_descendants_of_a_stopped_node_have_the_reason_of_the_stop() -> None:
+    scheduler = new_scheduler(graph_of(("a", [], ALL), ("b", ["a"], ALL), ("c", ["b"], ALL)))
     scheduler.states[0].epoch = 1
     scheduler.end_all(NodeStatus.CANCELLED, SkipReason.TASK_CANCELLED)
     assert [state.skip_reason for state in scheduler.states] == [None, *[SkipReason.TASK_CANCELLED] * 2]
 
 
-def test_an_end_that_comes_too_late_changes_nothing() -> None:
-    scheduler = walk_of(graph_of(("a", [], ALL), ("b", ["a"], ALL)))
+def test_late_end_changes_nothing() -> None:
+    scheduler = new_scheduler(graph_of(("a", [], ALL), ("b", ["a"], ALL)))
     scheduler.end(0, NodeStatus.FINISHED)
     scheduler.end(0, NodeStatus.FAILED)
     assert scheduler.states[0].status is NodeStatus.FINISHED

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
-from tests.unit.turns import others_had_their_turn
+from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.adapters.group_commit import GroupCommit
 
@@ -26,7 +26,7 @@ class Collector:
         """Writes that fail when written alone."""
         self.left: set[str] = set()
         """Writes that a group does not complete."""
-        self.trouble: Exception | None = None
+        self.group_error: Exception | None = None
         """The error of the next group."""
         self.commit = GroupCommit[str](alone=self._alone, together=self._together)
 
@@ -39,15 +39,15 @@ class Collector:
     async def _together(self, items: Sequence[str]) -> Collection[int]:
         await self.gate.wait()
         self.groups.append([*items])
-        trouble, self.trouble = self.trouble, None
-        if trouble is not None:
-            raise trouble
+        group_error, self.group_error = self.group_error, None
+        if group_error is not None:
+            raise group_error
         return [place for place, item in enumerate(items) if item in self.left]
 
     async def begin(self, *items: str) -> dict[str, asyncio.Task[None]]:
         """Start writers in this order, and return when all of them wait."""
         writers = {item: asyncio.create_task(self.commit.write(item)) for item in items}
-        await others_had_their_turn()
+        await let_other_tasks_run()
         return writers
 
     async def ends(self, writers: dict[str, asyncio.Task[None]]) -> dict[str, BaseException | None]:
@@ -62,40 +62,40 @@ async def collector() -> Collector:
     return Collector()
 
 
-async def test_a_lone_writer_writes_alone(collector: Collector) -> None:
+async def test_single_writer_writes_alone(collector: Collector) -> None:
     collector.gate.set()
     for item in "abc":
         await collector.commit.write(item)
     assert (collector.alone, collector.groups) == (["a", "b", "c"], [])
 
 
-async def test_those_who_come_meanwhile_go_together_in_their_order(collector: Collector) -> None:
+async def test_writes_that_arrive_during_a_write_are_grouped_in_order(collector: Collector) -> None:
     writers = await collector.begin("a", "b", "c", "d")
     assert await collector.ends(writers) == dict.fromkeys("abcd")
     assert (collector.alone, collector.groups) == (["a"], [["b", "c", "d"]])
 
 
-async def test_after_a_group_a_lone_writer_writes_alone_again(collector: Collector) -> None:
+async def test_single_writer_writes_alone_after_a_group(collector: Collector) -> None:
     await collector.ends(await collector.begin("a", "b", "c"))
-    await others_had_their_turn()
+    await let_other_tasks_run()
     await collector.commit.write("d")
     assert collector.alone == ["a", "d"]
 
 
-async def test_nobody_returns_before_its_own_write(collector: Collector) -> None:
+async def test_writer_returns_only_after_its_own_write(collector: Collector) -> None:
     writers = await collector.begin("a", "b", "c")
     assert not any(writer.done() for writer in writers.values())
     await collector.ends(writers)
 
 
-async def test_more_than_a_hundred_go_in_several_groups(collector: Collector) -> None:
+async def test_more_than_a_hundred_writes_use_several_groups(collector: Collector) -> None:
     names = [f"w{number}" for number in range(251)]
     await collector.ends(await collector.begin(*names))
     assert [len(group) for group in collector.groups] == [100, 100, 50]
     assert [*collector.alone, *(item for group in collector.groups for item in group)] == names
 
 
-async def test_what_a_group_leaves_undone_is_written_alone_and_fails_alone(collector: Collector) -> None:
+async def test_write_omitted_by_a_group_is_repeated_alone_and_fails_alone(collector: Collector) -> None:
     refusal = OperationFailure("too large")
     collector.left, collector.refused = {"b", "d"}, {"d": refusal}
     ends = await collector.ends(await collector.begin("a", "b", "c", "d"))
@@ -103,17 +103,17 @@ async def test_what_a_group_leaves_undone_is_written_alone_and_fails_alone(colle
     assert collector.alone == ["a", "b", "d"]
 
 
-async def test_the_first_ones_failure_is_its_own(collector: Collector) -> None:
+async def test_failure_of_the_first_writer_does_not_affect_the_others(collector: Collector) -> None:
     refusal = OperationFailure("no")
     collector.refused = {"a": refusal}
     ends = await collector.ends(await collector.begin("a", "b", "c"))
     assert ends == {"a": refusal, "b": None, "c": None}
 
 
-async def test_a_database_that_is_away_is_told_to_the_whole_group_and_the_next_one_is_tried(
+async def test_unavailable_database_fails_the_whole_group_and_the_next_group_is_tried(
     collector: Collector,
 ) -> None:
-    away = collector.trouble = AutoReconnect("gone")
+    away = collector.group_error = AutoReconnect("gone")
     ends = await collector.ends(await collector.begin("a", "b", "c"))
     assert ends == {"a": None, "b": away, "c": away}
     assert collector.alone == ["a"]
@@ -121,19 +121,19 @@ async def test_a_database_that_is_away_is_told_to_the_whole_group_and_the_next_o
 
 
 @pytest.mark.parametrize(
-    "trouble", [OperationFailure("refused"), OverflowError("int too large"), KeyError("x")]
+    "group_error", [OperationFailure("refused"), OverflowError("int too large"), KeyError("x")]
 )
-async def test_whatever_else_a_group_fails_with_each_is_tried_alone(
-    collector: Collector, trouble: Exception
+async def test_other_group_errors_are_followed_by_single_writes(
+    collector: Collector, group_error: Exception
 ) -> None:
-    culprit = PyMongoError("mine")
-    collector.trouble, collector.refused = trouble, {"c": culprit}
+    failing = PyMongoError("mine")
+    collector.group_error, collector.refused = group_error, {"c": failing}
     ends = await collector.ends(await collector.begin("a", "b", "c", "d"))
-    assert ends == {"a": None, "b": None, "c": culprit, "d": None}
+    assert ends == {"a": None, "b": None, "c": failing, "d": None}
     assert collector.alone == ["a", "b", "c", "d"]
 
 
-async def test_who_gives_up_while_it_waits_is_not_written(collector: Collector) -> None:
+async def test_writer_cancelled_while_it_waits_is_not_written(collector: Collector) -> None:
     writers = await collector.begin("a", "b", "c")
     writers["b"].cancel()
     ends = await collector.ends(writers)
@@ -141,7 +141,7 @@ async def test_who_gives_up_while_it_waits_is_not_written(collector: Collector) 
     assert collector.groups == [["c"]]
 
 
-async def test_who_gives_up_during_its_write_holds_nobody_up(collector: Collector) -> None:
+async def test_writer_cancelled_during_its_write_does_not_delay_others(collector: Collector) -> None:
     writers = await collector.begin("a", "b", "c")
     writers["a"].cancel()
     ends = await collector.ends(writers)
@@ -150,7 +150,7 @@ async def test_who_gives_up_during_its_write_holds_nobody_up(collector: Collecto
     assert collector.groups == [["b", "c"]]
 
 
-async def test_when_all_of_a_group_give_up_the_next_is_written(collector: Collector) -> None:
+async def test_next_write_starts_if_all_writers_of_a_group_are_cancelled(collector: Collector) -> None:
     writers = await collector.begin("a", "b", "c")
     for item in "bc":
         writers[item].cancel()

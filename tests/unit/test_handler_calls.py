@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.unit.turns import others_had_their_turn
+from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.activities.batches.batch_sources import as_batch
 from flowkit.activities.handler_calls import HandlerInvoker
@@ -21,7 +21,7 @@ from flowkit.adapters.retry import AttemptClock, measured_by
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-PATIENCE = 20.0
+TIMEOUT_SEC = 20.0
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def invoker(threads: Threads) -> HandlerInvoker:
 
 async def call(invoker: HandlerInvoker, hook: Callable[..., Any], *args: Any) -> Any:
     """Return the hook's result, or raise TimeoutError."""
-    return await asyncio.wait_for(invoker.call(hook, *args), PATIENCE)
+    return await asyncio.wait_for(invoker.call(hook, *args), TIMEOUT_SEC)
 
 
 async def all_of(invoker: HandlerInvoker, hook: Callable[..., Any], *args: Any) -> list[Any]:
@@ -47,7 +47,7 @@ async def all_of(invoker: HandlerInvoker, hook: Callable[..., Any], *args: Any) 
     async def collect() -> list[Any]:
         return [item async for item in invoker.iterate(hook, *args)]
 
-    return await asyncio.wait_for(collect(), PATIENCE)
+    return await asyncio.wait_for(collect(), TIMEOUT_SEC)
 
 
 def here() -> str:
@@ -70,33 +70,35 @@ class Wrapped:
 # --- calls ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_coroutine_runs_on_the_loop(invoker: HandlerInvoker) -> None:
+async def test_coroutine_runs_on_the_loop(invoker: HandlerInvoker) -> None:
     assert await call(invoker, here_async) == here()
 
 
 @pytest.mark.parametrize("hook", [here, partial(here), lambda: here()])
-async def test_a_plain_function_runs_on_a_thread(invoker: HandlerInvoker, hook: Callable[[], str]) -> None:
+async def test_plain_function_runs_on_a_thread(invoker: HandlerInvoker, hook: Callable[[], str]) -> None:
     assert (await call(invoker, hook)).startswith("hook")
 
 
-async def test_arguments_reach_the_hook(invoker: HandlerInvoker) -> None:
+async def test_hook_receives_its_arguments(invoker: HandlerInvoker) -> None:
     assert (await call(invoker, Wrapped(), "ran on")).startswith("ran on hook")
 
 
-async def test_what_a_plain_function_returns_is_awaited_on_the_loop(invoker: HandlerInvoker) -> None:
+async def test_awaitable_returned_by_a_plain_function_is_awaited_on_the_loop(invoker: HandlerInvoker) -> None:
     assert await call(invoker, lambda: here_async()) == here()
 
 
-async def test_a_blocked_plain_function_leaves_the_loop_alone(invoker: HandlerInvoker) -> None:
+async def test_blocked_plain_function_does_not_block_the_loop(invoker: HandlerInvoker) -> None:
     released = threading.Event()
-    blocked = asyncio.create_task(call(invoker, partial(released.wait, PATIENCE)))
+    blocked = asyncio.create_task(call(invoker, partial(released.wait, TIMEOUT_SEC)))
     assert await call(invoker, here_async) == here()
     assert not blocked.done()
     released.set()
     assert await blocked is True
 
 
-async def test_context_variables_are_seen_on_the_thread_and_do_not_leak_back(invoker: HandlerInvoker) -> None:
+async def test_context_variables_are_visible_on_the_thread_and_do_not_leak_back(
+    invoker: HandlerInvoker,
+) -> None:
     trace: contextvars.ContextVar[str] = contextvars.ContextVar("trace", default="nothing")
     trace.set("a request")
 
@@ -110,7 +112,7 @@ async def test_context_variables_are_seen_on_the_thread_and_do_not_leak_back(inv
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyError("no"), asyncio.CancelledError("no")])
-async def test_what_a_plain_function_raises_is_raised_here(
+async def test_exception_of_a_plain_function_propagates(
     invoker: HandlerInvoker, error: BaseException
 ) -> None:
     def fail() -> None:
@@ -120,7 +122,7 @@ async def test_what_a_plain_function_raises_is_raised_here(
         await call(invoker, fail)
 
 
-async def test_a_stop_iteration_of_a_plain_hook_is_an_error_and_no_hang(invoker: HandlerInvoker) -> None:
+async def test_stop_iteration_of_a_plain_hook_is_an_error_and_does_not_hang(invoker: HandlerInvoker) -> None:
     nothing: Iterator[int] = iter(())
     with pytest.raises(RuntimeError):
         await asyncio.wait_for(invoker.call(lambda: next(nothing)), 3)
@@ -129,13 +131,13 @@ async def test_a_stop_iteration_of_a_plain_hook_is_an_error_and_no_hang(invoker:
 # --- calls whose caller no longer waits -------------------------------------------------------------------------
 
 
-async def test_a_call_that_is_given_up_keeps_its_thread_but_not_its_slot(
+async def test_abandoned_call_keeps_its_thread_but_frees_its_slot(
     invoker: HandlerInvoker, threads: Threads, caplog: pytest.LogCaptureFixture
 ) -> None:
     released = threading.Event()
-    stuck = [asyncio.create_task(call(invoker, partial(released.wait, PATIENCE))) for _ in range(2)]
+    stuck = [asyncio.create_task(call(invoker, partial(released.wait, TIMEOUT_SEC))) for _ in range(2)]
     waiting = asyncio.create_task(call(invoker, here))
-    await others_had_their_turn()
+    await let_other_tasks_run()
     for each in stuck:
         each.cancel()
     assert (await waiting).startswith("hook"), "as many calls as slots were given up"
@@ -143,10 +145,10 @@ async def test_a_call_that_is_given_up_keeps_its_thread_but_not_its_slot(
     assert "left behind now: 2" in caplog.messages[-1]
     released.set()
     while threads.leaked:
-        await others_had_their_turn()
+        await let_other_tasks_run()
 
 
-async def test_a_call_that_ends_by_its_cancel_leaves_no_thread_behind(
+async def test_call_that_ends_on_cancel_leaves_no_thread_behind(
     invoker: HandlerInvoker, threads: Threads
 ) -> None:
     def stop() -> None:
@@ -157,7 +159,7 @@ async def test_a_call_that_ends_by_its_cancel_leaves_no_thread_behind(
     assert threads.leaked == 0
 
 
-async def test_no_more_calls_run_at_once_than_there_are_slots(invoker: HandlerInvoker) -> None:
+async def test_concurrent_calls_do_not_exceed_the_slots(invoker: HandlerInvoker) -> None:
     now, most, lock = 0, 0, threading.Lock()
 
     def count() -> None:
@@ -173,10 +175,10 @@ async def test_no_more_calls_run_at_once_than_there_are_slots(invoker: HandlerIn
     assert most == 2
 
 
-async def test_the_wait_for_a_slot_is_no_time_of_the_attempt(invoker: HandlerInvoker) -> None:
+async def test_waiting_for_a_slot_does_not_count_as_attempt_time(invoker: HandlerInvoker) -> None:
     clock, released = AttemptClock(), threading.Event()
-    stuck = [asyncio.create_task(call(invoker, partial(released.wait, PATIENCE))) for _ in range(2)]
-    await others_had_their_turn()
+    stuck = [asyncio.create_task(call(invoker, partial(released.wait, TIMEOUT_SEC))) for _ in range(2)]
+    await let_other_tasks_run()
     with measured_by(clock):
         waiting = asyncio.create_task(call(invoker, here))
     await asyncio.wait([waiting], timeout=0.5)
@@ -218,7 +220,9 @@ FORMS: dict[str, Callable[[int], Any]] = {
 
 @pytest.mark.parametrize("upto", [0, 1, 5])
 @pytest.mark.parametrize("form", FORMS)
-async def test_every_form_yields_the_same(invoker: HandlerInvoker, form: str, upto: int) -> None:
+async def test_every_form_of_iter_batches_yields_the_same(
+    invoker: HandlerInvoker, form: str, upto: int
+) -> None:
     assert await all_of(invoker, FORMS[form], upto) == list(range(upto))
 
 
@@ -230,7 +234,7 @@ async def test_every_step_of_a_plain_generator_runs_on_a_thread(invoker: Handler
     assert all(name.startswith("hook") for name in await all_of(invoker, threads))
 
 
-async def test_a_plain_generator_is_asked_only_for_what_is_taken(invoker: HandlerInvoker) -> None:
+async def test_plain_generator_is_advanced_only_on_demand(invoker: HandlerInvoker) -> None:
     made: list[int] = []
 
     def eager() -> Iterator[int]:
@@ -244,7 +248,7 @@ async def test_a_plain_generator_is_asked_only_for_what_is_taken(invoker: Handle
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
-async def test_what_a_generator_raises_after_some_items_is_raised_here(
+async def test_exception_of_a_generator_propagates_after_its_items(
     invoker: HandlerInvoker, kind: str
 ) -> None:
     def plain() -> Iterator[int]:
@@ -262,7 +266,9 @@ async def test_what_a_generator_raises_after_some_items_is_raised_here(
 
 
 @pytest.mark.parametrize("nothing", [None, 7])
-async def test_what_yields_nothing_at_all_is_named(invoker: HandlerInvoker, nothing: object) -> None:
+async def test_iter_batches_that_yields_nothing_is_named_in_the_error(
+    invoker: HandlerInvoker, nothing: object
+) -> None:
     def iter_batches() -> Any:
         return nothing
 
@@ -273,14 +279,14 @@ async def test_what_yields_nothing_at_all_is_named(invoker: HandlerInvoker, noth
 # --- what hooks return --------------------------------------------------------------------------------------------
 
 
-def test_a_result_and_a_batch_are_taken_as_they_are() -> None:
+def test_valid_result_and_batch_are_returned_unchanged() -> None:
     result, batch = BatchResult(success=True), Batch(payload={"a": 1})
     assert as_result(result) is result
     assert as_batch(batch) is batch
 
 
 @pytest.mark.parametrize("given", [None, {"success": True}, True, ("b1", {}), Batch()])
-def test_any_other_result_is_refused_and_the_hook_named(given: object) -> None:
+def test_invalid_result_is_rejected_and_the_hook_is_named(given: object) -> None:
     with pytest.raises(
         TypeError, match=f"process_batch must return BatchResult.* not {type(given).__name__}"
     ):
@@ -288,6 +294,6 @@ def test_any_other_result_is_refused_and_the_hook_named(given: object) -> None:
 
 
 @pytest.mark.parametrize("given", [None, {"batch_uid": "b1"}, "b1", BatchResult(success=True)])
-def test_any_other_batch_is_refused_and_the_hook_named(given: object) -> None:
+def test_invalid_batch_is_rejected_and_the_hook_is_named(given: object) -> None:
     with pytest.raises(TypeError, match=f"iter_batches must yield Batch.* not {type(given).__name__}"):
         as_batch(given)

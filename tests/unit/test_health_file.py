@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.integration.world import ROOT
+from tests.integration.harness import ROOT
 
 from flowkit.attempt.background import Health, LoopHealth
 from flowkit.cli import health_file as module
@@ -36,9 +36,7 @@ def written(path: Path, health: Health) -> None:
     module._write(path, health)
 
 
-def test_a_process_writes_its_file_again_and_again_and_removes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_process_refreshes_its_file_and_removes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_EVERY_SEC", 0.001)
     path, looked = tmp_path / "health", threading.Semaphore(0)
 
@@ -53,7 +51,7 @@ def test_a_process_writes_its_file_again_and_again_and_removes_it(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_cannot_be_written_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unwritable_file_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with health_file(str(tmp_path / "absent" / "health"), lambda: GOOD):
         pass
     assert "cannot be written" in caplog.text
@@ -64,28 +62,26 @@ def test_without_a_path_nothing_is_written() -> None:
         pass
 
 
-def test_a_good_process_is_healthy(tmp_path: Path, check: Any) -> None:
+def test_healthy_process_passes_the_check(tmp_path: Path, check: Any) -> None:
     written(tmp_path / "health", GOOD)
     assert check.own_problem(tmp_path / "health") == ""
 
 
 @pytest.mark.parametrize(
-    ("health", "told"),
+    ("health", "reported"),
     [
         (Health(running=False, error="the connection broke"), "not running: the connection broke"),
         (Health(running=True, loops=(LoopHealth(name="the sweep"),)), "not running: the sweep"),
     ],
 )
-def test_a_process_that_has_ended_inside_is_not_healthy(
-    tmp_path: Path, check: Any, health: Health, told: str
+def test_process_whose_components_have_ended_is_unhealthy(
+    tmp_path: Path, check: Any, health: Health, reported: str
 ) -> None:
     written(tmp_path / "health", health)
-    assert check.own_problem(tmp_path / "health") == told
+    assert check.own_problem(tmp_path / "health") == reported
 
 
-def test_a_file_that_is_old_or_absent_tells_of_a_process_that_hangs_or_has_ended(
-    tmp_path: Path, check: Any
-) -> None:
+def test_old_or_missing_file_means_a_hanging_or_ended_process(tmp_path: Path, check: Any) -> None:
     assert "cannot be read" in check.own_problem(tmp_path / "health")
     (tmp_path / "health").write_text(json.dumps({"at": time.time() - 60, "ok": True}))
     assert "60 seconds ago: the process hangs or has ended" in check.own_problem(tmp_path / "health")

@@ -43,7 +43,7 @@ NAMES = [(module, name) for module, names in DOCUMENTED.items() for name in name
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES)
-def test_a_documented_name_can_be_imported_from_its_documented_place(module: str, name: str) -> None:
+def test_documented_name_can_be_imported_from_its_documented_module(module: str, name: str) -> None:
     assert getattr(importlib.import_module(module), name) is not None
 
 
@@ -51,14 +51,14 @@ FIRST = ["core.log", "core.utils", "protocol.messages", "worker.state", "worker.
 
 
 @pytest.mark.parametrize("module", [f"flowkit.{name}" for name in FIRST])
-def test_a_documented_module_can_be_the_first_one_imported(module: str) -> None:
+def test_documented_module_can_be_imported_first(module: str) -> None:
     program = f"from {module} import {', '.join(DOCUMENTED[module].split())}"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("module", DOCUMENTED)
-def test_a_module_that_lists_its_names_has_them_all(module: str) -> None:
+def test_module_defines_every_name_in_its_all_list(module: str) -> None:
     loaded = importlib.import_module(module)
     assert [name for name in getattr(loaded, "__all__", []) if not hasattr(loaded, name)] == []
 
@@ -75,7 +75,7 @@ def test_a_module_that_lists_its_names_has_them_all(module: str) -> None:
         ("flowkit.core.utils.stable_hash", "flowkit.hashing.stable_hash"),
     ],
 )
-def test_an_alias_is_the_thing_itself(one: str, other: str) -> None:
+def test_alias_is_the_same_object(one: str, other: str) -> None:
     def found(path: str) -> object:
         module, _, name = path.rpartition(".")
         return getattr(importlib.import_module(module), name)
@@ -83,31 +83,31 @@ def test_an_alias_is_the_thing_itself(one: str, other: str) -> None:
     assert found(one) is found(other)
 
 
-def test_an_undocumented_name_is_an_attribute_error_that_names_it() -> None:
+def test_undocumented_name_raises_attribute_error_with_the_name() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Koordinator'"):
         flowkit.Koordinator  # noqa: B018
 
 
-def test_the_echo_handler_serves_the_role_echo() -> None:
+def test_echo_handler_serves_the_role_echo() -> None:
     assert isinstance(EchoHandler(), RoleHandler)
     assert EchoHandler().role == "echo"
 
 
 @pytest.mark.parametrize(
-    ("name", "cure"),
+    ("name", "remedy"),
     [
         ("flowkit.outbox.dispatcher.OutboxDispatcher", "durable step"),
         ("flowkit.bus.kafka.KafkaBus", "through Temporal"),
         ("flowkit.worker.state.LocalStateManager", "Temporal keeps track"),
     ],
 )
-def test_a_name_without_a_use_says_what_takes_its_place(name: str, cure: str) -> None:
+def test_error_of_a_removed_name_contains_its_replacement(name: str, remedy: str) -> None:
     module, _, gone = name.rpartition(".")
-    with pytest.raises(FlowKitError, match=cure):
+    with pytest.raises(FlowKitError, match=remedy):
         getattr(importlib.import_module(module), gone)(db=None, cfg=None)
 
 
-def test_an_active_run_reads_what_an_external_worker_has_stored() -> None:
+def test_active_run_can_be_read_from_the_state_of_an_external_worker() -> None:
     stored: dict[str, Any] = {
         "task_id": "t",
         "node_id": "n",

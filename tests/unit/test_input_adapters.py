@@ -1,4 +1,4 @@
-"""Input routes and their arguments: which are refused, with which code and message, and which defaults apply."""
+"""Input routes and their arguments: which are rejected, with which code and message, and which defaults apply."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def route(adapter: object, /, **args: Any) -> dict[str, Any]:
 
 
 def refusal(inline: dict[str, Any], **options: Any) -> BadInput:
-    """Return the error with which a route is refused."""
+    """Return the error with which a route is rejected."""
     with pytest.raises(BadInput) as caught:
         parse_pull(inline, **options)
     return caught.value
@@ -61,7 +61,7 @@ def refusal(inline: dict[str, Any], **options: Any) -> BadInput:
         (["pull.from_artifacts"], "is unknown"),
     ],
 )
-def test_an_unknown_adapter_is_refused_with_a_hint(adapter: object, hint: str) -> None:
+def test_unknown_adapter_is_rejected_with_a_suggestion(adapter: object, hint: str) -> None:
     error = refusal({"input_adapter": adapter, "input_args": {"from_nodes": ["u"]}})
     assert error.reason_code == "bad_input_adapter"
     assert repr(adapter) in str(error)
@@ -69,12 +69,12 @@ def test_an_unknown_adapter_is_refused_with_a_hint(adapter: object, hint: str) -
 
 
 @pytest.mark.parametrize("inline", [{}, {"input_adapter": None}, {"rows": [1]}, {"input_args": 7}])
-def test_an_inline_input_without_an_adapter_is_no_route(inline: dict[str, Any]) -> None:
+def test_inline_input_without_an_adapter_has_no_route(inline: dict[str, Any]) -> None:
     assert list(inline_problems(inline)) == []
 
 
 @pytest.mark.parametrize("args", [None, {}])
-def test_no_input_asks_for_no_arguments(args: object) -> None:
+def test_noop_adapter_accepts_any_arguments(args: object) -> None:
     assert list(args_problems(NOOP, args)) == []
 
 
@@ -101,21 +101,21 @@ BAD_RECHUNK: list[tuple[str, object]] = [
 
 @pytest.mark.parametrize("adapter", PULLING)
 @pytest.mark.parametrize(("name", "value"), BAD, ids=str)
-def test_every_bad_argument_of_both_adapters(adapter: str, name: str, value: object) -> None:
+def test_invalid_argument_of_both_adapters_is_rejected(adapter: str, name: str, value: object) -> None:
     error = refusal(route(adapter, **{name: value}), parents=["u"])
     assert error.reason_code == "bad_input_args"
     assert f"input_args.{name} " in str(error)
 
 
 @pytest.mark.parametrize(("name", "value"), BAD_RECHUNK, ids=str)
-def test_every_bad_argument_of_chunks(name: str, value: object) -> None:
+def test_invalid_argument_of_chunks_is_rejected(name: str, value: object) -> None:
     error = refusal(route(RECHUNK, **{name: value}))
     assert error.reason_code == "bad_input_args"
     assert f"input_args.{name} {value!r} must be" in str(error)
 
 
 @pytest.mark.parametrize("name", ["size", "meta_list_key"])
-def test_arguments_of_chunks_are_unknown_to_the_other_adapter(name: str) -> None:
+def test_chunk_arguments_are_unknown_to_the_other_adapter(name: str) -> None:
     assert f"input_args.{name} is unknown to {PULL}; it takes from_nodes" in str(
         refusal(route(PULL, **{name: 1}))
     )
@@ -123,45 +123,43 @@ def test_arguments_of_chunks_are_unknown_to_the_other_adapter(name: str) -> None
 
 @pytest.mark.parametrize("value", [7, None, "", ["u"], True])
 @pytest.mark.parametrize("adapter", PULLING)
-def test_every_bad_alias(adapter: str, value: object) -> None:
+def test_invalid_alias_is_rejected(adapter: str, value: object) -> None:
     inline = {"input_adapter": adapter, "input_args": {"from_node": value, "size": 1}}
     assert f"input_args.from_node {value!r} must be one node id" in str(refusal(inline))
 
 
 @pytest.mark.parametrize("args", [7, "u", ["u"], [], "", 0, False, ("from_nodes",)])
 @pytest.mark.parametrize("adapter", PULLING)
-def test_arguments_that_are_no_object(adapter: str, args: object) -> None:
+def test_arguments_that_are_not_an_object_are_rejected(adapter: str, args: object) -> None:
     error = refusal({"input_adapter": adapter, "input_args": args}, parents=["u"])
     assert error.reason_code == "bad_input_args"
     assert "must be an object" in str(error)
 
 
 @pytest.mark.parametrize("adapter", PULLING)
-def test_a_name_that_is_no_text_is_unknown(adapter: str) -> None:
+def test_argument_name_that_is_not_a_string_is_unknown(adapter: str) -> None:
     error = refusal({"input_adapter": adapter, "input_args": {1: 2, "from_nodes": ["u"], "size": 1}})
     assert (error.reason_code, "input_args.1 is unknown" in str(error)) == ("bad_input_args", True)
 
 
-def test_the_size_of_chunks_is_asked_for() -> None:
+def test_chunk_size_is_required() -> None:
     error = refusal({"input_adapter": RECHUNK, "input_args": {"from_nodes": ["u"]}})
     assert str(error) == "input_args.size is missing; it must be a whole number above 0"
     assert "size is missing" in str(refusal({"input_adapter": RECHUNK}, parents=["u"]))
 
 
-def test_both_names_of_the_sources_are_one_too_many() -> None:
+def test_sources_and_their_alias_cannot_be_combined() -> None:
     assert "both from_node and from_nodes" in str(refusal(route(PULL, from_node="u")))
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_together() -> None:
     text = str(refusal(route(RECHUNK, size=0, poll_ms="x", typo=1)))
     assert all(name in text for name in ("size 0", "poll_ms 'x'", "typo is unknown"))
 
 
 @pytest.mark.parametrize("adapter", PULLING)
 @pytest.mark.parametrize("args", [None, {}])
-def test_without_sources_and_parents_there_is_nothing_to_pull(
-    adapter: str, args: dict[str, Any] | None
-) -> None:
+def test_pull_without_sources_and_parents_is_rejected(adapter: str, args: dict[str, Any] | None) -> None:
     given_args = {**(args or {}), "size": 1} if adapter == RECHUNK else args
     error = refusal({"input_adapter": adapter, "input_args": given_args})
     assert error.reason_code == "bad_input_args"
@@ -171,7 +169,7 @@ def test_without_sources_and_parents_there_is_nothing_to_pull(
 @pytest.mark.parametrize("adapter", PULLING)
 @pytest.mark.parametrize("parents", [(), ("u",)])
 @pytest.mark.parametrize("empty", [[], ()])
-def test_an_explicit_empty_list_of_sources_means_no_sources(
+def test_explicit_empty_source_list_means_no_sources(
     adapter: str, parents: tuple[str, ...], empty: object
 ) -> None:
     assert parse_pull(route(adapter, from_nodes=empty), parents=parents).from_nodes == ()
@@ -190,7 +188,7 @@ names = st.sampled_from([field.name for field in fields(PullArgs)] + ["from_node
     args=st.dictionaries(names, anything, max_size=4) | anything,
     strict=st.booleans(),
 )
-def test_whatever_is_given_is_parsed_or_refused_with_a_code(adapter: Any, args: Any, strict: bool) -> None:
+def test_any_input_is_parsed_or_rejected_with_a_code(adapter: Any, args: Any, strict: bool) -> None:
     inline = {"input_adapter": adapter, "input_args": args}
     try:
         parsed = parse_pull(inline, parents=["p"], defaults=DEFAULTS, strict=strict)
@@ -204,7 +202,7 @@ def test_whatever_is_given_is_parsed_or_refused_with_a_code(adapter: Any, args: 
 # --- valid arguments ------------------------------------------------------------------------------------------------
 
 
-def test_everything_that_may_be_said_is_taken() -> None:
+def test_all_documented_arguments_are_accepted() -> None:
     args: dict[str, Any] = {
         "from_nodes": ["u", "v"],
         "poll_ms": 25,
@@ -219,36 +217,36 @@ def test_everything_that_may_be_said_is_taken() -> None:
     )
 
 
-def test_the_documented_values_stand_in_for_what_is_absent() -> None:
+def test_missing_arguments_get_the_documented_defaults() -> None:
     parsed = parse_pull(route(PULL))
     assert (parsed.poll_ms, parsed.eof_on_task_done, parsed.backoff_max_ms) == (300, True, 4000)
     assert (parsed.size, parsed.meta_list_key) == (None, None)
 
 
-def test_a_workers_settings_stand_in_for_what_is_absent() -> None:
+def test_missing_arguments_get_the_settings_of_the_worker() -> None:
     parsed = parse_pull(route(PULL, poll_ms=25), defaults=DEFAULTS)
     assert (parsed.poll_ms, parsed.backoff_max_ms) == (25, 77)
 
 
-def test_parents_stand_in_for_absent_sources_only() -> None:
+def test_parents_replace_only_missing_sources() -> None:
     assert parse_pull({"input_adapter": PULL}, parents=["p", "q"]).from_nodes == ("p", "q")
     assert parse_pull(route(PULL), parents=["p", "q"]).from_nodes == ("u",)
 
 
-def test_the_alias_reads_like_the_list() -> None:
+def test_alias_is_parsed_like_the_list() -> None:
     inline = {"input_adapter": PULL, "input_args": {"from_node": "u"}}
     assert parse_pull(inline, parents=["p"]).from_nodes == ("u",)
     assert with_alias({"from_node": "u", "size": 3}) == {"from_nodes": ["u"], "size": 3}
     assert with_alias(None) == {}
 
 
-def test_the_callers_arguments_are_not_changed() -> None:
+def test_arguments_of_the_caller_are_not_changed() -> None:
     args = {"from_node": "u"}
     parse_pull({"input_adapter": PULL, "input_args": args})
     assert args == {"from_node": "u"}
 
 
-def test_a_strict_worker_asks_for_the_key_of_chunks_only() -> None:
+def test_only_a_strict_worker_requires_the_chunk_key() -> None:
     error = refusal(route(RECHUNK), strict=True)
     assert error.reason_code == "bad_input_args"
     assert "meta_list_key is missing" in str(error)
@@ -259,7 +257,7 @@ def test_a_strict_worker_asks_for_the_key_of_chunks_only() -> None:
 # --- how a worker applies them --------------------------------------------------------------------------------------
 
 
-class Nobody(TaskStore):
+class TaskWithoutParents(TaskStore):
     """A task document whose only node has no parents."""
 
     def __init__(self) -> None:
@@ -282,7 +280,7 @@ async def refused(
         handler=RoleHandler(),
         invoker=HandlerInvoker(anything),
         artifacts=anything,
-        tasks=Nobody(),
+        tasks=TaskWithoutParents(),
         settings=InputSettings(strict=strict),
     )
     with pytest.raises(AttemptFailed) as caught:
@@ -301,19 +299,19 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("by", ["ordered", "proposed"])
 @pytest.mark.parametrize(("inline", "code"), WRONG, ids=str)
-async def test_the_worker_refuses_bad_routes_for_good(inline: dict[str, Any], code: str, by: str) -> None:
+async def test_worker_rejects_invalid_routes_permanently(inline: dict[str, Any], code: str, by: str) -> None:
     failure = await (refused(inline, {}) if by == "ordered" else refused(None, inline))
     assert (failure.code, failure.permanent, failure.kind) == (code, True, FailureKind.FAILURE)
 
 
 @pytest.mark.parametrize("adapter", ["kafka", 7, ["pull"], {"a": 1}])
-async def test_the_worker_refuses_an_unknown_adapter_of_the_command_for_good(adapter: object) -> None:
+async def test_worker_rejects_an_unknown_adapter_of_the_node_permanently(adapter: object) -> None:
     failure = await refused({"input_adapter": adapter}, route(PULL))
     assert (failure.code, failure.permanent) == ("bad_input_adapter", True)
 
 
 @pytest.mark.parametrize("by", ["ordered", "proposed"])
-async def test_a_strict_worker_refuses_chunks_without_a_key(by: str) -> None:
+async def test_strict_worker_rejects_chunks_without_a_key(by: str) -> None:
     inline = route(RECHUNK)
     failure = await (
         refused(inline, {}, strict=True) if by == "ordered" else refused(None, inline, strict=True)
@@ -322,7 +320,7 @@ async def test_a_strict_worker_refuses_chunks_without_a_key(by: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["z", "after"])
-def test_a_graph_in_which_a_node_pulls_from_what_waits_for_it_is_refused(source: str) -> None:
+def test_graph_in_which_a_node_pulls_from_a_descendant_is_rejected(source: str) -> None:
     inline = route(PULL, from_nodes=[source])
     nodes = [
         {"node_id": "u", "type": "r"},

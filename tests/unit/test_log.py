@@ -23,7 +23,7 @@ Records = list[logging.LogRecord]
 ROOT = logging.getLogger("flowkit")
 
 
-class _Keeper(logging.Handler):
+class _RecordingHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.records: Records = []
@@ -35,10 +35,10 @@ class _Keeper(logging.Handler):
 @pytest.fixture
 def records() -> Iterator[Records]:
     """The log records of FlowKit during a test."""
-    keeper = _Keeper()
-    ROOT.addHandler(keeper)
-    yield keeper.records
-    ROOT.removeHandler(keeper)
+    recording_handler = _RecordingHandler()
+    ROOT.addHandler(recording_handler)
+    yield recording_handler.records
+    ROOT.removeHandler(recording_handler)
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ CLASHES = sorted([*vars(logging.makeLogRecord({})), "message", "asctime"])
 
 
 @pytest.mark.parametrize("name", [name for name in CLASHES if name not in ("exc_info", "stack_info")])
-def test_a_name_that_every_record_has_is_prefixed(name: str, records: Records) -> None:
+def test_keyword_with_the_name_of_a_record_attribute_is_prefixed(name: str, records: Records) -> None:
     log.get_logger("x").info("text", **{name: "mine"})
     (record,) = records
     assert attribute(record, f"field_{name}") == "mine"
@@ -77,20 +77,20 @@ def test_a_name_that_every_record_has_is_prefixed(name: str, records: Records) -
 
 
 @pytest.mark.parametrize("name", ["level", "text", "self", "logger", "fields", "extra_", "stacklevel_"])
-def test_any_other_name_is_free(name: str, records: Records) -> None:
+def test_other_keywords_keep_their_names(name: str, records: Records) -> None:
     log.get_logger("x").log(logging.WARNING, "text", **{name: 1})
     assert attribute(records[0], name) == 1
 
 
 @pytest.mark.parametrize("method", ["debug", "info", "warning", "error", "critical"])
-def test_each_method_has_its_level_and_tells_who_called(method: str, records: Records) -> None:
+def test_each_method_has_its_level_and_records_its_caller(method: str, records: Records) -> None:
     getattr(log.get_logger("x"), method)("text")
     assert records[0].levelname == method.upper()
     assert records[0].pathname == __file__
-    assert records[0].funcName == "test_each_method_has_its_level_and_tells_who_called"
+    assert records[0].funcName == "test_each_method_has_its_level_and_records_its_caller"
 
 
-def test_the_words_of_the_standard_library_keep_their_meaning(records: Records) -> None:
+def test_keywords_of_the_standard_library_keep_their_meaning(records: Records) -> None:
     logger = log.get_logger("x")
     try:
         raise KeyError("k")
@@ -112,11 +112,11 @@ def test_the_words_of_the_standard_library_keep_their_meaning(records: Records) 
         ("", "flowkit"),
     ],
 )
-def test_every_logger_is_below_flowkit(name: str, full: str) -> None:
+def test_every_logger_is_a_child_of_flowkit(name: str, full: str) -> None:
     assert log.get_logger(name).name == full
 
 
-def test_the_level_is_that_of_the_standard_logger(records: Records) -> None:
+def test_level_is_that_of_the_standard_logger(records: Records) -> None:
     log.set_level("warning")
     logger = log.get_logger("worker")
     logger.info("not this")
@@ -128,7 +128,7 @@ def test_the_level_is_that_of_the_standard_logger(records: Records) -> None:
 
 
 @pytest.mark.parametrize("level", ["LOUD", "", True, 1.5, None])
-def test_an_unknown_level_is_refused(level: Any) -> None:
+def test_unknown_level_is_rejected(level: Any) -> None:
     with pytest.raises(ConfigError, match="must be one of DEBUG, INFO"):
         log.set_level(level)
 
@@ -136,7 +136,7 @@ def test_an_unknown_level_is_refused(level: Any) -> None:
 # --- contexts -----------------------------------------------------------------------------------------------------
 
 
-def test_a_context_gives_its_fields_to_the_records_within(records: Records) -> None:
+def test_context_adds_its_fields_to_records_inside_it(records: Records) -> None:
     logger = log.get_logger("x")
     with log.log_context(task_id="t", node_id="a"):
         with log.log_context(node_id="b"):
@@ -149,14 +149,14 @@ def test_a_context_gives_its_fields_to_the_records_within(records: Records) -> N
     assert not hasattr(outside, "task_id")
 
 
-def test_a_context_ends_with_its_block_whatever_happens(records: Records) -> None:
+def test_context_ends_with_its_block_even_on_errors(records: Records) -> None:
     with pytest.raises(KeyError), log.log_context(a=1):
         raise KeyError
     log.get_logger().info("after")
     assert not hasattr(records[0], "a")
 
 
-async def test_what_is_bound_in_one_task_is_not_seen_by_others(records: Records) -> None:
+async def test_context_of_one_asyncio_task_is_invisible_to_others(records: Records) -> None:
     async def work(name: str) -> None:
         log.bind_context(run=name)
         await asyncio.to_thread(lambda: log.get_logger("x").info("from a thread"))
@@ -170,7 +170,7 @@ async def test_what_is_bound_in_one_task_is_not_seen_by_others(records: Records)
 # --- swallow and once ---------------------------------------------------------------------------------------------
 
 
-def test_a_swallowed_error_is_logged_and_goes_no_further(records: Records) -> None:
+def test_swallowed_error_is_logged_and_not_raised(records: Records) -> None:
     with log.swallow(
         logger=log.get_logger("x"), code="bus.stop", msg="stop failed", level=logging.ERROR, n=1
     ):
@@ -182,36 +182,36 @@ def test_a_swallowed_error_is_logged_and_goes_no_further(records: Records) -> No
     assert record.exc_info is not None
 
 
-def test_an_expected_error_is_logged_without_its_traceback(records: Records) -> None:
+def test_expected_error_is_logged_without_its_traceback(records: Records) -> None:
     with log.swallow(expected=True):
         raise OSError("gone")
     assert records[0].exc_info is None
     assert records[0].levelname == "WARNING"
 
 
-def test_nothing_is_logged_when_nothing_happens(records: Records) -> None:
+def test_nothing_is_logged_without_an_error(records: Records) -> None:
     with log.swallow(code="x"):
         pass
     assert records == []
 
 
 @pytest.mark.parametrize("kind", [asyncio.CancelledError, KeyboardInterrupt, SystemExit])
-def test_a_cancel_or_an_interrupt_is_not_swallowed(kind: type[BaseException], records: Records) -> None:
+def test_cancel_and_keyboard_interrupt_are_not_swallowed(kind: type[BaseException], records: Records) -> None:
     with pytest.raises(kind), log.swallow():
         raise kind
     assert records == []
 
 
-def test_a_warning_comes_once_for_each_key(records: Records) -> None:
+def test_warn_once_logs_each_key_once(records: Records) -> None:
     one, other = uuid.uuid4().hex, uuid.uuid4().hex
     logger = log.get_logger("x")
-    answers = [log.warn_once(key, "careful", logger=logger, n=1) for key in (one, one, other)]
-    assert answers == [True, False, True]
+    responses = [log.warn_once(key, "careful", logger=logger, n=1) for key in (one, one, other)]
+    assert responses == [True, False, True]
     assert [attribute(record, "event") for record in records] == [one, other]
     assert (records[0].levelname, records[0].pathname) == ("WARNING", __file__)
 
 
-def test_the_memory_of_warnings_does_not_grow_without_end(records: Records) -> None:
+def test_memory_of_warn_once_is_bounded(records: Records) -> None:
     first = uuid.uuid4().hex
     log.warn_once(first)
     for _ in range(1_100):
@@ -228,7 +228,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_stdout_gets_one_json_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stdout_gets_one_json_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     log.enable_stdout_logging()
     log.enable_stdout_logging()
     with log.log_context(task_id="t"):
@@ -252,17 +252,17 @@ def test_stdout_gets_one_json_object_a_line(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("value", [float("nan"), {(1, 2): 3}, {1, 2}, "\ud800", "жук", b"\xff", 10**30])
-def test_a_line_is_json_whatever_a_field_holds(value: object, capsys: pytest.CaptureFixture[str]) -> None:
-    round_and_round: list[Any] = []
-    round_and_round.append(round_and_round)
+def test_line_is_valid_json_for_any_field_value(value: object, capsys: pytest.CaptureFixture[str]) -> None:
+    circular: list[Any] = []
+    circular.append(circular)
     log.enable_stdout_logging()
     log.get_logger("x").info("text", value=value)
-    log.get_logger("x").info("text", value=value, again=round_and_round)
+    log.get_logger("x").info("text", value=value, again=circular)
     assert [line["message"] for line in lines(capsys)] == ["text", "text"]
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-def test_tracebacks_are_printed_on_demand(wanted: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tracebacks_are_printed_on_request(wanted: bool, capsys: pytest.CaptureFixture[str]) -> None:
     log.enable_stdout_logging(stack=wanted)
     with log.swallow(code="c"):
         raise OSError("gone")
@@ -271,7 +271,7 @@ def test_tracebacks_are_printed_on_demand(wanted: bool, capsys: pytest.CaptureFi
     assert ("Traceback" in line.get("stack", "")) is wanted
 
 
-def test_people_get_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pretty_output_is_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
     log.enable_stdout_logging(pretty=True, stack=True)
     log.get_logger("x").info("read", page=3, name="a\x1b[31m")
     with log.swallow(code="c", msg="stopped badly"):
@@ -282,7 +282,7 @@ def test_people_get_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert rest[0].startswith("Traceback")
 
 
-def test_stdout_can_have_a_level_of_its_own(records: Records, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stdout_can_have_its_own_level(records: Records, capsys: pytest.CaptureFixture[str]) -> None:
     log.enable_stdout_logging("ERROR")
     log.get_logger("x").info("for others")
     log.get_logger("x").error("for stdout too")
@@ -307,7 +307,7 @@ def _printing() -> list[StdoutHandler]:
     return [handler for handler in ROOT.handlers if isinstance(handler, StdoutHandler)]
 
 
-def test_an_empty_environment_changes_nothing(clean_env: pytest.MonkeyPatch) -> None:
+def test_empty_environment_changes_nothing(clean_env: pytest.MonkeyPatch) -> None:
     before = (ROOT.level, ROOT.handlers[:])
     log.configure_from_env()
     clean_env.setenv("FLOWKIT_LOG_STDOUT", "")
@@ -315,7 +315,7 @@ def test_an_empty_environment_changes_nothing(clean_env: pytest.MonkeyPatch) -> 
     assert (ROOT.level, ROOT.handlers) == before
 
 
-def test_the_environment_turns_stdout_on_and_off(clean_env: pytest.MonkeyPatch) -> None:
+def test_environment_turns_stdout_on_and_off(clean_env: pytest.MonkeyPatch) -> None:
     clean_env.setenv("FLOWKIT_LOG_STDOUT", "Yes")
     log.configure_from_env()
     assert [handler.level for handler in _printing()] == [logging.INFO]
@@ -325,7 +325,7 @@ def test_the_environment_turns_stdout_on_and_off(clean_env: pytest.MonkeyPatch) 
     assert _printing() == []
 
 
-def test_the_environment_sets_level_and_form(
+def test_environment_sets_level_and_format(
     clean_env: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in zip(VARIABLES, ("1", "warning", "1", "1"), strict=True):
@@ -340,7 +340,7 @@ def test_the_environment_sets_level_and_form(
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, "perhaps") for name in VARIABLES])
-def test_a_value_without_meaning_is_refused_by_name(
+def test_invalid_value_of_a_variable_is_rejected_with_its_name(
     name: str, value: str, clean_env: pytest.MonkeyPatch
 ) -> None:
     before = (ROOT.level, ROOT.handlers[:])
@@ -351,7 +351,7 @@ def test_a_value_without_meaning_is_refused_by_name(
     assert (ROOT.level, ROOT.handlers) == before
 
 
-def test_the_library_prints_nothing_by_itself() -> None:
+def test_library_prints_nothing_by_default() -> None:
     program = (
         "import logging; from flowkit.core.log import get_logger; get_logger('x').error('secret');"
         "logging.getLogger('flowkit.worker').error('secret');"
@@ -361,7 +361,7 @@ def test_the_library_prints_nothing_by_itself() -> None:
     assert (ended.stdout.strip(), ended.stderr) == ("10 ['NullHandler']", "")
 
 
-def test_a_level_that_the_application_has_set_stays() -> None:
+def test_level_set_by_the_application_is_kept() -> None:
     program = (
         "import logging; logging.getLogger('flowkit').setLevel('ERROR'); import flowkit.core.log;"
         "print(logging.getLogger('flowkit').level)"

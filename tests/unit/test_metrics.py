@@ -80,7 +80,7 @@ CONVERTED: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("given_value", "stored"), CONVERTED)
-def test_values_become_json(given_value: Any, stored: Any) -> None:
+def test_metrics_are_converted_to_json(given_value: Any, stored: Any) -> None:
     converted, size = storable("metrics", {"value": {"nested": [given_value]}})
     assert converted == {"value": {"nested": [stored]}}
     assert size == len(bson.encode(converted))
@@ -117,37 +117,37 @@ REFUSED: list[tuple[Any, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("metrics", "told"), REFUSED)
-def test_what_cannot_be_stored_is_refused_with_its_place(metrics: Any, told: list[str]) -> None:
+@pytest.mark.parametrize(("metrics", "reported"), REFUSED)
+def test_value_that_cannot_be_stored_is_rejected_with_its_path(metrics: Any, reported: list[str]) -> None:
     text = refusal(metrics)
-    assert [part for part in told if part not in text] == []
+    assert [part for part in reported if part not in text] == []
 
 
-def test_integers_of_thousands_of_digits_are_refused_as_values_and_as_keys() -> None:
+def test_integers_with_thousands_of_digits_are_rejected_as_values_and_keys() -> None:
     huge = 10**5000
     assert "n is an integer outside" in refusal({"n": huge})
     assert "n has the key '<int>'" in refusal({"n": {huge: Opaque()}})
 
 
-def test_what_contains_itself_is_refused() -> None:
+def test_circular_reference_is_rejected() -> None:
     loop: dict[str, Any] = {"list": []}
     loop["list"].append({"back": loop})
     assert "list[0].back contains itself" in refusal(loop)
 
 
-def test_the_same_value_twice_is_no_loop() -> None:
+def test_repeated_value_is_not_a_circular_reference() -> None:
     shared = [1]
     assert storable("metrics", {"a": shared, "b": shared})[0] == {"a": [1], "b": [1]}
 
 
-def test_too_deep_a_nesting_is_refused() -> None:
+def test_excessive_nesting_is_rejected() -> None:
     deep: dict[str, Any] = {}
     for _ in range(2_000):
         deep = {"k": deep}
     assert "more than 200 levels deep" in refusal(deep)
 
 
-def test_the_limit_counts_what_is_stored() -> None:
+def test_limit_applies_to_the_stored_form() -> None:
     short = "x" * (BATCH_META_BYTES // 2)
     storable("metrics", {"text": short})
     with pytest.raises(
@@ -177,7 +177,7 @@ anything = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=5), anything, max_size=4))
-def test_any_metrics_are_stored_as_json_or_refused(metrics: dict[str, Any]) -> None:
+def test_any_metrics_are_stored_as_json_or_rejected(metrics: dict[str, Any]) -> None:
     try:
         converted, _ = storable("metrics", metrics)
     except BadMetrics:

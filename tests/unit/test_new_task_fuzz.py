@@ -1,4 +1,4 @@
-"""Any input of `create_task` is either refused with a readable message before anything starts, or can be stored."""
+"""Any input of `create_task` is either rejected with a readable message before the start, or can be stored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import bson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.examples import THOROUGH, examples
+from tests.unit.property_examples import THOROUGH, examples
 
 from flowkit.adapters.tasks import task_fields
 from flowkit.adapters.tasks.task_store import TaskStore
@@ -32,7 +32,7 @@ class Client:
         raise Started(given, options["id"])
 
 
-class Odd:
+class UnsupportedObject:
     """A value that is neither JSON nor text."""
 
     def __repr__(self) -> str:
@@ -56,7 +56,7 @@ GOOD: dict[str, Any] = {
         },
     ],
 }
-ODD = st.sampled_from(
+UNSUPPORTED = st.sampled_from(
     [
         *(
             None,
@@ -74,10 +74,22 @@ ODD = st.sampled_from(
         ),
         *("", "*", "a[0]", "\0", "\ud800", "\n", "x" * 300, b"", b"\xff", "count:0", "all"),
         *([], {}, (), set(), {1}, {1: 2}, {None: 1}, {"\0": 1}, {"\ud800": 1}, {"$gt": ""}, [[[]]]),
-        *(Odd(), Odd, object(), Decimal(1), datetime.now(), 1j, range(3), len, Exception("x\ny")),
+        *(
+            UnsupportedObject(),
+            UnsupportedObject,
+            object(),
+            Decimal(1),
+            datetime.now(),
+            1j,
+            range(3),
+            len,
+            Exception("x\ny"),
+        ),
     ]
 )
-VALUES = st.one_of(ODD, st.recursive(ODD, lambda inner: st.lists(inner, max_size=2), max_leaves=3))
+VALUES = st.one_of(
+    UNSUPPORTED, st.recursive(UNSUPPORTED, lambda inner: st.lists(inner, max_size=2), max_leaves=3)
+)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -113,7 +125,7 @@ def graphs(draw: st.DrawFn) -> Any:
     graph=graphs(),
     params=st.one_of(st.just({}), VALUES, st.dictionaries(st.text(max_size=3), VALUES, max_size=2)),
 )
-async def test_a_task_is_refused_readably_or_can_be_stored(graph: Any, params: Any) -> None:
+async def test_task_is_rejected_with_a_readable_message_or_can_be_stored(graph: Any, params: Any) -> None:
     client: Any = Client()
     tasks = TaskClient(client, TaskStore(memory_database()), queue="q")
     with pytest.raises((GraphError, Started)) as caught:

@@ -7,32 +7,32 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.integration.world import let_pass
+from tests.integration.harness import wait_seconds
 
 from flowkit.adapters.notifications import ArtifactNotifier, ByteBudget, Subscription
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-PATIENCE = 20.0
+TIMEOUT_SEC = 20.0
 LONG = 3_600.0
 
 
-async def settle() -> None:
+async def let_tasks_run() -> None:
     """Run everything that is ready."""
     for _ in range(20):
-        await let_pass(0)
+        await wait_seconds(0)
 
 
 async def in_time(work: Coroutine[None, None, None] | asyncio.Task[None]) -> None:
     """Wait for something that should happen soon."""
-    await asyncio.wait_for(work, PATIENCE)
+    await asyncio.wait_for(work, TIMEOUT_SEC)
 
 
-async def is_told(news: Subscription) -> bool:
+async def is_notified(subscription: Subscription) -> bool:
     """Return whether a notification has arrived."""
-    waiting = asyncio.create_task(news.wait(least=0, most=LONG))
-    await settle()
+    waiting = asyncio.create_task(subscription.wait(least=0, most=LONG))
+    await let_tasks_run()
     waiting.cancel()
     return waiting.done()
 
@@ -40,53 +40,53 @@ async def is_told(news: Subscription) -> bool:
 # --- notifications ----------------------------------------------------------------------------------------------
 
 
-async def test_news_end_the_wait() -> None:
-    news = Subscription()
-    waiting = asyncio.create_task(news.wait(least=0, most=LONG))
-    await settle()
+async def test_notification_ends_the_wait() -> None:
+    subscription = Subscription()
+    waiting = asyncio.create_task(subscription.wait(least=0, most=LONG))
+    await let_tasks_run()
     assert not waiting.done()
-    news.tell()
+    subscription.tell()
     await in_time(waiting)
 
 
-async def test_news_that_came_before_the_wait_are_not_missed() -> None:
-    news = Subscription()
-    news.tell()
-    await in_time(news.wait(least=0, most=LONG))
+async def test_notification_before_the_wait_is_not_missed() -> None:
+    subscription = Subscription()
+    subscription.tell()
+    await in_time(subscription.wait(least=0, most=LONG))
 
 
-async def test_news_do_not_end_the_wait_before_its_least() -> None:
-    news = Subscription()
-    news.tell()
+async def test_notification_does_not_end_the_wait_before_its_minimum() -> None:
+    subscription = Subscription()
+    subscription.tell()
     loop = asyncio.get_running_loop()
     began = loop.time()
-    await in_time(news.wait(least=0.2, most=LONG))
+    await in_time(subscription.wait(least=0.2, most=LONG))
     assert loop.time() - began >= 0.19
 
 
-async def test_a_wait_without_news_ends_at_its_most() -> None:
+async def test_wait_without_a_notification_ends_at_its_maximum() -> None:
     await in_time(Subscription().wait(least=0.01, most=0.05))
     await in_time(Subscription().wait(least=0.01, most=0.01))
 
 
-async def test_news_are_told_once() -> None:
-    news = Subscription()
-    news.tell()
-    await in_time(news.wait(least=0, most=LONG))
-    assert not await is_told(news)
+async def test_notification_is_delivered_once() -> None:
+    subscription = Subscription()
+    subscription.tell()
+    await in_time(subscription.wait(least=0, most=LONG))
+    assert not await is_notified(subscription)
 
 
-async def test_a_listener_hears_of_its_nodes_only() -> None:
+async def test_subscriber_gets_notifications_of_its_nodes_only() -> None:
     room = ArtifactNotifier()
-    with room.listener("t", ["a", "b"]) as news:
+    with room.listener("t", ["a", "b"]) as subscription:
         for task_id, node in (("t", "c"), ("other", "a"), ("", "")):
             room.tell(task_id, node)
-        assert not await is_told(news)
+        assert not await is_notified(subscription)
         room.tell("t", "b")
-        await in_time(news.wait(least=0, most=LONG))
+        await in_time(subscription.wait(least=0, most=LONG))
 
 
-async def test_all_listeners_of_a_node_hear_of_it() -> None:
+async def test_all_subscribers_of_a_node_are_notified() -> None:
     room = ArtifactNotifier()
     with room.listener("t", ["a"]) as one, room.listener("t", ["a", "b"]) as other:
         room.tell("t", "a")
@@ -94,13 +94,13 @@ async def test_all_listeners_of_a_node_hear_of_it() -> None:
         await in_time(other.wait(least=0, most=LONG))
 
 
-async def test_a_listener_that_has_gone_hears_nothing_and_leaves_nothing_behind() -> None:
+async def test_unsubscribed_reader_gets_no_notifications_and_leaves_no_entry() -> None:
     room = ArtifactNotifier()
     with room.listener("t", ["a"]) as kept:
         with pytest.raises(ValueError, match="over"), room.listener("t", ["a", "b"]) as gone:
             raise ValueError("over")
         room.tell("t", "a")
-        assert not await is_told(gone)
+        assert not await is_notified(gone)
         await in_time(kept.wait(least=0, most=LONG))
     assert room._listeners == {}
 
@@ -109,7 +109,7 @@ async def test_a_listener_that_has_gone_hears_nothing_and_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize(("limit", "readers", "share"), [(100, 4, 25), (100, 0, 100), (3, 10, 1)])
-def test_a_share_is_what_one_of_all_readers_may_take(limit: int, readers: int, share: int) -> None:
+def test_share_is_the_budget_of_one_of_all_readers(limit: int, readers: int, share: int) -> None:
     assert ByteBudget(limit, readers).share == share
 
 
@@ -119,50 +119,50 @@ async def hold(budget: ByteBudget, size: int, until: asyncio.Event) -> None:
         await until.wait()
 
 
-async def test_who_does_not_fit_waits_until_enough_is_given_back() -> None:
+async def test_reader_that_does_not_fit_waits_until_enough_is_released() -> None:
     budget, release = ByteBudget(100, 1), asyncio.Event()
     first = asyncio.create_task(hold(budget, 60, release))
-    await settle()
+    await let_tasks_run()
     async with budget.hold(40):
         second = asyncio.create_task(in_time(hold(budget, 50, release)))
-        await settle()
-    await settle()
+        await let_tasks_run()
+    await let_tasks_run()
     assert not second.done()
     release.set()
     await in_time(first)
     await in_time(second)
 
 
-async def test_what_is_larger_than_the_budget_passes_alone() -> None:
+async def test_reader_larger_than_the_budget_is_admitted_alone() -> None:
     budget, release = ByteBudget(100, 1), asyncio.Event()
     small = asyncio.create_task(hold(budget, 1, release))
-    await settle()
+    await let_tasks_run()
     entered = asyncio.create_task(hold(budget, 10**9, release))
-    await settle()
+    await let_tasks_run()
     assert not entered.done()
     release.set()
     await in_time(small)
     await in_time(entered)
 
 
-async def test_what_is_given_back_early_lets_others_in() -> None:
+async def test_early_release_admits_waiting_readers() -> None:
     budget, release = ByteBudget(100, 1), asyncio.Event()
     async with budget.hold(100) as held:
         waiting = asyncio.create_task(hold(budget, 60, release))
         held.keep(50)
-        await settle()
+        await let_tasks_run()
         assert not waiting.done()
         assert budget._used == 50
         held.keep(40)
         held.keep(70)
-        await settle()
+        await let_tasks_run()
         assert budget._used == 40 + 60, "a hold never grows"
     release.set()
     await in_time(waiting)
     assert budget._used == 0
 
 
-async def test_a_failed_reader_gives_back_what_it_held() -> None:
+async def test_failed_reader_releases_what_it_held() -> None:
     budget = ByteBudget(100, 1)
     with pytest.raises(ValueError, match="broken"):
         async with budget.hold(100):
@@ -170,28 +170,28 @@ async def test_a_failed_reader_gives_back_what_it_held() -> None:
     await in_time(hold(budget, 100, set_event()))
 
 
-async def test_a_reader_that_stops_waiting_takes_nothing() -> None:
+async def test_reader_that_stops_waiting_reserves_nothing() -> None:
     budget, release = ByteBudget(100, 1), asyncio.Event()
     holder = asyncio.create_task(hold(budget, 100, release))
-    await settle()
+    await let_tasks_run()
     waiting = asyncio.create_task(hold(budget, 100, release))
-    await settle()
+    await let_tasks_run()
     waiting.cancel()
     release.set()
     await in_time(holder)
     await in_time(hold(budget, 100, set_event()))
 
 
-async def test_a_reader_cancelled_while_it_gives_back_leaves_nothing_held() -> None:
+async def test_reader_cancelled_during_its_release_leaves_nothing_reserved() -> None:
     budget, release = ByteBudget(100, 1), asyncio.Event()
     holder = asyncio.create_task(hold(budget, 100, release))
-    await settle()
+    await let_tasks_run()
     holder.cancel()
-    await settle()
+    await let_tasks_run()
     await in_time(hold(budget, 100, set_event()))
 
 
-async def test_many_readers_get_on_and_never_hold_more_than_the_limit() -> None:
+async def test_many_readers_make_progress_within_the_limit() -> None:
     budget, held, most = ByteBudget(100, 4), 0, 0
 
     async def read(size: int) -> None:
@@ -200,7 +200,7 @@ async def test_many_readers_get_on_and_never_hold_more_than_the_limit() -> None:
             async with budget.hold(size):
                 held += size
                 most = max(most, held)
-                await settle()
+                await let_tasks_run()
                 held -= size
 
     async with AsyncExitStack() as stack:

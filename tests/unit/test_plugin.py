@@ -46,7 +46,7 @@ async def offline(*plugins: FlowKitPlugin, **options: Any) -> Client:
     return await Client.connect("127.0.0.1:1", lazy=True, plugins=plugins, **options)
 
 
-async def test_a_payload_converter_that_cannot_carry_our_records_is_refused() -> None:
+async def test_payload_converter_that_cannot_encode_flowkit_records_is_rejected() -> None:
     class Plain(Composite):
         def __init__(self) -> None:
             super().__init__(JSONPlainPayloadConverter())
@@ -56,7 +56,7 @@ async def test_a_payload_converter_that_cannot_carry_our_records_is_refused() ->
         await offline(FlowKitPlugin(), data_converter=converter)
 
 
-async def test_our_records_are_passed_through_the_sandbox_and_the_users_modules_stay() -> None:
+async def test_sandbox_passes_flowkit_records_through_and_keeps_user_modules() -> None:
     client = await offline(FlowKitPlugin())
     seen: list[Any] = []
 
@@ -80,17 +80,17 @@ async def test_our_records_are_passed_through_the_sandbox_and_the_users_modules_
 
 
 @pytest.mark.parametrize("path", sorted(HISTORIES.glob("*.json")), ids=lambda path: path.stem)
-async def test_recorded_histories_replay_with_nothing_but_the_plugin(path: Path) -> None:
+async def test_recorded_histories_replay_with_the_plugin_alone(path: Path) -> None:
     await Replayer(workflows=[], plugins=[FlowKitPlugin()]).replay_workflow(recorded(path))
 
 
-async def test_a_poisoned_history_is_noticed() -> None:
+async def test_poisoned_history_is_detected() -> None:
     poisoned = recorded(min((HISTORIES / "poisoned").glob("*.json")))
     with pytest.raises(NondeterminismError):
         await Replayer(workflows=[Task], plugins=[FlowKitPlugin()]).replay_workflow(poisoned)
 
 
-async def test_an_attempt_that_reaches_a_worker_which_could_not_start_is_handed_over() -> None:
+async def test_attempt_on_a_worker_that_could_not_start_is_handed_over() -> None:
     run_attempt = WorkerComponent([]).attempt("quick")
     attempt = AttemptInput.__new__(AttemptInput)
     with pytest.raises(ApplicationError) as caught:
@@ -105,14 +105,14 @@ def recorded(path: Path) -> WorkflowHistory:
 
 
 async def refused(client: Client, **options: Any) -> str:
-    """Return the one-line error with which a worker is refused."""
+    """Return the one-line error with which a worker is rejected."""
     with pytest.raises(ConfigError) as caught:
         Worker(client, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-async def test_a_queue_that_is_none_of_ours_is_refused_and_names_those_that_are() -> None:
+async def test_unknown_queue_is_rejected_with_the_list_of_known_ones() -> None:
     plugin = FlowKitPlugin(
         db=memory_database(), config=CoordinatorConfig(queue="jobs"), handlers={"paced": Paced()}
     )
@@ -125,24 +125,24 @@ async def test_a_queue_that_is_none_of_ours_is_refused_and_names_those_that_are(
     assert await refused(await offline(plugin), task_queue="elsewhere") == message
 
 
-async def test_a_role_without_a_handler_is_refused() -> None:
+async def test_role_without_a_handler_is_rejected() -> None:
     client = await offline(FlowKitPlugin(db=memory_database(), handlers={"paced": Paced()}))
     message = await refused(client, task_queue="flowkit.packed", activities=[greet])
     assert message.startswith("FlowKitPlugin on task queue 'flowkit.packed': no handler for role 'packed'")
 
 
-async def test_a_worker_without_a_database_is_refused() -> None:
+async def test_worker_without_a_database_is_rejected() -> None:
     message = await refused(await offline(FlowKitPlugin()), task_queue="flowkit")
     assert message.startswith("FlowKitPlugin has no database for task queue 'flowkit': pass db=")
 
 
-async def test_a_client_without_the_plugins_data_converter_is_refused() -> None:
+async def test_client_without_the_data_converter_of_the_plugin_is_rejected() -> None:
     message = await refused(
         await offline(), task_queue="flowkit", plugins=[FlowKitPlugin(db=memory_database())]
     )
     assert message.endswith("give it the plugin as well, Client.connect(..., plugins=[FlowKitPlugin(...)])")
 
 
-def test_two_queues_are_refused() -> None:
+def test_different_queues_of_engine_and_worker_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"config.queue 'a' and worker_config.queue 'b'"):
         FlowKitPlugin(config=CoordinatorConfig(queue="a"), worker_config=WorkerConfig(queue="b"))

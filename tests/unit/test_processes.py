@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-PATIENCE = 60.0
+TIMEOUT_SEC = 60.0
 
 WORKER = '''
 import asyncio, os, sys
@@ -32,10 +32,10 @@ from flowkit.activities.processes import ProcessPool
 from flowkit.worker import Batch, RoleHandler
 
 
-class Deaf(RoleHandler):
+class IgnoresCancel(RoleHandler):
     """Computes for ever once it has told its process id."""
 
-    role = "deaf"
+    role = "ignores_cancel"
 
     def process_batch(self, batch, ctx):
         Path(batch.payload["tell"]).write_text(f"{os.getpid()}\\n")
@@ -46,8 +46,8 @@ class Deaf(RoleHandler):
 async def main():
     names = dict.fromkeys(("task_id", "node_id", "worker_id"), "x")
     ctx = SimpleNamespace(**names, attempt_epoch=1, kv={}, cancel_flag=asyncio.Event())
-    pool = ProcessPool({"deaf": Deaf()}, processes=1)
-    await pool.process("deaf", Batch(batch_uid="b", payload={"tell": sys.argv[1]}), ctx)
+    pool = ProcessPool({"ignores_cancel": IgnoresCancel()}, processes=1)
+    await pool.process("ignores_cancel", Batch(batch_uid="b", payload={"tell": sys.argv[1]}), ctx)
 
 
 if __name__ == "__main__":
@@ -56,17 +56,17 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-async def test_a_process_that_computes_ends_with_its_worker(tmp_path: Path, how: signal.Signals) -> None:
-    script, told = tmp_path / "worker.py", tmp_path / "pid"
+async def test_busy_process_ends_with_its_worker(tmp_path: Path, how: signal.Signals) -> None:
+    script, reported = tmp_path / "worker.py", tmp_path / "pid"
     script.write_text(WORKER, encoding="utf-8")
-    worker = await asyncio.create_subprocess_exec(sys.executable, str(script), str(told))
-    computing = await pid_in(told)
+    worker = await asyncio.create_subprocess_exec(sys.executable, str(script), str(reported))
+    computing = await pid_in(reported)
     worker.send_signal(how)
     await worker.wait()
     await until_gone(computing)
 
 
-# --- batches beside each other ------------------------------------------------------------------------------------
+# --- concurrent batches -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def context(epoch: int = 1) -> Any:
 async def crunch(pool: ProcessPool, ctx: Any = None, **payload: Any) -> Any:
     """Return the result of one batch."""
     batch = Batch(batch_uid="b", payload=payload)
-    return await asyncio.wait_for(pool.process("cruncher", batch, ctx or context()), PATIENCE)
+    return await asyncio.wait_for(pool.process("cruncher", batch, ctx or context()), TIMEOUT_SEC)
 
 
 async def computing(pool: ProcessPool, tell: Path, ctx: Any) -> tuple[asyncio.Task[Any], int]:
@@ -96,7 +96,7 @@ async def computing(pool: ProcessPool, tell: Path, ctx: Any) -> tuple[asyncio.Ta
     return batch, await pid_in(tell)
 
 
-async def test_a_process_that_dies_takes_no_other_batch_with_it(pool: ProcessPool, tmp_path: Path) -> None:
+async def test_crashed_process_does_not_affect_other_batches(pool: ProcessPool, tmp_path: Path) -> None:
     ctx = context()
     neighbour, _ = await computing(pool, tmp_path / "pid", ctx)
     with pytest.raises(ProcessDied):
@@ -108,14 +108,14 @@ async def test_a_process_that_dies_takes_no_other_batch_with_it(pool: ProcessPoo
         await neighbour
 
 
-async def test_a_process_that_died_while_idle_is_replaced_at_no_charge(pool: ProcessPool) -> None:
+async def test_process_that_died_while_idle_is_replaced_without_using_a_retry(pool: ProcessPool) -> None:
     pid = (await crunch(pool)).metrics["pid"]
     os.kill(pid, signal.SIGKILL)
     await until_gone(pid)
     assert (await crunch(pool)).metrics["pid"] != pid
 
 
-async def test_a_batch_that_is_given_up_loses_its_process(pool: ProcessPool, tmp_path: Path) -> None:
+async def test_process_of_an_abandoned_batch_is_killed(pool: ProcessPool, tmp_path: Path) -> None:
     given_up, pid = await computing(pool, tmp_path / "pid", context())
     given_up.cancel()
     await asyncio.wait([given_up])
@@ -123,9 +123,7 @@ async def test_a_batch_that_is_given_up_loses_its_process(pool: ProcessPool, tmp
     assert (await crunch(pool)).success
 
 
-async def test_a_batch_that_begins_leaves_the_cancel_of_another_one_alone(
-    pool: ProcessPool, tmp_path: Path
-) -> None:
+async def test_new_batch_does_not_inherit_the_cancel_of_another(pool: ProcessPool, tmp_path: Path) -> None:
     contexts = [context(), context()]
     first, _ = await computing(pool, tmp_path / "first", contexts[0])
     first.cancel()
@@ -137,5 +135,5 @@ async def test_a_batch_that_begins_leaves_the_cancel_of_another_one_alone(
         await second
 
 
-async def test_a_process_is_used_for_one_batch_after_the_other(pool: ProcessPool) -> None:
+async def test_process_is_reused_for_one_batch_after_the_other(pool: ProcessPool) -> None:
     assert len({(await crunch(pool)).metrics["pid"] for _ in range(3)}) == 1

@@ -87,12 +87,12 @@ def word(text: str) -> str:
 
 
 @pytest.mark.parametrize("text", EXAMPLES, ids=word)
-def test_an_envelope_travels_byte_for_byte(text: str) -> None:
+def test_envelope_round_trips_byte_for_byte(text: str) -> None:
     assert Envelope.from_json(text).to_json() == text.encode()
 
 
 @pytest.mark.parametrize("text", EXAMPLES, ids=word)
-def test_a_payload_travels_byte_for_byte(text: str) -> None:
+def test_payload_round_trips_byte_for_byte(text: str) -> None:
     found = Envelope.from_json(text)
     payload = read_payload(found)
     assert payload is not None
@@ -100,7 +100,7 @@ def test_a_payload_travels_byte_for_byte(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", EXAMPLES, ids=word)
-def test_the_id_of_a_message_is_derived_from_it(text: str) -> None:
+def test_message_id_is_derived_from_the_message(text: str) -> None:
     found = Envelope.from_json(text)
     if found.payload.get("run_state") == "idle":  # by another worker, which the record does not name
         return
@@ -112,7 +112,7 @@ def test_every_kind_has_an_example() -> None:
     assert {word(text) for text in EXAMPLES} == kinds - {EventKind.TASK_RESUMED}
 
 
-def test_the_id_of_a_snapshot_names_the_worker_that_answers() -> None:
+def test_snapshot_id_contains_the_responding_worker() -> None:
     idle = envelope({"reply": "TASK_SNAPSHOT", "worker_id": None}, "reply")
     busy = envelope({"reply": "TASK_SNAPSHOT", "worker_id": "w"}, "reply")
     assert dedup_id(idle, worker_id="w") == dedup_id(busy) != dedup_id(idle, worker_id="v")
@@ -127,12 +127,12 @@ def test_heartbeats_of_one_interval_share_an_id() -> None:
 
 
 @pytest.mark.parametrize("payload", [{}, {"kind": "TASK_RESUMED"}, {"cmd": "TASK_PAUSE"}, {"kind": "NEW"}])
-def test_a_kind_without_an_id_is_named(payload: dict[str, Any]) -> None:
+def test_error_names_a_message_kind_without_an_id(payload: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="has no dedup id"):
         dedup_id(envelope(payload))
 
 
-def test_a_fingerprint_tells_topic_key_and_id_apart() -> None:
+def test_fingerprint_distinguishes_topic_key_and_id() -> None:
     parts = [("a", "b", "c"), ("b", "a", "c"), ("a", "b", "d"), ("x", "b", "c")]
     assert len({outbox_fingerprint(*each) for each in parts}) == 4
 
@@ -152,7 +152,7 @@ WORDS: dict[type[enum.Enum], str] = {
 
 
 @pytest.mark.parametrize("kind", WORDS)
-def test_the_words_are_those_of_the_protocol_and_equal_their_names(kind: type[enum.Enum]) -> None:
+def test_enum_members_are_those_of_the_protocol_and_equal_their_names(kind: type[enum.Enum]) -> None:
     assert [member.name for member in kind] == WORDS[kind].split()
     assert all(member.name == member.value == str(member.value) for member in kind)
 
@@ -162,7 +162,7 @@ def test_the_words_are_those_of_the_protocol_and_equal_their_names(kind: type[en
 REQUIRED = ("msg_type", "role", "dedup_id", "task_id", "node_id", "step_type", "attempt_epoch", "ts_ms")
 
 
-def test_the_optional_fields_have_the_documented_defaults() -> None:
+def test_optional_fields_have_the_documented_defaults() -> None:
     given = {name: json.loads(EXAMPLES[0])[name] for name in REQUIRED}
     one, other = Envelope.model_validate(given), Envelope.model_validate(given)
     assert (one.v, one.payload, one.target_worker_id) == (1, {}, None)
@@ -170,7 +170,7 @@ def test_the_optional_fields_have_the_documented_defaults() -> None:
 
 
 @pytest.mark.parametrize("missing", REQUIRED)
-def test_a_required_field_may_not_be_missing(missing: str) -> None:
+def test_missing_required_field_is_rejected(missing: str) -> None:
     given = {name: value for name, value in json.loads(EXAMPLES[0]).items() if name != missing}
     with pytest.raises(ValidationError, match=missing):
         Envelope.from_json(json.dumps(given))
@@ -193,20 +193,20 @@ def test_a_required_field_may_not_be_missing(missing: str) -> None:
         ("target_worker_id", 7),
     ],
 )
-def test_a_value_that_workers_refuse_is_refused(name: str, value: object) -> None:
+def test_value_that_external_workers_reject_is_rejected(name: str, value: object) -> None:
     with pytest.raises(ValidationError, match=name):
         Envelope.from_json(json.dumps(json.loads(EXAMPLES[0]) | {name: value}))
 
 
 @pytest.mark.parametrize(("value", "read"), [("12", 12), (1.0, 1), (True, 1), (-3, -3)])
-def test_whole_numbers_are_read_as_workers_read_them(value: object, read: int) -> None:
+def test_integers_are_parsed_like_external_workers_parse_them(value: object, read: int) -> None:
     text = json.dumps(json.loads(EXAMPLES[0]) | {"attempt_epoch": value, "v": value, "ts_ms": value})
     found = Envelope.from_json(text)
     assert (found.attempt_epoch, found.v, found.ts_ms) == (read, read, read)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b"\xff"])
-def test_what_is_no_envelope_is_a_value_error(text: bytes) -> None:
+def test_invalid_envelope_raises_value_error(text: bytes) -> None:
     with pytest.raises(ValueError):
         Envelope.from_json(text)
 
@@ -218,7 +218,7 @@ def test_unknown_fields_are_ignored() -> None:
     assert "new" not in EvTaskFailed.model_validate(payload).model_dump()
 
 
-def test_values_of_handlers_travel_as_json() -> None:
+def test_handler_values_are_encoded_as_json() -> None:
     values = {
         "at": datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC),
         "id": uuid.UUID(int=1),
@@ -254,7 +254,7 @@ def test_values_of_handlers_travel_as_json() -> None:
 # --- payloads -----------------------------------------------------------------------------------------------------
 
 
-def test_an_order_says_null_for_what_it_does_not_hold() -> None:
+def test_command_contains_null_for_missing_fields() -> None:
     order = CmdTaskStart(cmd=CommandKind.TASK_START, cancel_token="c")
     expected = '{"cmd":"TASK_START","input_ref":null,"input_inline":null,"batching":null,"cancel_token":"c"}'
     assert order.to_json().decode() == expected
@@ -276,18 +276,20 @@ def test_an_order_says_null_for_what_it_does_not_hold() -> None:
         (RTaskSnapshot, {"reply": "TASK_SNAPSHOT", "run_state": "asleep", "attempt_epoch": 0}),
     ],
 )
-def test_a_payload_that_does_not_fit_is_refused(model: type[messages.Message], given: dict[str, Any]) -> None:
+def test_payload_that_does_not_match_its_kind_is_rejected(
+    model: type[messages.Message], given: dict[str, Any]
+) -> None:
     with pytest.raises(ValidationError):
         model.model_validate(given)
 
 
-def test_an_event_may_lack_its_worker() -> None:
+def test_event_without_a_worker_is_accepted() -> None:
     failed = read_payload(envelope({"kind": "TASK_FAILED", "reason_code": "x", "permanent": True}))
     assert isinstance(failed, EvTaskFailed)
     assert (failed.worker_id, failed.permanent, failed.error) == (None, True, None)
 
 
-def test_a_resumed_run_reads_as_its_own_kind() -> None:
+def test_resumed_run_is_parsed_as_its_own_kind() -> None:
     payload = {"kind": "TASK_RESUMED", "worker_id": "w", "lease_id": "l", "lease_deadline_ts_ms": 1}
     assert isinstance(read_payload(envelope(payload)), messages.EvTaskResumed)
 
@@ -304,22 +306,22 @@ def test_a_resumed_run_reads_as_its_own_kind() -> None:
         ({"sig": "PAUSE"}, "event"),
     ],
 )
-def test_an_unknown_kind_is_no_error(payload: dict[str, Any], msg_type: str) -> None:
+def test_unknown_kind_is_not_an_error(payload: dict[str, Any], msg_type: str) -> None:
     assert read_payload(envelope(payload, msg_type)) is None
 
 
-def test_the_case_of_a_signal_does_not_matter() -> None:
+def test_signal_is_case_insensitive() -> None:
     assert isinstance(read_payload(envelope({"sig": "cancel", "reason": "r"})), SigCancel)
 
 
-def test_an_announce_holds_resume_only_at_the_start_of_its_worker() -> None:
+def test_announcement_contains_resume_only_at_the_start_of_its_worker() -> None:
     online = EvWorkerOnline(kind=EventKind.WORKER_ONLINE, worker_id="w", type="a,b")
     assert list(json.loads(online.to_json())) == ["kind", "worker_id", "type", "version", "capacity"]
     first = online.model_copy(update={"capabilities": {"roles": ["a", "b"]}, "resume": None})
     assert json.loads(first.to_json())["resume"] is None
 
 
-def test_what_a_worker_resumes_is_an_active_run() -> None:
+def test_resume_of_a_worker_is_an_active_run() -> None:
     online = next(text for text in EXAMPLES if '"resume"' in text)
     payload = read_payload(Envelope.from_json(online))
     assert isinstance(payload, EvWorkerOnline)
@@ -330,13 +332,13 @@ def test_what_a_worker_resumes_is_an_active_run() -> None:
 # --- documents ----------------------------------------------------------------------------------------------------
 
 
-def test_a_policy_has_the_documented_defaults() -> None:
+def test_retry_policy_has_the_documented_defaults() -> None:
     expected = {"max": 2, "backoff_sec": 300, "permanent_on": ["bad_input", "schema_mismatch"]}
     assert RetryPolicy().model_dump() == expected
     assert RetryPolicy(backoff_sec=0.05).backoff_sec == 0.05
 
 
-def test_a_node_has_the_documented_defaults_and_is_a_valid_node_of_a_graph() -> None:
+def test_node_has_the_documented_defaults_and_is_valid_in_a_graph() -> None:
     node = DagNode(node_id="a", type="x")
     assert (node.fan_in, node.status, node.attempt_epoch, node.depends_on) == ("all", "queued", 0, [])
     assert (node.io.start_when, node.io.fn, node.lease, node.stats) == ("ready", "noop", {}, {})
@@ -344,7 +346,7 @@ def test_a_node_has_the_documented_defaults_and_is_a_valid_node_of_a_graph() -> 
     assert (parsed.node_id, parsed.retry_policy.max) == ("a", 2)
 
 
-def test_a_document_as_we_write_it_is_read_and_kept_whole() -> None:
+def test_new_task_document_round_trips() -> None:
     written = new_task("t", {"p": 1}, {"nodes": [{"node_id": "a", "type": "x"}]}, 1_000.0)
     read = TaskDoc.model_validate(written)
     assert (read.status, read.started_at) == (RunState.queued, "1970-01-01T00:16:40+00:00")
@@ -353,14 +355,14 @@ def test_a_document_as_we_write_it_is_read_and_kept_whole() -> None:
 
 
 @pytest.mark.parametrize("status", TaskStatus)
-def test_every_status_of_a_task_is_read(status: TaskStatus) -> None:
+def test_every_task_status_is_parsed(status: TaskStatus) -> None:
     assert (
         TaskDoc.model_validate({"id": "t", "pipeline_id": "t", "status": status.value}).status == status.value
     )
 
 
 @pytest.mark.parametrize("status", NodeStatus)
-def test_every_status_of_a_node_is_read(status: NodeStatus) -> None:
+def test_every_node_status_is_parsed(status: NodeStatus) -> None:
     assert (
         DagNode.model_validate({"node_id": "a", "type": "x", "status": status.value}).status == status.value
     )

@@ -50,7 +50,7 @@ def test_both_adapters_are_async_generator_functions() -> None:
     assert all(inspect.isasyncgenfunction(adapter) for adapter in adapters.values())
 
 
-async def test_batches_are_delivered_as_they_are_and_claimed() -> None:
+async def test_batches_are_delivered_unchanged_and_claimed() -> None:
     db = await filled("b1", "b2")
     pull = build_input_adapters(db=db)[PULL]
     batches = [batch async for batch in pull(**TASK, from_node="u", poll_ms=1)]
@@ -70,12 +70,12 @@ async def test_items_are_delivered_in_chunks_with_the_documented_ids() -> None:
     assert batches[0].batch_uid == "ad2b7bfd0ae8f741de96ce46937202d382868d69"
 
 
-async def test_a_source_without_batches_is_no_error() -> None:
+async def test_source_without_batches_is_not_an_error() -> None:
     pull = build_input_adapters(db=await filled())[PULL]
     assert [batch async for batch in pull(**TASK, from_nodes=["u"])] == []
 
 
-async def test_a_set_flag_ends_the_wait_for_more() -> None:
+async def test_cancel_flag_ends_the_wait_for_more_batches() -> None:
     flag = asyncio.Event()
     pull = build_input_adapters(db=await filled("b1", complete=False))[PULL]
     uids = []
@@ -86,7 +86,7 @@ async def test_a_set_flag_ends_the_wait_for_more() -> None:
     assert uids == ["b1"]
 
 
-async def test_sources_that_stand_still_are_waited_for_and_nothing_comes_twice(
+async def test_idle_sources_are_awaited_and_no_batch_is_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Sleepy:
@@ -119,7 +119,7 @@ async def test_sources_that_stand_still_are_waited_for_and_nothing_comes_twice(
         (RECHUNK, {"from_nodes": ["u"], "size": 3}),
     ],
 )
-async def test_wrong_arguments_are_refused(adapter: str, args: dict[str, Any]) -> None:
+async def test_invalid_arguments_are_rejected(adapter: str, args: dict[str, Any]) -> None:
     strict = WorkerConfig(strict_input_adapters=True)
     with pytest.raises(BadInput):
         await anext(build_input_adapters(db=memory_database(), cfg=strict)[adapter](**TASK, **args))

@@ -17,7 +17,7 @@ from temporalio.exceptions import (
     TimeoutError,
     TimeoutType,
 )
-from tests.unit.examples import examples
+from tests.unit.property_examples import examples
 
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind, NodeState, RetryPolicy
@@ -47,21 +47,21 @@ def reported(*details: Any, type: str | None = "boom", message: str = "it broke"
     return failure
 
 
-def test_a_failure_of_this_release_is_read_as_it_was_written() -> None:
+def test_failure_of_this_release_round_trips() -> None:
     written = AttemptFailure(
         kind=FailureKind.EPOCH_TAKEN, code="epoch_taken", message="taken", permanent=True, current_epoch=7
     )
     assert reported(asdict(written)) == written
 
 
-def test_details_without_a_code_get_the_type_of_the_error() -> None:
+def test_details_without_a_code_get_the_error_type() -> None:
     assert reported({"kind": "yielded"}) == AttemptFailure(
         kind=FailureKind.YIELDED, code="boom", message="it broke"
     )
 
 
 @pytest.mark.parametrize("kind", ["quota", "", None, 7, ["failure"], {"kind": "loss"}, float("nan")])
-def test_an_unknown_kind_is_an_ordinary_failure(kind: object) -> None:
+def test_unknown_kind_is_an_ordinary_failure(kind: object) -> None:
     detail = {"kind": kind, "code": "rate_limited", "message": "wait"}
     assert reported(detail) == AttemptFailure(kind=FailureKind.FAILURE, code="rate_limited", message="wait")
 
@@ -72,39 +72,39 @@ def test_unknown_keys_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("value", [7, None, ["x"], {"a": 1}, True, 0.5])
-def test_a_code_or_message_of_the_wrong_type_is_replaced_by_those_of_the_error(value: object) -> None:
+def test_code_or_message_of_the_wrong_type_is_taken_from_the_error(value: object) -> None:
     failure = reported({"kind": "failure", "code": value, "message": value})
     assert (failure.code, failure.message) == ("boom", "it broke")
 
 
 @pytest.mark.parametrize("value", ["yes", 1, None, [], "false"])
-def test_only_true_makes_a_failure_permanent(value: object) -> None:
+def test_only_the_value_true_makes_a_failure_permanent(value: object) -> None:
     assert not reported({"kind": "failure", "code": "c", "permanent": value}).permanent
 
 
 @pytest.mark.parametrize("value", [-1, True, 1.5, "7", None, 2**31, 10**400, [1]])
-def test_what_is_no_epoch_counts_as_none(value: object) -> None:
+def test_invalid_epoch_is_read_as_zero(value: object) -> None:
     assert reported({"kind": "epoch_taken", "code": "epoch_taken", "current_epoch": value}).current_epoch == 0
 
 
-def test_long_texts_are_cut() -> None:
+def test_long_texts_are_truncated() -> None:
     failure = reported({"kind": "failure", "code": "c" * 5_000, "message": "m" * 50_000})
     assert (len(failure.code), len(failure.message)) == (REASON_CODE_CHARS, LAST_ERROR_CHARS)
     bare = reported(type="t" * 5_000, message="m" * 50_000)
     assert (len(bare.code), len(bare.message)) == (REASON_CODE_CHARS, LAST_ERROR_CHARS)
 
 
-def test_lone_surrogates_become_text_that_can_be_encoded() -> None:
+def test_lone_surrogates_become_encodable_text() -> None:
     failure = reported({"kind": "failure", "code": "c\ud800", "message": "\udfff m"})
     assert f"{failure.code}{failure.message}".encode() == rb"c\ud800\udfff m"
 
 
 @pytest.mark.parametrize("type", [None, ""])
-def test_an_error_without_a_type_is_unexpected(type: str | None) -> None:
+def test_error_without_a_type_is_unexpected(type: str | None) -> None:
     assert reported(type=type).code == "unexpected_error"
 
 
-def test_errors_of_temporal_itself() -> None:
+def test_temporal_errors_are_mapped_to_failure_kinds() -> None:
     def read(cause: BaseException) -> tuple[FailureKind, str] | None:
         failure = read_failure(wrapped(cause))
         return None if failure is None else (failure.kind, failure.code)
@@ -134,9 +134,7 @@ KINDS = st.sampled_from([kind.value for kind in FailureKind])
     type=st.none() | st.text(max_size=10),
     message=st.text(st.characters(), max_size=10),
 )
-def test_whatever_the_details_hold_the_failure_can_be_read_and_decided(
-    details: list[Any], type: str | None, message: str
-) -> None:
+def test_any_details_can_be_read_and_decided(details: list[Any], type: str | None, message: str) -> None:
     error = ApplicationError(message, *details, type=type, non_retryable=True)
     is_reported(error)
     failure, state = read_failure(wrapped(error)), NodeState(epoch=3)

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from tests.unit import large
+from tests.unit import largest_tasks
 from tests.unit.graphs import node
 
 from flowkit.graph.validation import parse_graph
@@ -33,9 +33,11 @@ COMMON: dict[str, Any] = {"task_id": "t" * 200, "run_id": "r" * 36, "run_seq": 1
 
 
 @cache
-def walk(shape: str) -> Scheduler:
+def failed_scheduler_of(shape: str) -> Scheduler:
     """The largest task that validation accepts, in which every node has failed."""
-    return large.failed_walk(large.many_nodes() if shape == "most nodes" else large.longest_ids())[1]
+    return largest_tasks.failed_scheduler(
+        largest_tasks.many_nodes() if shape == "most nodes" else largest_tasks.longest_ids()
+    )[1]
 
 
 def records(of: Scheduler) -> list[NodeRecord]:
@@ -66,8 +68,8 @@ EDGES = pytest.mark.parametrize("shape", ["most nodes", "longest ids"])
 
 
 @EDGES
-def test_a_large_write_is_split_and_nothing_of_it_is_lost(shape: str) -> None:
-    nodes = records(walk(shape))
+def test_large_write_is_split_without_loss(shape: str) -> None:
+    nodes = records(failed_scheduler_of(shape))
     parts = split_record(record(nodes))
     assert len(parts) > 10
     assert max(json_size(without_defaults(part)) for part in parts) <= REPORT_BYTES
@@ -75,8 +77,8 @@ def test_a_large_write_is_split_and_nothing_of_it_is_lost(shape: str) -> None:
     assert [part.cancel_reason for part in parts] == ["hard_fail:x", *[None] * (len(parts) - 1)]
 
 
-def test_failed_nodes_are_written_first_when_a_write_is_split() -> None:
-    nodes = records(walk("most nodes"))
+def test_failed_nodes_are_written_first_in_a_split_write() -> None:
+    nodes = records(failed_scheduler_of("most nodes"))
     nodes[: len(nodes) // 2] = [
         dataclasses.replace(each, status=NodeStatus.CANCELLING) for each in nodes[: len(nodes) // 2]
     ]
@@ -85,16 +87,16 @@ def test_failed_nodes_are_written_first_when_a_write_is_split() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 400])
-def test_a_write_that_fits_is_one_write(count: int) -> None:
-    whole = record(records(walk("most nodes"))[:count])
+def test_write_that_fits_is_not_split(count: int) -> None:
+    whole = record(records(failed_scheduler_of("most nodes"))[:count])
     assert (split_record(whole) == [whole]) == (json_size(without_defaults(whole)) <= REPORT_BYTES)
     short = record([dataclasses.replace(each, last_error="no") for each in whole.nodes])
     assert split_record(short) == [short]
 
 
 @EDGES
-def test_the_largest_close_fits_into_a_payload_and_keeps_every_status(shape: str) -> None:
-    nodes, handled = records(walk(shape)), walk(shape).handled_failures
+def test_largest_close_fits_into_a_payload_and_keeps_every_status(shape: str) -> None:
+    nodes, handled = records(failed_scheduler_of(shape)), failed_scheduler_of(shape).handled_failures
     sent = truncate_close_record(close(nodes, handled))
     assert json_size(without_defaults(sent)) <= PAYLOAD_BYTES
     assert sent.truncated
@@ -104,9 +106,9 @@ def test_the_largest_close_fits_into_a_payload_and_keeps_every_status(shape: str
     assert len(sent.handled_failures) > len(handled) // 2
 
 
-def test_the_close_of_many_failed_nodes_fits_into_its_budget() -> None:
+def test_close_of_many_failed_nodes_fits_into_its_budget() -> None:
     graph = {"nodes": [node(f"node-{i}", allow_failure=True) for i in range(5_000)]}
-    nodes = records(large.failed_walk(graph)[1])
+    nodes = records(largest_tasks.failed_scheduler(graph)[1])
     sent = truncate_close_record(close(nodes, [each.node_id for each in nodes]))
     assert REPORT_BYTES * 0.9 <= json_size(without_defaults(sent)) <= REPORT_BYTES
     assert sent.truncated
@@ -117,12 +119,12 @@ def test_the_close_of_many_failed_nodes_fits_into_its_budget() -> None:
         assert before.last_error.startswith(after.last_error[:-1])
 
 
-def test_a_close_that_fits_is_sent_as_it_is() -> None:
-    whole = close(records(walk("most nodes"))[:50], ["a"])
+def test_close_that_fits_is_sent_unchanged() -> None:
+    whole = close(records(failed_scheduler_of("most nodes"))[:50], ["a"])
     assert truncate_close_record(whole) == whole
 
 
-def test_what_is_sent_leaves_out_defaults() -> None:
+def test_defaults_are_not_sent() -> None:
     (sent,) = without_defaults(record([NodeRecord(index=0, node_id="a", status=NodeStatus.QUEUED, epoch=0)]))[
         "nodes"
     ]
@@ -133,29 +135,29 @@ def test_what_is_sent_leaves_out_defaults() -> None:
 
 
 @EDGES
-def test_the_largest_status_fits_into_its_budget_and_says_what_is_left_out(shape: str) -> None:
+def test_largest_status_fits_into_its_budget_and_counts_what_is_omitted(shape: str) -> None:
     result = TaskResult(
-        task_id="t", status=TaskStatus.FINISHED, handled_failures=walk(shape).handled_failures
+        task_id="t", status=TaskStatus.FINISHED, handled_failures=failed_scheduler_of(shape).handled_failures
     )
-    view = status_view(TaskStatus.FINISHED, walk(shape), result)
+    view = status_view(TaskStatus.FINISHED, failed_scheduler_of(shape), result)
     assert json_size(view) <= REPORT_BYTES
-    whole = len(walk(shape).nodes)
+    whole = len(failed_scheduler_of(shape).nodes)
     assert len(view["nodes"]) + view["nodes_omitted"] == whole
     assert len(view["handled_failures"]) + view["handled_failures_omitted"] == whole
     assert view["nodes_omitted"] > 0
     assert view["errors_cut"] == len(view["nodes"])
 
 
-def test_errors_are_cut_before_any_node_is_left_out() -> None:
+def test_errors_are_truncated_before_any_node_is_omitted() -> None:
     graph = {"nodes": [node(f"node-{i}", allow_failure=True) for i in range(5_000)]}
-    view = status_view(TaskStatus.RUNNING, large.failed_walk(graph)[1], None)
+    view = status_view(TaskStatus.RUNNING, largest_tasks.failed_scheduler(graph)[1], None)
     assert REPORT_BYTES * 0.9 <= json_size(view) <= REPORT_BYTES
     assert (view["nodes_omitted"], view["errors_cut"]) == (0, 5_000)
     assert all(each["last_error"].endswith("…") for each in view["nodes"])
 
 
-def test_finished_nodes_are_left_out_before_those_that_people_look_for() -> None:
-    graph = parse_graph(large.longest_ids(), params={})
+def test_finished_nodes_are_omitted_before_failed_ones() -> None:
+    graph = parse_graph(largest_tasks.longest_ids(), params={})
     states = [
         NodeState(status=NodeStatus.FAILED if i % 10 == 0 else NodeStatus.FINISHED)
         for i in range(len(graph.nodes))
@@ -174,7 +176,7 @@ def small(*states: NodeState) -> Scheduler:
     return Scheduler(parse_graph({"nodes": [node(f"n{i}") for i in range(len(states))]}), list(states))
 
 
-def test_the_status_view_tells_what_the_workflow_decided() -> None:
+def test_status_view_shows_the_decisions_of_the_workflow() -> None:
     skipped = NodeState(status=NodeStatus.SKIPPED, skip_reason=SkipReason.UPSTREAM_FAILED)
     waiting = NodeState(status=NodeStatus.DEFERRED, epoch=1, next_retry_at=9.5, last_error="flaky: no")
     view = status_view(TaskStatus.RUNNING, small(skipped, waiting), None)
@@ -195,7 +197,7 @@ def test_the_status_view_tells_what_the_workflow_decided() -> None:
     }
 
 
-def test_the_status_view_works_before_the_walk_and_after_the_end() -> None:
+def test_status_view_works_before_the_scheduler_exists_and_after_the_end() -> None:
     assert status_view(TaskStatus.QUEUED, None, None) == {
         "status": "queued",
         "nodes": [],

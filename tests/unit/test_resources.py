@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.integration.world import eventually, let_pass
+from tests.integration.harness import eventually, wait_seconds
 
 from flowkit.activities.resources import Resources, Subprocess
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-PATIENCE = 30.0
-DEAF = 'trap "" TERM; sh -c \'trap "" TERM; echo $$ > "$0"; while :; do sleep 1; done\' "$0"'
+TIMEOUT_SEC = 30.0
+IGNORES_SIGTERM = 'trap "" TERM; sh -c \'trap "" TERM; echo $$ > "$0"; while :; do sleep 1; done\' "$0"'
 """A shell and its child, both of which ignore SIGTERM; the child writes its id into the file named as $0."""
 
 
@@ -31,7 +31,7 @@ def resources() -> Resources:
 
 async def release(resources: Resources) -> None:
     """Release everything, within a time limit."""
-    await asyncio.wait_for(resources.release(), PATIENCE)
+    await asyncio.wait_for(resources.release(), TIMEOUT_SEC)
 
 
 def is_gone(pid: int) -> bool:
@@ -49,7 +49,7 @@ async def until_gone(pid: int) -> None:
     async def look() -> bool:
         return is_gone(pid)
 
-    await eventually(look, PATIENCE)
+    await eventually(look, TIMEOUT_SEC)
 
 
 async def pid_in(path: Path) -> int:
@@ -58,7 +58,7 @@ async def pid_in(path: Path) -> int:
     async def look() -> int | None:
         return number_in(path)
 
-    return await eventually(look, PATIENCE)
+    return await eventually(look, TIMEOUT_SEC)
 
 
 def number_in(path: Path) -> int | None:
@@ -74,7 +74,7 @@ def names_in(folder: Path) -> list[str]:
 # --- clean-ups --------------------------------------------------------------------------------------------------
 
 
-async def test_the_last_registered_comes_first_whatever_its_kind(resources: Resources) -> None:
+async def test_resources_are_released_in_reverse_order(resources: Resources) -> None:
     order: list[str] = []
 
     def plain(name: str) -> Callable[[], None]:
@@ -104,12 +104,12 @@ def fails() -> None:
 
 async def fails_later() -> None:
     """Fail in an async clean-up."""
-    await let_pass(0)
+    await wait_seconds(0)
     raise ValueError("no")
 
 
 @pytest.mark.parametrize("broken", [fails, fails_later, cancelled_work])
-async def test_a_broken_clean_up_does_not_keep_the_others(
+async def test_failing_clean_up_does_not_prevent_the_others(
     resources: Resources, broken: Callable[[], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     done: list[str] = []
@@ -122,14 +122,14 @@ async def test_a_broken_clean_up_does_not_keep_the_others(
     assert "a clean-up of the run failed" in caplog.text
 
 
-async def test_a_clean_up_may_register_another_one(resources: Resources) -> None:
+async def test_clean_up_can_register_another_one(resources: Resources) -> None:
     done: list[str] = []
     resources.add(lambda: resources.add(lambda: done.append("inner")))
     await release(resources)
     assert done == ["inner"]
 
 
-async def test_everything_is_given_back_once(resources: Resources) -> None:
+async def test_everything_is_released_once(resources: Resources) -> None:
     done: list[int] = []
     resources.add(lambda: done.append(1))
     await release(resources)
@@ -152,7 +152,7 @@ async def test_files_and_folders_are_removed(resources: Resources, tmp_path: Pat
     assert names_in(tmp_path) == []
 
 
-async def test_a_missing_path_is_no_error(
+async def test_missing_path_is_not_an_error(
     resources: Resources, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     resources.add_path(tmp_path / "never" / "was")
@@ -160,7 +160,7 @@ async def test_a_missing_path_is_no_error(
     assert caplog.text == ""
 
 
-async def test_a_link_is_removed_and_what_it_leads_to_stays(resources: Resources, tmp_path: Path) -> None:
+async def test_symbolic_link_is_removed_and_its_target_kept(resources: Resources, tmp_path: Path) -> None:
     kept, link = tmp_path / "kept", tmp_path / "link"
     kept.mkdir()
     link.symlink_to(kept)
@@ -173,11 +173,11 @@ async def test_a_link_is_removed_and_what_it_leads_to_stays(resources: Resources
 
 
 @pytest.mark.parametrize("own_group", [True, False])
-async def test_a_registered_process_is_ended(resources: Resources, own_group: bool) -> None:
+async def test_registered_process_is_killed(resources: Resources, own_group: bool) -> None:
     process = await asyncio.create_subprocess_exec("sleep", "600", start_new_session=own_group)
     resources.add_process(process)
     await release(resources)
-    assert await asyncio.wait_for(process.wait(), PATIENCE) == -signal.SIGKILL
+    assert await asyncio.wait_for(process.wait(), TIMEOUT_SEC) == -signal.SIGKILL
 
 
 def sleeper() -> subprocess.Popen[bytes]:
@@ -185,16 +185,16 @@ def sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sleep", "600"])
 
 
-async def test_a_registered_process_of_the_module_subprocess_is_ended(resources: Resources) -> None:
+async def test_registered_process_of_the_subprocess_module_is_killed(resources: Resources) -> None:
     with sleeper() as process:
         resources.add_process(process)
         await release(resources)
     assert process.returncode == -signal.SIGKILL
 
 
-async def test_the_children_of_a_registered_leader_end_with_it(resources: Resources, tmp_path: Path) -> None:
+async def test_children_of_a_registered_group_leader_are_killed(resources: Resources, tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
-        "sh", "-c", DEAF, str(tmp_path / "pid"), start_new_session=True
+        "sh", "-c", IGNORES_SIGTERM, str(tmp_path / "pid"), start_new_session=True
     )
     child = await pid_in(tmp_path / "pid")
     resources.add_process(process)
@@ -203,7 +203,7 @@ async def test_the_children_of_a_registered_leader_end_with_it(resources: Resour
     await until_gone(child)
 
 
-async def test_a_registered_process_that_has_ended_is_no_error(
+async def test_registered_process_that_has_exited_is_not_an_error(
     resources: Resources, caplog: pytest.LogCaptureFixture
 ) -> None:
     process = await asyncio.create_subprocess_exec("true")
@@ -220,7 +220,7 @@ async def run(*command: str) -> int:
     """Return the exit code of a command."""
     process = await Subprocess.start(*command)
     try:
-        return await asyncio.wait_for(process.wait(), PATIENCE)
+        return await asyncio.wait_for(process.wait(), TIMEOUT_SEC)
     finally:
         await process.end(1)
 
@@ -228,11 +228,11 @@ async def run(*command: str) -> int:
 @pytest.mark.parametrize(
     ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", -signal.SIGTERM)]
 )
-async def test_the_return_code_is_answered(script: str, code: int) -> None:
+async def test_exit_code_is_returned(script: str, code: int) -> None:
     assert await run("sh", "-c", script) == code
 
 
-async def test_a_missing_command_is_an_os_error() -> None:
+async def test_missing_command_raises_os_error() -> None:
     with pytest.raises(FileNotFoundError):
         await run("no-such-command-anywhere")
 
@@ -242,7 +242,7 @@ async def test_megabytes_of_output_do_not_block_the_command() -> None:
     assert await run("sh", "-c", script) == 0
 
 
-async def test_the_end_of_a_failed_commands_output_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_last_output_of_a_failed_command_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     script = "head -c 100000 /dev/zero | tr '\\0' x; echo; echo the last words >&2; exit 3"
     with caplog.at_level(logging.WARNING, logger="flowkit.worker"):
         assert await run("sh", "-c", script) == 3
@@ -251,29 +251,29 @@ async def test_the_end_of_a_failed_commands_output_is_logged(caplog: pytest.LogC
     assert len(caplog.text) < 2_000
 
 
-async def test_a_command_is_not_kept_by_what_it_leaves_in_the_background(tmp_path: Path) -> None:
+async def test_command_does_not_wait_for_its_background_processes(tmp_path: Path) -> None:
     assert await run("sh", "-c", 'sleep 600 & echo $! > "$0"', str(tmp_path / "pid")) == 0
     await until_gone(await pid_in(tmp_path / "pid"))
 
 
-async def test_a_command_that_obeys_is_terminated_and_not_killed() -> None:
+async def test_command_that_handles_sigterm_is_not_killed() -> None:
     process = await Subprocess.start("sleep", "600")
-    await process.end(PATIENCE)
+    await process.end(TIMEOUT_SEC)
     assert await process.wait() == -signal.SIGTERM
 
 
-async def test_a_whole_group_that_is_deaf_is_killed(tmp_path: Path) -> None:
-    process = await Subprocess.start("sh", "-c", DEAF, str(tmp_path / "pid"))
+async def test_process_group_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    process = await Subprocess.start("sh", "-c", IGNORES_SIGTERM, str(tmp_path / "pid"))
     child = await pid_in(tmp_path / "pid")
     began = time.monotonic()
-    await asyncio.wait_for(process.end(0.2), PATIENCE)
+    await asyncio.wait_for(process.end(0.2), TIMEOUT_SEC)
     assert time.monotonic() - began >= 0.2, "SIGTERM comes first, and the grace is given"
     assert await process.wait() == -signal.SIGKILL
     await until_gone(child)
 
 
-async def test_a_command_does_not_share_the_group_of_the_worker() -> None:
+async def test_command_has_its_own_process_group() -> None:
     process = await Subprocess.start("sleep", "600")
     pid: int = process._process.pid
     assert os.getpgid(pid) == pid != os.getpgid(0)
-    await process.end(PATIENCE)
+    await process.end(TIMEOUT_SEC)

@@ -8,7 +8,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.examples import examples
+from tests.unit.property_examples import examples
 
 from flowkit.models import AttemptFailure, FailureKind, NodeState, RetryPolicy
 from flowkit.workflows.retry import MAX_LOSSES, Fail, Retry, backoff, decide
@@ -18,7 +18,9 @@ LOST = AttemptFailure(kind=FailureKind.LOSS, code="lease_lost", message="no hear
 HANDOVER = AttemptFailure(kind=FailureKind.HANDOVER, code="worker_stopping")
 TAKEN = AttemptFailure(kind=FailureKind.EPOCH_TAKEN, code="epoch_taken", current_epoch=7)
 YIELDED = AttemptFailure(kind=FailureKind.YIELDED, code="yielded", message="no source runs")
-AWAY = AttemptFailure(kind=FailureKind.YIELDED, code="mongo_unavailable", message="MongoDB is away")
+MONGO_UNAVAILABLE = AttemptFailure(
+    kind=FailureKind.YIELDED, code="mongo_unavailable", message="MongoDB is away"
+)
 FENCED = AttemptFailure(kind=FailureKind.FENCED, code="fenced", message="a newer attempt")
 
 YEAR_SEC = 365 * 24 * 3600
@@ -51,7 +53,7 @@ def test_max_is_the_number_of_retries(retries: int) -> None:
     assert state.failures == retries + 1
 
 
-def test_by_default_a_node_is_retried_twice_after_300_seconds() -> None:
+def test_default_is_two_retries_after_300_seconds() -> None:
     state = NodeState()
     assert [again(RetryPolicy(), BOOM, state) for _ in range(2)] == [300.0, 300.0]
     assert isinstance(decide(RetryPolicy(), BOOM, state, 0.0), Fail)
@@ -71,12 +73,12 @@ def test_permanent_on_replaces_the_default_reasons() -> None:
     again(RetryPolicy(permanent_on=("teapot",)), failing("bad_input"), NodeState())
 
 
-def test_a_failure_that_calls_itself_permanent_is_never_retried() -> None:
+def test_failure_marked_as_permanent_is_never_retried() -> None:
     failure = failing("boom", permanent=True)
     assert decide(RetryPolicy(max=9), failure, NodeState(), 0.0) == Fail(code="boom", message="why")
 
 
-def test_five_losses_are_forgiven_and_the_sixth_ends_the_node_as_worker_lost() -> None:
+def test_sixth_loss_ends_the_node_as_worker_lost() -> None:
     policy, state = RetryPolicy(max=0), NodeState()
     for _ in range(5):
         again(policy, LOST, state)
@@ -87,7 +89,7 @@ def test_five_losses_are_forgiven_and_the_sixth_ends_the_node_as_worker_lost() -
     assert MAX_LOSSES == 5
 
 
-def test_waits_after_losses_grow_between_1_and_30_seconds() -> None:
+def test_waits_after_losses_grow_from_1_to_30_seconds() -> None:
     state = NodeState()
     waits = [again(RetryPolicy(), LOST, state) for _ in range(MAX_LOSSES)]
     assert waits == sorted(waits)
@@ -96,18 +98,18 @@ def test_waits_after_losses_grow_between_1_and_30_seconds() -> None:
     assert waits[-1] <= 30.0
 
 
-def test_the_retry_policy_does_not_apply_to_losses() -> None:
+def test_retry_policy_does_not_apply_to_losses() -> None:
     policy = RetryPolicy(max=0, backoff_sec=900.0, permanent_on=("lease_lost",))
     assert again(policy, LOST, NodeState()) == 1.0
 
 
-def test_losses_leave_the_retries_alone() -> None:
+def test_losses_do_not_use_the_retry_budget() -> None:
     policy, state = RetryPolicy(max=1, backoff_sec=5.0), NodeState(losses=5)
     assert again(policy, BOOM, state) == 5.0
     assert (state.failures, state.losses) == (1, 5)
 
 
-def test_failures_leave_the_losses_alone() -> None:
+def test_failures_do_not_use_the_loss_budget() -> None:
     state = NodeState(failures=2)
     assert again(RetryPolicy(), LOST, state) == 1.0
     assert (state.failures, state.losses) == (2, 1)
@@ -115,7 +117,7 @@ def test_failures_leave_the_losses_alone() -> None:
 
 @settings(max_examples=200, deadline=None, print_blob=True)
 @given(kinds=st.lists(st.sampled_from([BOOM, LOST, HANDOVER, TAKEN]), max_size=30), retries=st.integers(0, 6))
-def test_each_budget_is_used_up_by_its_own_kind_only(kinds: list[AttemptFailure], retries: int) -> None:
+def test_each_budget_is_used_up_only_by_its_own_kind(kinds: list[AttemptFailure], retries: int) -> None:
     state = NodeState()
     for at, failure in enumerate(kinds, start=1):
         decision = decide(RetryPolicy(max=retries), failure, state, 0.0)
@@ -126,25 +128,25 @@ def test_each_budget_is_used_up_by_its_own_kind_only(kinds: list[AttemptFailure]
             return
 
 
-def test_a_gentle_hand_over_goes_on_at_once_and_is_free() -> None:
+def test_hand_over_restarts_immediately_without_using_budget() -> None:
     state = NodeState(epoch=4)
     assert [again(RetryPolicy(max=0), HANDOVER, state) for _ in range(20)] == [0.0] * 20
     assert state == NodeState(epoch=4, free=True)
 
 
-def test_a_taken_epoch_goes_on_behind_it_at_once_and_is_free() -> None:
+def test_epoch_conflict_restarts_immediately_with_a_higher_epoch_without_using_budget() -> None:
     state = NodeState(epoch=2)
     assert again(RetryPolicy(max=0), TAKEN, state) == 0.0
     assert state == NodeState(epoch=7, free=True)
 
 
-def test_a_taken_epoch_never_takes_the_epoch_back() -> None:
+def test_epoch_conflict_never_lowers_the_epoch() -> None:
     state = NodeState(epoch=9)
     again(RetryPolicy(), TAKEN, state)
     assert state.epoch == 9
 
 
-def test_a_fenced_attempt_ends_for_good_and_is_not_counted() -> None:
+def test_fenced_attempt_ends_permanently_and_is_not_counted() -> None:
     state = NodeState()
     assert decide(RetryPolicy(), FENCED, state, 0.0) == Fail(code="fenced", message="a newer attempt")
     assert state == NodeState(free=True)
@@ -159,27 +161,27 @@ def yields(failure: AttemptFailure, state: NodeState, count: int) -> list[float]
     return waits
 
 
-@pytest.mark.parametrize("failure", [YIELDED, AWAY], ids=["yielded", "away"])
-def test_waits_after_yields_double_from_1_to_30_seconds_and_are_free(failure: AttemptFailure) -> None:
+@pytest.mark.parametrize("failure", [YIELDED, MONGO_UNAVAILABLE], ids=["yielded", "mongo_unavailable"])
+def test_waits_after_yields_double_from_1_to_30_seconds_without_using_budget(failure: AttemptFailure) -> None:
     state = NodeState()
     assert yields(failure, state, 8) == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
     assert (state.failures, state.losses, state.free) == (0, 0, True)
 
 
-def test_the_waits_after_yields_begin_anew_when_the_reason_changes() -> None:
+def test_waits_after_yields_start_again_when_the_reason_changes() -> None:
     state = NodeState()
     assert yields(YIELDED, state, 3) == [1.0, 2.0, 4.0]
-    assert yields(AWAY, state, 2) == [1.0, 2.0]
+    assert yields(MONGO_UNAVAILABLE, state, 2) == [1.0, 2.0]
     assert yields(YIELDED, state, 1) == [1.0]
 
 
-def test_the_waits_after_yields_begin_anew_after_a_failure() -> None:
+def test_waits_after_yields_start_again_after_a_failure() -> None:
     policy, state = RetryPolicy(max=9), NodeState()
-    yields(AWAY, state, 4)
+    yields(MONGO_UNAVAILABLE, state, 4)
     again(policy, BOOM, state)
     state.reason_code = BOOM.code
     assert not state.free
-    assert yields(AWAY, state, 1) == [1.0]
+    assert yields(MONGO_UNAVAILABLE, state, 1) == [1.0]
 
 
 def test_the_1025th_yield_waits_like_the_one_before() -> None:
@@ -189,7 +191,7 @@ def test_the_1025th_yield_waits_like_the_one_before() -> None:
 
 @settings(max_examples=examples(500), deadline=None, print_blob=True)
 @given(
-    failure=st.sampled_from([BOOM, LOST, HANDOVER, TAKEN, YIELDED, AWAY, FENCED]),
+    failure=st.sampled_from([BOOM, LOST, HANDOVER, TAKEN, YIELDED, MONGO_UNAVAILABLE, FENCED]),
     failures=st.integers(0, 10**6),
     losses=st.integers(0, 10**6),
     yielded=st.integers(0, 10**6),
@@ -200,7 +202,7 @@ def test_the_1025th_yield_waits_like_the_one_before() -> None:
     jitter=st.floats(0, 1),
     random_value=st.floats(0, 1),
 )
-def test_no_count_and_no_policy_that_validation_allows_breaks_the_arithmetic(
+def test_any_valid_counts_and_policy_give_a_finite_wait(
     failure: AttemptFailure,
     failures: int,
     losses: int,
@@ -222,52 +224,52 @@ def test_no_count_and_no_policy_that_validation_allows_breaks_the_arithmetic(
         assert isinstance(decision.after_sec, float)
 
 
-def test_without_coefficient_every_wait_is_the_same() -> None:
+def test_without_a_coefficient_all_waits_are_equal() -> None:
     assert [backoff(RetryPolicy(backoff_sec=7.0), n, 0.5) for n in (1, 2, 30)] == [7.0, 7.0, 7.0]
 
 
-def test_a_coefficient_multiplies_each_further_wait() -> None:
+def test_coefficient_multiplies_each_further_wait() -> None:
     policy = RetryPolicy(max=9, backoff_sec=10.0, backoff_coefficient=2.0)
     state = NodeState()
     assert [again(policy, BOOM, state) for _ in range(4)] == [10.0, 20.0, 40.0, 80.0]
 
 
-def test_losses_in_between_do_not_make_the_waits_longer() -> None:
+def test_losses_between_failures_do_not_lengthen_the_backoff() -> None:
     policy, state = RetryPolicy(max=9, backoff_sec=10.0, backoff_coefficient=2.0), NodeState()
     waits = [again(policy, failure, state) for failure in (BOOM, LOST, LOST, BOOM)]
     assert (waits[0], waits[3]) == (10.0, 20.0)
 
 
-def test_the_cap_bounds_every_wait() -> None:
+def test_maximum_limits_every_wait() -> None:
     policy = RetryPolicy(backoff_sec=10.0, backoff_coefficient=2.0, max_backoff_sec=25.0)
     assert [backoff(policy, n, 0.0) for n in (1, 2, 3, 4)] == [10.0, 20.0, 25.0, 25.0]
 
 
-def test_a_cap_of_zero_retries_at_once() -> None:
+def test_maximum_of_zero_retries_immediately() -> None:
     assert backoff(RetryPolicy(max_backoff_sec=0.0), 1, 0.0) == 0.0
 
 
 @pytest.mark.parametrize("random_value, wait", [(0.0, 100.0), (0.5, 90.0), (1.0, 80.0)])
-def test_jitter_takes_off_its_part_of_the_wait_by_chance(random_value: float, wait: float) -> None:
+def test_jitter_randomly_shortens_the_wait(random_value: float, wait: float) -> None:
     assert backoff(RetryPolicy(backoff_sec=100.0, jitter=0.2), 1, random_value) == pytest.approx(wait)
 
 
-def test_jitter_is_taken_off_the_capped_wait() -> None:
+def test_jitter_is_subtracted_from_the_limited_wait() -> None:
     policy = RetryPolicy(backoff_sec=100.0, max_backoff_sec=50.0, jitter=1.0)
     assert backoff(policy, 1, 0.5) == pytest.approx(25.0)
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.001, 1.5])
-def test_fractions_of_seconds_count(seconds: float) -> None:
+def test_fractional_seconds_count(seconds: float) -> None:
     assert again(RetryPolicy(backoff_sec=seconds), BOOM, NodeState()) == seconds
 
 
-def test_a_backoff_of_zero_stays_zero() -> None:
+def test_backoff_of_zero_stays_zero() -> None:
     assert backoff(RetryPolicy(backoff_sec=0.0, backoff_coefficient=10.0), 50, 0.0) == 0.0
 
 
 @pytest.mark.parametrize("coefficient", [1.5, 10.0, 1e6, 1e300])
-def test_a_steep_coefficient_never_breaks_a_late_retry(coefficient: float) -> None:
+def test_large_coefficient_does_not_overflow_a_late_retry(coefficient: float) -> None:
     policy = RetryPolicy(max=1000, backoff_sec=1.0, backoff_coefficient=coefficient, max_backoff_sec=60.0)
     assert backoff(policy, 1000, 0.0) == 60.0
 
@@ -280,7 +282,7 @@ def test_a_steep_coefficient_never_breaks_a_late_retry(coefficient: float) -> No
     retry=st.integers(1, 1000),
     random_value=st.floats(0, 1),
 )
-def test_a_wait_lies_between_zero_and_what_it_would_be_without_jitter(
+def test_wait_is_between_zero_and_the_wait_without_jitter(
     seconds: float, coefficient: float, jitter: float, retry: int, random_value: float
 ) -> None:
     plain = RetryPolicy(backoff_sec=seconds, backoff_coefficient=coefficient)

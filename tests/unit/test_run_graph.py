@@ -93,7 +93,7 @@ def statuses(run: GraphRun) -> dict[str, str]:
     return {node_id: node.status for node_id, node in run.nodes.items()}
 
 
-async def test_a_node_pulls_what_another_has_stored() -> None:
+async def test_node_pulls_what_another_has_stored() -> None:
     run = await ran(split(), count("split"))
     assert (run.status, run.reason) == ("finished", None)
     assert run.nodes["split"].batches == [{"words": ["a", "b"]}, {"words": ["c", "d", "e"]}]
@@ -101,7 +101,7 @@ async def test_a_node_pulls_what_another_has_stored() -> None:
     assert run.nodes["count"].final == {"all": 5}
 
 
-async def test_the_document_ends_as_an_engine_leaves_it() -> None:
+async def test_document_ends_as_with_an_engine() -> None:
     run = await run_graph({"nodes": [split()]}, Split(), params={"day": 1})
     document = await run.db.tasks.find_one({"id": run.task_id})
     assert (document["status"], document["params"]) == ("finished", {"day": 1})
@@ -109,13 +109,13 @@ async def test_the_document_ends_as_an_engine_leaves_it() -> None:
     assert [change["to"] for change in document["status_history"]] == ["queued", "running", "finished"]
 
 
-async def test_a_retry_follows_at_once_whatever_the_backoff() -> None:
+async def test_retry_does_not_wait_for_its_backoff() -> None:
     run = await ran(split(order={"breaks": 2}, retry_policy={"max": 2, "backoff_sec": 3600}))
     assert (run.status, run.nodes["split"].attempts, run.nodes["split"].error) == ("finished", 3, None)
 
 
 @pytest.mark.parametrize(("order", "attempts"), [({"breaks": 9}, 3), ({"breaks": 9, "permanent": True}, 1)])
-async def test_a_node_fails_when_its_retries_are_used_up_or_would_not_help(
+async def test_node_fails_after_its_retries_or_on_a_permanent_failure(
     order: dict[str, Any], attempts: int
 ) -> None:
     run = await ran(split(order=order), count("split"))
@@ -124,26 +124,26 @@ async def test_a_node_fails_when_its_retries_are_used_up_or_would_not_help(
     assert (run.nodes["count"].status, run.nodes["count"].skip_reason) == ("skipped", "upstream_failed")
 
 
-async def test_a_failure_cancels_what_runs() -> None:
+async def test_failure_cancels_running_nodes() -> None:
     run = await ran({"node_id": "other", "type": "endless"}, split(order={"breaks": 9}))
     assert statuses(run) == {"other": "cancelled", "split": "failed"}
     document = await run.db.tasks.find_one({"id": run.task_id})
     assert (document["status"], document["reason"]) == ("failed", run.reason)
 
 
-async def test_what_does_not_depend_on_a_failed_node_goes_on_where_the_graph_says_so() -> None:
+async def test_independent_branch_continues_after_a_failure_if_the_graph_says_continue() -> None:
     run = await ran(split("bad", order={"breaks": 9}), split(), count("split"), on_node_failure="continue")
     assert statuses(run) == {"bad": "failed", "split": "finished", "count": "finished"}
     assert run.status == "failed"
 
 
-async def test_a_failure_that_nobody_minds_leaves_its_task_finished_and_pullers_do_not_wait_for_it() -> None:
+async def test_allowed_failure_finishes_the_task_and_pullers_do_not_wait_for_it() -> None:
     bad = split("bad", order={"breaks": 9}, allow_failure=True)
     run = await ran(bad, split(), count("bad", "split", fan_in="any"))
     assert (run.status, run.nodes["count"].final) == ("finished", {"all": 5})
 
 
-async def test_functions_change_variables_and_own_ones_add_to_them() -> None:
+async def test_built_in_and_user_functions_run() -> None:
     seen = []
 
     async def tell(task_id: str, *, who: str) -> None:
@@ -155,7 +155,7 @@ async def test_functions_change_variables_and_own_ones_add_to_them() -> None:
     assert seen == [(run.task_id, "me")]
 
 
-async def test_a_database_may_be_given() -> None:
+async def test_database_can_be_given() -> None:
     db = memory_database()
     first = await run_graph({"nodes": [split()]}, Split(), db=db)
     second = await run_graph({"nodes": [split()]}, Split(), db=db)
@@ -163,15 +163,15 @@ async def test_a_database_may_be_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "told"),
+    ("nodes", "reported"),
     [([{"node_id": "a"}], "type"), ([function("tell")], "known here: merge.generic"), ([], "nodes")],
 )
-async def test_a_bad_graph_is_refused(nodes: list[dict[str, Any]], told: str) -> None:
-    with pytest.raises(GraphError, match=told):
+async def test_invalid_graph_is_rejected(nodes: list[dict[str, Any]], reported: str) -> None:
+    with pytest.raises(GraphError, match=reported):
         await run_graph({"nodes": nodes})
 
 
-async def test_a_role_needs_one_handler_and_not_two() -> None:
+async def test_role_requires_exactly_one_handler() -> None:
     with pytest.raises(ConfigError, match="no handler for role 'count'"):
         await run_graph({"nodes": [split(), count("split")]}, Split())
     with pytest.raises(ConfigError, match="two handlers are for role 'split'"):

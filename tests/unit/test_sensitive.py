@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from bson import Binary
 from tests.unit import detectors
-from tests.unit.changes import SECRET, refusal
+from tests.unit.vars_changes import SECRET, refusal
 
 from flowkit.adapters.vars.sensitive import DefaultDetector, Detector, SensitiveDetectorProto, entropy
 from flowkit.errors import AdapterError
@@ -50,7 +50,7 @@ def is_hit(value: object) -> bool:
         "xoxs-" + "." * 15,
     ],
 )
-def test_a_token_of_a_known_form_is_a_hit_also_between_blanks(text: str) -> None:
+def test_token_of_a_known_format_is_sensitive_even_with_surrounding_blanks(text: str) -> None:
     assert len(text) >= 20
     assert entropy(text) < FLAT
     assert is_hit(text)
@@ -92,7 +92,7 @@ def test_a_token_of_a_known_form_is_a_hit_also_between_blanks(text: str) -> None
         "xoxb." + "." * 15,
     ],
 )
-def test_a_near_miss_of_low_entropy_is_none(text: str) -> None:
+def test_similar_text_of_low_entropy_is_not_sensitive(text: str) -> None:
     assert len(text) >= 20
     assert entropy(text) < FLAT
     assert not is_hit(text)
@@ -108,13 +108,13 @@ def test_a_near_miss_of_low_entropy_is_none(text: str) -> None:
         "!#%&()*,;:<>?@[]^{}",
     ],
 )
-def test_a_text_of_nineteen_characters_never_is_whatever_it_says(text: str) -> None:
+def test_text_of_nineteen_characters_is_never_sensitive(text: str) -> None:
     assert len(text) == 19
     assert not is_hit(text)
     assert not is_hit(f"  {text}\n\n\n")
 
 
-def test_the_same_with_twenty_characters_is() -> None:
+def test_same_text_of_twenty_characters_is_sensitive() -> None:
     for text in ("xoxb-" + "." * 15, "a.b." + "c" * 16, "AKIA" + "A" * 16, "!#%&()*,;:<>?@[]^{}~"):
         assert len(text) == 20
         assert is_hit(text)
@@ -124,24 +124,24 @@ def test_the_same_with_twenty_characters_is() -> None:
     ("symbols", "times", "hit"),
     [("!#%&()*,", 3, False), ("!#%&()*,;", 3, False), ("!#%&()*,;:", 2, True), ("äöüßéèêëñç", 2, True)],
 )
-def test_a_text_of_high_entropy_is_a_hit(symbols: str, times: int, *, hit: bool) -> None:
+def test_text_of_high_entropy_is_sensitive(symbols: str, times: int, *, hit: bool) -> None:
     assert is_hit(symbols * times) is hit
 
 
-def test_entropy_is_counted_in_bits_a_character() -> None:
+def test_entropy_is_measured_in_bits_per_character() -> None:
     assert [entropy(text) for text in ("a" * 9, "ab" * 9, "abcd" * 5, "abcdefgh", "aab")] == pytest.approx(
         [0, 1, 2, 3, 0.918296], abs=1e-6
     )
 
 
-def test_ordinary_prose_is_often_taken_for_a_secret_and_short_words_never() -> None:
+def test_long_prose_can_be_sensitive_and_short_words_never_are() -> None:
     assert is_hit("the quick brown fox jumps")
     assert not is_hit("gold")
     assert not is_hit("")
 
 
 @pytest.mark.parametrize("make", [bytes, Binary])
-def test_bytes_are_hits_from_twenty_on(make: Any) -> None:
+def test_twenty_or_more_bytes_are_sensitive(make: Any) -> None:
     assert not is_hit(make(b"\0" * 19))
     assert is_hit(make(b"\0" * 20))
 
@@ -149,11 +149,11 @@ def test_bytes_are_hits_from_twenty_on(make: Any) -> None:
 @pytest.mark.parametrize(
     "value", [None, True, 10**30, 1.5, ["A" * 40], {"k": "A" * 40}, ("A" * 40,), 12345678901234567890123]
 )
-def test_other_values_are_never_hits(value: object) -> None:
+def test_other_values_are_never_sensitive(value: object) -> None:
     assert not is_hit(value)
 
 
-def test_without_a_detector_the_default_one_counts() -> None:
+def test_default_detector_applies_without_a_custom_one() -> None:
     values = [("a", "A" * 24), ("b", "gold"), ("c", b"x" * 20), ("d", ["A" * 24])]
     assert Detector().hits(values) == 2
     assert isinstance(DefaultDetector(), SensitiveDetectorProto)
@@ -193,17 +193,17 @@ FORMS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("given", FORMS.values(), ids=list(FORMS))
-def test_a_detector_may_be_given_in_any_form(given: Any) -> None:
+def test_detector_can_be_given_in_any_documented_form(given: Any) -> None:
     assert Detector(given).hits(VALUES) == 2
 
 
-def test_it_is_asked_with_the_path_and_the_value_of_everything() -> None:
+def test_detector_is_called_with_the_path_and_value_of_every_leaf() -> None:
     own = detectors.Marked()
     assert Detector(own).hits(iter(VALUES)) == 2
     assert own.asked == VALUES
 
 
-def test_a_factory_is_called_once_and_not_before_it_is_needed() -> None:
+def test_factory_is_called_once_on_first_use() -> None:
     made: list[detectors.Marked] = []
 
     def factory() -> detectors.Marked:
@@ -217,9 +217,9 @@ def test_a_factory_is_called_once_and_not_before_it_is_needed() -> None:
     assert len(made) == 1
 
 
-@pytest.mark.parametrize("answer", [0, "", None, []])
-def test_any_answer_counts_by_its_truth(answer: object) -> None:
-    assert Detector(lambda path, value: answer).hits(VALUES) == 0
+@pytest.mark.parametrize("response", [0, "", None, []])
+def test_return_value_of_a_detector_is_read_as_a_boolean(response: object) -> None:
+    assert Detector(lambda path, value: response).hits(VALUES) == 0
     assert Detector(lambda path, value: "yes").hits(VALUES) == 4
 
 
@@ -227,7 +227,7 @@ def test_any_answer_counts_by_its_truth(answer: object) -> None:
     "name",
     ["", "detector", ":", "module:", ":attribute", "a.b:", "a:b:c", "a:b c", "a:1b", "a.b.", ".mod:attr"],
 )
-def test_a_malformed_name_is_refused_at_construction(name: str) -> None:
+def test_malformed_import_path_is_rejected_at_construction(name: str) -> None:
     assert repr(name) in refusal(Detector, name)
 
 
@@ -241,7 +241,7 @@ def test_a_malformed_name_is_refused_at_construction(name: str) -> None:
         (f"{HERE}:Holder.no_such_name", AttributeError),
     ],
 )
-def test_what_an_import_raises_passes_through(name: str, error: type[Exception]) -> None:
+def test_import_error_propagates(name: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         Detector(name)
 
@@ -270,13 +270,13 @@ def _of_one(value: object) -> bool:
         f"{HERE}:Holder",
     ],
 )
-def test_an_object_that_cannot_serve_is_refused_at_its_first_use(given: Any) -> None:
+def test_invalid_detector_is_rejected_at_its_first_use(given: Any) -> None:
     detector = Detector(given)
     for _ in range(2):
         assert "is_sensitive(key_path, value)" in refusal(detector.hits, VALUES)
 
 
-class _Boasting:
+class _LeakyDetector:
     """Shows the value when it fails."""
 
     def is_sensitive(self, key_path: str, value: Any) -> bool:
@@ -284,7 +284,7 @@ class _Boasting:
         raise RuntimeError(f"{key_path}: {value}")
 
 
-def boast(path: str, value: Any) -> bool:
+def leak(path: str, value: Any) -> bool:
     """The same as a function."""
     raise ValueError(value)
 
@@ -292,13 +292,13 @@ def boast(path: str, value: Any) -> bool:
 @pytest.mark.parametrize(
     ("given", "kind"),
     [
-        (_Boasting(), "RuntimeError"),
-        (boast, "ValueError"),
-        (_Boasting, "RuntimeError"),
-        (lambda: boast, "ValueError"),
+        (_LeakyDetector(), "RuntimeError"),
+        (leak, "ValueError"),
+        (_LeakyDetector, "RuntimeError"),
+        (lambda: leak, "ValueError"),
     ],
 )
-def test_a_detector_that_fails_refuses_everything_and_shows_nothing(given: Any, kind: str) -> None:
+def test_failing_detector_rejects_everything_and_shows_no_value(given: Any, kind: str) -> None:
     with pytest.raises(AdapterError, match=f"the detector of sensitive values raised {kind}$") as caught:
         Detector(given).hits([(PATH, SECRET)])
     assert caught.value.__suppress_context__

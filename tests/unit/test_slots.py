@@ -6,21 +6,21 @@ from collections import Counter, deque
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.examples import examples
+from tests.unit.property_examples import examples
 
 from flowkit.workflows.slots import Slots
 
 ROLES = "abcd"
 
 
-def test_free_slots_are_taken_at_once() -> None:
+def test_free_slots_are_assigned_immediately() -> None:
     slots = Slots(limit=3, window=2)
     assert [slots.try_acquire(role) for role in "aaab"] == [True, True, False, True]
     assert not slots.try_acquire("b")
     assert (slots.in_use, slots.in_use_by("a"), slots.in_use_by("b")) == (3, 2, 1)
 
 
-def test_roles_that_wait_get_free_slots_in_turn_and_nodes_of_a_role_in_their_order() -> None:
+def test_waiting_roles_get_free_slots_in_turn_and_their_nodes_in_order() -> None:
     slots = Slots(limit=1, window=5)
     assert slots.try_acquire("a")
     for ticket, role in enumerate("aaabbc"):
@@ -34,7 +34,7 @@ def test_roles_that_wait_get_free_slots_in_turn_and_nodes_of_a_role_in_their_ord
     assert order == [0, 3, 5, 1, 4, 2]
 
 
-def test_a_role_with_a_full_window_does_not_hold_up_the_others() -> None:
+def test_role_with_a_full_window_does_not_delay_the_others() -> None:
     slots = Slots(limit=3, window=1)
     assert slots.try_acquire("a")
     slots.enqueue("a", 0)
@@ -45,7 +45,7 @@ def test_a_role_with_a_full_window_does_not_hold_up_the_others() -> None:
     assert slots.release("a") == [0]
 
 
-def test_who_leaves_gets_nothing() -> None:
+def test_node_that_stops_waiting_gets_no_slot() -> None:
     slots = Slots(limit=1, window=1)
     assert slots.try_acquire("a")
     slots.enqueue("a", 0)
@@ -58,7 +58,7 @@ def test_who_leaves_gets_nothing() -> None:
     assert slots.in_use == 0
 
 
-class Crowd:
+class SlotUsers:
     """Nodes that request, take and release slots, as the nodes of a task do."""
 
     def __init__(self, limit: int, window: int) -> None:
@@ -111,35 +111,41 @@ MOVES = st.lists(
 
 @settings(max_examples=examples(300), deadline=None, print_blob=True)
 @given(limit=st.integers(1, 6), window=st.integers(1, 4), moves=MOVES)
-def test_the_limits_hold_no_slot_is_wasted_and_everybody_has_a_turn(
+def test_limits_hold_no_slot_is_wasted_and_every_waiting_node_gets_a_slot(
     limit: int, window: int, moves: list[tuple[str, int]]
 ) -> None:
-    crowd = Crowd(limit, window)
+    users = SlotUsers(limit, window)
     for move, pick in moves:
         match move:
             case "arrive":
-                crowd.arrive(ROLES[pick % len(ROLES)])
+                users.arrive(ROLES[pick % len(ROLES)])
             case "finish":
-                crowd.finish(pick)
+                users.finish(pick)
             case _:
-                crowd.leave(pick)
-    while crowd.running:
-        crowd.finish(0)
-    assert crowd.waiting == {}
+                users.leave(pick)
+    while users.running:
+        users.finish(0)
+    assert users.waiting == {}
 
 
 @settings(max_examples=examples(100), deadline=None, print_blob=True)
-@given(limit=st.integers(1, 5), crowd_of=st.integers(5, 40), picks=st.lists(st.integers(0, 50), max_size=60))
-def test_no_role_waits_while_another_one_has_two_turns(limit: int, crowd_of: int, picks: list[int]) -> None:
+@given(
+    limit=st.integers(1, 5),
+    number_of_users=st.integers(5, 40),
+    picks=st.lists(st.integers(0, 50), max_size=60),
+)
+def test_no_role_waits_while_another_one_gets_two_slots(
+    limit: int, number_of_users: int, picks: list[int]
+) -> None:
     """While every window has room, the waiting roles take turns, however many nodes each has."""
-    crowd = Crowd(limit, 1_000)
-    for role in "a" * crowd_of + "b" * 5 + "c" * 5:
-        crowd.arrive(role)
+    users = SlotUsers(limit, 1_000)
+    for role in "a" * number_of_users + "b" * 5 + "c" * 5:
+        users.arrive(role)
     for pick in picks:
-        waited = set(crowd.waiting.values())
-        before = dict(crowd.waiting)
+        waited = set(users.waiting.values())
+        before = dict(users.waiting)
         for _ in waited:
-            crowd.finish(pick)
+            users.finish(pick)
         if len(waited) > 1 and all(list(before.values()).count(role) > 1 for role in waited):
-            latest = [before[ticket] for ticket in crowd.granted[-len(waited) :] if ticket in before]
+            latest = [before[ticket] for ticket in users.granted[-len(waited) :] if ticket in before]
             assert len(set(latest)) == len(latest)

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
-from tests.unit import large
-from tests.unit.examples import examples
+from tests.unit import largest_tasks
 from tests.unit.graphs import one
+from tests.unit.property_examples import examples
 
 from flowkit.limits import CARRIED_STATE_BYTES, PAYLOAD_BYTES, TASK_INPUT_BYTES
 from flowkit.models import NodeState, NodeStatus, Opened, Settings, SkipReason, StatusChange
@@ -72,19 +72,19 @@ def carried(given: TaskState) -> TaskState:
     return parse_state(sent)
 
 
-def test_a_state_survives_the_way_into_the_next_run_whole() -> None:
+def test_state_passed_to_the_next_run_is_complete() -> None:
     assert carried(state()) == state()
     assert carried(carried(state())) == state()
 
 
-def test_epochs_of_earlier_runs_are_used_once_and_not_carried() -> None:
+def test_epochs_of_earlier_runs_are_used_once_and_not_passed_on() -> None:
     given = state()
     given.opened = dataclasses.replace(given.opened, epochs={"extract": 4})
     assert carried(given) == state()
 
 
 @pytest.mark.parametrize("given", [None, "opened", ["opened"], {}, {"params": {}, "graph": {}}])
-def test_what_a_client_starts_a_task_with_is_no_state(given: object) -> None:
+def test_input_of_a_client_is_not_a_state(given: object) -> None:
     assert not is_state(given)
 
 
@@ -94,11 +94,11 @@ def first_form(given: TaskState) -> dict[str, Any]:
     return sent
 
 
-def test_a_state_of_an_earlier_release_is_read() -> None:
+def test_state_of_an_earlier_release_can_be_read() -> None:
     assert parse_state(first_form(state())) == state()
 
 
-def test_a_state_of_an_earlier_release_gets_the_defaults_of_newer_fields() -> None:
+def test_state_of_an_earlier_release_gets_the_defaults_of_newer_fields() -> None:
     sent = first_form(state())
     for setting in dataclasses.fields(Settings):
         del sent["opened"]["settings"][setting.name]
@@ -110,7 +110,7 @@ def test_a_state_of_an_earlier_release_gets_the_defaults_of_newer_fields() -> No
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_the_states_of_recorded_histories_are_read_and_carried_on(number: int) -> None:
+def test_states_of_recorded_histories_can_be_read_and_passed_on(number: int) -> None:
     events = json.loads((HISTORIES / f"continue_as_new-{number}.json").read_text())["events"]
     found = [
         json.loads(base64.b64decode(attributes["input"]["payloads"][0]["data"]))
@@ -141,18 +141,18 @@ NODES = st.builds(
 
 @settings(max_examples=examples(300), deadline=None, print_blob=True)
 @given(nodes=st.lists(NODES, min_size=1, max_size=30))
-def test_every_state_of_the_nodes_is_carried_exactly(nodes: list[NodeState]) -> None:
+def test_every_node_state_round_trips(nodes: list[NodeState]) -> None:
     assert carried(state(nodes)) == state(nodes)
 
 
-def test_every_status_and_reason_has_a_letter_of_its_own() -> None:
+def test_every_status_and_reason_has_its_own_letter() -> None:
     assert set(state_codec._STATUS_LETTERS) == set(NodeStatus)
     assert set(state_codec._REASON_LETTERS) == {None, *SkipReason}
     for letters in (state_codec._STATUS_LETTERS, state_codec._REASON_LETTERS):
         assert len(set(letters.values())) == len(letters)
 
 
-def test_a_column_is_there_for_every_field_of_a_node() -> None:
+def test_every_field_of_a_node_has_a_column() -> None:
     names = {each.name for each in dataclasses.fields(NodeState)}
     assert columns_of(state().nodes, 10**6).keys() - {"texts"} == names
 
@@ -167,11 +167,11 @@ SIZES: list[tuple[str, NodeState]] = [
 
 
 @pytest.mark.parametrize("node", [row[1] for row in SIZES], ids=[row[0] for row in SIZES])
-def test_a_node_without_its_error_takes_forty_bytes_at_most(node: NodeState) -> None:
+def test_node_without_an_error_takes_at_most_forty_bytes(node: NodeState) -> None:
     assert json_size(columns_of([node] * 5_000, 10**6)) <= 40 * 5_000
 
 
-def test_equal_errors_are_carried_once_and_whole() -> None:
+def test_equal_errors_are_passed_on_once_and_complete() -> None:
     error = "connection refused: " + "é" * 1_900
     nodes = [NodeState(status=NodeStatus.FAILED, last_error=error, reason_code="away") for _ in range(5_000)]
     assert carried(state(nodes)).nodes == nodes
@@ -180,15 +180,15 @@ def test_equal_errors_are_carried_once_and_whole() -> None:
 @cache
 def carried_at_the_edge(alphabet: str, chars: int) -> tuple[TaskState, dict[str, Any]]:
     """Return 5,000 failed nodes and their encoded state."""
-    given = state(large.all_failed(5_000, chars=chars, alphabet=alphabet), large.many_nodes())
+    given = state(largest_tasks.all_failed(5_000, chars=chars, alphabet=alphabet), largest_tasks.many_nodes())
     return given, encode_state(given)
 
 
-EDGES = [(large.FOUR_BYTES, 2_000), (large.ASCII, 500)]
+EDGES = [(largest_tasks.FOUR_BYTES, 2_000), (largest_tasks.ASCII, 500)]
 
 
 @pytest.mark.parametrize(("alphabet", "chars"), EDGES, ids=["emoji", "ascii"])
-def test_the_largest_state_fits_into_a_payload(alphabet: str, chars: int) -> None:
+def test_largest_state_fits_into_a_payload(alphabet: str, chars: int) -> None:
     given, sent = carried_at_the_edge(alphabet, chars)
     assert json_size(given.graph) + json_size(given.params) <= TASK_INPUT_BYTES
     assert json_size({**sent, "task": None}) <= CARRIED_STATE_BYTES
@@ -197,7 +197,7 @@ def test_the_largest_state_fits_into_a_payload(alphabet: str, chars: int) -> Non
 
 
 @pytest.mark.parametrize(("alphabet", "chars"), EDGES, ids=["emoji", "ascii"])
-def test_of_the_largest_state_nothing_but_long_texts_is_cut(alphabet: str, chars: int) -> None:
+def test_only_long_texts_of_the_largest_state_are_truncated(alphabet: str, chars: int) -> None:
     given, sent = carried_at_the_edge(alphabet, chars)
     read = parse_state(json.loads(json.dumps(sent)))
     bare: dict[str, Any] = {"last_error": None, "reason_code": None}
@@ -212,13 +212,13 @@ def test_of_the_largest_state_nothing_but_long_texts_is_cut(alphabet: str, chars
         assert before.last_error.startswith(after.last_error[:-1])
 
 
-def test_the_largest_columns_are_written_within_their_room() -> None:
-    nodes = large.all_failed(2_000)
+def test_largest_columns_fit_into_their_budget() -> None:
+    nodes = largest_tasks.all_failed(2_000)
     assert json_size(columns_of(nodes, 300_000)) <= 300_000
     assert [node.status for node in states_of(columns_of(nodes, 0))] == [NodeStatus.FAILED] * 2_000
 
 
-def test_a_graph_is_compressed_unless_that_makes_it_larger() -> None:
+def test_graph_is_compressed_unless_that_makes_it_larger() -> None:
     usual = encode_state(
         state(graph={"nodes": [{"node_id": f"node-{i}", "type": "crawler"} for i in range(500)]})
     )

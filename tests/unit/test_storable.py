@@ -1,4 +1,4 @@
-"""Values that pass the check can be encoded for MongoDB; refused ones cannot, or exceed a limit."""
+"""Values that pass the check can be encoded for MongoDB; rejected ones cannot, or exceed a limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from bson.errors import BSONError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.unit.examples import examples
+from tests.unit.property_examples import examples
 
 from flowkit import storable
 from flowkit.limits import DOCUMENT_LEVELS
@@ -49,7 +49,7 @@ def encoded(document: dict[Any, Any]) -> bytes | None:
 @example(document={"a": 10**4_000})
 @example(document={"a": {"b": [1, {"c\0": 1}]}})
 @example(document={"\ud800": 1})
-def test_it_accepts_exactly_what_the_driver_can_encode(document: dict[str, Any]) -> None:
+def test_check_accepts_exactly_what_the_driver_can_encode(document: dict[str, Any]) -> None:
     problems, sent = storage_problems(document), encoded(document)
     assert bool(problems) == (sent is None), problems
     if sent is not None:
@@ -66,7 +66,7 @@ def nested(levels: int, *, of_lists: bool) -> Any:
 
 
 @pytest.mark.parametrize("of_lists", [True, False])
-def test_a_document_has_a_hundred_levels_at_most(*, of_lists: bool) -> None:
+def test_document_has_at_most_a_hundred_levels(*, of_lists: bool) -> None:
     assert storage_problems({"params": nested(DOCUMENT_LEVELS - 1, of_lists=of_lists)}) == []
     [problem] = storage_problems({"params": nested(DOCUMENT_LEVELS, of_lists=of_lists)})
     assert problem.startswith("params")
@@ -74,14 +74,14 @@ def test_a_document_has_a_hundred_levels_at_most(*, of_lists: bool) -> None:
     assert storage_problems({"params": nested(50_000, of_lists=of_lists)}) == [problem]
 
 
-def test_what_contains_itself_is_nested_too_deeply() -> None:
+def test_circular_reference_is_rejected_as_too_deep() -> None:
     endless: dict[str, Any] = {}
     endless["a"] = [endless]
     [problem] = storage_problems(endless)
     assert "nested deeper" in problem
 
 
-def test_a_document_over_the_limit_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_document_over_the_limit_is_rejected_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     document = {"params": {"text": "x" * 100}, "graph": {}}
     size = len(bson.encode(document))
     monkeypatch.setattr(storable, "DOCUMENT_BYTES", size)
@@ -92,7 +92,7 @@ def test_a_document_over_the_limit_is_refused_with_its_size(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("params", "told"),
+    ("params", "reported"),
     [
         ({"n": [2**63]}, ["params.n[0] is 9223372036854775808", "64-bit", "pass it as a text"]),
         ({"n": -(2**63) - 1}, ["params.n is -9223372036854775809", "64-bit"]),
@@ -104,16 +104,16 @@ def test_a_document_over_the_limit_is_refused_with_its_size(monkeypatch: pytest.
         ({"a": {3}}, ["params.a is a set", "use texts, numbers"]),
     ],
 )
-def test_a_problem_names_the_place_and_the_remedy(params: Any, told: list[str]) -> None:
+def test_problem_contains_the_path_and_the_remedy(params: Any, reported: list[str]) -> None:
     [problem] = storage_problems({"params": params})
-    assert [part for part in told if part not in problem] == []
+    assert [part for part in reported if part not in problem] == []
 
 
-def test_a_problem_in_a_graph_names_the_node() -> None:
+def test_problem_in_a_graph_names_the_node() -> None:
     graph = {"nodes": [{"node_id": "a"}, {"node_id": "b", "io": {"input_inline": {"id": 2**64}}}]}
     [problem] = storage_problems({"params": {}, "graph": graph})
     assert problem.startswith("node 'b': graph.nodes[1].io.input_inline.id is 18446744073709551616, beyond")
 
 
-def test_the_eleventh_problem_is_the_last_that_is_kept() -> None:
+def test_at_most_eleven_problems_are_kept() -> None:
     assert len(storage_problems({"params": [2**64] * 1_000})) == 11

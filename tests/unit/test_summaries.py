@@ -37,61 +37,61 @@ SPANS: list[tuple[float, str]] = [
 ]
 
 
-@pytest.mark.parametrize("seconds, told", SPANS)
-def test_a_time_is_told_in_its_two_largest_units(seconds: float, told: str) -> None:
-    assert format_duration(seconds) == told
+@pytest.mark.parametrize("seconds, reported", SPANS)
+def test_duration_is_shown_in_its_two_largest_units(seconds: float, reported: str) -> None:
+    assert format_duration(seconds) == reported
 
 
-def test_a_first_attempt_has_the_name_of_its_node() -> None:
+def test_first_attempt_has_the_name_of_its_node() -> None:
     assert attempt_summary(parsed(), NodeState(epoch=1)) == "enrich"
     assert attempt_summary(parsed(), NodeState(epoch=3, losses=2)) == "enrich"
 
 
-def test_an_attempt_after_a_failure_says_which_retry_it_is() -> None:
+def test_attempt_after_a_failure_shows_its_retry_number() -> None:
     state = NodeState(epoch=2, failures=1)
     assert attempt_summary(parsed(retry_policy={"max": 4}), state) == "enrich, retry 1 of 4"
 
 
-def test_the_timer_of_a_retry_tells_node_retry_time_and_reason() -> None:
+def test_timer_of_a_retry_shows_node_retry_time_and_reason() -> None:
     state = NodeState(failures=1, reason_code="rates_unavailable")
     assert timer_summary(parsed(), state, 600) == "enrich: retry 1 of 2 in 10 min, after rates_unavailable"
 
 
 @pytest.mark.parametrize("code", ["lease_lost", "dispatch_lost", "yielded"])
-def test_what_uses_up_no_retry_is_not_counted_as_one(code: str) -> None:
+def test_attempt_that_uses_no_budget_has_no_retry_number(code: str) -> None:
     assert next_attempt(parsed(), NodeState(failures=1, losses=1, reason_code=code)) == "next attempt"
 
 
 @pytest.mark.parametrize("code", ["mongo_unavailable", "cancel_refused", "anything"])
-def test_the_wait_after_a_yield_for_another_reason_is_no_retry(code: str) -> None:
+def test_wait_after_a_yield_for_another_reason_has_no_retry_number(code: str) -> None:
     state = NodeState(failures=1, yields=2, reason_code=code, free=True)
     assert next_attempt(parsed(), state) == "next attempt"
     assert timer_summary(parsed(), state, 2) == f"enrich: next attempt in 2 s, after {code}"
 
 
-def test_the_timer_after_a_loss_does_not_speak_of_a_retry() -> None:
+def test_timer_after_a_loss_has_no_retry_number() -> None:
     state = NodeState(losses=1, reason_code="lease_lost")
     assert timer_summary(parsed(), state, 2) == "enrich: next attempt in 2 s, after lease_lost"
 
 
-def test_a_node_that_gave_its_slot_away_waits_for_a_source() -> None:
+def test_node_that_yielded_its_slot_waits_for_a_source() -> None:
     assert timer_summary(parsed(), NodeState(yields=1, reason_code="yielded"), 4) == (
         "enrich: waits for a source node, at most 4 s"
     )
 
 
-def test_a_long_node_id_leaves_room_for_the_rest() -> None:
+def test_long_node_id_is_truncated_in_favor_of_the_rest() -> None:
     state = NodeState(failures=2, reason_code="c" * 200)
-    told = timer_summary(parsed(LONG_ID), state, 600)
-    assert ": retry 2 of 2 in 10 min" in told
-    assert len(told) == 100
+    reported = timer_summary(parsed(LONG_ID), state, 600)
+    assert ": retry 2 of 2 in 10 min" in reported
+    assert len(reported) == 100
     assert attempt_summary(parsed(LONG_ID), state).endswith("…, retry 2 of 2")
     assert len(attempt_summary(parsed(LONG_ID), NodeState())) == 100
 
 
 @pytest.mark.parametrize("letter", ["\U0001f600", "é", '"', "n"])
 @pytest.mark.parametrize("code", ["\U0001f600" * 100, "\x00\n\x1b" * 30, None])
-def test_no_name_of_a_timer_or_attempt_is_longer_than_temporal_allows(letter: str, code: str | None) -> None:
+def test_names_of_timers_and_attempts_fit_the_limit_of_temporal(letter: str, code: str | None) -> None:
     enrich = parsed(letter * 200, retry_policy={"max": 10_000})
     for kind in (code, "yielded"):
         state = NodeState(failures=9_999, epoch=9_999, reason_code=kind)
@@ -131,5 +131,5 @@ WRITES: list[tuple[RecordTask, str]] = [
 
 
 @pytest.mark.parametrize("write, name", WRITES, ids=[name for _, name in WRITES])
-def test_a_write_of_the_engine_says_that_it_is_one_and_what_it_holds(write: RecordTask, name: str) -> None:
+def test_summary_of_an_engine_write_shows_its_contents(write: RecordTask, name: str) -> None:
     assert write_summary(write) == name

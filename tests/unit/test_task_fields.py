@@ -31,7 +31,7 @@ def graphs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(graphs())
-def test_a_document_lists_the_parents_that_validation_finds(graph: dict[str, Any]) -> None:
+def test_document_lists_the_parents_determined_by_validation(graph: dict[str, Any]) -> None:
     shown = task_fields.new_task("t", {}, graph, 0.0)["graph"]
     expected = {node.node_id: list(node.depends_on) for node in parse_graph(graph).nodes}
     assert {node["node_id"]: node["depends_on"] for node in shown["nodes"]} == expected
@@ -42,12 +42,12 @@ def test_a_document_lists_the_parents_that_validation_finds(graph: dict[str, Any
 @pytest.mark.parametrize(
     "stored", [{}, {"nodes": 3}, {"nodes": [{}]}, {"nodes": [{"node_id": "a"}], "edges": [1]}]
 )
-def test_a_document_without_a_sound_graph_is_another_one(stored: dict[str, Any]) -> None:
+def test_document_without_a_valid_graph_differs_from_every_graph(stored: dict[str, Any]) -> None:
     given_graph = {"nodes": [{"node_id": "a", "type": "crawler"}]}
     assert task_fields.graph_difference(stored, given_graph) == "its document holds no graph"
 
 
-def test_a_task_names_its_namespace_and_database_only_when_they_are_known() -> None:
+def test_task_has_a_namespace_and_database_id_only_if_they_are_known() -> None:
     graph = {"nodes": [{"node_id": "a", "type": "crawler"}]}
     assert not {"namespace_id", "database_id"} & task_fields.new_task("t", {}, graph, 0.0).keys()
     known = task_fields.new_task("t", {}, graph, 0.0, namespace_id="ns", database_id="db")

@@ -13,24 +13,24 @@ from flowkit.limits import ID_CHARS
 
 
 def refused(given: object, task_id: str = "t") -> GraphError:
-    """Return the error with which an input is refused."""
+    """Return the error with which an input is rejected."""
     with pytest.raises(GraphError) as caught:
         parse_input(task_id, given)
     return caught.value
 
 
 @pytest.mark.parametrize("params", [{}, {"a": 1}])
-def test_params_and_graph_are_taken_as_they_are(params: dict[str, Any]) -> None:
+def test_params_and_graph_are_returned_unchanged(params: dict[str, Any]) -> None:
     new = parse_input("t", {"params": params, "graph": one()})
     assert (new.params, new.graph) == (params, one())
 
 
 @pytest.mark.parametrize("given", [{"graph": {}}, {"graph": {}, "params": None}])
-def test_params_may_be_absent(given: dict[str, Any]) -> None:
+def test_params_are_optional(given: dict[str, Any]) -> None:
     assert parse_input("t", given).params == {}
 
 
-def test_the_graph_itself_is_not_looked_at() -> None:
+def test_graph_is_not_validated() -> None:
     assert parse_input("t", {"graph": {"nodes": 7}}).graph == {"nodes": 7}
 
 
@@ -48,24 +48,24 @@ BAD: list[tuple[str, object, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize("given, told", [row[1:] for row in BAD], ids=[row[0] for row in BAD])
-def test_a_badly_shaped_input_is_refused_with_value_and_remedy(given: object, told: list[str]) -> None:
+@pytest.mark.parametrize("given, reported", [row[1:] for row in BAD], ids=[row[0] for row in BAD])
+def test_malformed_input_is_rejected_with_value_and_remedy(given: object, reported: list[str]) -> None:
     text = str(refused(given))
-    assert [part for part in told if part not in text] == []
+    assert [part for part in reported if part not in text] == []
 
 
-def test_all_problems_are_told_at_once_and_long_values_are_cut() -> None:
+def test_all_problems_are_reported_together_and_long_values_are_truncated() -> None:
     error = refused({"graph": "g" * 9_000, "params": ["p" * 9_000], "zzz": 1}, task_id="*")
     assert len(error.problems) == 4
     assert len(str(error)) < 600
 
 
 @pytest.mark.parametrize("task_id", ["a", "a" * ID_CHARS, "*a", "é", "a b"])
-def test_a_task_id_is_accepted(task_id: str) -> None:
+def test_valid_task_id_is_accepted(task_id: str) -> None:
     parse_input(task_id, {"graph": {}})
 
 
 @pytest.mark.parametrize("task_id", ["", "*", "a" * (ID_CHARS + 1)])
-def test_a_bad_task_id_is_refused(task_id: str) -> None:
+def test_invalid_task_id_is_rejected(task_id: str) -> None:
     text = str(refused({"graph": {}}, task_id))
     assert f"task id {task_id[:80]!r} must be 1 to 200 characters and not '*'" in text

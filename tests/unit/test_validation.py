@@ -1,4 +1,4 @@
-"""Refused graphs: every message names the node, the field, the value and the allowed values."""
+"""Rejected graphs: every message names the node, the field, the value and the allowed values."""
 
 from __future__ import annotations
 
@@ -90,12 +90,14 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize("fields, told", [row[1:] for row in BAD_FIELDS], ids=[row[0] for row in BAD_FIELDS])
-def test_a_bad_field_is_refused_with_node_field_value_and_remedy(
-    fields: dict[str, Any], told: list[str]
+@pytest.mark.parametrize(
+    "fields, reported", [row[1:] for row in BAD_FIELDS], ids=[row[0] for row in BAD_FIELDS]
+)
+def test_invalid_field_is_rejected_with_node_field_value_and_remedy(
+    fields: dict[str, Any], reported: list[str]
 ) -> None:
     error = refusal(two(**fields))
-    for part in ["load", *told]:
+    for part in ["load", *reported]:
         assert part in str(error)
     assert len(error.problems) == 1
 
@@ -127,27 +129,29 @@ BAD_GRAPHS: list[tuple[str, object, list[str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("graph, told", [row[1:] for row in BAD_GRAPHS], ids=[row[0] for row in BAD_GRAPHS])
-def test_a_bad_graph_is_refused_with_place_value_and_remedy(graph: object, told: list[str]) -> None:
+@pytest.mark.parametrize(
+    "graph, reported", [row[1:] for row in BAD_GRAPHS], ids=[row[0] for row in BAD_GRAPHS]
+)
+def test_invalid_graph_is_rejected_with_path_value_and_remedy(graph: object, reported: list[str]) -> None:
     text = str(refusal(graph))
-    for part in told:
+    for part in reported:
         assert part in text
 
 
-def test_the_bad_edge_among_many_good_ones_is_shown() -> None:
+def test_invalid_edge_among_many_valid_ones_is_shown() -> None:
     edges: list[list[Any]] = [["n0", f"n{i}"] for i in range(1, 30)]
     edges.append(["n7", 12345])
     assert "12345" in str(refusal({"nodes": [node(f"n{i}") for i in range(30)], "edges": edges}))
 
 
-def test_a_key_that_is_no_text_is_refused() -> None:
+def test_key_that_is_not_a_string_is_rejected() -> None:
     text = str(refusal({"nodes": [{**node(), 7: 1}]}))
     for part in ("node 'extract'", "unknown key 7", "'x-'"):
         assert part in text
 
 
 @pytest.mark.parametrize("node_id", ["", "*", "a[0]", "[12]", "a\nb", "a\x00", "tab\t", 7, None, True, ["a"]])
-def test_a_bad_node_id_is_refused(node_id: object) -> None:
+def test_invalid_node_id_is_rejected(node_id: object) -> None:
     text = str(refusal({"nodes": [{"node_id": node_id, "type": "t"}]}))
     assert repr(node_id) in text
     assert ID_RULE in text
@@ -157,12 +161,12 @@ def test_a_bad_node_id_is_refused(node_id: object) -> None:
 @pytest.mark.parametrize(
     "node_id", ["a", "*a", "a[0]b", "a[x]", "[]", "extract data", "é", "漢字", "a.b/c:d"]
 )
-def test_a_printable_node_id_is_accepted(node_id: str) -> None:
+def test_printable_node_id_is_accepted(node_id: str) -> None:
     assert parse_graph({"nodes": [node(node_id)]}).nodes[0].node_id == node_id
 
 
 @pytest.mark.parametrize("role", ["", "-a", ".a", "_a", "a b", "é", "a/b", "a\n", "a" * 101, 7, None, ["a"]])
-def test_a_bad_role_is_refused(role: object) -> None:
+def test_invalid_role_is_rejected(role: object) -> None:
     text = str(refusal(one(type=role)))
     assert "node 'extract'" in text
     assert "type" in text
@@ -170,33 +174,33 @@ def test_a_bad_role_is_refused(role: object) -> None:
 
 
 @pytest.mark.parametrize("role", ["a", "0", "A.b_c-d", "a" * 100, "coordinator_fn"])
-def test_a_role_is_accepted(role: str) -> None:
+def test_valid_role_is_accepted(role: str) -> None:
     assert parse_graph(one(type=role)).nodes[0].type == role
 
 
-def test_longest_node_id_is_accepted_and_one_character_more_refused() -> None:
+def test_longest_node_id_is_accepted_and_one_more_character_rejected() -> None:
     parse_graph({"nodes": [node("é" * limits.ID_CHARS)]})
     assert ID_RULE in str(refusal({"nodes": [node("é" * (limits.ID_CHARS + 1))]}))
 
 
-def test_most_nodes_are_accepted_and_one_more_refused() -> None:
+def test_largest_number_of_nodes_is_accepted_and_one_more_rejected() -> None:
     nodes = [node(f"n{i}") for i in range(limits.MAX_NODES + 1)]
     parse_graph({"nodes": nodes[:-1]})
     assert "graph.nodes has 5,001 entries, more than 5,000: split the task" in str(refusal({"nodes": nodes}))
 
 
-def test_the_setting_for_most_nodes_replaces_the_limit() -> None:
+def test_max_nodes_setting_replaces_the_limit() -> None:
     parse_graph(two(), max_nodes=2)
     assert "2 entries, more than 1" in str(refusal(two(), max_nodes=1))
 
 
-def test_the_number_of_nodes_can_be_left_to_the_engine() -> None:
+def test_node_limit_can_be_left_to_the_engine() -> None:
     parse_graph({"nodes": [node(f"n{i}") for i in range(limits.MAX_NODES + 1)]}, max_nodes=None)
     assert too_many_nodes(2, 2) is None
     assert too_many_nodes(3, 2) == "graph.nodes has 3 entries, more than 2: split the task"
 
 
-def test_largest_node_io_is_accepted_and_one_byte_more_refused() -> None:
+def test_largest_node_io_is_accepted_and_one_more_byte_rejected() -> None:
     frame = len('{"input_ref":{"key":""}}')
     largest = "x" * (limits.NODE_IO_BYTES - frame)
     assert parse_graph(one(io={"input_ref": {"key": largest}})).nodes[0].io_bytes == limits.NODE_IO_BYTES
@@ -209,7 +213,7 @@ def test_node_io_is_measured_in_bytes_of_utf8() -> None:
     assert "io is" in str(refusal(one(io={"input_ref": {"key": "é" * (limits.NODE_IO_BYTES // 2)}})))
 
 
-def test_largest_graph_and_params_are_accepted_and_one_byte_more_refused() -> None:
+def test_largest_graph_and_params_are_accepted_and_one_more_byte_rejected() -> None:
     frame = len('{"nodes":[{"node_id":"extract","type":"crawler"}]}{"p":""}')
     largest = "x" * (limits.TASK_INPUT_BYTES - frame)
     parse_graph(one(), params={"p": largest})
@@ -218,7 +222,7 @@ def test_largest_graph_and_params_are_accepted_and_one_byte_more_refused() -> No
         assert part in text
 
 
-def test_a_large_graph_counts_without_params_too() -> None:
+def test_large_graph_is_rejected_even_without_params() -> None:
     assert "graph and params" in str(refusal(one(meta="x" * limits.TASK_INPUT_BYTES)))
 
 
@@ -226,41 +230,41 @@ NO_JSON = {"nan": math.nan, "infinity": math.inf, "set": {1}, "bytes": b"x", "su
 
 
 @pytest.mark.parametrize("value", NO_JSON.values(), ids=NO_JSON.keys())
-def test_what_is_not_json_is_refused_with_node_and_field(value: object) -> None:
+def test_value_that_is_not_json_is_rejected_with_node_and_field(value: object) -> None:
     text = str(refusal(two(meta={"here": value})))
     for part in ("JSON", "load", "meta"):
         assert part in text
 
 
 @pytest.mark.parametrize("params", [math.nan, {"a": {1}}, {"\ud800": 1}])
-def test_params_that_are_not_json_are_refused(params: object) -> None:
+def test_params_that_are_not_json_are_rejected(params: object) -> None:
     text = str(refusal(one(), params=params))
     assert "params" in text
     assert "JSON" in text
 
 
-def test_all_problems_of_several_nodes_are_told_at_once() -> None:
+def test_problems_of_several_nodes_are_reported_together() -> None:
     nodes = [node("a", fan_in="some"), node("b", io=7, timeout_sec=0), node("c*", type="")]
     problems = refusal({"nodes": nodes, "edges": 7, "on_node_failure": "stop"}).problems
-    told = ("on_node_failure", "graph.edges", "'a': fan_in", "'b': timeout_sec", "'b': io", "'c*': type")
-    assert len(problems) == len(told)
-    assert all(any(part in problem for problem in problems) for part in told)
+    reported = ("on_node_failure", "graph.edges", "'a': fan_in", "'b': timeout_sec", "'b': io", "'c*': type")
+    assert len(problems) == len(reported)
+    assert all(any(part in problem for problem in problems) for part in reported)
 
 
-def test_all_problems_between_nodes_are_told_at_once() -> None:
+def test_problems_between_nodes_are_reported_together() -> None:
     nodes = [node("a", depends_on=["qq"]), node("b", fan_in="count:1"), node("c"), node("c")]
-    told = ("'qq'", "count:1", "'c' is used 2 times", "'rr'")
+    reported = ("'qq'", "count:1", "'c' is used 2 times", "'rr'")
     problems = refusal({"nodes": nodes, "edges": [["rr", "c"]]}).problems
-    assert all(any(part in problem for problem in problems) for part in told)
+    assert all(any(part in problem for problem in problems) for part in reported)
 
 
-def test_a_long_list_of_problems_is_cut() -> None:
+def test_long_list_of_problems_is_truncated() -> None:
     error = refusal({"nodes": [node(f"n{i}", fan_in="some") for i in range(12)]})
     assert len(error.problems) == 11
     assert str(error).endswith("and more")
 
 
-def test_a_refusal_is_a_value_error_and_a_flowkit_error() -> None:
+def test_validation_error_is_a_value_error_and_a_flowkit_error() -> None:
     assert issubclass(GraphError, ValueError)
     assert issubclass(GraphError, FlowKitError)
 
@@ -269,26 +273,26 @@ UNKNOWN_FUNCTIONS = [("vars_sett", "did you mean 'vars_set'?"), ("qqqq", "known 
 
 
 @pytest.mark.parametrize("fn, hint", UNKNOWN_FUNCTIONS)
-def test_an_unknown_coordinator_function_is_refused_with_a_hint(fn: str, hint: str) -> None:
+def test_unknown_coordinator_function_is_rejected_with_a_suggestion(fn: str, hint: str) -> None:
     problem = unknown_function(node(type="coordinator_fn", io={"fn": fn}), ["vars_set", "noop"]) or ""
     for part in ("node 'extract'", "io.fn", repr(fn), hint):
         assert part in problem
 
 
 @pytest.mark.parametrize("io", [None, {}, {"fn": None}, {"fn": "noop"}])
-def test_a_coordinator_function_defaults_to_noop(io: dict[str, Any] | None) -> None:
+def test_coordinator_function_defaults_to_noop(io: dict[str, Any] | None) -> None:
     assert unknown_function(node(type="coordinator_fn", io=io), ["noop"]) is None
 
 
-def test_a_function_name_does_not_matter_on_a_role() -> None:
+def test_function_name_of_a_role_node_is_ignored() -> None:
     assert unknown_function(node(io={"fn": "qqqq"}), []) is None
 
 
-def test_the_largest_number_of_retries_is_accepted() -> None:
+def test_largest_number_of_retries_is_accepted() -> None:
     assert parse_graph(one(retry_policy={"max": 10_000})).nodes[0].retry_policy.max == limits.MAX_RETRIES
 
 
-def test_the_rules_of_the_first_release_know_no_largest_number_of_retries() -> None:
+def test_first_release_has_no_limit_of_retries() -> None:
     graph = one(retry_policy={"max": 10**6})
     assert parse_graph(graph, rules=FIRST_RULES).nodes[0].retry_policy.max == 10**6
     assert "1000000" in str(refusal(graph))

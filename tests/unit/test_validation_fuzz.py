@@ -1,4 +1,4 @@
-"""Any graph is either normalized or refused, and nothing else happens."""
+"""Any graph is either normalized or rejected, and nothing else happens."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.examples import examples
 from tests.unit.graphs import RECHUNK, node, one, pulling, refusal, two
+from tests.unit.property_examples import examples
 
 from flowkit.errors import GraphError
 from flowkit.graph.validation import parse_graph
@@ -99,7 +99,7 @@ def planted(path: Path, value: object) -> dict[str, Any]:
 
 
 def outcome(graph: object) -> Graph | str:
-    """Return the graph, or the text of its refusal; any other exception fails the test."""
+    """Return the graph, or the text of its error; any other exception fails the test."""
     try:
         return parse_graph(graph)
     except GraphError as error:
@@ -108,7 +108,7 @@ def outcome(graph: object) -> Graph | str:
         return str(error)
 
 
-def test_the_full_graph_is_accepted() -> None:
+def test_graph_with_every_field_is_accepted() -> None:
     graph = copy.deepcopy(FULL)
     assert [n.node_id for n in parse_graph(graph).nodes] == ["a", "b", "c", "d"]
     assert graph == FULL
@@ -116,13 +116,13 @@ def test_the_full_graph_is_accepted() -> None:
 
 @settings(max_examples=examples(300), deadline=None, print_blob=True)
 @given(graph=JSON)
-def test_any_json_value_is_normalised_or_refused(graph: object) -> None:
+def test_any_json_value_is_normalized_or_rejected(graph: object) -> None:
     assert outcome(graph)
 
 
 @settings(max_examples=examples(300), deadline=None, print_blob=True)
 @given(nodes=JSON, edges=JSON, edges_ex=JSON)
-def test_any_nodes_and_edges_are_normalised_or_refused(
+def test_any_nodes_and_edges_are_normalized_or_rejected(
     nodes: object, edges: object, edges_ex: object
 ) -> None:
     assert outcome({"nodes": nodes, "edges": edges, "edges_ex": edges_ex})
@@ -130,28 +130,28 @@ def test_any_nodes_and_edges_are_normalised_or_refused(
 
 @settings(max_examples=examples(600), deadline=None, print_blob=True)
 @given(path=st.sampled_from(list(paths(FULL))), value=JSON)
-def test_any_value_at_any_place_of_a_graph_is_normalised_or_refused(path: Path, value: object) -> None:
+def test_any_field_value_is_normalized_or_rejected(path: Path, value: object) -> None:
     assert outcome(planted(path, value))
 
 
 @pytest.mark.parametrize("path", list(paths(FULL)), ids=lambda path: ".".join(map(str, path)))
-def test_no_wrong_type_at_any_place_raises_anything_else(path: Path) -> None:
+def test_wrong_type_in_any_field_raises_only_validation_errors(path: Path) -> None:
     for value in WRONG:
         assert outcome(planted(path, value))
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize(
-    "field, told",
+    "field, reported",
     [("max", "whole number"), ("backoff_sec", "number of seconds"), ("jitter", "between 0 and 1")],
 )
-def test_a_retry_number_beyond_every_float_is_refused(field: str, told: str, sign: int) -> None:
+def test_retry_number_beyond_every_float_is_rejected(field: str, reported: str, sign: int) -> None:
     text = str(refusal(one(retry_policy={field: sign * HUGE})))
-    for part in ("node 'extract'", f"retry_policy.{field}", told):
+    for part in ("node 'extract'", f"retry_policy.{field}", reported):
         assert part in text
 
 
-def test_a_timeout_beyond_every_float_is_refused() -> None:
+def test_timeout_beyond_every_float_is_rejected() -> None:
     text = str(refusal(one(timeout_sec=HUGE)))
     for part in ("node 'extract'", "timeout_sec", "number of seconds"):
         assert part in text
@@ -159,7 +159,7 @@ def test_a_timeout_beyond_every_float_is_refused() -> None:
 
 @pytest.mark.parametrize("args", [7, "text", [], {"from_nodes": 7}, {"from_nodes": [[7]]}, {"from_node": {}}])
 @pytest.mark.parametrize("adapter", [{}, {"input_adapter": "noop"}], ids=["no adapter", "noop"])
-def test_input_args_without_a_pulling_adapter_are_the_users_own(
+def test_input_args_without_a_pulling_adapter_are_not_validated(
     adapter: dict[str, str], args: object
 ) -> None:
     inline = {**adapter, "input_args": args}
@@ -167,7 +167,7 @@ def test_input_args_without_a_pulling_adapter_are_the_users_own(
 
 
 @pytest.mark.parametrize("field", ["meta", "x-own", "io", "fan_in"])
-def test_nesting_without_end_is_refused(field: str) -> None:
+def test_excessive_nesting_is_rejected(field: str) -> None:
     deep: list[Any] = []
     for _ in range(20_000):
         deep = [deep]
@@ -176,7 +176,7 @@ def test_nesting_without_end_is_refused(field: str) -> None:
 
 @settings(max_examples=200, deadline=None, print_blob=True)
 @given(params=JSON)
-def test_any_params_are_counted_or_refused(params: object) -> None:
+def test_any_params_are_measured_or_rejected(params: object) -> None:
     try:
         parse_graph(one(), params=params)
     except GraphError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.unit.changes import ON_A_PATH, ON_MANY_PATHS, SECRET, refusal
+from tests.unit.vars_changes import ON_A_PATH, ON_MANY_PATHS, SECRET, refusal
 
 from flowkit.adapters.vars import operations
 
@@ -19,7 +19,7 @@ BAD_PATHS = ["", ".", "a.", ".a", "a..b", "$a", "a.$b", "$", "a\0b", "a.b\0", "$
 
 @pytest.mark.parametrize("operate", ON_A_PATH.values(), ids=list(ON_A_PATH))
 @pytest.mark.parametrize("path", BAD_PATHS)
-def test_no_segment_is_empty_or_begins_with_a_dollar_or_holds_nul(
+def test_empty_segment_leading_dollar_and_nul_are_rejected(
     operate: Callable[[str], Change], path: str
 ) -> None:
     assert refusal(operate, path).startswith("vars.")
@@ -27,7 +27,7 @@ def test_no_segment_is_empty_or_begins_with_a_dollar_or_holds_nul(
 
 @pytest.mark.parametrize("operate", ON_A_PATH.values(), ids=list(ON_A_PATH))
 @pytest.mark.parametrize("path", ["a$", "a.b$c", "0", "a.0", " ", "ä.ö", "a-b", "_id", "a\n", "vars", "set"])
-def test_any_other_text_is_a_segment(operate: Callable[[str], Change], path: str) -> None:
+def test_any_other_text_is_a_valid_segment(operate: Callable[[str], Change], path: str) -> None:
     assert operate(path).paths == [f"coordinator.vars.{path}"]
 
 
@@ -36,32 +36,34 @@ BAD_KEYS = ["$x", "", "x\0", 5, None, 1.5, True, b"x", ("x",)]
 
 @pytest.mark.parametrize("key", BAD_KEYS, ids=repr)
 @pytest.mark.parametrize("value", [SECRET, {}, {"b": SECRET}], ids=["scalar", "nothing", "object"])
-def test_every_key_of_an_object_is_checked_the_first_one_too(key: Any, value: Any) -> None:
+def test_every_key_of_an_object_is_checked(key: Any, value: Any) -> None:
     for rule in (operations.setting, operations.merging):
         for tree in ({key: value}, {"a": {key: value}}, {"a": {"b": {"c": {key: value}}}}):
             assert refusal(rule, {"kv": tree})
 
 
 @pytest.mark.parametrize("key", [5, None, b"a", ["a"], ("a", "b"), 1.5], ids=repr)
-def test_a_key_of_incr_and_a_path_of_unset_are_texts(key: Any) -> None:
+def test_key_of_incr_and_path_of_unset_must_be_strings(key: Any) -> None:
     assert "non-empty string" in refusal(operations.incrementing, key, 1)
     assert "non-empty string" in refusal(operations.unsetting, [key], None)
 
 
 @pytest.mark.parametrize("value", [SECRET, {"b": SECRET}], ids=["scalar", "object"])
-def test_only_the_top_keys_of_set_may_hold_dots(value: Any) -> None:
+def test_only_top_level_keys_of_set_can_contain_dots(value: Any) -> None:
     assert operations.setting({"kv": {"x.y": SECRET}}).sets == {"x.y": SECRET}
     assert "holds '.'" in refusal(operations.setting, {"kv": {"a": {"x.y": value}}})
 
 
 @pytest.mark.parametrize("operate", ON_A_PATH.values(), ids=list(ON_A_PATH))
-def test_a_text_that_is_no_unicode_is_no_segment(operate: Callable[[str], Change]) -> None:
+def test_text_that_is_not_unicode_is_not_a_valid_segment(operate: Callable[[str], Change]) -> None:
     refusal(operate, "a.\ud800")
 
 
 @pytest.mark.parametrize("operate", ON_A_PATH.values(), ids=list(ON_A_PATH))
 @pytest.mark.parametrize("path", ["a.$b", "a." + "x" * 129])
-def test_a_bad_segment_is_named_with_its_full_path(operate: Callable[[str], Change], path: str) -> None:
+def test_error_contains_the_full_path_of_an_invalid_segment(
+    operate: Callable[[str], Change], path: str
+) -> None:
     assert f"coordinator.vars.{path[:60]}" in refusal(operate, path)
 
 
@@ -79,7 +81,7 @@ def test_a_bad_segment_is_named_with_its_full_path(operate: Callable[[str], Chan
         ("a.b", "a.b.c", ["a.b-c"]),
     ],
 )
-def test_no_path_lies_below_another(
+def test_path_below_another_path_is_rejected(
     operate: Callable[[list[str]], Change], outer: str, inner: str, others: list[str]
 ) -> None:
     for paths in ([outer, *others, inner], [inner, *others, outer]):
@@ -96,18 +98,18 @@ def test_no_path_lies_below_another(
         {"a.b": {}, "a.b.c": SECRET},
     ],
 )
-def test_no_leaf_of_an_object_lies_below_a_path(tree: dict[str, Any]) -> None:
+def test_leaf_of_an_object_below_a_path_is_rejected(tree: dict[str, Any]) -> None:
     assert "coordinator.vars.a.b.c lies below coordinator.vars.a.b;" in refusal(operations.setting, tree)
 
 
 @pytest.mark.parametrize(
     "tree", [{"a": {"b": SECRET}, "a.b": SECRET}, {"a.b": {"c": SECRET}, "a": {"b": SECRET}}]
 )
-def test_no_path_is_given_twice(tree: dict[str, Any]) -> None:
+def test_repeated_path_is_rejected(tree: dict[str, Any]) -> None:
     assert "coordinator.vars.a.b is given twice" in refusal(operations.setting, tree)
 
 
 @pytest.mark.parametrize("paths", [["a", "ab"], ["a.b", "a.c", "b"], ["a.b", "a.bc"], ["a-b", "a.b", "a!"]])
-def test_paths_with_the_same_beginning_do_not_overlap(paths: list[str]) -> None:
+def test_paths_with_a_common_prefix_do_not_overlap(paths: list[str]) -> None:
     assert set(operations.setting(dict.fromkeys(paths, 1)).sets) == set(paths)
     assert set(operations.unsetting(paths, None).removes) == set(paths)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from bson import Binary, Decimal128, ObjectId
-from tests.unit.changes import ON_A_PATH, ON_MANY_PATHS, SECRET, nested, refusal
+from tests.unit.vars_changes import ON_A_PATH, ON_MANY_PATHS, SECRET, nested, refusal
 
 from flowkit.adapters.vars import operations
 
@@ -45,20 +45,20 @@ EDGES: list[tuple[str, str, str]] = [
 ]
 
 
-def test_the_long_path_has_exactly_the_characters_that_it_should() -> None:
+def test_long_path_has_exactly_the_intended_length() -> None:
     assert [len(PREFIX + of_characters(count)) for count in (512, 513)] == [512, 513]
 
 
 @pytest.mark.parametrize("operate", ON_A_PATH.values(), ids=list(ON_A_PATH))
-@pytest.mark.parametrize(("longest", "beyond", "told"), EDGES)
-def test_a_path_has_its_limits_in_every_form(
-    operate: Callable[[str], Change], longest: str, beyond: str, told: str
+@pytest.mark.parametrize(("longest", "beyond", "reported"), EDGES)
+def test_path_limits_apply_to_every_form(
+    operate: Callable[[str], Change], longest: str, beyond: str, reported: str
 ) -> None:
     assert operate(longest).paths == [PREFIX + longest]
-    assert told in refusal(operate, beyond)
+    assert reported in refusal(operate, beyond)
 
 
-def test_a_path_of_the_most_segments_may_have_the_most_characters() -> None:
+def test_path_with_the_most_segments_can_have_the_most_characters() -> None:
     longest = ".".join(["x" * 34] * 13 + ["x" * 40])
     assert len(PREFIX + longest) == 512
     for operate in ON_A_PATH.values():
@@ -66,23 +66,21 @@ def test_a_path_of_the_most_segments_may_have_the_most_characters() -> None:
 
 
 @pytest.mark.parametrize("operation", ["setting", "merging"])
-@pytest.mark.parametrize(("longest", "beyond", "told"), EDGES)
-def test_the_limits_hold_for_objects_that_end_in_nothing(
-    operation: str, longest: str, beyond: str, told: str
-) -> None:
+@pytest.mark.parametrize(("longest", "beyond", "reported"), EDGES)
+def test_path_limits_apply_to_empty_objects(operation: str, longest: str, beyond: str, reported: str) -> None:
     rule = getattr(operations, operation)
     assert rule({"kv": nested(longest, {})}).paths == []
-    assert told in refusal(rule, {"kv": nested(beyond, {})})
+    assert reported in refusal(rule, {"kv": nested(beyond, {})})
 
 
-def test_nesting_without_end_is_refused() -> None:
+def test_endless_nesting_is_rejected() -> None:
     endless: dict[str, Any] = {}
     endless["a"] = endless
     for rule in (operations.setting, operations.merging):
         assert "deeper than 14" in refusal(rule, {"kv": endless})
 
 
-def test_what_is_refused_is_shown_with_its_full_path_cut_short() -> None:
+def test_error_shows_the_truncated_full_path() -> None:
     text = refusal(operations.setting, {of_segments(15): 1})
     assert PREFIX + of_segments(15) in text
     assert len(refusal(operations.setting, {of_characters(100_000): 1})) < 300
@@ -92,13 +90,13 @@ def test_what_is_refused_is_shown_with_its_full_path_cut_short() -> None:
 
 
 @pytest.mark.parametrize("operate", ON_MANY_PATHS.values(), ids=list(ON_MANY_PATHS))
-def test_an_operation_names_256_keys_at_most(operate: Callable[[list[str]], Change]) -> None:
+def test_operation_has_at_most_256_keys(operate: Callable[[list[str]], Change]) -> None:
     paths = [f"k{n % 7}.x{n}" for n in range(257)]
     assert len(operate(paths[:256]).paths) == 256
     assert "257 keys in one operation, more than 256" in refusal(operate, paths)
 
 
-def test_keys_that_are_named_twice_count_once() -> None:
+def test_repeated_keys_count_once() -> None:
     names = [f"k{n}" for n in range(256)]
     assert len(operations.unsetting(names, names).removes) == 256
 
@@ -119,7 +117,7 @@ FULL = 65_536
     ],
 )
 @pytest.mark.parametrize("form", ["a.b", "nested"])
-def test_a_text_and_bytes_have_64_kib_at_most(fits: Any, beyond: Any, form: str) -> None:
+def test_text_and_bytes_have_at_most_64_kib(fits: Any, beyond: Any, form: str) -> None:
     def given(value: Any) -> dict[str, Any]:
         return {"kv": {"a.b": value} if form == "a.b" else {"a": {"b": value}}}
 
@@ -132,7 +130,7 @@ def test_a_text_and_bytes_have_64_kib_at_most(fits: Any, beyond: Any, form: str)
 
 
 @pytest.mark.parametrize("value", [["x" * (FULL + 1)], [0] * FULL, {"k": "x" * (FULL + 1)}])
-def test_other_values_are_not_measured_one_by_one(value: Any) -> None:
+def test_other_values_have_no_size_limit_of_their_own(value: Any) -> None:
     assert operations.setting({"kv": {"a.b": value}}).sets == {"a.b": value}
 
 
@@ -154,7 +152,7 @@ def test_other_values_are_not_measured_one_by_one(value: Any) -> None:
     ],
     ids=repr,
 )
-def test_what_mongodb_can_hold_is_taken_as_it_is(value: Any) -> None:
+def test_value_that_mongodb_can_store_is_unchanged(value: Any) -> None:
     assert operations.setting({"a": value}).sets == operations.merging({"a": value}).sets == {"a": value}
 
 
@@ -186,14 +184,14 @@ ENDLESS.append(ENDLESS)
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_mongodb_cannot_hold_is_refused(value: Any) -> None:
+def test_value_that_mongodb_cannot_store_is_rejected(value: Any) -> None:
     for rule in (operations.setting, operations.merging):
         text = refusal(rule, {"a": {"b": value}})
         assert f"the value of coordinator.vars.a.b, {operations.kind(value)}, cannot be stored" in text
 
 
 @pytest.mark.parametrize("inner", [{1: SECRET}, {"k\0": SECRET}, {"k": {None: SECRET}}, {"k": {SECRET}}])
-def test_a_dict_that_is_kept_whole_must_be_one_that_mongodb_can_hold(inner: Any) -> None:
+def test_dict_stored_as_one_value_must_be_storable_by_mongodb(inner: Any) -> None:
     assert "coordinator.vars.a.b, a dict, cannot be stored" in refusal(operations.setting, {"a.b": inner})
 
 
@@ -203,7 +201,7 @@ def lists(levels: int) -> Any:
 
 
 @pytest.mark.parametrize(("path", "levels"), [("a", 97), ("a.b.c", 95)])
-def test_a_value_is_nested_no_deeper_than_mongodb_stores(path: str, levels: int) -> None:
+def test_nesting_beyond_the_limit_of_mongodb_is_rejected(path: str, levels: int) -> None:
     assert operations.setting({"kv": {path: lists(levels)}}).paths == [PREFIX + path]
     for beyond in (levels + 1, 200):
         text = refusal(operations.setting, {"kv": {path: lists(beyond)}})

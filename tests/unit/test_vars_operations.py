@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from tests.unit.changes import SECRET, refusal
+from tests.unit.vars_changes import SECRET, refusal
 
 from flowkit.adapters.vars import operations
 
@@ -31,7 +31,7 @@ from flowkit.adapters.vars import operations
         ({"a": MappingProxyType({"b": MappingProxyType({"c": 1})})}, {"a.b.c": 1}),
     ],
 )
-def test_set_takes_dotted_and_nested_keys_together(given: dict[str, Any], leaves: dict[str, Any]) -> None:
+def test_set_accepts_dotted_and_nested_keys_together(given: dict[str, Any], leaves: dict[str, Any]) -> None:
     change = operations.setting(given)
     assert (change.operation, change.sets, change.block_sensitive) == ("set", leaves, False)
     assert (change.adds, change.removes) == ({}, ())
@@ -40,14 +40,14 @@ def test_set_takes_dotted_and_nested_keys_together(given: dict[str, Any], leaves
 @pytest.mark.parametrize(
     "whole", [{}, {"c": {"d": 1}}, {"$c": 1, "d.e": {"": 2}}, {"c": {str(n): n for n in range(300)}}]
 )
-def test_set_keeps_a_dict_under_a_dotted_key_whole(whole: dict[str, Any]) -> None:
+def test_set_stores_a_dict_under_a_dotted_key_as_one_value(whole: dict[str, Any]) -> None:
     change = operations.setting({"kv": {"a.b": whole}})
     assert change.sets == {"a.b": whole}
     assert change.paths == ["coordinator.vars.a.b"]
 
 
 @pytest.mark.parametrize("given", [{"a": {}}, {"a": {"b": {}, "c": {"d": {}}}}, {"kv": {"a": {}}}])
-def test_an_object_without_leaves_sets_nothing(given: dict[str, Any]) -> None:
+def test_object_without_leaves_sets_nothing(given: dict[str, Any]) -> None:
     assert operations.setting(given).paths == operations.merging(given).paths == []
 
 
@@ -63,9 +63,7 @@ def test_an_object_without_leaves_sets_nothing(given: dict[str, Any]) -> None:
         ({"data": {"a": 1}}, {"data.a": 1}),
     ],
 )
-def test_set_looks_into_kv_when_it_is_a_dict_and_then_at_nothing_else(
-    given: dict[str, Any], leaves: dict[str, Any]
-) -> None:
+def test_set_uses_only_kv_if_it_is_a_dict(given: dict[str, Any], leaves: dict[str, Any]) -> None:
     assert operations.setting(given).sets == leaves
 
 
@@ -86,7 +84,9 @@ def test_set_looks_into_kv_when_it_is_a_dict_and_then_at_nothing_else(
         ({"data": MappingProxyType({"a": MappingProxyType({"b": 1})})}, {"a.b": 1}),
     ],
 )
-def test_merge_takes_data_else_kv_else_all_keywords(given: dict[str, Any], leaves: dict[str, Any]) -> None:
+def test_merge_uses_data_or_else_kv_or_else_all_keywords(
+    given: dict[str, Any], leaves: dict[str, Any]
+) -> None:
     change = operations.merging(given)
     assert (change.operation, change.sets, change.block_sensitive) == ("merge", leaves, False)
     assert (change.adds, change.removes) == ({}, ())
@@ -94,13 +94,13 @@ def test_merge_takes_data_else_kv_else_all_keywords(given: dict[str, Any], leave
 
 @pytest.mark.parametrize("wrapper", ["data", "kv"])
 @pytest.mark.parametrize("wrong", [None, 5, SECRET, [("a", SECRET)], {SECRET}])
-def test_merge_refuses_what_is_no_mapping(wrapper: str, wrong: object) -> None:
+def test_merge_rejects_what_is_not_a_mapping(wrapper: str, wrong: object) -> None:
     text = refusal(operations.merging, {wrapper: wrong, "a": 1})
     assert f"{wrapper!r} must be a mapping, not {type(wrong).__name__}" in text
 
 
 @pytest.mark.parametrize("given", [{"a.b": SECRET}, {"a": {"b.c": SECRET}}, {"a": {"b": {".": SECRET}}}])
-def test_merge_refuses_a_dot_in_any_key(given: dict[str, Any]) -> None:
+def test_merge_rejects_a_dot_in_any_key(given: dict[str, Any]) -> None:
     for form in (given, {"data": given}, {"kv": given}):
         assert "holds '.'" in refusal(operations.merging, form)
 
@@ -111,7 +111,7 @@ def test_merge_refuses_a_dot_in_any_key(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize("block", [True, False])
 @pytest.mark.parametrize("operation", ["setting", "merging"])
 @pytest.mark.parametrize("wrapper", [None, "kv", "data"])
-def test_block_sensitive_is_honoured_and_never_stored(
+def test_block_sensitive_takes_effect_and_is_never_stored(
     operation: str, wrapper: str | None, *, block: bool
 ) -> None:
     rule = getattr(operations, operation)
@@ -127,7 +127,7 @@ def test_block_sensitive_is_honoured_and_never_stored(
 
 
 @pytest.mark.parametrize(("outside", "inside"), [(True, False), (False, True), (True, True)])
-def test_either_block_sensitive_is_enough(*, outside: bool, inside: bool) -> None:
+def test_block_sensitive_of_either_the_keyword_or_kv_is_sufficient(*, outside: bool, inside: bool) -> None:
     given = {"kv": {"a": 1, "block_sensitive": inside}, "block_sensitive": outside}
     assert operations.setting(given).block_sensitive
     assert operations.merging(given).block_sensitive
@@ -135,13 +135,13 @@ def test_either_block_sensitive_is_enough(*, outside: bool, inside: bool) -> Non
 
 @pytest.mark.parametrize("wrong", [SECRET, 1, [True]])
 @pytest.mark.parametrize("operation", ["setting", "merging"])
-def test_block_sensitive_is_a_truth_value(operation: str, wrong: object) -> None:
+def test_block_sensitive_is_read_as_a_boolean(operation: str, wrong: object) -> None:
     rule = getattr(operations, operation)
     for given in ({"a": 1, "block_sensitive": wrong}, {"kv": {"a": 1, "block_sensitive": wrong}}):
         assert "block_sensitive must be true or false" in refusal(rule, given)
 
 
-def test_a_variable_of_that_name_may_stand_deeper() -> None:
+def test_nested_variable_can_be_named_block_sensitive() -> None:
     assert operations.merging({"a": {"block_sensitive": 5}}).sets == {"a.block_sensitive": 5}
 
 
@@ -166,7 +166,7 @@ def test_a_variable_of_that_name_may_stand_deeper() -> None:
         (float(2**63), float(2**63)),
     ],
 )
-def test_incr_adds_any_finite_number_of_64_bits(by: float, amount: float) -> None:
+def test_incr_accepts_any_finite_64_bit_number(by: float, amount: float) -> None:
     change = operations.incrementing("a.b", by)
     assert (change.operation, change.sets, change.removes) == ("incr", {}, ())
     assert change.adds == {"a.b": amount}
@@ -174,13 +174,13 @@ def test_incr_adds_any_finite_number_of_64_bits(by: float, amount: float) -> Non
 
 
 @pytest.mark.parametrize("wrong", [None, "1", SECRET, [1], {"n": 1}, 1j, b"1", Decimal(1), Fraction(1, 2)])
-def test_incr_refuses_what_is_no_number(wrong: object) -> None:
+def test_incr_rejects_what_is_not_a_number(wrong: object) -> None:
     text = refusal(operations.incrementing, "a", wrong)
     assert f"must be int or float, not {type(wrong).__name__}" in text
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
-def test_incr_refuses_what_is_not_finite(wrong: float) -> None:
+def test_incr_rejects_what_is_not_finite(wrong: float) -> None:
     assert "must be finite" in refusal(operations.incrementing, "a", wrong)
 
 
@@ -188,7 +188,7 @@ def test_incr_refuses_what_is_not_finite(wrong: float) -> None:
     "wrong",
     [2**63, -(2**63) - 1, pytest.param(10**400, id="huge"), pytest.param(-(10**400), id="-huge")],
 )
-def test_incr_refuses_whole_numbers_beyond_64_bits(wrong: int) -> None:
+def test_incr_rejects_whole_numbers_beyond_64_bits(wrong: int) -> None:
     assert "64 bits" in refusal(operations.incrementing, "a", wrong)
 
 
@@ -210,14 +210,14 @@ def test_incr_refuses_whole_numbers_beyond_64_bits(wrong: int) -> None:
         (["a", "a"], ["a"], ("a",)),
     ],
 )
-def test_unset_takes_paths_and_keys(paths: list[Any], keys: Any, removed: tuple[str, ...]) -> None:
+def test_unset_accepts_paths_and_keys(paths: list[Any], keys: Any, removed: tuple[str, ...]) -> None:
     change = operations.unsetting(paths, keys)
     assert (change.operation, change.sets, change.adds) == ("unset", {}, {})
     assert change.removes == removed
 
 
 @pytest.mark.parametrize("wrong", [SECRET, b"a", 7, 1.5])
-def test_unset_refuses_keys_that_are_no_iterable_of_strings(wrong: object) -> None:
+def test_unset_rejects_keys_that_are_not_an_iterable_of_strings(wrong: object) -> None:
     assert f"not {type(wrong).__name__}" in refusal(operations.unsetting, ["a"], wrong)
 
 
@@ -233,13 +233,13 @@ def test_paths_are_full_and_sorted() -> None:
     ]
 
 
-def test_ancestors_are_what_must_be_an_object() -> None:
+def test_ancestors_are_the_paths_that_must_be_objects() -> None:
     assert operations.setting({"a": {"b": {"c": 1}}, "a.d": 2, "e": 3}).ancestors == ["a", "a.b"]
     assert operations.incrementing("a.b.c", 1).ancestors == ["a", "a.b"]
     assert operations.unsetting(["a"], None).ancestors == []
 
 
-def test_what_is_given_stays_as_it_was() -> None:
+def test_arguments_are_not_changed() -> None:
     given = {"kv": {"a": {"b": [1]}, "c.d": {"e": 1}, "block_sensitive": True}}
     before = copy.deepcopy(given)
     operations.setting(given)

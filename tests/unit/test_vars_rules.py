@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from bson import Decimal128, Int64
-from tests.unit.changes import SECRET, nested, refusal
+from tests.unit.vars_changes import SECRET, nested, refusal
 
 from flowkit.adapters.vars import operations, rules, size_bound
 
@@ -24,14 +24,14 @@ SCALARS = [None, True, 0, 1.5, "", SECRET, b"x"]
 
 @pytest.mark.parametrize("change", [SET, INCR, UNSET], ids=["set", "incr", "unset"])
 @pytest.mark.parametrize("variables", [{}, {"a": {}}, {"a": {"b": {}}}, {"a": {"x": 1}, "b": 5}])
-def test_what_is_not_there_is_in_nobodys_way(change: operations.Change, variables: Tree) -> None:
+def test_missing_variable_is_no_conflict(change: operations.Change, variables: Tree) -> None:
     assert rules.conflict(variables, change) is None
 
 
 @pytest.mark.parametrize("change", [SET, INCR], ids=["set", "incr"])
 @pytest.mark.parametrize("above", ["a", "a.b"])
 @pytest.mark.parametrize("held", [*SCALARS, [], [{}]], ids=repr)
-def test_nothing_can_be_below_a_value(change: operations.Change, above: str, held: object) -> None:
+def test_set_or_incr_below_a_value_is_a_conflict(change: operations.Change, above: str, held: object) -> None:
     problem = rules.conflict(nested(above, held), change) or ""
     assert problem.startswith(f"coordinator.vars.{above} holds ")
     assert problem.endswith("nothing can be below it (coordinator.vars.a.b.c)")
@@ -39,7 +39,7 @@ def test_nothing_can_be_below_a_value(change: operations.Change, above: str, hel
 
 
 @pytest.mark.parametrize("above", ["a", "a.b"])
-def test_a_removal_finds_nothing_below_a_value_but_does_not_enter_a_list(above: str) -> None:
+def test_unset_below_a_value_has_no_effect_and_inside_a_list_is_a_conflict(above: str) -> None:
     assert [rules.conflict(nested(above, held), UNSET) for held in SCALARS] == [None] * len(SCALARS)
     for held in ([], [SECRET], [{"c": SECRET}]):
         problem = rules.conflict(nested(above, held), UNSET) or ""
@@ -47,18 +47,18 @@ def test_a_removal_finds_nothing_below_a_value_but_does_not_enter_a_list(above: 
 
 
 @pytest.mark.parametrize("held", [*SCALARS, [], {}, {"d": 1}], ids=repr)
-def test_a_leaf_may_be_replaced_and_removed_whatever_it_is(held: object) -> None:
+def test_any_leaf_can_be_replaced_or_removed(held: object) -> None:
     assert rules.conflict(nested("a.b.c", held), SET) is None
     assert rules.conflict(nested("a.b.c", held), UNSET) is None
 
 
 @pytest.mark.parametrize("held", [0, -1.5, Int64(7), Decimal128("1.5"), float("inf")], ids=repr)
-def test_a_number_can_be_added_to(held: object) -> None:
+def test_number_can_be_incremented(held: object) -> None:
     assert rules.conflict(nested("a.b.c", held), INCR) is None
 
 
 @pytest.mark.parametrize("held", [None, True, False, "", "5", SECRET, b"5", [], [1], {}, {"d": 1}], ids=repr)
-def test_what_is_no_number_cannot_be_added_to(held: object) -> None:
+def test_incrementing_a_value_that_is_not_a_number_is_a_conflict(held: object) -> None:
     problem = rules.conflict(nested("a.b.c", held), INCR) or ""
     assert problem.startswith("coordinator.vars.a.b.c holds ")
     assert problem.endswith(", not a number")
@@ -83,12 +83,12 @@ MOST, LEAST = 2**63 - 1, -(2**63)
         (float(MOST), 1, True),
     ],
 )
-def test_a_sum_of_whole_numbers_stays_within_64_bits(held: float, by: float, *, fits: bool) -> None:
+def test_integer_sum_stays_within_64_bits(held: float, by: float, *, fits: bool) -> None:
     problem = rules.conflict({"n": held}, operations.incrementing("n", by))
     assert problem == (None if fits else "coordinator.vars.n would exceed 64 bits")
 
 
-def test_of_several_paths_the_one_in_conflict_is_named() -> None:
+def test_error_names_the_conflicting_one_of_several_paths() -> None:
     change = operations.setting({"x": 1, "y.z": 2, "v.w": 3})
     problem = rules.conflict({"x": {"deep": 1}, "y": 5, "v": {}}, change) or ""
     assert problem.startswith("coordinator.vars.y holds ")
@@ -116,7 +116,9 @@ def test_of_several_paths_the_one_in_conflict_is_named() -> None:
         (operations.NOTHING, {"a": 1}, {"a": 1}),
     ],
 )
-def test_the_variables_after_a_change(change: operations.Change, before: Tree, after: Tree) -> None:
+def test_change_returns_the_new_variables_without_changing_the_old_ones(
+    change: operations.Change, before: Tree, after: Tree
+) -> None:
     untouched = copy.deepcopy(before)
     assert rules.changed(before, change) == after
     assert before == untouched
@@ -133,13 +135,13 @@ def test_the_variables_after_a_change(change: operations.Change, before: Tree, a
         (2**40, 1 - 2**40, 64),
     ],
 )
-def test_a_sum_has_the_size_that_mongodb_gives_it(held: int, by: int, bits: int) -> None:
+def test_sum_has_the_size_that_mongodb_gives_it(held: int, by: int, bits: int) -> None:
     after = rules.changed({"n": held}, operations.incrementing("n", by))
     assert after == {"n": held + by}
     assert operations.size(after) == operations.size({}) + 3 + bits // 8
 
 
-def test_the_result_shares_nothing_with_what_was_given() -> None:
+def test_result_shares_no_objects_with_its_arguments() -> None:
     given, before = {"a": [1]}, {"b": {"c": [2]}}
     after = rules.changed(before, operations.setting({"x.y": given}))
     given["a"].append(3)
@@ -161,11 +163,11 @@ def of_bytes(count: int, key: str = "a") -> Tree:
 
 
 def setting_bytes(count: int) -> operations.Change:
-    """Return a change that adds this many bytes, including the overhead beside other variables, as a text under `b`."""
+    """Return a change that adds this many bytes, including the overhead next to other variables, as a text under `b`."""
     return operations.Change(operation="set", sets={"b": "x" * (count - 8)})
 
 
-def test_all_variables_have_a_million_bytes_at_most() -> None:
+def test_all_variables_together_have_at_most_a_million_bytes() -> None:
     for brought in (2_000, 60_000):
         variables = of_bytes(LIMIT - brought)
         size_bound.size_after(variables, setting_bytes(brought))
@@ -175,7 +177,7 @@ def test_all_variables_have_a_million_bytes_at_most() -> None:
         )
 
 
-def test_variables_that_are_too_large_already_may_shrink_but_not_grow() -> None:
+def test_variables_that_are_too_large_can_shrink_but_not_grow() -> None:
     variables = {**of_bytes(LIMIT + 500_000), "b": "x" * 3_000}
     size_bound.size_after(variables, operations.setting({"b": "x" * 2_000}))
     size_bound.size_after(variables, operations.setting({"b": "y" * 3_000}))
@@ -197,5 +199,5 @@ def test_variables_that_are_too_large_already_may_shrink_but_not_grow() -> None:
         ({"a": [], "b": [{}], "c": "", "d": 0}, {}),
     ],
 )
-def test_pruning_takes_the_topmost_objects_without_a_leaf(variables: Tree, empty: Tree) -> None:
+def test_pruning_removes_the_topmost_objects_without_a_leaf(variables: Tree, empty: Tree) -> None:
     assert rules.empty_objects(variables) == empty

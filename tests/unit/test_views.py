@@ -17,31 +17,33 @@ from flowkit.workflows.scheduler import Scheduler
 FAILED = NodeState(status=NodeStatus.FAILED, epoch=1, reason_code="flaky", last_error="flaky: no")
 
 
-def walk(*states: NodeState, **graph: Any) -> Scheduler:
+def scheduler_of(*states: NodeState, **graph: Any) -> Scheduler:
     """Return a scheduler for unconnected nodes `n0`, `n1`, … in these states."""
     nodes = [node(f"n{i}") for i in range(len(states))]
     return Scheduler(parse_graph({"nodes": nodes, **graph}), list(states))
 
 
-def test_a_task_that_failed_hard_is_stopped_for_the_failures_code() -> None:
-    at = walk(NodeState(), FAILED)
+def test_failed_task_is_stopped_with_the_code_of_its_failure() -> None:
+    at = scheduler_of(NodeState(), FAILED)
     assert views.stop_reason(at.hard_failure, at.states, "ignored") == "hard_fail:flaky"
 
 
-@pytest.mark.parametrize("said, reason", [("enough", "enough"), ("", "user_request"), (None, "user_request")])
-def test_a_cancelled_task_is_stopped_for_what_the_canceller_said(said: str | None, reason: str) -> None:
-    assert views.stop_reason(None, [], said) == reason
+@pytest.mark.parametrize(
+    "given_reason, reason", [("enough", "enough"), ("", "user_request"), (None, "user_request")]
+)
+def test_cancelled_task_is_stopped_with_the_given_reason(given_reason: str | None, reason: str) -> None:
+    assert views.stop_reason(None, [], given_reason) == reason
 
 
-def test_the_failure_text_names_the_first_failed_node_and_counts_the_others() -> None:
-    assert views.failure_text(walk(NodeState(), FAILED)) == "node 'n1' failed: flaky: no"
-    others = walk(FAILED, FAILED, NodeState(), FAILED, on_node_failure="continue")
+def test_failure_text_names_the_first_failed_node_and_counts_the_others() -> None:
+    assert views.failure_text(scheduler_of(NodeState(), FAILED)) == "node 'n1' failed: flaky: no"
+    others = scheduler_of(FAILED, FAILED, NodeState(), FAILED, on_node_failure="continue")
     assert views.failure_text(others) == "node 'n0' failed: flaky: no (and 2 more failed nodes)"
 
 
-def test_a_long_failure_text_is_cut_before_the_count() -> None:
+def test_long_failure_text_is_truncated_before_the_count() -> None:
     long = NodeState(status=NodeStatus.FAILED, last_error="x" * 9_000)
-    text = views.failure_text(walk(long, long, on_node_failure="continue"))
+    text = views.failure_text(scheduler_of(long, long, on_node_failure="continue"))
     assert text.endswith("x (and 1 more failed nodes)")
     assert len(text) < LAST_ERROR_CHARS + 50
 
@@ -56,10 +58,10 @@ OPEN: list[tuple[list[NodeStatus], TaskStatus]] = [
 
 
 @pytest.mark.parametrize("statuses, status", OPEN)
-def test_a_task_is_deferred_while_nothing_runs_and_a_node_waits(
+def test_task_is_deferred_if_nothing_runs_and_a_node_waits(
     statuses: list[NodeStatus], status: TaskStatus
 ) -> None:
-    assert views.open_status(walk(*(NodeState(status=each) for each in statuses))) is status
+    assert views.open_status(scheduler_of(*(NodeState(status=each) for each in statuses))) is status
 
 
 def changes(count: int) -> list[StatusChange]:
@@ -68,7 +70,7 @@ def changes(count: int) -> list[StatusChange]:
 
 
 @pytest.mark.parametrize(("count", "omitted"), [(0, 0), (99, 0), (100, 0), (101, 1), (5_000, 4_900)])
-def test_a_long_history_keeps_its_first_ten_and_its_latest_entries(count: int, omitted: int) -> None:
+def test_long_history_keeps_its_first_ten_and_its_latest_entries(count: int, omitted: int) -> None:
     history = changes(count)
     assert views.shorten_history(history) == omitted
     assert len(history) == min(count, 100)
@@ -76,7 +78,7 @@ def test_a_long_history_keeps_its_first_ten_and_its_latest_entries(count: int, o
     assert history[10:] == changes(count)[10 + omitted :]
 
 
-def test_a_history_that_grows_one_by_one_is_shortened_each_time() -> None:
+def test_growing_history_is_truncated_every_time() -> None:
     history, omitted = changes(100), 0
     for number in range(100, 500):
         history.append(StatusChange(from_="deferred", to="running", at=float(number)))
@@ -84,9 +86,9 @@ def test_a_history_that_grows_one_by_one_is_shortened_each_time() -> None:
     assert (len(history), omitted, history[9].at, history[-1].at) == (100, 400, 9.0, 499.0)
 
 
-@pytest.mark.parametrize("said", ["x" * 50_000, "\ud800" * 3_000])
-def test_a_cancel_reason_is_cut_and_can_be_encoded(said: str) -> None:
-    assert 0 < len(views.stop_reason(None, [], said).encode()) <= LAST_ERROR_CHARS
+@pytest.mark.parametrize("given_reason", ["x" * 50_000, "\ud800" * 3_000])
+def test_cancel_reason_is_truncated_and_can_be_encoded(given_reason: str) -> None:
+    assert 0 < len(views.stop_reason(None, [], given_reason).encode()) <= LAST_ERROR_CHARS
 
 
 def attributes(registered: tuple[str, ...], *statuses: str, name: str | None = "g") -> dict[str, Any]:
@@ -105,7 +107,7 @@ def test_only_registered_search_attributes_are_set() -> None:
     assert attributes(SEARCH_ATTRIBUTES, "running", name=None) == {}
 
 
-TOLD: list[tuple[list[str], dict[str, str]]] = [
+STATUS_VALUES: list[tuple[list[str], dict[str, str]]] = [
     (["running"], {"FlowkitPipeline": "g"}),
     (["running", "finished"], {}),
     (["running", "cancelled"], {}),
@@ -116,11 +118,11 @@ TOLD: list[tuple[list[str], dict[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize("statuses, told", TOLD, ids=lambda each: "-".join(each))
-def test_the_pipeline_is_told_once_and_the_status_as_soon_as_it_says_more_than_temporals(
-    statuses: list[str], told: dict[str, str]
+@pytest.mark.parametrize("statuses, expected", STATUS_VALUES, ids=lambda each: "-".join(each))
+def test_pipeline_is_set_once_and_the_status_when_it_differs_from_temporal(
+    statuses: list[str], expected: dict[str, str]
 ) -> None:
-    assert attributes(SEARCH_ATTRIBUTES, *statuses) == told
+    assert attributes(SEARCH_ATTRIBUTES, *statuses) == expected
 
 
 NAMES: list[tuple[str | None, dict[str, Any], str | None]] = [
@@ -138,7 +140,7 @@ NAMES: list[tuple[str | None, dict[str, Any], str | None]] = [
 
 
 @pytest.mark.parametrize("graph_name, params, name", NAMES)
-def test_a_task_is_called_by_its_pipeline_or_its_graph(
+def test_pipeline_name_comes_from_the_params_or_the_graph_name(
     graph_name: str | None, params: dict[str, Any], name: str | None
 ) -> None:
     assert views.pipeline_name(graph_name, params) == name

@@ -15,7 +15,7 @@ from flowkit.cli.doctor.servers import INDEXES
 if TYPE_CHECKING:
     from tests.cli.conftest import Program
     from tests.cli.doctor.conftest import Doctor
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 
 pytestmark = pytest.mark.slow
@@ -23,16 +23,18 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.server
-async def test_reachable_servers_are_reported_with_engine_and_indexes(world: World, program: Program) -> None:
-    said = await program.call("doctor", "--json", env=servers_of(world))
-    document = json.loads(said.out)
-    assert (said.code, document["ok"]) == (0, True)
+async def test_reachable_servers_are_reported_with_engine_and_indexes(
+    harness: Harness, program: Program
+) -> None:
+    output = await program.call("doctor", "--json", env=servers_of(harness))
+    document = json.loads(output.out)
+    assert (output.code, document["ok"]) == (0, True)
     report = Report(usable=True, findings={each["name"]: Finding(**each) for each in document["findings"]})
-    address = world.environment["TEMPORAL_ADDRESS"]
+    address = harness.environment["TEMPORAL_ADDRESS"]
     assert report["temporal"] == ok("temporal", f"responds at {address}, namespace default")
     assert report["mongo"].state == "ok"
-    assert report["engine"].found == f"no engine polls queue {world.queue}"
-    assert report["engine"].remedy == f"start one with `flowkit engine --queue {world.queue}`"
+    assert report["engine"].found == f"no engine polls queue {harness.queue}"
+    assert report["engine"].remedy == f"start one with `flowkit engine --queue {harness.queue}`"
     assert "uniq_task_id" in report["indexes"].found
     assert report["mongo here"].found == "not needed: MONGO_URL names a server"
     assert not [name for name in report.findings if name.startswith("port")]
@@ -40,22 +42,22 @@ async def test_reachable_servers_are_reported_with_engine_and_indexes(world: Wor
 
 @pytest.mark.server
 async def test_with_a_running_engine_and_worker_all_server_checks_are_ok(
-    world: World, program: Program
+    harness: Harness, program: Program
 ) -> None:
-    await world.engine()
-    await world.worker()
-    said = await program.call("doctor", "--json", env=servers_of(world))
-    states = {finding["name"]: finding["state"] for finding in json.loads(said.out)["findings"]}
+    await harness.engine()
+    await harness.worker()
+    output = await program.call("doctor", "--json", env=servers_of(harness))
+    states = {finding["name"]: finding["state"] for finding in json.loads(output.out)["findings"]}
     names = ("temporal", "search attributes", "engine", "mongo", "indexes")
     assert {name: states[name] for name in names} == dict.fromkeys(names, "ok")
-    existing = {name async for name in index_names(world.db)}
+    existing = {name async for name in index_names(harness.db)}
     assert existing == {index for indexes in INDEXES.values() for index in indexes}
 
 
-def servers_of(world: World) -> dict[str, str]:
+def servers_of(harness: Harness) -> dict[str, str]:
     """Return the variables that name servers, database and queue."""
     names = ("TEMPORAL_ADDRESS", "MONGO_URL", "MONGO_DATABASE", "FLOWKIT_QUEUE")
-    return {name: world.environment[name] for name in names}
+    return {name: harness.environment[name] for name in names}
 
 
 async def index_names(db: Any) -> Any:
@@ -67,7 +69,7 @@ async def index_names(db: Any) -> Any:
 
 
 def test_unreachable_servers_are_reported_within_seconds(doctor: Doctor) -> None:
-    """One address refuses connections, the other belongs to no machine and never responds."""
+    """One address refuses connections, the other has no machine and never responds."""
     start = time.monotonic()
     report = doctor(TEMPORAL_ADDRESS="192.0.2.1:7233", MONGO_URL="mongodb://me:secret@127.0.0.1:1")
     assert time.monotonic() - start < 15, "the timeout is 2.5 seconds; a busy machine needs the rest"

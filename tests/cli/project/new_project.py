@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from tests.integration.world import CEILING, FLOWKIT
+from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,13 @@ def run_command(
     """Run a command in the project."""
     environment = {**env, **FLOWKIT_ON_PATH}
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=CEILING, check=False
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=EVENT_TIMEOUT_SEC,
+        check=False,
     )
 
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.cli.project.new_project import FLOWKIT_ON_PATH, NAME, files, run_command
-from tests.integration.world import FLOWKIT
+from tests.integration.harness import FLOWKIT
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Program
 
 
 def test_it_prints_the_created_files_and_the_next_commands(program: Program) -> None:
-    said = program.run("init", NAME, env=FLOWKIT_ON_PATH)
-    head, *lines = said.out.splitlines()
+    output = program.run("init", NAME, env=FLOWKIT_ON_PATH)
+    head, *lines = output.out.splitlines()
     listed, following = lines[: lines.index("next steps")], lines[lines.index("next steps") + 1 :]
     assert head == f"made {NAME} in {NAME}: {len(files(program.folder / NAME))} files, including"
     assert all((program.folder / NAME / line.split()[0]).is_file() for line in listed)
@@ -28,15 +28,15 @@ def test_it_prints_the_created_files_and_the_next_commands(program: Program) -> 
 
 
 def test_it_prints_an_export_line_if_flowkit_is_not_on_path(program: Program) -> None:
-    said = program.run("init", NAME, env={"PATH": os.defpath})
-    assert f"export PATH={FLOWKIT.parent}:$PATH" in said.out
+    output = program.run("init", NAME, env={"PATH": os.defpath})
+    assert f"export PATH={FLOWKIT.parent}:$PATH" in output.out
 
 
 def test_it_accepts_an_empty_folder(program: Program) -> None:
-    said = program.run("init", "Words", "--dir", ".", env=FLOWKIT_ON_PATH)
-    assert (said.code, said.err) == (0, "")
+    output = program.run("init", "Words", "--dir", ".", env=FLOWKIT_ON_PATH)
+    assert (output.code, output.err) == (0, "")
     assert {"graph.json", "Words/handlers.py", ".gitignore"} <= files(program.folder)
-    assert [line.split("#")[0].strip() for line in said.out.splitlines()[-3:]] == [
+    assert [line.split("#")[0].strip() for line in output.out.splitlines()[-3:]] == [
         "make test",
         "make up",
         "make run",
@@ -60,10 +60,10 @@ def test_it_accepts_an_empty_folder(program: Program) -> None:
 def test_an_invalid_name_is_an_error_and_nothing_is_written(
     program: Program, name: str, problem: str
 ) -> None:
-    said = program.run("init", name)
-    assert (said.code, said.out) == (2, "")
-    assert f"NAME {name!r}" in said.err
-    assert problem in said.err
+    output = program.run("init", name)
+    assert (output.code, output.out) == (2, "")
+    assert f"NAME {name!r}" in output.err
+    assert problem in output.err
     assert list(program.folder.iterdir()) == []
 
 
@@ -74,10 +74,11 @@ def test_a_name_that_looks_like_an_option_is_an_error(program: Program) -> None:
 def test_a_folder_with_files_is_an_error_and_remains_unchanged(program: Program) -> None:
     (program.folder / NAME).mkdir()
     program.write(f"{NAME}/graph.json", "mine")
-    said = program.run("init", NAME)
-    assert (said.code, files(program.folder)) == (2, {f"{NAME}/graph.json"})
+    output = program.run("init", NAME)
+    assert (output.code, files(program.folder)) == (2, {f"{NAME}/graph.json"})
     assert (
-        "is not empty, so nothing was written; choose another name, or another folder with --dir" in said.err
+        "is not empty, so nothing was written; choose another name, or another folder with --dir"
+        in output.err
     )
 
 
@@ -93,9 +94,9 @@ def test_an_unwritable_folder_is_an_error(program: Program) -> None:
     folder = program.folder / "closed"
     folder.mkdir(mode=0o555)
     unwritable = Path("/sys") if os.geteuid() == 0 else folder  # root can write to any other folder
-    said = program.run("init", NAME, "--dir", str(unwritable / NAME))
-    assert said.code == 2
-    assert f"cannot write to folder '{unwritable / NAME}'" in said.err
+    output = program.run("init", NAME, "--dir", str(unwritable / NAME))
+    assert output.code == 2
+    assert f"cannot write to folder '{unwritable / NAME}'" in output.err
     assert list(folder.iterdir()) == []
 
 

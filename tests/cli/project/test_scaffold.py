@@ -6,7 +6,7 @@ import tomllib
 from glob import glob
 
 from tests.cli.project.new_project import files
-from tests.integration.world import ROOT
+from tests.integration.harness import ROOT
 
 from flowkit.cli.project.scaffold import new_project
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ruamel.yaml import YAML
 from tests.cli.project.new_project import HANDLERS, NAME, PACKAGE, run_command, run_module
-from tests.integration.world import ROOT
+from tests.integration.harness import ROOT
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Program
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 
 @pytest.mark.slow
@@ -110,13 +110,13 @@ def test_its_image_copies_existing_files(made: Path) -> None:
 
 @pytest.mark.server
 async def test_its_task_runs_on_servers_and_prints_its_result(
-    world: World, program: Program, made: Path
+    harness: Harness, program: Program, made: Path
 ) -> None:
-    await world.engine()
-    program.start("worker", *HANDLERS, env=world.environment)
-    said = await program.call("run", "graph.json", "--watch", "--json", env=world.environment)
-    view = json.loads(said.out)
-    assert (said.code, view["status"]) == (0, "finished"), said.err
-    done = await asyncio.to_thread(run_module, made, f"{PACKAGE}.result", env=world.environment)
+    await harness.engine()
+    program.start("worker", *HANDLERS, env=harness.environment)
+    output = await program.call("run", "graph.json", "--watch", "--json", env=harness.environment)
+    view = json.loads(output.out)
+    assert (output.code, view["status"]) == (0, "finished"), output.err
+    done = await asyncio.to_thread(run_module, made, f"{PACKAGE}.result", env=harness.environment)
     assert f"task {view['task_id']} has counted 57 words" in done.stdout
     assert ["of", "3"] in [line.split() for line in done.stdout.splitlines()]

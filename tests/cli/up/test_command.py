@@ -48,18 +48,18 @@ if TYPE_CHECKING:
 def test_a_mistake_is_reported_in_one_line_before_anything_starts(
     program: Program, arguments: list[str], message: str
 ) -> None:
-    said = program.run("up", *arguments)
-    assert said.code == 2
-    assert said.err.startswith(f"flowkit: {message}")
-    assert said.err.count("\n") == 1
-    assert said.out == ""
+    output = program.run("up", *arguments)
+    assert output.code == 2
+    assert output.err.startswith(f"flowkit: {message}")
+    assert output.err.count("\n") == 1
+    assert output.out == ""
 
 
 def test_a_missing_program_is_reported_in_one_line_with_the_remedy(program: Program, tmp_path: Path) -> None:
     env = {**environment_without_servers(tmp_path), "PATH": str(tmp_path)}
-    said = program.run("up", "--only", "mongo", env={**env, "MONGO_URL": ""})
-    assert said.code == 3
-    assert said.err == (
+    output = program.run("up", "--only", "mongo", env={**env, "MONGO_URL": ""})
+    assert output.code == 3
+    assert output.err == (
         "flowkit: `java` is not on PATH; install MongoDB, or a JDK 17 or newer and Maven, "
         "or set MONGO_URL to a running server\n"
     )
@@ -72,9 +72,9 @@ def test_sources_without_the_server_are_reported_in_one_line(program: Program, t
         "MONGO_URL": "",
         "TEMPORAL_ADDRESS": "",
     }
-    said = program.run("up", env=env)
-    assert said.code == 3
-    assert said.err.startswith(
+    output = program.run("up", env=env)
+    assert output.code == 3
+    assert output.err.startswith(
         "flowkit: no Temporal server found in FLOWKIT_SERVERS=path,container; unset FLOWKIT_"
     )
 
@@ -84,11 +84,11 @@ def test_a_missing_network_is_reported_in_one_line_with_the_remedies(
 ) -> None:
     env = {"FLOWKIT_CACHE": str(tmp_path / "cache"), "FLOWKIT_SERVERS": "", "PATH": str(tmp_path)}
     proxies = dict.fromkeys(("https_proxy", "HTTPS_PROXY"), "http://127.0.0.1:1")
-    said = program.run(
+    output = program.run(
         "up", "--install", "--only", "temporal", env={**env, **proxies, "FLOWKIT_TEMPORAL_BIN": ""}
     )
-    assert said.code == 3
-    message = said.err.splitlines()[-1]
+    assert output.code == 3
+    message = output.err.splitlines()[-1]
     assert message.startswith("flowkit: cannot install the Temporal CLI: cannot reach github.com (")
     assert "and `go` is not on PATH; put `temporal` on PATH, set FLOWKIT_TEMPORAL_BIN" in message
 
@@ -97,10 +97,10 @@ def test_install_prints_the_source_of_each_server(program: Program, tmp_path: Pa
     mongod = tmp_path / "mongod"
     mongod.write_text("#!/bin/sh\n")
     mongod.chmod(0o755)
-    said = program.run(
+    output = program.run(
         "up", "--install", "--only", "mongo", env={"PATH": str(tmp_path), "FLOWKIT_SERVERS": ""}
     )
-    assert (said.code, said.out) == (0, f"mongo: {mongod} (path)\n")
+    assert (output.code, output.out) == (0, f"mongo: {mongod} (path)\n")
 
 
 def test_install_includes_kafka_only_for_external_roles(program: Program, tmp_path: Path) -> None:
@@ -109,5 +109,5 @@ def test_install_includes_kafka_only_for_external_roles(program: Program, tmp_pa
     env = {"PATH": str(tmp_path / "bin"), "FLOWKIT_SERVERS": ""}
     arguments = ("up", "--install", "--only", "mongo")
     assert program.run(*arguments, env=env).out.count("\n") == 1
-    said = program.run(*arguments, "--external", "indexer", env=env)
-    assert said.out.splitlines()[1:] == [f"kafka: {tmp_path / 'bin' / 'kafka-server-start'} (path)"]
+    output = program.run(*arguments, "--external", "indexer", env=env)
+    assert output.out.splitlines()[1:] == [f"kafka: {tmp_path / 'bin' / 'kafka-server-start'} (path)"]

@@ -9,7 +9,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.integration.world import CEILING, FLOWKIT, World
+from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT, Harness
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +38,7 @@ class Terminal:
     def wait_for(self, text: str) -> None:
         """Read until the terminal shows the text."""
         while text not in self.output:
-            ready, _, _ = select.select([self._master], [], [], CEILING)
+            ready, _, _ = select.select([self._master], [], [], EVENT_TIMEOUT_SEC)
             assert ready, self.output
             self.output += os.read(self._master, 65536).decode()
 
@@ -50,16 +50,16 @@ class Terminal:
 
 
 @pytest.mark.server
-async def test_a_terminal_shows_the_panel_until_ctrl_c(world: World, program: Program) -> None:
-    terminal = Terminal(program.folder, "--only", "engine", env=world.environment)
+async def test_a_terminal_shows_the_panel_until_ctrl_c(harness: Harness, program: Program) -> None:
+    terminal = Terminal(program.folder, "--only", "engine", env=harness.environment)
     try:
         terminal.wait_for("FlowKit has been up for")
         terminal.wait_for("Press Ctrl-C to stop everything")
-        assert f"polls queue {world.queue}" in terminal.output
+        assert f"polls queue {harness.queue}" in terminal.output
         assert "export" not in terminal.output, "the environment already has these variables"
         assert terminal.output.count("external server") == 2
         terminal.process.send_signal(2)
         terminal.wait_for("all processes stopped; data and logs removed")
-        assert terminal.process.wait(CEILING) == 0
+        assert terminal.process.wait(EVENT_TIMEOUT_SEC) == 0
     finally:
         terminal.close()

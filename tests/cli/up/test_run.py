@@ -18,7 +18,7 @@ from tests.cli.up.up_process import (
     listed_tasks,
     write_graph,
 )
-from tests.integration.world import CEILING, FLOWKIT
+from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT
 from tests.local.processes import still_running, wait_until
 
 from flowkit.local.ports import is_free
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.cli.conftest import Program
-    from tests.integration.world import World
+    from tests.integration.harness import Harness
 
 
 def run_task(up: UpProcess, file: str) -> None:
@@ -173,10 +173,10 @@ def read_log_named_in(headline: str) -> str:
 
 @pytest.mark.server
 async def test_servers_in_the_environment_are_used(
-    world: World, tmp_path: Path, up: Callable[..., UpProcess]
+    harness: Harness, tmp_path: Path, up: Callable[..., UpProcess]
 ) -> None:
-    env = {**world.environment, "TMPDIR": environment_without_servers(tmp_path)["TMPDIR"]}
-    used = up("shop:Shop", "--queue", world.queue, env=env)
+    env = {**harness.environment, "TMPDIR": environment_without_servers(tmp_path)["TMPDIR"]}
+    used = up("shop:Shop", "--queue", harness.queue, env=env)
     graph = write_graph(tmp_path)
     used.wait_for_line("logs: ")
     assert not any(line.startswith(("temporal is ready", "mongo is ready")) for line in used.lines)
@@ -188,11 +188,11 @@ async def test_servers_in_the_environment_are_used(
 
 @pytest.mark.server
 async def test_an_unexpected_exit_is_reported_and_stops_the_rest(
-    world: World, tmp_path: Path, up: Callable[..., UpProcess]
+    harness: Harness, tmp_path: Path, up: Callable[..., UpProcess]
 ) -> None:
     write_graph(tmp_path)
     failed = up(
-        "shop:Shop", env={**world.environment, "TMPDIR": environment_without_servers(tmp_path)["TMPDIR"]}
+        "shop:Shop", env={**harness.environment, "TMPDIR": environment_without_servers(tmp_path)["TMPDIR"]}
     )
     failed.wait_for_line("logs: ")
     processes = failed.process_tree()
@@ -212,11 +212,11 @@ async def test_an_unexpected_exit_is_reported_and_stops_the_rest(
 
 @pytest.mark.server
 async def test_a_handler_that_does_not_exist_is_reported_from_the_log(
-    world: World, tmp_path: Path, up: Callable[..., UpProcess]
+    harness: Harness, tmp_path: Path, up: Callable[..., UpProcess]
 ) -> None:
     write_graph(tmp_path)
     wrong = up(
-        "shop:Shopp", env={**world.environment, "TMPDIR": environment_without_servers(tmp_path)["TMPDIR"]}
+        "shop:Shopp", env={**harness.environment, "TMPDIR": environment_without_servers(tmp_path)["TMPDIR"]}
     )
     assert wrong.wait() == 2
     assert any(
@@ -238,7 +238,9 @@ def test_a_full_disk_is_reported_even_if_the_server_cannot_log_it(program: Progr
     inside = ["sh", "-c", TINY, "sh", str(tmp_path), str(FLOWKIT), str(free_port_base())]
     command = [unshare, "--mount", "--map-root-user", *inside]
     env = {**os.environ, "TEMPORAL_ADDRESS": ""}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=CEILING, check=False)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=EVENT_TIMEOUT_SEC, check=False
+    )
     if done.returncode == 77 or "unshare failed" in done.stderr:
         pytest.skip("not permitted to mount a disk")
     assert done.returncode == 3

@@ -10,7 +10,7 @@ import subprocess
 import threading
 from typing import TYPE_CHECKING, Any
 
-from tests.integration.world import CEILING, FLOWKIT
+from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT
 from tests.local.processes import descendants, isolated_environment
 
 from flowkit.local.ports import CANDIDATES, is_free
@@ -59,7 +59,7 @@ class UpProcess:
 
     def wait_for_line(self, part: str) -> str:
         """Read stderr until a line contains the text, and return that line."""
-        while (line := self._unread.get(timeout=CEILING)) is not None:
+        while (line := self._unread.get(timeout=EVENT_TIMEOUT_SEC)) is not None:
             self.lines.append(line)
             if part in line:
                 return line
@@ -88,7 +88,7 @@ class UpProcess:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=CEILING,
+            timeout=EVENT_TIMEOUT_SEC,
             check=False,
         )
 
@@ -99,7 +99,7 @@ class UpProcess:
 
     def wait(self) -> int:
         """Wait until the process exits, and return its exit code."""
-        code = self.process.wait(CEILING)
+        code = self.process.wait(EVENT_TIMEOUT_SEC)
         self._reader.join()
         self.lines += [line for line in list(self._unread.queue) if line is not None]
         return code

@@ -40,7 +40,7 @@ WEIGHTS = {
 if sys.platform != "linux":
     # Other systems do not say which process listens on a port.
     del WEIGHTS[FREEZE_TEMPORAL], WEIGHTS[FREEZE_MONGO]
-AWAY = {
+OUTAGE_SEC = {
     KILL_TEMPORAL: (0.0, LEASE_SEC),
     FREEZE_WORKER: (LEASE_SEC + 1, LEASE_SEC + 3),
     FREEZE_ENGINE: (LEASE_SEC + 1, 13.0),
@@ -86,5 +86,5 @@ def faults(seed: int) -> Iterator[Fault]:
                 pause=chance.uniform(2.0, 4.0),
                 kind=kind,
                 place=chance.randrange(ENGINES if kind in ENGINE_FAULTS else WORKERS),
-                away=chance.uniform(*AWAY.get(kind, (0.0, 2.0))),
+                away=chance.uniform(*OUTAGE_SEC.get(kind, (0.0, 2.0))),
             )

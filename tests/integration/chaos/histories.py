@@ -9,7 +9,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer, UnsandboxedWorkflowRunner
 
 from flowkit.workflows.task import Task
-from tests.integration.chaos.world import patiently
+from tests.integration.chaos.cluster import retry_until_available
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -48,7 +48,7 @@ async def histories(client: Client, task_id: str) -> AsyncIterator[WorkflowHisto
     run_id: str | None = None
     while run_id != "":
         handle = client.get_workflow_handle(task_id, run_id=run_id)
-        history = await patiently(handle.fetch_history)
+        history = await retry_until_available(handle.fetch_history)
         yield history
         run_id = history.events[0].workflow_execution_started_event_attributes.continued_execution_run_id
 

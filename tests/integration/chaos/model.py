@@ -66,7 +66,7 @@ class TaskEnd:
     """Ids of tolerated failures, in graph order."""
     stats: Mapping[str, dict[str, float]]
     """Stats of the nodes that a `metrics.aggregate` names."""
-    books: Mapping[str, dict[str, Any]]
+    aggregates: Mapping[str, dict[str, Any]]
     """Metas of `merge.generic` nodes, without `merged_at`."""
     stops: bool
     """Whether the first failure stops the task, so that other nodes may end differently."""
@@ -78,14 +78,14 @@ def task_end(plan: TaskPlan) -> TaskEnd:
     for node in plan.nodes:
         ends[node.node_id] = node_end(node, ends)
     failed = [plan.nodes[place] for place in plan.order if ends[plan.nodes[place].node_id].status == FAILED]
-    minded = [node for node in failed if not node.allow_failure]
+    unhandled = [node for node in failed if not node.allow_failure]
     return TaskEnd(
-        status=FAILED if minded else FINISHED,
+        status=FAILED if unhandled else FINISHED,
         nodes=ends,
         handled_failures=tuple(node.node_id for node in failed if node.allow_failure),
         stats=dict(_stats(plan.nodes, ends)),
-        books=dict(_aggregates(plan.nodes, ends)),
-        stops=bool(minded) and not plan.continues,
+        aggregates=dict(_aggregates(plan.nodes, ends)),
+        stops=bool(unhandled) and not plan.continues,
     )
 
 

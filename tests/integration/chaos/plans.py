@@ -98,14 +98,14 @@ class NodePlan:
 
     def as_graph(self) -> dict[str, Any]:
         """Return the node as a user writes it."""
-        forever = self.failure is not None and self.failure.times is None
+        always_fails = self.failure is not None and self.failure.times is None
         node: dict[str, Any] = {
             "node_id": self.node_id,
             "type": "coordinator_fn" if self.call else self.role,
             "depends_on": list(self.parents),
             "fan_in": self.fan_in,
             "allow_failure": self.allow_failure,
-            "retry_policy": {"max": 1 if forever else 3, "backoff_sec": 0.2},
+            "retry_policy": {"max": 1 if always_fails else 3, "backoff_sec": 0.2},
         }
         if self.call:
             return {**node, "io": {"fn": self.call.fn, "fn_args": self.call.args}}
@@ -251,16 +251,16 @@ class _Drawing:
         drawn, chance = self._chance.random(), self._chance
         if drawn < 0.6:
             return None
-        forever = drawn > 0.85
+        always_fails = drawn > 0.85
         somewhere = 0 if pulls else chance.randrange(count) if count else FINAL
         # The order in which a pulling node gets its batches depends on timing. To leave a predictable set of stored
         # batches, it fails permanently only after all of them.
-        at = FINAL if pulls and forever else chance.choice([somewhere, FINAL])
+        at = FINAL if pulls and always_fails else chance.choice([somewhere, FINAL])
         return PlannedFailure(
-            times=None if forever else chance.randint(1, 2),
+            times=None if always_fails else chance.randint(1, 2),
             at=at,
             raises=at == FINAL or chance.random() < 0.5,
-            permanent=forever and chance.random() < 0.5,
+            permanent=always_fails and chance.random() < 0.5,
         )
 
     def _function(self) -> NodePlan:

@@ -13,19 +13,19 @@ from pymongo.errors import PyMongoError
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
+from tests.integration.chaos.cluster import after_delay, periodically, retry_until_available, until
 from tests.integration.chaos.faults import faults
 from tests.integration.chaos.histories import replay_problems
 from tests.integration.chaos.plans import task_plan
 from tests.integration.chaos.verify import Comparison, read_stored
-from tests.integration.chaos.world import after_delay, patiently, periodically, until
-from tests.integration.world import eventually
+from tests.integration.harness import eventually
 
 if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowHandle
 
+    from tests.integration.chaos.cluster import Cluster
     from tests.integration.chaos.plans import TaskPlan
     from tests.integration.chaos.verify import Stored
-    from tests.integration.chaos.world import Cluster
 
 MOST_OPEN = 14
 """Tasks that are open at the same time."""
@@ -74,7 +74,7 @@ class Run:
 
     def __init__(self, cluster: Cluster, seed: int) -> None:
         self.cluster = cluster
-        self.world = cluster.world
+        self.harness = cluster.harness
         self.figures = Figures(seed=seed, injected=cluster.injected)
         self.plans: dict[str, TaskPlan] = {}
         self.problems: list[str] = []
@@ -121,12 +121,12 @@ class Run:
         async def create() -> None:
             """Create the task unless an earlier call did and only its response was lost: a failed task would run again."""
             if not await self._is_there(plan.task_id):
-                await self.world.coordinator.create_task(
+                await self.harness.coordinator.create_task(
                     params={}, graph=plan.as_graph(), task_id=plan.task_id
                 )
 
         self.plans[plan.task_id] = plan
-        await patiently(create)
+        await retry_until_available(create)
         self._open.add(plan.task_id)
         if plan.cancel_after is not None:
             cancel = after_delay(plan.cancel_after, lambda: self._cancel(plan.task_id))
@@ -143,11 +143,11 @@ class Run:
 
     async def _handle(self, task_id: str) -> WorkflowHandle[Any, Any]:
         if self._client is None:
-            self._client = await patiently(self.world.client)
+            self._client = await retry_until_available(self.harness.client)
         return self._client.get_workflow_handle(task_id)
 
     async def _cancel(self, task_id: str) -> None:
-        await patiently(lambda: self.world.coordinator.cancel_task(task_id, reason="enough"))
+        await retry_until_available(lambda: self.harness.coordinator.cancel_task(task_id, reason="enough"))
 
     async def _look(self) -> None:
         """Remove the tasks that ended from the open ones."""
@@ -162,7 +162,7 @@ class Run:
         """Check that no row of an open task returns to an older epoch."""
         with suppress(PyMongoError):
             for name in _ROWS:
-                rows = self.world.db[name].find({"task_id": {"$in": sorted(self._open)}}, _SHOWN)
+                rows = self.harness.db[name].find({"task_id": {"$in": sorted(self._open)}}, _SHOWN)
                 async for row in rows:
                     key, epoch = (name, row["_id"]), row["attempt_epoch"]
                     if epoch < self._epochs.get(key, 0):
@@ -174,7 +174,7 @@ class Run:
             return not self._open
 
         try:
-            await eventually(ended, ceiling=DRAIN_SEC)
+            await eventually(ended, timeout_sec=DRAIN_SEC)
         except AssertionError:
             self.problems.append(f"tasks that do not end: {sorted(self._open)}")
 
@@ -182,11 +182,11 @@ class Run:
         """Compare everything stored of all tasks with the model, and replay their histories."""
         begun = time.monotonic()
         for task_id, plan in self.plans.items():
-            self._compare(plan, await read_stored(self.world.db, task_id))
-        ids = await self.world.db.tasks.distinct("id")
+            self._compare(plan, await read_stored(self.harness.db, task_id))
+        ids = await self.harness.db.tasks.distinct("id")
         if unknown := set(ids) - self.plans.keys():
             self.problems.append(f"documents that belong to no task of this run: {unknown}")
-        client = await self.world.client()
+        client = await self.harness.client()
         self.figures.histories, found = await replay_problems(client, sorted(self.plans))
         self.problems += found
         self.figures.seconds["to compare"] = time.monotonic() - begun

@@ -119,14 +119,14 @@ class Comparison:
 
     def _status(self, end: NodeEnd, entry: Fields) -> Iterator[str]:
         status, reason, error = entry["status"], entry.get("skip_reason"), entry.get("last_error")
-        told = f"{status} ({reason or error})"
+        reported = f"{status} ({reason or error})"
         if self.stopped and status in {CANCELLED, SKIPPED} and reason != "upstream_failed":
             stop = "task_cancelled" if self.status == CANCELLED else "task_failed"
             if reason not in {None, stop} or (status == SKIPPED) != (reason == stop):
-                yield f"it is {told} in a task that is {self.status}"
+                yield f"it is {reported} in a task that is {self.status}"
             return
         if status != end.status or reason != end.skip_reason:
-            yield f"it is {told} and should be {end.status} ({end.skip_reason or end.code})"
+            yield f"it is {reported} and should be {end.status} ({end.skip_reason or end.code})"
         elif status == FAILED and str(error).partition(":")[0] != end.code:
             yield f"it failed with {error!r} and not with {end.code}"
         elif status == FINISHED and error is not None:
@@ -206,8 +206,8 @@ class Comparison:
             metas = [dict(row["meta"]) for row in self._artifacts(node)]
             for meta in metas:
                 meta.pop("merged_at", None)
-            if metas != [self.end.books[node.node_id]]:
-                yield f"its merge holds {metas} and should hold {self.end.books[node.node_id]}"
+            if metas != [self.end.aggregates[node.node_id]]:
+                yield f"its merge holds {metas} and should hold {self.end.aggregates[node.node_id]}"
         if node.call.fn == TOUCH and status in {FINISHED, FAILED}:
             least = 1 + ((node.failure.times or 0) if node.failure else 0)
             if self.found.touches.get(node.key, 0) < least:

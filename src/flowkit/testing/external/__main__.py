@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 import sys
 from importlib import import_module
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from flowkit.testing.external.misbehavior import Misbehavior
 from flowkit.testing.external.worker import ExternalWorker
 
 SCRIPTED = "flowkit.testing.external.scripted:scripted"
+TLS_FILES = ("ssl_cafile", "ssl_certfile", "ssl_keyfile")
 CRASHED = 137
 """The exit code of a crash by misbehavior, as after SIGKILL."""
 
@@ -53,7 +55,8 @@ def main(
         list[str] | None, typer.Option(help="FIELD=VALUE of ExternalSettings. Repeatable.")
     ] = None,
     kafka: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE for all Kafka clients. Repeatable.")
+        list[str] | None,
+        typer.Option(help=f"NAME=VALUE for all Kafka clients, also {', '.join(TLS_FILES)}. Repeatable."),
     ] = None,
 ) -> None:
     """Run an external worker until SIGTERM or SIGINT. Print a line when it is ready."""
@@ -63,7 +66,7 @@ def main(
         "bootstrap_servers": bootstrap_servers,
         "worker_id": worker_id,
         "misbehavior": Misbehavior.parse(misbehavior or []),
-        "kafka": _pairs(kafka),
+        "kafka": _with_tls(_pairs(kafka)),
         **_pairs(setting),
     }
     asyncio.run(_serve(mongo_url, database, _handlers(names, handler or [SCRIPTED]), options))
@@ -98,6 +101,17 @@ def _load(name: str) -> Any:
 def _pairs(given: list[str] | None) -> dict[str, Any]:
     pairs = dict(text.partition("=")[::2] for text in given or [])
     return {name: _parsed(text) for name, text in pairs.items()}
+
+
+def _with_tls(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options of aiokafka, with a TLS context in place of the names of files."""
+    ca, certificate, key = (options.pop(name, None) for name in TLS_FILES)
+    if not (ca or certificate):
+        return options
+    context = ssl.create_default_context(cafile=ca)
+    if certificate:
+        context.load_cert_chain(certificate, key)
+    return {**options, "ssl_context": context}
 
 
 def _parsed(text: str) -> Any:

@@ -45,14 +45,13 @@ class Life:
             parts.worker_id, parts.settings, parts.clock, lambda: parts.misbehavior.epoch_shift
         )
         self._store = Store(parts.db, parts.worker_id, parts.clock, parts.misbehavior)
-        self._producer: Any = None
+        self.sender = Sender(None, parts.journal, parts.misbehavior, parts.clock, crash)
 
     async def start(self) -> None:
         """Start as the protocol describes: state, WORKER_ONLINE, and only then the consumers."""
         parts = self._parts
         await self._store.ensure_indexes()
-        self._producer = await open_producer(parts.bootstrap, parts.producer_options)
-        self.sender = Sender(self._producer, parts.journal, parts.misbehavior, parts.clock, self._crash)
+        self.sender.producer = await open_producer(parts.bootstrap, parts.producer_options)
         await self._restore()
         resume = self.held.stored() if self.held else None
         await self.sender.send(self._author.online(parts.roles, resume, first=True))
@@ -70,28 +69,26 @@ class Life:
 
     async def stop(self) -> None:
         """Stop gracefully: no terminal event for the current run, and WORKER_OFFLINE as the last message."""
-        offline = self._author.offline()
         await self._end_tasks()
         for consumer in self._consumers:
             await consumer.stop()
-        self.sender.ended = False
+        self.sender.ended.clear()
         try:
-            await self.sender.send(offline)
+            await self.sender.send(self._author.offline())
         finally:
-            self.sender.ended = True
-            await self._producer.stop()
+            self.sender.ended.set()
+            await self.sender.producer.stop()
 
     async def kill(self) -> None:
         """End as a crashed process does: send nothing, write nothing, drop the connections."""
         await self._end_tasks()
         for consumer in self._consumers:
             await consumer.drop()
-        if self._producer is not None:
-            await drop_producer(self._producer)
+        if self.sender.producer is not None:
+            await drop_producer(self.sender.producer)
 
     async def _end_tasks(self) -> None:
-        if self._producer is not None and hasattr(self, "sender"):
-            self.sender.ended = True
+        self.sender.ended.set()
         running = self._tasks - {asyncio.current_task()}
         for task in running:
             task.cancel()
@@ -137,9 +134,10 @@ class Life:
         """Handle record after record. Any exception ends this loop, and only this loop (H1)."""
         try:
             while True:
-                record = await consumer.next()
-                await handle(read(record.value))
+                message = read((await consumer.next()).value)
+                await handle(message)
                 await consumer.commit()
+                self._parts.journal.note("committed", consumer.topic, message)
                 await self._crash_if_due()
         except Exception as error:
             self._parts.journal.note("loop_ended", f"{consumer.topic}: {error!r}")

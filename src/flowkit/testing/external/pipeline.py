@@ -83,7 +83,7 @@ class Pipeline:
         try:
             return await self._steps()
         except asyncio.CancelledError:
-            if self._sender.ended:
+            if self._sender.ended.is_set():
                 raise
             return self._author.cancelled(self._run)
         except RunFailed as failed:

@@ -32,8 +32,10 @@ class Sender:
         clock: Clock,
         crash: Callable[[], None],
     ) -> None:
-        self.ended = False
-        self._producer = producer
+        self.ended = asyncio.Event()
+        """Set when the worker ends; nothing can be sent then."""
+        self.producer = producer
+        """None until the worker has connected."""
         self._journal = journal
         self._misbehavior = misbehavior
         self._clock = clock
@@ -65,13 +67,14 @@ class Sender:
         self._add(record.kind, record, partition=sent.partition, offset=sent.offset)
         if record.kind == self._misbehavior.crash_after:
             self._crash()
-            await asyncio.Event().wait()
+            await self.ended.wait()
+            raise SendFailed("the external worker has crashed")
 
     async def raw(self, topic: str, value: bytes | None, key: str | None = None) -> Any:
         """Send any bytes, and return where the broker stored them. They are not recorded."""
-        if self.ended:
+        if self.ended.is_set():
             raise SendFailed("the external worker has ended")
-        return await self._producer.send_and_wait(topic, value, key=None if key is None else key.encode())
+        return await self.producer.send_and_wait(topic, value, key=None if key is None else key.encode())
 
     async def malformed(self, kind: Malformed, topic: str, like: dict[str, Any] | None = None) -> None:
         """Send a malformed record that repeats the ids of the message `like`."""

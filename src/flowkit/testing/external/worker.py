@@ -133,6 +133,7 @@ class ExternalWorker:
 
     async def start(self) -> None:
         """Start the worker. Returns when it receives everything that is sent from now on."""
+        await self._after_crash()
         if self._life is not None:
             raise RuntimeError(f"the external worker {self.worker_id} is already running")
         self._life = Life(self._parts, self._crash)
@@ -175,7 +176,7 @@ class ExternalWorker:
     ) -> Entry:
         """Return the `count`-th entry of this kind, as soon as it exists. Entries of the past count.
 
-        `kind` is a message's kind, such as `TASK_ACCEPTED`, or a step: `started`, `assigned`, `dropped`, `held`,
+        `kind` is a message's kind, such as `TASK_ACCEPTED`, or a step: `started`, `assigned`, `committed`, `dropped`, `held`,
         `suppressed`, `malformed`, `cancel_requested`, `cancel_ignored`, `idle`, `loop_ended`, `task_ended`, `stopped`
         or `killed`. Raise TimeoutError after `within` seconds.
         """
@@ -207,14 +208,19 @@ class ExternalWorker:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._crashing is not None:
-            await self._crashing
+        await self._after_crash()
         await self.stop()
 
     def _living(self) -> Life:
         if self._life is None:
             raise RuntimeError(f"the external worker {self.worker_id} is not running; start it first")
         return self._life
+
+    async def _after_crash(self) -> None:
+        """Wait for the end of a crash that has begun."""
+        crashing, self._crashing = self._crashing, None
+        if crashing is not None:
+            await crashing
 
     def _crash(self) -> None:
         """Begin a crash that a misbehavior demands, from inside the worker."""

@@ -1,0 +1,291 @@
+"""User errors: each prints one line that says how to fix it, and exits with the code of its kind."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.integration.harness import node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cli.conftest import Program, ProgramOutput
+    from tests.integration.harness import Harness
+
+pytestmark = pytest.mark.server  # some need no server, but each starts a program, which takes time
+
+NOWHERE = {"TEMPORAL_ADDRESS": "127.0.0.1:1", "MONGO_URL": "mongodb://127.0.0.1:1", "FLOWKIT_QUEUE": ""}
+"""Addresses without servers, for errors that FlowKit detects before it connects."""
+
+FILES = {
+    "good.py": """
+from flowkit.worker import RoleHandler
+
+class Count(RoleHandler):
+    role = "count"
+
+class Retry(RoleHandler):
+    role = "count"
+
+class NoRole(RoleHandler):
+    pass
+
+class BadRole(RoleHandler):
+    role = "two words"
+
+class Needy(RoleHandler):
+    role = "needy"
+    def __init__(self, path):
+        self.path = path
+
+class Other:
+    role = "other"
+
+ready = Count()
+number = 7
+""",
+    "broken.py": "class Count(:\n    pass\n",
+    "raising.py": "raise RuntimeError('no licence')\n",
+    "leaving.py": "import sys\nsys.exit('bye')\n",
+    "needing.py": "import a_library_that_is_not_there\n",
+    "good.json": '{"nodes": [{"node_id": "a", "type": "count"}]}',
+    "text.json": "nodes: []",
+    "list.json": "[1, 2]",
+    "wrapped.json": '{"graph": {"nodes": []}, "parms": {}}',
+    "typo.json": '{"nodes": [{"node_id": "a", "type": "count", "dependson": []}]}',
+    "cycle.json": '{"nodes": [{"node_id": "a", "type": "t", "depends_on": ["b"]},'
+    ' {"node_id": "b", "type": "t", "depends_on": ["a"]}]}',
+    "odd.json": '{"nodes": [{"node_id": "a", "type": "t", "depends_on": ["b"]}, {"node_id": "b", "type": "t"},'
+    ' {"node_id": "c", "type": "t"}], "edges": [["c", "a"]]}',
+    "unknown.json": '{"windo": 3}',
+    "zero.json": '{"window": 0}',
+    "worker.json": '{"max_concurent": 3}',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A command line, and its expected error."""
+
+    command: str
+    reported: list[str]
+    code: int = 2
+    env: dict[str, str] = field(default_factory=dict)
+
+
+WITHOUT_SERVERS = {
+    "no module": Mistake("worker nowhere.handlers:Count", ["no module 'nowhere'", "PYTHONPATH"]),
+    "no colon": Mistake(
+        "worker good.Count", ["'good.Count' is not module:name", "mypackage.handlers:MyHandler"]
+    ),
+    "no attribute": Mistake("worker good:Cuont", ["'good' has no 'Cuont'", "did you mean 'Count'?"]),
+    "attribute like none": Mistake(
+        "worker good:Zzz", ["has no 'Zzz'", "its handlers are Count, Retry, NoRole"]
+    ),
+    "no handler": Mistake("worker good:number", ["good:number is of type int", "RoleHandler"]),
+    "class of no handler": Mistake("worker good:Other", ["good:Other is a class", "RoleHandler"]),
+    "no role": Mistake("worker good:NoRole", ["good:NoRole names no role", 'role = "..."']),
+    "bad role": Mistake("worker good:BadRole", ["'two words'", "letters, digits"]),
+    "arguments": Mistake("worker good:Needy", ["good:Needy", "'path'", "module:instance"]),
+    "syntax": Mistake(
+        "worker broken:Count", ["'broken' has a syntax error", "broken.py:1", "correct that line"]
+    ),
+    "raises": Mistake(
+        "worker raising:Count", ["'raising'", "RuntimeError: no licence", "correct the module"]
+    ),
+    "exits": Mistake("worker leaving:Count", ["'leaving'", "SystemExit: bye", "correct the module"]),
+    "library": Mistake("worker needing:Count", ["imports 'a_library_that_is_not_there'", "install it"]),
+    "two for one": Mistake(
+        "worker good:Count good:Retry", ["good:Count and good:Retry", "'count'", "one of them"]
+    ),
+    "unknown role": Mistake("worker good:ready --role cuont", ["role 'cuont'", "are for count"]),
+    "concurrency": Mistake(
+        "worker good:ready --concurrency 0", ["--concurrency", "1", "flowkit worker --help"]
+    ),
+    "worker file": Mistake("worker good:ready --config no.json", ["no file 'no.json'", "--config"]),
+    "worker setting": Mistake(
+        "worker good:ready --config worker.json",
+        ["worker.json", "'max_concurent'", "'max_concurrent'?", "docs/"],
+    ),
+    "engine file": Mistake("engine --config no.json", ["no file 'no.json'", "--config"]),
+    "engine file no json": Mistake("engine --config text.json", ["text.json is not valid JSON"]),
+    "engine setting": Mistake("engine --config unknown.json", ["unknown.json", "'windo'", "mean 'window'?"]),
+    "engine value": Mistake("engine --config zero.json", ["window is 0", "it must be a"]),
+    "function form": Mistake(
+        "engine --function report", ["--function 'report'", "NAME=module:function", "example"]
+    ),
+    "function value": Mistake("engine --function r=good:number", ["good:number", "type int", "async def"]),
+    "mongo address": Mistake(
+        "engine", ["MONGO_URL 'http://…@h'", "mongodb://host"], env={"MONGO_URL": "http://u:pw@h"}
+    ),
+    "mongo port": Mistake(
+        "list", ["MONGO_URL", "Port", "mongodb://host"], env={"MONGO_URL": "mongodb://h:abc"}
+    ),
+    "database name": Mistake("list --database a.b", ["database name 'a.b'", "MONGO_DATABASE"]),
+    "event loop": Mistake(
+        "engine",
+        ["FLOWKIT_EVENT_LOOP 'fast'", "neither 'asyncio' nor 'uvloop'"],
+        env={"FLOWKIT_EVENT_LOOP": "fast"},
+    ),
+    "no mongo": Mistake("list", ["no MongoDB answers at mongodb://127.0.0.1:1", "set MONGO_URL"], 3),
+    "no temporal": Mistake("engine", ["no Temporal server answers at 127.0.0.1:1", "TEMPORAL_ADDRESS"], 3),
+    "temporal address": Mistake(
+        "run good.json",
+        ["Temporal", "invalid port", "TEMPORAL_ADDRESS"],
+        env={"TEMPORAL_ADDRESS": "localhost:abc"},
+    ),
+    "no graph": Mistake("run no.json", ["no graph file 'no.json'", "path of a JSON file"]),
+    "graph folder": Mistake("run .", ["graph file '.' cannot be read", "path of a JSON file"]),
+    "no json": Mistake("run text.json", ["text.json is not JSON", "double quotes"]),
+    "shape": Mistake("run list.json", ["graph must be an object with 'nodes', not [1, 2]"]),
+    "outer key": Mistake("run wrapped.json", ["unknown key 'parms'", "did you mean 'params'?"]),
+    "node key": Mistake("run typo.json", ["node 'a'", "'dependson'", "did you mean 'depends_on'?"]),
+    "cycle": Mistake("validate cycle.json", ["cycle", "a -> b -> a", "remove one"]),
+    "strict": Mistake("validate odd.json --strict", ["node 'a'", "edges ['c'] differ"]),
+    "params no json": Mistake("run good.json --params {a:1}", ["--params is not JSON", "double quotes"]),
+    "params no object": Mistake("run good.json --params [1]", ["--params holds a list", "for example"]),
+    "params file": Mistake("run good.json --params @no.json", ["no file of --params 'no.json'", "JSON file"]),
+    "timeout": Mistake("run good.json --timeout 5", ["--timeout is for --watch", "add --watch"]),
+    "status of a list": Mistake("list --status done", ["status 'done' is unknown", "queued, running"]),
+    "limit": Mistake("list --limit 0", ["--limit", "1", "flowkit list --help"]),
+    "command": Mistake("star", ["No such command 'star'", "flowkit --help"]),
+    "option": Mistake("run good.json --wach", ["--wach", "flowkit run --help"]),
+}
+
+
+@pytest.fixture
+def files(program: Program) -> Program:
+    """The program in a folder with valid and invalid files."""
+    for name, text in FILES.items():
+        program.write(name, text)
+    return program
+
+
+def problems(output: ProgramOutput, mistake: Mistake) -> Iterator[str]:
+    """Yield the differences between the output and the expected error."""
+    lines = output.err.splitlines()
+    if output.code != mistake.code:
+        yield f"exit code {output.code}"
+    if output.out or len(lines) != 1 or "Traceback" in output.err:
+        yield f"not one line on stderr: {output}"
+    yield from (
+        f"lacks {part!r}: {output.err}" for part in ["flowkit: ", *mistake.reported] if part not in output.err
+    )
+
+
+@pytest.mark.parametrize("mistake", WITHOUT_SERVERS.values(), ids=WITHOUT_SERVERS.keys())
+def test_invalid_input_prints_one_line_with_a_remedy(files: Program, mistake: Mistake) -> None:
+    output = files.run(*mistake.command.split(), env=NOWHERE | mistake.env)
+    assert list(problems(output, mistake)) == []
+
+
+def test_run_prints_one_line_for_each_problem_of_a_graph(program: Program) -> None:
+    graph = {"nodes": [{"node_id": "a", "type": "x y"}, {"node_id": "b", "type": "t", "io": 7}]}
+    program.write("bad.json", json.dumps(graph))
+    lines = program.run("run", "bad.json", env=NOWHERE).err.splitlines()
+    assert [line.split("'")[1] for line in lines] == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["no json", "node key", "no graph", "timeout"])
+def test_json_option_prints_the_error_as_one_document(files: Program, name: str) -> None:
+    mistake = WITHOUT_SERVERS[name]
+    output = files.run(*mistake.command.split(), "--json", env=NOWHERE)
+    error = json.loads(output.out)["error"]
+    assert (output.code, output.err) == (2, "")
+    assert {"code", "message", "remedy"} <= error.keys()
+    assert all(part in " ".join(map(str, error.values())) for part in mistake.reported)
+
+
+def test_verbose_option_also_prints_the_traceback(files: Program) -> None:
+    output = files.run("worker", "raising:Count", "--verbose")
+    assert "Traceback" in output.err
+    assert output.err.splitlines()[-1].startswith("flowkit: module 'raising'")
+
+
+# --- with servers ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """An error that requires servers. The test replaces `{ended}` and `{queue}` in the command."""
+
+    command: str
+    reported: list[str]
+    code: int
+    env: dict[str, str] = field(default_factory=dict)
+
+
+WITH_SERVERS = {
+    "namespace": Late(
+        "run good.json",
+        ["no namespace 'nowhere'", "TEMPORAL_NAMESPACE", "namespace create"],
+        3,
+        {"TEMPORAL_NAMESPACE": "nowhere"},
+    ),
+    "worker without mongo": Late(
+        "worker good:ready",
+        ["no MongoDB answers at", "set MONGO_URL"],
+        3,
+        {"MONGO_URL": "mongodb://127.0.0.1:1"},
+    ),
+    "status of an unknown task": Late("status nothing", ["no task 'nothing'", "flowkit list"], 4),
+    "watching an unknown task": Late("status nothing --watch", ["no task 'nothing'", "flowkit list"], 4),
+    "cancel of an unknown task": Late("cancel nothing", ["no task 'nothing'", "flowkit list"], 4),
+    "cancel of an ended task": Late("cancel {ended}", ["task {ended} finished", "nothing to cancel"], 2),
+    "id that is taken": Late(
+        "run good.json --task-id {ended}", ["'{ended}' is taken", "choose another id"], 2
+    ),
+}
+
+
+async def test_error_from_a_server_prints_one_line_with_a_remedy(harness: Harness, files: Program) -> None:
+    await harness.engine()
+    ended = await harness.create({"node_id": "a", "type": "coordinator_fn"})
+    await harness.result(ended)
+    wrong: dict[str, list[str]] = {}
+    for name, late in WITH_SERVERS.items():
+        mistake = Mistake(late.command, [part.format(ended=ended) for part in late.reported], late.code)
+        command = late.command.format(ended=ended).split()
+        output = await files.call(*command, env={**harness.environment, **late.env})
+        wrong |= {name: found} if (found := list(problems(output, mistake))) else {}
+    assert wrong == {}
+
+
+async def test_watched_task_without_an_engine_reports_the_missing_engine(
+    harness: Harness, files: Program
+) -> None:
+    environment = harness.environment
+    output = await files.call("run", "good.json", "--watch", "--timeout", "3", env=environment)
+    assert (
+        f"no engine polls queue {harness.queue}; start one with `flowkit engine --queue {harness.queue}`"
+        in output.out
+    )
+    assert output.code == 124
+    assert "it goes on" in output.err
+    started = await files.call("run", "good.json", "--json", env=environment)
+    assert "no engine polls" in json.loads(started.out)["hints"][0]
+
+
+async def test_watched_node_without_a_worker_reports_the_missing_worker(
+    harness: Harness, files: Program
+) -> None:
+    await harness.engine()
+    task_id = await harness.create(node("a", "nobody"))
+
+    async def status() -> Any:
+        output = await files.call("status", task_id, "--json", env=harness.environment)
+        return json.loads(output.out)
+
+    found = await status()
+    while not found["nodes"] or found["nodes"][0]["status"] != "running":
+        found = await status()
+    assert found["hints"] == [
+        f"no worker polls role nobody; start one with `flowkit worker module:Handler --queue {harness.queue}`"
+    ]
+    assert found["nodes"][0]["waiting"]
+    people = await files.call("status", task_id, env=harness.environment)
+    assert "no worker has taken it yet" in people.out

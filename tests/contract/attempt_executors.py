@@ -1,0 +1,105 @@
+"""Run attempts without Temporal: the activities' executors on a database that the test chooses."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from tests.contract.builders import RUN, WORKER
+
+from flowkit.activities.attempts import AttemptFailed, WorkerContext
+from flowkit.activities.functions import BuiltInFunctionExecutor, FunctionExecutor
+from flowkit.activities.handler_calls import HandlerInvoker
+from flowkit.activities.handlers import Batch, BatchResult, FinalizeResult, RoleHandler
+from flowkit.activities.roles import RoleContext, RoleExecutor
+from flowkit.activities.threads import Threads
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.attempt.failures import from_error
+from flowkit.attempt.loop_portal import LoopPortal
+from flowkit.coordinator.adapters import CoordinatorAdapters
+from flowkit.errors import FlowKitError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from flowkit.activities.batches.batch_sources import InputSettings
+    from flowkit.activities.worker_registration import EventLog
+    from flowkit.models import AttemptFailure, AttemptInput
+
+
+class Returning(RoleHandler):
+    """Returns the same result for each of its batches."""
+
+    def __init__(
+        self, result: BatchResult, *uids: str, final: FinalizeResult | None = None, propose: Any = None
+    ) -> None:
+        self._result = result
+        self._uids = uids
+        self._final = final
+        self._propose = propose
+        self.got: list[Batch] = []
+
+    async def load_input(self, input_ref: Any, input_inline: Any) -> Any:
+        """Return the route to propose."""
+        return self._propose
+
+    async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
+        """Yield one batch for each uid."""
+        for uid in self._uids:
+            yield Batch(batch_uid=uid)
+
+    async def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
+        """Return the result."""
+        self.got.append(batch)
+        return self._result
+
+    async def finalize(self, ctx: Any) -> FinalizeResult | None:
+        """Return the final result."""
+        return self._final
+
+
+def worker_context(db: Any) -> WorkerContext:
+    """Return a process context whose attempts run on the current event loop."""
+    return WorkerContext(tasks=TaskStore(db), portal=LoopPortal(), worker_id=WORKER)
+
+
+def role_executor(
+    db: Any,
+    attempt: AttemptInput,
+    handler: RoleHandler,
+    *,
+    inputs: InputSettings | None = None,
+    events: EventLog | None = None,
+) -> RoleExecutor:
+    """Return an attempt of a role."""
+    shared: dict[str, Any] = {"inputs": inputs} if inputs is not None else {}
+    roles = RoleContext(
+        artifacts=ArtifactStore(db),
+        handlers={attempt.role: handler},
+        invoker=HandlerInvoker(Threads(1, "test-hook")),
+        events=events,
+        **shared,
+    )
+    return RoleExecutor(attempt=attempt, run_id=RUN, host=worker_context(db), roles=roles)
+
+
+def function_executor(db: Any, attempt: AttemptInput, function: Any) -> FunctionExecutor:
+    """Return an attempt of a coordinator function."""
+    kind = (
+        BuiltInFunctionExecutor
+        if isinstance(getattr(function, "__self__", None), CoordinatorAdapters)
+        else FunctionExecutor
+    )
+    return kind(worker_context(db), ArtifactStore(db), attempt, RUN, function, Threads(1, "test-function"))
+
+
+async def failure_of(executor: RoleExecutor) -> AttemptFailure:
+    """Run an attempt and return its failure."""
+    try:
+        await asyncio.wait_for(executor.run(), 30)
+    except AttemptFailed as error:
+        return error.failure
+    except FlowKitError as error:
+        return from_error(error)
+    raise AssertionError("the attempt did not fail")

@@ -1,0 +1,239 @@
+"""Every operation of a store without a server fails with a short message."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from bson.errors import InvalidDocument
+from pymongo import errors
+from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, close, new_task, opening, record
+from tests.contract.drivers import DRIVERS, connected
+
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.entries import Entry
+from flowkit.adapters.mongo import away, translate_errors
+from flowkit.adapters.tasks.open_tasks import OpenTasks
+from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.errors import FlowKitError, StoreDenied, StoreRefused, StoreTooLarge, StoreUnavailable
+from flowkit.local.ports import HOST, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+MAX_MESSAGE_CHARS = 400
+
+
+@pytest.fixture(params=DRIVERS)
+async def nowhere(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+    """A database on a port without a server."""
+    url = f"mongodb://{HOST}:{free_port()}"
+    async with connected(request.param, url, serverSelectionTimeoutMS=20) as client:
+        yield client.flowkit
+
+
+TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
+    "prepare": lambda tasks: tasks.prepare(),
+    "deployment": lambda tasks: tasks.deployment(),
+    "insert_task": lambda tasks: tasks.insert_task(new_task("a")),
+    "open_task": lambda tasks: tasks.open_task(opening("a")),
+    "begin_attempt": lambda tasks: tasks.begin_attempt(attempt(), RUN, {}, AT),
+    "reopen": lambda tasks: tasks.reopen(TASK, RUN),
+    "extend_lease": lambda tasks: tasks.extend_lease(attempt(), RUN, 1, AT),
+    "finish_attempt": lambda tasks: tasks.finish_attempt(attempt(), RUN, AT),
+    "check_hold": lambda tasks: tasks.check_hold(attempt(), RUN),
+    "cancel_flag": lambda tasks: tasks.cancel_flag(attempt()),
+    "flagged": lambda tasks: tasks.flagged([TASK]),
+    "raised_flag": lambda tasks: tasks.raised_flag(attempt()),
+    "variables": lambda tasks: tasks.variables(TASK),
+    "wiring": lambda tasks: tasks.wiring(TASK),
+    "moved_on": lambda tasks: tasks.moved_on(TASK, {"a": 1}),
+    "node_states": lambda tasks: tasks.node_states(TASK),
+    "record": lambda tasks: tasks.record(record()),
+    "close_task": lambda tasks: tasks.close_task(close()),
+}
+
+
+async def first_page(artifacts: ArtifactStore) -> object:
+    return await anext(artifacts.pages(TASK, "a"))
+
+
+ARTIFACT_CALLS: dict[str, Callable[[ArtifactStore], Awaitable[object]]] = {
+    "prepare": lambda artifacts: artifacts.prepare(),
+    "store_batch": lambda artifacts: artifacts.store_batch(attempt(), "b1", {"n": 1}, WORKER, AT),
+    "store_failed_batch": lambda artifacts: artifacts.store_failed_batch(attempt(), "b1", "boom", AT),
+    "store_final": lambda artifacts: artifacts.store_final(attempt(), {}, AT),
+    "upsert_partial": lambda artifacts: artifacts.upsert_partial(attempt(), "b1", {}, WORKER, AT),
+    "mark_complete": lambda artifacts: artifacts.mark_complete(TASK, "a", 1, {}, AT),
+    "drop_marker": lambda artifacts: artifacts.drop_marker(attempt()),
+    "scan": lambda artifacts: artifacts.scan(TASK, ["a"]),
+    "metas": lambda artifacts: artifacts.metas(TASK, "a", [Entry("b1", None)]),
+    "batch_uids": lambda artifacts: artifacts.batch_uids(TASK, "a"),
+    "pages": first_page,
+    "claim": lambda artifacts: artifacts.claim(attempt(), "a", ["b1"], AT),
+}
+
+
+async def first_open(tasks: OpenTasks, of: str | None = None) -> object:
+    return await anext(tasks.pages(namespace_id="ns") if of is None else tasks.pages_of(of))
+
+
+OPEN_CALLS: dict[str, Callable[[OpenTasks], Awaitable[object]]] = {
+    "pages": first_open,
+    "pages_of": lambda tasks: first_open(tasks, "ns"),
+    "counts": lambda tasks: tasks.counts(),
+    "close_orphan": lambda tasks: tasks.close_orphan(TASK, RUN, "lost", AT),
+    "take_turn": lambda tasks: tasks.take_turn("ns", "me", AT, 1),
+    "end_turn": lambda tasks: tasks.end_turn("ns", "me"),
+}
+STORES = pytest.mark.parametrize(
+    ("store", "calls"),
+    [(TaskStore, TASK_CALLS), (ArtifactStore, ARTIFACT_CALLS), (OpenTasks, OPEN_CALLS)],
+    ids=["tasks", "artifacts", "open tasks"],
+)
+
+
+@STORES
+def test_list_of_calls_is_complete(store: type, calls: dict[str, object]) -> None:
+    public = {name for name, member in vars(store).items() if inspect.isfunction(member) and name[0] != "_"}
+    assert set(calls) == public
+
+
+async def outcomes(store: Any, calls: dict[str, Callable[[Any], Awaitable[object]]]) -> dict[str, object]:
+    """Return the outcomes of all calls, made concurrently because each waits for a server."""
+    results = await asyncio.gather(*(call(store) for call in calls.values()), return_exceptions=True)
+    return dict(zip(calls, results, strict=True))
+
+
+@STORES
+async def test_every_call_reports_an_unreachable_server_in_a_short_message(
+    nowhere: Any, store: Any, calls: dict[str, Callable[[Any], Awaitable[object]]]
+) -> None:
+    found = await outcomes(store(nowhere), calls)
+    assert {name: type(error) for name, error in found.items()} == dict.fromkeys(calls, StoreUnavailable)
+    assert all(str(error).startswith("MongoDB does not answer") for error in found.values())
+    assert [name for name, error in found.items() if len(str(error)) >= MAX_MESSAGE_CHARS] == []
+
+
+LONG = "topology " * 1000
+CLOSED = "Cannot use MongoClient after close"
+
+
+def bulk(*codes: int, concern: bool = False) -> errors.BulkWriteError:
+    """Return the error of a bulk write in which writes failed with these codes."""
+    problems = [{"index": place, "code": code, "errmsg": LONG} for place, code in enumerate(codes)]
+    return errors.BulkWriteError({"writeErrors": problems, "writeConcernErrors": [{"code": 64}] * concern})
+
+
+UNREACHABLE = [
+    errors.ServerSelectionTimeoutError(LONG),
+    errors.AutoReconnect(LONG),
+    errors.NetworkTimeout(LONG),
+    errors.NotPrimaryError(LONG),
+    errors.WaitQueueTimeoutError(LONG),
+    errors.ExecutionTimeout(LONG, 50),
+    errors.WTimeoutError(LONG, 64),
+    errors.OperationFailure(LONG, 189),
+    errors.OperationFailure(LONG, 11600),
+    errors.InvalidOperation(CLOSED),
+]
+"""The server is unavailable: no call can succeed at the moment."""
+
+TEMPORARY = [
+    errors.OperationFailure(LONG, 24),
+    errors.CursorNotFound(LONG, 43),
+    errors.OperationFailure(LONG, 112),
+    errors.OperationFailure(LONG, 987_654),
+    errors.ProtocolError(LONG),
+    bulk(24, 987_654),
+    bulk(concern=True),
+]
+"""This one call cannot succeed at the moment; others can."""
+
+DENIED = [errors.OperationFailure(LONG, code) for code in (11, 13, 18)]
+TOO_LARGE = [errors.WriteError(LONG, 17419), errors.OperationFailure(LONG, 10334), bulk(17420)]
+PERMANENT = [
+    *(errors.OperationFailure(LONG, code) for code in (2, 28, 40, 52, 57)),
+    errors.DuplicateKeyError(LONG, 11000),
+    errors.ConfigurationError(LONG),
+    errors.InvalidName(LONG),
+    errors.InvalidOperation("No operations to execute" + LONG),
+    bulk(987_654, 2),
+]
+
+
+async def ours(error: Exception) -> FlowKitError:
+    """Return FlowKit's error for an `error` of the driver."""
+
+    @translate_errors
+    async def fail() -> None:
+        raise error
+
+    with pytest.raises(FlowKitError) as caught:
+        await fail()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        *((error, StoreUnavailable) for error in UNREACHABLE + TEMPORARY),
+        *((error, StoreDenied) for error in DENIED),
+        *((error, StoreTooLarge) for error in TOO_LARGE),
+        *((error, StoreRefused) for error in PERMANENT),
+    ],
+)
+async def test_driver_error_becomes_a_short_flowkit_error(
+    error: errors.PyMongoError, expected: type[FlowKitError]
+) -> None:
+    caught = await ours(error)
+    assert type(caught) is expected
+    assert caught.retryable is issubclass(expected, StoreUnavailable)
+    assert len(str(caught)) < MAX_MESSAGE_CHARS
+    assert type(error).__name__ in str(caught)
+    assert caught.__suppress_context__
+
+
+async def test_driver_errors_for_too_large_and_unencodable_documents_are_distinguished() -> None:
+    assert type(await ours(errors.DocumentTooLarge(LONG))) is StoreTooLarge
+    assert type(await ours(InvalidDocument(LONG))) is StoreRefused
+
+
+def test_only_an_unreachable_server_fails_a_whole_group_of_writes() -> None:
+    assert [error for error in UNREACHABLE if not away(error)] == []
+    assert [error for error in [*TEMPORARY, *DENIED, *TOO_LARGE, *PERMANENT] if away(error)] == []
+
+
+@pytest.mark.server
+async def test_closed_client_counts_as_an_unreachable_server(contract_mongo_url: str) -> None:
+    for driver in DRIVERS:
+        async with connected(driver, contract_mongo_url) as client:
+            tasks = TaskStore(client.flowkit)
+            await tasks.node_states(TASK)
+        with pytest.raises(StoreUnavailable):
+            await tasks.node_states(TASK)
+
+
+async def test_missing_permissions_prevent_the_start_and_name_user_and_database() -> None:
+    with pytest.raises(StoreDenied, match="denies user 'reader' access to database 'shop'"):
+        await TaskStore(Denying("shop", "reader")).prepare()
+
+
+class Denying:
+    """A database that denies every operation to its user."""
+
+    def __init__(self, name: str, user: str) -> None:
+        self.name = name
+        self._user = user
+
+    def __getattr__(self, name: str) -> Denying:
+        return self
+
+    async def create_index(self, *args: Any, **options: Any) -> None:
+        raise errors.OperationFailure("not authorized on shop to execute command { createIndexes }", 13)
+
+    async def command(self, command: dict[str, Any]) -> dict[str, Any]:
+        assert command == {"connectionStatus": 1}
+        return {"authInfo": {"authenticatedUsers": [{"user": self._user, "db": "admin"}]}}

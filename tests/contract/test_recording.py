@@ -1,0 +1,254 @@
+"""`record` writes what only the workflow knows, in one update if possible, and never sets the document back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.contract.builders import (
+    AT,
+    CHANGES,
+    RUN,
+    TASK,
+    attempt,
+    begun,
+    close,
+    opened,
+    record,
+    seconds,
+    shown,
+    stored,
+    stored_node,
+    stored_statuses,
+)
+from tests.contract.recording_database import RecordingDatabase
+from tests.contract.size_limited_database import SizeLimitedDatabase
+
+from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.models import NodeStatus, SkipReason, TaskStatus
+
+if TYPE_CHECKING:
+    from flowkit.models import NodeRecord
+
+MANY = 250
+
+
+@pytest.fixture
+def recording(db: Any) -> RecordingDatabase:
+    """`db`, recording its updates."""
+    return RecordingDatabase(db)
+
+
+@pytest.fixture
+async def tasks(recording: RecordingDatabase) -> TaskStore:
+    """A task of three nodes."""
+    store = TaskStore(recording)
+    await store.prepare()
+    await opened(store, "a", "b", "c")
+    recording.updates.clear()
+    return store
+
+
+async def test_transitions_of_several_nodes_are_one_update(
+    db: Any, tasks: TaskStore, recording: RecordingDatabase
+) -> None:
+    deferred = shown("a", NodeStatus.DEFERRED, epoch=1, next_retry_at=AT + 1.5, last_error="boom")
+    skipped = shown("b", NodeStatus.SKIPPED, index=1, skip_reason=SkipReason.ROUTING)
+    await tasks.record(record(deferred, skipped, status=TaskStatus.DEFERRED))
+    first, second, third = (await stored(db))["graph"]["nodes"]
+    assert (first["status"], first["attempt_epoch"], first["last_error"]) == ("deferred", 1, "boom")
+    assert (first["next_retry_at_ms"], first.get("finished_at")) == (int((AT + 1.5) * 1000), None)
+    assert (second["status"], second["skip_reason"], seconds(second["finished_at"])) == (
+        "skipped",
+        "routing",
+        AT,
+    )
+    assert third["status"] == "queued"
+    assert len(recording.updates) == 1
+
+
+async def test_history_is_written_completely_with_the_status(db: Any, tasks: TaskStore) -> None:
+    for _ in range(2):
+        await tasks.record(record(status=TaskStatus.DEFERRED))
+    document = await stored(db)
+    assert document["status"] == "deferred"
+    assert [(change["from"], change["to"]) for change in document["status_history"]] == [
+        (change.from_, change.to) for change in CHANGES
+    ]
+    assert all(change["at"].endswith("+00:00") for change in document["status_history"])
+    assert seconds(document["updated_at"]) == AT
+
+
+async def test_node_being_cancelled_has_the_flag_that_workers_poll(db: Any, tasks: TaskStore) -> None:
+    await tasks.record(record(shown("a", NodeStatus.CANCELLING, epoch=1)))
+    node = await stored_node(db)
+    assert (node["status"], node["coordinator"]) == ("cancelling", {"cancelled": True})
+    assert seconds(node["cancel_requested_at"]) == AT
+    assert "coordinator" not in await stored_node(db, 1)
+
+
+async def test_flags_are_set_in_the_same_update_as_the_failed_node(
+    db: Any, tasks: TaskStore, recording: RecordingDatabase
+) -> None:
+    failed = shown("a", NodeStatus.FAILED, epoch=1, last_error="boom")
+    cancelling = shown("b", NodeStatus.CANCELLING, index=1, epoch=1)
+    await tasks.record(record(failed, cancelling, status=TaskStatus.FAILED, cancel="hard_fail:boom"))
+    document = await stored(db)
+    assert len(recording.updates) == 1
+    assert await stored_statuses(db) == ["failed", "cancelling", "queued"]
+    assert (document["status"], document["finished_at"]) == ("failed", None)
+    flags = document["coordinator"]
+    assert (flags["cancelled"], flags["cancel_reason"]) == (True, "hard_fail:boom")
+    assert seconds(flags["cancelled_at"]) == AT
+
+
+async def test_no_flag_is_set_without_a_reason(db: Any, tasks: TaskStore) -> None:
+    await tasks.record(record(shown("a", NodeStatus.FAILED, epoch=1)))
+    assert (await stored(db))["coordinator"] == {"liveness": {"state": "ok"}}
+
+
+# --- outdated records -------------------------------------------------------------------------------------------
+
+
+async def test_outdated_change_of_one_node_loses_no_changes_of_others(db: Any, tasks: TaskStore) -> None:
+    await begun(tasks, attempt("b", index=1, epoch=3))
+    outdated = shown("b", NodeStatus.DEFERRED, index=1, epoch=2)
+    others = shown("a", NodeStatus.DEFERRED, epoch=1), shown("c", NodeStatus.SKIPPED, index=2)
+    await tasks.record(record(others[0], outdated, others[1], status=TaskStatus.DEFERRED, cancel="stop"))
+    assert await stored_statuses(db) == ["deferred", "running", "skipped"]
+    assert (await stored_node(db, 1))["attempt_epoch"] == 3
+    document = await stored(db)
+    assert (document["status"], document["coordinator"]["cancel_reason"]) == ("deferred", "stop")
+
+
+async def test_outdated_change_of_one_node_loses_no_changes_when_the_task_fails(
+    db: Any, tasks: TaskStore
+) -> None:
+    await begun(tasks, attempt("b", index=1, epoch=1))
+    await tasks.finish_attempt(attempt("b", index=1, epoch=1), RUN, AT)
+    failed, outdated = (
+        shown("a", NodeStatus.FAILED, epoch=1),
+        shown("b", NodeStatus.CANCELLING, index=1, epoch=1),
+    )
+    running = shown("c", NodeStatus.CANCELLING, index=2, epoch=1)
+    await tasks.record(record(failed, outdated, running, status=TaskStatus.FAILED, cancel="hard_fail:x"))
+    assert await stored_statuses(db) == ["failed", "finished", "cancelling"]
+    assert (await stored(db))["status"] == "failed"
+
+
+@pytest.mark.parametrize("ended", [NodeStatus.FINISHED, NodeStatus.FAILED, NodeStatus.SKIPPED])
+async def test_closed_node_is_never_reopened(db: Any, tasks: TaskStore, ended: NodeStatus) -> None:
+    await tasks.record(record(shown("a", ended, epoch=1)))
+    for status in (NodeStatus.QUEUED, NodeStatus.CANCELLING):
+        await tasks.record(record(shown("a", status, epoch=2)))
+    assert await stored_statuses(db) == [ended.value, "queued", "queued"]
+
+
+async def test_different_node_at_the_same_index_is_not_changed(db: Any, tasks: TaskStore) -> None:
+    await tasks.record(record(shown("stranger", NodeStatus.FAILED, epoch=1)))
+    assert await stored_statuses(db) == ["queued"] * 3
+
+
+async def test_closed_task_is_not_changed(db: Any, tasks: TaskStore) -> None:
+    await tasks.close_task(close(*(shown(node, NodeStatus.SKIPPED, index=i) for i, node in enumerate("abc"))))
+    before = await stored(db)
+    await tasks.record(record(shown("a", NodeStatus.RUNNING, epoch=9), cancel="late"))
+    assert await stored(db) == before
+
+
+async def test_older_run_changes_nothing(db: Any, tasks: TaskStore) -> None:
+    assert await opened(tasks, "a", "b", "c", run="run-2") == 2
+    before = await stored(db)
+    await tasks.record(record(shown("a", NodeStatus.FAILED, epoch=1), run_seq=1, cancel="late"))
+    assert await stored(db) == before
+
+
+async def test_missing_document_is_not_created(db: Any, tasks: TaskStore) -> None:
+    await db.tasks.delete_many({})
+    await tasks.record(record(shown("a", NodeStatus.FAILED, epoch=1)))
+    assert await db.tasks.find_one({}) is None
+
+
+# --- many nodes -------------------------------------------------------------------------------------------------
+
+
+def many(status: NodeStatus, **more: Any) -> list[NodeRecord]:
+    return [shown(f"n{index}", status, index=index, **more) for index in range(MANY)]
+
+
+@pytest.fixture
+async def large(tasks: TaskStore, db: Any, recording: RecordingDatabase) -> TaskStore:
+    """The same store with a task of many nodes."""
+    await db.tasks.delete_many({"id": TASK})
+    await opened(tasks, *(f"n{index}" for index in range(MANY)))
+    recording.updates.clear()
+    return tasks
+
+
+async def test_many_nodes_are_written_in_few_updates(
+    db: Any, large: TaskStore, recording: RecordingDatabase
+) -> None:
+    await large.record(record(*many(NodeStatus.SKIPPED, skip_reason=SkipReason.CONDITION)))
+    assert await stored_statuses(db) == ["skipped"] * MANY
+    assert len(recording.updates) == 3
+
+
+async def test_outdated_change_of_one_node_costs_one_more_update_of_its_chunk(
+    db: Any, large: TaskStore, recording: RecordingDatabase
+) -> None:
+    await begun(large, attempt("n120", index=120, epoch=4))
+    recording.updates.clear()
+    await large.record(record(*many(NodeStatus.DEFERRED, epoch=1)))
+    statuses = await stored_statuses(db)
+    assert statuses.pop(120) == "running"
+    assert set(statuses) == {"deferred"}
+    assert len(recording.updates) == 3 + 1
+
+
+async def test_all_nodes_of_a_large_failed_task_are_written(db: Any, large: TaskStore) -> None:
+    await large.record(
+        record(*many(NodeStatus.CANCELLING, epoch=1), status=TaskStatus.FAILED, cancel="hard_fail:x")
+    )
+    assert set(await stored_statuses(db)) == {"cancelling"}
+
+
+async def test_flags_of_a_large_task_are_set_with_the_failed_node(
+    large: TaskStore, recording: RecordingDatabase
+) -> None:
+    nodes = many(NodeStatus.CANCELLING, epoch=1)
+    nodes[-1] = shown(f"n{MANY - 1}", NodeStatus.FAILED, index=MANY - 1, epoch=1)
+    await large.record(record(*nodes, cancel="hard_fail:x"))
+    [flags] = [update["$set"] for update in recording.updates if "coordinator.cancelled" in update["$set"]]
+    assert flags.get(f"graph.nodes.{MANY - 1}.status") == "failed"
+
+
+async def test_number_of_omitted_status_changes_is_recorded(db: Any, tasks: TaskStore) -> None:
+    await tasks.record(record())
+    assert "status_history_omitted" not in await stored(db)
+    await tasks.record(replace(record(), status_history_omitted=3))
+    assert (await stored(db))["status_history_omitted"] == 3
+    await opened(tasks, "a", "b", "c", run="run-2")
+    assert "status_history_omitted" not in await stored(db)
+
+
+async def test_repeated_write_contains_only_what_is_missing(
+    db: Any, large: TaskStore, recording: RecordingDatabase
+) -> None:
+    await large.record(record(*many(NodeStatus.SKIPPED)[:100]))
+    recording.updates.clear()
+    await large.record(record(*many(NodeStatus.SKIPPED)))
+    assert set(await stored_statuses(db)) == {"skipped"}
+    paths = [[path for path in update["$set"] if path.endswith(".status")] for update in recording.updates]
+    assert [len(each) for each in paths[1:]] == [100, 50], "the first fails as a whole"
+
+
+async def test_errors_are_omitted_if_they_make_the_document_too_large(
+    db: Any, recording: RecordingDatabase
+) -> None:
+    tasks = TaskStore(SizeLimitedDatabase(recording, bytes_at_most=4_000))
+    await opened(tasks, "a", "b")
+    failed = shown("a", NodeStatus.FAILED, epoch=1, last_error="x" * 5_000)
+    await tasks.record(record(failed))
+    node = await stored_node(db)
+    assert (node["status"], node.get("last_error")) == ("failed", None)

@@ -1,0 +1,94 @@
+"""Tasks with nodes that external workers run, from dispatch to delivery."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flowkit.testing.external import EachBatch, Final, Misbehavior, Result
+from flowkit.testing.external.scripted import scripted
+from tests.integration.harness import node
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.integration.bridge.external_tasks import ExternalTasks
+
+
+async def three(run: Any) -> AsyncIterator[Any]:
+    """Yield three batches and final metrics."""
+    for number in range(3):
+        yield Result({"number": number, "skus": [f"s{number}"]}, f"b{number}")
+    yield Final({"total": 3})
+
+
+def copied(payload: dict[str, Any], run: Any) -> dict[str, Any]:
+    """Return the items of a pulled chunk as metrics."""
+    return {"from": payload["from_node"], "items": payload["items"]}
+
+
+async def test_external_node_finishes_with_its_batches_and_final_metrics(external: ExternalTasks) -> None:
+    await external.served_engine()
+    await external.external(three)
+    task_id = await external.create(node("extract", external.role))
+    result = await external.result(task_id)
+    assert result.status == "finished"
+    rows = await external.rows(task_id, "extract")
+    assert sorted(row["metrics"]["number"] for row in rows) == [0, 1, 2]
+    final: Any = await external.db.metrics_raw.find_one({"task_id": task_id, "batch_uid": "__final__"})
+    assert final["metrics"] == {"total": 3}
+    marker: Any = await external.db.artifacts.find_one({"task_id": task_id, "status": "complete"})
+    assert marker["meta"] == {"total": 3}
+    record = await external.dispatch(task_id, "extract")
+    assert (record["state"], record["outcome"]["kind"], record["batches"]) == ("reported", "done", 3)
+
+
+async def test_external_node_pulls_from_external_and_native_nodes(external: ExternalTasks) -> None:
+    await external.served_engine()
+    await external.worker()
+    await external.external(three, EachBatch(copied))
+    pull = {
+        "input_adapter": "pull.from_artifacts.rechunk:size",
+        "input_args": {"size": 2, "meta_list_key": "skus"},
+    }
+    task_id = await external.create(
+        node("extract", external.role),
+        node("native", "quick", inline={"batches": 4}),
+        node("enrich", external.other_role, "extract", "native", inline=pull),
+    )
+    assert (await external.result(task_id)).status == "finished"
+    assert len(await external.rows(task_id, "enrich")) == 3 + 4
+
+
+async def test_failure_of_an_external_worker_is_retried_with_its_code(external: ExternalTasks) -> None:
+    await external.served_engine()
+    await external.external(scripted)
+    fails = {"fail_at": 0, "fail_until_epoch": 2, "reason_code": "flaky"}
+    task_id = await external.create(
+        node("extract", external.role, inline=fails, retry_policy={"max": 1, "backoff_sec": 0.1})
+    )
+    assert (await external.result(task_id)).status == "finished"
+    outcomes = [record["outcome"] for record in await external.dispatches(task_id)]
+    assert [outcome["kind"] for outcome in outcomes] == ["failed", "done"]
+    assert outcomes[0]["failure"]["code"] == "flaky"
+
+
+async def test_dropped_command_is_dispatched_again_without_a_retry(external: ExternalTasks) -> None:
+    await external.served_engine()
+    await external.external(three, misbehavior=Misbehavior(drop_commands=2))
+    task_id = await external.create(node("extract", external.role, retry_policy={"max": 0}))
+    assert (await external.result(task_id)).status == "finished"
+    codes = [
+        (record["outcome"].get("failure") or {}).get("code") for record in await external.dispatches(task_id)
+    ]
+    assert codes == ["dispatch_lost", "dispatch_lost", None]
+
+
+async def test_crash_of_a_worker_is_a_lost_lease(external: ExternalTasks) -> None:
+    await external.served_engine()
+    doomed = await external.external(three, misbehavior=Misbehavior(crash_after_accepted="after_commit"))
+    task_id = await external.create(node("extract", external.role, retry_policy={"max": 0}))
+    await doomed.wait_for("killed")
+    await external.external(three)
+    assert (await external.result(task_id)).status == "finished"
+    failures = [record["outcome"].get("failure") for record in await external.dispatches(task_id)]
+    assert failures[0]["code"] == "lease_lost"

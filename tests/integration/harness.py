@@ -1,0 +1,211 @@
+"""The test harness: a queue and a database for one test, and the processes that it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from motor.motor_asyncio import AsyncIOMotorClient
+from temporalio.client import WorkflowFailureError
+
+from flowkit import Coordinator, CoordinatorConfig, WorkerConfig
+from flowkit.connection import connect
+from flowkit.worker import Worker
+from flowkit.workflows.task import Task
+from tests.integration.handlers import ALL
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from temporalio.client import Client, WorkflowHandle
+
+    from flowkit.models import TaskResult
+    from flowkit.worker import RoleHandler
+
+T = TypeVar("T")
+
+EVENT_TIMEOUT_SEC = 90.0
+"""Seconds after which an expected event counts as missing; much longer than events normally take."""
+
+ROOT = Path(__file__).parents[2]
+FLOWKIT = Path(sys.executable).parent / "flowkit"
+
+
+async def eventually(look: Callable[[], Awaitable[T | None]], timeout_sec: float = EVENT_TIMEOUT_SEC) -> T:
+    """Call `look` until it returns a truthy value, and return that. Raise AssertionError after the timeout."""
+    end = time.monotonic() + timeout_sec
+    while time.monotonic() < end:
+        if found := await look():
+            return found
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"nothing came of {look} within {timeout_sec} s")
+
+
+async def wait_seconds(seconds: float) -> None:
+    """Wait for a number of seconds, in tests of the time itself, such as an outage."""
+    await asyncio.sleep(seconds)
+
+
+class Harness:
+    """Starts engines, workers and tasks for a test, and reads the results."""
+
+    def __init__(self, *, temporal: str, mongo: str) -> None:
+        name = uuid.uuid4().hex[:10]
+        self.queue = f"q-{name}"
+        self.database = f"test_{name}"
+        self.environment = {
+            **os.environ,
+            "TEMPORAL_ADDRESS": temporal,
+            "MONGO_URL": mongo,
+            "MONGO_DATABASE": self.database,
+            "FLOWKIT_QUEUE": self.queue,
+        }
+        self._mongo: Any = AsyncIOMotorClient(mongo, tz_aware=True, serverSelectionTimeoutMS=2_000)
+        self.db = self._mongo[self.database]
+        self.settings: dict[str, Any] = {"lease_ttl_sec": 10, "cancel_grace_sec": 5, "sweep_sec": 0.5}
+        self._coordinator: Coordinator | None = None
+        self._started: list[Coordinator | Worker] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def config(self) -> CoordinatorConfig:
+        """Return settings for the engines of this harness, with shorter intervals than the defaults."""
+        return CoordinatorConfig(queue=self.queue, **self.settings)
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """Return a coordinator that creates tasks. It runs none unless `engine` was called."""
+        if self._coordinator is None:
+            self._coordinator = Coordinator(db=self.db, cfg=self.config)
+        return self._coordinator
+
+    async def client(self) -> Client:
+        """Return a Temporal client."""
+        return await connect()
+
+    async def engine(self, **adapters: Any) -> Coordinator:
+        """Start an engine in this process."""
+        engine = Coordinator(db=self.db, cfg=self.config, adapters=adapters)
+        await engine.start()
+        self._started.append(engine)
+        self._coordinator = self._coordinator or engine
+        return engine
+
+    async def worker(self, handlers: dict[str, RoleHandler] | None = None, concurrency: int = 4) -> Worker:
+        """Start a worker in this process."""
+        chosen = handlers or ALL
+        cfg = WorkerConfig(
+            roles=list(chosen), queue=self.queue, max_concurrent=concurrency, db_cancel_poll_ms=200
+        )
+        worker = Worker(db=self.db, cfg=cfg, handlers=chosen)
+        await worker.start()
+        self._started.append(worker)
+        return worker
+
+    def process(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a `flowkit` process, which the test can kill."""
+        started = subprocess.Popen([FLOWKIT, *arguments], cwd=ROOT, env=self.environment)
+        self._processes.append(started)
+        return started
+
+    def engine_process(self) -> subprocess.Popen[bytes]:
+        """Start an engine in its own process."""
+        config = Path(self.environment.get("TMPDIR", "/tmp")) / f"{self.queue}.json"
+        config.write_text(self.config_json())
+        return self.process("engine", "--config", str(config))
+
+    def config_json(self) -> str:
+        """Return the engine settings of this harness as JSON text."""
+        import json
+
+        return json.dumps(self.settings)
+
+    def worker_process(self, *handlers: str) -> subprocess.Popen[bytes]:
+        """Start a worker in its own process, for handlers of `handlers.py`."""
+        return self.process("worker", *(f"tests.integration.handlers:{name}" for name in handlers))
+
+    async def create(self, *nodes: dict[str, Any], **graph: Any) -> str:
+        """Start a task of these nodes."""
+        return await self.coordinator.create_task(params={}, graph={"nodes": list(nodes), **graph})
+
+    async def handle(self, task_id: str) -> WorkflowHandle[Task, TaskResult]:
+        """Return Temporal's handle of a task."""
+        return (await self.client()).get_workflow_handle_for(Task.run, task_id)
+
+    async def result(self, task_id: str) -> TaskResult:
+        """Wait for the end of a task."""
+        try:
+            return await asyncio.wait_for((await self.handle(task_id)).result(), EVENT_TIMEOUT_SEC)
+        except WorkflowFailureError as error:
+            error.add_note(f"{error.cause!r}; {await self.statuses(task_id)}")
+            raise
+
+    async def document(self, task_id: str) -> dict[str, Any]:
+        """Return a task document."""
+        found: Any = await self.db.tasks.find_one({"id": task_id})
+        assert found is not None, f"task {task_id} has no document"
+        return dict(found)
+
+    async def node(self, task_id: str, node_id: str) -> dict[str, Any]:
+        """Return a node's entry in its task document."""
+        nodes = (await self.document(task_id))["graph"]["nodes"]
+        found: dict[str, Any] = next(node for node in nodes if node["node_id"] == node_id)
+        return found
+
+    async def until_status(self, task_id: str, *statuses: str) -> dict[str, Any]:
+        """Wait until the task has one of `statuses`, and return its document."""
+
+        async def look() -> dict[str, Any] | None:
+            candidate: dict[str, Any] | None = await self.db.tasks.find_one({"id": task_id})
+            return candidate if candidate and candidate["status"] in statuses else None
+
+        return await eventually(look)
+
+    async def until_node(self, task_id: str, node_id: str, status: str, epoch: int = 1) -> dict[str, Any]:
+        """Wait until the node has `status` at `epoch` or later, and return its entry."""
+
+        async def look() -> dict[str, Any] | None:
+            node: dict[str, Any] = await self.node(task_id, node_id)
+            return node if node["status"] == status and node["attempt_epoch"] >= epoch else None
+
+        return await eventually(look)
+
+    async def until_batches(self, task_id: str, node_id: str, count: int) -> None:
+        """Wait until the node has stored `count` batches."""
+
+        async def look() -> bool:
+            return len(await self.rows(task_id, node_id)) >= count
+
+        await eventually(look)
+
+    async def rows(self, task_id: str, node_id: str) -> list[dict[str, Any]]:
+        """Return the node's metrics rows, without the final one."""
+        query = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$ne": "__final__"}}
+        return [row async for row in self.db.metrics_raw.find(query)]
+
+    async def statuses(self, task_id: str) -> dict[str, str]:
+        """Return the status of each node."""
+        return {n["node_id"]: n["status"] for n in (await self.document(task_id))["graph"]["nodes"]}
+
+    async def close(self) -> None:
+        """Stop all processes and remove the data."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait(20)
+        await asyncio.gather(*(started.stop() for started in reversed(self._started)))
+        await self._mongo.drop_database(self.database)
+        self._mongo.close()
+
+
+def node(node_id: str, role: str = "quick", *parents: str, **fields: Any) -> dict[str, Any]:
+    """Return a node; `inline` becomes its inline input."""
+    inline = fields.pop("inline", None)
+    io = {"io": {"input_inline": inline}} if inline is not None else {}
+    return {"node_id": node_id, "type": role, "depends_on": list(parents), **io, **fields}

@@ -1,0 +1,139 @@
+"""A task with a long history continues as a new run, even if the history consists of retries only."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.worker import Replayer
+
+from flowkit.models import TaskStatus
+from flowkit.worker import BatchResult
+from flowkit.workflows.task import WAKE, Task
+from tests.integration.handlers import Quick
+from tests.integration.harness import Harness, node
+from tests.integration.test_large_graphs import run_ids, run_of, short_runs, until_only_runs
+
+if TYPE_CHECKING:
+    from temporalio.client import WorkflowHistory
+
+    from flowkit.worker import Batch
+    from flowkit.worker.context import RunContext
+
+pytestmark = pytest.mark.server
+
+__all__ = ["short_runs"]
+
+HELD_EVENTS = 200
+ROUNDS = 40
+
+
+class Endless(Quick):
+    """Runs until its worker stops."""
+
+    role = "endless"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Wait until the worker stops."""
+        await asyncio.Event().wait()
+        return await super().process_batch(batch, ctx)
+
+
+class RetriedAtOnce(Quick):
+    """Fails in every attempt but the last."""
+
+    role = "insistent"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Fail, or return one metrics row."""
+        if ctx.attempt_epoch <= ROUNDS:
+            return BatchResult(success=False, reason_code="flaky", error="as ordered")
+        return await super().process_batch(batch, ctx)
+
+
+def chain(count: int) -> list[dict[str, Any]]:
+    """Return nodes that run one after another."""
+    return [node("n0"), *(node(f"n{i}", "quick", f"n{i - 1}") for i in range(1, count))]
+
+
+async def histories(harness: Harness, task_id: str) -> list[WorkflowHistory]:
+    """Return the history of each run of a task."""
+    client = await harness.client()
+    handles = [
+        client.get_workflow_handle(task_id, run_id=run_id) for run_id in await run_ids(harness, task_id)
+    ]
+    return [await handle.fetch_history() for handle in handles]
+
+
+async def replay(histories: list[WorkflowHistory]) -> None:
+    """Replay each history."""
+    replayer = Replayer(workflows=[Task], data_converter=pydantic_data_converter)
+    for history in histories:
+        await replayer.replay_workflow(history)
+
+
+def marked(history: WorkflowHistory) -> bool:
+    """Return whether the history contains the marker of a patch."""
+    markers = [event.marker_recorded_event_attributes for event in history.events]
+    return any(WAKE.encode() in marker.SerializeToString() for marker in markers)
+
+
+async def test_last_attempt_handed_over_while_starts_are_held_back_runs_again_in_a_new_run(
+    short_runs: Harness,
+) -> None:
+    short_runs.settings["hold_starts_events"] = HELD_EVENTS
+    await short_runs.engine()
+    await short_runs.worker({"quick": Quick()})
+    stopped = await short_runs.worker({"endless": Endless()})
+    waiting = node("waits", "failing", retry_policy={"max": 1, "backoff_sec": 20}, allow_failure=True)
+    await short_runs.worker()
+    task_id = await short_runs.create(
+        node("long", "endless"), {**waiting, "io": {"input_inline": {"failures": 9}}}, *chain(60)
+    )
+    await short_runs.until_node(task_id, "waits", "deferred")
+    await until_only_runs(short_runs, task_id, "long.1")
+    held = [name for name, status in (await short_runs.statuses(task_id)).items() if status == "queued"]
+    assert held
+    await stopped.stop()
+    await short_runs.worker({"endless": Quick()})
+    result = await short_runs.result(task_id)
+    assert result.status is TaskStatus.FINISHED
+    assert await run_of(short_runs, task_id, "long.2") > await run_of(short_runs, task_id, "long.1")
+    entry = await short_runs.node(task_id, "waits")
+    assert (entry["status"], entry["attempt_epoch"]) == ("failed", 2)
+    found = await histories(short_runs, task_id)
+    assert marked(found[0])
+    await replay(found)
+
+
+@pytest.mark.parametrize("parallel", [0, 3])
+async def test_node_with_many_immediate_retries_continues_in_new_runs(
+    short_runs: Harness, parallel: int
+) -> None:
+    short_runs.settings["hold_starts_events"] = HELD_EVENTS
+    await short_runs.engine()
+    await short_runs.worker({"insistent": RetriedAtOnce()})
+    policy = {"max": ROUNDS, "backoff_sec": 0}
+    task_id = await short_runs.create(
+        *(node(f"n{i}", "insistent", retry_policy=policy) for i in range(parallel + 1))
+    )
+    assert (await short_runs.result(task_id)).status is TaskStatus.FINISHED
+    assert (await short_runs.node(task_id, "n0"))["attempt_epoch"] == ROUNDS + 1
+    found = await histories(short_runs, task_id)
+    assert len(found) > 1
+    assert marked(found[0])
+    await replay(found)
+
+
+async def test_task_of_normal_length_has_no_patch_marker(short_runs: Harness) -> None:
+    await short_runs.engine()
+    await short_runs.worker({"insistent": RetriedAtOnce(), "quick": Quick()})
+    task_id = await short_runs.create(
+        node("a"), node("b", "insistent", "a", retry_policy={"max": 3, "backoff_sec": 0})
+    )
+    await short_runs.until_status(task_id, "failed")
+    found = await histories(short_runs, task_id)
+    assert [marked(each) for each in found] == [False]
+    await replay(found)

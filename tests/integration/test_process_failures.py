@@ -1,0 +1,110 @@
+"""Recovery after a real process is killed or stopped."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit.models import TaskStatus
+from tests.integration.harness import node
+
+if TYPE_CHECKING:
+    from tests.integration.harness import Harness
+
+pytestmark = pytest.mark.server
+
+NO_RETRIES: dict[str, Any] = {"retry_policy": {"max": 0}}
+
+
+async def assert_every_batch_counts_once(harness: Harness, task_id: str, node_id: str, batches: int) -> None:
+    """Check that each batch has one row and one artifact, and that the sum is exact."""
+    rows = await harness.rows(task_id, node_id)
+    assert Counter(row["batch_uid"] for row in rows) == {f"b{i}": 1 for i in range(batches)}
+    assert sum(row["metrics"]["n"] for row in rows) == batches
+    query = {"task_id": task_id, "node_id": node_id, "status": "partial"}
+    assert await harness.db.artifacts.count_documents(query) == batches
+
+
+async def test_task_continues_after_its_engine_is_killed(harness: Harness) -> None:
+    await harness.worker()
+    killed = harness.engine_process()
+    task_id = await harness.create(
+        node("a", "paced", inline={"batches": 8, "pause": 0.2}, **NO_RETRIES),
+        node("b", "quick", "a", **NO_RETRIES),
+        node("c", "coordinator_fn", "b", **NO_RETRIES),
+    )
+    await harness.until_batches(task_id, "a", 2)
+    killed.kill()
+    killed.wait(10)
+    await harness.until_batches(task_id, "a", 8)
+    harness.engine_process()
+    assert (await harness.result(task_id)).status is TaskStatus.FINISHED
+    nodes = (await harness.document(task_id))["graph"]["nodes"]
+    assert [(n["status"], n["attempt_epoch"]) for n in nodes] == [("finished", 1)] * 3
+    await assert_every_batch_counts_once(harness, task_id, "a", 8)
+
+
+async def test_node_of_a_killed_worker_moves_to_another_worker(harness: Harness) -> None:
+    harness.settings["lease_ttl_sec"] = 2
+    await harness.engine()
+    killed = harness.worker_process("Paced")
+    task_id = await harness.create(
+        node("a", "paced", inline={"batches": 6, "pause": 0.4}, **NO_RETRIES), node("b", "quick", "a")
+    )
+    await harness.until_batches(task_id, "a", 2)
+    killed.kill()
+    killed.wait(10)
+    await harness.worker()
+    assert (await harness.result(task_id)).status is TaskStatus.FINISHED
+    assert (await harness.node(task_id, "a"))["attempt_epoch"] == 2
+    await assert_every_batch_counts_once(harness, task_id, "a", 6)
+
+
+async def test_pulling_node_resumes_after_its_worker_is_killed(harness: Harness) -> None:
+    harness.settings["lease_ttl_sec"] = 2
+    await harness.engine()
+    feeder = harness.worker_process("Quick")
+    killed = harness.worker_process("Paced")
+    pull = {"input_adapter": "pull.from_artifacts"}
+    task_id = await harness.create(
+        node("up", inline={"batches": 30}),
+        node("down", "paced", "up", inline=pull, **NO_RETRIES),
+    )
+    await harness.until_batches(task_id, "down", 5)
+    killed.kill()
+    killed.wait(10)
+    before = {row["batch_uid"] for row in await harness.rows(task_id, "down")}
+    await harness.worker()
+    await harness.result(task_id)
+    await assert_every_batch_counts_once(harness, task_id, "down", 30)
+    redone = {row["batch_uid"] for row in await harness.rows(task_id, "down") if row["attempt_epoch"] > 1}
+    assert len(redone & before) <= 1, "a batch with a stored result is not delivered again"
+    feeder.terminate()
+
+
+async def test_stopped_worker_hands_its_node_over_without_using_budget(harness: Harness) -> None:
+    harness.settings["lease_ttl_sec"] = 600
+    await harness.engine()
+    stopped = harness.worker_process("Paced")
+    task_id = await harness.create(node("a", "paced", inline={"batches": 6, "pause": 0.4}, **NO_RETRIES))
+    await harness.until_batches(task_id, "a", 2)
+    await harness.worker()
+    stopped.send_signal(signal.SIGTERM)
+    assert (await harness.result(task_id)).status is TaskStatus.FINISHED
+    assert stopped.wait(20) == 0
+    assert (await harness.node(task_id, "a"))["attempt_epoch"] == 2
+    await assert_every_batch_counts_once(harness, task_id, "a", 6)
+
+
+async def test_worker_with_a_different_database_reports_the_mismatch(harness: Harness) -> None:
+    await harness.engine()
+    harness.environment["MONGO_DATABASE"] = f"{harness.database}_other"
+    harness.worker_process("Quick")
+    task_id = await harness.create(node("a", **NO_RETRIES))
+    document = await harness.until_status(task_id, "failed")
+    failed = document["graph"]["nodes"][0]
+    assert failed["last_error"].startswith("wrong_database: the engine's database is deployment ")
+    await harness.db.client.drop_database(f"{harness.database}_other")

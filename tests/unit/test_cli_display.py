@@ -1,0 +1,145 @@
+"""The display of a task in a terminal: what a node waits for, and which of its past errors still matter."""
+
+from __future__ import annotations
+
+import io
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from flowkit.cli.screen import Lines, node_line, node_note, screen, task_table
+from flowkit.cli.tasks import view as task_view
+from flowkit.cli.tasks.show import tasks_table
+from flowkit.cli.tasks.view import NodeView, TaskView, with_waiting
+from flowkit.client import TaskSummary
+from flowkit.models import TaskStatus
+
+ERROR = "rates_unavailable: RatesUnavailable: the service answered 503 Service Unavailable"
+
+
+def node(node_id: str = "enrich", status: str = "running", **fields: Any) -> NodeView:
+    """Return a node of the role `enrich`."""
+    return NodeView(node_id=node_id, role="enrich", status=status, **{"attempt": 1, **fields})
+
+
+def task(*nodes: NodeView) -> TaskView:
+    """Return a running task."""
+    return TaskView(task_id="orders", status=TaskStatus.RUNNING, source="workflow", nodes=nodes)
+
+
+def printed(renderable: object, width: int = 100) -> str:
+    """Return what a terminal of this width shows."""
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=True, color_system=None, soft_wrap=True).print(renderable)
+    return out.getvalue()
+
+
+def test_running_node_waits_until_a_worker_has_taken_its_attempt() -> None:
+    seen = with_waiting(task(node("a"), node("b"), node("c", attempt=2)), frozenset({"a.1", "c.1"}))
+    assert [each.waiting for each in seen.nodes] == [True, False, False]
+
+
+@pytest.mark.parametrize("status", ["queued", "deferred", "cancelling", "finished", "failed"])
+def test_only_a_running_node_waits_for_a_worker(status: str) -> None:
+    (seen,) = with_waiting(task(node("a", status)), frozenset({"a.1"})).nodes
+    assert not seen.waiting
+
+
+def test_node_taken_by_a_worker_no_longer_waits() -> None:
+    once = with_waiting(task(node("a")), frozenset({"a.1"}))
+    assert not with_waiting(once, frozenset()).nodes[0].waiting
+
+
+NOTES: list[tuple[NodeView, str]] = [
+    (node(), ""),
+    (node(waiting=True), "no worker has taken it yet"),
+    (node(note=ERROR), f"last attempt: {ERROR}"),
+    (node(note=ERROR, waiting=True), f"no worker has taken it yet; last attempt: {ERROR}"),
+    (node(status="cancelling", note=ERROR), f"last attempt: {ERROR}"),
+    (node(status="failed", note=ERROR), ERROR),
+    (node(status="skipped", note="upstream_failed"), "upstream_failed"),
+]
+
+
+@pytest.mark.parametrize(("view", "reported"), NOTES)
+def test_note_shows_what_a_node_waits_for_and_the_node_of_an_error(view: NodeView, reported: str) -> None:
+    assert node_note(view) == reported
+
+
+def test_long_wait_is_shown_in_minutes_and_hours() -> None:
+    retry_soon = node(status="deferred", next_retry_at=time.time() + 5_400.2, note=ERROR)
+    assert node_note(retry_soon) == f"retry in 1 h 30 min: {ERROR}"
+    assert node_note(node(status="deferred", next_retry_at=time.time() - 5)) == "retry in 0 s"
+
+
+def test_without_a_terminal_a_taken_node_gets_its_own_line() -> None:
+    out = io.StringIO()
+    lines = Lines(Console(file=out, width=200))
+    for view in (task(node(waiting=True)), task(node(waiting=True)), task(node())):
+        lines.show(view, [])
+    reported = [line.partition(" s  ")[2] for line in out.getvalue().splitlines()]
+    assert reported == ["enrich  running, attempt 1 (no worker has taken it yet)", node_line(node())]
+
+
+def test_status_shows_complete_errors() -> None:
+    shown = printed(task_table(task(node(status="failed", note=ERROR)), wide=True), width=90)
+    assert "…" not in shown
+    assert [word for word in ERROR.split() if word not in shown] == []
+
+
+def test_watched_task_has_one_line_for_each_node() -> None:
+    shown = printed(task_table(task(node(status="failed", note=ERROR)), "task orders", rows=5), width=90)
+    assert len(shown.strip().splitlines()) == 4
+    assert "…" in shown
+
+
+def test_watched_table_shows_how_long_it_has_been_watched() -> None:
+    out = io.StringIO()
+    with screen(Console(file=out, width=90, height=30, force_terminal=True, color_system=None)) as shown:
+        shown.show(task(node()), ["no worker polls role enrich"])
+    assert "task orders: running (watched for 0 s)" in out.getvalue()
+    assert "! no worker polls role enrich" in out.getvalue()
+
+
+def test_list_shows_the_time_zone_of_its_times() -> None:
+    summary = TaskSummary(task_id="orders", status=TaskStatus.RUNNING, started_at="2026-01-31T12:00:00+00:00")
+    head, row = printed(tasks_table([summary], wide=False)).splitlines()
+    assert "created (UTC)" in head
+    assert "2026-01-31 12:00" in row
+
+
+class FakeServers:
+    """Temporal with an engine whose workflow omits nodes from its query result, and without MongoDB."""
+
+    def __init__(self, omitted: int) -> None:
+        self.omitted = omitted
+
+    def handle(self, task_id: str) -> FakeServers:
+        """Return the task's workflow."""
+        return self
+
+    async def query(self, name: str, **options: Any) -> dict[str, Any]:
+        """Return the query result of the workflow."""
+        nodes = [{"node_id": "a", "type": "r", "status": "failed", "attempt_epoch": 1}]
+        return {"status": "running", "nodes": nodes, "nodes_omitted": self.omitted}
+
+    async def batches(self, task_id: str) -> dict[str, int]:
+        """Return no batches."""
+        return {}
+
+
+@pytest.mark.parametrize("omitted", [0, 3])
+async def test_truncated_workflow_status_is_not_used_for_the_view(
+    omitted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def polled(*args: Any, **options: Any) -> bool:
+        return True
+
+    monkeypatch.setattr(task_view, "polled", polled)
+    servers: Any = SimpleNamespace(temporal=None, tasks=FakeServers(omitted), catalog=FakeServers(omitted))
+    description: Any = SimpleNamespace(task_queue="flowkit")
+    seen = await task_view.Looker(servers, "t", description)._asked()
+    assert (seen is None) == bool(omitted)
