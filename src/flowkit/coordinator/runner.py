@@ -172,7 +172,13 @@ class Coordinator:
 
     async def _connect(self) -> Client:
         client = self._given_client or await connect()
-        self._client = TaskClient(client, self._tasks, queue=self.cfg.queue, max_nodes=self.cfg.max_nodes)
+        self._client = TaskClient(
+            client,
+            self._tasks,
+            queue=self.cfg.queue,
+            max_nodes=self.cfg.max_nodes,
+            external_roles=self.cfg.worker_types,
+        )
         return client
 
     async def _run(self, client: Client, settings: Settings, namespace: Namespace) -> None:
