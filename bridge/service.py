@@ -99,13 +99,14 @@ class Bridge:
         self.supervisor = Supervisor(
             context, delivery=self.delivery, signals=self.signals, inputs=inputs, commands=self.commands
         )
+        self._placement = Placement(context, lambda: self.supervisor.records)
         self.dispatcher = Dispatcher(
             context,
             delivery=self.delivery,
             signals=self.signals,
             supervisor=self.supervisor,
             inputs=inputs,
-            sender=CommandSender(context, Placement(context, lambda: self.supervisor.records)),
+            sender=CommandSender(context, self._placement),
         )
         self._provisioner = Provisioner(connection, context.config)
         self._outage = OutageLogger("the bridge cannot use its Kafka topics")
@@ -188,6 +189,7 @@ class Bridge:
         await self.delivery.stop()
         await self.supervisor.stop()
         await self.signals.stop()
+        await self._placement.stop()
         await self.context.producer.stop()
         await self.context.offsets.close()
 
