@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from flowkit import reason_codes
@@ -173,4 +173,10 @@ def update(attempt: Supervised, record: Dispatch) -> None:
             attempt.asked, attempt.suspected = False, {}
     elif record.lease is not None:
         attempt.asked, attempt.suspected = False, {}
-    attempt.record = record
+    attempt.record = _with_known(record, attempt.record)
+
+
+def _with_known(record: Dispatch, known: Dispatch) -> Dispatch:
+    """Return `record` with what this process already knows, because it may be older than the latest writes."""
+    offset = known.offset if record.offset is None else record.offset
+    return replace(record, offset=offset, cancel=record.cancel or known.cancel)

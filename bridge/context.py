@@ -53,6 +53,8 @@ class BridgeContext:
     """Settings and connections of one bridge. Its code runs on one loop, MongoDB's driver possibly on another."""
 
     bridge_id: str
+    roles: tuple[str, ...]
+    """The roles that this bridge serves."""
     config: CoordinatorConfig
     client: Client
     stores: Stores

@@ -75,6 +75,7 @@ class Bridge:
         )
         self.context = BridgeContext(
             bridge_id=self.bridge_id,
+            roles=self.roles,
             config=config,
             client=client,
             stores=Stores(tasks=tasks, artifacts=artifacts),

@@ -78,8 +78,8 @@ class StatusEvents:
         for event in events:
             by_node.setdefault(event.node, []).append(event)
         found = await self._dispatches(events)
-        await asyncio.gather(*(self._handle_node(some, found, at) for some in by_node.values()))
-        await self._log(events, at)
+        nodes = (self._handle_node(some, found, at) for some in by_node.values())
+        await asyncio.gather(self._log(events, at), *nodes)
         self.handled += len(events)
 
     def _read(self, record: ConsumerRecord[bytes, bytes]) -> StatusEvent | None:
@@ -137,14 +137,16 @@ class StatusEvents:
     async def _accept(self, run: NodeRun, record: Dispatch, event: StatusEvent) -> None:
         """Make the sender of `event` the owner of the run. Cancel the earlier owner, if it is another worker."""
         lease, at = new_lease(record, event, run.at), run.at
-        taken = await self._context.db(lambda: self._stores.dispatches.accept(record, lease, at))
+        taken, _ = await asyncio.gather(
+            self._context.db(lambda: self._stores.dispatches.accept(record, lease, at)),
+            self._show_lease(record, lease, event, at),
+        )
         if not taken:
             await self._reload(run, event)
             return
         accepted_at = record.accepted_at if record.accepted_at is not None else at
         past = (*record.past_leases, *([record.lease.lease_id] if record.lease else []))
-        run.put(replace(record, lease=lease, past_leases=past, accepted_at=accepted_at))
-        await self._show_lease(record, lease, event, at)
+        run.accepted(replace(record, lease=lease, past_leases=past, accepted_at=accepted_at))
         if record.lease is not None and record.lease.worker_id != event.worker_id:
             self._signals.cancel(record.attempt, reason_codes.STALE_EPOCH, worker_id=record.lease.worker_id)
         self._supervisor.saw(run.records[record.key])
@@ -174,7 +176,6 @@ class StatusEvents:
         elif isinstance(event.event, EvBatchFailed):
             await self._store_failed_batch(record, event, event.event, run.at)
         elif event.event.kind in TERMINAL:
-            await self._write_renewals(run)
             await self._end(run, record.key, event)
 
     async def _store_batches(self, run: NodeRun, events: Sequence[StatusEvent]) -> None:
@@ -224,9 +225,9 @@ class StatusEvents:
 
     async def _end(self, run: NodeRun, key: str, event: StatusEvent) -> None:
         record = run.records[key]
-        outcome = of_event(record, event, run.at)
+        outcome, batches = of_event(record, event, run.at), run.take_batches(key)
         if isinstance(event.event, EvTaskDone) and record.pull is not None and record.cancel is None:
-            held = await self._context.db(lambda: self._stores.dispatches.hold(key, outcome))
+            held = await self._context.db(lambda: self._stores.dispatches.hold(key, outcome, batches))
             if held is not None:
                 run.put(held)
                 if (ended := await self._inputs.check(held)) is not None:
@@ -235,12 +236,12 @@ class StatusEvents:
                 else:
                     self._supervisor.saw(held)
             return
-        ended = await self._store_outcome(key, outcome)
+        ended = await self._store_outcome(key, outcome, batches)
         if ended is not None:
             run.put(ended)
 
-    async def _store_outcome(self, key: str, outcome: Outcome) -> Dispatch | None:
-        ended = await self._context.db(lambda: self._stores.dispatches.end(key, outcome))
+    async def _store_outcome(self, key: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
+        ended = await self._context.db(lambda: self._stores.dispatches.end(key, outcome, batches))
         if ended is not None:
             self._ended(ended)
         return ended
@@ -251,8 +252,8 @@ class StatusEvents:
 
     async def _write_renewals(self, run: NodeRun) -> None:
         """Write the renewed leases of a poll with one update for each attempt."""
-        for key, batches in run.take_renewals():
-            await self._write_renewal(run.records[key], batches, run.at)
+        for key in run.due_renewals():
+            await self._write_renewal(run.records[key], run.take_batches(key), run.at)
 
     async def _write_renewal(self, record: Dispatch, batches: int, at: float) -> None:
         lease = record.lease

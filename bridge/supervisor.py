@@ -12,8 +12,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from temporalio.client import AsyncActivityCancelledError, WorkflowExecutionStatus
+from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
+from flowkit import reason_codes
 from flowkit.adapters.dispatches.record import DispatchState
 from flowkit.attempt.liveness import heartbeat_pause_sec
 from flowkit.bridge.attempt_checks import AttemptChecks, Supervised, update
@@ -39,6 +41,11 @@ _FULL_READ_SEC = 15.0
 _CONCURRENT_HEARTBEATS = 20
 _RPC_TIMEOUT = timedelta(seconds=10)
 _FLAG_POLL_SEC = 1.0
+_ORPHANS_SEC = 60.0
+_ORPHAN_AGE_SEC = 600.0
+"""Age of the last change after which the bridge checks whether an attempt still exists in Temporal."""
+
+_RELEASE_SEC = 5.0
 
 
 class Supervisor:
@@ -66,6 +73,7 @@ class Supervisor:
         self._read_at = 0.0
         self._full_read_at = 0.0
         self._flags_at = 0.0
+        self._orphans_at = context.now()
 
     @property
     def attempts(self) -> int:
@@ -94,6 +102,7 @@ class Supervisor:
         await self._refresh()
         await self._read_flags()
         self._start_heartbeats()
+        await self._end_orphans()
         await self._commands.refresh(self.records)
         self._waits.refresh(self.records)
         for attempt in [*self._attempts.values()]:
@@ -103,12 +112,30 @@ class Supervisor:
                 _logger.warning("could not check node %s: %s", attempt.record.attempt.node_id, error)
 
     async def stop(self) -> None:
-        """Stop heartbeats, and let other bridges adopt the attempts at once."""
+        """Stop heartbeats, and return the attempts to Temporal, so that the next bridge adopts them at once."""
         beating = [*self._beating]
         for each in beating:
             each.cancel()
         await asyncio.gather(*beating, return_exceptions=True)
         await self._waits.stop()
+        releases = [
+            asyncio.create_task(self._release(each.record))
+            for each in self._attempts.values()
+            if not each.record.cancel
+        ]
+        if releases:
+            _, pending = await asyncio.wait(releases, timeout=_RELEASE_SEC)
+            for each in pending:
+                each.cancel()
+
+    async def _release(self, record: Dispatch) -> None:
+        """Fail this try of the activity. Temporal schedules the next one, which waits for a bridge."""
+        error = ApplicationError("the bridge is stopping", type=reason_codes.BRIDGE_STOPPING)
+        async with self._slots:
+            try:
+                await self._context.activity(record).fail(error, rpc_timeout=_RPC_TIMEOUT)
+            except RPCError as problem:
+                _logger.info("attempt %s was not returned: %s", record.key, problem.message)
 
     @property
     def records(self) -> list[Dispatch]:
@@ -199,20 +226,37 @@ class Supervisor:
     async def _unknown_to_temporal(self, attempt: Supervised) -> None:
         """Stop supervising an attempt that Temporal no longer waits for. If its workflow is closed, end it."""
         record = attempt.record
-        run = self._context.client.get_workflow_handle(record.attempt.task_id, run_id=record.run_id)
-        try:
-            description = await run.describe(rpc_timeout=_RPC_TIMEOUT)
-            closed = description.status is not WorkflowExecutionStatus.RUNNING
-        except RPCError as error:
-            if error.status is not RPCStatusCode.NOT_FOUND:
-                return
-            closed = True
+        closed = await self._is_closed(record)
+        if closed is None or self._attempts.get(record.key) is not attempt:
+            return
         if closed:
             await self._checks.end(attempt, cancelled(self._context.now()), stop_worker=True)
         else:
             owner = self._context.bridge_id
             await self._context.db(lambda: self._dispatches.disown(record.key, owner))
             self.drop(record.key)
+
+    async def _is_closed(self, record: Dispatch) -> bool | None:
+        """Return whether the workflow run of an attempt has ended; None if Temporal is unavailable."""
+        run = self._context.client.get_workflow_handle(record.attempt.task_id, run_id=record.run_id)
+        try:
+            description = await run.describe(rpc_timeout=_RPC_TIMEOUT)
+        except RPCError as error:
+            return True if error.status is RPCStatusCode.NOT_FOUND else None
+        return description.status is not WorkflowExecutionStatus.RUNNING
+
+    async def _end_orphans(self) -> None:
+        """End records that no bridge supervises and whose workflow has ended, for example by *Terminate*."""
+        now = self._context.now()
+        if now - self._orphans_at < _ORPHANS_SEC:
+            return
+        self._orphans_at = now
+        roles, before = self._context.roles, now - _ORPHAN_AGE_SEC
+        for record in await self._context.db(lambda: self._dispatches.unchanged_since(before, roles)):
+            if record.key not in self._attempts and await self._is_closed(record):
+                await self._checks.end(
+                    Supervised(record=record), cancelled(now), stop_worker=record.lease is not None
+                )
 
     async def _request_cancel(self, attempt: Supervised, reason: str | None) -> None:
         record, now = attempt.record, self._context.now()

@@ -180,6 +180,8 @@ def test_the_four_links_point_to_the_folders_at_the_root(name: str) -> None:
     ("module", "forbidden"),
     [
         ("flowkit", ["motor", "pymongo", "temporalio", "flowkit.models", "flowkit.config"]),
+        ("flowkit.cli.up.processes", ["aiokafka"]),
+        ("flowkit.cli.doctor.checks", ["aiokafka"]),
         ("flowkit.workflows.task", ["motor", "pymongo", "flowkit.adapters", "flowkit.activities"]),
         ("flowkit.workflows.scheduler", ["motor", "pymongo", "temporalio"]),
         ("flowkit.graph.validation", ["motor", "pymongo", "temporalio"]),

@@ -123,8 +123,7 @@ class DispatchStore:
             "$max": {"lease.expires_at": lease.expires_at, "lease.worker_ts_ms": lease.worker_ts_ms},
             "$set": {"lease.ttl_sec": lease.ttl_sec, "updated_at": moment(at)},
         }
-        if batches:
-            update["$inc"] = {"batches": batches}
+        update |= _counted(batches)
         held = {"_id": key, "state": _OPEN, "lease.lease_id": lease.lease_id}
         done = await self._records.update_one(held, update)
         return bool(done.matched_count)
@@ -156,14 +155,14 @@ class DispatchStore:
         return from_document(found) if found else None
 
     @translate_errors
-    async def hold(self, key: str, outcome: Outcome) -> Dispatch | None:
+    async def hold(self, key: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
         """Store the outcome of an open attempt whose inputs a bridge has to check. Return None if it is not open."""
-        return await self._move({"_id": key, "state": _OPEN}, _FINISHING, outcome)
+        return await self._move({"_id": key, "state": _OPEN}, _FINISHING, outcome, batches)
 
     @translate_errors
-    async def end(self, key: str, outcome: Outcome) -> Dispatch | None:
+    async def end(self, key: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
         """Store the final outcome of an active attempt, and return the record; None if it has ended already."""
-        return await self._move({"_id": key, "state": _ACTIVE}, DispatchState.ENDED.value, outcome)
+        return await self._move({"_id": key, "state": _ACTIVE}, DispatchState.ENDED.value, outcome, batches)
 
     @translate_errors
     async def end_unchanged(self, record: Dispatch, outcome: Outcome) -> Dispatch | None:
@@ -177,10 +176,11 @@ class DispatchStore:
             {"_id": record.key, "state": _OPEN, **same}, DispatchState.ENDED.value, outcome
         )
 
-    async def _move(self, held: Fields, state: str, outcome: Outcome) -> Dispatch | None:
+    async def _move(self, held: Fields, state: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
+        """Move a record to `state` if it matches `held`, and add `batches` to its count of stored batches."""
         stored = {"state": state, "outcome": outcome_fields(outcome), "updated_at": moment(outcome.at)}
         found = await self._records.find_one_and_update(
-            held, {"$set": stored}, return_document=ReturnDocument.AFTER
+            held, {"$set": stored, **_counted(batches)}, return_document=ReturnDocument.AFTER
         )
         return from_document(found) if found else None
 
@@ -198,6 +198,12 @@ class DispatchStore:
         if since is None:
             return await self._read({"owner": owner, "state": _ACTIVE})
         return await self._read({"owner": owner, "updated_at": {"$gte": moment(since)}})
+
+    @translate_errors
+    async def unchanged_since(self, before: float, roles: Iterable[str], limit: int = 100) -> list[Dispatch]:
+        """Return active records of `roles` that have not changed since `before`."""
+        wanted = {"state": _ACTIVE, "role": {"$in": list(roles)}, "updated_at": {"$lt": moment(before)}}
+        return [from_document(document) async for document in self._records.find(wanted).limit(limit)]
 
     @translate_errors
     async def disown(self, key: str, owner: str) -> None:
@@ -237,6 +243,10 @@ class DispatchStore:
 
     async def _read(self, wanted: Fields) -> list[Dispatch]:
         return [from_document(document) async for document in self._records.find(wanted)]
+
+
+def _counted(batches: int) -> Fields:
+    return {"$inc": {"batches": batches}} if batches else {}
 
 
 def _lease(lease: WorkerLease) -> dict[str, Any]:

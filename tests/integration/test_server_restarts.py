@@ -10,8 +10,8 @@ import pytest
 
 from flowkit.local import MongoServer, TemporalServer
 from flowkit.models import TaskStatus
-from tests.conftest import keep_logs
 from tests.integration.harness import Harness, eventually, node, wait_seconds
+from tests.servers import copy_logs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ async def own(
         yield harness, temporal, mongo
         await harness.close()
         if request.session.testsfailed:
-            keep_logs(tmp_path)
+            copy_logs(tmp_path)
 
 
 async def started(harness: Harness) -> str:

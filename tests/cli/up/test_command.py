@@ -8,7 +8,6 @@ import pytest
 from tests.cli.up.up_process import (
     environment_without_servers,
 )
-from tests.local.processes import create_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,13 +100,3 @@ def test_install_prints_the_source_of_each_server(program: Program, tmp_path: Pa
         "up", "--install", "--only", "mongo", env={"PATH": str(tmp_path), "FLOWKIT_SERVERS": ""}
     )
     assert (output.code, output.out) == (0, f"mongo: {mongod} (path)\n")
-
-
-def test_install_includes_kafka_only_for_external_roles(program: Program, tmp_path: Path) -> None:
-    for name in ("mongod", "kafka-server-start", "kafka-storage"):
-        create_program(tmp_path / "bin" / name)
-    env = {"PATH": str(tmp_path / "bin"), "FLOWKIT_SERVERS": ""}
-    arguments = ("up", "--install", "--only", "mongo")
-    assert program.run(*arguments, env=env).out.count("\n") == 1
-    output = program.run(*arguments, "--external", "indexer", env=env)
-    assert output.out.splitlines()[1:] == [f"kafka: {tmp_path / 'bin' / 'kafka-server-start'} (path)"]

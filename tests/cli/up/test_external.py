@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.cli.up.up_process import UpProcess, environment_without_servers, free_port_base
 from tests.kafka_server import Broker
+from tests.local.processes import create_program
 
 from flowkit.cli.kafka import accepts_connections
 from flowkit.cli.up.monitor import create_rows
@@ -18,6 +19,8 @@ from flowkit.local.ports import is_free
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from tests.cli.conftest import Program
 
 
 @pytest.mark.server
@@ -36,6 +39,7 @@ async def test_it_starts_a_broker_and_exports_its_address(
 
     assert started.stop() == 0
     assert "stopping kafka, mongo" in started.lines
+    assert "kafka: not responding" not in started.lines
     assert is_free(base + 4)
     assert (data / "kafka" / "data" / "cmd.indexer.v1-0").is_dir()
 
@@ -57,3 +61,13 @@ async def test_one_reachable_broker_is_enough() -> None:
         port = server.sockets[0].getsockname()[1]
         assert await accepts_connections(f"127.0.0.1:1, 127.0.0.1:{port}", 5)
     assert not await accepts_connections("127.0.0.1:1, 127.0.0.1:no", 5)
+
+
+def test_install_includes_kafka_only_for_external_roles(program: Program, tmp_path: Path) -> None:
+    for name in ("mongod", "kafka-server-start", "kafka-storage"):
+        create_program(tmp_path / "bin" / name)
+    env = {"PATH": str(tmp_path / "bin"), "FLOWKIT_SERVERS": ""}
+    arguments = ("up", "--install", "--only", "mongo")
+    assert program.run(*arguments, env=env).out.count("\n") == 1
+    printed = program.run(*arguments, "--external", "indexer", env=env)
+    assert printed.out.splitlines()[1:] == [f"kafka: {tmp_path / 'bin' / 'kafka-server-start'} (path)"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from flowkit.local import Stack
+    from tests.kafka_server import Broker
 
 
 @dataclass
@@ -50,16 +50,6 @@ class Names:
 
 
 @pytest.fixture(scope="session")
-def broker_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a broker that all tests share; `KAFKA_BOOTSTRAP_SERVERS` wins."""
-    if given := os.environ.get("KAFKA_BOOTSTRAP_SERVERS"):
-        yield given
-        return
-    with Kafka(tmp_path_factory.mktemp("broker")) as broker:
-        yield broker.bootstrap_servers
-
-
-@pytest.fixture(scope="session")
 def frail_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """A broker that tests may stop and restart. A test leaves it running."""
     with Kafka(tmp_path_factory.mktemp("frail-broker")) as broker:
@@ -67,9 +57,9 @@ def frail_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 
 
 @pytest.fixture
-def names(broker_address: str) -> Names:
+def names(kafka: Broker) -> Names:
     """Names at the shared broker."""
-    return Names(broker_address)
+    return Names(kafka.bootstrap_servers)
 
 
 @pytest.fixture

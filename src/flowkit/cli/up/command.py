@@ -26,11 +26,6 @@ def up(
             help="Start only these: temporal, mongo, engine, worker. Separate with commas, or repeat."
         ),
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder that keeps data and logs. Without it, a temporary folder.")
-    ] = None,
-    port_base: PortBase = None,
-    functions: Functions = None,
     external: Annotated[
         list[str] | None,
         typer.Option(
@@ -38,6 +33,11 @@ def up(
             "Separate with commas, or repeat."
         ),
     ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder that keeps data and logs. Without it, a temporary folder.")
+    ] = None,
+    port_base: PortBase = None,
+    functions: Functions = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Number of worker processes.  [default: 1]")
     ] = None,
