@@ -16,8 +16,9 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from flowkit.local import Stack
     from tests.kafka_server import Broker
+
+    from flowkit.local import Stack
 
 ROOT = Path(__file__).parents[2]
 FILES = {f"shop/part_{number}.py": f"def go_{number}(x):\n    return x or 0\n" for number in range(6)}
