@@ -71,10 +71,8 @@ class BareBridge:
         running = {f"{path}.status": "running", f"{path}.attempt_epoch": 1, f"{path}.started_at": _now()}
         await self._db.tasks.update_one(held, {"$set": running})
         command = json.dumps(_command(task, node)).encode()
-        sent = await self._producer.send_and_wait(
-            f"cmd.{ROLE}.v1", command, key=f"{task}:{node}".encode()
-        )
-        offset = asyncio.create_task(
+        sent = await self._producer.send_and_wait(f"cmd.{ROLE}.v1", command, key=f"{task}:{node}".encode())
+        offset = asyncio.ensure_future(
             self._db.dispatches.update_one({"_id": record}, {"$set": {"offset": sent.offset}})
         )
         while not await self._events(key, record, path):
@@ -110,9 +108,7 @@ class BareBridge:
                 return True
         return False
 
-    async def _accepted(
-        self, event: dict[str, Any], key: dict[str, Any], record: str, path: str
-    ) -> None:
+    async def _accepted(self, event: dict[str, Any], key: dict[str, Any], record: str, path: str) -> None:
         lease = event["payload"]
         await asyncio.gather(
             self._db.dispatches.update_one({"_id": record, "state": "open"}, {"$set": {"lease": lease}}),
@@ -124,7 +120,9 @@ class BareBridge:
         metrics = event["payload"]["metrics"]
         await asyncio.gather(
             self._db.metrics_raw.insert_one({**batch, "metrics": metrics}),
-            self._db.artifacts.insert_one({**batch, "status": "partial", "meta": metrics, "created_at": _now()}),
+            self._db.artifacts.insert_one(
+                {**batch, "status": "partial", "meta": metrics, "created_at": _now()}
+            ),
         )
 
     async def _done(self, event: dict[str, Any], key: dict[str, Any], record: str, path: str) -> None:

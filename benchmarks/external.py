@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.bare_bridge import ROLE as BARE_ROLE
 from benchmarks.bare_bridge import BareBridge
 from flowkit import CoordinatorConfig
+from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.bridge.kafka.connection import KafkaConnection
 from flowkit.bridge.kafka.topics import Provisioner
+from flowkit.client import TaskClient
+from flowkit.connection import connect
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from flowkit.client import TaskClient
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
 ROLE = "external"
 QUEUE = "external-benchmark"
@@ -70,6 +72,17 @@ def by_loop(bare: BareBridge) -> Callable[[], Awaitable[float]]:
         return await bare.chain(NODES) / NODES * 1000
 
     return run
+
+
+@asynccontextmanager
+async def sides(mongo: Any, bootstrap: str) -> AsyncIterator[dict[str, Callable[[], Awaitable[float]]]]:
+    """Yield a function for each side that runs a chain and returns its milliseconds per node."""
+    tasks = TaskClient(await connect(), TaskStore(mongo[DATABASE]), queue=QUEUE)
+    bare = await bare_loop(mongo, bootstrap)
+    try:
+        yield {"baseline": by_loop(bare), "flowkit": by_flowkit(tasks)}
+    finally:
+        await bare.stop()
 
 
 async def bare_loop(mongo: Any, bootstrap: str) -> BareBridge:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flowkit.attempt.outages import OutageLogger
-from flowkit.bridge.context import workers_group
+from flowkit.bridge.kafka.topics import worker_group
 from flowkit.bridge.rules.dispatch_check import CommandState, command_state, queue_position
 from flowkit.errors import KafkaUnavailable
 
@@ -61,7 +61,7 @@ class CommandWatch:
             self._outage.recovered()
 
     async def _read(self, role: str, waiting: int) -> RoleQueue:
-        group, offsets = workers_group(role), self._context.offsets
+        group, offsets = worker_group(role), self._context.offsets
         committed = await offsets.committed(group, self._context.topics.cmd(role))
         members = await offsets.members(group)
         return RoleQueue(committed=committed, members=len(members), waiting=waiting)

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flowkit.bridge.context import workers_group
+from flowkit.bridge.kafka.topics import worker_group
 from flowkit.bridge.rules.partitions import choose
 from flowkit.errors import KafkaUnavailable
 
@@ -96,10 +96,10 @@ class Placement:
     async def _read_owners(self, role: str, known: _Role) -> None:
         topic = self._context.topics.cmd(role)
         try:
-            members = await self._context.offsets.members(workers_group(role))
+            members = await self._context.offsets.members(worker_group(role))
             partitions = await self._context.offsets.partitions(topic)
         except KafkaUnavailable as error:
-            _logger.debug("the members of %s cannot be read: %s", workers_group(role), error)
+            _logger.debug("the members of %s cannot be read: %s", worker_group(role), error)
             return
         known.owners = {
             partition: member

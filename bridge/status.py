@@ -90,8 +90,13 @@ class StatusEvents:
             return None
 
     async def _dispatches(self, events: Iterable[StatusEvent]) -> dict[str, Dispatch]:
+        """Return the records that the events are about. Those that this process supervises need no read."""
         keys = {record_key(event) for event in events}
-        return await self._context.db(lambda: self._stores.dispatches.find_all(keys))
+        known = {key: record for key in keys if (record := self._supervisor.known(key)) is not None}
+        unknown = keys - known.keys()
+        if not unknown:
+            return known
+        return known | await self._context.db(lambda: self._stores.dispatches.find_all(unknown))
 
     async def _log(self, events: Sequence[StatusEvent], at: float) -> None:
         rows = worker_events(events)
@@ -152,8 +157,9 @@ class StatusEvents:
         self._supervisor.saw(run.records[record.key])
 
     async def _reload(self, run: NodeRun, event: StatusEvent) -> None:
-        """Read the record again after another bridge has changed it, and apply the event to its new state."""
-        run.records.update(await self._dispatches([event]))
+        """Read the record again, because another bridge has changed it."""
+        key = record_key(event)
+        run.records.update(await self._context.db(lambda: self._stores.dispatches.find_all([key])))
         if judge(run.record_of(event), event) is Verdict.ACCEPT:
             raise Fenced(f"the dispatch record of node {event.envelope.node_id!r} keeps changing")
 
@@ -262,6 +268,8 @@ class StatusEvents:
         dispatches = self._stores.dispatches
         if await self._context.db(lambda: dispatches.renew(record.key, lease, batches, at)):
             self._supervisor.saw(record)
+        else:
+            self._supervisor.refresh_soon()
 
     def _report_unknown(self, event: StatusEvent) -> None:
         """Log, once for each task, that a worker runs an attempt that this deployment has not dispatched."""

@@ -41,6 +41,9 @@ _FULL_READ_SEC = 15.0
 _CONCURRENT_HEARTBEATS = 20
 _RPC_TIMEOUT = timedelta(seconds=10)
 _FLAG_POLL_SEC = 1.0
+_FIRST_HEARTBEAT_SEC = 1.5
+"""Attempts that end within this time send no heartbeat, which limits the load of short nodes."""
+
 _ORPHANS_SEC = 60.0
 _ORPHAN_AGE_SEC = 600.0
 """Age of the last change after which the bridge checks whether an attempt still exists in Temporal."""
@@ -82,15 +85,24 @@ class Supervisor:
 
     def watch(self, record: Dispatch) -> None:
         """Start to supervise an attempt."""
-        self._attempts[record.key] = Supervised(record=record)
+        first = self._context.now() + min(_FIRST_HEARTBEAT_SEC, self._pause_sec(record.attempt.lease_ttl_sec))
+        self._attempts[record.key] = Supervised(record=record, next_heartbeat=first)
+
+    def known(self, key: str) -> Dispatch | None:
+        """Return the record of a supervised attempt as this process knows it, or None.
+
+        Another bridge may have changed it. Every write about an attempt is conditional, so such a change is noticed.
+        """
+        attempt = self._attempts.get(key)
+        return None if attempt is None else attempt.record
 
     def saw(self, record: Dispatch) -> None:
         """Take note of a change that this process has made to a record."""
         if (attempt := self._attempts.get(record.key)) is not None:
             update(attempt, record)
 
-    def expired(self, key: str) -> None:
-        """Check an attempt at once, because its worker has stopped or restarted. Attempts of other bridges are theirs."""
+    def refresh_soon(self) -> None:
+        """Read all records at the next tick, because some have changed without a notice to this supervisor."""
         self._full_read_at = 0.0
 
     def drop(self, key: str) -> None:
