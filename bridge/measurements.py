@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from flowkit.attempt.background import BackgroundLoop
 from flowkit.attempt.bridge_health import RoleHealth
-from flowkit.bridge.context import workers_group
+from flowkit.bridge.kafka.topics import worker_group
 from flowkit.errors import FlowKitError, KafkaUnavailable
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class Measurements:
         context, offsets = self._context, self._context.offsets
         return RoleHealth(
             role=role,
-            workers=len(await offsets.members(workers_group(role))),
-            queued=await offsets.lag(workers_group(role), context.topics.cmd(role)),
+            workers=len(await offsets.members(worker_group(role))),
+            queued=await offsets.lag(worker_group(role), context.topics.cmd(role)),
             status_lag=await offsets.lag(context.status_group(role), context.topics.status(role)),
         )
 
