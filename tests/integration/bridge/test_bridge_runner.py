@@ -17,6 +17,7 @@ from flowkit.bridge_runner import BridgeRunner
 from flowkit.errors import ConfigError
 from flowkit.local.ports import free_port
 from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT, eventually, node
+from tests.kafka_server import Broker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -142,7 +143,7 @@ async def test_without_kafka_a_bridge_warns_and_keeps_trying(
 async def test_malformed_records_are_counted_by_topic(external: ExternalTasks) -> None:
     await external.served_engine()
     topic = external.config.topic_status(external.role)
-    await external.bridge.context.producer.send(topic, "k", b"no JSON")
+    await Broker(bootstrap_servers=external.names.bootstrap).produce(topic, b"no JSON")
 
     async def counted() -> bool:
         bridge = external.coordinator.health().bridge
