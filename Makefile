@@ -65,10 +65,10 @@ fuzz: setup ## Property tests with twenty times the examples, and new ones each 
 	FLOWKIT_THOROUGH=1 $(BIN)/pytest -q -n $(JOBS) --dist worksteal -o timeout=3600 \
 		tests/unit/test_graph_properties.py tests/unit/test_validation_fuzz.py tests/contract/test_vars_model.py tests/contract/test_group_commit.py
 
-demo: setup ## Index a source tree: make demo [SOURCE=folder] [WORKERS=3] [CHAOS=1] [KEEP=1] [REPORT=file].
+demo: setup ## Index a source tree: make demo [SOURCE=folder] [WORKERS=3] [CHAOS=1] [EXTERNAL=1] [KEEP=1] [REPORT=file].
 	@PYTHONPATH=examples $(BIN)/python -m code_index $(if $(SOURCE),--source "$(SOURCE)") \
 		$(if $(WORKERS),--workers "$(WORKERS)") $(if $(filter-out 0,$(CHAOS)),--chaos) \
-		$(if $(filter-out 0,$(KEEP)),--keep) $(if $(REPORT),--report "$(REPORT)")
+		$(if $(filter-out 0,$(EXTERNAL)),--external) $(if $(filter-out 0,$(KEEP)),--keep) $(if $(REPORT),--report "$(REPORT)")
 
 bench: setup ## Compare FlowKit with a hand-written workflow (some minutes).
 	@PYTHONPATH=. $(BIN)/python -m benchmarks

@@ -119,12 +119,19 @@ class TaskClient:
     """Starts, awaits, lists and cancels the tasks of one deployment."""
 
     def __init__(
-        self, client: Client, tasks: TaskStore, *, queue: str, max_nodes: int = limits.MAX_NODES
+        self,
+        client: Client,
+        tasks: TaskStore,
+        *,
+        queue: str,
+        max_nodes: int = limits.MAX_NODES,
+        external_roles: Collection[str] = (),
     ) -> None:
         self._client = client
         self._tasks = tasks
         self._queue = queue
         self._max_nodes = max_nodes
+        self._external_roles = frozenset(external_roles)
         self._catalog = TaskCatalog(tasks.database)
         self._namespace = Namespace(client)
 
@@ -152,7 +159,7 @@ class TaskClient:
         return task_id
 
     def _check(self, task_id: str, given: dict[str, Any], functions: Collection[str] | None) -> None:
-        graph = checked(task_id, given, max_nodes=self._max_nodes)
+        graph = checked(task_id, given, max_nodes=self._max_nodes, external_roles=self._external_roles)
         for warning in graph.warnings:
             _logger.warning("task %s: %s", task_id, warning)
         if functions is not None:

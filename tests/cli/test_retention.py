@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.cli.conftest import Program, ProgramOutput
     from tests.integration.harness import Harness
 
-TASK_COLLECTIONS = ("artifacts", "metrics_raw", "stream_progress", "worker_events")
+TASK_COLLECTIONS = ("artifacts", "metrics_raw", "stream_progress", "worker_events", "dispatches")
 
 
 @pytest.mark.parametrize(

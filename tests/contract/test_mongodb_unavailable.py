@@ -42,6 +42,8 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "begin_attempt": lambda tasks: tasks.begin_attempt(attempt(), RUN, {}, AT),
     "reopen": lambda tasks: tasks.reopen(TASK, RUN),
     "extend_lease": lambda tasks: tasks.extend_lease(attempt(), RUN, 1, AT),
+    "show_lease": lambda tasks: tasks.show_lease(attempt(), RUN, {}, AT),
+    "show_wait": lambda tasks: tasks.show_wait(attempt(), RUN, "a worker", holders="bridge-"),
     "finish_attempt": lambda tasks: tasks.finish_attempt(attempt(), RUN, AT),
     "check_hold": lambda tasks: tasks.check_hold(attempt(), RUN),
     "cancel_flag": lambda tasks: tasks.cancel_flag(attempt()),

@@ -27,6 +27,7 @@ app = typer.Typer(
 _COMMANDS: dict[str, Callable[..., None]] = {
     "up": up,
     "engine": processes.engine,
+    "bridge": processes.bridge,
     "worker": processes.worker,
     "run": commands.run,
     "status": commands.status,

@@ -12,6 +12,8 @@ from flowkit.errors import ConfigError
 
 DEFAULT_MONGO_URL = "mongodb://localhost:27017"
 DEFAULT_DATABASE = "flowkit"
+DEFAULT_HEALTH_HOST = "127.0.0.1"
+"""Only this machine can read the health, unless the address is set."""
 
 
 def _checked_queue(given: str | None) -> str | None:
@@ -78,6 +80,18 @@ HealthPath = Annotated[
         help="File to which the process writes its health every five seconds.",
     ),
 ]
+HealthPort = Annotated[
+    int | None,
+    typer.Option(
+        envvar="FLOWKIT_HEALTH_PORT",
+        min=1,
+        max=65_535,
+        help="Serve the same data over HTTP on this port: status 200 if the process is healthy, else 503.",
+    ),
+]
+HealthHost = Annotated[
+    str, typer.Option(envvar="FLOWKIT_HEALTH_HOST", help="Address on which the health port listens.")
+]
 Functions = Annotated[
     list[str] | None, typer.Option("--function", help="Coordinator function, as NAME=module:function.")
 ]
@@ -86,6 +100,15 @@ NewTaskId = Annotated[
     str | None,
     typer.Option("--task-id", callback=_checked_new_id, help="Id of the task. Default: a new UUID."),
 ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HealthOptions:
+    """Where a process reports its health."""
+
+    file: str | None = None
+    port: int | None = None
+    host: str = DEFAULT_HEALTH_HOST
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

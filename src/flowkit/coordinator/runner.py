@@ -144,12 +144,17 @@ class Coordinator:
         return self._thread is not None and self._thread.alive
 
     def health(self) -> Health:
-        """Return whether the engine is running, the error that ended it, and the sweep's health. Contacts no server."""
+        """Return the state of the engine, of its background loops and of its bridge. Contacts no server."""
         error = self._thread.error if self._thread is not None else None
+        bridge = self._bridge
         return Health(
             running=self._running,
             error=None if error is None else str(error) or type(error).__name__,
-            loops=() if self._sweep is None else (self._sweep.health,),
+            loops=(
+                *(() if self._sweep is None else (self._sweep.health,)),
+                *(() if bridge is None else bridge.loops),
+            ),
+            bridge=None if bridge is None else bridge.health(),
         )
 
     async def start(self) -> None:
@@ -167,7 +172,13 @@ class Coordinator:
 
     async def _connect(self) -> Client:
         client = self._given_client or await connect()
-        self._client = TaskClient(client, self._tasks, queue=self.cfg.queue, max_nodes=self.cfg.max_nodes)
+        self._client = TaskClient(
+            client,
+            self._tasks,
+            queue=self.cfg.queue,
+            max_nodes=self.cfg.max_nodes,
+            external_roles=self.cfg.worker_types,
+        )
         return client
 
     async def _run(self, client: Client, settings: Settings, namespace: Namespace) -> None:
@@ -215,6 +226,7 @@ class Coordinator:
     async def stop(self) -> None:
         """Stop running tasks. They continue where they stopped once an engine is running again."""
         thread, self._thread = self._thread, None
+        self._bridge = None
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)

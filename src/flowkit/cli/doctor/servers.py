@@ -11,6 +11,7 @@ from temporalio.service import RPCError
 
 from flowkit import reason_codes
 from flowkit.adapters.mongo import words
+from flowkit.cli.doctor.external import check_external_roles
 from flowkit.cli.doctor.findings import Finding, bad, note, ok
 from flowkit.cli.errors import flat
 from flowkit.cli.servers import database, temporal_address, temporal_client, without_password
@@ -44,7 +45,12 @@ async def check_temporal(where: Where, *, configured: bool) -> list[Finding]:
         async with asyncio.timeout(TIMEOUT_SEC):
             client = await temporal_client()
             connected = ok("temporal", f"responds at {address}, namespace {namespace}")
-            return [connected, await _check_search_attributes(client), await _check_engine(client, where)]
+            return [
+                connected,
+                await _check_search_attributes(client),
+                await _check_engine(client, where),
+                *await check_external_roles(client, where.engine_queue),
+            ]
     except (FlowKitError, RPCError, TimeoutError) as error:
         return [
             _unreachable(

@@ -23,10 +23,11 @@ from flowkit.models import COORDINATOR_FN, NodeStatus, TaskStatus
 from flowkit.temporal_names import role_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from temporalio.client import Client, WorkflowExecutionDescription
 
+    from flowkit.adapters.tasks.task_queries import ExternalRun
     from flowkit.cli.servers import Servers
 
 T = TypeVar("T")
@@ -34,6 +35,8 @@ T = TypeVar("T")
 _QUERY_TIMEOUT = timedelta(seconds=5)
 _ALIVE_SEC = 70.0
 """Maximum age of a poll. A running process polls at least once a minute, but Temporal still lists stopped ones."""
+
+_NOT_ACCEPTED = "an external worker"
 
 _SCHEDULED = PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
 _ENDS = {
@@ -61,6 +64,10 @@ class NodeView:
     """Its last error, or why it was skipped."""
     waiting: bool = False
     """Whether its attempt is in the task queue of its role and no worker has started it."""
+    worker: str = ""
+    """The external worker that runs the attempt."""
+    waits_for: str = ""
+    """What the attempt waits for while no external worker has accepted it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +132,7 @@ class TaskReader:
             view = with_waiting(view, _not_taken(self._description))
             if not any(node.waiting for node in view.nodes):
                 break
-        return view
+        return with_external(view, await self._from_store(self._servers.catalog.external_runs) or {})
 
     async def _queried(self) -> TaskView | None:
         """Return the result of the workflow's query with the counts of batches.
@@ -198,6 +205,20 @@ def with_waiting(view: TaskView, not_taken: frozenset[str]) -> TaskView:
         for node in view.nodes
     )
     return replace(view, nodes=nodes)
+
+
+def with_external(view: TaskView, runs: Mapping[tuple[str, int], ExternalRun]) -> TaskView:
+    """Return `view` with the workers of the external attempts, or with what these attempts wait for."""
+    nodes = tuple(_with_run(node, runs.get((node.node_id, node.attempt))) for node in view.nodes)
+    return replace(view, nodes=nodes)
+
+
+def _with_run(node: NodeView, run: ExternalRun | None) -> NodeView:
+    if run is None or node.status not in (NodeStatus.RUNNING, NodeStatus.CANCELLING) or node.waiting:
+        return node
+    if run.worker_id is not None:
+        return replace(node, worker=run.worker_id, batches=max(node.batches, run.batches))
+    return replace(node, waits_for=run.waits_for or _NOT_ACCEPTED)
 
 
 async def missing(client: Client, queue: str, roles: list[str]) -> list[str]:

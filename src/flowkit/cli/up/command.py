@@ -29,7 +29,8 @@ def up(
     external: Annotated[
         list[str] | None,
         typer.Option(
-            help="Role that external workers serve through Kafka; starts a broker. Separate with commas, or repeat."
+            help="Role that external workers serve through Kafka; starts a broker and a bridge. "
+            "Separate with commas, or repeat."
         ),
     ] = None,
     data: Annotated[
