@@ -64,8 +64,8 @@ class StatusEvents:
         self._supervisor = supervisor
         self._inputs = inputs
         self._malformed = malformed
-        self._stored: OrderedDict[tuple[str, str], None] = OrderedDict()
-        """Batches that this process has stored, by dedup id and worker id."""
+        self._stored: OrderedDict[tuple[str, str], str] = OrderedDict()
+        """The workers whose batches this process has stored, by record key and batch uid."""
         self._unknown: OrderedDict[str, None] = OrderedDict()
         self.handled = 0
         """Number of events that this process has handled."""
@@ -134,7 +134,7 @@ class StatusEvents:
                 )
             case Verdict.ACCEPT if record is not None:
                 await self._accept(run, record, event)
-                if event.event.kind is not EventKind.TASK_ACCEPTED:
+                if judge(run.record_of(event), event) is Verdict.APPLY:
                     await self._apply(run, event)
             case Verdict.APPLY:
                 await self._apply(run, event)
@@ -185,15 +185,22 @@ class StatusEvents:
             await self._end(run, record.key, event)
 
     async def _store_batches(self, run: NodeRun, events: Sequence[StatusEvent]) -> None:
-        if events:
-            await asyncio.gather(*(self._store_batch(run, event) for event in events))
+        """Store batches concurrently, and each one once: a poll may contain duplicates."""
+        unique = {
+            (record_key(event), event.worker_id, getattr(event.event, "batch_uid", "")): event
+            for event in events
+        }
+        if unique:
+            await asyncio.gather(*(self._store_batch(run, event) for event in unique.values()))
 
     async def _store_batch(self, run: NodeRun, event: StatusEvent) -> None:
         record, batch = run.record_of(event), event.event
-        identity = (event.envelope.dedup_id, event.worker_id)
-        if record is None or not isinstance(batch, EvBatchOk) or identity in self._stored:
+        if record is None or not isinstance(batch, EvBatchOk):
             return
-        attempt, worker_id, at = record.attempt, event.worker_id, run.at
+        identity, worker_id = (record.key, batch.batch_uid), event.worker_id
+        if self._stored.get(identity) == worker_id:
+            return
+        attempt, at = record.attempt, run.at
         try:
             await self._context.db(
                 lambda: self._stores.artifacts.store_batch(
@@ -202,12 +209,16 @@ class StatusEvents:
             )
         except (*UNSTORABLE, StoreRefused) as error:
             await self._refuse(record, error, worker_id, at)
-            return
         except Fenced as error:
             _logger.info("batch %r was not stored: %s", batch.batch_uid, error)
-            return
-        run.count(record.key)
-        self._stored[identity] = None
+        else:
+            self._count(run, identity, worker_id)
+
+    def _count(self, run: NodeRun, identity: tuple[str, str], worker_id: str) -> None:
+        """Count a stored batch once, even if two workers with the same epoch have sent it (H16)."""
+        if identity not in self._stored:
+            run.count(identity[0])
+        self._stored[identity] = worker_id
         if len(self._stored) > _REMEMBERED_BATCHES:
             self._stored.popitem(last=False)
 

@@ -140,9 +140,9 @@ class DispatchStore:
 
     @translate_errors
     async def extend(self, key: str, lease_id: str, until: float, at: float) -> None:
-        """Extend a lease without an event of its worker."""
+        """Extend a lease without an event of its worker. A lease that has expired stays expired."""
         await self._records.update_one(
-            {"_id": key, "state": _OPEN, "lease.lease_id": lease_id},
+            {"_id": key, "state": _OPEN, "lease.lease_id": lease_id, "lease.expires_at": {"$gt": at}},
             {"$max": {"lease.expires_at": until}, "$set": {"updated_at": moment(at)}},
         )
 
