@@ -140,6 +140,22 @@ async def test_every_end_after_a_cancel_request_counts_as_cancelled(
     assert len(await external.rows(task_id, "extract")) == 1
 
 
+@pytest.mark.parametrize("handler", [disobedient, failing])
+async def test_end_of_a_worker_that_sees_the_flag_before_the_bridge_counts_as_cancelled(
+    external: ExternalTasks, handler: Any
+) -> None:
+    """H11."""
+    await external.served_engine()
+    worker = await external.external(handler, db_cancel_poll_ms=5)
+    task_id = await external.create(node("extract", external.role, **ONCE))
+    await external.until_batches(task_id, "extract", 1)
+    await external.coordinator.cancel_task(task_id)
+    await cancelled(external, task_id)
+    assert worker.runs[0].cancel_reason == "db_flag"
+    assert (await outcome(external, task_id))["kind"] == "cancelled"
+    assert await external.statuses(task_id) == {"extract": "cancelled"}
+
+
 async def test_command_that_no_worker_has_read_is_cancelled_at_once(external: ExternalTasks) -> None:
     """H10: without a worker, nothing has to be stopped."""
     external.settings["cancel_grace_sec"] = 600
@@ -210,6 +226,19 @@ async def test_hard_failure_of_a_sibling_cancels_the_external_node(external: Ext
     await external.until_node(task_id, "extract", "cancelled")
     assert (await outcome(external, task_id))["kind"] == "cancelled"
     assert await external.statuses(task_id) == {"extract": "cancelled", "start": "finished", "bad": "failed"}
+
+
+async def test_bridge_that_starts_during_a_cancel_continues_it(external: ExternalTasks) -> None:
+    """H10."""
+    external.settings |= {"cancel_grace_sec": 60, "lease_ttl_sec": 2}
+    task_id, worker = await running(external, waiting, misbehavior=Misbehavior(hold=("CANCELLED",)))
+    await external.coordinator.cancel_task(task_id)
+    await worker.wait_for("held", node="extract")
+    await external.coordinator.restart()
+    await worker.release()
+    assert (await cancelled(external, task_id))["status"] == "cancelled"
+    assert (await outcome(external, task_id))["kind"] == "cancelled"
+    assert await external.statuses(task_id) == {"extract": "cancelled"}
 
 
 async def test_terminate_stops_the_worker_of_a_running_node(external: ExternalTasks) -> None:
