@@ -241,7 +241,7 @@ class StatusEvents:
             _logger.info("failed batch %r was not stored: %s", batch.batch_uid, error)
 
     async def _end(self, run: NodeRun, key: str, event: StatusEvent) -> None:
-        record = run.records[key]
+        record = await self._with_cancel(run, run.records[key])
         outcome, batches = of_event(record, event, run.at), run.take_batches(key)
         if isinstance(event.event, EvTaskDone) and record.pull is not None and record.cancel is None:
             held = await self._context.db(lambda: self._stores.dispatches.hold(key, outcome, batches))
@@ -256,6 +256,16 @@ class StatusEvents:
         ended = await self._store_outcome(key, outcome, batches)
         if ended is not None:
             run.put(ended)
+
+    async def _with_cancel(self, run: NodeRun, record: Dispatch) -> Dispatch:
+        """Return the record with its cancel request. A worker can see the cancel flag before any bridge does (H11)."""
+        if record.cancel is None:
+            flag = await self._context.db(lambda: self._stores.tasks.raised_flag(record.attempt))
+            if flag is not None and flag.run_id in (None, record.run_id):
+                request = self._stores.dispatches.request_cancel
+                requested = await self._context.db(lambda: request(record.key, flag.reason, run.at))
+                run.put(requested or record)
+        return run.records[record.key]
 
     async def _store_outcome(self, key: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
         ended = await self._context.db(lambda: self._stores.dispatches.end(key, outcome, batches))
