@@ -37,7 +37,7 @@ class CommandWatch:
     def __init__(self, context: BridgeContext) -> None:
         self._context = context
         self._queues: dict[str, RoleQueue] = {}
-        self._outage = OutageLogger("the offsets of external workers cannot be read")
+        self._outage = OutageLogger("read the offsets of external workers")
 
     @property
     def queues(self) -> Mapping[str, RoleQueue]:

@@ -19,6 +19,7 @@ from flowkit.bridge.command_watch import CommandWatch
 from flowkit.bridge.context import BridgeContext, Stores
 from flowkit.bridge.delivery import Delivery
 from flowkit.bridge.dispatcher import Dispatcher
+from flowkit.bridge.kafka import clients
 from flowkit.bridge.kafka.connection import KafkaConnection
 from flowkit.bridge.kafka.consumer import RecordConsumer
 from flowkit.bridge.kafka.malformed import MalformedRecords
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("flowkit.bridge")
 
 _TOPICS_RETRY_SEC = 1.0
+_CLIENTS_CLOSE_SEC = 15.0
 
 
 class Bridge:
@@ -110,7 +112,7 @@ class Bridge:
             sender=CommandSender(context, self._placement),
         )
         self._provisioner = Provisioner(connection, context.config)
-        self._outage = OutageLogger("the bridge cannot use its Kafka topics")
+        self._outage = OutageLogger("use the Kafka topics of external workers")
         self._consuming = False
         self.services = [
             RoleService(role, context, self.dispatcher, self._provisioner) for role in self.roles
@@ -193,6 +195,7 @@ class Bridge:
         await self._placement.stop()
         await self.context.producer.stop()
         await self.context.offsets.close()
+        await clients.all_closed(_CLIENTS_CLOSE_SEC)
 
     async def _supervise(self) -> None:
         await self.supervisor.tick()

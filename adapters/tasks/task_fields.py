@@ -100,7 +100,7 @@ def graph_difference(stored: Fields, given: Fields) -> str | None:
     try:
         ours, theirs = _outline(given), _outline(stored)
     except (AttributeError, KeyError, TypeError, ValueError):
-        return "its document holds no graph"
+        return "its document contains no graph"
     if len(ours) != len(theirs):
         return f"its document has {len(theirs)} nodes, not {len(ours)}"
     pairs = zip(ours, theirs, strict=True)

@@ -264,7 +264,7 @@ class TaskStore:
     @translate_errors
     async def flagged(self, task_ids: Sequence[str]) -> set[str]:
         """Return the ids of those tasks for which a cancel flag is set, for the task itself or for one of its nodes."""
-        return await self._flags.among(task_ids)
+        return await self._flags.flagged(task_ids)
 
     @translate_errors
     async def variables(self, task_id: str) -> dict[str, Any]:
@@ -281,7 +281,7 @@ class TaskStore:
         return found
 
     @translate_errors
-    async def moved_on(
+    async def have_restarted(
         self, task_id: str, epochs: Mapping[str, int], unfinished: Collection[str] = ()
     ) -> bool:
         """Return True if a node in `epochs` has begun a later attempt or a node in `unfinished` is open or finished."""

@@ -85,4 +85,4 @@ def ensure_running(processes: Sequence[ServerProcess]) -> None:
     """Raise DemoError, with the name of the process, if a process has ended by itself."""
     for process in processes:
         if not process.running:
-            raise DemoError(f"{process.name} ended by itself; its log: {process.log}")
+            raise DemoError(f"{process.name} exited unexpectedly; its log: {process.log}")

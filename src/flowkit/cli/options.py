@@ -24,7 +24,7 @@ def _checked_queue(given: str | None) -> str | None:
 
 def _checked_timeout(given: float | None) -> float | None:
     if arguments.timeout_problem(given):
-        how = "a number of seconds, 0 or more; leave it out to watch as long as it takes"
+        how = "a number of seconds, 0 or more; omit it to watch without a timeout"
         raise ConfigError(f"--timeout is {given}; it must be {how}")
     return given
 
@@ -40,8 +40,10 @@ def _checked_new_id(given: str | None) -> str | None:
     return given
 
 
-MongoUrl = Annotated[str, typer.Option(envvar="MONGO_URL", help="MongoDB's address.")]
-MongoDatabase = Annotated[str, typer.Option("--database", envvar="MONGO_DATABASE", help="Its database.")]
+MongoUrl = Annotated[str, typer.Option(envvar="MONGO_URL", help="Address of MongoDB.")]
+MongoDatabase = Annotated[
+    str, typer.Option("--database", envvar="MONGO_DATABASE", help="Name of the MongoDB database.")
+]
 Queue = Annotated[
     str | None,
     typer.Option(
@@ -75,7 +77,7 @@ HealthPath = Annotated[
     typer.Option(
         "--health-file",
         envvar="FLOWKIT_HEALTH_FILE",
-        help="Write this file every five seconds: whether the process runs, and how its background loops do.",
+        help="File to which the process writes its health every five seconds.",
     ),
 ]
 HealthPort = Annotated[
@@ -96,7 +98,7 @@ Functions = Annotated[
 TaskId = Annotated[str, typer.Argument(callback=_checked_id, help="Id of the task.")]
 NewTaskId = Annotated[
     str | None,
-    typer.Option("--task-id", callback=_checked_new_id, help="Id of the task; without it a new UUID."),
+    typer.Option("--task-id", callback=_checked_new_id, help="Id of the task. Default: a new UUID."),
 ]
 
 

@@ -166,7 +166,7 @@ def node_note(node: NodeView) -> str:
         return f"retry in {wait}" + (f": {node.note}" if node.note else "")
     if node.status not in _ACTIVE:
         return node.note
-    waits = ["no worker has taken it yet"] if node.waiting else []
+    waits = ["no worker has started it yet"] if node.waiting else []
     external = [f"waits for {node.waits_for}"] if node.waits_for else []
     worker = [f"external worker {node.worker}"] if node.worker else []
     before = [f"last attempt: {node.note}"] if node.note else []

@@ -180,7 +180,7 @@ class Worker:
         self._threads = Threads(slots, "flowkit-hook")
         if self.cfg.executor == "process":
             self._processes = ProcessPool(self.handlers, processes=self.cfg.process_workers)
-        host = WorkerContext(
+        context = WorkerContext(
             tasks=self._tasks,
             portal=LoopPortal(),
             worker_id=self.worker_id,
@@ -196,7 +196,7 @@ class Worker:
             clock=self.clock,
             events=events,
         )
-        return RoleActivities(host=host, roles=roles)
+        return RoleActivities(worker=context, roles=roles)
 
     def _inputs(self, slots: int) -> InputSettings:
         cfg = self.cfg

@@ -72,7 +72,7 @@ async def check_mongo(where: Where, *, configured: bool) -> list[Finding]:
     except (FlowKitError, PyMongoError, TimeoutError) as error:
         refused = isinstance(error, PyMongoError) and getattr(error, "code", None) is not None
         text = (
-            f"the server at {address} refuses the request: {words(error)}"
+            f"the server at {address} rejects the request: {words(error)}"
             if refused
             else _error_text(error, f"no server responds at {address}")
         )
@@ -100,7 +100,11 @@ async def _check_search_attributes(client: Client) -> Finding:
     try:
         registered = await client.operator_service.list_search_attributes(request)
     except RPCError as error:
-        return note("search attributes", f"Temporal does not list them ({flat(error)})", "ask its operator")
+        return note(
+            "search attributes",
+            f"Temporal does not list them ({flat(error)})",
+            "ask the operator of the Temporal server",
+        )
     missing_names = [name for name in SEARCH_ATTRIBUTES if name not in registered.custom_attributes]
     if not missing_names:
         return ok("search attributes", f"{' and '.join(SEARCH_ATTRIBUTES)} are registered")
