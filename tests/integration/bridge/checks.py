@@ -41,10 +41,10 @@ async def check_finished(
 ) -> None:
     """Check that a task finishes, how the attempts of its node `n` ended, and that each batch counts once."""
     assert (await external.result(task_id)).status == "finished"
-    assert await outcomes(external, task_id) == expected
-    assert await batch_uids(external, task_id) == [*uids]
-    last = (await external.dispatches(task_id))[-1]
-    assert last["batches"] == len(uids)
+    records = await external.dispatches(task_id)
+    assert await outcomes(external, task_id) == expected, records
+    assert await batch_uids(external, task_id) == [*uids], records
+    assert records[-1]["batches"] == len(uids), records
 
 
 async def until_owner(
@@ -57,6 +57,15 @@ async def until_owner(
         return record if (record["lease"] or {}).get("worker_id") == worker_id else None
 
     return await eventually(look)
+
+
+async def until_sent(external: ExternalTasks, task_id: str) -> None:
+    """Wait until the command of node `n` is in its topic."""
+
+    async def look() -> bool:
+        return (await external.dispatch(task_id, "n"))["offset"] is not None
+
+    await eventually(look)
 
 
 async def until_processed(external: ExternalTasks, role: str = "") -> None:

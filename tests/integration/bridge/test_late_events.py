@@ -16,6 +16,7 @@ from tests.integration.bridge.checks import (
     check_finished,
     outcomes,
     until_processed,
+    until_sent,
 )
 from tests.integration.bridge.gates import Gate
 from tests.integration.harness import eventually, node
@@ -166,7 +167,7 @@ async def test_command_accepted_while_the_bridge_is_down_is_judged_after_the_eve
     """Delayed events, H2: the worker has read the command, and its acceptance is not processed yet."""
     await external.served_engine()
     task_id = await started(external)
-    await external.dispatch(task_id, "n")
+    await until_sent(external, task_id)
     processing = threading.Event()
     _delay_events(monkeypatch, processing)
     await external.coordinator.stop()

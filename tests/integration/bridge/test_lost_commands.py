@@ -10,7 +10,7 @@ from flowkit.bridge.kafka.topics import Provisioner
 from flowkit.bridge.rules import dispatch_check
 from flowkit.testing import Misbehavior
 from flowkit.testing.external.scripted import scripted
-from tests.integration.bridge.checks import NO_RETRY, check_finished, outcomes
+from tests.integration.bridge.checks import NO_RETRY, check_finished, outcomes, until_sent
 from tests.integration.bridge.gates import Gate
 from tests.integration.harness import eventually, node
 
@@ -24,15 +24,6 @@ if TYPE_CHECKING:
 async def started(external: ExternalTasks, **fields: Any) -> str:
     """Start a task of one external node `n`, which may not use a retry."""
     return await external.create(node("n", external.role, retry_policy=NO_RETRY, **fields))
-
-
-async def until_sent(external: ExternalTasks, task_id: str) -> None:
-    """Wait until the command of node `n` is in its topic."""
-
-    async def look() -> bool:
-        return (await external.dispatch(task_id, "n"))["offset"] is not None
-
-    await eventually(look)
 
 
 async def heartbeat_details(external: ExternalTasks, task_id: str) -> list[dict[str, Any]]:
