@@ -117,7 +117,7 @@ class Bridge:
             inputs=inputs,
             malformed=self.malformed,
         )
-        announcements = Announcements(context, self.supervisor, self.malformed)
+        self.announcements = Announcements(context, self.supervisor, self.malformed)
         topics = context.topics
         self.consumers = [
             *(
@@ -127,7 +127,7 @@ class Bridge:
                 for role in self.roles
             ),
             RecordConsumer(
-                connection, [topics.announce, topics.reply], context.announce_group, announcements.handle
+                connection, [topics.announce, topics.reply], context.announce_group, self.announcements.handle
             ),
         ]
 
@@ -186,6 +186,7 @@ class Bridge:
         await self.context.offsets.close()
 
     async def _supervise(self) -> None:
+        await self.announcements.recheck()
         await self.supervisor.tick()
         self._tick.worked()
 

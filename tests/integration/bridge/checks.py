@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from flowkit.bridge.kafka.offsets import Offsets
+from flowkit.bridge.status import StatusEvents
 from tests.integration.harness import eventually
 
 if TYPE_CHECKING:
+    import threading
+
+    import pytest
+
     from flowkit.testing.external.journal import Entry
     from tests.integration.bridge.external_tasks import ExternalTasks
 
@@ -81,6 +86,18 @@ async def until_processed(external: ExternalTasks, role: str = "") -> None:
         await eventually(look)
     finally:
         await offsets.close()
+
+
+def delay_events(monkeypatch: pytest.MonkeyPatch, until: threading.Event) -> None:
+    """Let the bridge, which runs in another thread, fail to process status events until the test allows it."""
+    handle = StatusEvents.handle
+
+    async def delayed(self: StatusEvents, records: Any) -> None:
+        if not until.is_set():
+            raise ConnectionError("the test delays status events")
+        await handle(self, records)
+
+    monkeypatch.setattr(StatusEvents, "handle", delayed)
 
 
 def status_topic(external: ExternalTasks, role: str = "") -> str:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.bridge.status import StatusEvents
 from flowkit.testing import Misbehavior
 from flowkit.testing.external import Result
 from tests.integration.bridge.checks import (
     NO_RETRY,
     batch_uids,
     check_finished,
+    delay_events,
     outcomes,
     until_processed,
     until_sent,
@@ -149,7 +149,7 @@ async def test_lease_that_passes_while_the_bridge_is_down_is_judged_after_the_ev
     await worker.wait_for("BATCH_OK")
     await until_processed(external)
     processing = threading.Event()
-    _delay_events(monkeypatch, processing)
+    delay_events(monkeypatch, processing)
     await external.coordinator.stop()
     gate.open()
     await worker.wait_for("idle")
@@ -169,7 +169,7 @@ async def test_command_accepted_while_the_bridge_is_down_is_judged_after_the_eve
     task_id = await started(external)
     await until_sent(external, task_id)
     processing = threading.Event()
-    _delay_events(monkeypatch, processing)
+    delay_events(monkeypatch, processing)
     await external.coordinator.stop()
     worker = await external.external(opened())
     await worker.wait_for("idle")
@@ -178,18 +178,6 @@ async def test_command_accepted_while_the_bridge_is_down_is_judged_after_the_eve
     assert await outcomes(external, task_id) == ["open"]
     processing.set()
     await check_finished(external, task_id, ["done"])
-
-
-def _delay_events(monkeypatch: pytest.MonkeyPatch, until: threading.Event) -> None:
-    """Let the bridge, which runs in another thread, fail to process status events until the test allows it."""
-    handle = StatusEvents.handle
-
-    async def delayed(self: StatusEvents, records: Any) -> None:
-        if not until.is_set():
-            raise ConnectionError("the test delays status events")
-        await handle(self, records)
-
-    monkeypatch.setattr(StatusEvents, "handle", delayed)
 
 
 async def _until_suspected(external: ExternalTasks) -> None:

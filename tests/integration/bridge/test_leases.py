@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import TYPE_CHECKING, Any
 
 from flowkit.bridge.command_watch import CommandWatch
@@ -12,6 +13,7 @@ from flowkit.testing.external.scripted import scripted
 from tests.integration.bridge.checks import (
     NO_RETRY,
     check_finished,
+    delay_events,
     forged,
     outcomes,
     status_topic,
@@ -200,3 +202,24 @@ def _snapshot(state: str, lease_id: str = "") -> dict[str, Any]:
 
 def _replied(event: bytes, payload: dict[str, Any]) -> bytes:
     return json.dumps({**json.loads(event), "msg_type": "reply", "payload": payload}).encode()
+
+
+async def test_offline_worker_loses_a_run_whose_acceptance_is_processed_later(
+    external: ExternalTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H14, delayed events: announcements and status events have topics of their own, so their order may differ."""
+    await external.served_engine()
+    processing = threading.Event()
+    delay_events(monkeypatch, processing)
+    leaving = await external.external(Gate().handler, **LONG_LEASE)
+    task_id = await started(external)
+    await leaving.wait_for("BATCH_OK")
+    await leaving.stop()
+
+    async def offline() -> bool:
+        return await external.db.worker_registry.find_one({"status": "offline"}) is not None
+
+    await eventually(offline)
+    processing.set()
+    await external.external(_opened())
+    await check_finished(external, task_id, ["lease_lost", "done"])

@@ -138,8 +138,8 @@ async def test_end_of_the_older_of_two_owners_changes_nothing(external: External
     task_id = await started(external)
     batch = await older.wait_for("BATCH_OK")
     accepted = older.sent_for("n", "TASK_ACCEPTED")[0]
-    newer = {"worker_id": "newer", "lease_id": "newer", "lease_deadline_ts_ms": 2**52}
-    failure = {"reason_code": "late", "permanent": True}
+    newer: dict[str, Any] = {"worker_id": "newer", "lease_id": "newer", "lease_deadline_ts_ms": 2**52}
+    failure: dict[str, Any] = {"reason_code": "late", "permanent": True}
     values = [
         forged(accepted, "TASK_ACCEPTED", **newer),
         forged(accepted, kind, reason="cancelled", **failure),
