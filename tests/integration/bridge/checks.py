@@ -112,28 +112,21 @@ def forged(entry: Entry, kind: str, *, later_ms: int = 0, **payload: Any) -> byt
     return json.dumps({**message, "dedup_id": f"forged-{kind}-{later_ms}"}).encode()
 
 
-async def records_of(external: ExternalTasks, *topics: str) -> list[bytes | None]:
-    """Return the values of all records that are in the topics now."""
+async def records_of(external: ExternalTasks, topic: str) -> list[bytes | None]:
+    """Return the values of all records that are in a topic now."""
+    offsets = Offsets(external.names.connection)
+    numbers = await offsets.partitions(topic)
+    await offsets.close()
     consumer = AIOKafkaConsumer(bootstrap_servers=external.names.bootstrap, auto_offset_reset="earliest")
     await consumer.start()
     try:
-        places = [TopicPartition(name, each) for name in topics for each in await _partitions(consumer, name)]
+        places = [TopicPartition(topic, number) for number in numbers]
         consumer.assign(places)
         ends = await consumer.end_offsets(places)
         found: list[bytes | None] = []
-        while any([await consumer.position(place) < end for place, end in ends.items()]):
+        while len(found) < sum(ends.values()):
             batches = await consumer.getmany(timeout_ms=500)
             found += [record.value for batch in batches.values() for record in batch]
         return found
     finally:
         await consumer.stop()
-
-
-async def _partitions(consumer: AIOKafkaConsumer, topic: str) -> set[int]:
-    async def look() -> set[int]:
-        await consumer._client.force_metadata_update()
-        found: set[int] = consumer.partitions_for_topic(topic) or set()
-        return found
-
-    consumer._client.add_topic(topic)
-    return await eventually(look)
