@@ -218,9 +218,9 @@ class DispatchStore:
         )
 
     @translate_errors
-    async def held_by(self, worker_id: str) -> list[Dispatch]:
-        """Return the open records of runs that a worker owns."""
-        return await self._read({"state": _OPEN, "lease.worker_id": worker_id})
+    async def held_by(self, worker_ids: Iterable[str]) -> list[Dispatch]:
+        """Return the open records of runs that these workers own."""
+        return await self._read({"state": _OPEN, "lease.worker_id": {"$in": list(worker_ids)}})
 
     @translate_errors
     async def open_of(self, role: str, queue: str, limit: int = 10) -> list[Dispatch]:
