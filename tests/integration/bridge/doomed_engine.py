@@ -41,6 +41,11 @@ POINTS: dict[str, tuple[type[Any], str, str]] = {
 }
 """Where the engine can kill itself: a method, and whether before its call or after its return."""
 
+OF_PULLING_NODES: dict[str, tuple[type[Any], str, str]] = {
+    "after a child's end": (DispatchStore, "hold", "after"),
+}
+"""The same for a node that pulls from others."""
+
 
 def die() -> None:
     """End this process as `kill -9` does."""
@@ -65,7 +70,7 @@ async def main(point: str) -> None:
     """Run the engine until it is killed."""
     consumer._SESSION_MS = SESSION_MS
     if point != NEVER:
-        doom(*POINTS[point])
+        doom(*{**POINTS, **OF_PULLING_NODES}[point])
     mongo: Any = AsyncIOMotorClient(os.environ["MONGO_URL"])
     db = mongo[os.environ["MONGO_DATABASE"]]
     settings = json.loads(os.environ["ENGINE_SETTINGS"])
