@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from tests.integration.bridge.external_tasks import ExternalTasks
 
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
 ONCE: dict[str, Any] = {"retry_policy": {"max": 0}}
 NEVER_SENT = ("after the record", "before the send")
 """Points between the record and the send: the adopting bridge ends the attempt, and the next epoch runs."""
