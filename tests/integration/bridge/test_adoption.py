@@ -74,7 +74,7 @@ async def assert_one_run_each(external: ExternalTasks, task_id: str, epochs: lis
     """Check that each epoch was accepted at most once and each batch counts once."""
     records = await external.dispatches(task_id)
     assert [record["attempt_epoch"] for record in records] == epochs
-    assert records[-1]["outcome"]["kind"] == "done"
+    assert (records[-1]["outcome"]["kind"], records[-1]["batches"]) == ("done", batches)
     (node_state,) = (await external.document(task_id))["graph"]["nodes"]
     assert (node_state["status"], node_state["attempt_epoch"]) == ("finished", epochs[-1])
     rows = await external.rows(task_id, "extract")
