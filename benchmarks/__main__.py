@@ -24,13 +24,13 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import baseline
+from benchmarks import baseline, external
 from benchmarks.batches import BATCHES, bare_loop, one_node
 from benchmarks.cases import CASES, Case, by_flowkit, by_hand, sample
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.client import TaskClient
 from flowkit.connection import connect
-from flowkit.local import Stack
+from flowkit.local import Kafka, Stack
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -42,34 +42,38 @@ QUEUE = "benchmark"
 RAW_CHAIN_MS = 9.0
 """Milliseconds per node in a chain of raw activities without MongoDB writes, measured once on a quiet machine."""
 
-OPTIMISING = "-XX:TieredStopAtLevel=4"
+OPTIMIZING = "-XX:TieredStopAtLevel=4"
 """Java option for MongoDB's stand-in. Under minutes of load, the optimizing compiler pays off for large documents."""
 
-DATABASES = ("flowkit", "baseline", "baseline_functions", "bare_loop")
-COLLECTIONS = ("tasks", "artifacts", "metrics_raw", "worker_events")
+DATABASES = ("flowkit", "baseline", "baseline_functions", "bare_loop", external.DATABASE)
+COLLECTIONS = ("tasks", "artifacts", "metrics_raw", "worker_events", "dispatches")
 
 console = Console(width=120)
 
 
 def main(
     rounds: Annotated[int, typer.Option(help="Samples per side; long cases take fewer.")] = ROUNDS,
-    out: Annotated[Path, typer.Option(help="JSON beside the table.")] = Path(
+    out: Annotated[Path, typer.Option(help="Print JSON in addition to the table.")] = Path(
         "benchmarks/results/latest.json"
     ),
     only: Annotated[str, typer.Option(help="Only cases with this text in their name.")] = "",
 ) -> None:
     """Run every case on both sides in turn and print the ratios; takes about four minutes."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    os.environ.setdefault("_JAVA_OPTIONS", OPTIMISING)
+    os.environ.setdefault("_JAVA_OPTIONS", OPTIMIZING)
     with (
         tempfile.TemporaryDirectory() as folder,
         Stack(Path(folder), keeps_data=False) as stack,
+        Kafka(Path(folder)) as kafka,
         ExitStack() as processes,
     ):
         os.environ.update(stack.exports)
         for command in _commands():
             processes.enter_context(_process(command))
-        results = uvloop.run(_measure(rounds, only))
+        uvloop.run(external.provision(kafka.bootstrap_servers))
+        for command in external.commands():
+            processes.enter_context(_process(command, external.environment(kafka.bootstrap_servers)))
+        results = uvloop.run(_measure(rounds, only, kafka.bootstrap_servers))
     _print(results, "FlowKit compared with a hand-written workflow")
     console.print(f"Measured on {_machine()}.")
     console.print(
@@ -95,8 +99,8 @@ def _commands() -> list[list[str]]:
 
 
 @contextmanager
-def _process(command: list[str]) -> Iterator[None]:
-    process = subprocess.Popen(command, env=_with_bytecode())
+def _process(command: list[str], environment: Mapping[str, str] = os.environ) -> Iterator[None]:
+    process = subprocess.Popen(command, env=_with_bytecode(environment))
     try:
         yield
     finally:
@@ -104,12 +108,12 @@ def _process(command: list[str]) -> Iterator[None]:
         process.wait(20)
 
 
-def _with_bytecode() -> dict[str, str]:
+def _with_bytecode(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without PYTHONDONTWRITEBYTECODE: both sides cache bytecode, as installed programs do.
 
     Without the cache, programs compile modules at each import, and a sandboxed workflow imports its own in every run.
     """
-    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {name: value for name, value in environment.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +131,7 @@ class Comparison:
     """Samples per side, unless the command asks for fewer."""
 
 
-async def _comparisons() -> AsyncIterator[Comparison]:
+async def _comparisons(brokers: str) -> AsyncIterator[Comparison]:
     by_hand_ = by_hand(await baseline.connect())
     mongo: Any = AsyncIOMotorClient(os.environ["MONGO_URL"])
     tasks = TaskClient(await connect(), TaskStore(mongo["flowkit"]), queue=QUEUE)
@@ -143,6 +147,9 @@ async def _comparisons() -> AsyncIterator[Comparison]:
     rates = {name: partial(_rate, run) for name, run in batches.items()}
     name = f"{BATCHES:,} batches of a node"
     yield Comparison(name=name, unit="batches/s", target=">= 0.85", sides=rates, clean=clean)
+    async with external.sides(mongo, brokers) as chains:
+        name = f"chain of {external.NODES} external nodes"
+        yield Comparison(name=name, unit="ms/node", target="<= 1.20", sides=chains, clean=clean, rounds=5)
 
 
 async def _delete_documents(mongo: Any) -> None:
@@ -161,9 +168,9 @@ async def _rate(run: Callable[[int], Awaitable[float]]) -> float:
     return BATCHES / await run(BATCHES)
 
 
-async def _measure(rounds: int, only: str) -> list[dict[str, Any]]:
+async def _measure(rounds: int, only: str, brokers: str) -> list[dict[str, Any]]:
     results = []
-    async for comparison in _comparisons():
+    async for comparison in _comparisons(brokers):
         if only in comparison.name:
             results.append(await _result(comparison, min(rounds, comparison.rounds)))
             _print(results[-1:])

@@ -89,7 +89,7 @@ class Announcements:
 
     async def _expire(self, record: Dispatch, lease_id: str, ts_ms: int, at: float) -> None:
         if await self._context.db(lambda: self._dispatches.expire(record.key, lease_id, ts_ms, at)):
-            self._supervisor.expired(record.key)
+            self._supervisor.refresh_soon()
 
     async def _reply(self, value: bytes | None) -> None:
         found = read_reply(value)

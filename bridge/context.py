@@ -95,8 +95,3 @@ class BridgeContext:
 def activity_id(record: Dispatch) -> str:
     """Return the Temporal activity id of an attempt."""
     return f"{record.attempt.node_id}.{record.attempt.epoch}"
-
-
-def workers_group(role: str) -> str:
-    """Return the consumer group that the external workers of a role share (protocol: consumer groups)."""
-    return f"workers.{role}.v1"

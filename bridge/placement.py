@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flowkit.bridge.context import workers_group
+from flowkit.bridge.kafka.topics import worker_group
 from flowkit.bridge.rules.partitions import choose
 from flowkit.errors import KafkaUnavailable
 
@@ -67,6 +67,13 @@ class Placement:
         if offset is not None:
             known.ends[partition] = max(known.ends.get(partition, 0), offset + 1)
 
+    async def stop(self) -> None:
+        """Stop reading assignments, so that no read opens a client after the bridge has closed its clients."""
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
     def _load(self, role: str, known: _Role) -> tuple[Counter[int], Counter[str]]:
         """Return unaccepted commands by partition, and running attempts by group member."""
         outstanding, busy = Counter(known.planned), Counter[str]()
@@ -89,10 +96,10 @@ class Placement:
     async def _read_owners(self, role: str, known: _Role) -> None:
         topic = self._context.topics.cmd(role)
         try:
-            members = await self._context.offsets.members(workers_group(role))
+            members = await self._context.offsets.members(worker_group(role))
             partitions = await self._context.offsets.partitions(topic)
         except KafkaUnavailable as error:
-            _logger.debug("the members of %s cannot be read: %s", workers_group(role), error)
+            _logger.debug("the members of %s cannot be read: %s", worker_group(role), error)
             return
         known.owners = {
             partition: member

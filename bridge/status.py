@@ -64,8 +64,8 @@ class StatusEvents:
         self._supervisor = supervisor
         self._inputs = inputs
         self._malformed = malformed
-        self._stored: OrderedDict[tuple[str, str], None] = OrderedDict()
-        """Batches that this process has stored, by dedup id and worker id."""
+        self._stored: OrderedDict[tuple[str, str], str] = OrderedDict()
+        """The workers whose batches this process has stored, by record key and batch uid."""
         self._unknown: OrderedDict[str, None] = OrderedDict()
         self.handled = 0
         """Number of events that this process has handled."""
@@ -78,8 +78,8 @@ class StatusEvents:
         for event in events:
             by_node.setdefault(event.node, []).append(event)
         found = await self._dispatches(events)
-        await asyncio.gather(*(self._handle_node(some, found, at) for some in by_node.values()))
-        await self._log(events, at)
+        nodes = (self._handle_node(some, found, at) for some in by_node.values())
+        await asyncio.gather(self._log(events, at), *nodes)
         self.handled += len(events)
 
     def _read(self, record: ConsumerRecord[bytes, bytes]) -> StatusEvent | None:
@@ -90,8 +90,13 @@ class StatusEvents:
             return None
 
     async def _dispatches(self, events: Iterable[StatusEvent]) -> dict[str, Dispatch]:
+        """Return the records that the events are about. Those that this process supervises need no read."""
         keys = {record_key(event) for event in events}
-        return await self._context.db(lambda: self._stores.dispatches.find_all(keys))
+        known = {key: record for key in keys if (record := self._supervisor.known(key)) is not None}
+        unknown = keys - known.keys()
+        if not unknown:
+            return known
+        return known | await self._context.db(lambda: self._stores.dispatches.find_all(unknown))
 
     async def _log(self, events: Sequence[StatusEvent], at: float) -> None:
         rows = worker_events(events)
@@ -129,7 +134,7 @@ class StatusEvents:
                 )
             case Verdict.ACCEPT if record is not None:
                 await self._accept(run, record, event)
-                if event.event.kind is not EventKind.TASK_ACCEPTED:
+                if judge(run.record_of(event), event) is Verdict.APPLY:
                     await self._apply(run, event)
             case Verdict.APPLY:
                 await self._apply(run, event)
@@ -137,21 +142,24 @@ class StatusEvents:
     async def _accept(self, run: NodeRun, record: Dispatch, event: StatusEvent) -> None:
         """Make the sender of `event` the owner of the run. Cancel the earlier owner, if it is another worker."""
         lease, at = new_lease(record, event, run.at), run.at
-        taken = await self._context.db(lambda: self._stores.dispatches.accept(record, lease, at))
+        taken, _ = await asyncio.gather(
+            self._context.db(lambda: self._stores.dispatches.accept(record, lease, at)),
+            self._show_lease(record, lease, event, at),
+        )
         if not taken:
             await self._reload(run, event)
             return
         accepted_at = record.accepted_at if record.accepted_at is not None else at
         past = (*record.past_leases, *([record.lease.lease_id] if record.lease else []))
-        run.put(replace(record, lease=lease, past_leases=past, accepted_at=accepted_at))
-        await self._show_lease(record, lease, event, at)
+        run.accepted(replace(record, lease=lease, past_leases=past, accepted_at=accepted_at))
         if record.lease is not None and record.lease.worker_id != event.worker_id:
             self._signals.cancel(record.attempt, reason_codes.STALE_EPOCH, worker_id=record.lease.worker_id)
         self._supervisor.saw(run.records[record.key])
 
     async def _reload(self, run: NodeRun, event: StatusEvent) -> None:
-        """Read the record again after another bridge has changed it, and apply the event to its new state."""
-        run.records.update(await self._dispatches([event]))
+        """Read the record again, because another bridge has changed it."""
+        key = record_key(event)
+        run.records.update(await self._context.db(lambda: self._stores.dispatches.find_all([key])))
         if judge(run.record_of(event), event) is Verdict.ACCEPT:
             raise Fenced(f"the dispatch record of node {event.envelope.node_id!r} keeps changing")
 
@@ -174,19 +182,25 @@ class StatusEvents:
         elif isinstance(event.event, EvBatchFailed):
             await self._store_failed_batch(record, event, event.event, run.at)
         elif event.event.kind in TERMINAL:
-            await self._write_renewals(run)
             await self._end(run, record.key, event)
 
     async def _store_batches(self, run: NodeRun, events: Sequence[StatusEvent]) -> None:
-        if events:
-            await asyncio.gather(*(self._store_batch(run, event) for event in events))
+        """Store batches concurrently, and each one once: a poll may contain duplicates."""
+        unique = {
+            (record_key(event), event.worker_id, getattr(event.event, "batch_uid", "")): event
+            for event in events
+        }
+        if unique:
+            await asyncio.gather(*(self._store_batch(run, event) for event in unique.values()))
 
     async def _store_batch(self, run: NodeRun, event: StatusEvent) -> None:
         record, batch = run.record_of(event), event.event
-        identity = (event.envelope.dedup_id, event.worker_id)
-        if record is None or not isinstance(batch, EvBatchOk) or identity in self._stored:
+        if record is None or not isinstance(batch, EvBatchOk):
             return
-        attempt, worker_id, at = record.attempt, event.worker_id, run.at
+        identity, worker_id = (record.key, batch.batch_uid), event.worker_id
+        if self._stored.get(identity) == worker_id:
+            return
+        attempt, at = record.attempt, run.at
         try:
             await self._context.db(
                 lambda: self._stores.artifacts.store_batch(
@@ -195,12 +209,16 @@ class StatusEvents:
             )
         except (*UNSTORABLE, StoreRefused) as error:
             await self._refuse(record, error, worker_id, at)
-            return
         except Fenced as error:
             _logger.info("batch %r was not stored: %s", batch.batch_uid, error)
-            return
-        run.count(record.key)
-        self._stored[identity] = None
+        else:
+            self._count(run, identity, worker_id)
+
+    def _count(self, run: NodeRun, identity: tuple[str, str], worker_id: str) -> None:
+        """Count a stored batch once, even if two workers with the same epoch have sent it (H16)."""
+        if identity not in self._stored:
+            run.count(identity[0])
+        self._stored[identity] = worker_id
         if len(self._stored) > _REMEMBERED_BATCHES:
             self._stored.popitem(last=False)
 
@@ -224,9 +242,9 @@ class StatusEvents:
 
     async def _end(self, run: NodeRun, key: str, event: StatusEvent) -> None:
         record = await self._with_cancel(run, run.records[key])
-        outcome = of_event(record, event, run.at)
+        outcome, batches = of_event(record, event, run.at), run.take_batches(key)
         if isinstance(event.event, EvTaskDone) and record.pull is not None and record.cancel is None:
-            held = await self._context.db(lambda: self._stores.dispatches.hold(key, outcome))
+            held = await self._context.db(lambda: self._stores.dispatches.hold(key, outcome, batches))
             if held is not None:
                 run.put(held)
                 if (ended := await self._inputs.check(held)) is not None:
@@ -235,7 +253,7 @@ class StatusEvents:
                 else:
                     self._supervisor.saw(held)
             return
-        ended = await self._store_outcome(key, outcome)
+        ended = await self._store_outcome(key, outcome, batches)
         if ended is not None:
             run.put(ended)
 
@@ -249,8 +267,8 @@ class StatusEvents:
                 run.put(requested or record)
         return run.records[record.key]
 
-    async def _store_outcome(self, key: str, outcome: Outcome) -> Dispatch | None:
-        ended = await self._context.db(lambda: self._stores.dispatches.end(key, outcome))
+    async def _store_outcome(self, key: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
+        ended = await self._context.db(lambda: self._stores.dispatches.end(key, outcome, batches))
         if ended is not None:
             self._ended(ended)
         return ended
@@ -261,8 +279,8 @@ class StatusEvents:
 
     async def _write_renewals(self, run: NodeRun) -> None:
         """Write the renewed leases of a poll with one update for each attempt."""
-        for key, batches in run.take_renewals():
-            await self._write_renewal(run.records[key], batches, run.at)
+        for key in run.due_renewals():
+            await self._write_renewal(run.records[key], run.take_batches(key), run.at)
 
     async def _write_renewal(self, record: Dispatch, batches: int, at: float) -> None:
         lease = record.lease
@@ -271,6 +289,8 @@ class StatusEvents:
         dispatches = self._stores.dispatches
         if await self._context.db(lambda: dispatches.renew(record.key, lease, batches, at)):
             self._supervisor.saw(record)
+        else:
+            self._supervisor.refresh_soon()
 
     def _report_unknown(self, event: StatusEvent) -> None:
         """Log, once for each task, that a worker runs an attempt that this deployment has not dispatched."""

@@ -20,6 +20,7 @@ from flowkit.adapters.dispatches.record import DispatchState
 from flowkit.attempt.liveness import heartbeat_pause_sec
 from flowkit.bridge.attempt_checks import AttemptChecks, Supervised, update
 from flowkit.bridge.rules.outcomes import cancelled
+from flowkit.bridge.shown_waits import ShownWaits
 from flowkit.errors import FlowKitError
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ _FULL_READ_SEC = 15.0
 _CONCURRENT_HEARTBEATS = 20
 _RPC_TIMEOUT = timedelta(seconds=10)
 _FLAG_POLL_SEC = 1.0
+_FIRST_HEARTBEAT_SEC = 1.5
+"""Attempts that end within this time send no heartbeat, which limits the load of short nodes."""
+
 _ORPHANS_SEC = 60.0
 _ORPHAN_AGE_SEC = 600.0
 """Age of the last change after which the bridge checks whether an attempt still exists in Temporal."""
@@ -65,6 +69,7 @@ class Supervisor:
         self._checks = AttemptChecks(
             context, delivery=delivery, signals=signals, inputs=inputs, commands=commands, ended=self.drop
         )
+        self._waits = ShownWaits(context, commands)
         self._attempts: dict[str, Supervised] = {}
         self._slots = asyncio.Semaphore(_CONCURRENT_HEARTBEATS)
         self._beating: set[asyncio.Task[None]] = set()
@@ -80,15 +85,24 @@ class Supervisor:
 
     def watch(self, record: Dispatch) -> None:
         """Start to supervise an attempt."""
-        self._attempts[record.key] = Supervised(record=record)
+        first = self._context.now() + min(_FIRST_HEARTBEAT_SEC, self._pause_sec(record.attempt.lease_ttl_sec))
+        self._attempts[record.key] = Supervised(record=record, next_heartbeat=first)
+
+    def known(self, key: str) -> Dispatch | None:
+        """Return the record of a supervised attempt as this process knows it, or None.
+
+        Another bridge may have changed it. Every write about an attempt is conditional, so such a change is noticed.
+        """
+        attempt = self._attempts.get(key)
+        return None if attempt is None else attempt.record
 
     def saw(self, record: Dispatch) -> None:
         """Take note of a change that this process has made to a record."""
         if (attempt := self._attempts.get(record.key)) is not None:
             update(attempt, record)
 
-    def expired(self, key: str) -> None:
-        """Check an attempt at once, because its worker has stopped or restarted. Attempts of other bridges are theirs."""
+    def refresh_soon(self) -> None:
+        """Read all records at the next tick, because some have changed without a notice to this supervisor."""
         self._full_read_at = 0.0
 
     def drop(self, key: str) -> None:
@@ -101,7 +115,8 @@ class Supervisor:
         await self._read_flags()
         self._start_heartbeats()
         await self._end_orphans()
-        await self._commands.refresh([each.record for each in self._attempts.values()])
+        await self._commands.refresh(self.records)
+        self._waits.refresh(self.records)
         for attempt in [*self._attempts.values()]:
             try:
                 await self._checks.check(attempt)
@@ -114,6 +129,7 @@ class Supervisor:
         for each in beating:
             each.cancel()
         await asyncio.gather(*beating, return_exceptions=True)
+        await self._waits.stop()
         releases = [
             asyncio.create_task(self._release(each.record))
             for each in self._attempts.values()

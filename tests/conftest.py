@@ -1,40 +1,73 @@
-"""Servers for the tests: started once a test process, on free ports, stopped at its end."""
+"""Servers for the tests: started once a run, on free ports, when a test needs them, and stopped at its end."""
 
 from __future__ import annotations
 
+import gc
 import os
-import shutil
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from flowkit.local import Stack
 from flowkit.text import clean
 from tests.kafka_server import kafka
+from tests.servers import SharedServers, started_by
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator
+
+    from tests.servers import Start
 
 __all__ = ["kafka"]
 
-LOGS = Path(__file__).parents[1] / ".logs"
+OWNED = pytest.StashKey[SharedServers]()
+URL = "flowkit_servers"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _no_containers() -> None:
-    """The suite runs on programs, whether or not a container engine runs here; FLOWKIT_SERVERS says otherwise."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Use programs, even where a container engine runs, unless FLOWKIT_SERVERS is set.
+
+    Without garbage collection, the collection of the tests takes a tenth less time.
+    """
     os.environ.setdefault("FLOWKIT_SERVERS", "path,cache,download")
+    config.stash[OWNED] = SharedServers()
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Take what lives until the end of the run out of the garbage collection, which otherwise passes it all the time."""
+    gc.freeze()
+    gc.enable()
+    gc.set_threshold(10_000, 20, 50)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give a test process of pytest-xdist the URL where it can start the servers."""
+    node.workerinput[URL] = node.config.stash[OWNED].listen()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Stop the servers after all test processes; after failures, keep the logs of the servers in .logs/."""
+    session.config.stash[OWNED].stop(keep_logs=bool(session.testsfailed))
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
-    """Temporal and Mongo; addresses in the environment win. A failed session leaves the servers' logs in .logs/."""
-    folder = tmp_path_factory.mktemp("servers")
-    with Stack(folder, keeps_data=False) as running:
-        yield running
-    if request.session.testsfailed:
-        keep_logs(folder)
+def start_servers(pytestconfig: pytest.Config) -> Start:
+    """A function that starts the run's servers with the given names and returns the variables with the addresses."""
+    shared: dict[str, str] = getattr(pytestconfig, "workerinput", {})
+    return started_by(shared[URL]) if URL in shared else pytestconfig.stash[OWNED].start
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory, start_servers: Start) -> Stack:
+    """The run's Temporal and MongoDB, whose addresses are set."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in start_servers("temporal", "mongo").items():
+            patch.setenv(name, value)
+        external = Stack(tmp_path_factory.getbasetemp())
+    return external
 
 
 @pytest.hookimpl(wrapper=True)
@@ -43,13 +76,6 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     report = yield
     report.sections = [(name, clean(text)) for name, text in report.sections]
     return report
-
-
-def keep_logs(folder: Path) -> None:
-    """Copy the servers' logs to where CI prints them."""
-    LOGS.mkdir(exist_ok=True)
-    for log in folder.glob("*.log"):
-        shutil.copy(log, LOGS / f"{folder.name}-{log.name}")
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,12 +15,13 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from flowkit.local import Kafka
 from flowkit.local.kafka import BrokerSecurity, BrokerTls, SaslMechanism
+from tests.servers import KAFKA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.servers import Start
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,13 +66,9 @@ class Broker:
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker without security: that of KAFKA_BOOTSTRAP_SERVERS, or one that runs until the session ends."""
-    if configured := os.environ.get("KAFKA_BOOTSTRAP_SERVERS"):
-        yield Broker(bootstrap_servers=configured)
-        return
-    with Kafka(tmp_path_factory.mktemp("kafka")) as server:
-        yield Broker(bootstrap_servers=server.bootstrap_servers)
+def kafka(start_servers: Start) -> Broker:
+    """The run's broker without security: that of KAFKA_BOOTSTRAP_SERVERS, or one that all test processes share."""
+    return Broker(bootstrap_servers=start_servers("kafka")[KAFKA])
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,13 @@ PURE = (
 
 
 @pytest.mark.parametrize(
-    "path", [*(ROOT / "workflows" / f"{name}.py" for name in PURE), *files("src/flowkit/graph")], ids=str
+    "path",
+    [
+        *(ROOT / "workflows" / f"{name}.py" for name in PURE),
+        *files("src/flowkit/graph"),
+        *files("bridge/rules"),
+    ],
+    ids=str,
 )
 def test_pure_modules_import_neither_temporalio_nor_asyncio(path: Path) -> None:
     known = imports(path)
@@ -180,6 +186,8 @@ def test_the_four_links_point_to_the_folders_at_the_root(name: str) -> None:
     ("module", "forbidden"),
     [
         ("flowkit", ["motor", "pymongo", "temporalio", "flowkit.models", "flowkit.config"]),
+        ("flowkit.cli.up.processes", ["aiokafka"]),
+        ("flowkit.cli.doctor.checks", ["aiokafka"]),
         ("flowkit.workflows.task", ["motor", "pymongo", "flowkit.adapters", "flowkit.activities"]),
         ("flowkit.workflows.scheduler", ["motor", "pymongo", "temporalio"]),
         ("flowkit.graph.validation", ["motor", "pymongo", "temporalio"]),

@@ -12,6 +12,7 @@ from pymongo import ASCENDING, ReturnDocument
 from pymongo.errors import DuplicateKeyError
 
 from flowkit.adapters.dispatches.record import (
+    ACTIVE_STATES,
     PAST_LEASES,
     Dispatch,
     DispatchState,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _OPEN = DispatchState.OPEN.value
 _FINISHING = DispatchState.FINISHING.value
-_ACTIVE = {"$in": [_OPEN, _FINISHING]}
+_ACTIVE = {"$in": ACTIVE_STATES}
 """Filter for attempts without a final outcome."""
 
 _INDEXES = {
@@ -122,8 +123,7 @@ class DispatchStore:
             "$max": {"lease.expires_at": lease.expires_at, "lease.worker_ts_ms": lease.worker_ts_ms},
             "$set": {"lease.ttl_sec": lease.ttl_sec, "updated_at": moment(at)},
         }
-        if batches:
-            update["$inc"] = {"batches": batches}
+        update |= _counted(batches)
         held = {"_id": key, "state": _OPEN, "lease.lease_id": lease.lease_id}
         done = await self._records.update_one(held, update)
         return bool(done.matched_count)
@@ -140,9 +140,9 @@ class DispatchStore:
 
     @translate_errors
     async def extend(self, key: str, lease_id: str, until: float, at: float) -> None:
-        """Extend a lease without an event of its worker."""
+        """Extend a lease without an event of its worker. A lease that has expired stays expired."""
         await self._records.update_one(
-            {"_id": key, "state": _OPEN, "lease.lease_id": lease_id},
+            {"_id": key, "state": _OPEN, "lease.lease_id": lease_id, "lease.expires_at": {"$gt": at}},
             {"$max": {"lease.expires_at": until}, "$set": {"updated_at": moment(at)}},
         )
 
@@ -155,14 +155,14 @@ class DispatchStore:
         return from_document(found) if found else None
 
     @translate_errors
-    async def hold(self, key: str, outcome: Outcome) -> Dispatch | None:
+    async def hold(self, key: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
         """Store the outcome of an open attempt whose inputs a bridge has to check. Return None if it is not open."""
-        return await self._move({"_id": key, "state": _OPEN}, _FINISHING, outcome)
+        return await self._move({"_id": key, "state": _OPEN}, _FINISHING, outcome, batches)
 
     @translate_errors
-    async def end(self, key: str, outcome: Outcome) -> Dispatch | None:
+    async def end(self, key: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
         """Store the final outcome of an active attempt, and return the record; None if it has ended already."""
-        return await self._move({"_id": key, "state": _ACTIVE}, DispatchState.ENDED.value, outcome)
+        return await self._move({"_id": key, "state": _ACTIVE}, DispatchState.ENDED.value, outcome, batches)
 
     @translate_errors
     async def end_unchanged(self, record: Dispatch, outcome: Outcome) -> Dispatch | None:
@@ -176,10 +176,11 @@ class DispatchStore:
             {"_id": record.key, "state": _OPEN, **same}, DispatchState.ENDED.value, outcome
         )
 
-    async def _move(self, held: Fields, state: str, outcome: Outcome) -> Dispatch | None:
+    async def _move(self, held: Fields, state: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
+        """Move a record to `state` if it matches `held`, and add `batches` to its count of stored batches."""
         stored = {"state": state, "outcome": outcome_fields(outcome), "updated_at": moment(outcome.at)}
         found = await self._records.find_one_and_update(
-            held, {"$set": stored}, return_document=ReturnDocument.AFTER
+            held, {"$set": stored, **_counted(batches)}, return_document=ReturnDocument.AFTER
         )
         return from_document(found) if found else None
 
@@ -228,12 +229,24 @@ class DispatchStore:
         return [from_document(document) async for document in cursor]
 
     @translate_errors
+    async def unfinished_of(self, role: str, queue: str) -> tuple[int, Dispatch | None]:
+        """Return the number of attempts of a role that have no outcome yet, and one of them."""
+        wanted: Fields = {"state": _ACTIVE, "role": role, "queue": queue}
+        found = await self._records.find_one(wanted)
+        count = await self._records.count_documents(wanted) if found else 0
+        return count, from_document(found) if found else None
+
+    @translate_errors
     async def count_open(self, roles: Iterable[str]) -> dict[str, int]:
-        """Return the number of open records for each of `roles`."""
-        return {role: await self._records.count_documents({"state": _OPEN, "role": role}) for role in roles}
+        """Return the number of attempts without an outcome for each of `roles`."""
+        return {role: await self._records.count_documents({"state": _ACTIVE, "role": role}) for role in roles}
 
     async def _read(self, wanted: Fields) -> list[Dispatch]:
         return [from_document(document) async for document in self._records.find(wanted)]
+
+
+def _counted(batches: int) -> Fields:
+    return {"$inc": {"batches": batches}} if batches else {}
 
 
 def _lease(lease: WorkerLease) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import socket
 import ssl
@@ -26,13 +27,26 @@ _closing: set[asyncio.Task[None]] = set()
 """Clients that did not close in time and finish in the background."""
 
 _ACL = {
+    "TopicAuthorizationFailedError": (
+        "the ACLs do not allow this user to use the topic",
+        "grant DESCRIBE on the topic, and READ or WRITE",
+    ),
+    "GroupAuthorizationFailedError": (
+        "the ACLs do not allow this user to use the consumer group",
+        "grant DESCRIBE and READ on the group",
+    ),
+    "ClusterAuthorizationFailedError": (
+        "the ACLs do not allow this user to write",
+        "grant WRITE on the command topics, or IDEMPOTENT_WRITE on the cluster",
+    ),
     # aiokafka raises this one for a partition whose offsets the user may not read.
-    "NoError": "the ACLs do not allow this user to read the offsets of the topic",
-    "TopicAuthorizationFailedError": "the ACLs do not allow this user to use the topic",
-    "GroupAuthorizationFailedError": "the ACLs do not allow this user to use the consumer group",
-    "ClusterAuthorizationFailedError": "the ACLs do not allow this user to use the cluster",
-    "TransactionalIdAuthorizationFailed": "the ACLs do not allow this user to write",
+    "NoError": (
+        "the ACLs do not allow this user to read the offsets of the topic",
+        "grant DESCRIBE on the topic",
+    ),
 }
+"""Why Kafka denies a call, and the ACL that allows it, by the name of the error."""
+
 _SASL = frozenset(
     (
         "SaslAuthenticationFailed",
@@ -44,24 +58,59 @@ _SASL = frozenset(
 
 
 async def started(client: Any) -> Any:
-    """Start a client and return it; close it if it does not start."""
+    """Start a client and return it; close it if it does not start.
+
+    A client that is cancelled while it connects would not close its socket, so it finishes in the background.
+    """
+    _quiet()
+    starting = asyncio.create_task(client.start())
     try:
-        await client.start()
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        _close_soon(functools.partial(_stop_after, starting, client))
+        raise
     except BaseException:
         await close(client)
         raise
     return client
 
 
-async def close(client: Any, stop: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
-    """Close a client. If that takes too long, as it can while Kafka is away, it continues in the background.
+def _quiet() -> None:
+    """Silence aiokafka, which logs every retry, unless the application has set the level of its logger."""
+    logger = logging.getLogger("aiokafka")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.CRITICAL)
 
-    `stop` replaces the client's own `stop` or `close`.
-    """
-    closing = asyncio.create_task((stop or getattr(client, "stop", None) or client.close)())
+
+async def _stop_after(starting: asyncio.Task[None], client: Any) -> None:
+    await asyncio.wait([starting], timeout=CLOSE_TIMEOUT_SEC)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await _stop_of(client)()
+
+
+async def close(client: Any) -> None:
+    """Close a client. If that takes too long, as it can while Kafka is away, it continues in the background."""
+    await asyncio.wait([_close_soon(_stop_of(client))], timeout=CLOSE_TIMEOUT_SEC)
+
+
+async def all_closed(limit: float) -> None:
+    """Wait, at most `limit` seconds, for the clients that close in the background. Call it before the loop ends."""
+    if _closing:
+        await asyncio.wait(_closing, timeout=limit)
+
+
+def _stop_of(client: Any) -> Callable[[], Coroutine[Any, Any, None]]:
+    """Return what closes a client; an admin client names it differently."""
+    stop: Callable[[], Coroutine[Any, Any, None]] = getattr(client, "stop", None) or client.close
+    return stop
+
+
+def _close_soon(stop: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+    closing = asyncio.create_task(stop())
     _closing.add(closing)
     closing.add_done_callback(_closed)
-    await asyncio.wait([closing], timeout=CLOSE_TIMEOUT_SEC)
+    return closing
 
 
 def _closed(closing: asyncio.Task[None]) -> None:
@@ -119,17 +168,19 @@ def reason(error: BaseException) -> str:
     """Return why a call failed, in words."""
     name, text = type(error).__name__, str(error) or "no details"
     if name in _ACL:
-        return f"{_ACL[name]} ({text})"
+        return f"{_ACL[name][0]} ({text})"
     if name in _SASL:
         return f"Kafka rejects the credentials ({text})"
+    if name == "KafkaConnectionError" and text.endswith(" closed"):
+        return "the connection was closed"
     return _network_reason(error) or f"{name}: {text}"
 
 
 def _network_reason(error: BaseException) -> str | None:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the certificate of the broker cannot be verified ({error.verify_message})"
+        return f"the certificate of the broker cannot be verified ({getattr(error, 'verify_message', error)})"
     if isinstance(error, ssl.SSLError):
-        return f"the TLS handshake failed ({error.reason or error})"
+        return f"the TLS handshake failed ({getattr(error, 'reason', None) or error})"
     if isinstance(error, socket.gaierror):
         return "the host name cannot be resolved"
     if isinstance(error, ConnectionRefusedError):
@@ -143,7 +194,7 @@ def remedy(error: BaseException) -> str:
     """Return how to fix the cause of a failed call."""
     name = type(error).__name__
     if name in _ACL:
-        return "grant the ACL that the documentation of external workers lists"
+        return _ACL[name][1]
     if name in _SASL:
         return "check kafka_sasl_mechanism, kafka_sasl_username and kafka_sasl_password"
     if isinstance(error, ssl.SSLError):

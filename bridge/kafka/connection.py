@@ -162,7 +162,7 @@ async def _problem(broker: str, options: dict[str, Any], limit: float) -> str | 
             return None
         except clients.kafka_errors() as error:
             problems.append(
-                f"the broker at {broker} tells clients to use {address}, which cannot be used: "
+                f"the broker at {broker} names {address} as an address for clients, which cannot be used: "
                 f"{clients.reason(error)}; correct advertised.listeners in the settings of the broker"
             )
     return "; ".join(problems) or f"Kafka at {broker} has no brokers that can be used; check its log"
@@ -190,9 +190,11 @@ def _remedy(error: BaseException, options: dict[str, Any]) -> str:
     """Return the remedy; a broker that closes the connection at once usually expects another protocol."""
     if isinstance(error, (ConnectionRefusedError, ssl.SSLError)) or not _closed_at_once(error):
         return clients.remedy(error)
+    protocol = options["security_protocol"]
+    certificate = ", or require a client certificate (kafka_ssl_certfile)" if "ssl_context" in options else ""
     return (
-        f"check kafka_security_protocol, which is {options['security_protocol']!r}: the listener of the "
-        "broker may use another one"
+        f"check kafka_security_protocol, which is {protocol!r}: the listener of the broker may use another "
+        f"one{certificate}"
     )
 
 

@@ -143,7 +143,9 @@ class RecordConsumer:
         while self._watch.revocations == seen:
             try:
                 await self._handle(records)
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if _is_being_cancelled():
+                    raise
                 self._failed(error)
                 _logger.exception(
                     "the consumer %s cannot handle %d records; it tries again in %g s",
@@ -191,9 +193,15 @@ class RecordConsumer:
         self.health.connected = False
         self._failed(error)
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: BaseException) -> None:
         self.health.last_error_at = time.time()
         self.health.last_error = clients.reason(error)
+
+
+def _is_being_cancelled() -> bool:
+    """Whether this task itself is cancelled; code that it calls may raise CancelledError for other reasons."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class _RebalanceWatch:

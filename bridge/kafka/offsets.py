@@ -20,7 +20,6 @@ T = TypeVar("T")
 
 PARTITIONS_TTL_SEC = 30.0
 """How long the list of a topic's partitions is reused."""
-FIND_TIMEOUT_SEC = 30.0
 FIND_IDLE_SEC = 5.0
 """How long `find` waits for the next records before it reports that Kafka does not respond."""
 _FIND_RECORDS = 500
@@ -100,13 +99,27 @@ class Offsets:
 
         It reads up to the end of the partition as of now.
         """
-        finding = _Finding(self._connection, topic, partition)
-        return await clients.bounded(
-            lambda: finding.run(start, dedup_id),
-            what=f"searching {topic}",
-            address=self._connection.bootstrap,
-            limit=FIND_TIMEOUT_SEC,
-        )
+        await self._check_partition(topic, partition)
+        what, address = f"searching {topic}", self._connection.bootstrap
+        search = _Search(self._connection, topic, partition)
+        try:
+            offsets = await clients.bounded(lambda: search.open(start), what=what, address=address)
+            return await search.run(offsets, dedup_id)
+        except clients.kafka_errors() as error:
+            raise clients.unavailable(what, address, error) from error
+        finally:
+            await search.close()
+
+    async def _check_partition(self, topic: str, partition: int) -> None:
+        """Raise KafkaUnavailable for a partition that does not exist; the known partitions may be outdated."""
+        if partition in await self.partitions(topic):
+            return
+        self._partitions.pop(topic, None)
+        if partition not in await self.partitions(topic):
+            raise KafkaUnavailable(
+                f"Kafka at {self._connection.bootstrap} has no partition {partition} of the topic {topic}; "
+                "if the topic was created again, give it as many partitions as before"
+            )
 
     async def partitions(self, topic: str) -> tuple[int, ...]:
         """Return the partitions of a topic, at most half a minute old. Raises KafkaUnavailable if it has none."""
@@ -171,52 +184,52 @@ def _position(committed: int | None, begin: int) -> int:
     return begin if committed is None else max(committed, begin)
 
 
-class _Finding:
-    """One search with a consumer of its own."""
+class _Search:
+    """A search for one record, with a consumer of its own."""
 
     def __init__(self, connection: KafkaConnection, topic: str, partition: int) -> None:
         self._connection = connection
         self._topic = topic
         self._partition = partition
+        self._consumer: Any = None
+        self._where: Any = None
 
-    async def run(self, start: int, dedup_id: str) -> int | None:
-        """Read from `start` to the end as of now."""
+    async def open(self, start: int) -> range:
+        """Connect, and return the offsets from `start` to the end as of now."""
         from aiokafka import AIOKafkaConsumer, TopicPartition
 
-        consumer = await clients.started(
-            AIOKafkaConsumer(
-                **_options(self._connection),
-                max_partition_fetch_bytes=_FIND_BYTES,
-                fetch_max_bytes=_FIND_BYTES,
-                auto_offset_reset="earliest",
-            )
-        )
         where = TopicPartition(self._topic, self._partition)
-        try:
-            consumer.assign([where])
-            end = (await consumer.end_offsets([where]))[where]
-            begin = (await consumer.beginning_offsets([where]))[where]
-            return await _scan(consumer, where, range(max(start, begin), end), dedup_id)
-        finally:
-            await clients.close(consumer)
+        if self._consumer is None:
+            options = {**_options(self._connection), "auto_offset_reset": "earliest"}
+            options |= dict.fromkeys(("max_partition_fetch_bytes", "fetch_max_bytes"), _FIND_BYTES)
+            self._consumer = await clients.started(AIOKafkaConsumer(**options))
+            self._consumer.assign([where])
+        end = (await self._consumer.end_offsets([where]))[where]
+        begin = (await self._consumer.beginning_offsets([where]))[where]
+        self._where = where
+        return range(max(start, begin), end)
 
+    async def close(self) -> None:
+        """Close the consumer."""
+        if self._consumer is not None:
+            await clients.close(self._consumer)
 
-async def _scan(consumer: Any, where: Any, offsets: range, dedup_id: str) -> int | None:
-    if not offsets:
+    async def run(self, offsets: range, dedup_id: str) -> int | None:
+        """Return the offset of the first record that has this `dedup_id`, or None. Raises TimeoutError."""
+        if not offsets:
+            return None
+        self._consumer.seek(self._where, offsets.start)
+        heard_at = time.monotonic()
+        while await self._consumer.position(self._where) < offsets.stop:
+            batches = await self._consumer.getmany(timeout_ms=1_000, max_records=_FIND_RECORDS)
+            if records := batches.get(self._where):
+                heard_at = time.monotonic()
+                found = (each.offset for each in records if has_dedup_id(each.value, dedup_id))
+                if (offset := next(found, None)) is not None:
+                    return int(offset) if offset < offsets.stop else None
+            elif time.monotonic() - heard_at > FIND_IDLE_SEC:
+                raise TimeoutError
         return None
-    consumer.seek(where, offsets.start)
-    heard_at = time.monotonic()
-    while await consumer.position(where) < offsets.stop:
-        batches = await consumer.getmany(where, timeout_ms=1_000, max_records=_FIND_RECORDS)
-        for record in batches.get(where, ()):
-            heard_at = time.monotonic()
-            if record.offset >= offsets.stop:
-                return None
-            if has_dedup_id(record.value, dedup_id):
-                return int(record.offset)
-        if time.monotonic() - heard_at > FIND_IDLE_SEC:
-            raise TimeoutError
-    return None
 
 
 def has_dedup_id(value: bytes | None, dedup_id: str) -> bool:

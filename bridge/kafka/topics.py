@@ -56,7 +56,7 @@ class Topics:
                     f"{name} is {getattr(cfg, name)!r}, so all roles would share one topic; "
                     "put {type} where the role belongs"
                 )
-        made.all(cfg.worker_types)
+        made.all(cfg.worker_types or ["role"])
         return made
 
     def cmd(self, role: str) -> str:

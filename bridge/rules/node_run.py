@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flowkit.adapters.dispatches.record import key_of
+from flowkit.adapters.dispatches.record import DispatchState, key_of
 from flowkit.bridge.rules.leases import renewed
 
 if TYPE_CHECKING:
     from flowkit.adapters.dispatches.record import Dispatch
     from flowkit.bridge.rules.reading import StatusEvent
+
+
+_RENEWED_BY = 0.1
+"""Part of its duration by which a lease must have been extended before the extension is stored."""
 
 
 class NodeRun:
@@ -19,8 +24,10 @@ class NodeRun:
     def __init__(self, records: dict[str, Dispatch], at: float) -> None:
         self.records = dict(records)
         self.at = at
-        self._renewed: dict[str, int] = {}
+        self._batches: Counter[str] = Counter()
         """Batches stored since the last write of a record, by key."""
+        self._expires_at = {key: record.lease.expires_at for key, record in records.items() if record.lease}
+        """Stored lease deadlines by key."""
 
     def record_of(self, event: StatusEvent) -> Dispatch | None:
         """Return the current record of the attempt that an event is about."""
@@ -35,17 +42,32 @@ class NodeRun:
         record = self.record_of(event)
         if record is not None and record.lease is not None:
             self.put(replace(record, lease=renewed(record.lease, event, self.at)))
-            self._renewed.setdefault(record.key, 0)
 
     def count(self, key: str) -> None:
         """Count a batch that was stored."""
-        self._renewed[key] = self._renewed.get(key, 0) + 1
+        self._batches[key] += 1
         self.put(replace(self.records[key], batches=self.records[key].batches + 1))
 
-    def take_renewals(self) -> list[tuple[str, int]]:
-        """Return and forget the keys of renewed records, with the number of stored batches."""
-        renewals, self._renewed = [*self._renewed.items()], {}
-        return renewals
+    def take_batches(self, key: str) -> int:
+        """Return and forget the number of batches stored since the last write of a record."""
+        return self._batches.pop(key, 0)
+
+    def due_renewals(self) -> list[str]:
+        """Return the keys of records to write: new batches, or a lease whose stored deadline is clearly earlier."""
+        return [key for key, record in self.records.items() if self._batches[key] or self._is_due(record)]
+
+    def _is_due(self, record: Dispatch) -> bool:
+        lease = record.lease
+        if lease is None or record.state is not DispatchState.OPEN:
+            return False
+        stored = self._expires_at.get(record.key, 0.0)
+        return lease.expires_at - stored > lease.ttl_sec * _RENEWED_BY
+
+    def accepted(self, record: Dispatch) -> None:
+        """Replace a record after its lease was stored."""
+        self.put(record)
+        if record.lease is not None:
+            self._expires_at[record.key] = record.lease.expires_at
 
 
 def record_key(event: StatusEvent) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,23 +13,20 @@ from tests.contract.drivers import DRIVERS, connected
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.coordinator.adapters import CoordinatorAdapters
-from flowkit.local.mongo import MongoServer
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
+
+    from tests.servers import Start
 
 SERVER_DATABASES = [pytest.param(driver, marks=pytest.mark.server) for driver in DRIVERS]
 
 
 @pytest.fixture(scope="session")
-def contract_mongo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the server in MONGO_URL, or start one."""
-    if url := os.environ.get("MONGO_URL"):
-        yield url
-        return
-    with MongoServer(tmp_path_factory.mktemp("contract-mongo")) as server:
-        yield server.url
+def contract_mongo_url(start_servers: Start) -> str:
+    """Return the URL of the run's MongoDB."""
+    return start_servers("mongo")["MONGO_URL"]
 
 
 @pytest.fixture(params=["memory", *SERVER_DATABASES])

@@ -11,6 +11,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from flowkit.cli.loading import load_handlers
+from flowkit.local.kafka.jars import VERSION
+from flowkit.local.kafka.settings import SETTINGS
 from flowkit.local.temporal import DYNAMIC_CONFIG
 from flowkit.temporal_names import SEARCH_ATTRIBUTES
 
@@ -77,6 +79,22 @@ def test_service_has_a_health_check_or_runs_once(name: str) -> None:
 def test_one_shot_is_a_dependency_or_runs_on_demand(name: str) -> None:
     awaited = {other for _, other, _ in conditions()}
     assert name in awaited or SERVICES[name]["profiles"]
+
+
+def test_kafka_starts_only_with_its_profile_and_nothing_else_needs_it() -> None:
+    assert SERVICES["kafka"]["profiles"] == ["external"]
+    assert [
+        name for name, other, _ in conditions() if other == "kafka" and "profiles" not in SERVICES[name]
+    ] == []
+
+
+def test_kafka_is_the_version_of_the_local_broker_with_its_settings() -> None:
+    assert SERVICES["kafka"]["image"] == f"apache/kafka:{VERSION}"
+    environment = SERVICES["kafka"]["environment"]
+    shared = {f"KAFKA_{key.replace('.', '_').upper()}": str(value) for key, value in SETTINGS.items()}
+    assert {key: value for key, value in environment.items() if key in shared} == {
+        key: value for key, value in shared.items() if key in environment
+    }
 
 
 @pytest.mark.parametrize(("name", "other", "condition"), conditions())

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flowkit.local import MongoServer, TemporalServer
-from tests.conftest import keep_logs
 from tests.integration.chaos.cluster import Cluster
 from tests.integration.chaos.run import DRAIN_SEC, Run
 from tests.integration.harness import Harness
+from tests.servers import copy_logs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -53,7 +53,7 @@ async def cluster(
         made.close()
         await harness.close()
         if request.session.testsfailed:
-            keep_logs(tmp_path)
+            copy_logs(tmp_path)
 
 
 @pytest.mark.timeout(SECONDS * 2 + DRAIN_SEC + 120)

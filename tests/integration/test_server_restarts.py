@@ -10,8 +10,8 @@ import pytest
 
 from flowkit.local import MongoServer, TemporalServer
 from flowkit.models import TaskStatus
-from tests.conftest import keep_logs
 from tests.integration.harness import Harness, eventually, node, wait_seconds
+from tests.servers import copy_logs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ async def own(
         yield harness, temporal, mongo
         await harness.close()
         if request.session.testsfailed:
-            keep_logs(tmp_path)
+            copy_logs(tmp_path)
 
 
 async def started(harness: Harness) -> str:
@@ -140,9 +140,7 @@ async def test_task_created_without_mongodb_runs_when_it_returns(
     async def waits_for_mongodb() -> bool:
         description = await (await harness.handle(task_id)).describe()
         pending = description.raw_description.pending_activities
-        return any(
-            activity.last_failure.message.startswith("MongoDB does not answer") for activity in pending
-        )
+        return any(activity.last_failure.message.startswith("MongoDB is unavailable") for activity in pending)
 
     await eventually(waits_for_mongodb)
     await asyncio.to_thread(mongo.start)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -47,13 +49,31 @@ def _exec_server(options: list[str]) -> None:
     ports = {inside: here for _, here, inside in (each.split(":") for each in _values(options, "--publish"))}
     folder, inside, _ = _values(options, "--volume")[0].split(":")
     entrypoint = _values(options, "--entrypoint")[0]
-    if entrypoint == "mongod":
+    if entrypoint == "/bin/sh":
+        command = _kafka_command(Path(folder), options[-1])
+    elif entrypoint == "mongod":
         command = stand_in_command(int(ports["27017"]), Path(folder) / "data.mv")
     else:
         arguments = options[options.index("server") :]
         adjusted = [ports.get(each, each).replace("0.0.0.0", "127.0.0.1") for each in arguments]
         command = [temporal_cli(), *(each.replace(f"{inside}/", f"{folder}/") for each in adjusted)]
     os.execvp(command[0], command)
+
+
+def _kafka_command(folder: Path, script: str) -> list[str]:
+    """Return the command for the broker; do what the script does before."""
+    from flowkit.local.kafka.program import format_command, kafka_program, start_command
+    from flowkit.local.sources import Source
+
+    settings = (folder / "server.properties").read_text()
+    adjusted = folder / "adjusted.properties"
+    adjusted.write_text(settings.replace("/flowkit", str(folder)).replace("0.0.0.0", "127.0.0.1"))
+    program = kafka_program([Source.CACHE, Source.DOWNLOAD])
+    for step in map(shlex.split, script.split(" && ")):
+        if "format" in step:
+            arguments = [str(adjusted) if "properties" in each else each for each in step[2:]]
+            subprocess.run(format_command(program, arguments), check=True)
+    return start_command(program, adjusted)
 
 
 def _values(options: list[str], name: str) -> list[str]:

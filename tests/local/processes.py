@@ -89,7 +89,8 @@ def _state(pid: int) -> str:
 
 def isolated_environment(folder: Path) -> dict[str, str]:
     """Return the environment without configured servers, and with `folder` for temporary files."""
-    named = {"TEMPORAL_ADDRESS", "MONGO_URL", "TEMPORAL_NAMESPACE", "MONGO_DATABASE", "FLOWKIT_QUEUE"}
+    servers = {"TEMPORAL_ADDRESS", "MONGO_URL", "KAFKA_BOOTSTRAP_SERVERS"}
+    named = {*servers, "TEMPORAL_NAMESPACE", "MONGO_DATABASE", "FLOWKIT_QUEUE"}
     folder.mkdir(exist_ok=True)
     kept = {name: value for name, value in os.environ.items() if name not in named}
     return {**kept, "TMPDIR": str(folder)}

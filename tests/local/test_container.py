@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import pymongo
 import pytest
+from tests.kafka_server import Broker
 from tests.local.processes import create_program, descendants, still_running, wait_until
 
-from flowkit.local import MongoServer, Stack, TemporalServer
+from flowkit.local import Kafka, MongoServer, Stack, TemporalServer
 from flowkit.local.container import ContainerEngine, ContainerImage, container_name, find_engine
 from flowkit.local.ports import is_free
 
@@ -75,6 +76,21 @@ def test_a_killed_container_is_removed(tmp_path: Path, docker: Path) -> None:
         before = len(calls(docker, "rm"))
         server.kill()
         assert len(calls(docker, "rm")) == before + 1
+
+
+@pytest.mark.server
+async def test_kafka_runs_in_a_container_and_keeps_its_data(tmp_path: Path, docker: Path) -> None:
+    with Kafka(tmp_path / "data") as server:
+        broker = Broker(bootstrap_servers=server.bootstrap_servers)
+        await broker.create_topics("a")
+        await broker.produce("a", b"kept")
+        server.restart()
+        assert await broker.consume("a", 1) == [b"kept"]
+    assert calls(docker, "pull") == [["pull", "docker.io/apache/kafka:3.9.1"]]
+    first, second = (call[-1] for call in calls(docker, "run"))
+    assert "/opt/kafka/bin/kafka-storage.sh format" in first
+    assert "format" not in second
+    assert second.endswith("&& exec /opt/kafka/bin/kafka-server-start.sh /flowkit/server.properties")
 
 
 def test_a_container_gets_ports_user_and_data_folder(tmp_path: Path, docker: Path) -> None:

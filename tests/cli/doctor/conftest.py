@@ -37,7 +37,7 @@ def doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Doctor:
     """Runs all checks, without configured servers unless `env` names them."""
 
     def check(*, port_base: int | None = None, **env: str) -> Report:
-        for name in ("TEMPORAL_ADDRESS", "MONGO_URL"):
+        for name in ("TEMPORAL_ADDRESS", "MONGO_URL", "KAFKA_BOOTSTRAP_SERVERS"):
             monkeypatch.delenv(name, raising=False)
         for name, value in {**unreachable_temporal(tmp_path), **env}.items():
             monkeypatch.setenv(name, value)

@@ -29,10 +29,14 @@ if TYPE_CHECKING:
             ["--only", "mongo", "--function", "a=b:c"],
             "--function is given, but this command starts no engine",
         ),
-        (["nowhere:Shop"], "there is no module 'nowhere' here; run flowkit in the folder that holds it"),
-        (["--function", "f=nowhere:f"], "there is no module 'nowhere' here"),
+        (["nowhere:Shop"], "module 'nowhere' was not found; run flowkit in the folder that contains it"),
+        (["--function", "f=nowhere:f"], "module 'nowhere' was not found"),
         (["shop"], "'shop' is not module:name; for example"),
-        (["--port-base", "65533"], "Invalid value for '--port-base'"),
+        (
+            ["--external", "in dexer"],
+            "--external 'in dexer' is not allowed; it must be a role: a letter or digit",
+        ),
+        (["--port-base", "65532"], "Invalid value for '--port-base'"),
         (
             ["--data", "/sys/flowkit"],
             "cannot write to /sys/flowkit (Operation not permitted); choose a writable folder",

@@ -47,6 +47,15 @@ def test_a_terminal_gets_only_values_that_it_would_not_use_by_default(
     assert terminal_exports(environment, found) == terminal
 
 
+def test_programs_get_the_broker_if_external_workers_serve_roles() -> None:
+    options = UpOptions(external=("indexer",))
+    found = make_exports(make_plan(options, {}), "t:1", "mongodb://m", "127.0.0.1:9092")
+    line = "export KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:9092"
+    assert line in script_exports({}, found)
+    assert line in terminal_exports({}, found)
+    assert "KAFKA_BOOTSTRAP_SERVERS" not in make_exports(plan(), "t:1", "mongodb://m", "127.0.0.1:9092")
+
+
 def test_a_script_always_gets_the_servers_and_can_evaluate_the_lines() -> None:
     url = "mongodb://127.0.0.1:5002/?a=1&b=2"
     lines = script_exports({}, make_exports(plan(queue="my queue"), "127.0.0.1:5000", url))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from flowkit.cli.up.plan import Ports, UpOptions, make_plan
+import pytest
+
+from flowkit.cli.up.plan import Ports, UpOptions, make_plan, parse_external
+from flowkit.errors import ConfigError
 
 
 def parts(*only: str, handlers: tuple[str, ...] = (), **environment: str) -> set[str]:
     """Return the parts that would start. A server counts only if the plan starts it."""
     plan = make_plan(UpOptions(only=only, handlers=handlers), environment)
     kinds = {"temporal": plan.starts_temporal, "mongo": plan.starts_mongo}
+    assert not plan.uses_kafka
     return {part.value for part in plan.parts if kinds.get(part.value, True)}
 
 
@@ -30,6 +34,33 @@ def test_servers_in_the_environment_are_not_started() -> None:
     )
 
 
-def test_four_consecutive_ports_follow_from_the_base() -> None:
-    assert Ports.from_base(5000) == Ports(temporal=5000, ui=5001, mongo=5002, temporal_http=5003)
-    assert Ports.from_base(None) == Ports(temporal=7233, ui=8233, mongo=27017, temporal_http=None)
+@pytest.mark.parametrize(
+    ("roles", "environment", "uses", "starts"),
+    [
+        ((), {}, False, False),
+        ((), {"KAFKA_BOOTSTRAP_SERVERS": "k:9092"}, False, False),
+        (("indexer",), {}, True, True),
+        (("indexer",), {"KAFKA_BOOTSTRAP_SERVERS": ""}, True, True),
+        (("indexer",), {"KAFKA_BOOTSTRAP_SERVERS": "k:9092"}, True, False),
+    ],
+)
+def test_a_broker_starts_only_for_external_roles_and_if_none_is_configured(
+    roles: tuple[str, ...], environment: dict[str, str], uses: bool, starts: bool
+) -> None:
+    plan = make_plan(UpOptions(external=roles), environment)
+    assert (plan.uses_kafka, plan.starts_kafka) == (uses, starts)
+
+
+def test_external_accepts_commas_and_repetition() -> None:
+    assert parse_external(["indexer, grouper", "analyzer"]) == ("indexer", "grouper", "analyzer")
+
+
+@pytest.mark.parametrize("names", [["in dexer"], ["indexer", "indexer"], ["coordinator_fn"]])
+def test_external_accepts_only_roles_and_each_of_them_once(names: list[str]) -> None:
+    with pytest.raises(ConfigError, match=f"--external '{names[-1]}' is not allowed"):
+        parse_external(names)
+
+
+def test_five_consecutive_ports_follow_from_the_base() -> None:
+    assert Ports.from_base(5000) == Ports(temporal=5000, ui=5001, mongo=5002, temporal_http=5003, kafka=5004)
+    assert Ports.from_base(None) == Ports(temporal=7233, ui=8233, mongo=27017, temporal_http=None, kafka=9092)

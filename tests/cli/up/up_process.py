@@ -65,12 +65,13 @@ class UpProcess:
                 return line
         raise AssertionError(f"stderr has no line with {part!r}:\n" + "\n".join(self.lines))
 
-    def exports(self) -> dict[str, str]:
+    def exports(self, *names: str) -> dict[str, str]:
         """Read the `export` lines from stdout, and add them to the environment of other commands."""
         self.wait_for_line("logs: ")
         assert self.process.stdout is not None
         found: dict[str, str] = {}
-        while not {"TEMPORAL_ADDRESS", "MONGO_URL"} <= found.keys() | self.environment.keys():
+        expected = set(names or ("TEMPORAL_ADDRESS", "MONGO_URL"))
+        while not expected <= found.keys() | self.environment.keys():
             name, _, value = self.process.stdout.readline().removeprefix("export ").strip().partition("=")
             found[name] = value
         self.environment |= found
@@ -114,10 +115,10 @@ class UpProcess:
 
 
 def free_port_base() -> int:
-    """Return the first of four consecutive free ports."""
-    start = int.from_bytes(os.urandom(4)) % (len(CANDIDATES) - 4)
-    bases: Iterator[int] = iter([*CANDIDATES[start:-4], *CANDIDATES[:start]])
-    return next(base for base in bases if all(is_free(port) for port in range(base, base + 4)))
+    """Return the first of five consecutive free ports."""
+    start = int.from_bytes(os.urandom(4)) % (len(CANDIDATES) - 5)
+    bases: Iterator[int] = iter([*CANDIDATES[start:-5], *CANDIDATES[:start]])
+    return next(base for base in bases if all(is_free(port) for port in range(base, base + 5)))
 
 
 def environment_without_servers(folder: Path) -> dict[str, str]:

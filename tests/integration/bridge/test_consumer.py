@@ -11,7 +11,14 @@ import pytest
 
 from flowkit.bridge.kafka.consumer import RecordConsumer
 from flowkit.bridge.kafka.offsets import Offsets
-from tests.integration.bridge.clients import LONG_SEC, Reading, command_topic, consuming, producing
+from tests.integration.bridge.clients import (
+    LONG_SEC,
+    Reading,
+    command_topic,
+    consuming,
+    during_outage,
+    producing,
+)
 from tests.integration.harness import eventually
 
 if TYPE_CHECKING:
@@ -155,7 +162,7 @@ async def _members(offsets: Offsets, group: str, count: int) -> bool:
     return sum(bool(assigned) for assigned in (await offsets.members(group)).values()) == count
 
 
-@pytest.mark.slow
+@during_outage
 async def test_nothing_is_lost_when_the_broker_restarts(
     frail: Names, frail_broker: Kafka, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -174,7 +181,7 @@ async def test_nothing_is_lost_when_the_broker_restarts(
     assert caplog.text.count("lost Kafka") == 1
 
 
-@pytest.mark.slow
+@during_outage
 async def test_a_consumer_that_starts_during_an_outage_reads_after_it(
     frail: Names, frail_broker: Kafka, caplog: pytest.LogCaptureFixture
 ) -> None:

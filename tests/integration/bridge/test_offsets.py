@@ -13,7 +13,7 @@ from aiokafka import TopicPartition
 from flowkit.bridge.kafka.offsets import Offsets
 from flowkit.bridge.kafka.topics import worker_group
 from flowkit.errors import KafkaUnavailable
-from tests.integration.bridge.clients import LONG_SEC, command_topic, producing, worker
+from tests.integration.bridge.clients import LONG_SEC, command_topic, during_outage, producing, worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -89,7 +89,10 @@ async def test_a_record_is_found_by_its_dedup_id(names: Names, offsets: Offsets)
 
 
 async def test_a_search_beyond_the_end_finds_nothing(names: Names, offsets: Offsets) -> None:
-    assert await offsets.find(await command_topic(names), 0, 1_000, "d1") is None
+    topic = await command_topic(names)
+    assert await offsets.find(topic, 0, 1_000, "d1") is None
+    with pytest.raises(KafkaUnavailable, match="no partition 3"):
+        await offsets.find(topic, 3, 0, "d1")
 
 
 async def test_a_missing_topic_is_named(names: Names, offsets: Offsets) -> None:
@@ -98,7 +101,7 @@ async def test_a_missing_topic_is_named(names: Names, offsets: Offsets) -> None:
             await call
 
 
-@pytest.mark.slow
+@during_outage
 async def test_an_outage_ends_calls_within_seconds_and_is_survived(frail: Names, frail_broker: Kafka) -> None:
     topic, group = await command_topic(frail), worker_group(frail.role())
     offsets = Offsets(frail.connection)

@@ -13,7 +13,14 @@ from aiokafka.partitioner import murmur2
 from flowkit.bridge.kafka.offsets import Offsets
 from flowkit.bridge.kafka.producer import MAX_REQUEST_BYTES, Producer
 from flowkit.errors import CommandTooLarge, KafkaUnavailable, SendUncertain
-from tests.integration.bridge.clients import LONG_SEC, Reading, command_topic, consuming, producing
+from tests.integration.bridge.clients import (
+    LONG_SEC,
+    Reading,
+    command_topic,
+    consuming,
+    during_outage,
+    producing,
+)
 
 if TYPE_CHECKING:
     from flowkit.local import Kafka
@@ -121,7 +128,7 @@ async def test_a_producer_that_was_stopped_sends_nothing(names: Names) -> None:
         await producer.send(topic, "k", b"{}", 0)
 
 
-@pytest.mark.slow
+@during_outage
 async def test_records_sent_during_a_restart_are_stored_once(frail: Names, frail_broker: Kafka) -> None:
     topic, count = await command_topic(frail), 60
     async with producing(frail) as producer:
@@ -139,7 +146,7 @@ async def test_records_sent_during_a_restart_are_stored_once(frail: Names, frail
     assert len(reading.values) == count
 
 
-@pytest.mark.slow
+@during_outage
 async def test_a_producer_that_starts_during_an_outage_sends_after_it(
     frail: Names, frail_broker: Kafka, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -156,7 +163,7 @@ async def test_a_producer_that_starts_during_an_outage_sends_after_it(
     await producer.stop()
 
 
-@pytest.mark.slow
+@during_outage
 async def test_stopping_during_an_outage_drops_what_was_not_sent(frail: Names, frail_broker: Kafka) -> None:
     topic = await command_topic(frail)
     producer = Producer(frail.connection)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from flowkit.cli.doctor import machine
 from flowkit.cli.doctor.findings import Finding, State, bad, note, ok
+from flowkit.cli.doctor.kafka import check_kafka
 from flowkit.cli.doctor.servers import check_mongo, check_temporal
 from flowkit.cli.errors import flat
 from flowkit.cli.options import DEFAULT_MONGO_URL
@@ -63,9 +64,10 @@ class ServerReport:
 async def run_checks(where: Where, port_base: int | None) -> tuple[list[Finding], bool]:
     """Return all findings, and whether tasks can run on these servers or on those of `flowkit up`."""
     temporal, mongo = server_checks(where, port_base)
-    reports = await asyncio.gather(
+    *reports, kafka = await asyncio.gather(
         _check_server(temporal, check_temporal(where, configured=temporal.configured)),
         _check_server(mongo, check_mongo(where, configured=mongo.configured)),
+        check_kafka(),
     )
     required = {name for server in reports for name in server.requires}
     machine_findings = await asyncio.gather(
@@ -78,13 +80,14 @@ async def run_checks(where: Where, port_base: int | None) -> tuple[list[Finding]
         *machine.check_packages(),
         *(finding for server in reports for finding in server.connection),
         *(server.source for server in reports),
+        kafka,
         *(finding for server in reports for finding in server.ports),
         *machine_findings,
         *disks,
         machine.check_open_files(),
     ]
-    usable = all(server.usable for server in reports) and all(disk.state is not State.BAD for disk in disks)
-    return findings, usable
+    working = all(each.state is not State.BAD for each in (kafka, *disks))
+    return findings, working and all(server.usable for server in reports)
 
 
 def server_checks(where: Where, port_base: int | None) -> tuple[ServerCheck, ServerCheck]:
@@ -135,5 +138,5 @@ def _source_finding(name: str, program: Program) -> Finding:
     found = f"{program.source}: {program.description}"
     missing = [name for name in program.requires if shutil.which(name) is None]
     if missing:
-        return bad(name, f"{found}, which needs {', '.join(missing)}", "the lines below say what to install")
+        return bad(name, f"{found}, which needs {', '.join(missing)}", "the lines below show what to install")
     return note(name, found, INSTALL_REMEDY) if program.source is Source.DOWNLOAD else ok(name, found)

@@ -22,7 +22,7 @@ from flowkit.local.ports import is_free
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-PACKAGES = ("temporalio", "motor", "pymongo")
+PACKAGES = ("temporalio", "motor", "pymongo", "aiokafka")
 TIMEOUT_SEC = 3.0
 MIN_JAVA_VERSION = 17
 MIN_OPEN_FILES = 1_024
@@ -110,7 +110,7 @@ def _check_port(name: str, port: int) -> Finding:
     if is_free(port):
         return ok(f"port {port}", f"free for {name}")
     found = f"needed for {name}, but in use by {listening_process(port)}"
-    return note(f"port {port}", found, "`flowkit up --port-base N` uses N to N+3")
+    return note(f"port {port}", found, "`flowkit up --port-base N` uses N to N+4")
 
 
 def check_cache() -> Finding:

@@ -17,13 +17,20 @@ def up(
     handlers: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Handlers for the workers, as module:CLASS or module:object. None: no worker starts."
+            help="Handlers for the workers, as module:CLASS or module:object. Without handlers, no worker starts."
         ),
     ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
             help="Start only these: temporal, mongo, engine, worker. Separate with commas, or repeat."
+        ),
+    ] = None,
+    external: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Role that external workers serve through Kafka; starts a broker and a bridge. "
+            "Separate with commas, or repeat."
         ),
     ] = None,
     data: Annotated[
@@ -46,16 +53,18 @@ def up(
     """Run Temporal with its Web UI, MongoDB, an engine and workers until Ctrl-C. For development."""
     log_warnings(verbose)
     from flowkit.cli.loading import check_names
-    from flowkit.cli.up.plan import Part, UpOptions, make_plan, parse_parts
+    from flowkit.cli.up.plan import Part, UpOptions, make_plan, parse_external, parse_parts
 
+    roles = parse_external(external or [])
     if install:
-        return _install(parse_parts(only or []) or frozenset(Part))
+        return _install([*(parse_parts(only or []) or Part), *(["kafka"] if roles else [])])
     options = UpOptions(
         handlers=tuple(handlers or ()),
         only=tuple(only or ()),
         data=data,
         port_base=port_base,
         functions=tuple(functions or ()),
+        external=roles,
         workers=workers,
         concurrency=concurrency,
         queue=queue or DEFAULT_QUEUE,
@@ -75,13 +84,15 @@ def _targets(functions: list[str]) -> list[str]:
 
 
 def _install(parts: Collection[str]) -> None:
-    from flowkit.local import MongoServer, TemporalServer
+    from flowkit.local import Kafka, MongoServer, TemporalServer
+    from flowkit.local.kafka.program import kafka_program
     from flowkit.local.mongo import mongo_program
     from flowkit.local.sources import allowed_sources
     from flowkit.local.temporal import temporal_program
 
-    for server, find_program in ((TemporalServer, temporal_program), (MongoServer, mongo_program)):
+    servers = ((TemporalServer, temporal_program), (MongoServer, mongo_program), (Kafka, kafka_program))
+    for server, find_program in servers:
         if server.name in parts:
             server.install()
             found = find_program(allowed_sources())
-            output.say(f"{server.name}: {found.description} ({found.source})")
+            output.echo(f"{server.name}: {found.description} ({found.source})")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flowkit.cli.up.plan import Plan
 
 DEFAULT_TEMPORAL_ADDRESS = "localhost:7233"
+SERVERS = ("TEMPORAL_ADDRESS", "MONGO_URL", "KAFKA_BOOTSTRAP_SERVERS")
 
 _DEFAULTS = {
     "TEMPORAL_ADDRESS": {DEFAULT_TEMPORAL_ADDRESS, "127.0.0.1:7233"},
@@ -23,11 +24,14 @@ _DEFAULTS = {
 }
 
 
-def make_exports(plan: Plan, temporal_address: str | None, mongo_url: str | None) -> dict[str, str]:
+def make_exports(
+    plan: Plan, temporal_address: str | None, mongo_url: str | None, kafka_bootstrap: str | None = None
+) -> dict[str, str]:
     """Return the variables that name servers, task queue and database."""
     exports: dict[str, str | None] = {
         "TEMPORAL_ADDRESS": temporal_address if plan.uses_temporal else None,
         "MONGO_URL": mongo_url if plan.uses_mongo else None,
+        "KAFKA_BOOTSTRAP_SERVERS": kafka_bootstrap if plan.uses_kafka else None,
     }
     if plan.starts_temporal:
         exports["TEMPORAL_NAMESPACE"] = "default"
@@ -40,7 +44,7 @@ def script_exports(environment: Mapping[str, str], exports: Mapping[str, str]) -
     return [
         f"export {name}={shlex.quote(value)}"
         for name, value in exports.items()
-        if name in ("TEMPORAL_ADDRESS", "MONGO_URL") or value != environment.get(name, _default(name))
+        if name in SERVERS or value != environment.get(name, _default(name))
     ]
 
 

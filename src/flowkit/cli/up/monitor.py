@@ -78,11 +78,13 @@ def create_rows(plan: Plan, processes: Processes) -> list[MonitoredRow]:
         rows.append((ProcessRow(name="Web UI", address=processes.temporal.ui_url), processes.temporal))
     if plan.uses_mongo:
         rows.append(_server_row("mongo", processes.exports["MONGO_URL"], processes.mongo))
+    if plan.uses_kafka:
+        rows.append(_server_row("kafka", processes.exports["KAFKA_BOOTSTRAP_SERVERS"], processes.kafka))
     return rows + [(ProcessRow(name=each.name, detail=_summary(each)), each) for each in processes.flowkit]
 
 
 def _summary(process: FlowkitProcess) -> str:
-    """Return what the process runs, without its leading `engine` or `worker`."""
+    """Return what the process runs, without its leading `engine`, `bridge` or `worker`."""
     return process.summary.partition(" ")[2]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from flowkit.cli.errors import remedied
 from flowkit.cli.options import DEFAULT_DATABASE
 from flowkit.config import DEFAULT_QUEUE
+from flowkit.core import checks
 from flowkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,13 +35,14 @@ class Ports:
     mongo: int = 27017
     temporal_http: int | None = None
     """None for any free port."""
+    kafka: int = 9092
 
     @classmethod
     def from_base(cls, base: int | None) -> Ports:
-        """Return the default ports, or four consecutive ports from `base`."""
+        """Return the default ports, or five consecutive ports from `base`."""
         if base is None:
             return cls()
-        return cls(temporal=base, ui=base + 1, mongo=base + 2, temporal_http=base + 3)
+        return cls(temporal=base, ui=base + 1, mongo=base + 2, temporal_http=base + 3, kafka=base + 4)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +54,8 @@ class UpOptions:
     data: Path | None = None
     port_base: int | None = None
     functions: tuple[str, ...] = ()
+    external: tuple[str, ...] = ()
+    """Roles that external workers serve through Kafka."""
     workers: int | None = None
     concurrency: int | None = None
     queue: str = DEFAULT_QUEUE
@@ -72,6 +76,18 @@ class Plan:
     uses_temporal: bool
     """Whether a part is Temporal or needs it."""
     uses_mongo: bool
+    starts_kafka: bool = False
+    """Whether to start a Kafka broker; otherwise the one of `KAFKA_BOOTSTRAP_SERVERS` is used, if any."""
+
+    @property
+    def uses_kafka(self) -> bool:
+        """Whether external workers serve roles, which needs a broker."""
+        return bool(self.options.external)
+
+    @property
+    def starts_bridge(self) -> bool:
+        """Whether to start a bridge, beside the engine."""
+        return self.uses_kafka and Part.ENGINE in self.parts
 
 
 def parse_parts(only: Sequence[str]) -> frozenset[Part]:
@@ -82,6 +98,14 @@ def parse_parts(only: Sequence[str]) -> frozenset[Part]:
         if name not in known:
             raise remedied(ConfigError(f"--only {name!r} is unknown"), f"choose from {', '.join(known)}")
     return frozenset(map(Part, names))
+
+
+def parse_external(external: Sequence[str]) -> tuple[str, ...]:
+    """Return the roles that `--external` names. Raises ConfigError for one that is no role, or named twice."""
+    roles = [name.strip() for text in external for name in text.split(",") if name.strip()]
+    for _, found, wanted in checks.roles()(roles):
+        raise remedied(ConfigError(f"--external {found!r} is not allowed"), f"it must be {wanted}")
+    return tuple(roles)
 
 
 def make_plan(options: UpOptions, environment: Mapping[str, str]) -> Plan:
@@ -97,6 +121,7 @@ def make_plan(options: UpOptions, environment: Mapping[str, str]) -> Plan:
         starts_mongo=Part.MONGO in parts and not environment.get("MONGO_URL"),
         uses_temporal=runs_tasks or Part.TEMPORAL in parts,
         uses_mongo=runs_tasks or Part.MONGO in parts,
+        starts_kafka=bool(options.external) and not environment.get("KAFKA_BOOTSTRAP_SERVERS"),
     )
 
 

@@ -1,4 +1,4 @@
-"""The processes of one `flowkit up`: servers, an engine and workers."""
+"""The processes of one `flowkit up`: servers, an engine, a bridge and workers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from flowkit.cli.options import DEFAULT_MONGO_URL
 from flowkit.cli.up.exports import make_exports
 from flowkit.cli.up.plan import Part
 from flowkit.local import flowkit_process
+from flowkit.local.kafka import Kafka
 from flowkit.local.mongo import MongoServer
 from flowkit.local.temporal import TemporalServer
 
@@ -29,20 +30,23 @@ class Processes:
 
     temporal: TemporalServer | None
     mongo: MongoServer | None
+    kafka: Kafka | None = None
     exports: Mapping[str, str]
     """Environment variables with which other programs reach them."""
     engine: FlowkitProcess | None = None
+    bridge: FlowkitProcess | None = None
+    """Connects the engine to external workers."""
     workers: list[FlowkitProcess] = field(default_factory=list)
 
     @property
     def servers(self) -> list[LocalServer]:
         """The servers, which all other processes need."""
-        return [server for server in (self.temporal, self.mongo) if server is not None]
+        return [server for server in (self.temporal, self.mongo, self.kafka) if server is not None]
 
     @property
     def flowkit(self) -> list[FlowkitProcess]:
-        """The engine and the workers."""
-        return [*([self.engine] if self.engine else []), *self.workers]
+        """The engine, the bridge and the workers."""
+        return [*(each for each in (self.engine, self.bridge) if each is not None), *self.workers]
 
     @property
     def all(self) -> list[ServerProcess]:
@@ -58,6 +62,10 @@ def create_processes(plan: Plan, folder: Path) -> Processes:
         processes.engine = flowkit_process.engine_process(
             folder, functions=options.functions, options=verbose, environment=processes.exports
         )
+    if plan.starts_bridge:
+        processes.bridge = flowkit_process.bridge_process(
+            folder, options.external, options=verbose, environment=processes.exports
+        )
     if Part.WORKER in plan.parts:
         slots = ["--concurrency", str(options.concurrency)] if options.concurrency else []
         processes.workers = flowkit_process.worker_processes(
@@ -72,13 +80,17 @@ def create_processes(plan: Plan, folder: Path) -> Processes:
 
 def _create_servers(plan: Plan, folder: Path) -> Processes:
     ports = plan.ports
-    temporal = mongo = None
+    temporal = mongo = kafka = None
     if plan.starts_temporal:
         temporal = TemporalServer(
             folder, port=ports.temporal, ui_port=ports.ui, http_port=ports.temporal_http
         )
     if plan.starts_mongo:
         mongo = MongoServer(folder, port=ports.mongo)
+    if plan.starts_kafka:
+        kafka = Kafka(folder, port=ports.kafka)
     address = temporal.address if temporal else os.environ.get("TEMPORAL_ADDRESS")
     url = mongo.url if mongo else os.environ.get("MONGO_URL") or DEFAULT_MONGO_URL
-    return Processes(temporal=temporal, mongo=mongo, exports=make_exports(plan, address, url))
+    brokers = kafka.bootstrap_servers if kafka else os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
+    exports = make_exports(plan, address, url, brokers)
+    return Processes(temporal=temporal, mongo=mongo, kafka=kafka, exports=exports)

@@ -75,7 +75,7 @@ def _print_exports(processes: Processes) -> None:
     """Print the addresses for a program that reads stdout; on a terminal, the panel shows them."""
     if not output.console().is_terminal:
         for line in script_exports(os.environ, processes.exports):
-            output.say(line)
+            output.echo(line)
         sys.stdout.flush()
 
 
@@ -92,6 +92,7 @@ def _stop(processes: Processes) -> None:
     if names:
         output.note(f"stopping {', '.join(names)}")
     stop_all(processes.workers)
+    stop_all([processes.bridge] if processes.bridge else [])
     stop_all([processes.engine] if processes.engine else [])
     stop_all(processes.servers)
 

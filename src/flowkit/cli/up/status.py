@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.service import RPCError
 
+from flowkit.cli.kafka import accepts_connections
 from flowkit.cli.servers import without_password
 from flowkit.client import TaskCatalog
 from flowkit.connection import TemporalUnavailable, connect
@@ -69,8 +70,10 @@ class StatusPoller:
 
     async def poll(self) -> Snapshot:
         """Return the current state."""
-        temporal, tasks = await asyncio.gather(self._temporal_responds(), self._tasks())
-        responds = {"temporal": temporal, "mongo": tasks is not None}
+        temporal, tasks, kafka = await asyncio.gather(
+            self._temporal_responds(), self._tasks(), self._kafka_responds()
+        )
+        responds = {"temporal": temporal, "mongo": tasks is not None, "kafka": kafka}
         rows = [_with_state(row, process, responds.get(row.name, True)) for row, process in self._rows]
         return Snapshot(rows=tuple(rows), tasks=tasks)
 
@@ -85,6 +88,10 @@ class StatusPoller:
                 await client.workflow_service.describe_namespace(request, timeout=timeout)
                 return True
         return False
+
+    async def _kafka_responds(self) -> bool:
+        address = next((row.address for row, _ in self._rows if row.name == "kafka"), None)
+        return address is not None and await accepts_connections(address, TIMEOUT_SEC)
 
     async def _tasks(self) -> TaskOverview | None:
         if not self._has_row("mongo"):

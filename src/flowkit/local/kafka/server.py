@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flowkit.local import sources
 from flowkit.local.container import DATA_FOLDER, ContainerImage
+from flowkit.local.errors import translate_write_errors
 from flowkit.local.install.commands import run_command
 from flowkit.local.kafka.program import (
     HEAP,
@@ -71,12 +72,10 @@ class Kafka(LocalServer):
 
     def command(self) -> list[str]:
         """Return the command for the broker; format its storage first if it has none."""
-        self._home.mkdir(exist_ok=True)
-        self.security.write_files(self._home)
         self.program.install()
         if self.program.container is not None:
             return self._in_container(self.program.container)
-        settings = self._write_settings(self._home, HOST)
+        settings = self._write_files(self._home, HOST)
         if not self._formatted:
             run_command(format_command(self.program, self._format_arguments(settings)), folder=self._home)
         return start_command(self.program, settings)
@@ -93,14 +92,17 @@ class Kafka(LocalServer):
     def _formatted(self) -> bool:
         return (self._home / "data" / "meta.properties").exists()
 
-    def _write_settings(self, folder: Path, listen_on: str) -> Path:
-        """Write the settings for a broker that sees its files in `folder`, and return their path there."""
+    def _write_files(self, folder: Path, listen_on: str) -> Path:
+        """Write settings and certificates for a broker that sees them in `folder`; return the settings' path there."""
         place = BrokerPlace(
             port=self.port, controller_port=self._controller_port, folder=folder, listen_on=listen_on
         )
-        file = self._home / SETTINGS_FILE
-        file.touch(mode=0o600)
-        file.write_text(properties_file(place, self.security), encoding="utf-8")
+        with translate_write_errors(self.folder, what=f"{self.name} cannot start"):
+            self._home.mkdir(exist_ok=True)
+            self.security.write_files(self._home)
+            file = self._home / SETTINGS_FILE
+            file.touch(mode=0o600)
+            file.write_text(properties_file(place, self.security), encoding="utf-8")
         return folder / SETTINGS_FILE
 
     def _format_arguments(self, settings: Path) -> list[str]:
@@ -110,7 +112,7 @@ class Kafka(LocalServer):
 
     def _in_container(self, container: ContainerImage) -> list[str]:
         """Return the command for a container, in which a shell formats the storage and starts the broker."""
-        settings = self._write_settings(Path(DATA_FOLDER), "0.0.0.0")
+        settings = self._write_files(Path(DATA_FOLDER), "0.0.0.0")
         start = IMAGE_PROGRAMS / "kafka-server-start.sh"
         steps = [f"export KAFKA_HEAP_OPTS={HEAP} LOG_DIR=/tmp/kafka-logs"]
         if not self._formatted:

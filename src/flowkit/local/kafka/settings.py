@@ -19,8 +19,6 @@ SETTINGS: Mapping[str, object] = {
     "transaction.state.log.num.partitions": 1,
     "transaction.state.log.replication.factor": 1,
     "transaction.state.log.min.isr": 1,
-    "share.coordinator.state.topic.replication.factor": 1,
-    "share.coordinator.state.topic.min.isr": 1,
     "log.cleaner.dedupe.buffer.size": 4 << 20,
     # A killed broker can register again only after its session has expired.
     "broker.heartbeat.interval.ms": 500,

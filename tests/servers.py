@@ -1,0 +1,88 @@
+"""The servers of a test run: started when a test first needs them, and shared by its test processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import xmlrpc.client
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xmlrpc.server import SimpleXMLRPCServer
+
+from flowkit.local import Kafka, Stack
+from flowkit.local.lifecycle import start_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Start = Callable[..., dict[str, str]]
+
+KAFKA = "KAFKA_BOOTSTRAP_SERVERS"
+LOGS = Path(__file__).parents[1] / ".logs"
+
+
+class SharedServers:
+    """Temporal, MongoDB and Kafka for one run of pytest. Addresses in the environment have priority.
+
+    The process that pytest-xdist starts its workers from owns them. Its workers call `start` over a socket.
+    """
+
+    def __init__(self) -> None:
+        self._stack: Stack | None = None
+        self._kafka: Kafka | None = None
+        self._folder: Path | None = None
+        self._listener: SimpleXMLRPCServer | None = None
+
+    def start(self, *names: str) -> dict[str, str]:
+        """Start the servers with these names, unless they run, and return the variables with all addresses."""
+        if self._stack is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="flowkit-tests-")) / "servers"
+            self._stack = Stack(self._folder, keeps_data=False)
+            self._kafka = None if KAFKA in os.environ else Kafka(self._folder)
+        servers = [*self._stack.servers, *([self._kafka] if self._kafka else [])]
+        start_all([server for server in servers if server.name in names and not server.running])
+        brokers = self._kafka.bootstrap_servers if self._kafka else os.environ[KAFKA]
+        return {**self._stack.exports, KAFKA: brokers}
+
+    def listen(self) -> str:
+        """Accept calls of `start` from test processes, one at a time, and return the URL for them."""
+        if self._listener is None:
+            self._listener = SimpleXMLRPCServer(("127.0.0.1", 0), logRequests=False)
+            self._listener.register_function(self.start)
+            threading.Thread(target=self._listener.serve_forever, daemon=True).start()
+        host, port = self._listener.server_address[:2]
+        return f"http://{host!s}:{port}"
+
+    def stop(self, *, keep_logs: bool) -> None:
+        """Stop the servers that were started, and remove their data."""
+        if self._listener is not None:
+            self._listener.shutdown()
+            self._listener.server_close()
+        if self._stack is None or self._folder is None:
+            return
+        self._stack.stop()
+        if self._kafka is not None:
+            self._kafka.stop()
+        if keep_logs:
+            copy_logs(self._folder)
+        shutil.rmtree(self._folder.parent, ignore_errors=True)
+
+
+def started_by(url: str) -> Start:
+    """Return a function that makes the process that listens at `url` start servers."""
+
+    def start(*names: str) -> dict[str, str]:
+        with xmlrpc.client.ServerProxy(url) as owner:
+            exports: Any = owner.start(*names)
+            return dict(exports)
+
+    return start
+
+
+def copy_logs(folder: Path) -> None:
+    """Copy the servers' logs to where CI prints them."""
+    LOGS.mkdir(exist_ok=True)
+    for log in folder.glob("*.log"):
+        shutil.copy(log, LOGS / f"{folder.name}-{log.name}")
