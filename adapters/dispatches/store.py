@@ -185,11 +185,15 @@ class DispatchStore:
         return from_document(found) if found else None
 
     @translate_errors
-    async def reported(self, key: str) -> None:
-        """Record that Temporal knows the outcome. This drops the final metrics, which are in `metrics_raw` now."""
+    async def reported(self, key: str, batches: int | None = None) -> None:
+        """Record that Temporal knows the outcome, and the final number of batches if it is known.
+
+        This drops the final metrics, which are in `metrics_raw` now.
+        """
+        known: Fields = {} if batches is None else {"batches": batches}
         await self._records.update_one(
             {"_id": key, "state": DispatchState.ENDED.value},
-            {"$set": {"state": DispatchState.REPORTED.value, "outcome.metrics": {}}},
+            {"$set": {"state": DispatchState.REPORTED.value, "outcome.metrics": {}, **known}},
         )
 
     @translate_errors

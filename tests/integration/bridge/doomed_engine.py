@@ -20,6 +20,8 @@ from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.dispatches.store import DispatchStore
 from flowkit.bridge.command_sender import CommandSender
 from flowkit.bridge.kafka import consumer
+from flowkit.bridge.status import StatusEvents
+from flowkit.protocol.kinds import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,11 +37,17 @@ POINTS: dict[str, tuple[type[Any], str, str]] = {
     "after the send": (CommandSender, "send", "after"),
     "before a batch": (ArtifactStore, "store_batch", "before"),
     "after a batch": (ArtifactStore, "store_batch", "after"),
+    "before the commit of a batch": (StatusEvents, "_log", "before"),
     "before the end": (DispatchStore, "end", "before"),
     "after the end": (DispatchStore, "end", "after"),
     "after the report": (DispatchStore, "reported", "before"),
 }
 """Where the engine can kill itself: a method, and whether before its call or after its return."""
+
+OF_PULLING_NODES: dict[str, tuple[type[Any], str, str]] = {
+    "after a child's end": (DispatchStore, "hold", "after"),
+}
+"""The same for a node that pulls from others."""
 
 
 def die() -> None:
@@ -53,10 +61,12 @@ def doom(owner: type[Any], name: str, when: str) -> None:
 
     @functools.wraps(original)
     async def doomed(*args: Any, **options: Any) -> Any:
+        if name == "_log" and not any(event.event.kind is EventKind.BATCH_OK for event in args[1]):
+            return await original(*args, **options)
         if when == "before":
             die()
         await original(*args, **options)
-        die()
+        return die()
 
     setattr(owner, name, doomed)
 
@@ -65,7 +75,7 @@ async def main(point: str) -> None:
     """Run the engine until it is killed."""
     consumer._SESSION_MS = SESSION_MS
     if point != NEVER:
-        doom(*POINTS[point])
+        doom(*{**POINTS, **OF_PULLING_NODES}[point])
     mongo: Any = AsyncIOMotorClient(os.environ["MONGO_URL"])
     db = mongo[os.environ["MONGO_DATABASE"]]
     settings = json.loads(os.environ["ENGINE_SETTINGS"])

@@ -6,15 +6,18 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.bridge import native_pollers
+from flowkit.bridge import dispatcher, native_pollers
+from flowkit.bridge.command_sender import CommandSender
 from flowkit.bridge.kafka.topics import Provisioner
 from flowkit.models import TaskStatus
+from flowkit.testing.external import EachBatch, Misbehavior, Result
 from flowkit.testing.external.scripted import scripted
 from tests.integration.bridge.doomed_engine import NEVER, POINTS
 from tests.integration.bridge.external_tasks import codes
@@ -22,7 +25,11 @@ from tests.integration.bridge.gates import Gate
 from tests.integration.harness import ROOT, eventually, node, wait_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from tests.integration.bridge.external_tasks import ExternalTasks
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 ONCE: dict[str, Any] = {"retry_policy": {"max": 0}}
 NEVER_SENT = ("after the record", "before the send")
@@ -56,11 +63,18 @@ async def ended(process: subprocess.Popen[bytes]) -> int:
     return await asyncio.to_thread(process.wait, 60)
 
 
+async def outdated_run_waits(run: Any) -> AsyncIterator[Any]:
+    """Yield a batch; in the first epoch, then wait for the cancel."""
+    yield Result({"number": 0}, "b0")
+    if run.attempt_epoch == 1:
+        await run.cancellable(run.clock.sleep(3600))
+
+
 async def assert_one_run_each(external: ExternalTasks, task_id: str, epochs: list[int], batches: int) -> None:
     """Check that each epoch was accepted at most once and each batch counts once."""
     records = await external.dispatches(task_id)
     assert [record["attempt_epoch"] for record in records] == epochs
-    assert records[-1]["outcome"]["kind"] == "done"
+    assert (records[-1]["outcome"]["kind"], records[-1]["batches"]) == ("done", batches)
     (node_state,) = (await external.document(task_id))["graph"]["nodes"]
     assert (node_state["status"], node_state["attempt_epoch"]) == ("finished", epochs[-1])
     rows = await external.rows(task_id, "extract")
@@ -100,6 +114,57 @@ async def test_attempt_of_a_killed_bridge_is_adopted_and_runs_once(
     await assert_one_run_each(external, task_id, epochs, batches=3)
     accepted = Counter(entry.attempt_epoch for entry in worker.sent_for("extract", "TASK_ACCEPTED"))
     assert accepted == {epochs[-1]: 1}
+
+
+async def test_checks_of_pulled_inputs_continue_after_the_bridge_is_killed(external: ExternalTasks) -> None:
+    """H19: the worker has finished, but its sources have not."""
+    external.settings["lease_ttl_sec"] = LEASE_SEC
+    await provision(external)
+    late = Misbehavior(partial_refused=True, hold=("BATCH_OK", "TASK_DONE"))
+    source = await external.external(scripted, misbehavior=late)
+    child = await external.external(
+        scripted, EachBatch(lambda payload, run: {"n": 1}), roles=[external.other_role]
+    )
+    killed = doomed(external, "after a child's end")
+    pull = {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": ["extract"], "poll_ms": 50}}
+    task_id = await external.create(
+        node("extract", external.role, inline={"batches": 3}, **ONCE),
+        node("enrich", external.other_role, inline=pull, **ONCE),
+    )
+    assert await ended(killed) == -9
+    await external.engine()
+    await source.release()
+    assert (await external.result(task_id)).status is TaskStatus.FINISHED
+    assert await codes(external, task_id, "enrich") == ["unclaimed_batches", None]
+    assert len(await external.rows(task_id, "enrich")) == 3
+    assert len(child.sent_for("enrich", "TASK_ACCEPTED")) == 2
+
+
+async def test_command_that_is_sent_after_its_attempt_was_given_up_has_no_effect(
+    external: ExternalTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H25: a bridge stops for longer than the lease, just before it sends the command."""
+    external.settings["lease_ttl_sec"] = LEASE_SEC
+    resume = threading.Event()
+    send, stopped = CommandSender.send, iter([True])
+
+    async def late(self: CommandSender, *given: Any) -> int:
+        if next(stopped, False):
+            await asyncio.to_thread(resume.wait)
+        return await send(self, *given)
+
+    monkeypatch.setattr(CommandSender, "send", late)
+    monkeypatch.setattr(dispatcher, "_heartbeats", asyncio.sleep)
+    await external.served_engine()
+    worker = await external.external(outdated_run_waits)
+    task_id = await external.create(node("extract", external.role, **ONCE))
+    assert (await external.result(task_id)).status is TaskStatus.FINISHED
+    resume.set()
+    await worker.wait_for("CANCELLED", epoch=1)
+    assert worker.runs[-1].cancel_reason == "stale_epoch"
+    assert await codes(external, task_id, "extract") == ["dispatch_lost", None]
+    (row,) = await external.rows(task_id, "extract")
+    assert row["attempt_epoch"] == 2
 
 
 async def test_two_bridges_share_the_work_and_one_continues_alone(external: ExternalTasks) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from flowkit.testing import ExternalWorker
     from tests.integration.bridge.external_tasks import ExternalTasks
 
+pytestmark = pytest.mark.server
+
 ONCE: dict[str, Any] = {"retry_policy": {"max": 0}}
 BLIND = 3_600_000
 """Milliseconds between two looks of a worker at the cancel flags: it learns of cancels by signals only."""

@@ -19,6 +19,8 @@ from tests.integration.harness import eventually, node
 if TYPE_CHECKING:
     from tests.integration.bridge.external_tasks import ExternalTasks
 
+pytestmark = pytest.mark.server
+
 FOREIGN = {Malformed.unknown_kind, Malformed.no_kind}
 """Valid messages of a kind that the protocol does not have; the bridge ignores them."""
 

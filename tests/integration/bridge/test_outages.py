@@ -15,6 +15,7 @@ from flowkit.testing.external.scripted import scripted
 from tests.integration.bridge.external_tasks import ExternalTasks, codes
 from tests.integration.bridge.gates import Gate
 from tests.integration.harness import eventually, node, wait_seconds
+from tests.integration.test_cancel_terminate_reset import cancelled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from flowkit.local import Kafka, Stack
     from tests.integration.bridge.conftest import Names
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 ONCE: dict[str, Any] = {"retry_policy": {"max": 0}}
 OUTAGE_SEC = 4.0
@@ -120,6 +121,25 @@ async def test_task_waits_for_kafka_if_it_stops_before_the_dispatch(
     assert rows == {"extract-0": 1, "extract-1": 1}
     accepted = [e.attempt_epoch for e in worker.sent_for("extract", "TASK_ACCEPTED") if e.task_id == task_id]
     assert len(accepted) == 1
+
+
+async def test_task_can_be_cancelled_and_the_engine_stopped_while_kafka_is_unavailable(
+    frail_external: ExternalTasks, frail_broker: Kafka
+) -> None:
+    external = frail_external
+    await external.served_engine()
+    worker = await external.external(scripted)
+    first = await external.create(node("extract", external.role, **ONCE))
+    assert (await external.result(first)).status is TaskStatus.FINISHED
+    await asyncio.to_thread(frail_broker.stop)
+    task_id = await external.create(node("extract", external.role, **ONCE))
+    await external.dispatch(task_id, "extract")
+    await external.coordinator.cancel_task(task_id)
+    assert (await cancelled(external, task_id))["status"] == "cancelled"
+    async with asyncio.timeout(30):
+        await external.coordinator.stop()
+    await asyncio.to_thread(frail_broker.start)
+    assert [each.task_id for each in worker.sent_for("extract", "TASK_DONE")] == [first]
 
 
 async def test_events_sent_around_an_outage_of_kafka_all_count(

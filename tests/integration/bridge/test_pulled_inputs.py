@@ -16,6 +16,8 @@ from tests.integration.harness import node
 if TYPE_CHECKING:
     from tests.integration.bridge.external_tasks import ExternalTasks
 
+pytestmark = pytest.mark.server
+
 ONCE: dict[str, Any] = {"retry_policy": {"max": 0}}
 PULL = {"input_adapter": "pull.from_artifacts"}
 PULL_QUICKLY = {"poll_ms": 50, "backoff_max_ms": 100}
@@ -100,6 +102,7 @@ async def test_child_that_finishes_before_its_source_reads_the_rest_in_another_r
     assert len(child.sent_for("enrich", "TASK_DONE")) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batches", "adapter"), [(450, "whole"), (450, "rechunk"), (1_000, "whole")])
 async def test_child_reads_all_batches_of_a_large_source(
     external: ExternalTasks, batches: int, adapter: str
