@@ -65,18 +65,18 @@ fuzz: setup ## Property tests with twenty times the examples, and new ones each 
 	FLOWKIT_THOROUGH=1 $(BIN)/pytest -q -n $(JOBS) --dist worksteal -o timeout=3600 \
 		tests/unit/test_graph_properties.py tests/unit/test_validation_fuzz.py tests/contract/test_vars_model.py tests/contract/test_group_commit.py
 
-demo: setup ## Index a source tree: make demo [SOURCE=folder] [WORKERS=3] [CHAOS=1] [KEEP=1] [REPORT=file].
+demo: setup ## Index a source tree: make demo [SOURCE=folder] [WORKERS=3] [CHAOS=1] [EXTERNAL=1] [KEEP=1] [REPORT=file].
 	@PYTHONPATH=examples $(BIN)/python -m code_index $(if $(SOURCE),--source "$(SOURCE)") \
 		$(if $(WORKERS),--workers "$(WORKERS)") $(if $(filter-out 0,$(CHAOS)),--chaos) \
-		$(if $(filter-out 0,$(KEEP)),--keep) $(if $(REPORT),--report "$(REPORT)")
+		$(if $(filter-out 0,$(EXTERNAL)),--external) $(if $(filter-out 0,$(KEEP)),--keep) $(if $(REPORT),--report "$(REPORT)")
 
-bench: setup ## FlowKit beside a hand-written workflow (some minutes).
+bench: setup ## Compare FlowKit with a hand-written workflow (some minutes).
 	@PYTHONPATH=. $(BIN)/python -m benchmarks
 
 histories: setup ## Record the histories that later versions must replay.
 	@PYTHONPATH=. $(BIN)/python -m tests.replay.record
 
-screenshots: setup ## Take the pictures of docs/web-ui.md anew; needs Chromium.
+screenshots: setup ## Take new screenshots for docs/web-ui.md; needs Chromium.
 	@$(BIN)/pip install --quiet --group screenshots
 	@PYTHONPATH=docs $(BIN)/python -m screenshots
 
@@ -89,5 +89,5 @@ wheel: $(INSTALLED) ## Build the wheel, install it in a clean environment, impor
 	@build/clean/bin/flowkit --version
 	@cd build && rm -rf new-project && clean/bin/flowkit init new-project >/dev/null && clean/bin/flowkit validate new-project/graph.json
 
-clean: ## Remove what the targets have made here.
+clean: ## Remove everything that the targets created.
 	rm -rf build dist .flowkit .logs .mypy_cache .ruff_cache .pytest_cache .hypothesis $(VENV)

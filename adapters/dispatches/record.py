@@ -37,6 +37,10 @@ class DispatchState(StrEnum):
     """Temporal knows the outcome, or the attempt no longer exists there."""
 
 
+ACTIVE_STATES = [DispatchState.OPEN.value, DispatchState.FINISHING.value]
+"""States of attempts without a final outcome."""
+
+
 class OutcomeKind(StrEnum):
     """How an attempt ended."""
 

@@ -12,6 +12,7 @@ from pymongo import ASCENDING, ReturnDocument
 from pymongo.errors import DuplicateKeyError
 
 from flowkit.adapters.dispatches.record import (
+    ACTIVE_STATES,
     PAST_LEASES,
     Dispatch,
     DispatchState,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _OPEN = DispatchState.OPEN.value
 _FINISHING = DispatchState.FINISHING.value
-_ACTIVE = {"$in": [_OPEN, _FINISHING]}
+_ACTIVE = {"$in": ACTIVE_STATES}
 """Filter for attempts without a final outcome."""
 
 _INDEXES = {
@@ -228,9 +229,17 @@ class DispatchStore:
         return [from_document(document) async for document in cursor]
 
     @translate_errors
+    async def unfinished_of(self, role: str, queue: str) -> tuple[int, Dispatch | None]:
+        """Return the number of attempts of a role that have no outcome yet, and one of them."""
+        wanted: Fields = {"state": _ACTIVE, "role": role, "queue": queue}
+        found = await self._records.find_one(wanted)
+        count = await self._records.count_documents(wanted) if found else 0
+        return count, from_document(found) if found else None
+
+    @translate_errors
     async def count_open(self, roles: Iterable[str]) -> dict[str, int]:
-        """Return the number of open records for each of `roles`."""
-        return {role: await self._records.count_documents({"state": _OPEN, "role": role}) for role in roles}
+        """Return the number of attempts without an outcome for each of `roles`."""
+        return {role: await self._records.count_documents({"state": _ACTIVE, "role": role}) for role in roles}
 
     async def _read(self, wanted: Fields) -> list[Dispatch]:
         return [from_document(document) async for document in self._records.find(wanted)]
