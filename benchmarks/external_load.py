@@ -102,36 +102,38 @@ class Load:
         graph = {"nodes": [{"node_id": f"n{index}", "type": ROLE} for index in range(NODES)]}
         creating = (tasks.create_task(params={}, graph=graph) for _ in range(TASKS))
         ids = await asyncio.gather(*creating)
-        await self._until(lambda: self._db.dispatches.count_documents({"lease": {"$ne": None}}), TASKS * NODES)
+        await self._until(
+            lambda: self._db.dispatches.count_documents({"lease": {"$ne": None}}), TASKS * NODES
+        )
         return ids
 
     async def _supervise(self) -> None:
         before = self.usage()
         await asyncio.sleep(IDLE_SEC)
         used = self.usage().cpu_sec - before.cpu_sec
-        print(f"{'supervision without events':28} {used / IDLE_SEC:6.2f} CPU seconds a second")
+        _say(f"{'supervision without events':28} {used / IDLE_SEC:6.2f} CPU seconds a second")
 
-    async def _backlog(self, name: str, produce: Callable[[], Awaitable[int]]) -> None:
+    async def _backlog(self, name: str, produce: Callable[[], Awaitable[None]]) -> None:
         """Fill the status topic while the engine is stopped, and measure the CPU time that it needs afterwards."""
+        sent = self._workers.sent
         os.kill(self._pid, signal.SIGSTOP)
         try:
-            events = await produce()
+            await produce()
         finally:
             os.kill(self._pid, signal.SIGCONT)
         before = self.usage()
         await self._until(self._workers.unread, 0)
-        rate = self._line(name, events, "events", before)
+        rate = self._line(name, self._workers.sent - sent, "events", before)
         verdict = "reached" if rate >= EVENTS_TARGET else "missed"
-        print(f"{'':28} aim: {EVENTS_TARGET:,} events for each CPU second, {verdict}")
+        _say(f"{'':28} aim: {EVENTS_TARGET:,} events for each CPU second, {verdict}")
 
     def _line(self, name: str, count: int, unit: str, before: Usage) -> float:
         """Print what the engine has used since `before`, and return the number for each CPU second."""
         now = self.usage()
         cpu, wall = now.cpu_sec - before.cpu_sec, now.at - before.at
-        print(
+        _say(
             f"{name:28} {count:6,} {unit} in {wall:5.1f} s, {cpu:5.1f} CPU s: {count / cpu:6,.0f} for each CPU second, "
-            f"RSS {now.rss_mb:.0f} MB",
-            flush=True,
+            f"RSS {now.rss_mb:.0f} MB"
         )
         return count / cpu
 
@@ -143,16 +145,21 @@ class Load:
 
     def _summary(self, start: Usage) -> None:
         per_node = (self.usage().cpu_sec - start.cpu_sec) / (TASKS * NODES)
-        print(f"CPU time of engine and bridge: {per_node * 1000:.1f} ms a node, with {BATCHES} batches each")
-        print(f"largest RSS seen: {self._peak_mb:.0f} MB (limit {RSS_LIMIT_MB} MB)")
+        _say(f"CPU time of engine and bridge: {per_node * 1000:.1f} ms a node, with {BATCHES} batches each")
+        _say(f"largest RSS seen: {self._peak_mb:.0f} MB (limit {RSS_LIMIT_MB} MB)")
         if self._peak_mb > RSS_LIMIT_MB:
             raise SystemExit("the engine uses too much memory")
 
     async def _until(self, count: Callable[[], Awaitable[int]], wanted: int) -> None:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(240):
             while await count() != wanted:
                 self.usage()
                 await asyncio.sleep(0.1)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 async def _provision(bootstrap: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import time
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _LEASE_MS = 60_000
+_HEARTBEAT_SEC = 15.0
 
 
 class SyntheticWorkers:
@@ -28,9 +28,11 @@ class SyntheticWorkers:
         self._role = role
         self._runs: list[dict[str, Any]] = []
         self._beats = 0
+        self.sent = 0
+        """Number of events sent so far."""
         self._producer: Any = None
         self._consumer: Any = None
-        self._reader: Any = None
+        self._background: list[asyncio.Task[None]] = []
         self._watch: Any = None
 
     async def __aenter__(self) -> Self:
@@ -48,14 +50,14 @@ class SyntheticWorkers:
         )
         await self._producer.start()
         await self._consumer.start()
-        self._reader = asyncio.create_task(self._accept())
+        self._background = [asyncio.create_task(self._accept()), asyncio.create_task(self._beat())]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Disconnect."""
-        self._reader.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._reader
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         if self._watch is not None:
             await self._watch.stop()
         await self._consumer.stop()
@@ -67,30 +69,38 @@ class SyntheticWorkers:
             commands = [json.loads(record.value) for records in polled.values() for record in records]
             runs = [command for command in commands if command["payload"].get("cmd") == "TASK_START"]
             for run in runs:
-                run["worker_id"], run["lease_id"] = f"w-{len(self._runs)}", str(uuid.uuid4())
+                run["worker_id"], run["lease_id"] = (
+                    f"w-{run['node_id']}-{run['task_id'][:8]}",
+                    str(uuid.uuid4()),
+                )
                 self._runs.append(run)
             await self._send(self._event(run, "TASK_ACCEPTED", "acc", {}, self._lease(run)) for run in runs)
             await self._consumer.commit()
 
-    async def heartbeats(self, count: int) -> int:
-        """Send heartbeats of every run. Return the number of events."""
+    async def _beat(self) -> None:
+        """Keep the leases of all runs."""
+        while True:
+            await asyncio.sleep(_HEARTBEAT_SEC)
+            await self.heartbeats(1)
+
+    async def heartbeats(self, count: int) -> None:
+        """Send heartbeats of every run."""
         for _ in range(count):
             self._beats += 1
             await self._send(
                 self._event(run, "TASK_HEARTBEAT", "hb", {"t": self._beats}, self._lease(run))
                 for run in self._runs
             )
-        return count * len(self._runs)
 
-    async def batches(self, count: int) -> int:
-        """Send the batches of every run. Return the number of events."""
+    async def batches(self, count: int) -> None:
+        """Send the batches of every run."""
         for number in range(count):
             await self._send(self._batch(run, f"b{number}", number) for run in self._runs)
-        return count * len(self._runs)
 
     async def done(self) -> None:
-        """End every run, after the complete marker that workers write themselves."""
-        await self._send(self._done(run) for run in self._runs)
+        """End every run."""
+        runs, self._runs = self._runs, []
+        await self._send(self._done(run) for run in runs)
 
     async def unread(self) -> int:
         """Return the number of events that the bridge has not committed."""
@@ -167,6 +177,7 @@ class SyntheticWorkers:
             )
             for event in events
         ]
+        self.sent += len(sending)
         if sending:
             await asyncio.gather(*sending)
 
