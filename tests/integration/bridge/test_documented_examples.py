@@ -201,7 +201,7 @@ async def test_worker_without_an_adapter_runs_its_own_batches(external: External
 
 
 async def test_adapter_of_the_graph_overrides_that_of_the_handler(external: ExternalTasks) -> None:
-    """Workers' guide: adapter selection precedence, with `start_when: first_batch` and the alias `from_node`."""
+    """Workers' guide: adapter selection precedence, with the alias `from_node`."""
     await external.served_engine()
     await external.external(Extractor(), ProposesAnother())
     await external.external(Extractor(), ProposesAnother())
@@ -212,7 +212,7 @@ async def test_adapter_of_the_graph_overrides_that_of_the_handler(external: Exte
             "node_id": "w",
             "type": external.other_role,
             "depends_on": ["u"],
-            "io": {**io, "start_when": "first_batch"},
+            "io": {**io, "start_when": "ready"},
         },
     )
     assert (await external.result(task_id)).status == "finished"
