@@ -127,10 +127,10 @@ class SyntheticWorkers:
 
     async def _status_group(self) -> str:
         """Return the group in which bridges read the events. Its name contains the id of their database."""
-        admin = AIOKafkaAdminClient(bootstrap_servers=self._bootstrap)
+        admin: Any = AIOKafkaAdminClient(bootstrap_servers=self._bootstrap)
         await admin.start()
         try:
-            groups = [group[0] for group in await admin.list_consumer_groups()]
+            groups: list[str] = [group[0] for group in await admin.list_consumer_groups()]
         finally:
             await admin.close()
         return next(

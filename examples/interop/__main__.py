@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 
 from flowkit.local import Kafka, Stack
-from interop.checks import Checks, InteropError
+from interop.checks import Checks
 from interop.deployment import Deployment
+from interop.errors import InteropError
 from interop.process import worker_command
 
 KEEP_LINES = 30

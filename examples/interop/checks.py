@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deployment import wait_until
+from interop.errors import InteropError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -15,10 +16,6 @@ BATCHES, SIZE = 5, 4
 EXTRACTED = sum(range(BATCHES * SIZE))
 WAIT_SEC = 180.0
 """How long to wait for each event. A worker with default settings loses its lease after about 66 seconds."""
-
-
-class InteropError(Exception):
-    """A check failed."""
 
 
 class Checks:
@@ -93,7 +90,7 @@ class Checks:
 
     async def _accepted(self, task_id: str) -> dict[str, Any]:
         accepted = {"task_id": task_id, "lease": {"$ne": None}}
-        return await self._until("TASK_ACCEPTED", lambda: self._db.dispatches.find_one(accepted))
+        return dict(await self._until("TASK_ACCEPTED", lambda: self._db.dispatches.find_one(accepted)))
 
     async def _until(self, what: str, look: Callable[[], Awaitable[Any]]) -> Any:
         try:
@@ -105,7 +102,7 @@ class Checks:
     async def _sum(self, task_id: str, node_id: str, metric: str) -> float:
         """Return the sum of one metric over the batches of a node, as stored by the bridge."""
         rows = self._db.metrics_raw.find({"task_id": task_id, "node_id": node_id, "failed": {"$ne": True}})
-        return sum([row["metrics"].get(metric, 0) async for row in rows])
+        return float(sum([row["metrics"].get(metric, 0) async for row in rows]))
 
     async def _outcomes(self, task_id: str, node_id: str) -> list[str]:
         """Return how the attempts of a node ended: `done`, or the code of the failure."""

@@ -12,6 +12,7 @@ from deployment import wait_until
 from flowkit import Coordinator, CoordinatorConfig, WorkerConfig
 from flowkit.worker import Worker
 from flowkit.worker.handlers.base import Batch, BatchResult, RoleHandler, RunContext
+from interop.errors import InteropError
 from interop.handlers import HANDLERS
 from interop.process import WorkerProcess
 
@@ -64,6 +65,11 @@ class Deployment:
         await wait_until(self._served)
         for number in (1, 2):
             self.start_worker(f"worker-{number}")
+        try:
+            await self._workers_online()
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -84,3 +90,18 @@ class Deployment:
         """Return whether the bridge serves all roles. Workers notice topics that are created later only after minutes."""
         bridge = self.coordinator.health().bridge
         return bridge is not None and bridge.served
+
+    async def _workers_online(self) -> None:
+        """Wait until all external workers have announced themselves; raise InteropError if one exits before."""
+
+        async def look() -> bool:
+            for worker in self.workers:
+                if worker.exit_code is not None:
+                    raise InteropError(f"{worker.name} exited with {worker.exit_code}")
+            online = await self.db.worker_registry.count_documents({"status": "online"})
+            return bool(online >= len(self.workers))
+
+        try:
+            await wait_until(look)
+        except TimeoutError:
+            raise InteropError("the workers have not announced themselves within 60 s") from None

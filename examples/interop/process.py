@@ -18,7 +18,10 @@ FOLDER = Path(__file__).parent
 
 
 def worker_command(python: str, command: str) -> list[str]:
-    """Return the command of the worker: the given one, the public worker of `python`, or FlowKit's own worker."""
+    """Return the command of the worker: the given one, the public worker of `python`, or FlowKit's own worker.
+
+    `{name}` in a command becomes the worker's name.
+    """
     if command:
         return shlex.split(command)
     if python:
@@ -30,6 +33,8 @@ def worker_command(python: str, command: str) -> list[str]:
         sys.executable,
         "-m",
         "flowkit.testing.external",
+        "--worker-id",
+        "{name}",
         "--roles",
         ",".join(HANDLERS),
         *options,
@@ -45,10 +50,10 @@ class WorkerProcess:
         self._log = folder / f"{name}.log"
         inherited = dict(os.environ)
         if command[0] != sys.executable:
-            inherited.pop("PYTHONPATH", None)  # It would lead another environment to this package.
+            inherited["PYTHONPATH"] = str(FOLDER.parent)  # The handlers, but nothing of this FlowKit.
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
-                command,
+                [part.replace("{name}", name) for part in command],
                 env={**inherited, **environment, "INTEROP_WORKER_ID": name},
                 stdout=output,
                 stderr=subprocess.STDOUT,
