@@ -8,6 +8,8 @@ JOBS ?= 2
 TEST_JOBS ?= 3
 SOURCE ?=
 MINUTES ?= 1
+WORKER_PYTHON ?=
+WORKER_COMMAND ?=
 SEED ?=
 SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctrees docs build/docs
 
@@ -15,10 +17,10 @@ SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctre
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers check types site quick docs test large chaos fuzz demo bench histories screenshots wheel clean
+.PHONY: help setup servers check types site quick docs test large chaos fuzz demo interop bench bench-load histories screenshots wheel clean
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(INSTALLED): pyproject.toml
 	@echo "installing into $(VENV) (once, about a minute)"
@@ -72,6 +74,12 @@ demo: setup ## Index a source tree: make demo [SOURCE=folder] [WORKERS=3] [CHAOS
 
 bench: setup ## Compare FlowKit with a hand-written workflow (some minutes).
 	@PYTHONPATH=. $(BIN)/python -m benchmarks
+
+bench-load: setup ## A bridge with 1,000 external nodes in flight: memory, CPU time, events per second (some minutes).
+	@PYTHONPATH=. $(BIN)/python -m benchmarks.external_load
+
+interop: setup ## Run a public worker, unchanged, in mixed graphs: make interop [WORKER_PYTHON=path] [WORKER_COMMAND=...].
+	@PYTHONPATH=examples WORKER_PYTHON="$(WORKER_PYTHON)" WORKER_COMMAND="$(WORKER_COMMAND)" $(BIN)/python -m interop
 
 histories: setup ## Record the histories that later versions must replay.
 	@PYTHONPATH=. $(BIN)/python -m tests.replay.record

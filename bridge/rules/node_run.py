@@ -54,13 +54,15 @@ class NodeRun:
 
     def due_renewals(self) -> list[str]:
         """Return the keys of records to write: new batches, or a lease whose stored deadline is clearly earlier."""
-        return [key for key, record in self.records.items() if self._batches[key] or self._is_due(record)]
+        return [
+            key for key, record in self.records.items() if self._batches.get(key) or self._is_due(key, record)
+        ]
 
-    def _is_due(self, record: Dispatch) -> bool:
+    def _is_due(self, key: str, record: Dispatch) -> bool:
         lease = record.lease
         if lease is None or record.state is not DispatchState.OPEN:
             return False
-        stored = self._expires_at.get(record.key, 0.0)
+        stored = self._expires_at.get(key, 0.0)
         return lease.expires_at - stored > lease.ttl_sec * _RENEWED_BY
 
     def accepted(self, record: Dispatch) -> None:
