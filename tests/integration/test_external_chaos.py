@@ -33,7 +33,7 @@ TASKS = int(os.environ.get("FLOWKIT_CHAOS_TASKS") or 0)
 """Number of tasks of six nodes; `make chaos TASKS=n` sets it. 0 starts tasks of random sizes until the time is over."""
 SECONDS = 3600.0 if TASKS else 30 * float(os.environ.get("FLOWKIT_CHAOS_MINUTES") or 1)
 """Longest duration of the faults: half of what `make chaos MINUTES=n` sets, because these servers start more slowly."""
-MOST_OPEN = 6
+MOST_OPEN = 12
 """Tasks that are open at the same time."""
 
 

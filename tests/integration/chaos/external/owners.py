@@ -33,19 +33,14 @@ class Acceptance:
 
 async def read_topics(bootstrap: str, names: Sequence[str]) -> list[Message]:
     """Return all messages of these topics, in the order of each partition."""
-    from aiokafka import AIOKafkaConsumer, TopicPartition
+    from aiokafka import AIOKafkaConsumer
 
     messages: list[Message] = []
-    async with AIOKafkaConsumer(bootstrap_servers=bootstrap) as consumer:
-        await consumer.topics()
-        places = [
-            TopicPartition(name, number)
-            for name in names
-            for number in consumer.partitions_for_topic(name) or ()
-        ]
-        ends = await consumer.end_offsets(places)
-        consumer.assign(places)
-        await consumer.seek_to_beginning()
+    async with AIOKafkaConsumer(
+        *names, bootstrap_servers=bootstrap, auto_offset_reset="earliest"
+    ) as consumer:
+        ends = await consumer.end_offsets(consumer.assignment())
+        assert ends, f"topics {names} have no partitions"
         while any([await consumer.position(place) < end for place, end in ends.items()]):
             for records in (await consumer.getmany(timeout_ms=500)).values():
                 messages += [json.loads(record.value) for record in records]
