@@ -77,13 +77,21 @@ class StatusEvents:
         by_node: dict[tuple[str, str], list[StatusEvent]] = {}
         for event in events:
             by_node.setdefault(event.node, []).append(event)
-        found = await self._dispatches(events)
-        runs = [NodeRun(_own(some, found), at) for some in by_node.values()]
+        found, flagged = await asyncio.gather(self._dispatches(events), self._flagged_tasks(events))
+        runs = [
+            NodeRun(_own(some, found), at, flagged=task_id in flagged)
+            for (task_id, _), some in by_node.items()
+        ]
         nodes = (self._handle_node(run, some) for run, some in zip(runs, by_node.values(), strict=True))
         results = await asyncio.gather(self._log(events, at), *nodes, return_exceptions=True)
         await self._write_renewals(runs, at)
         _raise_first(results)
         self.handled += len(events)
+
+    async def _flagged_tasks(self, events: Iterable[StatusEvent]) -> set[str]:
+        """Return the tasks with a cancel flag, among those for which an attempt ends: workers may see flags first."""
+        ids = {event.envelope.task_id for event in events if event.event.kind in TERMINAL}
+        return await self._context.db(lambda: self._stores.tasks.flagged(sorted(ids))) if ids else set()
 
     def _read(self, record: ConsumerRecord[bytes, bytes]) -> StatusEvent | None:
         try:
@@ -258,7 +266,7 @@ class StatusEvents:
 
     async def _with_cancel(self, run: NodeRun, record: Dispatch) -> Dispatch:
         """Return the record with its cancel request. A worker can see the cancel flag before any bridge does (H11)."""
-        if record.cancel is None:
+        if record.cancel is None and run.flagged:
             flag = await self._context.db(lambda: self._stores.tasks.raised_flag(record.attempt))
             if flag is not None and flag.run_id in (None, record.run_id):
                 request = self._stores.dispatches.request_cancel
