@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from tests.integration.bridge.external_tasks import ExternalTasks
 
+pytestmark = pytest.mark.server
+
 LATE = ("TASK_HEARTBEAT", "BATCH_OK", "TASK_DONE", "TASK_FAILED", "CANCELLED")
 
 

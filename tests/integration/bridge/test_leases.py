@@ -7,6 +7,8 @@ import json
 import threading
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from flowkit.bridge.command_watch import CommandWatch
 from flowkit.testing import Misbehavior
 from flowkit.testing.external.scripted import scripted
@@ -23,10 +25,10 @@ from tests.integration.bridge.gates import Gate
 from tests.integration.harness import eventually, node
 
 if TYPE_CHECKING:
-    import pytest
-
     from flowkit.testing.external.journal import Entry
     from tests.integration.bridge.external_tasks import ExternalTasks
+
+pytestmark = pytest.mark.server
 
 SLOW = {"batches": 4, "pause_ms": 700}
 """A node that takes several lease times of one second."""

@@ -6,6 +6,8 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from flowkit.bridge.kafka.topics import Provisioner
 from flowkit.bridge.rules import dispatch_check
 from flowkit.testing import Misbehavior
@@ -15,10 +17,10 @@ from tests.integration.bridge.gates import Gate
 from tests.integration.harness import eventually, node
 
 if TYPE_CHECKING:
-    import pytest
-
     from flowkit.testing import ExternalWorker
     from tests.integration.bridge.external_tasks import ExternalTasks
+
+pytestmark = pytest.mark.server
 
 
 async def started(external: ExternalTasks, **fields: Any) -> str:

@@ -21,6 +21,8 @@ from tests.integration.harness import node
 if TYPE_CHECKING:
     from tests.integration.bridge.external_tasks import ExternalTasks
 
+pytestmark = pytest.mark.server
+
 LONG_LEASE = {"lease_ttl_sec": 60.0}
 SHORT_LEASE = {"lease_ttl_sec": 1.0}
 

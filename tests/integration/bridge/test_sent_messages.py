@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from flowkit.testing import Misbehavior
 from flowkit.testing.external import Malformed
 from flowkit.testing.external.wire import Incoming, SignalPayload, StartPayload, read
@@ -13,6 +15,8 @@ from tests.integration.harness import node
 
 if TYPE_CHECKING:
     from tests.integration.bridge.external_tasks import ExternalTasks
+
+pytestmark = pytest.mark.server
 
 ODD_INPUT: dict[str, Any] = {
     "größe": "\u2028 \U0001f600 \x7f",
