@@ -8,6 +8,8 @@ JOBS ?= 2
 TEST_JOBS ?= 3
 SOURCE ?=
 MINUTES ?= 1
+WORKER_PYTHON ?=
+WORKER_COMMAND ?=
 SEED ?=
 SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctrees docs build/docs
 
@@ -15,10 +17,10 @@ SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctre
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers check types site quick docs test large chaos fuzz demo bench histories screenshots wheel clean
+.PHONY: help setup servers check types site quick docs test large chaos fuzz demo interop bench bench-load histories screenshots wheel clean
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(INSTALLED): pyproject.toml
 	@echo "installing into $(VENV) (once, about a minute)"
@@ -58,8 +60,10 @@ large: setup ## The large cases: 5,000 batches a stage, 1,000 increments under k
 	@FLOWKIT_LARGE=1 $(BIN)/pytest -q -s tests/integration/test_endurance.py tests/integration/test_exactly_once.py \
 		tests/integration/test_many_pulling_nodes.py
 
-chaos: setup ## Random tasks while processes and servers are killed: make chaos [MINUTES=10] [SEED=n].
-	@FLOWKIT_CHAOS_MINUTES="$(MINUTES)" FLOWKIT_SEED="$(SEED)" $(BIN)/pytest -q -s tests/integration/test_chaos.py
+chaos: setup ## Random tasks while processes and servers are killed: make chaos [MINUTES=10] [SEED=n] [ONLY=native|external] [TASKS=100].
+	@FLOWKIT_CHAOS_MINUTES="$(MINUTES)" FLOWKIT_SEED="$(SEED)" FLOWKIT_CHAOS_TASKS="$(TASKS)" $(BIN)/pytest -q -s \
+		$(if $(filter external,$(ONLY)),,tests/integration/test_chaos.py) \
+		$(if $(filter native,$(ONLY)),,tests/integration/test_external_chaos.py)
 
 fuzz: setup ## Property tests with twenty times the examples, and new ones each time (up to half an hour).
 	FLOWKIT_THOROUGH=1 $(BIN)/pytest -q -n $(JOBS) --dist worksteal -o timeout=3600 \
@@ -72,6 +76,12 @@ demo: setup ## Index a source tree: make demo [SOURCE=folder] [WORKERS=3] [CHAOS
 
 bench: setup ## Compare FlowKit with a hand-written workflow (some minutes).
 	@PYTHONPATH=. $(BIN)/python -m benchmarks
+
+bench-load: setup ## A bridge with 1,000 external nodes in flight: memory, CPU time, events per second (some minutes).
+	@PYTHONPATH=. $(BIN)/python -m benchmarks.external_load
+
+interop: setup ## Run a public worker, unchanged, in mixed graphs: make interop [WORKER_PYTHON=path] [WORKER_COMMAND=...].
+	@PYTHONPATH=examples WORKER_PYTHON="$(WORKER_PYTHON)" WORKER_COMMAND="$(WORKER_COMMAND)" $(BIN)/python -m interop
 
 histories: setup ## Record the histories that later versions must replay.
 	@PYTHONPATH=. $(BIN)/python -m tests.replay.record

@@ -104,6 +104,9 @@ class Delivery:
         """
         stores, attempt = self._context.stores, record.attempt
 
+        async def count() -> int:
+            return await stores.inputs.stored_batches(attempt) if record.batches else 0
+
         async def write() -> int:
             writes = [
                 mark(stores.artifacts, attempt, outcome.metrics, outcome.worker_id, outcome.artifacts_ref),
@@ -111,8 +114,8 @@ class Delivery:
             ]
             if outcome.metrics:
                 writes.append(stores.artifacts.store_final(attempt, outcome.metrics, outcome.at))
-            await together(*writes)
-            return await stores.inputs.stored_batches(attempt) if record.batches else 0
+            batches, _ = await asyncio.gather(count(), together(*writes))
+            return batches
 
         return await self._context.db(write)
 

@@ -77,10 +77,21 @@ class StatusEvents:
         by_node: dict[tuple[str, str], list[StatusEvent]] = {}
         for event in events:
             by_node.setdefault(event.node, []).append(event)
-        found = await self._dispatches(events)
-        nodes = (self._handle_node(some, found, at) for some in by_node.values())
-        await asyncio.gather(self._log(events, at), *nodes)
+        found, flagged = await asyncio.gather(self._dispatches(events), self._flagged_tasks(events))
+        runs = [
+            NodeRun(_own(some, found), at, flagged=task_id in flagged)
+            for (task_id, _), some in by_node.items()
+        ]
+        nodes = (self._handle_node(run, some) for run, some in zip(runs, by_node.values(), strict=True))
+        results = await asyncio.gather(self._log(events, at), *nodes, return_exceptions=True)
+        await self._write_renewals(runs, at)
+        _raise_first(results)
         self.handled += len(events)
+
+    async def _flagged_tasks(self, events: Iterable[StatusEvent]) -> set[str]:
+        """Return the tasks with a cancel flag, among those for which an attempt ends: workers may see flags first."""
+        ids = {event.envelope.task_id for event in events if event.event.kind in TERMINAL}
+        return await self._context.db(lambda: self._stores.tasks.flagged(sorted(ids))) if ids else set()
 
     def _read(self, record: ConsumerRecord[bytes, bytes]) -> StatusEvent | None:
         try:
@@ -105,11 +116,8 @@ class StatusEvents:
         except StoreRefused as error:
             _logger.warning("%d events were not stored in worker_events: %s", len(rows), error)
 
-    async def _handle_node(
-        self, events: Sequence[StatusEvent], found: dict[str, Dispatch], at: float
-    ) -> None:
+    async def _handle_node(self, run: NodeRun, events: Sequence[StatusEvent]) -> None:
         """Process the events of one node in order. Batches that follow each other are stored concurrently."""
-        run = NodeRun(found, at)
         batches: list[StatusEvent] = []
         for event in events:
             verdict = judge(run.record_of(event), event)
@@ -121,7 +129,6 @@ class StatusEvents:
             batches = []
             await self._handle_event(run, event)
         await self._store_batches(run, batches)
-        await self._write_renewals(run)
 
     async def _handle_event(self, run: NodeRun, event: StatusEvent) -> None:
         record = run.record_of(event)
@@ -259,7 +266,7 @@ class StatusEvents:
 
     async def _with_cancel(self, run: NodeRun, record: Dispatch) -> Dispatch:
         """Return the record with its cancel request. A worker can see the cancel flag before any bridge does (H11)."""
-        if record.cancel is None:
+        if record.cancel is None and run.flagged:
             flag = await self._context.db(lambda: self._stores.tasks.raised_flag(record.attempt))
             if flag is not None and flag.run_id in (None, record.run_id):
                 request = self._stores.dispatches.request_cancel
@@ -277,18 +284,15 @@ class StatusEvents:
         self._supervisor.drop(record.key)
         self._delivery.start(record)
 
-    async def _write_renewals(self, run: NodeRun) -> None:
-        """Write the renewed leases of a poll with one update for each attempt."""
-        for key in run.due_renewals():
-            await self._write_renewal(run.records[key], run.take_batches(key), run.at)
-
-    async def _write_renewal(self, record: Dispatch, batches: int, at: float) -> None:
-        lease = record.lease
-        if lease is None:
+    async def _write_renewals(self, runs: Iterable[NodeRun], at: float) -> None:
+        """Write the renewed leases and the counts of a poll: one update for each attempt, all in one call."""
+        renewals = [(run.records[key], run.take_batches(key)) for run in runs for key in run.due_renewals()]
+        if not renewals:
             return
         dispatches = self._stores.dispatches
-        if await self._context.db(lambda: dispatches.renew(record.key, lease, batches, at)):
-            self._supervisor.saw(record)
+        if await self._context.db(lambda: dispatches.renew_all(renewals, at)):
+            for record, _ in renewals:
+                self._supervisor.saw(record)
         else:
             self._supervisor.refresh_soon()
 
@@ -307,3 +311,14 @@ class StatusEvents:
             event.envelope.node_id,
             task_id,
         )
+
+
+def _own(events: Iterable[StatusEvent], found: dict[str, Dispatch]) -> dict[str, Dispatch]:
+    """Return the records of `found` that the events are about."""
+    return {key: found[key] for key in map(record_key, events) if key in found}
+
+
+def _raise_first(results: Iterable[object]) -> None:
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -124,6 +125,7 @@ _ATTEMPT = TypeAdapter(AttemptInput)
 _PULL = TypeAdapter(PullArgs)
 
 
+@lru_cache(maxsize=10_000)
 def key_of(task_id: str, node_id: str, epoch: int) -> str:
     """Return the `_id` of the record for one attempt."""
     return stable_hash({"t": task_id, "n": node_id, "e": epoch})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo import ASCENDING, ReturnDocument
+from pymongo import ASCENDING, ReturnDocument, UpdateOne
 from pymongo.errors import DuplicateKeyError
 
 from flowkit.adapters.dispatches.record import (
@@ -27,7 +27,7 @@ from flowkit.adapters.dispatches.record import (
 from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
 _OPEN = DispatchState.OPEN.value
 _FINISHING = DispatchState.FINISHING.value
@@ -119,14 +119,24 @@ class DispatchStore:
 
         A deadline never moves back. Return False if the attempt has ended or another worker owns the run.
         """
-        update: Fields = {
-            "$max": {"lease.expires_at": lease.expires_at, "lease.worker_ts_ms": lease.worker_ts_ms},
-            "$set": {"lease.ttl_sec": lease.ttl_sec, "updated_at": moment(at)},
-        }
-        update |= _counted(batches)
-        held = {"_id": key, "state": _OPEN, "lease.lease_id": lease.lease_id}
-        done = await self._records.update_one(held, update)
+        done = await self._records.update_one(*_renewal(key, lease, batches, at))
         return bool(done.matched_count)
+
+    @translate_errors
+    async def renew_all(self, renewals: Sequence[tuple[Dispatch, int]], at: float) -> bool:
+        """Renew the leases of several records in one call, each with its number of new batches.
+
+        Return False if some of the attempts have ended or changed their worker. Those stay unchanged.
+        """
+        updates = [
+            _renewal(record.key, record.lease, batches, at)
+            for record, batches in renewals
+            if record.lease is not None
+        ]
+        if not updates:
+            return True
+        done = await self._records.bulk_write([UpdateOne(*each) for each in updates], ordered=False)
+        return bool(done.matched_count == len(updates))
 
     @translate_errors
     async def expire(self, key: str, lease_id: str, worker_ts_ms: int, at: float) -> bool:
@@ -222,9 +232,9 @@ class DispatchStore:
         )
 
     @translate_errors
-    async def held_by(self, worker_id: str) -> list[Dispatch]:
-        """Return the open records of runs that a worker owns."""
-        return await self._read({"state": _OPEN, "lease.worker_id": worker_id})
+    async def held_by(self, worker_ids: Iterable[str]) -> list[Dispatch]:
+        """Return the open records of runs that these workers own."""
+        return await self._read({"state": _OPEN, "lease.worker_id": {"$in": list(worker_ids)}})
 
     @translate_errors
     async def open_of(self, role: str, queue: str, limit: int = 10) -> list[Dispatch]:
@@ -255,3 +265,13 @@ def _counted(batches: int) -> Fields:
 
 def _lease(lease: WorkerLease) -> dict[str, Any]:
     return {name: getattr(lease, name) for name in WorkerLease.__dataclass_fields__}
+
+
+def _renewal(key: str, lease: WorkerLease, batches: int, at: float) -> tuple[Fields, Fields]:
+    """Return the filter and the update that renew a lease."""
+    update: Fields = {
+        "$max": {"lease.expires_at": lease.expires_at, "lease.worker_ts_ms": lease.worker_ts_ms},
+        "$set": {"lease.ttl_sec": lease.ttl_sec, "updated_at": moment(at)},
+    }
+    held = {"_id": key, "state": _OPEN, "lease.lease_id": lease.lease_id}
+    return held, update | _counted(batches)

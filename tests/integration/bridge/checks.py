@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from flowkit.bridge.kafka.offsets import Offsets
+from flowkit.bridge.status import StatusEvents
 from tests.integration.harness import eventually
 
 if TYPE_CHECKING:
+    import threading
+
+    import pytest
+
     from flowkit.testing.external.journal import Entry
     from tests.integration.bridge.external_tasks import ExternalTasks
 
@@ -41,10 +46,10 @@ async def check_finished(
 ) -> None:
     """Check that a task finishes, how the attempts of its node `n` ended, and that each batch counts once."""
     assert (await external.result(task_id)).status == "finished"
-    assert await outcomes(external, task_id) == expected
-    assert await batch_uids(external, task_id) == [*uids]
-    last = (await external.dispatches(task_id))[-1]
-    assert last["batches"] == len(uids)
+    records = await external.dispatches(task_id)
+    assert await outcomes(external, task_id) == expected, records
+    assert await batch_uids(external, task_id) == [*uids], records
+    assert records[-1]["batches"] == len(uids), records
 
 
 async def until_owner(
@@ -57,6 +62,15 @@ async def until_owner(
         return record if (record["lease"] or {}).get("worker_id") == worker_id else None
 
     return await eventually(look)
+
+
+async def until_sent(external: ExternalTasks, task_id: str) -> None:
+    """Wait until the command of node `n` is in its topic."""
+
+    async def look() -> bool:
+        return (await external.dispatch(task_id, "n"))["offset"] is not None
+
+    await eventually(look)
 
 
 async def until_processed(external: ExternalTasks, role: str = "") -> None:
@@ -74,6 +88,18 @@ async def until_processed(external: ExternalTasks, role: str = "") -> None:
         await offsets.close()
 
 
+def delay_events(monkeypatch: pytest.MonkeyPatch, until: threading.Event) -> None:
+    """Let the bridge, which runs in another thread, fail to process status events until the test allows it."""
+    handle = StatusEvents.handle
+
+    async def delayed(self: StatusEvents, records: Any) -> None:
+        if not until.is_set():
+            raise ConnectionError("the test delays status events")
+        await handle(self, records)
+
+    monkeypatch.setattr(StatusEvents, "handle", delayed)
+
+
 def status_topic(external: ExternalTasks, role: str = "") -> str:
     """Return the status topic of a role."""
     return str(external.topics["topic_status_fmt"]).format(type=role or external.role)
@@ -86,28 +112,21 @@ def forged(entry: Entry, kind: str, *, later_ms: int = 0, **payload: Any) -> byt
     return json.dumps({**message, "dedup_id": f"forged-{kind}-{later_ms}"}).encode()
 
 
-async def records_of(external: ExternalTasks, *topics: str) -> list[bytes | None]:
-    """Return the values of all records that are in the topics now."""
+async def records_of(external: ExternalTasks, topic: str) -> list[bytes | None]:
+    """Return the values of all records that are in a topic now."""
+    offsets = Offsets(external.names.connection)
+    numbers = await offsets.partitions(topic)
+    await offsets.close()
     consumer = AIOKafkaConsumer(bootstrap_servers=external.names.bootstrap, auto_offset_reset="earliest")
     await consumer.start()
     try:
-        places = [TopicPartition(name, each) for name in topics for each in await _partitions(consumer, name)]
+        places = [TopicPartition(topic, number) for number in numbers]
         consumer.assign(places)
         ends = await consumer.end_offsets(places)
         found: list[bytes | None] = []
-        while any([await consumer.position(place) < end for place, end in ends.items()]):
+        while len(found) < sum(ends.values()):
             batches = await consumer.getmany(timeout_ms=500)
             found += [record.value for batch in batches.values() for record in batch]
         return found
     finally:
         await consumer.stop()
-
-
-async def _partitions(consumer: AIOKafkaConsumer, topic: str) -> set[int]:
-    async def look() -> set[int]:
-        await consumer._client.force_metadata_update()
-        found: set[int] = consumer.partitions_for_topic(topic) or set()
-        return found
-
-    consumer._client.add_topic(topic)
-    return await eventually(look)
