@@ -67,7 +67,7 @@ async def outdated_run_waits(run: Any) -> AsyncIterator[Any]:
     """Yield a batch; in the first epoch, then wait for the cancel."""
     yield Result({"number": 0}, "b0")
     if run.attempt_epoch == 1:
-        await run.cancellable(run.clock.sleep(3600))
+        await run.cancellable(asyncio.Event().wait())
 
 
 async def assert_one_run_each(external: ExternalTasks, task_id: str, epochs: list[int], batches: int) -> None:

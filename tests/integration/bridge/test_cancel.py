@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,7 +30,7 @@ BLIND = 3_600_000
 async def waiting(run: Any) -> AsyncIterator[Any]:
     """Yield a batch, then wait for the cancel."""
     yield Result({"number": 0}, "b0")
-    await run.cancellable(run.clock.sleep(3600))
+    await run.cancellable(asyncio.Event().wait())
 
 
 async def disobedient(run: Any) -> AsyncIterator[Any]:
