@@ -60,8 +60,10 @@ large: setup ## The large cases: 5,000 batches a stage, 1,000 increments under k
 	@FLOWKIT_LARGE=1 $(BIN)/pytest -q -s tests/integration/test_endurance.py tests/integration/test_exactly_once.py \
 		tests/integration/test_many_pulling_nodes.py
 
-chaos: setup ## Random tasks while processes and servers are killed: make chaos [MINUTES=10] [SEED=n].
-	@FLOWKIT_CHAOS_MINUTES="$(MINUTES)" FLOWKIT_SEED="$(SEED)" $(BIN)/pytest -q -s tests/integration/test_chaos.py
+chaos: setup ## Random tasks while processes and servers are killed: make chaos [MINUTES=10] [SEED=n] [ONLY=native|external] [TASKS=100].
+	@FLOWKIT_CHAOS_MINUTES="$(MINUTES)" FLOWKIT_SEED="$(SEED)" FLOWKIT_CHAOS_TASKS="$(TASKS)" $(BIN)/pytest -q -s \
+		$(if $(filter external,$(ONLY)),,tests/integration/test_chaos.py) \
+		$(if $(filter native,$(ONLY)),,tests/integration/test_external_chaos.py)
 
 fuzz: setup ## Property tests with twenty times the examples, and new ones each time (up to half an hour).
 	FLOWKIT_THOROUGH=1 $(BIN)/pytest -q -n $(JOBS) --dist worksteal -o timeout=3600 \

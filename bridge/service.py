@@ -125,7 +125,7 @@ class Bridge:
             inputs=inputs,
             malformed=self.malformed,
         )
-        announcements = Announcements(context, self.supervisor, self.malformed)
+        self.announcements = Announcements(context, self.supervisor, self.malformed)
         topics = context.topics
         self.consumers = [
             *(
@@ -135,7 +135,7 @@ class Bridge:
                 for role in self.roles
             ),
             RecordConsumer(
-                connection, [topics.announce, topics.reply], context.announce_group, announcements.handle
+                connection, [topics.announce, topics.reply], context.announce_group, self.announcements.handle
             ),
         ]
 
@@ -198,6 +198,7 @@ class Bridge:
         await clients.all_closed(_CLIENTS_CLOSE_SEC)
 
     async def _supervise(self) -> None:
+        await self.announcements.recheck()
         await self.supervisor.tick()
         self._tick.worked()
 

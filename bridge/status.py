@@ -64,8 +64,8 @@ class StatusEvents:
         self._supervisor = supervisor
         self._inputs = inputs
         self._malformed = malformed
-        self._stored: OrderedDict[tuple[str, str], None] = OrderedDict()
-        """Batches that this process has stored, by dedup id and worker id."""
+        self._stored: OrderedDict[tuple[str, str], str] = OrderedDict()
+        """The workers whose batches this process has stored, by record key and batch uid."""
         self._unknown: OrderedDict[str, None] = OrderedDict()
         self.handled = 0
         """Number of events that this process has handled."""
@@ -77,13 +77,21 @@ class StatusEvents:
         by_node: dict[tuple[str, str], list[StatusEvent]] = {}
         for event in events:
             by_node.setdefault(event.node, []).append(event)
-        found = await self._dispatches(events)
-        runs = [NodeRun(_own(some, found), at) for some in by_node.values()]
+        found, flagged = await asyncio.gather(self._dispatches(events), self._flagged_tasks(events))
+        runs = [
+            NodeRun(_own(some, found), at, flagged=task_id in flagged)
+            for (task_id, _), some in by_node.items()
+        ]
         nodes = (self._handle_node(run, some) for run, some in zip(runs, by_node.values(), strict=True))
         results = await asyncio.gather(self._log(events, at), *nodes, return_exceptions=True)
         await self._write_renewals(runs, at)
         _raise_first(results)
         self.handled += len(events)
+
+    async def _flagged_tasks(self, events: Iterable[StatusEvent]) -> set[str]:
+        """Return the tasks with a cancel flag, among those for which an attempt ends: workers may see flags first."""
+        ids = {event.envelope.task_id for event in events if event.event.kind in TERMINAL}
+        return await self._context.db(lambda: self._stores.tasks.flagged(sorted(ids))) if ids else set()
 
     def _read(self, record: ConsumerRecord[bytes, bytes]) -> StatusEvent | None:
         try:
@@ -133,7 +141,7 @@ class StatusEvents:
                 )
             case Verdict.ACCEPT if record is not None:
                 await self._accept(run, record, event)
-                if event.event.kind is not EventKind.TASK_ACCEPTED:
+                if judge(run.record_of(event), event) is Verdict.APPLY:
                     await self._apply(run, event)
             case Verdict.APPLY:
                 await self._apply(run, event)
@@ -184,15 +192,22 @@ class StatusEvents:
             await self._end(run, record.key, event)
 
     async def _store_batches(self, run: NodeRun, events: Sequence[StatusEvent]) -> None:
-        if events:
-            await asyncio.gather(*(self._store_batch(run, event) for event in events))
+        """Store batches concurrently, and each one once: a poll may contain duplicates."""
+        unique = {
+            (record_key(event), event.worker_id, getattr(event.event, "batch_uid", "")): event
+            for event in events
+        }
+        if unique:
+            await asyncio.gather(*(self._store_batch(run, event) for event in unique.values()))
 
     async def _store_batch(self, run: NodeRun, event: StatusEvent) -> None:
         record, batch = run.record_of(event), event.event
-        identity = (event.envelope.dedup_id, event.worker_id)
-        if record is None or not isinstance(batch, EvBatchOk) or identity in self._stored:
+        if record is None or not isinstance(batch, EvBatchOk):
             return
-        attempt, worker_id, at = record.attempt, event.worker_id, run.at
+        identity, worker_id = (record.key, batch.batch_uid), event.worker_id
+        if self._stored.get(identity) == worker_id:
+            return
+        attempt, at = record.attempt, run.at
         try:
             await self._context.db(
                 lambda: self._stores.artifacts.store_batch(
@@ -201,12 +216,16 @@ class StatusEvents:
             )
         except (*UNSTORABLE, StoreRefused) as error:
             await self._refuse(record, error, worker_id, at)
-            return
         except Fenced as error:
             _logger.info("batch %r was not stored: %s", batch.batch_uid, error)
-            return
-        run.count(record.key)
-        self._stored[identity] = None
+        else:
+            self._count(run, identity, worker_id)
+
+    def _count(self, run: NodeRun, identity: tuple[str, str], worker_id: str) -> None:
+        """Count a stored batch once, even if two workers with the same epoch have sent it (H16)."""
+        if identity not in self._stored:
+            run.count(identity[0])
+        self._stored[identity] = worker_id
         if len(self._stored) > _REMEMBERED_BATCHES:
             self._stored.popitem(last=False)
 
@@ -229,7 +248,7 @@ class StatusEvents:
             _logger.info("failed batch %r was not stored: %s", batch.batch_uid, error)
 
     async def _end(self, run: NodeRun, key: str, event: StatusEvent) -> None:
-        record = run.records[key]
+        record = await self._with_cancel(run, run.records[key])
         outcome, batches = of_event(record, event, run.at), run.take_batches(key)
         if isinstance(event.event, EvTaskDone) and record.pull is not None and record.cancel is None:
             held = await self._context.db(lambda: self._stores.dispatches.hold(key, outcome, batches))
@@ -244,6 +263,16 @@ class StatusEvents:
         ended = await self._store_outcome(key, outcome, batches)
         if ended is not None:
             run.put(ended)
+
+    async def _with_cancel(self, run: NodeRun, record: Dispatch) -> Dispatch:
+        """Return the record with its cancel request. A worker can see the cancel flag before any bridge does (H11)."""
+        if record.cancel is None and run.flagged:
+            flag = await self._context.db(lambda: self._stores.tasks.raised_flag(record.attempt))
+            if flag is not None and flag.run_id in (None, record.run_id):
+                request = self._stores.dispatches.request_cancel
+                requested = await self._context.db(lambda: request(record.key, flag.reason, run.at))
+                run.put(requested or record)
+        return run.records[record.key]
 
     async def _store_outcome(self, key: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
         ended = await self._context.db(lambda: self._stores.dispatches.end(key, outcome, batches))

@@ -2,7 +2,8 @@
 
 `healthcheck.py engine flowkit` looks for a poller on this host, because engines use the host as part of their identity.
 `healthcheck.py worker flowkit.indexer flowkit.enricher` waits until each queue has had a poller. After that it only
-checks whether Temporal responds, because a busy worker does not poll and is still healthy. If FLOWKIT_HEALTH_FILE is set,
+checks whether Temporal responds, because a busy worker does not poll and is still healthy. `healthcheck.py bridge`
+checks only its health file and Temporal, because a bridge polls no queue while it waits for Kafka. If FLOWKIT_HEALTH_FILE is set,
 as it is for the process itself, the check first reads the health that the process reports. On failure it prints one line
 and exits with code 1.
 """
@@ -99,8 +100,8 @@ def problem(process: str, queues: Sequence[str]) -> str:
 def main() -> None:
     """Check the process and the queues on the command line."""
     process, *queues = sys.argv[1:] or [""]
-    if process not in {"engine", "worker"} or not queues:
-        sys.exit("usage: healthcheck.py engine|worker QUEUE...")
+    if process not in {"engine", "worker", "bridge"} or (not queues and process != "bridge"):
+        sys.exit("usage: healthcheck.py engine|worker QUEUE..., or healthcheck.py bridge")
     found = problem(process, queues)
     sys.stdout.write(found and f"{found}\n")
     sys.stdout.flush()

@@ -142,9 +142,9 @@ class DispatchStore:
 
     @translate_errors
     async def extend(self, key: str, lease_id: str, until: float, at: float) -> None:
-        """Extend a lease without an event of its worker."""
+        """Extend a lease without an event of its worker. A lease that has expired stays expired."""
         await self._records.update_one(
-            {"_id": key, "state": _OPEN, "lease.lease_id": lease_id},
+            {"_id": key, "state": _OPEN, "lease.lease_id": lease_id, "lease.expires_at": {"$gt": at}},
             {"$max": {"lease.expires_at": until}, "$set": {"updated_at": moment(at)}},
         )
 
@@ -187,11 +187,15 @@ class DispatchStore:
         return from_document(found) if found else None
 
     @translate_errors
-    async def reported(self, key: str) -> None:
-        """Record that Temporal knows the outcome. This drops the final metrics, which are in `metrics_raw` now."""
+    async def reported(self, key: str, batches: int | None = None) -> None:
+        """Record that Temporal knows the outcome, and the final number of batches if it is known.
+
+        This drops the final metrics, which are in `metrics_raw` now.
+        """
+        known: Fields = {} if batches is None else {"batches": batches}
         await self._records.update_one(
             {"_id": key, "state": DispatchState.ENDED.value},
-            {"$set": {"state": DispatchState.REPORTED.value, "outcome.metrics": {}}},
+            {"$set": {"state": DispatchState.REPORTED.value, "outcome.metrics": {}, **known}},
         )
 
     @translate_errors
@@ -220,9 +224,9 @@ class DispatchStore:
         )
 
     @translate_errors
-    async def held_by(self, worker_id: str) -> list[Dispatch]:
-        """Return the open records of runs that a worker owns."""
-        return await self._read({"state": _OPEN, "lease.worker_id": worker_id})
+    async def held_by(self, worker_ids: Iterable[str]) -> list[Dispatch]:
+        """Return the open records of runs that these workers own."""
+        return await self._read({"state": _OPEN, "lease.worker_id": {"$in": list(worker_ids)}})
 
     @translate_errors
     async def open_of(self, role: str, queue: str, limit: int = 10) -> list[Dispatch]:

@@ -21,9 +21,11 @@ _RENEWED_BY = 0.1
 class NodeRun:
     """The dispatch records of one node during one poll, and what is to be written about them."""
 
-    def __init__(self, records: dict[str, Dispatch], at: float) -> None:
+    def __init__(self, records: dict[str, Dispatch], at: float, *, flagged: bool = False) -> None:
         self.records = dict(records)
         self.at = at
+        self.flagged = flagged
+        """Whether a cancel flag is set for the task or for one of its nodes."""
         self._batches: Counter[str] = Counter()
         """Batches stored since the last write of a record, by key."""
         self._expires_at = {key: record.lease.expires_at for key, record in records.items() if record.lease}

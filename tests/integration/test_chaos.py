@@ -1,13 +1,11 @@
 """Random tasks under random faults of engines, workers, Temporal and MongoDB, compared with a model.
 
-`make chaos MINUTES=10` runs longer, `make chaos SEED=n` repeats the tasks and faults of a run.
+`make chaos ONLY=native` runs only this test, `MINUTES=10` longer, and `SEED=n` repeats the tasks and faults of a run.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -15,7 +13,7 @@ import pytest
 
 from flowkit.local import MongoServer, TemporalServer
 from tests.integration.chaos.cluster import Cluster
-from tests.integration.chaos.run import DRAIN_SEC, Run
+from tests.integration.chaos.run import DRAIN_SEC, Run, chosen_seed, show
 from tests.integration.harness import Harness
 from tests.servers import copy_logs
 
@@ -29,12 +27,6 @@ SECONDS = 60 * float(os.environ.get("FLOWKIT_CHAOS_MINUTES") or 1)
 """Duration of the faults; `make chaos MINUTES=n` sets it."""
 SUGGESTED_EVENTS = 80
 """History length after which a task continues as a new run."""
-
-
-@pytest.fixture
-def seed() -> int:
-    """Return the seed of tasks and faults: `FLOWKIT_SEED`, or a random one."""
-    return int(os.environ.get("FLOWKIT_SEED") or secrets.randbelow(1_000_000))
 
 
 @pytest.fixture
@@ -58,9 +50,9 @@ async def cluster(
 
 @pytest.mark.timeout(SECONDS * 2 + DRAIN_SEC + 120)
 async def test_random_tasks_end_as_predicted_and_count_once_under_random_faults(
-    cluster: Cluster, seed: int, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    begun = time.monotonic()
+    seed, begun = chosen_seed(), time.monotonic()
     show(capsys, f"seed {seed}; `make chaos SEED={seed}` repeats the tasks and the faults")
     run = Run(cluster, seed)
     try:
@@ -75,9 +67,3 @@ async def test_random_tasks_end_as_predicted_and_count_once_under_random_faults(
     finally:
         run.figures.seconds["in all"] = time.monotonic() - begun
         show(capsys, str(run.figures))
-
-
-def show(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    """Print the text, even when the test passes."""
-    with capsys.disabled():
-        sys.stdout.write(f"\n  {text}\n")

@@ -143,7 +143,7 @@ def test_batches_of_several_sources_have_distinct_uids() -> None:
 
 def test_chunks_never_span_two_batches_and_use_the_uids_of_the_protocol() -> None:
     above = {"a": NodeEnd(status=FINISHED, rows={"b0": Row(items=(1, 2, 3), origin="a")})}
-    chunks = dict(pulled(("a",), 2, above))
+    chunks = dict(pulled(node("c", sources=("a",), chunk=2), above))
     assert [chunks[chunk_uid("a", "b0", number)].items for number in (0, 1)] == [(1, 2), (3,)]
     assert chunk_uid("a", "b0", 0) == stable_hash({"src": "a", "parent": "b0", "idx": 0})
 

@@ -66,12 +66,13 @@ def test_its_compose_file_is_valid_and_mounts_existing_files(made: Path) -> None
 
 def test_its_services_equal_those_of_our_compose_file(made: Path) -> None:
     theirs, ours = (loaded(folder / "docker-compose.yml")["services"] for folder in (made, ROOT))
-    own = {"engine", "worker", "demo-task"}
+    own = {"engine", "bridge", "worker", "demo-task"}
     assert {n: s for n, s in theirs.items() if n not in own} == {
         n: s for n, s in ours.items() if n not in own
     }
     image = {"image": NAME}
     assert theirs["engine"] == {**ours["engine"], **image}
+    assert theirs["bridge"] == {**ours["bridge"], **image}
     command, check = theirs["worker"]["command"], theirs["worker"]["healthcheck"]
     assert command == ["worker", "--verbose", *HANDLERS]
     assert check["test"][4:] == ["flowkit.extract", "flowkit.count"]

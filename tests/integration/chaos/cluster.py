@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,13 +19,14 @@ from temporalio.service import RPCError, RPCStatusCode
 from flowkit.errors import FlowKitError
 from flowkit.local.listeners import listening_process
 from tests.integration.chaos.faults import (
-    ENGINE_FAULTS,
     ENGINES,
     FREEZE_ENGINE,
     FREEZE_MONGO,
     FREEZE_TEMPORAL,
     FREEZE_WORKER,
+    KILL_ENGINE,
     KILL_TEMPORAL,
+    KILL_WORKER,
     LEASE_SEC,
     RESTART_MONGO,
     STOP_ENGINE,
@@ -35,7 +37,7 @@ from tests.integration.chaos.plans import TOUCH
 from tests.integration.harness import FLOWKIT, ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Sequence
     from pathlib import Path
 
     from flowkit.local import MongoServer, TemporalServer
@@ -52,11 +54,14 @@ SETTINGS: dict[str, Any] = {"lease_ttl_sec": LEASE_SEC, "cancel_grace_sec": 3, "
 
 
 class ManagedProcess:
-    """A `flowkit` process that starts again whenever it ends."""
+    """A process that starts again whenever it ends."""
+
+    program: tuple[str, ...] = (str(FLOWKIT),)
+    """The start of its command."""
 
     def __init__(self, harness: Harness, folder: Path, name: str, *arguments: str) -> None:
         self.name = name
-        self._command = [str(FLOWKIT), *arguments]
+        self._arguments = arguments
         self._environment = harness.environment
         self._log = folder / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -76,8 +81,12 @@ class ManagedProcess:
             return
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, cwd=ROOT, env=self._environment, stdout=log, stderr=subprocess.STDOUT
+                self.command(), cwd=ROOT, env=self._environment, stdout=log, stderr=subprocess.STDOUT
             )
+
+    def command(self) -> list[str]:
+        """Return the command of the next start."""
+        return [*self.program, *self._arguments]
 
     def end(self, number: signal.Signals, away: float) -> None:
         """End the process with a signal. It restarts `away` seconds later."""
@@ -96,34 +105,54 @@ class ManagedProcess:
             self._process.wait(STOP_TIMEOUT_SEC)
 
 
+Action = Callable[[ManagedProcess, float], None]
+
+
 class Cluster:
     """The servers, engines and workers of one test."""
+
+    settings: dict[str, Any] = SETTINGS
+    """Settings of the engines."""
 
     def __init__(self, harness: Harness, temporal: TemporalServer, mongo: MongoServer, folder: Path) -> None:
         self.harness = harness
         self.injected: Counter[str] = Counter()
         """Number of injected faults, by kind."""
-        self._temporal = temporal
-        self._mongo = mongo
-        self._restarts = {
+        self._suspensions: list[asyncio.Task[None]] = []
+        harness.settings |= self.settings
+        self._config = folder / "engine.json"
+        self._config.write_text(harness.config_json(), encoding="utf-8")
+        self.restarts: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
             KILL_TEMPORAL: (temporal.kill, temporal.start),
             RESTART_MONGO: (mongo.stop, mongo.start),
         }
-        self._suspensions: list[asyncio.Task[None]] = []
-        harness.settings |= SETTINGS
-        config = folder / "engine.json"
-        config.write_text(harness.config_json(), encoding="utf-8")
-        touch = f"{TOUCH}={HANDLERS}:touch"
-        engine = ("engine", "--config", str(config), "--function", touch)
+        """How a server ends and starts again, by kind of fault."""
+        self.freezes: dict[str, int] = {FREEZE_TEMPORAL: temporal.port, FREEZE_MONGO: mongo.port}
+        """Ports of the servers that a fault freezes."""
+        self.ends: dict[str, tuple[Sequence[ManagedProcess], Action]] = {}
+        """The processes that a fault concerns, and what it does to one of them."""
+        self.add_processes(folder)
+
+    def add_processes(self, folder: Path) -> None:
+        """Create engines and workers."""
         handlers = [f"{HANDLERS}:{name}" for name in ("READER", "BUILDER", "WRITER")]
         worker = ("worker", "--concurrency", "6", *handlers)
-        self.engines = [ManagedProcess(harness, folder, f"engine-{n}", *engine) for n in range(ENGINES)]
-        self.workers = [ManagedProcess(harness, folder, f"worker-{n}", *worker) for n in range(WORKERS)]
+        workers = [ManagedProcess(self.harness, folder, f"worker-{n}", *worker) for n in range(WORKERS)]
+        engines = self.engines(folder, HANDLERS)
+        self.processes = [*engines, *workers]
+        self.ends = {
+            KILL_ENGINE: (engines, kill),
+            STOP_ENGINE: (engines, stop),
+            FREEZE_ENGINE: (engines, self.freeze),
+            KILL_WORKER: (workers, kill),
+            STOP_WORKER: (workers, stop),
+            FREEZE_WORKER: (workers, self.freeze),
+        }
 
-    @property
-    def processes(self) -> list[ManagedProcess]:
-        """All engines and workers."""
-        return [*self.engines, *self.workers]
+    def engines(self, folder: Path, handlers: str) -> list[ManagedProcess]:
+        """Return the engines, with the user function of a module."""
+        arguments = ("engine", "--config", str(self._config), "--function", f"{TOUCH}={handlers}:touch")
+        return [ManagedProcess(self.harness, folder, f"engine-{n}", *arguments) for n in range(ENGINES)]
 
     async def supervise(self) -> None:
         """Start processes that ended, until cancelled."""
@@ -136,25 +165,24 @@ class Cluster:
         """Inject a fault. Returns when servers are up again; processes restart in the background."""
         await asyncio.sleep(fault.pause)
         self.injected[fault.kind] += 1
-        if fault.kind in {KILL_TEMPORAL, RESTART_MONGO}:
-            end, start = self._restarts[fault.kind]
+        if fault.kind in self.restarts:
+            end, start = self.restarts[fault.kind]
             await asyncio.to_thread(end)
             await asyncio.sleep(fault.away)
             await asyncio.to_thread(start)
-        elif fault.kind in {FREEZE_TEMPORAL, FREEZE_MONGO}:
-            server = self._temporal if fault.kind == FREEZE_TEMPORAL else self._mongo
-            await frozen(fault.away, partial(os.kill, pid_of(server.port)))
+            self.restarted(fault.kind)
+        elif fault.kind in self.freezes:
+            await frozen(fault.away, partial(os.kill, pid_of(self.freezes[fault.kind])))
         else:
-            self._inject_into_process(fault)
+            processes, act = self.ends[fault.kind]
+            act(processes[fault.place], fault.away)
 
-    def _inject_into_process(self, fault: Fault) -> None:
-        part = (self.engines if fault.kind in ENGINE_FAULTS else self.workers)[fault.place]
-        if fault.kind in {FREEZE_ENGINE, FREEZE_WORKER}:
-            self._suspensions.append(asyncio.create_task(frozen(fault.away, part.signal)))
-        elif fault.kind in {STOP_ENGINE, STOP_WORKER}:
-            part.end(signal.SIGTERM, fault.away)
-        else:
-            part.end(signal.SIGKILL, fault.away)
+    def restarted(self, kind: str) -> None:
+        """Do what the operator does after a server was away. FlowKit's own processes need nothing."""
+
+    def freeze(self, process: ManagedProcess, away: float) -> None:
+        """Freeze a process for this time, in the background."""
+        self._suspensions.append(asyncio.create_task(frozen(away, process.signal)))
 
     async def resumed(self) -> None:
         """Wait until every frozen process has resumed."""
@@ -164,6 +192,16 @@ class Cluster:
         """Kill all processes."""
         for process in self.processes:
             process.close()
+
+
+def kill(process: ManagedProcess, away: float) -> None:
+    """Kill a process. It restarts after this time."""
+    process.end(signal.SIGKILL, away)
+
+
+def stop(process: ManagedProcess, away: float) -> None:
+    """Stop a process gracefully. It restarts after this time."""
+    process.end(signal.SIGTERM, away)
 
 
 async def frozen(seconds: float, send: Callable[[signal.Signals], object]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 ENGINES, WORKERS = 2, 3
 LEASE_SEC = 4.0
@@ -68,7 +68,18 @@ class Fault:
     """Seconds until the process or server starts again, or resumes."""
 
 
-def faults(seed: int) -> Iterator[Fault]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultPlan:
+    """Which faults a test injects."""
+
+    weights: Mapping[str, int]
+    places: Mapping[str, int]
+    """Number of processes that a kind of fault can concern; 1 by default."""
+    outages: Mapping[str, tuple[float, float]]
+    """Shortest and longest outage in seconds."""
+
+
+def faults(seed: int, plan: FaultPlan) -> Iterator[Fault]:
     """Yield faults without end.
 
     A node fails as `worker_lost` at its sixth loss. With seconds between two faults, several processes, and nodes that
@@ -78,13 +89,22 @@ def faults(seed: int) -> Iterator[Fault]:
     while True:
         kinds: list[str] = []
         while len(kinds) < _ROUND:
-            [kind] = chance.choices([*WEIGHTS], [*WEIGHTS.values()])
+            [kind] = chance.choices([*plan.weights], [*plan.weights.values()])
             if kind not in kinds:
                 kinds.append(kind)
         for kind in kinds:
             yield Fault(
                 pause=chance.uniform(2.0, 4.0),
                 kind=kind,
-                place=chance.randrange(ENGINES if kind in ENGINE_FAULTS else WORKERS),
-                away=chance.uniform(*OUTAGE_SEC.get(kind, (0.0, 2.0))),
+                place=chance.randrange(plan.places.get(kind, 1)),
+                away=chance.uniform(*plan.outages.get(kind, (0.0, 2.0))),
             )
+
+
+WORKER_FAULTS = {KILL_WORKER, STOP_WORKER, FREEZE_WORKER}
+NATIVE = FaultPlan(
+    weights=WEIGHTS,
+    places=dict.fromkeys(ENGINE_FAULTS, ENGINES) | dict.fromkeys(WORKER_FAULTS, WORKERS),
+    outages=OUTAGE_SEC,
+)
+"""Faults of engines, native workers, Temporal and MongoDB."""

@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from flowkit.worker.context import RunContext
+    from tests.integration.chaos.plans import NodePlan
 
 
 class Planned(RoleHandler):
     """A handler that follows the plan of its node."""
 
-    def __init__(self, role: str, pace: float = 1.0) -> None:
+    def __init__(self, role: str, pace: float = 1.0, plan_of: Callable[[str], NodePlan] = node_plan) -> None:
         self.role = role
+        self._plan_of = plan_of
         self._pace = pace
         """Factor for all pauses; 0 disables them."""
 
@@ -35,12 +37,12 @@ class Planned(RoleHandler):
 
     async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
         """Yield the batches of the plan."""
-        for batch in node_plan(loaded["node"]).batches:
+        for batch in self._plan_of(loaded["node"]).batches:
             yield Batch(batch_uid=batch.uid, payload={"items": list(batch.items)})
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         """Copy the items of the batch, or fail as planned."""
-        plan, seen = node_plan(ctx.node_id), ctx.kv.get("seen", 0)
+        plan, seen = self._plan_of(ctx.node_id), ctx.kv.get("seen", 0)
         ctx.kv["seen"] = seen + 1
         await asyncio.sleep(plan.pause * self._pace)
         failure = plan.failure
@@ -56,14 +58,18 @@ class Planned(RoleHandler):
 
     async def finalize(self, ctx: RunContext) -> FinalizeResult | None:
         """Sum over all stored batches of the node, or fail as planned."""
-        plan = node_plan(ctx.node_id)
+        await self._end(ctx)
+        metas = await _stored(ctx)
+        total = sum(sum(meta["items"]) for meta in metas)
+        return FinalizeResult(metrics={"all_batches": len(metas), "all_items": total})
+
+    async def _end(self, ctx: RunContext) -> None:
+        """Pause, and fail as planned."""
+        plan = self._plan_of(ctx.node_id)
         await asyncio.sleep(plan.pause * self._pace)
         failure = plan.failure
         if failure and failure.at == FINAL and failure.applies_to(ctx.attempt_epoch):
             raise _error(permanent=failure.permanent)
-        metas = await _stored(ctx)
-        total = sum(sum(meta["items"]) for meta in metas)
-        return FinalizeResult(metrics={"all_batches": len(metas), "all_items": total})
 
 
 def _metrics(items: list[int], source: str | None, ctx: RunContext) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from tests.integration.chaos.plans import FINAL, TOUCH
+from tests.integration.chaos.plans import EXTERNAL_FINAL, FINAL, TOUCH
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -44,6 +44,8 @@ class NodeEnd:
     """The batch that failed in the last attempt."""
     claims: frozenset[tuple[str, str]] = frozenset()
     """Source and uid of every pulled batch."""
+    external: bool = False
+    """Whether an external worker runs the node; its final metrics do not depend on stored batches."""
 
     @property
     def skip_reason(self) -> str | None:
@@ -53,6 +55,8 @@ class NodeEnd:
     @property
     def final(self) -> dict[str, Any]:
         """The metrics that `finalize` returns."""
+        if self.external:
+            return dict(EXTERNAL_FINAL)
         return {"all_batches": len(self.rows), "all_items": sum(sum(row.items) for row in self.rows.values())}
 
 
@@ -96,10 +100,10 @@ def node_end(node: NodePlan, above: Mapping[str, NodeEnd]) -> NodeEnd:
     code = final_code(node)
     if node.call:
         return NodeEnd(status=FAILED if code else FINISHED, code=code)
-    rows = dict(pulled(node.sources, node.chunk, above)) if node.sources else made(node)
+    rows = dict(pulled(node, above)) if node.sources else made(node)
     claims = frozenset((source, uid) for source in node.sources for uid in above[source].rows)
     if code is None:
-        return NodeEnd(status=FINISHED, rows=rows, claims=claims)
+        return NodeEnd(status=FINISHED, rows=rows, claims=claims, external=node.external)
     assert node.failure is not None
     if node.failure.at == FINAL:
         return NodeEnd(status=FAILED, code=code, rows=rows, claims=claims)
@@ -132,15 +136,16 @@ def made(node: NodePlan) -> dict[str, Row]:
     return {batch.uid: Row(items=batch.items, origin=node.node_id) for batch in node.batches}
 
 
-def pulled(sources: Sequence[str], chunk: int, above: Mapping[str, NodeEnd]) -> Iterator[tuple[str, Row]]:
-    """Yield the batches of a pulling node with their uids."""
-    for source in sources:
+def pulled(node: NodePlan, above: Mapping[str, NodeEnd]) -> Iterator[tuple[str, Row]]:
+    """Yield the batches of a pulling node with their uids. External workers do not change uids."""
+    for source in node.sources:
         for uid, row in above[source].rows.items():
-            if not chunk:
-                yield qualified(uid, source, sources), Row(items=row.items, origin=source)
+            if not node.chunk:
+                stored = uid if node.external else qualified(uid, source, node.sources)
+                yield stored, Row(items=row.items, origin=source)
                 continue
-            for number, start in enumerate(range(0, len(row.items), chunk)):
-                items = row.items[start : start + chunk]
+            for number, start in enumerate(range(0, len(row.items), node.chunk)):
+                items = row.items[start : start + node.chunk]
                 yield chunk_uid(source, uid, number), Row(items=items, origin=source)
 
 

@@ -21,6 +21,9 @@ TOUCH = "touch"
 FINAL = -1
 """Place of a failure in `finalize`, after all batches."""
 
+EXTERNAL_FINAL = {"done": 1}
+"""Final metrics of nodes that external workers run: these workers cannot read what the node has stored."""
+
 MOST_NODES = 9
 MOST_BATCHES = 6
 MOST_PULLED = 24
@@ -31,7 +34,7 @@ _TAILS = ("", "", "", " é/%", "@1")
 """Endings of node ids, some of which need quoting in the uids of pulled batches."""
 _UIDS = ("b{}", "b{}", "b{}", "b{} %", "b{}@x")
 """Formats of batch uids, equal in many nodes."""
-_ID = re.compile(r"s(\d+)t(\d+)n(\d+)")
+_ID = re.compile(r"[sxy](\d+)t(\d+)n(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +98,8 @@ class NodePlan:
     allow_failure: bool = False
     pause: float = 0.0
     """Seconds that each batch and `finalize` take."""
+    external: bool = False
+    """Whether an external worker runs the node."""
 
     def as_graph(self) -> dict[str, Any]:
         """Return the node as a user writes it."""
@@ -145,13 +150,18 @@ class TaskPlan:
 @lru_cache(maxsize=4096)
 def task_plan(seed: int, number: int) -> TaskPlan:
     """Return the task with this number."""
+    return drawn_task(seed, number, Drawing)
+
+
+def drawn_task(seed: int, number: int, drawing: type[Drawing]) -> TaskPlan:
+    """Draw the task with this number."""
     chance = random.Random(f"{seed}-{number}")
     nodes: list[NodePlan] = []
     sizes: dict[str, int] = {}
-    for place in range(chance.randint(3, MOST_NODES)):
+    for place in range(chance.randint(drawing.fewest_nodes, drawing.most_nodes)):
         key = f"n{place}"
-        node_id = f"s{seed}t{number}{key}{chance.choice(_TAILS)}"
-        nodes.append(_Drawing(chance, node_id, key, nodes, sizes).node())
+        node_id = f"{drawing.letter}{seed}t{number}{key}{chance.choice(_TAILS)}"
+        nodes.append(drawing(chance, node_id, key, nodes, sizes).node())
     return TaskPlan(
         task_id=f"chaos-{seed}-{number}",
         nodes=tuple(nodes),
@@ -161,16 +171,27 @@ def task_plan(seed: int, number: int) -> TaskPlan:
     )
 
 
-def node_plan(node_id: str) -> NodePlan:
-    """Return the plan of a node."""
+def place_of(node_id: str) -> tuple[int, int, int]:
+    """Return the seed, the number of the task, and the place of a node."""
     found = _ID.match(node_id)
     assert found is not None, f"{node_id!r} is no node of a random task"
     seed, number, place = map(int, found.groups())
+    return seed, number, place
+
+
+def node_plan(node_id: str) -> NodePlan:
+    """Return the plan of a node."""
+    seed, number, place = place_of(node_id)
     return task_plan(seed, number).nodes[place]
 
 
-class _Drawing:
+class Drawing:
     """Draws one node below the existing ones."""
+
+    letter = "s"
+    """First letter of the node ids."""
+    fewest_nodes = 3
+    most_nodes = MOST_NODES
 
     def __init__(
         self,
@@ -213,7 +234,7 @@ class _Drawing:
         return self._chance.choice(["all", "any", count])
 
     def _maker(self) -> NodePlan:
-        parents, uid = self._parents() if self._above else [], self._chance.choice(_UIDS)
+        parents, uid = self._parents() if self._above else [], self._uid_format()
         place = int(self._own["key"][1:])
         count = self._chance.randint(0, MOST_BATCHES)
         batches = tuple(
@@ -226,11 +247,14 @@ class _Drawing:
         self._sizes[self._own["node_id"]] = count
         return self._worker(parents, count, batches=batches)
 
+    def _uid_format(self) -> str:
+        return self._chance.choice(_UIDS)
+
     def _puller(self, sources: list[str]) -> NodePlan:
         chunk = self._chance.choice([0, 0, 2])
         same = self._chance.random() < 0.6
         parents = sources if same else self._parents()
-        count = sum(self._sizes[name] for name in sources) * (2 if chunk else 1)
+        count = sum(self._sizes.get(name, 0) for name in sources) * (2 if chunk else 1)
         self._sizes[self._own["node_id"]] = count
         named = not same or self._chance.random() < 0.5
         return self._worker(parents, count, sources=tuple(sources), names_sources=named, chunk=chunk)
@@ -238,7 +262,7 @@ class _Drawing:
     def _worker(self, parents: list[str], count: int, **fields: Any) -> NodePlan:
         return NodePlan(
             **self._own,
-            role=self._chance.choice(ROLES),
+            **self._executor(),
             parents=tuple(parents),
             fan_in=self._fan_in(parents),
             failure=self._failure(count, pulls="sources" in fields),
@@ -246,6 +270,10 @@ class _Drawing:
             pause=self._chance.uniform(0.0, LONGEST_NODE_SEC) / (count + 1),
             **fields,
         )
+
+    def _executor(self) -> dict[str, Any]:
+        """Return the fields that say who runs the node."""
+        return {"role": self._chance.choice(ROLES)}
 
     def _failure(self, count: int, *, pulls: bool) -> PlannedFailure | None:
         drawn, chance = self._chance.random(), self._chance

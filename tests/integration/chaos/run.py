@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
+import sys
 import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
@@ -14,16 +18,20 @@ from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from tests.integration.chaos.cluster import after_delay, periodically, retry_until_available, until
-from tests.integration.chaos.faults import faults
+from tests.integration.chaos.faults import NATIVE, faults
 from tests.integration.chaos.histories import replay_problems
 from tests.integration.chaos.plans import task_plan
 from tests.integration.chaos.verify import Comparison, read_stored
 from tests.integration.harness import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pytest import CaptureFixture
     from temporalio.client import Client, WorkflowHandle
 
     from tests.integration.chaos.cluster import Cluster
+    from tests.integration.chaos.faults import FaultPlan
     from tests.integration.chaos.plans import TaskPlan
     from tests.integration.chaos.verify import Stored
 
@@ -72,8 +80,21 @@ def listed(counts: Counter[str]) -> str:
 class Run:
     """One run of the test on its own cluster."""
 
-    def __init__(self, cluster: Cluster, seed: int) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        seed: int,
+        *,
+        plan_of: Callable[[int, int], TaskPlan] = task_plan,
+        fault_plan: FaultPlan = NATIVE,
+        most_open: int = MOST_OPEN,
+        most_tasks: int | None = None,
+    ) -> None:
         self.cluster = cluster
+        self._plan_of = plan_of
+        self._fault_plan = fault_plan
+        self._most_open = most_open
+        self._most_tasks = most_tasks
         self.harness = cluster.harness
         self.figures = Figures(seed=seed, injected=cluster.injected)
         self.plans: dict[str, TaskPlan] = {}
@@ -82,6 +103,7 @@ class Run:
         self._open: set[str] = set()
         self._epochs: dict[tuple[str, Any], int] = {}
         self._cancels: list[asyncio.Task[None]] = []
+        self._all_started = asyncio.Event()
 
     async def run_under_faults(self, seconds: float) -> None:
         """Start tasks and inject faults for this time, then wait until all tasks end."""
@@ -106,16 +128,18 @@ class Run:
         self.problems += [f"a background check failed: {end!r}" for end in ends if isinstance(end, Exception)]
 
     async def _inject_faults(self, end: float) -> None:
-        for fault in faults(self.figures.seed):
-            if time.monotonic() + fault.pause > end:
+        for fault in faults(self.figures.seed, self._fault_plan):
+            if time.monotonic() + fault.pause > end or self._all_started.is_set():
                 return
             await self.cluster.inject(fault)
 
     async def _start_tasks(self, end: float) -> None:
-        number = 0
-        while await until(end, lambda: len(self._open) < MOST_OPEN):
-            await self._start(task_plan(self.figures.seed, number))
-            number += 1
+        numbers = count() if self._most_tasks is None else range(self._most_tasks)
+        for number in numbers:
+            if not await until(end, lambda: len(self._open) < self._most_open):
+                return
+            await self._start(self._plan_of(self.figures.seed, number))
+        self._all_started.set()
 
     async def _start(self, plan: TaskPlan) -> None:
         async def create() -> None:
@@ -206,3 +230,14 @@ class Run:
             figures.worker_lost += 1
         else:
             self.problems += comparison.problems()
+
+
+def chosen_seed() -> int:
+    """Return the seed of tasks and faults: `FLOWKIT_SEED`, or a random one."""
+    return int(os.environ.get("FLOWKIT_SEED") or secrets.randbelow(1_000_000))
+
+
+def show(capsys: CaptureFixture[str], text: str) -> None:
+    """Print the text, even when the test passes."""
+    with capsys.disabled():
+        sys.stdout.write(f"\n  {text}\n")

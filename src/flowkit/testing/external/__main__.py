@@ -58,6 +58,9 @@ def main(
         list[str] | None,
         typer.Option(help=f"NAME=VALUE for all Kafka clients, also {', '.join(TLS_FILES)}. Repeatable."),
     ] = None,
+    consumer: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE for Kafka consumers only. Repeatable.")
+    ] = None,
 ) -> None:
     """Run an external worker until SIGTERM or SIGINT. Print a line when it is ready."""
     names = [role for role in roles.split(",") if role]
@@ -67,6 +70,7 @@ def main(
         "worker_id": worker_id,
         "misbehavior": Misbehavior.parse(misbehavior or []),
         "kafka": _with_tls(_pairs(kafka)),
+        "consumer": _pairs(consumer),
         **_pairs(setting),
     }
     asyncio.run(_serve(mongo_url, database, _handlers(names, handler or [SCRIPTED]), options))
