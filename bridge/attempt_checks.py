@@ -179,4 +179,7 @@ def update(attempt: Supervised, record: Dispatch) -> None:
 def _with_known(record: Dispatch, known: Dispatch) -> Dispatch:
     """Return `record` with what this process already knows, because it may be older than the latest writes."""
     offset = known.offset if record.offset is None else record.offset
-    return replace(record, offset=offset, cancel=record.cancel or known.cancel)
+    cancel = record.cancel or known.cancel
+    if offset == record.offset and cancel == record.cancel:
+        return record
+    return replace(record, offset=offset, cancel=cancel)

@@ -290,7 +290,7 @@ class StatusEvents:
         if not renewals:
             return
         dispatches = self._stores.dispatches
-        if await self._context.db(lambda: dispatches.renew_all(renewals, at)):
+        if await self._context.db(lambda: dispatches.renew(renewals, at)):
             for record, _ in renewals:
                 self._supervisor.saw(record)
         else:

@@ -137,8 +137,7 @@ def to_document(record: Dispatch) -> Fields:
     Attempt and pull arguments are JSON texts, because node ids may contain characters that MongoDB rejects in names.
     """
     attempt = record.attempt
-    fields = asdict(record)
-    del fields["attempt"], fields["pull"]
+    fields = {name: getattr(record, name) for name in _NAMES}
     return {
         "_id": record.key,
         "task_id": attempt.task_id,
@@ -148,6 +147,8 @@ def to_document(record: Dispatch) -> Fields:
         **fields,
         "state": record.state.value,
         "past_leases": list(record.past_leases),
+        "lease": None if record.lease is None else asdict(record.lease),
+        "cancel": None if record.cancel is None else asdict(record.cancel),
         "outcome": None if record.outcome is None else outcome_fields(record.outcome),
         "attempt": _ATTEMPT.dump_json(attempt, exclude_defaults=True).decode(),
         "pull": None if record.pull is None else _PULL.dump_json(record.pull).decode(),
@@ -161,7 +162,7 @@ def from_document(document: Fields) -> Dispatch:
     return _ADAPTER.validate_python({**known, "attempt": attempt, "pull": json.loads(pull) if pull else None})
 
 
-_NAMES = frozenset(Dispatch.__dataclass_fields__) - {"attempt", "pull"}
+_NAMES = tuple(name for name in Dispatch.__dataclass_fields__ if name not in ("attempt", "pull"))
 
 
 def outcome_fields(outcome: Outcome) -> Fields:

@@ -114,19 +114,11 @@ class DispatchStore:
         return bool(done.matched_count)
 
     @translate_errors
-    async def renew(self, key: str, lease: WorkerLease, batches: int, at: float) -> bool:
-        """Extend the lease after events of its worker, and add `batches` to the count of stored batches.
+    async def renew(self, renewals: Sequence[tuple[Dispatch, int]], at: float) -> bool:
+        """Extend the leases of records after events of their workers, in one call. Each comes with its new batches.
 
-        A deadline never moves back. Return False if the attempt has ended or another worker owns the run.
-        """
-        done = await self._records.update_one(*_renewal(key, lease, batches, at))
-        return bool(done.matched_count)
-
-    @translate_errors
-    async def renew_all(self, renewals: Sequence[tuple[Dispatch, int]], at: float) -> bool:
-        """Renew the leases of several records in one call, each with its number of new batches.
-
-        Return False if some of the attempts have ended or changed their worker. Those stay unchanged.
+        A deadline never moves back. An attempt that has ended, or that another worker owns, stays unchanged; the
+        method returns False if there is one.
         """
         updates = [
             _renewal(record.key, record.lease, batches, at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -83,7 +84,7 @@ async def test_query_returns_the_worker_or_the_wait_of_open_attempts(db: Any, ta
         await store.insert(record)
     lease = WorkerLease(worker_id="w-1", lease_id="l", ttl_sec=5, expires_at=AT + 5, worker_ts_ms=1)
     await store.accept(second, lease, AT)
-    await store.renew(second.key, lease, 3, AT)
+    await store.renew([(replace(second, lease=lease), 3)], AT)
     await show(tasks, "a worker")
     assert await queries.external_runs(TASK) == {
         ("a", 1): ExternalRun(worker_id=None, batches=0, waits_for="a worker"),
