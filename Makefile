@@ -8,6 +8,8 @@ JOBS ?= 2
 TEST_JOBS ?= 3
 SOURCE ?=
 MINUTES ?= 1
+WORKER_PYTHON ?=
+WORKER_COMMAND ?=
 SEED ?=
 SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctrees docs build/docs
 
@@ -15,10 +17,10 @@ SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctre
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers check types site quick docs test large chaos fuzz demo bench histories screenshots wheel clean
+.PHONY: help setup servers check types site quick docs test large chaos fuzz demo interop bench bench-load histories screenshots wheel clean
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(INSTALLED): pyproject.toml
 	@echo "installing into $(VENV) (once, about a minute)"
@@ -67,18 +69,24 @@ fuzz: setup ## Property tests with twenty times the examples, and new ones each 
 	FLOWKIT_THOROUGH=1 $(BIN)/pytest -q -n $(JOBS) --dist worksteal -o timeout=3600 \
 		tests/unit/test_graph_properties.py tests/unit/test_validation_fuzz.py tests/contract/test_vars_model.py tests/contract/test_group_commit.py
 
-demo: setup ## Index a source tree: make demo [SOURCE=folder] [WORKERS=3] [CHAOS=1] [KEEP=1] [REPORT=file].
+demo: setup ## Index a source tree: make demo [SOURCE=folder] [WORKERS=3] [CHAOS=1] [EXTERNAL=1] [KEEP=1] [REPORT=file].
 	@PYTHONPATH=examples $(BIN)/python -m code_index $(if $(SOURCE),--source "$(SOURCE)") \
 		$(if $(WORKERS),--workers "$(WORKERS)") $(if $(filter-out 0,$(CHAOS)),--chaos) \
-		$(if $(filter-out 0,$(KEEP)),--keep) $(if $(REPORT),--report "$(REPORT)")
+		$(if $(filter-out 0,$(EXTERNAL)),--external) $(if $(filter-out 0,$(KEEP)),--keep) $(if $(REPORT),--report "$(REPORT)")
 
-bench: setup ## FlowKit beside a hand-written workflow (some minutes).
+bench: setup ## Compare FlowKit with a hand-written workflow (some minutes).
 	@PYTHONPATH=. $(BIN)/python -m benchmarks
+
+bench-load: setup ## A bridge with 1,000 external nodes in flight: memory, CPU time, events per second (some minutes).
+	@PYTHONPATH=. $(BIN)/python -m benchmarks.external_load
+
+interop: setup ## Run a public worker, unchanged, in mixed graphs: make interop [WORKER_PYTHON=path] [WORKER_COMMAND=...].
+	@PYTHONPATH=examples WORKER_PYTHON="$(WORKER_PYTHON)" WORKER_COMMAND="$(WORKER_COMMAND)" $(BIN)/python -m interop
 
 histories: setup ## Record the histories that later versions must replay.
 	@PYTHONPATH=. $(BIN)/python -m tests.replay.record
 
-screenshots: setup ## Take the pictures of docs/web-ui.md anew; needs Chromium.
+screenshots: setup ## Take new screenshots for docs/web-ui.md; needs Chromium.
 	@$(BIN)/pip install --quiet --group screenshots
 	@PYTHONPATH=docs $(BIN)/python -m screenshots
 
@@ -91,5 +99,5 @@ wheel: $(INSTALLED) ## Build the wheel, install it in a clean environment, impor
 	@build/clean/bin/flowkit --version
 	@cd build && rm -rf new-project && clean/bin/flowkit init new-project >/dev/null && clean/bin/flowkit validate new-project/graph.json
 
-clean: ## Remove what the targets have made here.
+clean: ## Remove everything that the targets created.
 	rm -rf build dist .flowkit .logs .mypy_cache .ruff_cache .pytest_cache .hypothesis $(VENV)

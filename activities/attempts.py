@@ -21,7 +21,7 @@ from flowkit.adapters.retry import AttemptClock, measured_by, retry_while_unavai
 from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.attempt.cancelling import pending, request_cancel
 from flowkit.attempt.failures import failed_attempt, from_error, handed_over, lost, timed_out, unexpected
-from flowkit.attempt.liveness import CancelFlagPoller, HeartbeatThrottle, steadily
+from flowkit.attempt.liveness import CancelFlagPoller, HeartbeatThrottle, restart_on_error
 from flowkit.errors import FlowKitError, WrongDeployment
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ class WorkerContext:
 class Attempt:
     """Runs one executor within one Temporal activity."""
 
-    def __init__(self, host: WorkerContext, attempt: AttemptInput, executor: AttemptExecutor) -> None:
-        self._host = host
+    def __init__(self, worker: WorkerContext, attempt: AttemptInput, executor: AttemptExecutor) -> None:
+        self._worker = worker
         self._attempt = attempt
         self._executor = executor
         self._info = activity.info()
@@ -102,14 +102,14 @@ class Attempt:
         """Run the executor and return its result. Raise ApplicationError or CancelledError, as the workflow expects."""
         if self._info.attempt > 1:
             raise failed_attempt(
-                lost(reason_codes.LEASE_LOST, "the worker that ran this attempt fell silent")
+                lost(reason_codes.LEASE_LOST, "the worker that ran this attempt stopped sending heartbeats")
             )
         with measured_by(self._clock):
-            guard = run_checked(self._host, self._attempt, self._executor)
-            work = asyncio.create_task(self._host.portal.run_to_end(guard))
+            guard = run_checked(self._worker, self._attempt, self._executor)
+            work = asyncio.create_task(self._worker.portal.run_to_end(guard))
         supervision = asyncio.create_task(self._supervise())
         try:
-            with self._host.heartbeats.attempt():
+            with self._worker.heartbeats.attempt():
                 return await self._until_done(work)
         except AttemptFailed as error:
             raise failed_attempt(error.failure) from None
@@ -124,7 +124,7 @@ class Attempt:
         while not work.done():
             try:
                 await asyncio.wait(
-                    ends, timeout=self._clock.next_look(limit), return_when=asyncio.FIRST_COMPLETED
+                    ends, timeout=self._clock.next_check(limit), return_when=asyncio.FIRST_COMPLETED
                 )
             except asyncio.CancelledError:
                 await self._interrupted(work)
@@ -148,7 +148,7 @@ class Attempt:
                 return await self._stopped_for(error.flag)
         if self._flag_failure is not None:
             return await self._await_cancel(self._flag_failure)
-        raise AttemptFailed(handed_over("the process that ran the attempt is ending"))
+        raise AttemptFailed(handed_over("the process that runs the attempt is shutting down"))
 
     async def _stopped_for(self, flag: CancelFlag) -> AttemptResult:
         self._flag_failure = self._flag_failure or asyncio.create_task(self._report_flag(flag))
@@ -159,7 +159,7 @@ class Attempt:
         try:
             failure = await asyncio.shield(flag_failure)
         except asyncio.CancelledError:
-            raise self._why_interrupted() from None
+            raise self._interruption_error() from None
         raise AttemptFailed(failure)
 
     async def _report_flag(self, flag: CancelFlag) -> AttemptFailure:
@@ -177,33 +177,33 @@ class Attempt:
             await self._stop_gently(work)
         else:
             await self._abort(work)
-        raise self._why_interrupted()
+        raise self._interruption_error()
 
-    def _why_interrupted(self) -> BaseException:
+    def _interruption_error(self) -> BaseException:
         details = activity.cancellation_details()
         if details is None or details.cancel_requested:
             return asyncio.CancelledError()
         if details.worker_shutdown:
-            return AttemptFailed(handed_over("the worker was stopped"))
+            return AttemptFailed(handed_over("the worker is shutting down"))
         if details.paused or details.reset:
             return ApplicationError("the attempt was paused or reset", type=reason_codes.WORKER_SHUTDOWN)
         return asyncio.CancelledError()
 
     async def _stop_gently(self, work: asyncio.Task[AttemptResult]) -> None:
-        self._ask_to_stop(await self._cancel_reason())
+        self._request_stop(await self._cancel_reason())
         await asyncio.wait([work], timeout=self._attempt.cancel_grace_sec)
         await self._abort(work)
 
     async def _cancel_reason(self) -> str:
         """Return the reason of the cancel from the task document, since Temporal does not pass it to activities."""
         try:
-            reason = self._host.portal.run(self._host.tasks.cancel_flag(self._attempt))
+            reason = self._worker.portal.run(self._worker.tasks.cancel_flag(self._attempt))
             return await asyncio.wait_for(reason, timeout=1.0) or "cancelled"
         except (FlowKitError, TimeoutError):
             return "cancelled"
 
-    def _ask_to_stop(self, reason: str) -> None:
-        self._host.portal.call(self._executor.cancel, reason, self._attempt.cancel_grace_sec)
+    def _request_stop(self, reason: str) -> None:
+        self._worker.portal.call(self._executor.cancel, reason, self._attempt.cancel_grace_sec)
 
     async def _abort(self, work: asyncio.Task[AttemptResult]) -> None:
         if work.done():
@@ -211,16 +211,16 @@ class Attempt:
         work.cancel()
         _, hanging = await asyncio.wait([work], timeout=_ABORT_TIMEOUT_SEC)
         if hanging:
-            _logger.warning("node %s does not stop; its worker goes on without it", self._attempt.node_id)
+            _logger.warning("node %s does not stop; its worker continues without it", self._attempt.node_id)
 
     async def _supervise(self) -> None:
         """Send heartbeats, renew the lease and watch the cancel flag. A very short attempt ends before this starts."""
         await asyncio.sleep(min(_UNSUPERVISED_SEC, self._attempt.lease_ttl_sec / 4))
         loops = (self._send_heartbeats, self._renew_lease, self._watch_flag)
-        await asyncio.gather(*(steadily(loop, self._attempt.node_id) for loop in loops))
+        await asyncio.gather(*(restart_on_error(loop, self._attempt.node_id) for loop in loops))
 
     async def _send_heartbeats(self) -> None:
-        heartbeats, lease_ttl_sec = self._host.heartbeats, self._attempt.lease_ttl_sec
+        heartbeats, lease_ttl_sec = self._worker.heartbeats, self._attempt.lease_ttl_sec
         pause = heartbeats.pause_sec(lease_ttl_sec) - _UNSUPERVISED_SEC
         while True:
             await asyncio.sleep(pause)
@@ -230,25 +230,25 @@ class Attempt:
     async def _renew_lease(self) -> None:
         """Extend the lease in the task document. It is informational; Temporal enforces the real one by heartbeats."""
         while True:
-            await asyncio.sleep(self._host.hb_interval_sec)
+            await asyncio.sleep(self._worker.hb_interval_sec)
             now = time.time()
             deadline_ms = int((now + self._attempt.lease_ttl_sec) * 1000)
             run_id = self._info.workflow_run_id or ""
             try:
-                await self._host.portal.run(
-                    self._host.tasks.extend_lease(self._attempt, run_id, deadline_ms, now)
+                await self._worker.portal.run(
+                    self._worker.tasks.extend_lease(self._attempt, run_id, deadline_ms, now)
                 )
             except FlowKitError as error:
                 _logger.warning("could not renew the lease of node %s: %s", self._attempt.node_id, error)
 
     async def _watch_flag(self) -> None:
         """Stop the executor when a cancel flag is set, and end the attempt if Temporal does not cancel it in time."""
-        with self._host.flags.watching(self._attempt.task_id):
+        with self._worker.flags.watching(self._attempt.task_id):
             flag = await self._flag()
             while flag is None:
-                await asyncio.sleep(self._host.cancel_poll_sec)
+                await asyncio.sleep(self._worker.cancel_poll_sec)
                 flag = await self._flag()
-        self._ask_to_stop(flag.reason)
+        self._request_stop(flag.reason)
         self._flag_failure = self._flag_failure or asyncio.create_task(self._report_flag(flag))
         failure = await asyncio.shield(self._flag_failure)
         await asyncio.sleep(self._attempt.cancel_grace_sec)
@@ -258,9 +258,9 @@ class Attempt:
     async def _flag(self) -> CancelFlag | None:
         """Return the cancel flag that applies to this attempt, or None. A flag of another run is stale and ignored."""
         try:
-            if not await self._host.flags.any_set(self._attempt.task_id):
+            if not await self._worker.flags.any_set(self._attempt.task_id):
                 return None
-            flag = await self._host.portal.run(self._host.tasks.raised_flag(self._attempt))
+            flag = await self._worker.portal.run(self._worker.tasks.raised_flag(self._attempt))
         except FlowKitError as error:
             _logger.warning("could not read the cancel flag of task %s: %s", self._attempt.task_id, error)
             return None
@@ -268,10 +268,12 @@ class Attempt:
         return flag if own else None
 
 
-async def run_checked(host: WorkerContext, attempt: AttemptInput, executor: AttemptExecutor) -> AttemptResult:
+async def run_checked(
+    worker: WorkerContext, attempt: AttemptInput, executor: AttemptExecutor
+) -> AttemptResult:
     """Check that engine and worker share a database, then run the executor. Raise AttemptFailed, or Flagged as is."""
     try:
-        await _check_deployment(host, attempt)
+        await _check_deployment(worker, attempt)
         return await executor.run()
     except (AttemptFailed, Flagged):
         raise
@@ -282,10 +284,10 @@ async def run_checked(host: WorkerContext, attempt: AttemptInput, executor: Atte
         raise AttemptFailed(unexpected(error)) from None
 
 
-async def _check_deployment(host: WorkerContext, attempt: AttemptInput) -> None:
-    ours = await retry_while_unavailable(host.tasks.deployment)
+async def _check_deployment(worker: WorkerContext, attempt: AttemptInput) -> None:
+    ours = await retry_while_unavailable(worker.tasks.deployment)
     if attempt.deployment and attempt.deployment != ours:
         raise WrongDeployment(
-            f"the engine's database is deployment {attempt.deployment}, this worker's is {ours}: "
-            "give both the same MongoDB database"
+            f"the engine uses the database with id {attempt.deployment}, this worker the one with id {ours}: "
+            "configure the same MongoDB database for both"
         )

@@ -36,7 +36,7 @@ class ArtifactsWriter:
     async def upsert_partial(self, batch_uid: str, meta: dict[str, Any]) -> dict[str, Any]:
         """Store `meta` as the artifact of a batch and return a reference to it. Raise ValueError for an invalid uid."""
         if not isinstance(batch_uid, str) or not batch_uid or not is_unicode(batch_uid):
-            raise ValueError(f"batch_uid must not be empty and must be a text, not {shown(batch_uid)}")
+            raise ValueError(f"batch_uid must be a non-empty string, not {shown(batch_uid)}")
         now = time.time()
         await retry_while_unavailable(
             lambda: self._store.upsert_partial(self._attempt, batch_uid, meta, self._worker_id, now)

@@ -55,13 +55,13 @@ class FunctionActivities:
     def __init__(
         self,
         *,
-        host: WorkerContext,
+        worker: WorkerContext,
         artifacts: ArtifactStore,
         functions: Mapping[str, Function],
         threads: Threads,
     ) -> None:
         self.functions = functions
-        self._host = host
+        self._worker = worker
         self._artifacts = artifacts
         self._threads = threads
 
@@ -92,21 +92,21 @@ class FunctionActivities:
         run_id = activity.info().workflow_run_id or ""
         executor = self._executor(attempt, run_id, function)
         if not activity.info().is_local:
-            return await Attempt(self._host, attempt, executor).run()
+            return await Attempt(self._worker, attempt, executor).run()
         if not isinstance(executor, BuiltInFunctionExecutor):
             raise ApplicationError(
-                "not a built-in function here", type=reason_codes.NOT_LOCAL, non_retryable=True
+                "this engine has no such built-in function", type=reason_codes.NOT_LOCAL, non_retryable=True
             )
         return await self._run_locally(attempt, executor)
 
     def _executor(self, attempt: AttemptInput, run_id: str, function: Function) -> FunctionExecutor:
         kind = BuiltInFunctionExecutor if is_built_in(function) else FunctionExecutor
-        return kind(self._host, self._artifacts, attempt, run_id, function, self._threads)
+        return kind(self._worker, self._artifacts, attempt, run_id, function, self._threads)
 
     async def _run_locally(self, attempt: AttemptInput, executor: BuiltInFunctionExecutor) -> AttemptResult:
         """Run the executor in a local activity. It sends no heartbeats, so Temporal cannot cancel it."""
         try:
-            return await self._host.portal.run(run_checked(self._host, attempt, executor))
+            return await self._worker.portal.run(run_checked(self._worker, attempt, executor))
         except AttemptFailed as error:
             raise failed_attempt(error.failure) from None
         except Flagged as error:
@@ -115,8 +115,8 @@ class FunctionActivities:
 
     def _unknown_text(self, name: str) -> str:
         return (
-            f"engine {self._host.worker_id} has no coordinator function {name!r}: give every engine of the queue "
-            "the same functions"
+            f"engine {self._worker.worker_id} has no coordinator function {name!r}: register the same "
+            "functions on every engine of the queue"
         )
 
 
@@ -125,14 +125,14 @@ class FunctionExecutor:
 
     def __init__(
         self,
-        host: WorkerContext,
+        worker: WorkerContext,
         artifacts: ArtifactStore,
         attempt: AttemptInput,
         run_id: str,
         function: Function,
         threads: Threads,
     ) -> None:
-        self._host = host
+        self._worker = worker
         self._artifacts = artifacts
         self._attempt = attempt
         self._run_id = run_id
@@ -147,14 +147,14 @@ class FunctionExecutor:
 
     async def run(self) -> AttemptResult:
         """Run the whole attempt, from its first write to its last."""
-        host, attempt = self._host, self._attempt
-        await begin(host.tasks, self._artifacts, attempt, self._run_id, host.worker_id)
+        worker, attempt = self._worker, self._attempt
+        await begin(worker.tasks, self._artifacts, attempt, self._run_id, worker.worker_id)
         result = await self._await_call()
-        marked, now = mark(self._artifacts, attempt, self._meta(result), host.worker_id), time.time()
+        marked, now = mark(self._artifacts, attempt, self._meta(result), worker.worker_id), time.time()
         await together(
-            marked, retry_while_unavailable(lambda: host.tasks.finish_attempt(attempt, self._run_id, now))
+            marked, retry_while_unavailable(lambda: worker.tasks.finish_attempt(attempt, self._run_id, now))
         )
-        return AttemptResult(worker_id=host.worker_id)
+        return AttemptResult(worker_id=worker.worker_id)
 
     async def _await_call(self) -> Any:
         self._call = asyncio.create_task(self._invoke())
@@ -164,7 +164,7 @@ class FunctionExecutor:
             raise
         except asyncio.CancelledError:
             if not self._call.cancelling():
-                text = "the function raised CancelledError although nobody cancelled it"
+                text = "the function raised CancelledError although FlowKit did not cancel it"
                 raise AttemptFailed(
                     failure(reason_codes.CANCELLED_BY_WORKER, text, permanent=False)
                 ) from None
@@ -206,11 +206,11 @@ class BuiltInFunctionExecutor(FunctionExecutor):
             await self._await_call()
         except AdapterError:
             await retry_while_unavailable(
-                lambda: self._host.tasks.begin_attempt(self._attempt, self._run_id, write.lease, write.at)
+                lambda: self._worker.tasks.begin_attempt(self._attempt, self._run_id, write.lease, write.at)
             )
             raise
-        await mark(self._artifacts, self._attempt, {}, self._host.worker_id)
-        return AttemptResult(worker_id=self._host.worker_id)
+        await mark(self._artifacts, self._attempt, {}, self._worker.worker_id)
+        return AttemptResult(worker_id=self._worker.worker_id)
 
     async def _invoke(self) -> Any:
         arguments = self._arguments()
@@ -219,7 +219,7 @@ class BuiltInFunctionExecutor(FunctionExecutor):
 
     def _write(self) -> NodeWrite:
         now = time.time()
-        lease = new_lease(self._host.worker_id, now)
+        lease = new_lease(self._worker.worker_id, now)
         return NodeWrite(attempt=self._attempt, run_id=self._run_id, lease=lease, at=now)
 
     def _meta(self, result: Any) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def check_arguments(name: str, function: Function, task_id: str, arguments: Mapp
     try:
         inspect.signature(function).bind(task_id, **arguments)
     except TypeError as error:
-        raise AdapterError(f"io.fn_args do not fit {name!r}: {error}") from None
+        raise AdapterError(f"io.fn_args do not match the parameters of {name!r}: {error}") from None
     except ValueError:
         return
 

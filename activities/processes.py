@@ -78,7 +78,7 @@ class ProcessPool:
             kv=ctx.kv,
         )
         async with self._idle_process() as process:
-            forwarding = asyncio.create_task(process.ask_to_stop_with(ctx.cancel_flag))
+            forwarding = asyncio.create_task(process.cancel_when_set(ctx.cancel_flag))
             try:
                 result, ctx.kv = await process.run(role, batch, view)
             finally:
@@ -129,7 +129,7 @@ class _Process:
             with suppress(BrokenProcessPool):
                 return await self._run(role, batch, view)
             self.end()
-        raise ProcessDied(f"the process that worked on batch {batch.batch_uid!r} has ended")
+        raise ProcessDied(f"the process that ran batch {batch.batch_uid!r} has exited")
 
     async def _run(self, role: str, batch: Batch, view: ProcessContext) -> tuple[Any, dict[str, Any]]:
         """Run a batch, and kill the process if this call is cancelled."""
@@ -141,7 +141,7 @@ class _Process:
                 self._kill()
             raise
 
-    async def ask_to_stop_with(self, flag: asyncio.Event) -> None:
+    async def cancel_when_set(self, flag: asyncio.Event) -> None:
         """Wait for `flag`, then show the process that its run is cancelled."""
         await flag.wait()
         self._shared[_STATE] = _CANCELLED

@@ -48,7 +48,7 @@ class Resources:
             try:
                 await _call(clean_up)
             except (Exception, asyncio.CancelledError):
-                _logger.exception("a clean-up of the run failed; the others go on")
+                _logger.exception("a cleanup callback failed; the others still run")
 
 
 async def _call(clean_up: Callable[[], Any]) -> None:
@@ -104,7 +104,7 @@ class Subprocess:
         code = await self._process.wait()
         if code != 0:
             await asyncio.wait([self._reading], timeout=_OUTPUT_WAIT_SEC)
-            _logger.warning("a subprocess ended with code %d: %s", code, self._output_tail())
+            _logger.warning("a subprocess exited with code %d: %s", code, self._output_tail())
         return code
 
     def _output_tail(self) -> str:

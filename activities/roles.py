@@ -57,8 +57,8 @@ class RoleContext:
 class RoleActivities:
     """The activities of a worker's roles."""
 
-    def __init__(self, *, host: WorkerContext, roles: RoleContext) -> None:
-        self._host = host
+    def __init__(self, *, worker: WorkerContext, roles: RoleContext) -> None:
+        self._worker = worker
         self._roles = roles
 
     def of(self, role: str) -> Callable[..., Awaitable[AttemptResult]]:
@@ -67,8 +67,8 @@ class RoleActivities:
         @activity.defn(name=role)
         async def run_role(attempt: AttemptInput) -> AttemptResult:
             run_id = activity.info().workflow_run_id or ""
-            executor = RoleExecutor(attempt=attempt, run_id=run_id, host=self._host, roles=self._roles)
-            return await Attempt(self._host, attempt, executor).run()
+            executor = RoleExecutor(attempt=attempt, run_id=run_id, worker=self._worker, roles=self._roles)
+            return await Attempt(self._worker, attempt, executor).run()
 
         return run_role
 
@@ -77,21 +77,21 @@ class RoleExecutor:
     """Runs a handler for one attempt, on the handler's own loop."""
 
     def __init__(
-        self, *, attempt: AttemptInput, run_id: str, host: WorkerContext, roles: RoleContext
+        self, *, attempt: AttemptInput, run_id: str, worker: WorkerContext, roles: RoleContext
     ) -> None:
         self._attempt = attempt
         self._run_id = run_id
         self._roles = roles
         self._handler = roles.handlers[attempt.role]
         self._invoker = roles.invoker
-        self._tasks = host.tasks
+        self._tasks = worker.tasks
         self._artifacts = roles.artifacts
-        self._worker_id = host.worker_id
+        self._worker_id = worker.worker_id
         self._ctx = RunContext(
             attempt=attempt,
-            worker_id=host.worker_id,
-            artifacts=ArtifactsWriter(roles.artifacts, attempt, host.worker_id),
-            tasks=host.tasks,
+            worker_id=worker.worker_id,
+            artifacts=ArtifactsWriter(roles.artifacts, attempt, worker.worker_id),
+            tasks=worker.tasks,
             clock=roles.clock,
         )
         self._batches = 0
@@ -144,7 +144,7 @@ class RoleExecutor:
         """Raise AttemptFailed if the handler raised CancelledError without a cancel. The failure can be retried."""
         task = asyncio.current_task()
         if not self._ctx.cancelled() and task is not None and not task.cancelling():
-            text = "the handler raised CancelledError although nobody cancelled it"
+            text = "the handler raised CancelledError although FlowKit did not cancel it"
             raise AttemptFailed(failure(reason_codes.CANCELLED_BY_WORKER, text, permanent=False)) from None
 
     async def _handle(self) -> FinalizeResult:
@@ -241,7 +241,7 @@ class RoleExecutor:
             code, permanent = self._handler.classify_error(error)
             return failure(code, error_text(error), permanent=permanent)
         except Exception:
-            _logger.exception("classify_error of role %s failed itself", self._attempt.role)
+            _logger.exception("classify_error of role %s raised an exception", self._attempt.role)
             return unexpected(error)
 
 
@@ -250,7 +250,7 @@ def payload_uid(batch: Batch) -> str:
     try:
         return stable_hash({"payload": batch.payload})
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"a batch without batch_uid needs a payload that JSON can hold: {error}") from None
+        raise TypeError(f"a batch without batch_uid needs a payload that is valid JSON: {error}") from None
 
 
 def as_result(given: Any) -> BatchResult:

@@ -145,8 +145,8 @@ class TaskActivities:
         ours = await self._tasks.deployment()
         if wanted and wanted != ours:
             raise ApplicationError(
-                f"the document of task {task_id!r} is in database {wanted}, this engine's is {ours}: "
-                "give all engines of the queue the same MONGO_URL and MONGO_DATABASE",
+                f"the document of task {task_id!r} is in the database with id {wanted}, but this engine uses {ours}: "
+                "set the same MONGO_URL and MONGO_DATABASE for all engines of the queue",
                 type=WrongDeployment.code,
             )
 

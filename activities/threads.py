@@ -57,14 +57,14 @@ class Threads:
             return await asyncio.wrap_future(running)
         except asyncio.CancelledError:
             if not running.done():
-                self._leave_behind(running)
+                self._record_leak(running)
             raise
 
-    def _leave_behind(self, running: Future[Any]) -> None:
+    def _record_leak(self, running: Future[Any]) -> None:
         self._leaked.add(running)
         running.add_done_callback(self._leaked.discard)
         _logger.warning(
-            "a plain function does not stop; its thread is left behind until it returns (left behind now: %d)",
+            "a synchronous function does not stop; its thread stays busy until it returns (leaked threads: %d)",
             self.leaked,
             extra={"event": "worker.thread.leaked", "leaked_threads": self.leaked},
         )

@@ -73,7 +73,7 @@ class EventLog:
         """Logs of the running attempts by lease id."""
         self._wake = asyncio.Event()
         self._prepared = False
-        self._outage = OutageLogger("events of attempts cannot be written")
+        self._outage = OutageLogger("write events of attempts")
         self.loop = BackgroundLoop("events of attempts", self._write_queued)
         self.lost = 0
         """Number of events that were dropped."""
@@ -92,7 +92,7 @@ class EventLog:
         try:
             yield log
         except BaseException as error:
-            log.end(_ended(attempt, worker_id, error, asked=was_cancelled()), failed=True)
+            log.end(_ended(attempt, worker_id, error, was_cancelled=was_cancelled()), failed=True)
             raise
         else:
             log.end(done(attempt, worker_id, time.time()), failed=False)
@@ -110,7 +110,7 @@ class EventLog:
             self._waiting.popleft()
             if not self.lost:
                 _logger.warning(
-                    "more than %d events wait for MongoDB; the oldest are given up", self._max_waiting
+                    "more than %d events wait for MongoDB; FlowKit drops the oldest", self._max_waiting
                 )
             self.lost += 1
 
@@ -155,7 +155,7 @@ class EventLog:
         try:
             await self._events.append(events, time.time())
         except StoreRefused as error:
-            _logger.warning("some of %d events were given up: %s", len(events), error)
+            _logger.warning("MongoDB rejected some of %d events: %s", len(events), error)
         except (FlowKitError, asyncio.CancelledError):
             self._waiting.extendleft(reversed(events))
             self._keep_bounded()
@@ -171,22 +171,24 @@ class EventLog:
         except TimeoutError as error:
             self._outage.failed(error)
         if lost := self.lost + len(self._waiting):
-            _logger.warning("%d events of attempts were never written", lost)
+            _logger.warning("%d events of attempts were not written", lost)
 
 
-def _ended(attempt: AttemptInput, worker_id: str, error: BaseException, *, asked: bool) -> WorkerEvent:
+def _ended(
+    attempt: AttemptInput, worker_id: str, error: BaseException, *, was_cancelled: bool
+) -> WorkerEvent:
     match error:
         case AttemptFailed():
             return failed(attempt, worker_id, error.failure, time.time())
         case FlowKitError():
             return failed(attempt, worker_id, from_error(error), time.time())
-        case _ if asked:
+        case _ if was_cancelled:
             return cancelled(attempt, worker_id, time.time())
         case _:
             return failed(attempt, worker_id, _HANDED_OVER, time.time())
 
 
-_HANDED_OVER = handed_over("the attempt was handed back before its end")
+_HANDED_OVER = handed_over("the attempt was handed over before its end")
 
 
 class WorkerRegistration:
@@ -214,7 +216,7 @@ class WorkerRegistration:
         self._session = secrets.token_hex(8)
         self._prepared = False
         self._is_registered = False
-        self._outage = OutageLogger(f"worker {worker_id} cannot be shown in worker_registry")
+        self._outage = OutageLogger(f"update worker {worker_id} in worker_registry")
         self._loops: list[asyncio.Task[None]] = []
         self.loop = BackgroundLoop("announcing the worker", self._announce_later)
         self.events = EventLog(WorkerEvents(db), heartbeat_sec=hb_interval_sec)

@@ -134,7 +134,7 @@ class ArtifactStore:
     ) -> None:
         fields = {"status": "partial", "meta": meta, "size": size, "worker_id": worker_id, **more}
         await self._store_artifact(attempt, batch_uid, fields, at, size)
-        self.notifier.tell(attempt.task_id, attempt.node_id)
+        self.notifier.notify(attempt.task_id, attempt.node_id)
 
     @translate_errors
     async def _store_artifact(
@@ -179,7 +179,7 @@ class ArtifactStore:
         key = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$exists": False}}
         first = {"worker_id": worker_id, "created_at": moment(at)}
         await self._artifact_rows.put(key, epoch, fields, first, size=size)
-        self.notifier.tell(task_id, node_id)
+        self.notifier.notify(task_id, node_id)
 
     @translate_errors
     async def drop_marker(self, attempt: AttemptInput) -> None:

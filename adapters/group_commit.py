@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pymongo.errors import PyMongoError
 
-from flowkit.adapters.mongo import away
+from flowkit.adapters.mongo import is_outage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -108,6 +108,6 @@ class GroupCommit(Generic[T]):
         try:
             return await self._together(items)
         except Exception as error:
-            if isinstance(error, PyMongoError) and away(error):
+            if isinstance(error, PyMongoError) and is_outage(error):
                 raise
             return range(len(items))

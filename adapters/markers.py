@@ -37,7 +37,7 @@ class Markers:
         """Write a marker for each of `nodes` that ended without finishing and from which another node pulls."""
         for some in chunks([node for node in nodes if _needs_marker(node)], _AT_ONCE):
             for node in await self._put(task_id, some, at):
-                self._notifier.tell(task_id, node.node_id)
+                self._notifier.notify(task_id, node.node_id)
 
     @translate_errors
     async def _put(self, task_id: str, nodes: Sequence[NodeRecord], at: float) -> Sequence[NodeRecord]:

@@ -91,7 +91,7 @@ def _inner(items: Iterable[tuple[str, Any]], owner: Any, above: tuple[int, ...])
 def _bad_keys(value: dict[Any, Any], path: str) -> Iterator[str]:
     for key in value:
         if isinstance(key, str) and "\0" in key:
-            yield f"{path or 'the top level'} has the key {_text(key)!r:.80}, and keys cannot hold a NUL character; rename it"
+            yield f"{path or 'the top level'} has the key {_text(key)!r:.80}, and keys cannot contain a NUL character; rename it"
         elif problem := _key_problem(key):
             yield f"{path or 'the top level'} has the key {_text(key)!r:.80}, which {problem}"
 
@@ -101,14 +101,14 @@ def _key_problem(key: Any) -> str:
     try:
         bson.encode(to_jsonable_python({key: 0}))
     except _REFUSALS:
-        return f"is of type {_type_name(key)} and has no text form; use text"
+        return f"is of type {_type_name(key)} and has no text form; use a string"
     return ""
 
 
 def _leaf_problem(value: Any) -> str:
     """Return why a value that is not a container cannot be stored; an empty string if it can."""
     if isinstance(value, int) and value not in _INT64:
-        return "is an integer outside the 64-bit range that MongoDB holds; return it as text"
+        return "is an integer outside the 64-bit range that MongoDB stores; return it as a string"
     try:
         bson.encode({"": to_jsonable_python(value, inf_nan_mode="null")})
     except UnicodeError:

@@ -79,10 +79,10 @@ def translate_errors(method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine
         try:
             return await method(*args, **kwargs)
         except pymongo_errors.PyMongoError as error:
-            raise ours(error) from None
+            raise flowkit_error(error) from None
         except (OverflowError, BSONError) as error:
             kind = StoreTooLarge if too_large(error) else StoreRefused
-            raise kind(_short("MongoDB cannot hold this", error)) from None
+            raise kind(_short("MongoDB cannot store this value", error)) from None
 
     return call
 
@@ -91,7 +91,7 @@ async def denial(db: Database, error: pymongo_errors.PyMongoError) -> StoreDenie
     """Return a StoreDenied error that names the user, the database and how to grant access."""
     return StoreDenied(
         f"MongoDB denies {await _user(db)} access to database {db.name!r} ({words(error)}): "
-        "give the user the role readWrite on it, or connect as another user"
+        "grant the user the role readWrite on it, or connect as another user"
     )
 
 
@@ -109,29 +109,29 @@ def denied(error: pymongo_errors.PyMongoError) -> bool:
     return bool(codes_of(error) & _DENIED_CODES)
 
 
-def ours(error: pymongo_errors.PyMongoError) -> FlowKitError:
+def flowkit_error(error: pymongo_errors.PyMongoError) -> FlowKitError:
     """Return a FlowKit error with a short message for a driver error."""
     if too_large(error):
-        return StoreTooLarge(_short("MongoDB refused", error))
+        return StoreTooLarge(_short("MongoDB rejected the operation", error))
     if not unavailable(error):
-        return StoreRefused(_short("MongoDB refused", error))
-    if away(error):
-        return StoreUnavailable(_short("MongoDB does not answer", error))
+        return StoreRefused(_short("MongoDB rejected the operation", error))
+    if is_outage(error):
+        return StoreUnavailable(_short("MongoDB is unavailable", error))
     if denied(error):
         return StoreDenied(_short("MongoDB denies access", error))
-    return StoreUnavailable(_short("MongoDB cannot do this now", error))
+    return StoreUnavailable(_short("MongoDB cannot perform the operation now", error))
 
 
 def unavailable(error: pymongo_errors.PyMongoError) -> bool:
     """Return True if the same call may succeed later, which includes every error that is not known to be permanent."""
     if isinstance(error, pymongo_errors.OperationFailure):
-        return away(error) or not (codes_of(error) & _PERMANENT_CODES or _is_from_driver(error))
+        return is_outage(error) or not (codes_of(error) & _PERMANENT_CODES or _is_from_driver(error))
     if isinstance(error, pymongo_errors.ConfigurationError):
         return error.__cause__ is not None  # a failed DNS lookup has a cause; a wrong setting has none
-    return away(error) or not isinstance(error, _USAGE_ERRORS)
+    return is_outage(error) or not isinstance(error, _USAGE_ERRORS)
 
 
-def away(error: pymongo_errors.PyMongoError) -> bool:
+def is_outage(error: pymongo_errors.PyMongoError) -> bool:
     """Return True if no call can succeed now: the server is unreachable or changing state, or the client is closed."""
     closed = isinstance(error, pymongo_errors.InvalidOperation) and "after close" in str(error)
     return isinstance(error, _UNREACHABLE) or closed or bool(codes_of(error) & _UNREACHABLE_CODES)
@@ -196,7 +196,7 @@ async def ensure_index(collection: Any, keys: Any, name: str, **options: Any) ->
         await collection.create_index(keys, name=name, **options)
     except pymongo_errors.DuplicateKeyError as error:
         raise StoreRefused(
-            f"unique index {name} needs its duplicates removed first: {words(error)}"
+            f"cannot create the unique index {name}; remove the duplicates first: {words(error)}"
         ) from None
     except pymongo_errors.OperationFailure as error:
         if error.code not in _INDEX_CONFLICTS:
@@ -218,7 +218,7 @@ async def _check_other_index(collection: Any, keys: Any, name: str, *, unique: b
     )
     raise StoreRefused(
         f"collection {collection.name!r} needs the index {name} over {_shown(wanted)}{', unique' * unique}, "
-        f"but its index {other!r} {is_not}: remove it with db.{collection.name}.dropIndex({other!r}), then start again"
+        f"but its index {other!r} {is_not}: remove it with db.{collection.name}.dropIndex({other!r}), then restart"
     )
 
 

@@ -17,7 +17,7 @@ class Subscription:
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Notify the listener that one of its nodes has stored an artifact."""
         self._event.set()
 
@@ -49,10 +49,10 @@ class ArtifactNotifier:
                 if not self._listeners[key]:
                     del self._listeners[key]
 
-    def tell(self, task_id: str, node: str) -> None:
+    def notify(self, task_id: str, node: str) -> None:
         """Notify the listeners that `node` has stored a batch or its complete marker."""
         for subscription in self._listeners.get((task_id, node), ()):
-            subscription.tell()
+            subscription.notify()
 
 
 class Held:

@@ -37,7 +37,7 @@ async def retry_while_unavailable(call: Callable[[], Awaitable[T]]) -> T:
         try:
             return await call()
         except StoreUnavailable as error:
-            _logger.warning("%s; trying again until it does", error)
+            _logger.warning("%s; retrying", error)
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(StoreUnavailable),
             wait=wait_exponential_jitter(multiplier=0.1, max=2.0),
@@ -45,7 +45,7 @@ async def retry_while_unavailable(call: Callable[[], Awaitable[T]]) -> T:
         ):
             with attempt:
                 return await call()
-    raise AssertionError("tenacity gave up without a limit")
+    raise AssertionError("tenacity stopped retrying, although no limit is set")
 
 
 class AttemptClock:
@@ -89,7 +89,7 @@ class AttemptClock:
             waits = [*self._waited, *((since, now) for since in self._waiting.values())]
             return now - self._begun - self._not_counted - covered(waits)
 
-    def next_look(self, limit: float | None) -> float | None:
+    def next_check(self, limit: float | None) -> float | None:
         """Return the seconds after which to check `limit` again; None if there is no limit."""
         if limit is None:
             return None

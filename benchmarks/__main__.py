@@ -42,7 +42,7 @@ QUEUE = "benchmark"
 RAW_CHAIN_MS = 9.0
 """Milliseconds per node in a chain of raw activities without MongoDB writes, measured once on a quiet machine."""
 
-OPTIMISING = "-XX:TieredStopAtLevel=4"
+OPTIMIZING = "-XX:TieredStopAtLevel=4"
 """Java option for MongoDB's stand-in. Under minutes of load, the optimizing compiler pays off for large documents."""
 
 DATABASES = ("flowkit", "baseline", "baseline_functions", "bare_loop", external.DATABASE)
@@ -53,14 +53,14 @@ console = Console(width=120)
 
 def main(
     rounds: Annotated[int, typer.Option(help="Samples per side; long cases take fewer.")] = ROUNDS,
-    out: Annotated[Path, typer.Option(help="JSON beside the table.")] = Path(
+    out: Annotated[Path, typer.Option(help="Print JSON in addition to the table.")] = Path(
         "benchmarks/results/latest.json"
     ),
     only: Annotated[str, typer.Option(help="Only cases with this text in their name.")] = "",
 ) -> None:
     """Run every case on both sides in turn and print the ratios; takes about four minutes."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    os.environ.setdefault("_JAVA_OPTIONS", OPTIMISING)
+    os.environ.setdefault("_JAVA_OPTIONS", OPTIMIZING)
     with (
         tempfile.TemporaryDirectory() as folder,
         Stack(Path(folder), keeps_data=False) as stack,

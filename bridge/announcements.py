@@ -19,7 +19,7 @@ from flowkit.protocol.payloads import EvWorkerOffline, EvWorkerOnline
 from flowkit.text import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from aiokafka import ConsumerRecord
 
@@ -34,6 +34,9 @@ _logger = logging.getLogger("flowkit.bridge")
 
 _REMEMBERED = 10_000
 _RUNNING = ("running", "cancelling")
+_RECHECK_SEC = 1.0
+_RECHECK_FOR_SEC = 15.0
+"""How long the runs of a stopped worker are checked again: its last events may be processed after its announcement."""
 
 
 class Announcements:
@@ -47,6 +50,9 @@ class Announcements:
         self._malformed = malformed
         self._extended: OrderedDict[tuple[str, int], None] = OrderedDict()
         """Leases that a snapshot has renewed, by lease id and time of the worker's latest event."""
+        self._stopped: dict[str, tuple[int, float]] = {}
+        """Workers that have stopped or restarted: when by their clock, and when by the clock of the bridge."""
+        self._rechecked_at = 0.0
 
     async def handle(self, records: Sequence[ConsumerRecord]) -> None:
         """Process one poll. Return once everything is stored."""
@@ -69,7 +75,7 @@ class Announcements:
             await self._online(worker_id, envelope, announcement)
         elif isinstance(announcement, EvWorkerOffline):
             await self._context.db(lambda: self._registry.offline(worker_id, self._context.now()))
-            await self._expire_runs(worker_id, envelope.ts_ms)
+            await self._worker_stopped(worker_id, envelope.ts_ms)
 
     async def _online(self, worker_id: str, envelope: Envelope, announcement: EvWorkerOnline) -> None:
         now = self._context.now()
@@ -77,15 +83,31 @@ class Announcements:
             lambda: self._registry.announced(worker_id, announced_fields(announcement), now)
         )
         if announcement.capabilities is not None or announcement.resume is not None:
-            await self._expire_runs(worker_id, envelope.ts_ms)
+            await self._worker_stopped(worker_id, envelope.ts_ms)
 
-    async def _expire_runs(self, worker_id: str, ts_ms: int) -> None:
-        """End the leases of a worker that has stopped or restarted, unless it has sent events about them since."""
+    async def recheck(self) -> None:
+        """End the leases of workers that stopped or restarted seconds ago. Status events have a topic of their own."""
+        now = self._context.now()
+        if now - self._rechecked_at < _RECHECK_SEC:
+            return
+        self._rechecked_at = now
+        since = now - _RECHECK_FOR_SEC
+        self._stopped = {each: when for each, when in self._stopped.items() if when[1] >= since}
+        await self._expire_runs({worker_id: ts_ms for worker_id, (ts_ms, _) in self._stopped.items()})
+
+    async def _worker_stopped(self, worker_id: str, ts_ms: int) -> None:
+        self._stopped[worker_id] = (ts_ms, self._context.now())
+        await self._expire_runs({worker_id: ts_ms})
+
+    async def _expire_runs(self, stopped: Mapping[str, int]) -> None:
+        """End the leases of stopped or restarted workers, unless they have sent events about their runs since then."""
+        if not stopped:
+            return
         at = self._context.now()
-        for record in await self._context.db(lambda: self._dispatches.held_by(worker_id)):
+        for record in await self._context.db(lambda: self._dispatches.held_by(stopped)):
             lease = record.lease
-            if lease is not None:
-                await self._expire(record, lease.lease_id, ts_ms, at)
+            if lease is not None and lease.expires_at > at:
+                await self._expire(record, lease.lease_id, stopped[lease.worker_id], at)
 
     async def _expire(self, record: Dispatch, lease_id: str, ts_ms: int, at: float) -> None:
         if await self._context.db(lambda: self._dispatches.expire(record.key, lease_id, ts_ms, at)):

@@ -37,7 +37,7 @@ class CommandWatch:
     def __init__(self, context: BridgeContext) -> None:
         self._context = context
         self._queues: dict[str, RoleQueue] = {}
-        self._outage = OutageLogger("the offsets of external workers cannot be read")
+        self._outage = OutageLogger("read the offsets of external workers")
 
     @property
     def queues(self) -> Mapping[str, RoleQueue]:
@@ -87,10 +87,21 @@ class CommandWatch:
         queue = self._queues.get(record.attempt.role)
         if queue is None:
             return {}
+        waits_for = {"waits_for": self.waits_for(record)}
         if not queue.members:
-            return {"waits_for": f"no external worker of role {record.attempt.role} is connected to Kafka"}
+            return {**waits_for}
         ahead = queue_position(record, queue.committed.get(record.partition))
-        return {"waits_for": "a busy external worker", "commands_ahead": ahead, "workers": queue.members}
+        return {**waits_for, "commands_ahead": ahead, "workers": queue.members}
+
+    def waits_for(self, record: Dispatch) -> str | None:
+        """Return a text about what a queued attempt waits for; None if that is unknown."""
+        queue, role = self._queues.get(record.attempt.role), record.attempt.role
+        if queue is None:
+            return None
+        if not queue.members:
+            return f"an external worker of role {role}; none is connected to Kafka"
+        plural = "" if queue.members == 1 else "s"
+        return f"a free external worker of role {role} ({queue.members} worker{plural} connected)"
 
     async def status_ends(self, role: str) -> dict[int, int]:
         """Return the ends of the status topic of a role now."""

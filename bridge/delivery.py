@@ -95,11 +95,17 @@ class Delivery:
             except FlowKitError as error:
                 outcome = refused(error, outcome.at, outcome.worker_id)
         if await self._report(record, outcome, batches):
-            await self._context.db(lambda: self._context.stores.dispatches.reported(record.key))
+            await self._context.db(lambda: self._context.stores.dispatches.reported(record.key, batches))
 
     async def _finish_node(self, record: Dispatch, outcome: Outcome) -> int:
-        """Write final metrics, complete marker and the end of the node concurrently. Return the number of batches."""
+        """Write final metrics, complete marker and the end of the node concurrently. Return the number of batches.
+
+        The record's own number is too high if a bridge was killed before it committed events, which then arrive again.
+        """
         stores, attempt = self._context.stores, record.attempt
+
+        async def count() -> int:
+            return await stores.inputs.stored_batches(attempt) if record.batches else 0
 
         async def write() -> int:
             writes = [
@@ -108,8 +114,8 @@ class Delivery:
             ]
             if outcome.metrics:
                 writes.append(stores.artifacts.store_final(attempt, outcome.metrics, outcome.at))
-            await together(*writes)
-            return record.batches
+            batches, _ = await asyncio.gather(count(), together(*writes))
+            return batches
 
         return await self._context.db(write)
 

@@ -67,6 +67,13 @@ class Placement:
         if offset is not None:
             known.ends[partition] = max(known.ends.get(partition, 0), offset + 1)
 
+    async def stop(self) -> None:
+        """Stop reading assignments, so that no read opens a client after the bridge has closed its clients."""
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
     def _load(self, role: str, known: _Role) -> tuple[Counter[int], Counter[str]]:
         """Return unaccepted commands by partition, and running attempts by group member."""
         outstanding, busy = Counter(known.planned), Counter[str]()

@@ -7,9 +7,11 @@ import logging
 import os
 import secrets
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowkit.attempt.background import BackgroundLoop, LoopHealth
+from flowkit.attempt.bridge_health import BridgeHealth
 from flowkit.attempt.outages import OutageLogger
 from flowkit.bridge.announcements import Announcements
 from flowkit.bridge.command_sender import CommandSender
@@ -17,12 +19,14 @@ from flowkit.bridge.command_watch import CommandWatch
 from flowkit.bridge.context import BridgeContext, Stores
 from flowkit.bridge.delivery import Delivery
 from flowkit.bridge.dispatcher import Dispatcher
+from flowkit.bridge.kafka import clients
 from flowkit.bridge.kafka.connection import KafkaConnection
 from flowkit.bridge.kafka.consumer import RecordConsumer
 from flowkit.bridge.kafka.malformed import MalformedRecords
 from flowkit.bridge.kafka.offsets import Offsets
 from flowkit.bridge.kafka.producer import Producer
 from flowkit.bridge.kafka.topics import Provisioner, Topics
+from flowkit.bridge.measurements import Measurements
 from flowkit.bridge.native_pollers import IDENTITY_PREFIX
 from flowkit.bridge.placement import Placement
 from flowkit.bridge.pulled_inputs import PulledInputs
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("flowkit.bridge")
 
 _TOPICS_RETRY_SEC = 1.0
+_CLIENTS_CLOSE_SEC = 15.0
 
 
 class Bridge:
@@ -83,6 +88,7 @@ class Bridge:
             database_id=database_id,
         )
         self.malformed = MalformedRecords()
+        self.measurements = Measurements(self.context, self.roles)
         self._connect_parts(connection)
         self._stop = asyncio.Event()
         self._tick = BackgroundLoop("supervising external attempts", self._supervise, pause_sec=TICK_SEC)
@@ -96,16 +102,18 @@ class Bridge:
         self.supervisor = Supervisor(
             context, delivery=self.delivery, signals=self.signals, inputs=inputs, commands=self.commands
         )
+        self._placement = Placement(context, lambda: self.supervisor.records)
         self.dispatcher = Dispatcher(
             context,
             delivery=self.delivery,
             signals=self.signals,
             supervisor=self.supervisor,
             inputs=inputs,
-            sender=CommandSender(context, Placement(context, lambda: self.supervisor.records)),
+            sender=CommandSender(context, self._placement),
         )
         self._provisioner = Provisioner(connection, context.config)
-        self._outage = OutageLogger("the bridge cannot use its Kafka topics")
+        self._outage = OutageLogger("use the Kafka topics of external workers")
+        self._consuming = False
         self.services = [
             RoleService(role, context, self.dispatcher, self._provisioner) for role in self.roles
         ]
@@ -117,7 +125,7 @@ class Bridge:
             inputs=inputs,
             malformed=self.malformed,
         )
-        announcements = Announcements(context, self.supervisor, self.malformed)
+        self.announcements = Announcements(context, self.supervisor, self.malformed)
         topics = context.topics
         self.consumers = [
             *(
@@ -127,7 +135,7 @@ class Bridge:
                 for role in self.roles
             ),
             RecordConsumer(
-                connection, [topics.announce, topics.reply], context.announce_group, announcements.handle
+                connection, [topics.announce, topics.reply], context.announce_group, self.announcements.handle
             ),
         ]
 
@@ -135,7 +143,8 @@ class Bridge:
         """Serve the roles until `shutdown`. Raise the error that ends the bridge, if any."""
         await self.context.portal.run(self.context.stores.dispatches.prepare())
         services = [asyncio.create_task(service.run()) for service in self.services]
-        others = [asyncio.create_task(self._consume()), asyncio.create_task(self._tick.run())]
+        others = [asyncio.create_task(self._consume())]
+        others += [asyncio.create_task(loop.run()) for loop in (self._tick, self.measurements.loop)]
         stopping = asyncio.create_task(self._stop.wait())
         try:
             done, _ = await asyncio.wait([stopping, *services, *others], return_when=asyncio.FIRST_COMPLETED)
@@ -148,6 +157,7 @@ class Bridge:
     async def _consume(self) -> None:
         """Consume the topics once they exist. Until then, Kafka's client would log errors about them."""
         await self._wait_for_topics()
+        self._consuming = True
         async with asyncio.TaskGroup() as consuming:
             for consumer in self.consumers:
                 consuming.create_task(consumer.run())
@@ -182,16 +192,19 @@ class Bridge:
         await self.delivery.stop()
         await self.supervisor.stop()
         await self.signals.stop()
+        await self._placement.stop()
         await self.context.producer.stop()
         await self.context.offsets.close()
+        await clients.all_closed(_CLIENTS_CLOSE_SEC)
 
     async def _supervise(self) -> None:
+        await self.announcements.recheck()
         await self.supervisor.tick()
         self._tick.worked()
 
     @property
     def loops(self) -> tuple[LoopHealth, ...]:
-        """The health of the bridge's background loops: supervision, and one consumer for each group."""
+        """The health of the background loops: supervision, measurements, and, once the topics exist, the consumers."""
         consumers = (
             LoopHealth(
                 name=f"consumer {consumer.health.name}",
@@ -202,4 +215,18 @@ class Bridge:
             )
             for consumer in self.consumers
         )
-        return (self._tick.health, *consumers)
+        own = (self._tick.health, self.measurements.loop.health)
+        return (*own, *consumers) if self._consuming else own
+
+    def health(self) -> BridgeHealth:
+        """Return the state of the roles and the latest counts. Contacts no server."""
+        return BridgeHealth(
+            bridge_id=self.bridge_id,
+            roles=tuple(
+                replace(self.measurements.of(service.role), waits_for=service.waits_for)
+                for service in self.services
+            ),
+            attempts=self.supervisor.attempts,
+            malformed=dict(self.malformed.counts),
+            measured_at=self.measurements.measured_at,
+        )

@@ -64,8 +64,8 @@ class StatusEvents:
         self._supervisor = supervisor
         self._inputs = inputs
         self._malformed = malformed
-        self._stored: OrderedDict[tuple[str, str], None] = OrderedDict()
-        """Batches that this process has stored, by dedup id and worker id."""
+        self._stored: OrderedDict[tuple[str, str], str] = OrderedDict()
+        """The workers whose batches this process has stored, by record key and batch uid."""
         self._unknown: OrderedDict[str, None] = OrderedDict()
         self.handled = 0
         """Number of events that this process has handled."""
@@ -77,10 +77,21 @@ class StatusEvents:
         by_node: dict[tuple[str, str], list[StatusEvent]] = {}
         for event in events:
             by_node.setdefault(event.node, []).append(event)
-        found = await self._dispatches(events)
-        nodes = (self._handle_node(some, found, at) for some in by_node.values())
-        await asyncio.gather(self._log(events, at), *nodes)
+        found, flagged = await asyncio.gather(self._dispatches(events), self._flagged_tasks(events))
+        runs = [
+            NodeRun(_own(some, found), at, flagged=task_id in flagged)
+            for (task_id, _), some in by_node.items()
+        ]
+        nodes = (self._handle_node(run, some) for run, some in zip(runs, by_node.values(), strict=True))
+        results = await asyncio.gather(self._log(events, at), *nodes, return_exceptions=True)
+        await self._write_renewals(runs, at)
+        _raise_first(results)
         self.handled += len(events)
+
+    async def _flagged_tasks(self, events: Iterable[StatusEvent]) -> set[str]:
+        """Return the tasks with a cancel flag, among those for which an attempt ends: workers may see flags first."""
+        ids = {event.envelope.task_id for event in events if event.event.kind in TERMINAL}
+        return await self._context.db(lambda: self._stores.tasks.flagged(sorted(ids))) if ids else set()
 
     def _read(self, record: ConsumerRecord[bytes, bytes]) -> StatusEvent | None:
         try:
@@ -105,11 +116,8 @@ class StatusEvents:
         except StoreRefused as error:
             _logger.warning("%d events were not stored in worker_events: %s", len(rows), error)
 
-    async def _handle_node(
-        self, events: Sequence[StatusEvent], found: dict[str, Dispatch], at: float
-    ) -> None:
+    async def _handle_node(self, run: NodeRun, events: Sequence[StatusEvent]) -> None:
         """Process the events of one node in order. Batches that follow each other are stored concurrently."""
-        run = NodeRun(found, at)
         batches: list[StatusEvent] = []
         for event in events:
             verdict = judge(run.record_of(event), event)
@@ -121,7 +129,6 @@ class StatusEvents:
             batches = []
             await self._handle_event(run, event)
         await self._store_batches(run, batches)
-        await self._write_renewals(run)
 
     async def _handle_event(self, run: NodeRun, event: StatusEvent) -> None:
         record = run.record_of(event)
@@ -134,7 +141,7 @@ class StatusEvents:
                 )
             case Verdict.ACCEPT if record is not None:
                 await self._accept(run, record, event)
-                if event.event.kind is not EventKind.TASK_ACCEPTED:
+                if judge(run.record_of(event), event) is Verdict.APPLY:
                     await self._apply(run, event)
             case Verdict.APPLY:
                 await self._apply(run, event)
@@ -185,15 +192,22 @@ class StatusEvents:
             await self._end(run, record.key, event)
 
     async def _store_batches(self, run: NodeRun, events: Sequence[StatusEvent]) -> None:
-        if events:
-            await asyncio.gather(*(self._store_batch(run, event) for event in events))
+        """Store batches concurrently, and each one once: a poll may contain duplicates."""
+        unique = {
+            (record_key(event), event.worker_id, getattr(event.event, "batch_uid", "")): event
+            for event in events
+        }
+        if unique:
+            await asyncio.gather(*(self._store_batch(run, event) for event in unique.values()))
 
     async def _store_batch(self, run: NodeRun, event: StatusEvent) -> None:
         record, batch = run.record_of(event), event.event
-        identity = (event.envelope.dedup_id, event.worker_id)
-        if record is None or not isinstance(batch, EvBatchOk) or identity in self._stored:
+        if record is None or not isinstance(batch, EvBatchOk):
             return
-        attempt, worker_id, at = record.attempt, event.worker_id, run.at
+        identity, worker_id = (record.key, batch.batch_uid), event.worker_id
+        if self._stored.get(identity) == worker_id:
+            return
+        attempt, at = record.attempt, run.at
         try:
             await self._context.db(
                 lambda: self._stores.artifacts.store_batch(
@@ -202,12 +216,16 @@ class StatusEvents:
             )
         except (*UNSTORABLE, StoreRefused) as error:
             await self._refuse(record, error, worker_id, at)
-            return
         except Fenced as error:
             _logger.info("batch %r was not stored: %s", batch.batch_uid, error)
-            return
-        run.count(record.key)
-        self._stored[identity] = None
+        else:
+            self._count(run, identity, worker_id)
+
+    def _count(self, run: NodeRun, identity: tuple[str, str], worker_id: str) -> None:
+        """Count a stored batch once, even if two workers with the same epoch have sent it (H16)."""
+        if identity not in self._stored:
+            run.count(identity[0])
+        self._stored[identity] = worker_id
         if len(self._stored) > _REMEMBERED_BATCHES:
             self._stored.popitem(last=False)
 
@@ -230,7 +248,7 @@ class StatusEvents:
             _logger.info("failed batch %r was not stored: %s", batch.batch_uid, error)
 
     async def _end(self, run: NodeRun, key: str, event: StatusEvent) -> None:
-        record = run.records[key]
+        record = await self._with_cancel(run, run.records[key])
         outcome, batches = of_event(record, event, run.at), run.take_batches(key)
         if isinstance(event.event, EvTaskDone) and record.pull is not None and record.cancel is None:
             held = await self._context.db(lambda: self._stores.dispatches.hold(key, outcome, batches))
@@ -246,6 +264,16 @@ class StatusEvents:
         if ended is not None:
             run.put(ended)
 
+    async def _with_cancel(self, run: NodeRun, record: Dispatch) -> Dispatch:
+        """Return the record with its cancel request. A worker can see the cancel flag before any bridge does (H11)."""
+        if record.cancel is None and run.flagged:
+            flag = await self._context.db(lambda: self._stores.tasks.raised_flag(record.attempt))
+            if flag is not None and flag.run_id in (None, record.run_id):
+                request = self._stores.dispatches.request_cancel
+                requested = await self._context.db(lambda: request(record.key, flag.reason, run.at))
+                run.put(requested or record)
+        return run.records[record.key]
+
     async def _store_outcome(self, key: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
         ended = await self._context.db(lambda: self._stores.dispatches.end(key, outcome, batches))
         if ended is not None:
@@ -256,18 +284,15 @@ class StatusEvents:
         self._supervisor.drop(record.key)
         self._delivery.start(record)
 
-    async def _write_renewals(self, run: NodeRun) -> None:
-        """Write the renewed leases of a poll with one update for each attempt."""
-        for key in run.due_renewals():
-            await self._write_renewal(run.records[key], run.take_batches(key), run.at)
-
-    async def _write_renewal(self, record: Dispatch, batches: int, at: float) -> None:
-        lease = record.lease
-        if lease is None:
+    async def _write_renewals(self, runs: Iterable[NodeRun], at: float) -> None:
+        """Write the renewed leases and the counts of a poll: one update for each attempt, all in one call."""
+        renewals = [(run.records[key], run.take_batches(key)) for run in runs for key in run.due_renewals()]
+        if not renewals:
             return
         dispatches = self._stores.dispatches
-        if await self._context.db(lambda: dispatches.renew(record.key, lease, batches, at)):
-            self._supervisor.saw(record)
+        if await self._context.db(lambda: dispatches.renew_all(renewals, at)):
+            for record, _ in renewals:
+                self._supervisor.saw(record)
         else:
             self._supervisor.refresh_soon()
 
@@ -286,3 +311,14 @@ class StatusEvents:
             event.envelope.node_id,
             task_id,
         )
+
+
+def _own(events: Iterable[StatusEvent], found: dict[str, Dispatch]) -> dict[str, Dispatch]:
+    """Return the records of `found` that the events are about."""
+    return {key: found[key] for key in map(record_key, events) if key in found}
+
+
+def _raise_first(results: Iterable[object]) -> None:
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result

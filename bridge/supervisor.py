@@ -20,6 +20,7 @@ from flowkit.adapters.dispatches.record import DispatchState
 from flowkit.attempt.liveness import heartbeat_pause_sec
 from flowkit.bridge.attempt_checks import AttemptChecks, Supervised, update
 from flowkit.bridge.rules.outcomes import cancelled
+from flowkit.bridge.shown_waits import ShownWaits
 from flowkit.errors import FlowKitError
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Supervisor:
         self._checks = AttemptChecks(
             context, delivery=delivery, signals=signals, inputs=inputs, commands=commands, ended=self.drop
         )
+        self._waits = ShownWaits(context, commands)
         self._attempts: dict[str, Supervised] = {}
         self._slots = asyncio.Semaphore(_CONCURRENT_HEARTBEATS)
         self._beating: set[asyncio.Task[None]] = set()
@@ -113,7 +115,8 @@ class Supervisor:
         await self._read_flags()
         self._start_heartbeats()
         await self._end_orphans()
-        await self._commands.refresh([each.record for each in self._attempts.values()])
+        await self._commands.refresh(self.records)
+        self._waits.refresh(self.records)
         for attempt in [*self._attempts.values()]:
             try:
                 await self._checks.check(attempt)
@@ -126,6 +129,7 @@ class Supervisor:
         for each in beating:
             each.cancel()
         await asyncio.gather(*beating, return_exceptions=True)
+        await self._waits.stop()
         releases = [
             asyncio.create_task(self._release(each.record))
             for each in self._attempts.values()

@@ -57,7 +57,7 @@ def own_problem(file: Path) -> str:
     return f"not running: {', '.join(ended)}" if health["running"] else f"not running: {health['error']}"
 
 
-async def silent_queues(process: str, queues: Sequence[str]) -> list[str]:
+async def unpolled_queues(process: str, queues: Sequence[str]) -> list[str]:
     """Return the queues that no process polls as expected."""
     client = await connect()
     return [queue for queue in queues if not await _is_polled(client, process, queue)]
@@ -86,14 +86,14 @@ def problem(process: str, queues: Sequence[str]) -> str:
     file = os.environ.get("FLOWKIT_HEALTH_FILE")
     if file and (found := own_problem(Path(file))):
         return found
-    wanted = [] if process == "worker" and POLLED.exists() else queues
+    expected = [] if process == "worker" and POLLED.exists() else queues
     try:
-        silent = asyncio.run(silent_queues(process, wanted))
+        unpolled = asyncio.run(unpolled_queues(process, expected))
     except FlowKitError as error:
         return str(error)
-    if process == "worker" and not silent:
+    if process == "worker" and not unpolled:
         POLLED.touch()
-    return f"not polled: {', '.join(silent)}" if silent else ""
+    return f"not polled: {', '.join(unpolled)}" if unpolled else ""
 
 
 def main() -> None:

@@ -143,7 +143,13 @@ PURE = (
 
 
 @pytest.mark.parametrize(
-    "path", [*(ROOT / "workflows" / f"{name}.py" for name in PURE), *files("src/flowkit/graph")], ids=str
+    "path",
+    [
+        *(ROOT / "workflows" / f"{name}.py" for name in PURE),
+        *files("src/flowkit/graph"),
+        *files("bridge/rules"),
+    ],
+    ids=str,
 )
 def test_pure_modules_import_neither_temporalio_nor_asyncio(path: Path) -> None:
     known = imports(path)

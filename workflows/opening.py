@@ -9,7 +9,7 @@ from temporalio.exceptions import ApplicationError
 
 from flowkit.errors import GraphError
 from flowkit.graph.task_input import parse_input
-from flowkit.graph.validation import FIRST_RULES, RULES, normalised, parse_graph
+from flowkit.graph.validation import FIRST_RULES, RULES, normalized, parse_graph
 from flowkit.models import NodeState, StatusChange, TaskStatus
 from flowkit.text import clean
 from flowkit.workflows.document_activities import open_document
@@ -34,7 +34,7 @@ async def open_or_restore(task: RawValue | None) -> tuple[TaskState, Graph]:
     given = None if task is None else _decode(task)
     if workflow.info().continued_run_id and is_state(given):
         state = parse_state(given)
-        return state, normalised(state.graph, empty_sources=state.opened.settings.empty_sources)
+        return state, normalized(state.graph, empty_sources=state.opened.settings.empty_sources)
     try:
         new = parse_input(workflow.info().workflow_id, given)
     except GraphError as error:
@@ -83,7 +83,7 @@ async def _open(new: NewTask, graph: Graph) -> tuple[TaskState, Graph]:
         workflow.logger.warning("graph: %s", warning)
     opened = await open_document(new)
     if not opened.settings.empty_sources:
-        graph = normalised(new.graph, empty_sources=False)
+        graph = normalized(new.graph, empty_sources=False)
     nodes = [NodeState(epoch=opened.epochs.get(node.node_id, 0)) for node in graph.nodes]
     history = [StatusChange(from_=None, to=TaskStatus.QUEUED.value, at=opened.created_at)]
     state = TaskState(params=new.params, graph=new.graph, opened=opened, nodes=nodes, status_history=history)

@@ -60,7 +60,7 @@ class Wait:
             self._waiting.cancel()
 
     @contextmanager
-    def here(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[None]:
         """Mark the block as a wait that `end` can interrupt. Use it on the attempt's own task."""
         self._waiting = asyncio.current_task()
         try:
@@ -73,7 +73,7 @@ class Wait:
         async with aclosing(items):
             while True:
                 try:
-                    with self.here():
+                    with self.interruptible():
                         item = await anext(items)
                 except StopAsyncIteration:
                     return
@@ -98,7 +98,7 @@ class Input:
 
         A cancel ends the wait for the next batch at once, unless a plain generator is producing it on a thread.
         """
-        with self.wait.here():
+        with self.wait.interruptible():
             args = await self._route(loaded)
         batches = self._own(loaded) if args is None else self._pulled(args)
         if args is not None or _is_coroutine(self.handler.iter_batches):
@@ -128,7 +128,7 @@ class Input:
                     yield Batch(batch_uid=uid, payload=payload)
                     del payload
         except SourcesIdle:
-            text = "none of the nodes it pulls from runs; it goes on when one does"
+            text = "no node that it pulls from is running; it continues when one runs"
             raise AttemptFailed(
                 AttemptFailure(kind=FailureKind.YIELDED, code=reason_codes.YIELDED, message=text)
             ) from None
@@ -182,7 +182,7 @@ def _check_sources(graph: dict[str, Any], node_id: str, names: Sequence[str]) ->
     known = {node["node_id"] for node in graph.get("nodes") or []}
     for name in names:
         if name not in known:
-            raise BadInput(f"input_args.from_nodes names {name!r}, which is no node")
+            raise BadInput(f"input_args.from_nodes names {name!r}, which is not a node")
         if name == node_id:
             raise BadInput(f"input_args.from_nodes names {name!r}, the node itself")
     if path := dependency_path(graph, node_id, names):

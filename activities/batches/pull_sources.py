@@ -51,7 +51,7 @@ class Sources:
     async def ended(self, markers: Mapping[str, int]) -> Ended | None:
         """Return a snapshot if every source appears to have ended, otherwise None.
 
-        States can be two seconds old. Confirm the snapshot with `have_stayed`, during or after the scan that finds no
+        States can be two seconds old. Confirm the snapshot with `are_still_ended`, during or after the scan that finds no
         more batches.
         """
         if self._restarted:
@@ -61,12 +61,12 @@ class Sources:
             ended = self._all_ended(markers)
         return ended
 
-    async def have_stayed(self, ended: Ended | None) -> bool:
+    async def are_still_ended(self, ended: Ended | None) -> bool:
         """Return whether `ended` still holds, that is, no source has started again since. Return False for None."""
         if ended is None:
             return False
         restarted = await retry_while_unavailable(
-            lambda: self._tasks.moved_on(self._attempt.task_id, ended.epochs, ended.unfinished)
+            lambda: self._tasks.have_restarted(self._attempt.task_id, ended.epochs, ended.unfinished)
         )
         self._restarted |= restarted
         return not restarted

@@ -86,7 +86,7 @@ class Puller:
         with artifacts.notifier.listener(attempt.task_id, self._names) as subscription:
             while True:
                 began = time.monotonic()
-                scan, still_ended = await asyncio.gather(self._scan(), self._sources.have_stayed(ended))
+                scan, still_ended = await asyncio.gather(self._scan(), self._sources.are_still_ended(ended))
                 scan_sec, found = time.monotonic() - began, False
                 async for delivery in self._deliver(scan):
                     found = True
@@ -181,8 +181,8 @@ class Puller:
             if other != source and (shared := self._taken[other].intersection(uids)):
                 self._warned = True
                 _logger.warning(
-                    "node %s pulls batch %r from both %s and %s: the later result replaces the earlier one; give the "
-                    "batches of all sources uids of their own, or pull with rechunk",
+                    "node %s pulls batch %r from both %s and %s: the later result replaces the earlier one; use "
+                    "batch uids that are unique across all sources, or pull with rechunk",
                     *(self._attempt.node_id, min(shared), other, source),
                 )
                 return

@@ -86,12 +86,12 @@ class ExternalInputs:
         )
 
     @translate_errors
-    async def stored_batches(self, task_id: str, node_id: str) -> int:
-        """Return the number of stored batches of a node."""
-        return await self._count(task_id, node_id)
+    async def stored_batches(self, attempt: AttemptInput) -> int:
+        """Return the number of batches that an attempt has stored."""
+        return await self._count(attempt.task_id, attempt.node_id, attempt_epoch=attempt.epoch)
 
-    async def _count(self, task_id: str, node_id: str) -> int:
-        wanted = {"task_id": task_id, "node_id": node_id, "status": "partial"}
+    async def _count(self, task_id: str, node_id: str, **more: Any) -> int:
+        wanted = {"task_id": task_id, "node_id": node_id, "status": "partial", **more}
         return int(await self._artifacts.count_documents(wanted))
 
     async def _stored(self, task_id: str, sources: Iterable[str]) -> dict[str, Uids]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -35,6 +36,10 @@ class DispatchState(StrEnum):
     """The record contains the outcome, which Temporal may not know yet."""
     REPORTED = "reported"
     """Temporal knows the outcome, or the attempt no longer exists there."""
+
+
+ACTIVE_STATES = [DispatchState.OPEN.value, DispatchState.FINISHING.value]
+"""States of attempts without a final outcome."""
 
 
 class OutcomeKind(StrEnum):
@@ -120,6 +125,7 @@ _ATTEMPT = TypeAdapter(AttemptInput)
 _PULL = TypeAdapter(PullArgs)
 
 
+@lru_cache(maxsize=10_000)
 def key_of(task_id: str, node_id: str, epoch: int) -> str:
     """Return the `_id` of the record for one attempt."""
     return stable_hash({"t": task_id, "n": node_id, "e": epoch})

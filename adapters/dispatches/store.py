@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo import ASCENDING, ReturnDocument
+from pymongo import ASCENDING, ReturnDocument, UpdateOne
 from pymongo.errors import DuplicateKeyError
 
 from flowkit.adapters.dispatches.record import (
+    ACTIVE_STATES,
     PAST_LEASES,
     Dispatch,
     DispatchState,
@@ -26,11 +27,11 @@ from flowkit.adapters.dispatches.record import (
 from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
 _OPEN = DispatchState.OPEN.value
 _FINISHING = DispatchState.FINISHING.value
-_ACTIVE = {"$in": [_OPEN, _FINISHING]}
+_ACTIVE = {"$in": ACTIVE_STATES}
 """Filter for attempts without a final outcome."""
 
 _INDEXES = {
@@ -118,14 +119,24 @@ class DispatchStore:
 
         A deadline never moves back. Return False if the attempt has ended or another worker owns the run.
         """
-        update: Fields = {
-            "$max": {"lease.expires_at": lease.expires_at, "lease.worker_ts_ms": lease.worker_ts_ms},
-            "$set": {"lease.ttl_sec": lease.ttl_sec, "updated_at": moment(at)},
-        }
-        update |= _counted(batches)
-        held = {"_id": key, "state": _OPEN, "lease.lease_id": lease.lease_id}
-        done = await self._records.update_one(held, update)
+        done = await self._records.update_one(*_renewal(key, lease, batches, at))
         return bool(done.matched_count)
+
+    @translate_errors
+    async def renew_all(self, renewals: Sequence[tuple[Dispatch, int]], at: float) -> bool:
+        """Renew the leases of several records in one call, each with its number of new batches.
+
+        Return False if some of the attempts have ended or changed their worker. Those stay unchanged.
+        """
+        updates = [
+            _renewal(record.key, record.lease, batches, at)
+            for record, batches in renewals
+            if record.lease is not None
+        ]
+        if not updates:
+            return True
+        done = await self._records.bulk_write([UpdateOne(*each) for each in updates], ordered=False)
+        return bool(done.matched_count == len(updates))
 
     @translate_errors
     async def expire(self, key: str, lease_id: str, worker_ts_ms: int, at: float) -> bool:
@@ -139,9 +150,9 @@ class DispatchStore:
 
     @translate_errors
     async def extend(self, key: str, lease_id: str, until: float, at: float) -> None:
-        """Extend a lease without an event of its worker."""
+        """Extend a lease without an event of its worker. A lease that has expired stays expired."""
         await self._records.update_one(
-            {"_id": key, "state": _OPEN, "lease.lease_id": lease_id},
+            {"_id": key, "state": _OPEN, "lease.lease_id": lease_id, "lease.expires_at": {"$gt": at}},
             {"$max": {"lease.expires_at": until}, "$set": {"updated_at": moment(at)}},
         )
 
@@ -184,11 +195,15 @@ class DispatchStore:
         return from_document(found) if found else None
 
     @translate_errors
-    async def reported(self, key: str) -> None:
-        """Record that Temporal knows the outcome. This drops the final metrics, which are in `metrics_raw` now."""
+    async def reported(self, key: str, batches: int | None = None) -> None:
+        """Record that Temporal knows the outcome, and the final number of batches if it is known.
+
+        This drops the final metrics, which are in `metrics_raw` now.
+        """
+        known: Fields = {} if batches is None else {"batches": batches}
         await self._records.update_one(
             {"_id": key, "state": DispatchState.ENDED.value},
-            {"$set": {"state": DispatchState.REPORTED.value, "outcome.metrics": {}}},
+            {"$set": {"state": DispatchState.REPORTED.value, "outcome.metrics": {}, **known}},
         )
 
     @translate_errors
@@ -217,9 +232,9 @@ class DispatchStore:
         )
 
     @translate_errors
-    async def held_by(self, worker_id: str) -> list[Dispatch]:
-        """Return the open records of runs that a worker owns."""
-        return await self._read({"state": _OPEN, "lease.worker_id": worker_id})
+    async def held_by(self, worker_ids: Iterable[str]) -> list[Dispatch]:
+        """Return the open records of runs that these workers own."""
+        return await self._read({"state": _OPEN, "lease.worker_id": {"$in": list(worker_ids)}})
 
     @translate_errors
     async def open_of(self, role: str, queue: str, limit: int = 10) -> list[Dispatch]:
@@ -228,9 +243,17 @@ class DispatchStore:
         return [from_document(document) async for document in cursor]
 
     @translate_errors
+    async def unfinished_of(self, role: str, queue: str) -> tuple[int, Dispatch | None]:
+        """Return the number of attempts of a role that have no outcome yet, and one of them."""
+        wanted: Fields = {"state": _ACTIVE, "role": role, "queue": queue}
+        found = await self._records.find_one(wanted)
+        count = await self._records.count_documents(wanted) if found else 0
+        return count, from_document(found) if found else None
+
+    @translate_errors
     async def count_open(self, roles: Iterable[str]) -> dict[str, int]:
-        """Return the number of open records for each of `roles`."""
-        return {role: await self._records.count_documents({"state": _OPEN, "role": role}) for role in roles}
+        """Return the number of attempts without an outcome for each of `roles`."""
+        return {role: await self._records.count_documents({"state": _ACTIVE, "role": role}) for role in roles}
 
     async def _read(self, wanted: Fields) -> list[Dispatch]:
         return [from_document(document) async for document in self._records.find(wanted)]
@@ -242,3 +265,13 @@ def _counted(batches: int) -> Fields:
 
 def _lease(lease: WorkerLease) -> dict[str, Any]:
     return {name: getattr(lease, name) for name in WorkerLease.__dataclass_fields__}
+
+
+def _renewal(key: str, lease: WorkerLease, batches: int, at: float) -> tuple[Fields, Fields]:
+    """Return the filter and the update that renew a lease."""
+    update: Fields = {
+        "$max": {"lease.expires_at": lease.expires_at, "lease.worker_ts_ms": lease.worker_ts_ms},
+        "$set": {"lease.ttl_sec": lease.ttl_sec, "updated_at": moment(at)},
+    }
+    held = {"_id": key, "state": _OPEN, "lease.lease_id": lease.lease_id}
+    return held, update | _counted(batches)

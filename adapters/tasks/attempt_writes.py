@@ -73,12 +73,12 @@ class AttemptWrites:
         any_status = {f"graph.nodes.{attempt.index}.status": {"$exists": True}}
         held = {**task_fields.fence_filter(attempt, run_id), **any_status}
         if await self._tasks.find_one(held, {"_id": 1}) is None:
-            raise Fenced(f"node {attempt.node_id!r} has gone on without its attempt {attempt.epoch}")
+            raise Fenced(f"node {attempt.node_id!r} has replaced its attempt {attempt.epoch}")
 
     async def _begin(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
         begun = await self._tasks.update_one(task_fields.open_attempt_filter(attempt, run_id), update)
         if not begun.matched_count:
-            await self._flags.make_way(attempt, run_id)
+            await self._flags.clear_or_raise(attempt, run_id)
             await self._begin_again(attempt, run_id, update)
 
     async def _begin_again(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
@@ -93,12 +93,12 @@ class AttemptWrites:
         wanted = {**task_fields.NODE_STATES, "closed_run_id": 1}
         stored = await self._tasks.find_one({"id": attempt.task_id}, wanted)
         if stored is None:
-            raise StoreRefused(f"there is no document of task {attempt.task_id!r}")
+            raise StoreRefused(f"there is no document for task {attempt.task_id!r}")
         if stored.get("closed_run_id") == run_id:
             raise Fenced(f"task {attempt.task_id!r} has ended")
         nodes = stored["graph"]["nodes"]
         if attempt.index >= len(nodes) or nodes[attempt.index]["node_id"] != attempt.node_id:
-            raise StoreRefused(f"the document of task {attempt.task_id!r} has another graph")
+            raise StoreRefused(f"the document of task {attempt.task_id!r} contains another graph")
         raise EpochTaken(nodes[attempt.index]["attempt_epoch"])
 
     async def _finish(self, attempt: AttemptInput, run_id: str, update: Update) -> None:

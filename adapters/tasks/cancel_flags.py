@@ -50,7 +50,7 @@ class Flagged(FlowKitError):
 
     def __init__(self, flag: CancelFlag) -> None:
         self.flag = flag
-        super().__init__(f"the document of the task says that it is cancelled ({flag.reason})")
+        super().__init__(f"the task document has a cancel flag ({flag.reason})")
 
 
 class CancelFlags:
@@ -70,7 +70,7 @@ class CancelFlags:
         found = await self._tasks.find_one({"id": attempt.task_id, "$or": flags}, _TASK_FLAG)
         return _flag(found) if found is not None else None
 
-    async def among(self, task_ids: Sequence[str]) -> set[str]:
+    async def flagged(self, task_ids: Sequence[str]) -> set[str]:
         """Return the ids of those tasks for which a flag is set, for the task itself or for one of its nodes."""
         flags = [
             {"coordinator.cancelled": True},
@@ -80,7 +80,7 @@ class CancelFlags:
         found = self._tasks.find({"id": {"$in": list(task_ids)}, "$or": flags}, {"_id": 0, "id": 1})
         return {task["id"] async for task in found}
 
-    async def make_way(self, attempt: AttemptInput, run_id: str) -> None:
+    async def clear_or_raise(self, attempt: AttemptInput, run_id: str) -> None:
         """Clear the flags of an earlier run. Raise Flagged if a current flag prevents the attempt from beginning.
 
         Do nothing if anything other than a flag prevents it.

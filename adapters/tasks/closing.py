@@ -65,10 +65,13 @@ class Closing:
                 return False
             if await fits(self._write(close, task_fields.nodes_of(stored), room)):
                 return True
-            _logger.warning("task %s: its end makes the document too large; it is cut", close.task_id)
+            _logger.warning(
+                "task %s: its document becomes too large when it is closed; FlowKit omits details",
+                close.task_id,
+            )
         raise StoreTooLarge(
-            f"the document of task {close.task_id!r} is too large to be closed, although all was cut that "
-            "the engine writes: remove what else it holds, for example coordinator.vars"
+            f"the document of task {close.task_id!r} is too large to close, even without the details "
+            "that the engine writes: remove other data from it, for example from coordinator.vars"
         )
 
     async def _write(self, close: CloseTask, stored_nodes: list[Fields], room: Room) -> None:

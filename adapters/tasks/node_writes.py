@@ -52,7 +52,7 @@ class NodeWrite:
         return begun | finished | {f"{self.path}.{MARK}": self.attempt.generation}
 
     @property
-    def forgets(self) -> dict[str, Any]:
+    def unsets(self) -> dict[str, Any]:
         """Return the `$unset` for fields that an earlier end of the node has left."""
         left = task_fields.attempt_unset(self.attempt)
         return {path: "" for path in left if path != f"{self.path}.finished_at"}

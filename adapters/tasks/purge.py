@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Fields = dict[str, Any]
 
-BELONGINGS = ("artifacts", "metrics_raw", "stream_progress", "worker_events")
+BELONGINGS = ("artifacts", "metrics_raw", "stream_progress", "worker_events", "dispatches")
 """Collections whose rows belong to a task, which the field `task_id` names."""
 
 _TASKS_PER_STEP = 20

@@ -44,7 +44,7 @@ class Recording:
             return
         lean = replace(record, nodes=[replace(node, last_error=None) for node in record.nodes])
         if not await fits(self._write(lean)):
-            _logger.warning("task %s: its document is too large for changes of its nodes", record.task_id)
+            _logger.warning("task %s: its document is too large to update its nodes", record.task_id)
 
     async def _write(self, record: RecordTask) -> None:
         waiting = sorted(record.nodes, key=lambda node: node.status is not NodeStatus.FAILED)

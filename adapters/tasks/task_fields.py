@@ -100,7 +100,7 @@ def graph_difference(stored: Fields, given: Fields) -> str | None:
     try:
         ours, theirs = _outline(given), _outline(stored)
     except (AttributeError, KeyError, TypeError, ValueError):
-        return "its document holds no graph"
+        return "its document contains no graph"
     if len(ours) != len(theirs):
         return f"its document has {len(theirs)} nodes, not {len(ours)}"
     pairs = zip(ours, theirs, strict=True)
@@ -223,9 +223,13 @@ NODE_FLAGS = ("coordinator", "cancel_requested_at")
 """Fields of a node that request it to stop."""
 
 
+WAITS_FOR = "waits_for"
+"""Field of a node with a text about what its attempt waits for; only while no external worker has accepted it."""
+
+
 def attempt_unset(attempt: AttemptInput) -> Fields:
     """Return the `$unset` of an attempt's first write: fields that an earlier end of the node has left."""
-    left = ("finished_at", "skip_reason", *NODE_FLAGS)
+    left = ("finished_at", "skip_reason", WAITS_FOR, *NODE_FLAGS)
     return {f"graph.nodes.{attempt.index}.{name}": "" for name in left}
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pymongo import DESCENDING
 
+from flowkit.adapters.dispatches.record import ACTIVE_STATES
 from flowkit.adapters.mongo import Database, ensure_index, translate_errors
+from flowkit.adapters.tasks.task_fields import WAITS_FOR
 from flowkit.arguments import require, task_id_problem
 from flowkit.models import OPEN_TASK_STATUSES
 
@@ -24,6 +27,21 @@ _SUMMARY = {
     "params.pipeline_name": 1,
     "graph.name": 1,
 }
+
+
+_EXTERNAL_RUN = {"_id": 0, "node_id": 1, "attempt_epoch": 1, "lease.worker_id": 1, "batches": 1}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExternalRun:
+    """One attempt of an external role."""
+
+    worker_id: str | None
+    """The worker that has accepted the attempt; None while no worker has."""
+    batches: int
+    """Number of batches that the worker has reported."""
+    waits_for: str
+    """What the attempt waits for while no worker has accepted it; may be empty."""
 
 
 class TaskQueries:
@@ -59,6 +77,22 @@ class TaskQueries:
         return await self._counted(self._db.artifacts, stored, "$node_id")
 
     @translate_errors
+    async def external_runs(self, task_id: str) -> dict[tuple[str, int], ExternalRun]:
+        """Return the attempts of a task that bridges have dispatched and that have no outcome, by node id and epoch."""
+        require(task_id_problem(task_id))
+        active = {"task_id": task_id, "state": {"$in": ACTIVE_STATES}}
+        found = self._db.dispatches.find(active, _EXTERNAL_RUN)
+        runs = {(row["node_id"], row["attempt_epoch"]): row async for row in found}
+        waits = await self._waits(task_id) if any(not row.get("lease") for row in runs.values()) else {}
+        return {key: _external_run(row, waits.get(key[0])) for key, row in runs.items()}
+
+    async def _waits(self, task_id: str) -> dict[str, str]:
+        names = {"_id": 0, "graph.nodes.node_id": 1, f"graph.nodes.{WAITS_FOR}": 1}
+        stored = await self._db.tasks.find_one({"id": task_id}, names)
+        nodes = stored["graph"]["nodes"] if stored else []
+        return {node["node_id"]: node[WAITS_FOR] for node in nodes if node.get(WAITS_FOR)}
+
+    @translate_errors
     async def open_counts(self) -> dict[str, int]:
         """Return the number of open tasks by status."""
         return await self._counted(
@@ -68,6 +102,14 @@ class TaskQueries:
     async def _counted(self, collection: Any, match: dict[str, Any], by: str) -> dict[str, int]:
         rows = await aggregated(collection, [match, {"$group": {"_id": by, "count": {"$sum": 1}}}])
         return {row["_id"]: row["count"] for row in rows}
+
+
+def _external_run(row: dict[str, Any], waits_for: str | None) -> ExternalRun:
+    worker_id = (row.get("lease") or {}).get("worker_id")
+    batches = int(row.get("batches") or 0)
+    return ExternalRun(
+        worker_id=worker_id, batches=batches, waits_for="" if worker_id is not None else waits_for or ""
+    )
 
 
 async def aggregated(collection: Any, pipeline: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

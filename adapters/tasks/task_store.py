@@ -6,6 +6,7 @@ a task. If the filter matches nothing, FlowKit reads the document afterwards to 
 
 from __future__ import annotations
 
+import re
 import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -209,12 +210,33 @@ class TaskStore:
 
     @translate_errors
     async def show_lease(self, attempt: AttemptInput, run_id: str, lease: dict[str, Any], at: float) -> None:
-        """Show the worker that runs an attempt, and its lease, in the task document."""
+        """Show in the task document the worker that runs an attempt, and its lease, instead of what it waits for."""
         node = f"graph.nodes.{attempt.index}"
         received = {f"{node}.last_event_recv_ms": int(at * 1000), "last_event_recv_ms": int(at * 1000)}
         await self._tasks.update_one(
-            task_fields.fence_filter(attempt, run_id), {"$set": {f"{node}.lease": lease, **received}}
+            task_fields.fence_filter(attempt, run_id),
+            {
+                "$set": {f"{node}.lease": lease, **received},
+                "$unset": {f"{node}.{task_fields.WAITS_FOR}": ""},
+            },
         )
+
+    @translate_errors
+    async def show_wait(
+        self, attempt: AttemptInput, run_id: str, waits_for: str | None, *, holders: str
+    ) -> None:
+        """Show in the task document what an attempt waits for; None removes the text, also after the attempt's end.
+
+        Show nothing once the lease has passed to a worker, whose id does not begin with `holders`.
+        """
+        node = f"graph.nodes.{attempt.index}"
+        path, fence = f"{node}.{task_fields.WAITS_FOR}", task_fields.fence_filter(attempt, run_id)
+        if waits_for is None:
+            del fence[f"{node}.status"]
+        else:
+            fence[f"{node}.lease.worker_id"] = {"$regex": f"^{re.escape(holders)}"}
+        change = {"$unset": {path: ""}} if waits_for is None else {"$set": {path: waits_for}}
+        await self._tasks.update_one(fence, change)
 
     @translate_errors
     async def finish_attempt(self, attempt: AttemptInput, run_id: str, at: float) -> None:
@@ -242,7 +264,7 @@ class TaskStore:
     @translate_errors
     async def flagged(self, task_ids: Sequence[str]) -> set[str]:
         """Return the ids of those tasks for which a cancel flag is set, for the task itself or for one of its nodes."""
-        return await self._flags.among(task_ids)
+        return await self._flags.flagged(task_ids)
 
     @translate_errors
     async def variables(self, task_id: str) -> dict[str, Any]:
@@ -259,7 +281,7 @@ class TaskStore:
         return found
 
     @translate_errors
-    async def moved_on(
+    async def have_restarted(
         self, task_id: str, epochs: Mapping[str, int], unfinished: Collection[str] = ()
     ) -> bool:
         """Return True if a node in `epochs` has begun a later attempt or a node in `unfinished` is open or finished."""

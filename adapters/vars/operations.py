@@ -133,10 +133,10 @@ def unsetting(paths: Iterable[Any], keys: Any) -> Change:
     """Return the change of `vars.unset`, which removes paths whether they exist or not."""
     if isinstance(keys, (str, bytes)) or not isinstance(keys, (Iterable, type(None))):
         raise AdapterError(f"vars.unset: 'keys' must be an iterable of strings, not {type(keys).__name__}")
-    asked = [_checked_path("unset", path) for path in paths]
-    asked += [_checked_path("unset", str(key)) for key in keys or ()]
-    named = tuple(dict.fromkeys(asked))
-    return _checked(Change(operation="unset", removes=named, repeated=len(asked) - len(named)))
+    requested = [_checked_path("unset", path) for path in paths]
+    requested += [_checked_path("unset", str(key)) for key in keys or ()]
+    named = tuple(dict.fromkeys(requested))
+    return _checked(Change(operation="unset", removes=named, repeated=len(requested) - len(named)))
 
 
 def _unwrapped(given: Mapping[str, Any], operation: str, *wrappers: str) -> tuple[Tree, bool]:
@@ -197,7 +197,7 @@ def _check_segment(operation: str, segment: Any, shown: str) -> None:
     if segment.startswith("$") or "." in segment or "\0" in segment:
         raise AdapterError(f"{where} has a segment that begins with '$' or holds '.' or NUL")
     if not _encodable(segment):
-        raise AdapterError(f"{where} has a segment that is no Unicode text")
+        raise AdapterError(f"{where} has a segment that is not valid Unicode")
     if len(segment) > VARS_SEGMENT_CHARS:
         raise AdapterError(f"{where} has a segment of more than {VARS_SEGMENT_CHARS} characters")
 
@@ -229,7 +229,7 @@ def _check_value(operation: str, path: str, value: Any) -> None:
     if _levels(value) + path.count(".") + _LEVELS_ABOVE > DOCUMENT_LEVELS:
         raise AdapterError(
             f"{where} is nested deeper than the {DOCUMENT_LEVELS} levels that MongoDB stores: "
-            "make it flatter, or store it as a text"
+            "make it flatter, or store it as a string"
         )
     if isinstance(value, str):
         value = value.encode()
@@ -260,7 +260,7 @@ def _checked(change: Change) -> Change:
         )
     for outer, inner in pairwise(paths):
         if inner.startswith(f"{outer}."):
-            raise AdapterError(f"vars.{change.operation}: {shown(inner)} lies below {shown(outer)}; give one")
+            raise AdapterError(f"vars.{change.operation}: {shown(inner)} is below {shown(outer)}; give one")
     return change
 
 

@@ -25,7 +25,7 @@ def conflict(variables: Tree, change: Change) -> str | None:
     for path in (*change.sets, *change.adds, *change.removes):
         for above in ancestors(path):
             if (held := _at(variables, above)) is not _NOTHING and not _passable(held, change):
-                return f"{shown(above)} holds {kind(held)}: nothing can be below it ({shown(path)})"
+                return f"{shown(above)} holds {kind(held)}, so it cannot contain {shown(path)}"
     for path, amount in change.adds.items():
         held = _at(variables, path)
         if held is not _NOTHING and not _is_number(held):

@@ -133,7 +133,9 @@ def imported(name: str) -> Any:
     if not colon:
         module, _, attribute = name.rpartition(".")
     if not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
-        raise AdapterError(f"{name[:100]!r} names no detector: write 'package.module:attribute'")
+        raise AdapterError(
+            f"{name[:100]!r} does not name a detector: use the form 'package.module:attribute'"
+        )
     found: Any = importlib.import_module(module)
     for part in attribute.split("."):
         found = getattr(found, part)

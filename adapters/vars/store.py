@@ -71,7 +71,7 @@ class Variables:
                 return None
             await self._raise_refusal(document, change, write)
             room = size_bound.room(document.get("coordinator") or {}, change)
-        raise StoreUnavailable(f"the variables of task {task_id!r} change too often for a write")
+        raise StoreUnavailable(f"the variables of task {task_id!r} change too often; try again")
 
     async def read(self, task_id: str) -> Tree:
         """Return all variables of a task. Raise AdapterError if the task is unknown or the task id is invalid."""
@@ -119,9 +119,9 @@ class Variables:
             return await call()
         except PyMongoError as error:
             if unavailable(error):
-                raise StoreUnavailable(f"MongoDB does not answer ({type(error).__name__})") from None
+                raise StoreUnavailable(f"MongoDB is unavailable ({type(error).__name__})") from None
             raise AdapterError(
-                f"vars.{change.operation}: MongoDB refused to write {_some(change.paths)} (code {code_of(error)})"
+                f"vars.{change.operation}: MongoDB rejected the write to {_some(change.paths)} (code {code_of(error)})"
             ) from None
 
     def _fields(self, change: Change, write: NodeWrite | None, room: Room) -> Tree:
@@ -132,7 +132,7 @@ class Variables:
         if adds := {operations.full(path): amount for path, amount in change.adds.items()} | room.adds:
             update["$inc"] = adds
         if unsets or write:
-            update["$unset"] = unsets | (write.forgets if write else {})
+            update["$unset"] = unsets | (write.unsets if write else {})
         return update
 
     async def _read_unless_counted(self, task_id: str, write: NodeWrite | None) -> Tree | None:
@@ -217,7 +217,7 @@ def _variables(document: Tree) -> Tree:
     found = (document.get("coordinator") or {}).get("vars", {})
     if not isinstance(found, dict):
         raise AdapterError(
-            f"{operations.ROOT} holds {operations.kind(found)}, not an object: somebody has overwritten it"
+            f"{operations.ROOT} holds {operations.kind(found)}, not an object: another program has overwritten it"
         )
     return found
 

@@ -48,9 +48,9 @@ def judge(record: Dispatch | None, event: StatusEvent) -> Verdict:
     lease = record.lease
     if lease is None:
         return Verdict.ACCEPT
-    if event.worker_id in ("", lease.worker_id):
-        return Verdict.APPLY
-    return _foreign(event)
+    if event.worker_id not in ("", lease.worker_id):
+        return _foreign(event)
+    return Verdict.IGNORE if _outdated(record, event) else Verdict.APPLY
 
 
 def lease_id_of(event: StatusEvent) -> str:
@@ -62,9 +62,18 @@ def _acceptance(record: Dispatch, event: StatusEvent) -> Verdict:
     lease, lease_id = record.lease, lease_id_of(event)
     if lease is not None and (lease.lease_id == lease_id or _named_later(record, event)):
         return Verdict.APPLY
-    if lease_id in record.past_leases:
-        return Verdict.STOP_WORKER
+    if lease is not None and _outdated(record, event):
+        return Verdict.IGNORE if event.worker_id == lease.worker_id else Verdict.STOP_WORKER
     return Verdict.ACCEPT
+
+
+def _outdated(record: Dispatch, event: StatusEvent) -> bool:
+    """Return whether the event names a lease that a later one has replaced. Its worker may own the later one, too.
+
+    Signals contain only the epoch, so a signal about the earlier lease would stop the worker's current run.
+    """
+    lease_id = lease_id_of(event)
+    return bool(lease_id) and lease_id in record.past_leases
 
 
 def _named_later(record: Dispatch, event: StatusEvent) -> bool:

@@ -48,7 +48,7 @@ def renewed(lease: WorkerLease, event: StatusEvent, received_at: float) -> Worke
 def document_deadline_ms(event: StatusEvent, lease: WorkerLease) -> int:
     """Return the deadline for the task document: the one in the event, or else the one of the lease."""
     given: int | None = getattr(event.event, "lease_deadline_ts_ms", None)
-    return given if given is not None and 0 <= given < 2**53 else int(lease.expires_at * 1000)
+    return int(lease.expires_at * 1000) if given is None else given
 
 
 def _ttl_sec(event: StatusEvent) -> float | None:

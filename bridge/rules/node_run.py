@@ -21,9 +21,11 @@ _RENEWED_BY = 0.1
 class NodeRun:
     """The dispatch records of one node during one poll, and what is to be written about them."""
 
-    def __init__(self, records: dict[str, Dispatch], at: float) -> None:
+    def __init__(self, records: dict[str, Dispatch], at: float, *, flagged: bool = False) -> None:
         self.records = dict(records)
         self.at = at
+        self.flagged = flagged
+        """Whether a cancel flag is set for the task or for one of its nodes."""
         self._batches: Counter[str] = Counter()
         """Batches stored since the last write of a record, by key."""
         self._expires_at = {key: record.lease.expires_at for key, record in records.items() if record.lease}
@@ -54,13 +56,15 @@ class NodeRun:
 
     def due_renewals(self) -> list[str]:
         """Return the keys of records to write: new batches, or a lease whose stored deadline is clearly earlier."""
-        return [key for key, record in self.records.items() if self._batches[key] or self._is_due(record)]
+        return [
+            key for key, record in self.records.items() if self._batches.get(key) or self._is_due(key, record)
+        ]
 
-    def _is_due(self, record: Dispatch) -> bool:
+    def _is_due(self, key: str, record: Dispatch) -> bool:
         lease = record.lease
         if lease is None or record.state is not DispatchState.OPEN:
             return False
-        stored = self._expires_at.get(record.key, 0.0)
+        stored = self._expires_at.get(key, 0.0)
         return lease.expires_at - stored > lease.ttl_sec * _RENEWED_BY
 
     def accepted(self, record: Dispatch) -> None:

@@ -21,8 +21,8 @@ def of_event(record: Dispatch, event: StatusEvent, at: float) -> Outcome:
     """Return the outcome that a terminal event reports. After a cancel request, every end counts as cancelled (H11)."""
     payload, worker_id = event.event, event.worker_id
     if record.cancel is None and isinstance(payload, EvTaskFailed):
-        text = payload.error or ""
-        return _failed(failure(payload.reason_code, text, permanent=payload.permanent), at, worker_id)
+        code, text = payload.reason_code or reason_codes.ERROR, payload.error or ""
+        return _failed(failure(code, text, permanent=payload.permanent), at, worker_id)
     if record.cancel is None and isinstance(payload, EvTaskDone):
         return _done(payload, at, worker_id)
     return Outcome(kind=OutcomeKind.CANCELLED, at=at, worker_id=worker_id)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flowkit.arguments import is_node_id, is_task_id
-from flowkit.limits import KAFKA_RECORD_BYTES, LARGEST_EPOCH
+from flowkit.limits import ID_CHARS, KAFKA_RECORD_BYTES, LARGEST_EPOCH
 from flowkit.protocol.envelope import Envelope
 from flowkit.protocol.kinds import MsgType, Role
-from flowkit.protocol.payloads import Event, RTaskSnapshot, read_payload
+from flowkit.protocol.payloads import Event, EvWorkerOffline, EvWorkerOnline, RTaskSnapshot, read_payload
 from flowkit.text import clean
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ ANY = "*"
 """Task, node and role of announcements."""
 
 _SHOWN_CHARS = 300
+_LATEST_MS = 2**53
+"""Times are below this limit, up to which floating-point numbers are exact."""
 
 
 class Malformed(ValueError):
@@ -46,8 +48,11 @@ class StatusEvent:
 def read_status(value: bytes | None) -> StatusEvent | None:
     """Return the event of a record; None for a kind that is unknown or no event of an attempt. Raise Malformed."""
     envelope, payload = _read(value, MsgType.event)
-    if not isinstance(payload, Event) or envelope.task_id == ANY:
+    if not isinstance(payload, Event) or isinstance(payload, (EvWorkerOnline, EvWorkerOffline)):
         return None
+    if envelope.task_id == ANY:
+        return None
+    _check_event(payload)
     return StatusEvent(envelope=envelope, event=payload)
 
 
@@ -86,8 +91,17 @@ def _check(envelope: Envelope, expected: MsgType) -> None:
         raise Malformed("task_id or node_id is not valid")
     if not 0 <= envelope.attempt_epoch <= LARGEST_EPOCH:
         raise Malformed(f"attempt_epoch {envelope.attempt_epoch} is not between 0 and {LARGEST_EPOCH}")
-    if not 0 <= envelope.ts_ms < 2**53:
+    if not 0 <= envelope.ts_ms < _LATEST_MS:
         raise Malformed("ts_ms is out of range")
+
+
+def _check_event(event: Event) -> None:
+    """Check the fields that dispatch records store. Without limits, one record could exceed MongoDB's limits."""
+    for name in ("worker_id", "lease_id"):
+        if len(getattr(event, name, None) or "") > ID_CHARS:
+            raise Malformed(f"{name} has more than {ID_CHARS} characters")
+    if not 0 <= getattr(event, "lease_deadline_ts_ms", 0) < _LATEST_MS:
+        raise Malformed("lease_deadline_ts_ms is out of range")
 
 
 def _short(error: Exception) -> str:

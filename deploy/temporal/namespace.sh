@@ -10,7 +10,7 @@ done
 temporal operator namespace describe --namespace "$TEMPORAL_NAMESPACE" >/dev/null 2>&1 ||
     temporal operator namespace create --namespace "$TEMPORAL_NAMESPACE" --retention "$RETENTION"
 
-# It takes a few seconds until all parts of the server know the namespace.
+# The namespace takes a few seconds to reach all parts of the server.
 until temporal operator search-attribute create --namespace "$TEMPORAL_NAMESPACE" \
     --name FlowkitPipeline --type Keyword --name FlowkitStatus --type Keyword; do
     sleep 1

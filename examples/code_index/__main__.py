@@ -40,6 +40,9 @@ def code_index(
     chaos: Annotated[
         bool, typer.Option("--chaos", help="Kill a worker half-way; another worker takes its node over.")
     ] = False,
+    external: Annotated[
+        bool, typer.Option("--external", help="Run the role grouper on an external worker, through Kafka.")
+    ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Files per batch.")] = BATCH_SIZE,
     folder: Annotated[Path, typer.Option(help="Folder for the data and logs of the servers.")] = FOLDER,
     report: Annotated[
@@ -51,7 +54,7 @@ def code_index(
 ) -> None:
     """Rank the packages of a source tree by complexity, as one FlowKit task on real servers.
 
-    Starts and stops the servers, unless TEMPORAL_ADDRESS and MONGO_URL name running ones.
+    Starts and stops the servers, unless TEMPORAL_ADDRESS, MONGO_URL and KAFKA_BOOTSTRAP_SERVERS name running ones.
     """
     if not source.is_dir():
         raise DemoError(f"--source: there is no folder {source}; name a folder with Python source")
@@ -62,6 +65,7 @@ def code_index(
         batch_size=batch_size,
         workers=workers,
         chaos=chaos,
+        external=external,
         keep=keep,
     )
     try:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from code_index.chaos import LEASE_SEC, Chaos
 from code_index.cleanup import delete_earlier_tasks
 from code_index.display import open_display
 from code_index.documents import load_documents
+from code_index.external import EXTERNAL_HANDLER, External
 from code_index.faults import Fault
 from code_index.graph import index_graph
 from code_index.page.data import DemoRun
@@ -50,6 +52,8 @@ class Options:
     batch_size: int
     workers: int
     chaos: bool
+    external: bool
+    """Whether an external worker runs one of the roles."""
     keep: bool
 
     @property
@@ -68,8 +72,13 @@ class Demo:
         self._stack = Stack(options.folder)
         self._task_id = f"code-index-{secrets.token_hex(4)}"
         # Its own queue, so that on shared servers no other workers take the nodes of this task.
+        self._external = External(options.folder, self._task_id) if options.external else None
         self._processes = ProcessGroup(
-            options.folder, self._task_id, options.workers, options.engine_settings
+            options.folder,
+            self._task_id,
+            options.workers,
+            options.engine_settings,
+            without=EXTERNAL_HANDLER if options.external else None,
         )
 
     def run(self) -> None:
@@ -78,10 +87,12 @@ class Demo:
         with self._stack:
             os.environ.update(self._stack.exports)
             self._print(f"servers  Temporal and Mongo, ready in {self._stopwatch.lap('servers'):.1f} s")
-            with self._processes:
+            with self._processes, self._external or nullcontext():
                 self._print(
                     f"FlowKit  {self._describe_processes()}, ready in {self._stopwatch.lap('FlowKit'):.1f} s"
                 )
+                if self._external is not None:
+                    self._print(f"external {self._external.description}")
                 asyncio.run(self._index())
                 if self._options.keep:
                     self._keep()
@@ -149,6 +160,8 @@ class Demo:
     def _check(self) -> None:
         ensure_running(self._stack.servers)
         self._processes.ensure_running()
+        if self._external is not None:
+            ensure_running(self._external.processes)
 
     async def _report_result(self, client: Client, db: Any, incident: Incident | None) -> None:
         lost = frozenset({(incident.node, incident.attempt)} if incident else ())

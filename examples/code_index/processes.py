@@ -22,14 +22,17 @@ HANDLERS = [f"code_index.handlers:{name}" for name in ("Indexer", "Enricher", "G
 class ProcessGroup:
     """A context manager that starts an engine and workers together, and stops all of them at its end.
 
-    Workers are numbered from 1. The worker that replaces a killed one gets the next number.
+    The workers run all roles, except the role of the handler `without`. Workers are numbered from 1. The worker that replaces a killed one gets the next number.
     """
 
-    def __init__(self, folder: Path, queue: str, workers: int, engine: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, queue: str, workers: int, engine: dict[str, Any], *, without: str | None = None
+    ) -> None:
         self._folder = folder
         self._environment = {"FLOWKIT_QUEUE": queue, "MONGO_DATABASE": DATABASE}
         self._workers = workers
         self._engine_settings = engine
+        self._handlers = [handler for handler in HANDLERS if handler != without]
         self._worker_number = 0
         self._processes: list[FlowkitProcess] = []
         self._running: dict[str, FlowkitProcess] = {}
@@ -63,10 +66,10 @@ class ProcessGroup:
         self._running.pop(worker_id).kill()
 
     def new_worker(self) -> FlowkitProcess:
-        """Return a new worker for all four roles, not started yet; its name is its worker id."""
+        """Return a new worker that is not started yet; its name is its worker id."""
         self._worker_number += 1
         worker_id = f"worker-{self._worker_number}"
-        return self._process(worker_id, ["worker", *HANDLERS], {"worker_id": worker_id})
+        return self._process(worker_id, ["worker", *self._handlers], {"worker_id": worker_id})
 
     def start_worker(self, worker: FlowkitProcess) -> None:
         """Start a worker and add it to the group; raises DevServerError if it does not start. Thread-safe."""
@@ -82,4 +85,4 @@ def ensure_running(processes: Sequence[ServerProcess]) -> None:
     """Raise DemoError, with the name of the process, if a process has ended by itself."""
     for process in processes:
         if not process.running:
-            raise DemoError(f"{process.name} ended by itself; its log: {process.log}")
+            raise DemoError(f"{process.name} exited unexpectedly; its log: {process.log}")

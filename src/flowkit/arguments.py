@@ -47,7 +47,7 @@ def task_id_problem(value: object, name: str = "task_id") -> str | None:
 def new_task_id_problem(value: object, name: str = "task_id") -> str | None:
     """Return why `value` cannot be the id of a new task, or None. Terminals, logs and URLs show the id."""
     good = isinstance(value, str) and is_task_id(value) and not any(map(_is_control, value))
-    wanted = f"{_CHARS}, not '*' and without control characters; leave it out for a new UUID"
+    wanted = f"{_CHARS}, not '*' and without control characters; omit it to get a new UUID"
     return _problem(name, value, good, wanted)
 
 
@@ -59,7 +59,7 @@ def node_id_problem(value: object, name: str = "node_id") -> str | None:
 def text_problem(value: object, name: str, chars: int = ID_CHARS) -> str | None:
     """Return why `value` is not a text of 1 to `chars` characters, or None."""
     good = isinstance(value, str) and 1 <= len(value) <= chars and is_unicode(value)
-    return _problem(name, value, good, f"a text of 1 to {chars:,} characters")
+    return _problem(name, value, good, f"a string of 1 to {chars:,} characters")
 
 
 def whole_problem(value: object, name: str, least: int, most: int) -> str | None:
@@ -72,7 +72,7 @@ def timeout_problem(value: object, name: str = "timeout") -> str | None:
     """Return why `value` is not a timeout, or None. A timeout is a number of seconds, or None for no limit."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     good = value is None or (number and not math.isnan(_float(value)) and _float(value) >= 0)
-    return _problem(name, value, good, "a number of seconds, 0 or more, or None to wait as long as it takes")
+    return _problem(name, value, good, "a number of seconds, 0 or more, or None to wait without a timeout")
 
 
 def check_wait(task_id: object, timeout: object) -> None:
@@ -95,7 +95,7 @@ def database_problem(value: object, name: str = "db") -> str | None:
 def client_problem(value: object, name: str = "client") -> str | None:
     """Return why `value` is not a Temporal client, or None. The value may be None, which means `TEMPORAL_*` applies."""
     good = value is None or (hasattr(value, "start_workflow") and not isinstance(value, type))
-    return _problem(name, value, good, "a Temporal client; leave it out to connect as TEMPORAL_ADDRESS says")
+    return _problem(name, value, good, "a Temporal client; omit it to connect to TEMPORAL_ADDRESS")
 
 
 def clock_problem(value: object, name: str = "clock") -> str | None:
@@ -189,7 +189,7 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-_CHARS = f"a text of 1 to {ID_CHARS} characters"
+_CHARS = f"a string of 1 to {ID_CHARS} characters"
 
 
 def _problem(name: str, value: object, good: bool, wanted: str) -> str | None:

@@ -119,12 +119,19 @@ class TaskClient:
     """Starts, awaits, lists and cancels the tasks of one deployment."""
 
     def __init__(
-        self, client: Client, tasks: TaskStore, *, queue: str, max_nodes: int = limits.MAX_NODES
+        self,
+        client: Client,
+        tasks: TaskStore,
+        *,
+        queue: str,
+        max_nodes: int = limits.MAX_NODES,
+        external_roles: Collection[str] = (),
     ) -> None:
         self._client = client
         self._tasks = tasks
         self._queue = queue
         self._max_nodes = max_nodes
+        self._external_roles = frozenset(external_roles)
         self._catalog = TaskCatalog(tasks.database)
         self._namespace = Namespace(client)
 
@@ -152,7 +159,7 @@ class TaskClient:
         return task_id
 
     def _check(self, task_id: str, given: dict[str, Any], functions: Collection[str] | None) -> None:
-        graph = checked(task_id, given, max_nodes=self._max_nodes)
+        graph = checked(task_id, given, max_nodes=self._max_nodes, external_roles=self._external_roles)
         for warning in graph.warnings:
             _logger.warning("task %s: %s", task_id, warning)
         if functions is not None:
@@ -173,11 +180,11 @@ class TaskClient:
                 static_summary=name[:100] if name else None,
             )
         except WorkflowAlreadyStartedError:
-            _logger.info("task %s has finished before; it is not run again", task_id)
+            _logger.info("task %s has already finished; it does not run again", task_id)
         except RPCError as error:
             error.add_note(
-                f"task {task_id!r} may have started all the same: call again with task_id={task_id!r}, which starts it "
-                "only if it has not"
+                f"task {task_id!r} may have started anyway: call again with task_id={task_id!r}, which starts it "
+                "only if it has not started"
             )
             raise
 
@@ -185,7 +192,9 @@ class TaskClient:
         """Write the task document right away. The task has already started, so an error here is only logged."""
         [outcome] = await asyncio.gather(self._insert(task_id, given), return_exceptions=True)
         if isinstance(outcome, BaseException):
-            _logger.warning("task %s runs, but its document is not there yet: %s", task_id, _cause(outcome))
+            _logger.warning(
+                "task %s is running, but its document does not exist yet: %s", task_id, _cause(outcome)
+            )
 
     async def _insert(self, task_id: str, given: dict[str, Any]) -> None:
         """Insert the task document. The workflow inserts it too, so this only makes the task visible earlier."""
@@ -288,7 +297,7 @@ def _error_for_end(task_id: str, cause: BaseException | None) -> FlowKitError:
         case temporal.TerminatedError():
             return TaskFailed(task_id, f"terminated: {cause.message}", reason_codes.TERMINATED)
         case temporal.TimeoutError():
-            return TaskFailed(task_id, "its workflow ran into its own timeout", reason_codes.TIMED_OUT)
+            return TaskFailed(task_id, "its workflow timed out", reason_codes.TIMED_OUT)
     return TaskFailed(task_id, str(cause))
 
 
@@ -300,7 +309,7 @@ def _result_from_document(task_id: str, document: dict[str, Any] | None) -> Task
     if status is TaskStatus.CANCELLED:
         raise TaskCancelled(task_id, reason)
     if status is not TaskStatus.FINISHED:
-        raise TaskFailed(task_id, reason or "Temporal does not know its workflow any more", reason_codes.LOST)
+        raise TaskFailed(task_id, reason or "its workflow no longer exists in Temporal", reason_codes.LOST)
     handled = (document.get("result") or {}).get("handled_failures") or []
     return TaskResult(task_id=task_id, status=status, handled_failures=handled)
 
@@ -321,6 +330,6 @@ def _cause(error: BaseException) -> str:
 def cancel_reason(given: str | None) -> str:
     """Return a cancel reason in stored form: valid UTF-8 text of at most 1,000 characters."""
     if given is not None and not isinstance(given, str):
-        raise ConfigError(f"reason is {shown(given)}; it must be a text")
+        raise ConfigError(f"reason is {shown(given)}; it must be a string")
     text = clean(given or reason_codes.USER_REQUEST)
     return text if len(text) <= limits.CANCEL_REASON_CHARS else f"{text[: limits.CANCEL_REASON_CHARS - 1]}…"

@@ -307,7 +307,7 @@ def _file(path: str | Path | None) -> Iterator[Layer]:
     except ValueError as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(settings, dict):
-        raise ConfigError(f"{path} must hold a JSON object, not {type(settings).__name__}")
+        raise ConfigError(f"{path} must contain a JSON object, not {type(settings).__name__}")
     yield str(path), settings
 
 

@@ -32,7 +32,7 @@ _DETAIL_CHARS = 200
 
 
 class TemporalUnavailable(FlowKitError):
-    """Temporal does not answer; check TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE, and that the server runs."""
+    """Temporal is unavailable; check TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE, and that the server is running."""
 
     retryable = True
     code = reason_codes.TEMPORAL_UNAVAILABLE
@@ -87,7 +87,7 @@ class Namespace:
     def _warn(self, error: RPCError) -> None:
         if not self._warned:
             name = self._client.namespace
-            _logger.warning("Temporal does not tell the id of namespace %r: %s", name, error.message)
+            _logger.warning("Temporal did not return the id of namespace %r: %s", name, error.message)
         self._warned = True
 
 
@@ -100,7 +100,7 @@ def is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
-_NOT_LET_IN = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED)
+_ACCESS_DENIED = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED)
 
 
 def unavailable(error: RPCError | RuntimeError, address: str, namespace: str) -> TemporalUnavailable:
@@ -111,10 +111,10 @@ def unavailable(error: RPCError | RuntimeError, address: str, namespace: str) ->
         problem = f"Temporal at {address} has no namespace {namespace!r}"
         return TemporalUnavailable(problem, f"set TEMPORAL_NAMESPACE, or create it: {create}")
     detail = str(error)[:_DETAIL_CHARS]
-    if status in _NOT_LET_IN:
-        problem = f"Temporal at {address} does not let this client into namespace {namespace!r}"
+    if status in _ACCESS_DENIED:
+        problem = f"Temporal at {address} denies this client access to namespace {namespace!r}"
         return TemporalUnavailable(problem, "check TEMPORAL_API_KEY, or the client's certificate", detail)
-    problem = f"no Temporal server answers at {address}"
+    problem = f"no Temporal server responds at {address}"
     return TemporalUnavailable(problem, "start one, or set TEMPORAL_ADDRESS", detail)
 
 
@@ -172,7 +172,7 @@ class WorkerThread:
                 runner.run(self._run())
         except BaseException as caught:  # noqa: BLE001 - passed to the code that awaits the thread
             self._error = caught
-            _logger.error("%s has ended: %s", self._thread.name, caught or type(caught).__name__)
+            _logger.error("%s stopped: %s", self._thread.name, caught or type(caught).__name__)
         self._settle_in_caller(self._started, self._error)
         self._settle_in_caller(self.failed, self._error)
 

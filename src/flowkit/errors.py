@@ -33,7 +33,7 @@ from flowkit import reason_codes
 
 
 class FlowKitError(Exception):
-    """Something in FlowKit went wrong."""
+    """An error in FlowKit."""
 
     retryable: ClassVar[bool] = False
     """Whether the same call may succeed later without changes."""
@@ -46,7 +46,7 @@ class FlowKitError(Exception):
 
 
 class GraphError(FlowKitError, ValueError):
-    """A graph, its params or its task id is not valid; `problems` lists the reasons."""
+    """A graph, its params or its task id is invalid; `problems` lists the reasons."""
 
     code = reason_codes.INVALID_GRAPH
 
@@ -65,32 +65,32 @@ class ConfigError(FlowKitError, ValueError):
 
 
 class Removed(FlowKitError, AttributeError):
-    """An attribute of the earlier system that this one does not have; the message says what replaces it."""
+    """FlowKit no longer has this attribute; the message names its replacement."""
 
     code = reason_codes.REMOVED
 
 
 class StoreUnavailable(FlowKitError):
-    """MongoDB does not answer."""
+    """MongoDB is unavailable."""
 
     retryable = True
     code = reason_codes.MONGO_UNAVAILABLE
 
 
 class StoreDenied(StoreUnavailable):
-    """MongoDB does not let this user in, or does not let it do this."""
+    """MongoDB denies access: the user cannot log in or lacks a role."""
 
     code = reason_codes.MONGO_DENIED
 
 
 class StoreRefused(FlowKitError):
-    """MongoDB refused a write for good."""
+    """MongoDB rejected a write; a retry does not help."""
 
     code = reason_codes.MONGO_REFUSED
 
 
 class StoreTooLarge(StoreRefused):
-    """A document would be larger than MongoDB allows (16 MB)."""
+    """A document would exceed MongoDB's limit of 16 MB."""
 
     code = reason_codes.DOCUMENT_TOO_LARGE
 
@@ -115,7 +115,7 @@ class CommandTooLarge(FlowKitError):
 
 
 class Fenced(FlowKitError):
-    """A newer attempt of the node, or the end of its task, has taken this attempt's place."""
+    """The attempt is outdated: a newer attempt of the node has begun, or the task has ended."""
 
     code = reason_codes.FENCED
 
@@ -137,13 +137,13 @@ class TaskIdTaken(FlowKitError):
 
 
 class WrongDeployment(FlowKitError):
-    """The worker writes to another database than the engine that opened the task."""
+    """The worker uses a different database than the engine that opened the task."""
 
     code = reason_codes.WRONG_DATABASE
 
 
 class BadInput(FlowKitError):
-    """The input adapter of a node or its arguments are not valid."""
+    """A node's input adapter or its arguments are invalid."""
 
     code = reason_codes.BAD_INPUT_ARGS
 
@@ -153,19 +153,19 @@ class BadInput(FlowKitError):
 
 
 class AdapterError(FlowKitError):
-    """A coordinator function cannot do what it was asked to; trying again changes nothing."""
+    """A coordinator function cannot perform the operation; a retry does not help."""
 
     code = reason_codes.ADAPTER_ERROR
 
 
 class UnknownTask(FlowKitError, LookupError):
-    """No task has this id."""
+    """No task has this id, or Temporal has no workflow for it."""
 
     code = reason_codes.UNKNOWN_TASK
 
-    def __init__(self, task_id: str) -> None:
+    def __init__(self, task_id: str, message: str | None = None) -> None:
         self.task_id = task_id
-        super().__init__(f"there is no task {task_id!r}")
+        super().__init__(message or f"there is no task {task_id!r}")
 
 
 class TaskFailed(FlowKitError):
@@ -199,4 +199,4 @@ class TaskStillOpen(FlowKitError, TimeoutError):
 
     def __init__(self, task_id: str, timeout: float) -> None:
         self.task_id = task_id
-        super().__init__(f"task {task_id!r} has not ended within {timeout:g} s; it goes on")
+        super().__init__(f"task {task_id!r} did not end within {timeout:g} s; it continues")

@@ -47,11 +47,11 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 def _chosen() -> str:
     installed = find_spec(UVLOOP) is not None
-    asked = os.environ.get(VARIABLE) or (UVLOOP if installed else ASYNCIO)
-    if asked not in (ASYNCIO, UVLOOP):
-        raise ConfigError(f"{VARIABLE} {asked!r} is neither {ASYNCIO!r} nor {UVLOOP!r}; unset it")
-    if asked == UVLOOP and not installed:
+    selected = os.environ.get(VARIABLE) or (UVLOOP if installed else ASYNCIO)
+    if selected not in (ASYNCIO, UVLOOP):
+        raise ConfigError(f"{VARIABLE} {selected!r} is neither {ASYNCIO!r} nor {UVLOOP!r}; unset it")
+    if selected == UVLOOP and not installed:
         raise ConfigError(
-            f"{VARIABLE} asks for uvloop, which is not installed; unset it, or pip install uvloop"
+            f"{VARIABLE} selects uvloop, which is not installed; unset it, or pip install uvloop"
         )
-    return asked
+    return selected

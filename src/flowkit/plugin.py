@@ -151,7 +151,7 @@ class FlowKitPlugin(SimplePlugin):
         """
         queue = config["task_queue"]
         if not asked_for and (config.get("activities") or config.get("workflows")):
-            _logger.info("the worker of task queue %r runs nothing of FlowKit", queue)
+            _logger.info("the worker of task queue %r runs no part of FlowKit", queue)
             return
         roles = [role_queue(self._config.queue, role) for role in self._handlers or ("<role>",)]
         raise ConfigError(
@@ -163,12 +163,12 @@ class FlowKitPlugin(SimplePlugin):
         queue = config["task_queue"]
         if self._db is None:
             raise ConfigError(
-                f"FlowKitPlugin has no database for task queue {queue!r}: pass db=, the same to all workers"
+                f"FlowKitPlugin has no database for task queue {queue!r}: pass db=, the same database for all workers"
             )
         if not _uses_pydantic(config["client"].data_converter):
             raise ConfigError(
-                f"the client of the worker on task queue {queue!r} cannot carry FlowKit's records: "
-                "give it the plugin as well, Client.connect(..., plugins=[FlowKitPlugin(...)])"
+                f"the client of the worker on task queue {queue!r} cannot serialize FlowKit's records: "
+                "pass the plugin to the client, too: Client.connect(..., plugins=[FlowKitPlugin(...)])"
             )
 
     def _take_component(self, worker: temporal.Worker) -> WorkerComponent | None:
@@ -233,7 +233,7 @@ def _with_pydantic(existing: DataConverter | None) -> DataConverter:
         return replace(existing, payload_converter_class=PydanticPayloadConverter)
     if not _uses_pydantic(existing):
         raise ConfigError(
-            f"the payload converter {existing.payload_converter_class.__name__} cannot carry FlowKit's records: "
+            f"the payload converter {existing.payload_converter_class.__name__} cannot serialize FlowKit's records: "
             "derive it from temporalio.contrib.pydantic.PydanticPayloadConverter"
         )
     return existing

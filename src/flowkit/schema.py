@@ -39,7 +39,7 @@ def graph_schema() -> Schema:
             "nodes": {"type": "array", "minItems": 1, "items": _node()},
             "edges": _or_null({"type": "array", "items": pair}, "[parent, child] pairs of node ids"),
             "edges_ex": _or_null({"type": "array", "items": _extended_edge()}),
-            "name": {"description": "What people call the task when params hold no pipeline_name."},
+            "name": {"description": "Name of the task if params contain no pipeline_name."},
             "on_node_failure": {"enum": [mode.value for mode in OnNodeFailure]},
         },
     }
@@ -88,7 +88,10 @@ def _node_keys() -> dict[str, Schema]:
         "fan_in": _or_null({"type": "string", "pattern": fan_in}, "all, any or count:n"),
         "io": _or_null(_object(_keyed(field_checks._IO_KEYS, _io_keys()))),
         "retry_policy": _or_null(_retry_policy()),
-        "routing": _or_null({"type": "object", "additionalProperties": {"enum": _NOTHING}}, "Keep it empty."),
+        "routing": _or_null(
+            {"type": "object", "additionalProperties": {"enum": _NOTHING}},
+            "Not available yet; keep it empty.",
+        ),
         "allow_failure": _or_null({"type": "boolean"}),
         "timeout_sec": _or_null({"type": "number", "minimum": shortest, "maximum": longest}),
         "name": _ANY,

@@ -78,14 +78,14 @@ class _Search:
             case list() | tuple():
                 return self._elements(value, steps, level)
         return self._add(
-            steps, f"is {kind_of(value)}; use texts, numbers, true, false, null, lists and objects"
+            steps, f"is {kind_of(value)}; use strings, numbers, true, false, null, lists and objects"
         )
 
     def _int(self, value: int, steps: Steps) -> int:
         if _SMALLEST_INT32 <= value <= _LARGEST_INT32:
             return 4
         if not SMALLEST_INT <= value <= LARGEST_INT:
-            self._add(steps, f"is {_digits(value)}, beyond MongoDB's 64-bit integers: pass it as a text")
+            self._add(steps, f"is {_digits(value)}, beyond MongoDB's 64-bit integers: pass it as a string")
         return 8
 
     def _text(self, text: str, steps: Steps) -> int:
@@ -95,13 +95,13 @@ class _Search:
             return len(text.encode())
         except UnicodeEncodeError as error:
             half = text[error.start]
-            return self._add(steps, f"holds {half!r}, half of a surrogate pair: correct or replace it")
+            return self._add(steps, f"contains {half!r}, half of a surrogate pair: correct or replace it")
 
     def _key(self, key: Any, steps: Steps) -> int:
         if not isinstance(key, str):
-            return self._add(steps, f"has the key {key!r:.80}, {kind_of(key)}: keys must be texts")
+            return self._add(steps, f"has the key {key!r:.80}, {kind_of(key)}: keys must be strings")
         if "\0" in key:
-            self._add(steps, "has a key with NUL (\\x00) in it, which MongoDB refuses: rename the key")
+            self._add(steps, "has a key with NUL (\\x00) in it, which MongoDB rejects: rename the key")
         return self._text(key, steps)
 
     def _add(self, steps: Steps, problem: str) -> int:
@@ -112,7 +112,7 @@ class _Search:
 
 _TOO_DEEP = (
     f"is nested deeper than the {DOCUMENT_LEVELS} levels that MongoDB stores: "
-    "make it flatter, or pass it as a text"
+    "make it flatter, or pass it as a string"
 )
 
 

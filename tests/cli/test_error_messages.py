@@ -78,7 +78,7 @@ class Mistake:
 
 
 WITHOUT_SERVERS = {
-    "no module": Mistake("worker nowhere.handlers:Count", ["no module 'nowhere'", "PYTHONPATH"]),
+    "no module": Mistake("worker nowhere.handlers:Count", ["module 'nowhere' was not found", "PYTHONPATH"]),
     "no colon": Mistake(
         "worker good.Count", ["'good.Count' is not module:name", "mypackage.handlers:MyHandler"]
     ),
@@ -88,11 +88,11 @@ WITHOUT_SERVERS = {
     ),
     "no handler": Mistake("worker good:number", ["good:number is of type int", "RoleHandler"]),
     "class of no handler": Mistake("worker good:Other", ["good:Other is a class", "RoleHandler"]),
-    "no role": Mistake("worker good:NoRole", ["good:NoRole names no role", 'role = "..."']),
+    "no role": Mistake("worker good:NoRole", ["good:NoRole has no role", 'role = "..."']),
     "bad role": Mistake("worker good:BadRole", ["'two words'", "letters, digits"]),
     "arguments": Mistake("worker good:Needy", ["good:Needy", "'path'", "module:instance"]),
     "syntax": Mistake(
-        "worker broken:Count", ["'broken' has a syntax error", "broken.py:1", "correct that line"]
+        "worker broken:Count", ["'broken' has a syntax error", "broken.py:1", "correct the line"]
     ),
     "raises": Mistake(
         "worker raising:Count", ["'raising'", "RuntimeError: no licence", "correct the module"]
@@ -102,7 +102,7 @@ WITHOUT_SERVERS = {
     "two for one": Mistake(
         "worker good:Count good:Retry", ["good:Count and good:Retry", "'count'", "one of them"]
     ),
-    "unknown role": Mistake("worker good:ready --role cuont", ["role 'cuont'", "are for count"]),
+    "unknown role": Mistake("worker good:ready --role cuont", ["role 'cuont'", "serve count"]),
     "concurrency": Mistake(
         "worker good:ready --concurrency 0", ["--concurrency", "1", "flowkit worker --help"]
     ),
@@ -131,8 +131,8 @@ WITHOUT_SERVERS = {
         ["FLOWKIT_EVENT_LOOP 'fast'", "neither 'asyncio' nor 'uvloop'"],
         env={"FLOWKIT_EVENT_LOOP": "fast"},
     ),
-    "no mongo": Mistake("list", ["no MongoDB answers at mongodb://127.0.0.1:1", "set MONGO_URL"], 3),
-    "no temporal": Mistake("engine", ["no Temporal server answers at 127.0.0.1:1", "TEMPORAL_ADDRESS"], 3),
+    "no mongo": Mistake("list", ["no MongoDB server responds at mongodb://127.0.0.1:1", "set MONGO_URL"], 3),
+    "no temporal": Mistake("engine", ["no Temporal server responds at 127.0.0.1:1", "TEMPORAL_ADDRESS"], 3),
     "temporal address": Mistake(
         "run good.json",
         ["Temporal", "invalid port", "TEMPORAL_ADDRESS"],
@@ -149,7 +149,7 @@ WITHOUT_SERVERS = {
     "params no json": Mistake("run good.json --params {a:1}", ["--params is not JSON", "double quotes"]),
     "params no object": Mistake("run good.json --params [1]", ["--params holds a list", "for example"]),
     "params file": Mistake("run good.json --params @no.json", ["no file of --params 'no.json'", "JSON file"]),
-    "timeout": Mistake("run good.json --timeout 5", ["--timeout is for --watch", "add --watch"]),
+    "timeout": Mistake("run good.json --timeout 5", ["--timeout requires --watch", "add --watch"]),
     "status of a list": Mistake("list --status done", ["status 'done' is unknown", "queued, running"]),
     "limit": Mistake("list --limit 0", ["--limit", "1", "flowkit list --help"]),
     "command": Mistake("star", ["No such command 'star'", "flowkit --help"]),
@@ -228,16 +228,18 @@ WITH_SERVERS = {
     ),
     "worker without mongo": Late(
         "worker good:ready",
-        ["no MongoDB answers at", "set MONGO_URL"],
+        ["no MongoDB server responds at", "set MONGO_URL"],
         3,
         {"MONGO_URL": "mongodb://127.0.0.1:1"},
     ),
     "status of an unknown task": Late("status nothing", ["no task 'nothing'", "flowkit list"], 4),
     "watching an unknown task": Late("status nothing --watch", ["no task 'nothing'", "flowkit list"], 4),
     "cancel of an unknown task": Late("cancel nothing", ["no task 'nothing'", "flowkit list"], 4),
-    "cancel of an ended task": Late("cancel {ended}", ["task {ended} finished", "nothing to cancel"], 2),
+    "cancel of an ended task": Late(
+        "cancel {ended}", ["task {ended} is already finished", "nothing to cancel"], 2
+    ),
     "id that is taken": Late(
-        "run good.json --task-id {ended}", ["'{ended}' is taken", "choose another id"], 2
+        "run good.json --task-id {ended}", ["'{ended}' belongs to an earlier task", "choose another id"], 2
     ),
 }
 
@@ -265,7 +267,7 @@ async def test_watched_task_without_an_engine_reports_the_missing_engine(
         in output.out
     )
     assert output.code == 124
-    assert "it goes on" in output.err
+    assert "it continues" in output.err
     started = await files.call("run", "good.json", "--json", env=environment)
     assert "no engine polls" in json.loads(started.out)["hints"][0]
 
@@ -288,4 +290,4 @@ async def test_watched_node_without_a_worker_reports_the_missing_worker(
     ]
     assert found["nodes"][0]["waiting"]
     people = await files.call("status", task_id, env=harness.environment)
-    assert "no worker has taken it yet" in people.out
+    assert "no worker has started it yet" in people.out

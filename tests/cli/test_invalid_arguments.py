@@ -86,7 +86,7 @@ def test_invalid_task_id_is_rejected_before_connecting_to_a_server(
 @pytest.mark.parametrize("value", [*IDS.values(), "a\nb", "\x1b[2J"], ids=[*IDS, "two lines", "escape"])
 def test_invalid_new_task_id_is_rejected_before_connecting_to_a_server(ask: Ask, value: str) -> None:
     code, line = ask("run", "good.json", f"--task-id={value}")
-    assert (code, "--task-id is " in line, "leave it out for a new UUID" in line) == (2, True, True)
+    assert (code, "--task-id is " in line, "omit it to get a new UUID" in line) == (2, True, True)
 
 
 MISTAKES: dict[str, tuple[list[str], list[str]]] = {
@@ -107,9 +107,12 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "params bytes": (["run", "good.json", "--params", BYTES], ["--params is not JSON"]),
     "params folder": (["run", "good.json", "--params", "@."], ["file of --params '.' cannot be read"]),
     "variable bytes": (["vars", "a", "--set", f"k={BYTES}"], ["vars.k, a str, cannot be stored"]),
-    "name bytes": (["vars", "a", "--set", f"{BYTES}=1"], ["vars.\\\\udcff'", "no Unicode text"]),
+    "name bytes": (["vars", "a", "--set", f"{BYTES}=1"], ["vars.\\\\udcff'", "not valid Unicode"]),
     "deep": (["run", "deep.json"], ["node 'a': graph.nodes[0].meta[0]", "100 levels", "flatter"]),
-    "large": (["run", "large.json"], ["node 'a': graph.nodes[0].io.input_inline.id", "64-bit", "as a text"]),
+    "large": (
+        ["run", "large.json"],
+        ["node 'a': graph.nodes[0].io.input_inline.id", "64-bit", "as a string"],
+    ),
     "NUL": (["run", "nul.json"], [r"params.a\x00b", "NUL", "rename the key"]),
     "half": (["run", "half.json"], ["graph.nodes[0]", "node 'a'", "surrogates not allowed"]),
     "digits": (["run", "digits.json"], ["digits.json is not JSON", "4300 digits"]),
@@ -153,7 +156,7 @@ def test_validate_accepts_a_file_name_that_is_not_utf_8(
 )
 def test_unreachable_temporal_is_reported_with_a_remedy(ask: Ask, arguments: list[str]) -> None:
     code, line = ask(*arguments)
-    assert (code, "no Temporal server answers at 127.0.0.1:1" in line, "TEMPORAL_ADDRESS" in line) == (
+    assert (code, "no Temporal server responds at 127.0.0.1:1" in line, "TEMPORAL_ADDRESS" in line) == (
         3,
         True,
         True,
@@ -171,7 +174,7 @@ async def test_cancel_prints_the_status_of_the_task(harness: Harness, program: P
     await harness.result(ended)
     output = await program.call("cancel", ended, env=harness.environment)
     assert (output.code, output.out) == (2, "")
-    assert output.err == f"flowkit: task {ended} finished before; there is nothing to cancel\n"
+    assert output.err == f"flowkit: task {ended} is already finished; there is nothing to cancel\n"
     open_ = await harness.create(node("a", "paced", inline={"pause": 600}))
     await harness.until_node(open_, "a", "running")
     asked = await program.call(
@@ -196,8 +199,8 @@ async def test_cancel_reports_a_task_that_exists_only_in_mongodb(harness: Harnes
     output = await program.call("cancel", "left", env=harness.environment)
     assert output.code == 4
     assert output.err == (
-        "flowkit: there is no task 'left'; Temporal has no workflow of it, only MongoDB has its document; a running "
-        "engine closes that soon\n"
+        "flowkit: Temporal has no workflow for task 'left'; only its document exists in MongoDB; "
+        "a running engine soon closes the document\n"
     )
 
 
@@ -206,6 +209,6 @@ async def test_open_task_can_be_cancelled_without_mongodb(harness: Harness, prog
     task_id = await harness.create(node("a", "nobody"))
     away = {**harness.environment, "MONGO_URL": "mongodb://127.0.0.1:1"}
     output = await program.call("cancel", task_id, env=away)
-    assert (output.code, output.out) == (0, f"task {task_id} was asked to stop\n")
+    assert (output.code, output.out) == (0, f"requested the cancellation of task {task_id}\n")
     unknown = await program.call("cancel", "nothing", env=away)
-    assert (unknown.code, "no MongoDB answers at mongodb://127.0.0.1:1" in unknown.err) == (3, True)
+    assert (unknown.code, "no MongoDB server responds at mongodb://127.0.0.1:1" in unknown.err) == (3, True)

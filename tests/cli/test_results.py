@@ -72,7 +72,7 @@ async def test_failed_task_raises_in_result_and_is_a_status_in_wait(harness: Har
 @pytest.mark.server
 async def test_wait_timeout_raises_and_leaves_the_task_running(harness: Harness) -> None:
     task_id = await harness.create(function("a"))
-    with pytest.raises(TimeoutError, match="has not ended within 0.2 s; it goes on") as caught:
+    with pytest.raises(TimeoutError, match="did not end within 0.2 s; it continues") as caught:
         await harness.coordinator.wait(task_id, timeout=0.2)
     assert isinstance(caught.value, TaskStillOpen)
     waiting = asyncio.create_task(harness.coordinator.wait(task_id))
@@ -121,7 +121,7 @@ async def test_result_reads_the_document_of_a_task_that_temporal_no_longer_has(
         assert (await harness.coordinator.result("old")).handled_failures == ["a"]
         return
     kind = TaskCancelled if status == "cancelled" else TaskFailed
-    with pytest.raises(kind, match=ENDS[status].get("reason", "does not know its workflow any more")):
+    with pytest.raises(kind, match=ENDS[status].get("reason", "its workflow no longer exists in Temporal")):
         await harness.coordinator.result("old")
 
 

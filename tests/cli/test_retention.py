@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.cli.conftest import Program, ProgramOutput
     from tests.integration.harness import Harness
 
-TASK_COLLECTIONS = ("artifacts", "metrics_raw", "stream_progress", "worker_events")
+TASK_COLLECTIONS = ("artifacts", "metrics_raw", "stream_progress", "worker_events", "dispatches")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ async def test_purge_keeps_a_task_that_runs_in_temporal_even_if_its_document_is_
         {"id": task_id}, {"$set": {"status": "failed", "finished_at": long_ago}}
     )
     output = await purge(program, harness)
-    assert output.out.splitlines() == ["deleted 0 tasks", f"kept 1 task that Temporal runs: {task_id}"]
+    assert output.out.splitlines() == ["deleted 0 tasks", f"kept 1 task still running in Temporal: {task_id}"]
     assert task_id in (await left(harness))["tasks"]
 
 
@@ -179,10 +179,10 @@ async def test_close_orphaned_counts_open_tasks_by_namespace(harness: Harness, p
         await harness.db.tasks.insert_one({"id": str(namespace_id), "status": "running", **namespace_id})
     output = await program.call("close-orphaned", env=harness.environment)
     assert output.out.splitlines() == [
-        "        1  open tasks that name no namespace (of an earlier release)",
+        "        1  open tasks without a namespace (from an earlier release)",
         *sorted(
             [
-                f"        1  open tasks of namespace {here}, which this Temporal server has as 'default'",
+                f"        1  open tasks of namespace {here}, which is 'default' on this Temporal server",
                 "        1  open tasks of namespace gone-1, which this Temporal server does not have",
             ]
         ),

@@ -109,8 +109,8 @@ async def test_ctrl_c_stops_watching_and_leaves_the_task_running(harness: Harnes
     watching.send_signal(signal.SIGINT)
     _, err = await asyncio.to_thread(watching.communicate, timeout=EVENT_TIMEOUT_SEC)
     assert watching.returncode == 130
-    assert f"task {harness.queue} goes on: `flowkit status {harness.queue} --watch` watches it again" in err
-    assert f"`flowkit cancel {harness.queue}` stops it" in err
+    assert f"task {harness.queue} continues: `flowkit status {harness.queue} --watch` watches it again" in err
+    assert f"`flowkit cancel {harness.queue}` cancels it" in err
     assert "Traceback" not in err
     assert (await harness.document(harness.queue))["status"] == "running"
 
@@ -120,7 +120,7 @@ async def test_watching_a_cancelled_task_exits_with_code_5(harness: Harness, pro
     task_id = await harness.create(node("a", "paced", inline={"pause": 600}), node("b", "quick", "a"))
     await harness.until_node(task_id, "a", "running")
     asked = await program.call("cancel", task_id, "--reason", "wrong day", env=harness.environment)
-    assert (asked.code, asked.out) == (0, f"task {task_id} was asked to stop\n")
+    assert (asked.code, asked.out) == (0, f"requested the cancellation of task {task_id}\n")
     watched = await program.call("status", task_id, "--watch", env=harness.environment)
     assert watched.code == 5
     assert watched.out.splitlines()[-1] == f"task {task_id} cancelled: wrong day"

@@ -89,12 +89,12 @@ def ask(
 MISTAKES = {
     "no value": (["--set", "novalue"], ["--set 'novalue' is not NAME=VALUE", "for example"]),
     "no name": (["--set", "=7"], ["--set '=7' is not NAME=VALUE", "for example"]),
-    "twice": (["--set", "a=1", "--set", "a=2"], ["--set names 'a' twice", "give it once"]),
+    "twice": (["--set", "a=1", "--set", "a=2"], ["--set names 'a' twice", "pass it once"]),
     "bad path": (
         ["--set", "a..b=1"],
         ["vars.set: 'coordinator.vars.a..b'", "correct --set", "docs/variables.md"],
     ),
-    "overlap": (["--set", "a=1", "--set", "a.b=2"], ["vars.a.b lies below coordinator.vars.a", "--set"]),
+    "overlap": (["--set", "a=1", "--set", "a.b=2"], ["vars.a.b is below coordinator.vars.a", "--set"]),
     "too large": (["--set", f"a={'9' * 30}"], ["vars.a, an int, cannot be stored", "correct --set"]),
     "no json": (["--merge", "{a: 1}"], ["--merge is not JSON", "double quotes"]),
     "no object": (["--merge", "[1]"], ["--merge holds a list", "for example"]),
@@ -104,7 +104,7 @@ MISTAKES = {
     "truth": (["--incr", "k=true"], ["--incr 'k=true' is not", "for example"]),
     "infinite": (["--incr", "k=1e999"], ["vars.incr: 'by' must be finite", "correct --incr"]),
     "unset path": (["--unset", "$a"], ["vars.unset: 'coordinator.vars.$a'", "correct --unset"]),
-    "only block": (["--block-sensitive"], ["--block-sensitive is for --set and --merge", "add one"]),
+    "only block": (["--block-sensitive"], ["--block-sensitive requires --set or --merge", "add one"]),
     "secret": (
         ["--set", f"k={SECRET}", "--block-sensitive"],
         ["--set has a value that looks like a secret", "reference"],
@@ -131,7 +131,9 @@ def test_unreachable_database_is_reported_with_a_remedy(
 ) -> None:
     code, line = ask("--incr", "a")
     assert code == 3
-    assert line == ("flowkit: no MongoDB answers at mongodb://127.0.0.1:1; start one, or set MONGO_URL\n")
+    assert line == (
+        "flowkit: no MongoDB server responds at mongodb://127.0.0.1:1; start one, or set MONGO_URL\n"
+    )
 
 
 # --- with servers ---------------------------------------------------------------------------------------------------
@@ -214,7 +216,7 @@ async def test_conflict_is_reported_with_the_changes_that_were_made_before_it(ta
     assert (output.code, output.out) == (2, "")
     assert output.err == (
         "flowkit: vars.incr: coordinator.vars.name holds a str, not a number; what --set and --merge changed "
-        f"before stays; `flowkit vars {task_vars.task_id}` shows what is there\n"
+        f"remains; `flowkit vars {task_vars.task_id}` shows the current variables\n"
     )
     assert await task_vars.stored() == {"name": "Ada", "n": 1}
 
@@ -233,6 +235,6 @@ async def test_missing_task_exits_with_code_4_and_is_not_created(task_vars: Vars
     assert json.loads(output.out)["error"] == {
         "code": "unknown_task",
         "message": "there is no task 'nothing'",
-        "remedy": "`flowkit list` shows the tasks that there are",
+        "remedy": "run `flowkit list` to see the existing tasks",
     }
     assert await task_vars.harness.db.tasks.count_documents({"id": "nothing"}) == 0

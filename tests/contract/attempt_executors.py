@@ -81,7 +81,7 @@ def role_executor(
         events=events,
         **shared,
     )
-    return RoleExecutor(attempt=attempt, run_id=RUN, host=worker_context(db), roles=roles)
+    return RoleExecutor(attempt=attempt, run_id=RUN, worker=worker_context(db), roles=roles)
 
 
 def function_executor(db: Any, attempt: AttemptInput, function: Any) -> FunctionExecutor:

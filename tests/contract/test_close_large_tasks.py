@@ -128,7 +128,7 @@ async def test_stats_are_omitted_from_the_result_so_that_the_task_can_close(db: 
 async def test_close_gives_up_only_if_other_data_fills_the_document(db: Any) -> None:
     tasks = await large(db)
     limited = SizeLimitedDatabase(db, bytes_at_most=1_000)
-    with pytest.raises(StoreTooLarge, match="remove what else it holds"):
+    with pytest.raises(StoreTooLarge, match="remove other data from it"):
         await TaskStore(limited).close_task(close(status=TaskStatus.FAILED))
     assert limited.refused == 5
     assert (await stored(db))["run_id"] == RUN

@@ -27,10 +27,10 @@ class RecordingNotifier(ArtifactNotifier):
         super().__init__()
         self.nodes: list[str] = []
 
-    def tell(self, task_id: str, node_id: str) -> None:
+    def notify(self, task_id: str, node_id: str) -> None:
         """Record the notification."""
         self.nodes.append(node_id)
-        super().tell(task_id, node_id)
+        super().notify(task_id, node_id)
 
 
 @pytest.fixture
@@ -128,9 +128,9 @@ async def test_only_unsuccessful_sources_of_other_nodes_get_a_marker(
     db: Any, recording: RecordingDatabase
 ) -> None:
     nodes = [
-        shown("nobody pulls", NodeStatus.SKIPPED),
+        shown("no pulling node", NodeStatus.SKIPPED),
         skipped("finished", status=NodeStatus.FINISHED),
-        skipped("goes on", status=NodeStatus.DEFERRED),
+        skipped("runs again", status=NodeStatus.DEFERRED),
         skipped("cancelled", status=NodeStatus.CANCELLED),
     ]
     await Markers(recording, ArtifactNotifier()).write(TASK, nodes, AT)

@@ -76,8 +76,9 @@ async def test_task_of_another_database_is_not_written_and_can_be_retried_by_ano
     }
     error = await refused(getattr(own, name), given[name])
     assert (error.type, error.non_retryable) == ("wrong_database", False)
-    assert f"of task {TASK!r} is in database elsewhere, this engine's is {await tasks.deployment()}" in str(
-        error
+    assert (
+        f"of task {TASK!r} is in the database with id elsewhere, but this engine uses {await tasks.deployment()}"
+        in str(error)
     )
     assert await stored(db) == before
     assert await documents_of(db.artifacts) == []

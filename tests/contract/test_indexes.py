@@ -141,7 +141,7 @@ async def test_non_unique_index_on_the_same_keys_prevents_the_start(options: dic
     assert str(caught.value) == (
         "collection 'artifacts' needs the index uniq_artifact_batch_uid over (task_id, node_id, batch_uid), unique, "
         "but its index 'by_batch' over (task_id, node_id, batch_uid) is not unique: remove it with "
-        "db.artifacts.dropIndex('by_batch'), then start again"
+        "db.artifacts.dropIndex('by_batch'), then restart"
     )
 
 

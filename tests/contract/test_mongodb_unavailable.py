@@ -14,7 +14,7 @@ from tests.contract.drivers import DRIVERS, connected
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.entries import Entry
-from flowkit.adapters.mongo import away, translate_errors
+from flowkit.adapters.mongo import is_outage, translate_errors
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.errors import FlowKitError, StoreDenied, StoreRefused, StoreTooLarge, StoreUnavailable
@@ -42,6 +42,8 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "begin_attempt": lambda tasks: tasks.begin_attempt(attempt(), RUN, {}, AT),
     "reopen": lambda tasks: tasks.reopen(TASK, RUN),
     "extend_lease": lambda tasks: tasks.extend_lease(attempt(), RUN, 1, AT),
+    "show_lease": lambda tasks: tasks.show_lease(attempt(), RUN, {}, AT),
+    "show_wait": lambda tasks: tasks.show_wait(attempt(), RUN, "a worker", holders="bridge-"),
     "finish_attempt": lambda tasks: tasks.finish_attempt(attempt(), RUN, AT),
     "check_hold": lambda tasks: tasks.check_hold(attempt(), RUN),
     "cancel_flag": lambda tasks: tasks.cancel_flag(attempt()),
@@ -49,7 +51,7 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "raised_flag": lambda tasks: tasks.raised_flag(attempt()),
     "variables": lambda tasks: tasks.variables(TASK),
     "wiring": lambda tasks: tasks.wiring(TASK),
-    "moved_on": lambda tasks: tasks.moved_on(TASK, {"a": 1}),
+    "have_restarted": lambda tasks: tasks.have_restarted(TASK, {"a": 1}),
     "node_states": lambda tasks: tasks.node_states(TASK),
     "record": lambda tasks: tasks.record(record()),
     "close_task": lambda tasks: tasks.close_task(close()),
@@ -113,7 +115,7 @@ async def test_every_call_reports_an_unreachable_server_in_a_short_message(
 ) -> None:
     found = await outcomes(store(nowhere), calls)
     assert {name: type(error) for name, error in found.items()} == dict.fromkeys(calls, StoreUnavailable)
-    assert all(str(error).startswith("MongoDB does not answer") for error in found.values())
+    assert all(str(error).startswith("MongoDB is unavailable") for error in found.values())
     assert [name for name, error in found.items() if len(str(error)) >= MAX_MESSAGE_CHARS] == []
 
 
@@ -202,8 +204,8 @@ async def test_driver_errors_for_too_large_and_unencodable_documents_are_disting
 
 
 def test_only_an_unreachable_server_fails_a_whole_group_of_writes() -> None:
-    assert [error for error in UNREACHABLE if not away(error)] == []
-    assert [error for error in [*TEMPORARY, *DENIED, *TOO_LARGE, *PERMANENT] if away(error)] == []
+    assert [error for error in UNREACHABLE if not is_outage(error)] == []
+    assert [error for error in [*TEMPORARY, *DENIED, *TOO_LARGE, *PERMANENT] if is_outage(error)] == []
 
 
 @pytest.mark.server

@@ -205,7 +205,7 @@ async def test_queued_document_with_another_graph_is_not_changed(
 
 async def test_queued_document_without_a_graph_is_not_changed(db: Any, tasks: TaskStore) -> None:
     await db.tasks.insert_one({"id": TASK, "status": "queued"})
-    with pytest.raises(TaskIdTaken, match="holds no graph"):
+    with pytest.raises(TaskIdTaken, match="contains no graph"):
         await tasks.open_task(opening("a"))
 
 

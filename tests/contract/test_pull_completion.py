@@ -30,10 +30,10 @@ class TasksWithConcurrentChange(TaskStore):
         super().__init__(db)
         self.before_last_scan: list[Callable[[], Awaitable[None]]] = []
 
-    async def moved_on(self, *args: Any) -> bool:
+    async def have_restarted(self, *args: Any) -> bool:
         if self.before_last_scan:
             await self.before_last_scan.pop()()
-        return await super().moved_on(*args)
+        return await super().have_restarted(*args)
 
 
 @pytest.fixture

@@ -94,11 +94,11 @@ async def tasks() -> TaskStore:
     return TaskStore(memory_database())
 
 
-def sweep_of(tasks: TaskStore, temporal: FakeTemporal, second_look_sec: float = 0.0) -> Sweep:
+def sweep_of(tasks: TaskStore, temporal: FakeTemporal, second_check_sec: float = 0.0) -> Sweep:
     """Return a sweep that does not wait between two checks."""
     client: Any = temporal
     namespace: Namespace = client
-    return Sweep(client, tasks, namespace, every_sec=60, second_look_sec=second_look_sec)
+    return Sweep(client, tasks, namespace, every_sec=60, second_check_sec=second_check_sec)
 
 
 async def open_one(tasks: TaskStore, task_id: str, namespace_id: str = "") -> None:
@@ -164,7 +164,7 @@ async def test_task_without_or_of_another_namespace_is_never_lost(
 
 async def test_two_checks_in_quick_succession_count_as_one(tasks: TaskStore, temporal: FakeTemporal) -> None:
     await open_one(tasks, "gone", OWN)
-    assert await twice(sweep_of(tasks, temporal, second_look_sec=60)) == []
+    assert await twice(sweep_of(tasks, temporal, second_check_sec=60)) == []
 
 
 async def test_workflow_that_reappears_resets_the_count_of_checks(

@@ -200,8 +200,8 @@ OPERATIONS: dict[str, Call] = {
     ("raised", "ours", "reported"),
     [
         (errors.WriteError(f"cannot store {SECRET}", 17419), AdapterError, "(code 17419)"),
-        (errors.AutoReconnect(f"lost {SECRET}"), StoreUnavailable, "MongoDB does not answer (AutoReconnect)"),
-        (errors.OperationFailure(f"not primary {SECRET}", 189), StoreUnavailable, "does not answer"),
+        (errors.AutoReconnect(f"lost {SECRET}"), StoreUnavailable, "MongoDB is unavailable (AutoReconnect)"),
+        (errors.OperationFailure(f"not primary {SECRET}", 189), StoreUnavailable, "is unavailable"),
     ],
 )
 async def test_driver_error_contains_no_value(

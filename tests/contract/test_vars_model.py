@@ -103,7 +103,7 @@ def leaves(value: Any, path: Path) -> list[tuple[Path, Any]]:
 
 
 def check_apart(paths: list[Path]) -> None:
-    """Raise Refused if two paths are equal or one lies below the other."""
+    """Raise Refused if two paths are equal or one is below the other."""
     for one, other in itertools.permutations(paths, 2):
         if one[: len(other)] == other:
             raise Refused

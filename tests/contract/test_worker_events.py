@@ -203,7 +203,7 @@ async def test_oldest_events_are_dropped_with_one_warning(caplog: pytest.LogCapt
     log.add(done(attempt("e"), WORKER, AT))
     assert await log.flush()
     assert (failing_log.nodes, log.lost) == (["d", "e"], 3)
-    assert caplog.text.count("the oldest are given up") == 1
+    assert caplog.text.count("FlowKit drops the oldest") == 1
 
 
 async def test_rejected_events_do_not_delay_others(caplog: pytest.LogCaptureFixture) -> None:

@@ -262,7 +262,9 @@ async def test_process_that_starts_without_mongodb_is_registered_later(
     await shows.stop()
     assert (await shown(db))[0] == "offline"
     assert "uniq_worker" in await db.worker_registry.index_information()
-    assert sum("cannot be shown" in r.getMessage() for r in caplog.records if r.levelname == "WARNING") == 1
+    assert (
+        sum("cannot update worker" in r.getMessage() for r in caplog.records if r.levelname == "WARNING") == 1
+    )
 
 
 class UnavailableUntilOpened:

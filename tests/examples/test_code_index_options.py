@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 def test_help_lists_every_option() -> None:
     result = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120", "TERM": "dumb"})
     assert result.exit_code == 0
-    for option in ("--source", "--workers", "--chaos", "--report", "--keep", "--batch-size", "--folder"):
+    for option in ("--source", "--workers", "--chaos", "--external", "--report", "--keep", "--batch-size"):
         assert option in result.output
 
 

@@ -16,6 +16,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from tests.kafka_server import Broker
+
     from flowkit.local import Stack
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +47,7 @@ def demo(source: Path, *options: str) -> str:
     ended = subprocess.run(
         [*(sys.executable, "-m", "code_index", "--source", str(source), "--folder", str(folder))]
         + ["--batch-size", "2", *options],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "examples")},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "examples"), str(ROOT / "src")])},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_SEC,
@@ -121,3 +123,18 @@ def test_run_retries_failures_prints_the_result_and_writes_the_report(
     assert line(printed, "report").split() == ["report", str(report)]
     assert "2 × failed: flaky_disk" in report.read_text()
     assert StoredBatches(db, printed).paths == sorted(FILES)
+
+
+@pytest.mark.server
+def test_external_worker_runs_one_role_with_the_same_result(
+    db: Any, source: Path, kafka: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals = line(demo(source), "files ")
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka.bootstrap_servers)
+    printed = demo(source, "--external")
+    assert f"external role grouper runs on external-1, through Kafka at {kafka.bootstrap_servers}" in printed
+    assert line(printed, "files ") == totals
+    stored = StoredBatches(db, printed)
+    assert {worker for _, _, worker in stored.writers("group")} == {"external-1"}
+    assert stored.uids("group") == stored.uids("index")
+    assert stored.paths == sorted(FILES)

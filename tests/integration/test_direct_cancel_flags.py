@@ -113,7 +113,7 @@ async def test_node_backs_off_and_shows_the_reason_if_temporal_rejects_the_cance
     await write_flag(harness, task_id)
     deferred = await harness.until_node(task_id, "a", "deferred", epoch=2)
     assert deferred["last_error"].startswith(
-        "cancel_refused: the document of the task says coordinator.cancelled"
+        "cancel_refused: coordinator.cancelled is set in the task document"
     )
     assert "not allowed here" in deferred["last_error"]
     assert len(tries) == 2, "with a pause of a second between them, then of two"

@@ -97,6 +97,37 @@ async def test_a_worker_whose_acceptance_fails_stays_busy_and_deaf(side: KafkaSi
         assert await side.committed() == 0
 
 
+async def test_a_worker_that_never_pauses_drops_commands_while_it_is_busy(side: KafkaSide) -> None:
+    async with side.worker(Gate().handler, misbehavior=Misbehavior(never_pause=True)) as worker:
+        await side.start("a", partition=0)
+        await worker.wait_for("committed", node="a")
+        await side.start("b", partition=0)
+        assert (await worker.wait_for("dropped", node="b")).reason == "busy"
+        await worker.wait_for("committed", node="b")
+    assert [run.node_id for run in worker.runs] == ["a"]
+
+
+async def test_a_stored_run_of_another_role_is_cleared(side: KafkaSide) -> None:
+    worker = side.worker(Gate().handler, worker_id="w-one")
+    async with worker:
+        await side.start("a")
+        await worker.wait_for("committed", node="a")
+    changed = side.worker(two, worker_id="w-one", roles=[side.other_role])
+    async with changed:
+        assert changed.held is None
+        assert changed.sent[0].payload["resume"] is None
+    assert (await side.db.worker_state.find_one({"_id": "w-one"}))["active_run"] is None
+
+
+async def test_a_stored_run_with_unknown_fields_prevents_the_start(side: KafkaSide) -> None:
+    await side.db.worker_state.insert_one({"_id": "w-one", "active_run": {"task_id": "t", "mood": "good"}})
+    worker = side.worker(two, worker_id="w-one")
+    with pytest.raises(TypeError, match="mood"):
+        await worker.start()
+    assert not worker.alive
+    assert worker.sent == []
+
+
 async def test_two_workers_own_the_same_epoch(side: KafkaSide) -> None:
     thief = side.worker(two, misbehavior=Misbehavior(second_owner=True))
     async with side.worker(two) as owner, thief:

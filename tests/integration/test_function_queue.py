@@ -104,7 +104,7 @@ async def nothing(task_id: str, **_: Any) -> None:
 
 @pytest.mark.parametrize("name", ["open_task", "record", "close_task"])
 def test_function_cannot_have_the_name_of_an_engine_activity(name: str) -> None:
-    refused = pytest.raises(ConfigError, match=f"a coordinator function is called '{name}'")
+    refused = pytest.raises(ConfigError, match=f"the coordinator function name '{name}' is reserved")
     with refused:
         Coordinator(db=memory_database(), cfg=CoordinatorConfig(), adapters={name: nothing})
     with refused:
@@ -115,5 +115,7 @@ def test_function_cannot_have_the_name_of_an_engine_activity(name: str) -> None:
 async def test_graph_that_calls_an_engine_activity_is_rejected(harness: Harness) -> None:
     engine = await harness.engine()
     engine.adapters["record"] = nothing
-    with pytest.raises(ValueError, match="node 'r': io.fn is 'record', a name that the engine uses itself"):
+    with pytest.raises(
+        ValueError, match="node 'r': io.fn is 'record', a name that is reserved for the engine"
+    ):
         await harness.create(call("r", "record"))

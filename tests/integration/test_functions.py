@@ -142,7 +142,11 @@ async def test_rejected_operation_fails_the_node_immediately_and_names_the_path(
 @pytest.mark.parametrize(
     ("fn", "args", "reported"),
     [
-        ("vars.incr", {}, "io.fn_args do not fit 'vars.incr': missing a required argument: 'key'"),
+        (
+            "vars.incr",
+            {},
+            "io.fn_args do not match the parameters of 'vars.incr': missing a required argument: 'key'",
+        ),
         ("vars.incr", {"key": "n", "step": 2}, "unexpected keyword argument 'step'"),
         ("vars.incr", {"key": "a.$b"}, "'coordinator.vars.a.$b' has a segment that begins with '$'"),
         ("merge.generic", {"from_nodes": ["x"]}, "'target' must be a dict, not null"),
@@ -212,7 +216,7 @@ async def test_function_can_fail_permanently(harness: Harness) -> None:
     task_id = await harness.create(call("p", "rejecting", args={"limit": 3}, **SOON))
     assert "adapter_error: limit 3 is too low" in await failure(harness, task_id)
     wrong = await harness.create(call("p", "rejecting", args={"limits": 3}, **SOON))
-    assert "io.fn_args do not fit 'rejecting'" in await failure(harness, wrong)
+    assert "io.fn_args do not match the parameters of 'rejecting'" in await failure(harness, wrong)
 
 
 async def test_slow_function_fails_with_its_own_timeout(harness: Harness) -> None:

@@ -210,11 +210,11 @@ async def test_handler_that_proposes_no_sources_fails_permanently(harness: Harne
     await assert_refused(harness, proposing("orphan", propose={"input_adapter": PULL}))
 
 
-@pytest.mark.parametrize("nobody", ["ghost", "z"])
+@pytest.mark.parametrize("source", ["ghost", "z"])
 async def test_handler_that_proposes_a_source_that_cannot_end_fails_permanently(
-    harness: Harness, nobody: str
+    harness: Harness, source: str
 ) -> None:
-    await assert_refused(harness, proposing("z", "u", propose=route(PULL, from_nodes=[nobody])))
+    await assert_refused(harness, proposing("z", "u", propose=route(PULL, from_nodes=[source])))
 
 
 async def test_strict_worker_requires_the_key_of_chunks(harness: Harness) -> None:

@@ -38,7 +38,7 @@ endless: dict[str, Any] = {}
 endless["self"] = endless
 
 UNSTORABLE: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "65 bits": ({"params": {"n": {"id": 2**63}}}, ["params.n.id is 9223372036854775808", "as a text"]),
+    "65 bits": ({"params": {"n": {"id": 2**63}}}, ["params.n.id is 9223372036854775808", "as a string"]),
     "5,000 digits": ({"params": {"n": 10**5_000}}, ["params"]),
     "NUL": ({"params": {"a": {"b\0c": 1}}}, [r"params.a.b\x00c", "NUL", "rename the key"]),
     "surrogate": ({"params": {"a": "x\ud800"}}, ["params.a", "'x\\ud800'"]),
@@ -112,7 +112,7 @@ class Failing(TaskStore):
 @pytest.mark.parametrize(
     ("error", "reported"),
     [
-        (StoreRefused("MongoDB refused (OperationFailure: not authorized)"), "not authorized"),
+        (StoreRefused("MongoDB rejected the operation (OperationFailure: not authorized)"), "not authorized"),
         (errors.OperationFailure("not authorized on flowkit", 13), "OperationFailure: not authorized"),
         (RuntimeError("two\nlines \ud800"), r"RuntimeError: two lines \ud800"),
         (OverflowError("x" * 5_000), "OverflowError: xxx"),
@@ -128,7 +128,7 @@ async def test_document_errors_after_the_start_do_not_fail_the_call(
         task_id = await tasks.create_task(params={}, graph={"nodes": [NOOP]})
     [record] = [record for record in caplog.records if record.name == "flowkit.client"]
     text = record.getMessage()
-    assert f"task {task_id} runs, but its document is not there yet: " in text
+    assert f"task {task_id} is running, but its document does not exist yet: " in text
     assert reported in text
     assert "\n" not in text
     assert len(text) < 450
@@ -214,6 +214,6 @@ async def test_function_replaced_by_an_invalid_object_fails_the_node_with_a_clea
     engine: Coordinator = await harness.engine()
     engine.adapters["broken"] = "no function"
     task_id = await harness.create({**NOOP, "io": {"fn": "broken"}})
-    with pytest.raises(TaskFailed, match="adapter_error: io.fn_args do not fit 'broken'"):
+    with pytest.raises(TaskFailed, match="adapter_error: io.fn_args do not match the parameters of 'broken'"):
         await engine.result(task_id, 60)
     await eventually(lambda: harness.db.tasks.find_one({"id": task_id, "status": "failed"}))

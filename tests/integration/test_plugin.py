@@ -280,7 +280,7 @@ async def test_unreachable_database_ends_the_worker_with_a_one_line_error(
     nowhere: Any = AsyncIOMotorClient("mongodb://127.0.0.1:1", serverSelectionTimeoutMS=100)
     client = await connected(harness, plugin_of(harness, db=nowhere.none))
     worker = Worker(client, task_queue=f"{harness.queue}{role}")
-    with pytest.raises(StoreUnavailable, match="MongoDB does not answer") as caught:
+    with pytest.raises(StoreUnavailable, match="MongoDB is unavailable") as caught:
         await asyncio.wait_for(worker.run(), EVENT_TIMEOUT_SEC)
     assert "\n" not in str(caught.value)
     await asyncio.wait_for(worker.shutdown(), EVENT_TIMEOUT_SEC)

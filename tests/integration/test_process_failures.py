@@ -106,5 +106,5 @@ async def test_worker_with_a_different_database_reports_the_mismatch(harness: Ha
     task_id = await harness.create(node("a", **NO_RETRIES))
     document = await harness.until_status(task_id, "failed")
     failed = document["graph"]["nodes"][0]
-    assert failed["last_error"].startswith("wrong_database: the engine's database is deployment ")
+    assert failed["last_error"].startswith("wrong_database: the engine uses the database with id ")
     await harness.db.client.drop_database(f"{harness.database}_other")

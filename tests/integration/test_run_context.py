@@ -333,7 +333,7 @@ async def test_handler_can_write_and_read_artifacts(harness: Harness) -> None:
     refs: list[dict[str, Any]] = []
 
     async def body(ctx: RunContext) -> dict[str, Any]:
-        with pytest.raises(ValueError, match="batch_uid must not be empty"):
+        with pytest.raises(ValueError, match="batch_uid must be a non-empty string"):
             await ctx.artifacts.upsert_partial("", {})
         seen = [(partial["batch_uid"], partial["meta"]) async for partial in ctx.artifacts.partials()]
         refs.append(await ctx.artifacts.upsert_partial(f"mine{ctx.attempt_epoch}", {"x": 1}))

@@ -140,9 +140,7 @@ async def test_task_created_without_mongodb_runs_when_it_returns(
     async def waits_for_mongodb() -> bool:
         description = await (await harness.handle(task_id)).describe()
         pending = description.raw_description.pending_activities
-        return any(
-            activity.last_failure.message.startswith("MongoDB does not answer") for activity in pending
-        )
+        return any(activity.last_failure.message.startswith("MongoDB is unavailable") for activity in pending)
 
     await eventually(waits_for_mongodb)
     await asyncio.to_thread(mongo.start)

@@ -238,7 +238,7 @@ async def test_task_created_twice_with_one_id_runs_once(harness: Harness) -> Non
 
 async def test_invalid_graph_is_rejected_by_create_task_without_a_write(harness: Harness) -> None:
     graph = {"nodes": [node("a", "quick", "ghost")]}
-    with pytest.raises(GraphError, match="depends_on names 'ghost', which is no node"):
+    with pytest.raises(GraphError, match="depends_on names 'ghost', which is not a node"):
         await harness.coordinator.create_task(params={}, graph=graph)
     assert await harness.db.tasks.count_documents({}) == 0
 

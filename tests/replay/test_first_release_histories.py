@@ -14,7 +14,7 @@ import pytest
 from temporalio import workflow
 from temporalio.workflow import NondeterminismError
 
-from flowkit.graph.validation import normalised
+from flowkit.graph.validation import normalized
 from flowkit.workflows import opening, reports
 from tests.replay.scrub import payload_texts
 from tests.replay.test_replay import HISTORIES, load, replay
@@ -54,9 +54,9 @@ async def test_history_with_empty_sources_does_not_replay_with_the_current_rule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def today(graph: dict[str, Any], *, empty_sources: bool = True) -> Graph:
-        return normalised(graph)
+        return normalized(graph)
 
-    monkeypatch.setattr(opening, "normalised", today)
+    monkeypatch.setattr(opening, "normalized", today)
     with pytest.raises(BROKEN):
         await replay(load(earlier("empty_sources")))
 

@@ -134,7 +134,7 @@ async def test_new_task_requires_a_printable_id(value: Any) -> None:
         await a_client().create_task(
             params={}, graph={"nodes": [{"node_id": "a", "type": "t"}]}, task_id=value
         )
-    assert "leave it out for a new UUID" in refusal_of(caught.value, "task_id is ")
+    assert "omit it to get a new UUID" in refusal_of(caught.value, "task_id is ")
 
 
 class UnresponsiveClient:
@@ -152,7 +152,7 @@ async def test_start_with_an_unknown_outcome_names_the_task() -> None:
             params={}, graph={"nodes": [{"node_id": "a", "type": "t"}]}, task_id="mine"
         )
     [note] = caught.value.__notes__
-    assert "task 'mine' may have started all the same: call again with task_id='mine'" in note
+    assert "task 'mine' may have started anyway: call again with task_id='mine'" in note
 
 
 NODES: dict[str, tuple[str, Call]] = {
@@ -276,7 +276,7 @@ def test_functions_require_a_database(value: object) -> None:
 @pytest.mark.parametrize("name", ["bus", "outbox"])
 def test_removed_attribute_of_the_coordinator_raises_removed(name: str) -> None:
     coordinator = Coordinator(db=NONE)
-    with pytest.raises(Removed, match=rf"Coordinator\.{name} is gone: .* Leave it out") as caught:
+    with pytest.raises(Removed, match=rf"Coordinator\.{name} was removed: .* Omit it") as caught:
         getattr(coordinator, name)
     assert isinstance(caught.value, (FlowKitError, AttributeError))
     assert caught.value.code == "removed"
@@ -301,7 +301,7 @@ def test_cancel_reason_is_a_short_text(reason: str | None, kept: str) -> None:
 
 @pytest.mark.parametrize("reason", [7, True, b"text", {"$gt": ""}])
 async def test_cancel_reason_that_is_not_a_string_is_rejected(reason: Any) -> None:
-    with pytest.raises(ConfigError, match="reason is .*; it must be a text"):
+    with pytest.raises(ConfigError, match="reason is .*; it must be a string"):
         await Coordinator(db=NONE, client=NONE).cancel_task("t", reason=reason)
 
 
@@ -309,7 +309,7 @@ async def test_cancel_reason_that_is_not_a_string_is_rejected(reason: Any) -> No
 async def test_handler_cannot_store_a_batch_with_an_invalid_uid(uid: Any) -> None:
     attempt = AttemptInput(task_id="t", node_id="a", index=0, role="r", epoch=1)
     writer = ArtifactsWriter(ArtifactStore(NONE), attempt, "w")
-    with pytest.raises(ValueError, match="batch_uid must not be empty and must be a text, not "):
+    with pytest.raises(ValueError, match="batch_uid must be a non-empty string, not "):
         await writer.upsert_partial(uid, {})
 
 

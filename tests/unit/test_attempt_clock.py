@@ -78,13 +78,13 @@ def test_next_check_is_when_the_limit_can_be_reached(
     clock: AttemptClock, time: Time, limit: float | None, spent: float, look: float | None
 ) -> None:
     time.now = spent
-    assert clock.next_look(limit) == look
+    assert clock.next_check(limit) == look
 
 
 def test_stopped_clock_is_checked_regularly(clock: AttemptClock, time: Time) -> None:
     with clock.stopped():
         time.now = 100.0
-        assert clock.next_look(0.001) == 0.25
+        assert clock.next_check(0.001) == 0.25
 
 
 @given(SPANS)

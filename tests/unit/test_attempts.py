@@ -71,14 +71,14 @@ async def run(
     db: Any, body: FunctionRunner, given: AttemptInput, home: LoopPortal | None = None
 ) -> AttemptResult:
     """Run the executor as a Temporal worker would."""
-    host = WorkerContext(
+    worker = WorkerContext(
         tasks=TaskStore(db), portal=home or LoopPortal(), worker_id="w", cancel_poll_sec=0.01
     )
     environment = ActivityEnvironment()
     environment.info = replace(environment.info, workflow_id=TASK, workflow_run_id=RUN)
 
     async def run_attempt() -> AttemptResult:
-        return await Attempt(host, given, body).run()
+        return await Attempt(worker, given, body).run()
 
     ending: Awaitable[AttemptResult] = environment.run(run_attempt)
     return await ending
@@ -171,7 +171,7 @@ async def test_handler_that_blocks_its_loop_times_out(db: Any, monkeypatch: pyte
 
 async def test_unavailable_store_uses_no_retry(db: Any) -> None:
     async def read() -> None:
-        raise StoreUnavailable("MongoDB does not answer (AutoReconnect)")
+        raise StoreUnavailable("MongoDB is unavailable (AutoReconnect)")
 
     reported = await failed(db, FunctionRunner(read), attempt())
     assert (reported["kind"], reported["code"]) == (FailureKind.YIELDED, "mongo_unavailable")
@@ -258,7 +258,7 @@ async def test_attempt_flagged_by_the_workflow_stops_and_waits_for_the_temporal_
     reported = await failed(db, body, attempt())
     assert body.reasons == ["hard_fail:boom"]
     assert (reported["kind"], reported["code"]) == (FailureKind.YIELDED, "cancel_pending")
-    assert reported["message"].startswith(f"cancelled (hard_fail:boom) by run {RUN} of the workflow")
+    assert reported["message"].startswith(f"cancel requested by run {RUN} of the workflow (hard_fail:boom)")
 
 
 @pytest.mark.usefixtures("_at_once")
@@ -270,7 +270,7 @@ async def test_attempt_ends_without_using_budget_if_temporal_rejects_the_cancel(
     reported = await failed(db, body, replace(attempt(), cancel_grace_sec=0.05))
     assert body.reasons == ["too dear"]
     assert (reported["kind"], reported["code"]) == (FailureKind.YIELDED, "cancel_refused")
-    assert "Temporal did not accept a cancel" in reported["message"]
+    assert "Temporal rejected the cancel" in reported["message"]
 
 
 @pytest.mark.usefixtures("_at_once")
@@ -288,10 +288,10 @@ async def test_flag_of_another_run_does_not_stop_the_attempt(db: Any) -> None:
     body = FunctionRunner(checked.wait)
     environment = ActivityEnvironment()
     environment.info = replace(environment.info, workflow_id=TASK, workflow_run_id=RUN)
-    host = WorkerContext(tasks=host_tasks, portal=LoopPortal(), worker_id="w", cancel_poll_sec=0.01)
+    worker = WorkerContext(tasks=host_tasks, portal=LoopPortal(), worker_id="w", cancel_poll_sec=0.01)
 
     async def run_attempt() -> AttemptResult:
-        return await Attempt(host, attempt(), body).run()
+        return await Attempt(worker, attempt(), body).run()
 
     assert (await asyncio.wait_for(environment.run(run_attempt), FOREVER)).worker_id == "w"
     assert body.reasons == []

@@ -55,9 +55,12 @@ def test_node_taken_by_a_worker_no_longer_waits() -> None:
 
 NOTES: list[tuple[NodeView, str]] = [
     (node(), ""),
-    (node(waiting=True), "no worker has taken it yet"),
+    (node(waiting=True), "no worker has started it yet"),
     (node(note=ERROR), f"last attempt: {ERROR}"),
-    (node(note=ERROR, waiting=True), f"no worker has taken it yet; last attempt: {ERROR}"),
+    (node(note=ERROR, waiting=True), f"no worker has started it yet; last attempt: {ERROR}"),
+    (node(waits_for="a free worker", note=ERROR), f"waits for a free worker; last attempt: {ERROR}"),
+    (node(worker="w-1"), "external worker w-1"),
+    (node(status="finished", worker="w-1"), ""),
     (node(status="cancelling", note=ERROR), f"last attempt: {ERROR}"),
     (node(status="failed", note=ERROR), ERROR),
     (node(status="skipped", note="upstream_failed"), "upstream_failed"),
@@ -81,7 +84,7 @@ def test_without_a_terminal_a_taken_node_gets_its_own_line() -> None:
     for view in (task(node(waiting=True)), task(node(waiting=True)), task(node())):
         lines.show(view, [])
     reported = [line.partition(" s  ")[2] for line in out.getvalue().splitlines()]
-    assert reported == ["enrich  running, attempt 1 (no worker has taken it yet)", node_line(node())]
+    assert reported == ["enrich  running, attempt 1 (no worker has started it yet)", node_line(node())]
 
 
 def test_status_shows_complete_errors() -> None:
@@ -141,5 +144,5 @@ async def test_truncated_workflow_status_is_not_used_for_the_view(
     monkeypatch.setattr(task_view, "polled", polled)
     servers: Any = SimpleNamespace(temporal=None, tasks=FakeServers(omitted), catalog=FakeServers(omitted))
     description: Any = SimpleNamespace(task_queue="flowkit")
-    seen = await task_view.Looker(servers, "t", description)._asked()
+    seen = await task_view.TaskReader(servers, "t", description)._queried()
     assert (seen is None) == bool(omitted)

@@ -184,8 +184,8 @@ def test_missing_file_is_not_an_error(config: type[Config], tmp_path: Path) -> N
     [
         ("{", "is not valid JSON"),
         ("", "is not valid JSON"),
-        ("[]", "must hold a JSON object, not list"),
-        ("null", "must hold a JSON object, not NoneType"),
+        ("[]", "must contain a JSON object, not list"),
+        ("null", "must contain a JSON object, not NoneType"),
         (b"\xff\xfe\x00", "is not valid JSON"),
     ],
 )
@@ -327,7 +327,9 @@ def test_roles_are_a_list_of_role_names(name: str, value: object) -> None:
 
 def test_error_names_the_index_of_an_invalid_role() -> None:
     assert "WorkerConfig.roles[1] is 7; it must be a role" in refused("roles", ["a", 7])
-    assert "WorkerConfig.roles[1] is 'a'; it must be another role" in refused("roles", ["a", "a"])
+    assert "WorkerConfig.roles[1] is 'a'; it must be a role that is not in the list yet" in refused(
+        "roles", ["a", "a"]
+    )
     assert "at least one role" in refused("roles", [])
     assert made("worker_types", [])
     assert made("roles", ("a", "b"))[0] == WorkerConfig(roles=["a", "b"])
@@ -383,7 +385,7 @@ def test_topic_is_a_valid_kafka_topic(name: str, value: object) -> None:
 
 @pytest.mark.parametrize("name", ["topic_cmd_fmt", "topic_status_fmt"])
 def test_topic_without_the_role_is_rejected(name: str) -> None:
-    assert "{type} where the role belongs" in refused(name, "cmd.v1")
+    assert "{type} in place of the role" in refused(name, "cmd.v1")
 
 
 def test_long_value_is_truncated_in_the_error() -> None:

@@ -30,7 +30,7 @@ def test_missing_namespace_is_reported_with_the_command_that_creates_it() -> Non
 @pytest.mark.parametrize("status", [RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED])
 def test_authentication_error_is_not_reported_as_an_unreachable_server(status: RPCStatusCode) -> None:
     error = unavailable(rpc(status), ADDRESS, "default")
-    assert error.problem == f"Temporal at {ADDRESS} does not let this client into namespace 'default'"
+    assert error.problem == f"Temporal at {ADDRESS} denies this client access to namespace 'default'"
     assert "TEMPORAL_API_KEY" in error.remedy
     assert str(error).endswith("(as the server says)")
 
@@ -40,7 +40,7 @@ def test_authentication_error_is_not_reported_as_an_unreachable_server(status: R
 )
 def test_error_for_an_unreachable_server_contains_its_address(cause: RuntimeError | RPCError) -> None:
     error = unavailable(cause, ADDRESS, "default")
-    assert error.problem == f"no Temporal server answers at {ADDRESS}"
+    assert error.problem == f"no Temporal server responds at {ADDRESS}"
     assert error.remedy == "start one, or set TEMPORAL_ADDRESS"
     assert len(str(error)) < 350
 
@@ -88,5 +88,5 @@ async def test_namespace_id_is_requested_until_it_is_known(caplog: pytest.LogCap
     assert [await namespace.id() for _ in range(5)] == ["", "", *["id of default"] * 3]
     assert client.asked == 3
     assert [record.getMessage() for record in caplog.records if record.name == "flowkit.client"] == [
-        "Temporal does not tell the id of namespace 'default': not allowed"
+        "Temporal did not return the id of namespace 'default': not allowed"
     ]

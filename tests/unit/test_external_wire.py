@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flowkit.protocol.messages import Envelope, dedup_id, read_payload
 from flowkit.testing.external.author import Author, Outgoing
 from flowkit.testing.external.malformed import Malformed, malformed
 from flowkit.testing.external.runs import Run
@@ -130,6 +131,17 @@ def test_messages_equal_the_examples_of_the_protocol(
     assert sent.value.decode() == value
     assert sent.topic == topic
     assert sent.kind == kind
+
+
+@pytest.mark.parametrize(("kind", "number", "write"), WRITERS, ids=[f"{kind}-{n}" for kind, n, _ in WRITERS])
+def test_the_engine_reads_every_message_of_a_worker(
+    kind: str, number: int, write: Callable[[Author, Run, dict[str, Any]], Outgoing]
+) -> None:
+    value = written(kind, number, write).value
+    envelope = Envelope.from_json(value)
+    assert envelope.to_json() == value
+    assert read_payload(envelope) is not None
+    assert dedup_id(envelope, worker_id=WORKER) == envelope.dedup_id
 
 
 def test_the_examples_cover_every_record_of_a_worker() -> None:

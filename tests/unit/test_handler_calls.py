@@ -142,7 +142,7 @@ async def test_abandoned_call_keeps_its_thread_but_frees_its_slot(
         each.cancel()
     assert (await waiting).startswith("hook"), "as many calls as slots were given up"
     assert threads.leaked == 2
-    assert "left behind now: 2" in caplog.messages[-1]
+    assert "leaked threads: 2" in caplog.messages[-1]
     released.set()
     while threads.leaked:
         await let_other_tasks_run()

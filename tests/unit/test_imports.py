@@ -96,9 +96,9 @@ def test_echo_handler_serves_the_role_echo() -> None:
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("flowkit.outbox.dispatcher.OutboxDispatcher", "durable step"),
+        ("flowkit.outbox.dispatcher.OutboxDispatcher", "durably"),
         ("flowkit.bus.kafka.KafkaBus", "through Temporal"),
-        ("flowkit.worker.state.LocalStateManager", "Temporal keeps track"),
+        ("flowkit.worker.state.LocalStateManager", "Temporal tracks"),
     ],
 )
 def test_error_of_a_removed_name_contains_its_replacement(name: str, remedy: str) -> None:

@@ -100,7 +100,7 @@ class Opaque:
 
 
 REFUSED: list[tuple[Any, list[str]]] = [
-    ({"rows": [{"n": 1}, {"n": 2**63}]}, ["rows[1].n", "64-bit", "as text"]),
+    ({"rows": [{"n": 1}, {"n": 2**63}]}, ["rows[1].n", "64-bit", "as a string"]),
     ({"n": -(2**63) - 1}, ["n is an integer outside"]),
     ({"n": 10**400}, ["n is an integer outside"]),
     ({"a": {"b": (1, Opaque())}}, ["a.b[1]", "Opaque", "no JSON form"]),

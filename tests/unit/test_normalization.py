@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.graphs import PULL, RECHUNK, node, one, pulling, two
 
-from flowkit.graph.validation import normalised, parse_graph
+from flowkit.graph.validation import normalized, parse_graph
 from flowkit.models import FanIn, NodeIO, OnNodeFailure, RetryPolicy
 
 RUNTIME: dict[str, Any] = {
@@ -184,7 +184,7 @@ def test_depends_on_overrides_different_edges_with_a_warning() -> None:
     graph = {"nodes": nodes, "edges": [["b", "c"]]}
     assert parents(graph)["c"] == ["a"]
     (warning,) = parse_graph(graph).warnings
-    for part in ("'c'", "depends_on ['a']", "edges ['b']", "depends_on wins"):
+    for part in ("'c'", "depends_on ['a']", "edges ['b']", "depends_on takes precedence"):
         assert part in warning
 
 
@@ -212,11 +212,11 @@ def test_explicit_empty_source_list_is_kept(parents: dict[str, Any]) -> None:
 
 def test_empty_source_list_means_the_parents_for_tasks_of_an_earlier_release() -> None:
     graph = two(io=pulling(from_nodes=[]))
-    assert normalised(graph, empty_sources=False).nodes[1].pulls_from == ("extract",)
+    assert normalized(graph, empty_sources=False).nodes[1].pulls_from == ("extract",)
 
 
 def test_graph_that_only_later_rules_reject_is_normalized() -> None:
-    assert normalised(one(retry_policy={"max": 10**6})).nodes[0].retry_policy.max == 10**6
+    assert normalized(one(retry_policy={"max": 10**6})).nodes[0].retry_policy.max == 10**6
 
 
 def test_whole_number_of_retries_is_an_integer() -> None:

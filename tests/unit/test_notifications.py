@@ -45,19 +45,19 @@ async def test_notification_ends_the_wait() -> None:
     waiting = asyncio.create_task(subscription.wait(least=0, most=LONG))
     await let_tasks_run()
     assert not waiting.done()
-    subscription.tell()
+    subscription.notify()
     await in_time(waiting)
 
 
 async def test_notification_before_the_wait_is_not_missed() -> None:
     subscription = Subscription()
-    subscription.tell()
+    subscription.notify()
     await in_time(subscription.wait(least=0, most=LONG))
 
 
 async def test_notification_does_not_end_the_wait_before_its_minimum() -> None:
     subscription = Subscription()
-    subscription.tell()
+    subscription.notify()
     loop = asyncio.get_running_loop()
     began = loop.time()
     await in_time(subscription.wait(least=0.2, most=LONG))
@@ -71,7 +71,7 @@ async def test_wait_without_a_notification_ends_at_its_maximum() -> None:
 
 async def test_notification_is_delivered_once() -> None:
     subscription = Subscription()
-    subscription.tell()
+    subscription.notify()
     await in_time(subscription.wait(least=0, most=LONG))
     assert not await is_notified(subscription)
 
@@ -80,16 +80,16 @@ async def test_subscriber_gets_notifications_of_its_nodes_only() -> None:
     room = ArtifactNotifier()
     with room.listener("t", ["a", "b"]) as subscription:
         for task_id, node in (("t", "c"), ("other", "a"), ("", "")):
-            room.tell(task_id, node)
+            room.notify(task_id, node)
         assert not await is_notified(subscription)
-        room.tell("t", "b")
+        room.notify("t", "b")
         await in_time(subscription.wait(least=0, most=LONG))
 
 
 async def test_all_subscribers_of_a_node_are_notified() -> None:
     room = ArtifactNotifier()
     with room.listener("t", ["a"]) as one, room.listener("t", ["a", "b"]) as other:
-        room.tell("t", "a")
+        room.notify("t", "a")
         await in_time(one.wait(least=0, most=LONG))
         await in_time(other.wait(least=0, most=LONG))
 
@@ -99,7 +99,7 @@ async def test_unsubscribed_reader_gets_no_notifications_and_leaves_no_entry() -
     with room.listener("t", ["a"]) as kept:
         with pytest.raises(ValueError, match="over"), room.listener("t", ["a", "b"]) as gone:
             raise ValueError("over")
-        room.tell("t", "a")
+        room.notify("t", "a")
         assert not await is_notified(gone)
         await in_time(kept.wait(least=0, most=LONG))
     assert room._listeners == {}

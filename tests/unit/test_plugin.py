@@ -52,7 +52,7 @@ async def test_payload_converter_that_cannot_encode_flowkit_records_is_rejected(
             super().__init__(JSONPlainPayloadConverter())
 
     converter = DataConverter(payload_converter_class=Plain)
-    with pytest.raises(ConfigError, match="payload converter Plain cannot carry FlowKit's records"):
+    with pytest.raises(ConfigError, match="payload converter Plain cannot serialize FlowKit's records"):
         await offline(FlowKitPlugin(), data_converter=converter)
 
 
@@ -140,7 +140,9 @@ async def test_client_without_the_data_converter_of_the_plugin_is_rejected() -> 
     message = await refused(
         await offline(), task_queue="flowkit", plugins=[FlowKitPlugin(db=memory_database())]
     )
-    assert message.endswith("give it the plugin as well, Client.connect(..., plugins=[FlowKitPlugin(...)])")
+    assert message.endswith(
+        "pass the plugin to the client, too: Client.connect(..., plugins=[FlowKitPlugin(...)])"
+    )
 
 
 def test_different_queues_of_engine_and_worker_are_rejected() -> None:

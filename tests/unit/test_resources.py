@@ -119,7 +119,7 @@ async def test_failing_clean_up_does_not_prevent_the_others(
     with caplog.at_level(logging.ERROR, logger="flowkit.worker"):
         await release(resources)
     assert done == ["last", "first"]
-    assert "a clean-up of the run failed" in caplog.text
+    assert "a cleanup callback failed" in caplog.text
 
 
 async def test_clean_up_can_register_another_one(resources: Resources) -> None:
@@ -246,7 +246,7 @@ async def test_last_output_of_a_failed_command_is_logged(caplog: pytest.LogCaptu
     script = "head -c 100000 /dev/zero | tr '\\0' x; echo; echo the last words >&2; exit 3"
     with caplog.at_level(logging.WARNING, logger="flowkit.worker"):
         assert await run("sh", "-c", script) == 3
-    assert "ended with code 3" in caplog.text
+    assert "exited with code 3" in caplog.text
     assert "the last words" in caplog.text
     assert len(caplog.text) < 2_000
 

@@ -63,7 +63,7 @@ class Endless(RoleHandler):
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         """Wait forever."""
         await asyncio.Event().wait()
-        raise AssertionError("nobody sets that event")
+        raise AssertionError("no code sets that event")
 
 
 def split(node_id: str = "split", *texts: str, **fields: Any) -> dict[str, Any]:

@@ -94,14 +94,14 @@ def test_document_over_the_limit_is_rejected_with_its_size(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("params", "reported"),
     [
-        ({"n": [2**63]}, ["params.n[0] is 9223372036854775808", "64-bit", "pass it as a text"]),
+        ({"n": [2**63]}, ["params.n[0] is 9223372036854775808", "64-bit", "pass it as a string"]),
         ({"n": -(2**63) - 1}, ["params.n is -9223372036854775809", "64-bit"]),
         ({"n": 10**5_000}, ["params.n is an integer of 16,610 bits", "64-bit"]),
         ({"a": {"b\0c": 1}}, [r"params.a.b\x00c has a key with NUL (\x00)", "rename the key"]),
-        ({"a": ["x\ud800"]}, ["params.a[0] holds '\\ud800', half of a surrogate pair", "replace"]),
-        ({"\udfff": 1}, ["params.\\udfff holds '\\udfff'", "surrogate"]),
-        ({"a": {1: 2}}, ["params.a.1 has the key 1, an int", "must be texts"]),
-        ({"a": {3}}, ["params.a is a set", "use texts, numbers"]),
+        ({"a": ["x\ud800"]}, ["params.a[0] contains '\\ud800', half of a surrogate pair", "replace"]),
+        ({"\udfff": 1}, ["params.\\udfff contains '\\udfff'", "surrogate"]),
+        ({"a": {1: 2}}, ["params.a.1 has the key 1, an int", "must be strings"]),
+        ({"a": {3}}, ["params.a is a set", "use strings, numbers"]),
     ],
 )
 def test_problem_contains_the_path_and_the_remedy(params: Any, reported: list[str]) -> None:

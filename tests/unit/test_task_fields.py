@@ -44,7 +44,7 @@ def test_document_lists_the_parents_determined_by_validation(graph: dict[str, An
 )
 def test_document_without_a_valid_graph_differs_from_every_graph(stored: dict[str, Any]) -> None:
     given_graph = {"nodes": [{"node_id": "a", "type": "crawler"}]}
-    assert task_fields.graph_difference(stored, given_graph) == "its document holds no graph"
+    assert task_fields.graph_difference(stored, given_graph) == "its document contains no graph"
 
 
 def test_task_has_a_namespace_and_database_id_only_if_they_are_known() -> None:

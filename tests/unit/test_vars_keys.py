@@ -86,7 +86,7 @@ def test_path_below_another_path_is_rejected(
 ) -> None:
     for paths in ([outer, *others, inner], [inner, *others, outer]):
         text = refusal(operate, paths)
-        assert f"coordinator.vars.{inner} lies below coordinator.vars.{outer};" in text
+        assert f"coordinator.vars.{inner} is below coordinator.vars.{outer};" in text
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_path_below_another_path_is_rejected(
     ],
 )
 def test_leaf_of_an_object_below_a_path_is_rejected(tree: dict[str, Any]) -> None:
-    assert "coordinator.vars.a.b.c lies below coordinator.vars.a.b;" in refusal(operations.setting, tree)
+    assert "coordinator.vars.a.b.c is below coordinator.vars.a.b;" in refusal(operations.setting, tree)
 
 
 @pytest.mark.parametrize(

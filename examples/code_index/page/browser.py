@@ -103,9 +103,9 @@ def _run(
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SEC, check=True)
     except subprocess.TimeoutExpired:
-        raise DemoError(f"{browser} did not draw {page} within {TIMEOUT_SEC:.0f} s") from None
+        raise DemoError(f"{browser} did not render {page} within {TIMEOUT_SEC:.0f} s") from None
     except subprocess.CalledProcessError as error:
-        raise DemoError(f"{browser} ended with code {error.returncode}: {error.stderr[-500:]}") from None
+        raise DemoError(f"{browser} exited with code {error.returncode}: {error.stderr[-500:]}") from None
 
 
 def _requests(log: Path) -> list[str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Figure = dict[str, Any]
 
 NODE_COLORS = {INDEX: "#4c8dff", ENRICH: "#e0862f", GROUP: "#2fa58e", ANALYZE: "#a56fd8"}
-BLUE, ORANGE, GREY = "#4c8dff", "#e0862f", "#8a94a3"
+BLUE, ORANGE, GRAY = "#4c8dff", "#e0862f", "#8a94a3"
 DENSITY_COLORS = [[0, "#2b5d9b"], [0.35, "#3f9a8f"], [0.7, "#e3b23c"], [1, "#d9485f"]]
 """From low to high density."""
 
@@ -156,7 +156,7 @@ def ranking_bars(ranking: Sequence[Package]) -> Figure:
 def scatter(packages: Sequence[Package]) -> Figure:
     """Return a scatter plot of lines and complexity, with a point for each package."""
     points = [package for package in packages if package.lines and package.complexity]
-    named = labelled_packages(points)
+    named = labeled_packages(points)
     whole = {
         "lines": sum(package.lines for package in points),
         "complexity": sum(package.complexity for package in points),
@@ -190,7 +190,7 @@ def scatter(packages: Sequence[Package]) -> Figure:
     )
 
 
-def labelled_packages(packages: Sequence[Package]) -> list[Package]:
+def labeled_packages(packages: Sequence[Package]) -> list[Package]:
     """Return the most complex packages whose labels do not overlap."""
     chosen: list[Package] = []
     for package in sorted(packages, key=lambda one: (-one.complexity, one.package)):
@@ -215,7 +215,7 @@ def _average_line(points: Sequence[Package], whole: Mapping[str, int]) -> dict[s
         "mode": "lines",
         "x": ends,
         "y": [max(slope * end, 0.1) for end in ends],
-        "line": {"color": GREY, "width": 1, "dash": "dot"},
+        "line": {"color": GRAY, "width": 1, "dash": "dot"},
         "hoverinfo": "skip",
     }
 
@@ -263,7 +263,7 @@ def histogram(lengths: Mapping[str, int]) -> Figure:
     )
 
 
-def vertical(at: float, color: str = GREY) -> dict[str, Any]:
+def vertical(at: float, color: str = GRAY) -> dict[str, Any]:
     """Return a vertical line."""
     line = {"color": color, "width": 1.5, "dash": "dot"}
     return {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": line}

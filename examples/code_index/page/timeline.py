@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from code_index.page.attempts import AttemptEnd, AttemptRun
-from code_index.page.figures import GREY, LEGEND, NODE_COLORS, Figure, axis, escape, figure, vertical
+from code_index.page.figures import GRAY, LEGEND, NODE_COLORS, Figure, axis, escape, figure, vertical
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,8 +17,8 @@ END_COLORS = {
     AttemptEnd.DONE: "#2f9e68",
     AttemptEnd.FAILED: "#d9a21b",
     AttemptEnd.LOST: "#d9485f",
-    AttemptEnd.HANDED_OVER: GREY,
-    AttemptEnd.CANCELLED: GREY,
+    AttemptEnd.HANDED_OVER: GRAY,
+    AttemptEnd.CANCELLED: GRAY,
 }
 WAIT_COLOR = "rgba(138,148,163,0.28)"
 BINS = 60
@@ -129,7 +129,7 @@ def bin_seconds(seconds: float) -> float:
 
 
 def _stored(node: str, times: list[float], step: float) -> Iterator[dict[str, Any]]:
-    color = NODE_COLORS.get(node, GREY)
+    color = NODE_COLORS.get(node, GRAY)
     yield {
         "type": "scatter",
         "mode": "lines",

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from flowkit.attempt.bridge_health import BridgeHealth
+
 _logger = logging.getLogger("flowkit.loops")
 
 _AFTER_ERROR_SEC = 1.0
@@ -33,7 +35,7 @@ class LoopHealth:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Health:
-    """The health of an engine or a worker."""
+    """The health of an engine, a bridge or a worker."""
 
     running: bool
     """Whether it polls Temporal: it was started, was not stopped and did not fail."""
@@ -43,6 +45,8 @@ class Health:
     """Its background loops. None of them makes decisions about tasks."""
     lost_events: int = 0
     """Number of attempt events that a worker dropped because MongoDB was unavailable for too long."""
+    bridge: BridgeHealth | None = None
+    """The bridge to external workers; None if the process has none."""
 
     @property
     def ok(self) -> bool:

@@ -38,9 +38,11 @@ async def request_cancel(attempt: AttemptInput, flag: CancelFlag) -> AttemptFail
         await _cancel_own_run(attempt.task_id, flag.reason)
     except (RPCError, RuntimeError) as error:
         why = error_text(error)
-        _logger.warning("task %s is flagged as cancelled, but Temporal refuses: %s", attempt.task_id, why)
+        _logger.warning(
+            "task %s has a cancel flag, but Temporal rejects the cancel request: %s", attempt.task_id, why
+        )
         text = (
-            f"the document of the task says coordinator.cancelled, but Temporal did not accept a cancel of the "
+            f"coordinator.cancelled is set in the task document, but Temporal rejected the cancel of the "
             f"workflow ({why}): allow this worker to cancel workflows, or unset the flag"
         )
         return not_now(reason_codes.CANCEL_REFUSED, text)
@@ -54,8 +56,8 @@ async def _cancel_own_run(task_id: str, reason: str) -> None:
 
 def pending(flag: CancelFlag) -> AttemptFailure:
     """Return the failure of an attempt that stopped because of a cancel flag before Temporal cancelled it."""
-    raised_by = "the document" if flag.run_id is None else f"run {flag.run_id} of the workflow"
+    raised_by = "the task document" if flag.run_id is None else f"run {flag.run_id} of the workflow"
     return not_now(
         reason_codes.CANCEL_PENDING,
-        f"cancelled ({flag.reason}) by {raised_by}; Temporal has not cancelled it yet",
+        f"cancel requested by {raised_by} ({flag.reason}); Temporal has not cancelled the attempt yet",
     )

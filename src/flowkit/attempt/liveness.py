@@ -34,7 +34,7 @@ Cancels are not delayed, because the cancel flags also report them.
 _AFTER_ERROR_SEC = 1.0
 
 
-async def steadily(loop: Callable[[], Awaitable[None]], node_id: str) -> None:
+async def restart_on_error(loop: Callable[[], Awaitable[None]], node_id: str) -> None:
     """Run one of the background loops of an attempt. Log an unexpected error and run the loop again.
 
     An error in one loop must not end the attempt or its other loops, such as its heartbeats.
@@ -43,7 +43,7 @@ async def steadily(loop: Callable[[], Awaitable[None]], node_id: str) -> None:
         try:
             await loop()
         except Exception:
-            _logger.exception("attending node %s failed; trying again", node_id)
+            _logger.exception("background work for node %s failed; retrying", node_id)
             await asyncio.sleep(_AFTER_ERROR_SEC)
         else:
             return

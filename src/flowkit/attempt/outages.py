@@ -17,11 +17,11 @@ class OutageLogger:
     def failed(self, error: Exception) -> None:
         """Log the first failure of an outage."""
         if not self._is_down:
-            _logger.warning("%s: %s; retrying", self._what, str(error) or "no response in time")
+            _logger.warning("cannot %s: %s; retrying", self._what, str(error) or "no response in time")
         self._is_down = True
 
     def recovered(self) -> None:
         """Log the end of an outage, if one was in progress."""
         if self._is_down:
-            _logger.info("recovered: %s", self._what)
+            _logger.info("can %s again", self._what)
         self._is_down = False

@@ -12,6 +12,6 @@ class KafkaBus:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise FlowKitError(
-            "the Kafka bus is gone: engine and workers of this system talk through Temporal. "
-            "Leave KafkaBus out; messages for external workers are in flowkit.protocol.messages"
+            "KafkaBus was removed: engines and workers communicate through Temporal. "
+            "Omit it; the messages for external workers are in flowkit.protocol.messages"
         )

@@ -19,7 +19,7 @@ from flowkit.cli.up.command import up
 
 app = typer.Typer(
     name="flowkit",
-    help="Run tasks and FlowKit's processes. TEMPORAL_ADDRESS, TEMPORAL_NAMESPACE and MONGO_URL say where the servers are.",
+    help="Run tasks and FlowKit's processes. Set TEMPORAL_ADDRESS, TEMPORAL_NAMESPACE and MONGO_URL to connect to your servers.",
     epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -27,6 +27,7 @@ app = typer.Typer(
 _COMMANDS: dict[str, Callable[..., None]] = {
     "up": up,
     "engine": processes.engine,
+    "bridge": processes.bridge,
     "worker": processes.worker,
     "run": commands.run,
     "status": commands.status,
@@ -46,7 +47,7 @@ for name, command in _COMMANDS.items():
 
 def main() -> None:
     """Run the command line and exit. An error prints one line with a remedy; the exit code shows its kind."""
-    _leave(run(sys.argv[1:]))
+    _exit_process(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
@@ -61,7 +62,7 @@ def run(arguments: list[str]) -> int:
     return ended if isinstance(ended, int) else Exit.OK
 
 
-def _leave(code: int) -> NoReturn:
+def _exit_process(code: int) -> NoReturn:
     """Exit immediately: a thread of Temporal's client that still runs may abort the interpreter as it shuts down."""
     logging.shutdown()
     try:
@@ -74,7 +75,7 @@ def _leave(code: int) -> NoReturn:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        output.say(f"flowkit {version.__version__}")
+        output.echo(f"flowkit {version.__version__}")
         raise typer.Exit
 
 

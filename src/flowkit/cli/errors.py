@@ -35,8 +35,8 @@ class Exit(IntEnum):
 
 
 EPILOG = (
-    "Exit codes: 0 done, and the task finished; 1 the task failed; 2 the command line, a file or a setting is wrong; "
-    "3 Temporal or MongoDB cannot be reached; 4 no such task; 5 the task was cancelled; 70 unexpected error; "
+    "Exit codes: 0 success, and the task finished; 1 the task failed; 2 the command line, a file or a setting is invalid; "
+    "3 Temporal or MongoDB is unavailable; 4 no such task; 5 the task was cancelled; 70 unexpected error; "
     "124 timeout; 130 interrupted."
 )
 
@@ -59,13 +59,16 @@ _ENDS: dict[str, tuple[Exit, str]] = {
     reason_codes.ADAPTER_ERROR: (Exit.USAGE, "docs/variables.md has the rules of variables"),
     reason_codes.MONGO_UNAVAILABLE: (Exit.UNREACHABLE, "start MongoDB, or set MONGO_URL"),
     reason_codes.MONGO_DENIED: (Exit.UNREACHABLE, "check the user and its roles in MONGO_URL"),
-    reason_codes.DOCUMENT_TOO_LARGE: (Exit.UNREACHABLE, "remove what the document does not need"),
-    reason_codes.MONGO_REFUSED: (Exit.UNREACHABLE, "correct what the message names and run it again"),
+    reason_codes.DOCUMENT_TOO_LARGE: (Exit.UNREACHABLE, "remove data that the task does not need"),
+    reason_codes.MONGO_REFUSED: (
+        Exit.UNREACHABLE,
+        "correct the value that the message names, then try again",
+    ),
     reason_codes.TEMPORAL_UNAVAILABLE: (Exit.UNREACHABLE, "check TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE"),
-    reason_codes.UNKNOWN_TASK: (Exit.UNKNOWN_TASK, "`flowkit list` shows the tasks that there are"),
+    reason_codes.UNKNOWN_TASK: (Exit.UNKNOWN_TASK, "run `flowkit list` to see the existing tasks"),
     reason_codes.TASK_FAILED: (Exit.TASK_FAILED, "`flowkit status` shows its nodes"),
     reason_codes.TASK_CANCELLED: (Exit.TASK_CANCELLED, "start a new one"),
-    reason_codes.TASK_STILL_OPEN: (Exit.TIMED_OUT, "give it more time with --timeout"),
+    reason_codes.TASK_STILL_OPEN: (Exit.TIMED_OUT, "set a longer --timeout"),
     reason_codes.FOLDER_IN_USE: (Exit.USAGE, ""),
     reason_codes.FOLDER_NOT_WRITABLE: (Exit.USAGE, ""),
     reason_codes.PORT_IN_USE: (Exit.USAGE, ""),
@@ -118,7 +121,7 @@ def described(error: Exception) -> ErrorReport:
     if isinstance(error, USAGE_ERRORS):
         return _misused(error)
     message = f"unexpected {type(error).__name__}: {flat(error)}"
-    more = "add --verbose for the traceback; if FlowKit is to blame, please report it"
+    more = "add --verbose for the traceback; if this is a bug in FlowKit, please report it"
     return ErrorReport(
         exit=Exit.UNEXPECTED, code=reason_codes.UNEXPECTED_ERROR, message=message, remedy=remedy or more
     )
@@ -155,7 +158,7 @@ def report(error: Exception, *, as_json: bool, verbose: bool) -> Exit:
         output.document({"error": {**fields, **({"problems": found.problems} if found.problems else {})}})
     else:
         for line in found.lines:
-            output.complain(line)
+            output.error(line)
         for line in found.log_lines:
             output.note(f"  {line}")
     return found.exit

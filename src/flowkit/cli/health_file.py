@@ -1,4 +1,4 @@
-"""The health file of an engine or a worker, which the health check of its container reads."""
+"""The health file of an engine, a bridge or a worker, which the health check of its container reads."""
 
 from __future__ import annotations
 
@@ -55,6 +55,10 @@ def _write_until(end: threading.Event, path: Path, health: Callable[[], Health])
 def _write(path: Path, health: Health) -> None:
     """Replace the file atomically, so that readers never see a part of it."""
     beside = path.with_name(f"{path.name}.new")
-    shown = {"at": time.time(), "ok": health.ok, **asdict(health)}
-    beside.write_text(json.dumps(shown), encoding="utf-8")
+    beside.write_text(health_json(health), encoding="utf-8")
     os.replace(beside, path)
+
+
+def health_json(health: Health) -> str:
+    """Return the health and the current time as JSON."""
+    return json.dumps({"at": time.time(), "ok": health.ok, **asdict(health)})

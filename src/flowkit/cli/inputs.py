@@ -81,11 +81,11 @@ def _json(text: str, place: str) -> Any:
         where = "stdin" if place == "-" else place
         problem = ConfigError(f"{where} is not JSON: {flat(error)}")
         raise remedied(
-            problem, "names and texts stand in double quotes; no comments, no comma at the end"
+            problem, "put names and strings in double quotes; remove comments and trailing commas"
         ) from None
 
 
 def _name(value: object) -> str:
-    return {list: "a list", str: "a text", type(None): "null", bool: "true or false"}.get(
+    return {list: "a list", str: "a string", type(None): "null", bool: "true or false"}.get(
         type(value), "a number"
     )

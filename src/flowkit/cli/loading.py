@@ -39,7 +39,7 @@ def load_worker_config(path: str | None, overrides: dict[str, Any]) -> WorkerCon
 
 def _settings(path: str | None, load: Callable[[], C]) -> C:
     if path is not None and not Path(path).is_file():
-        raise remedied(ConfigError(f"there is no file {path!r}"), "give --config a JSON file that is there")
+        raise remedied(ConfigError(f"there is no file {path!r}"), "pass an existing JSON file to --config")
     try:
         return load()
     except TypeError as error:
@@ -54,8 +54,8 @@ def load_handlers(names: list[str]) -> dict[str, RoleHandler]:
     for name in names:
         handler = _handler(name)
         if handler.role in handlers:
-            problem = ConfigError(f"{sources[handler.role]} and {name} are both for role {handler.role!r}")
-            raise remedied(problem, "give one of them, or start another worker for the other")
+            problem = ConfigError(f"{sources[handler.role]} and {name} both handle role {handler.role!r}")
+            raise remedied(problem, "pass only one of them, or start another worker for the other one")
         handlers[handler.role], sources[handler.role] = handler, name
     return handlers
 
@@ -77,8 +77,8 @@ def chosen_roles(known: dict[str, RoleHandler], wanted: list[str]) -> list[str]:
     """Return the roles to run: the wanted ones, or all. Raise ConfigError for a role without a handler."""
     for role in wanted:
         if role not in known:
-            problem = ConfigError(f"no handler is for role {role!r}")
-            raise remedied(problem, f"the given handlers are for {', '.join(sorted(known))}")
+            problem = ConfigError(f"no handler serves role {role!r}")
+            raise remedied(problem, f"the handlers serve {', '.join(sorted(known))}")
     return list(dict.fromkeys(wanted)) or list(known)
 
 
@@ -106,7 +106,7 @@ def _handler(name: str) -> RoleHandler:
         problem = ConfigError(f"{name} is {_kind(handler)}, not a handler")
         raise remedied(problem, "name a subclass of flowkit.worker.RoleHandler, or an instance of one")
     if not handler.role:
-        raise remedied(ConfigError(f"{name} names no role"), 'give its class an attribute: role = "..."')
+        raise remedied(ConfigError(f"{name} has no role"), 'set the class attribute role = "..."')
     if not isinstance(handler.role, str) or not limits.ROLE.fullmatch(handler.role):
         problem = ConfigError(f"{name}: role {handler.role!r} cannot be a role's name")
         raise remedied(problem, "use 1 to 100 letters, digits, '.', '_', '-', a letter or digit first")
@@ -121,8 +121,8 @@ def _instance(name: str, kind: type[Any]) -> Any:
     try:
         return kind()
     except Exception as error:
-        problem = ConfigError(f"{name} cannot be made without arguments: {_raised(error)}")
-        raise remedied(problem, "make an instance in the module and name that, as module:instance") from error
+        problem = ConfigError(f"{name} cannot be created without arguments: {_raised(error)}")
+        raise remedied(problem, "create an instance in the module and pass it as module:instance") from error
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -157,17 +157,17 @@ def _module(name: str) -> ModuleType:
         problem = ConfigError(
             f"module {name!r} has a syntax error: {error.msg} ({error.filename}:{error.lineno})"
         )
-        raise remedied(problem, "correct that line") from error
+        raise remedied(problem, "correct the line") from error
     except (Exception, SystemExit) as error:
-        problem = ConfigError(f"module {name!r} cannot be imported, it raises {_raised(error)}")
+        problem = ConfigError(f"module {name!r} cannot be imported: it raises {_raised(error)}")
         raise remedied(problem, "correct the module; --verbose shows the traceback") from error
 
 
 def _not_found(name: str, error: ModuleNotFoundError) -> ConfigError:
     missing = error.name or ""
     if name == missing or name.startswith(f"{missing}."):
-        problem = ConfigError(f"there is no module {missing!r} here")
-        return remedied(problem, "run flowkit in the folder that holds it, or set PYTHONPATH")
+        problem = ConfigError(f"module {missing!r} was not found")
+        return remedied(problem, "run flowkit in the folder that contains it, or set PYTHONPATH")
     problem = ConfigError(f"module {name!r} imports {missing!r}, which is not installed")
     return remedied(problem, "install it where flowkit is installed")
 

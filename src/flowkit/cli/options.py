@@ -12,6 +12,8 @@ from flowkit.errors import ConfigError
 
 DEFAULT_MONGO_URL = "mongodb://localhost:27017"
 DEFAULT_DATABASE = "flowkit"
+DEFAULT_HEALTH_HOST = "127.0.0.1"
+"""Only this machine can read the health, unless the address is set."""
 
 
 def _checked_queue(given: str | None) -> str | None:
@@ -22,7 +24,7 @@ def _checked_queue(given: str | None) -> str | None:
 
 def _checked_timeout(given: float | None) -> float | None:
     if arguments.timeout_problem(given):
-        how = "a number of seconds, 0 or more; leave it out to watch as long as it takes"
+        how = "a number of seconds, 0 or more; omit it to watch without a timeout"
         raise ConfigError(f"--timeout is {given}; it must be {how}")
     return given
 
@@ -38,8 +40,10 @@ def _checked_new_id(given: str | None) -> str | None:
     return given
 
 
-MongoUrl = Annotated[str, typer.Option(envvar="MONGO_URL", help="MongoDB's address.")]
-MongoDatabase = Annotated[str, typer.Option("--database", envvar="MONGO_DATABASE", help="Its database.")]
+MongoUrl = Annotated[str, typer.Option(envvar="MONGO_URL", help="Address of MongoDB.")]
+MongoDatabase = Annotated[
+    str, typer.Option("--database", envvar="MONGO_DATABASE", help="Name of the MongoDB database.")
+]
 Queue = Annotated[
     str | None,
     typer.Option(
@@ -73,8 +77,20 @@ HealthPath = Annotated[
     typer.Option(
         "--health-file",
         envvar="FLOWKIT_HEALTH_FILE",
-        help="Write this file every five seconds: whether the process runs, and how its background loops do.",
+        help="File to which the process writes its health every five seconds.",
     ),
+]
+HealthPort = Annotated[
+    int | None,
+    typer.Option(
+        envvar="FLOWKIT_HEALTH_PORT",
+        min=1,
+        max=65_535,
+        help="Serve the same data over HTTP on this port: status 200 if the process is healthy, else 503.",
+    ),
+]
+HealthHost = Annotated[
+    str, typer.Option(envvar="FLOWKIT_HEALTH_HOST", help="Address on which the health port listens.")
 ]
 Functions = Annotated[
     list[str] | None, typer.Option("--function", help="Coordinator function, as NAME=module:function.")
@@ -82,8 +98,17 @@ Functions = Annotated[
 TaskId = Annotated[str, typer.Argument(callback=_checked_id, help="Id of the task.")]
 NewTaskId = Annotated[
     str | None,
-    typer.Option("--task-id", callback=_checked_new_id, help="Id of the task; without it a new UUID."),
+    typer.Option("--task-id", callback=_checked_new_id, help="Id of the task. Default: a new UUID."),
 ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HealthOptions:
+    """Where a process reports its health."""
+
+    file: str | None = None
+    port: int | None = None
+    host: str = DEFAULT_HEALTH_HOST
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ def console(*, stderr: bool = False) -> Console:
     return made
 
 
-def say(text: str | Text) -> None:
+def echo(text: str | Text) -> None:
     """Print a line of the result to stdout."""
     console().print(_clean(text))
 
@@ -33,7 +33,7 @@ def note(text: str) -> None:
     console(stderr=True).print(_clean(text))
 
 
-def complain(text: str) -> None:
+def error(text: str) -> None:
     """Print an error to stderr."""
     console(stderr=True).print(Text.assemble(("flowkit:", "red"), " ", clean(text)))
 

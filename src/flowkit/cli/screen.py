@@ -86,7 +86,7 @@ class Lines:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._since = time.monotonic()
-        self._nodes: dict[str, tuple[str, int, bool]] = {}
+        self._nodes: dict[str, tuple[str, int, bool, str, str]] = {}
         self._printed_hints: set[str] = set()
 
     def show(self, view: TaskView, hints: Sequence[str]) -> None:
@@ -96,8 +96,8 @@ class Lines:
                 self._printed_hints.add(hint)
                 self._print(f"! {hint}")
         for node in view.nodes:
-            state = (node.status, node.attempt, node.waiting)
-            if self._nodes.get(node.node_id, (NodeStatus.QUEUED.value, 0, False)) != state:
+            state = (node.status, node.attempt, node.waiting, node.waits_for, node.worker)
+            if self._nodes.get(node.node_id, (NodeStatus.QUEUED.value, 0, False, "", "")) != state:
                 self._nodes[node.node_id] = state
                 self._print(node_line(node))
 
@@ -166,9 +166,11 @@ def node_note(node: NodeView) -> str:
         return f"retry in {wait}" + (f": {node.note}" if node.note else "")
     if node.status not in _ACTIVE:
         return node.note
-    waits = ["no worker has taken it yet"] if node.waiting else []
+    waits = ["no worker has started it yet"] if node.waiting else []
+    external = [f"waits for {node.waits_for}"] if node.waits_for else []
+    worker = [f"external worker {node.worker}"] if node.worker else []
     before = [f"last attempt: {node.note}"] if node.note else []
-    return "; ".join([*waits, *before])
+    return "; ".join([*waits, *external, *worker, *before])
 
 
 def node_line(node: NodeView) -> str:

@@ -51,8 +51,10 @@ async def servers(where: Where) -> AsyncIterator[Servers]:
         try:
             yield Servers(temporal=temporal, tasks=tasks, catalog=TaskCatalog(db), db=db)
         except RPCError as error:
-            problem = TemporalUnavailable(f"Temporal cannot do this ({error.status.name}: {flat(error)})")
-            raise remedied(problem, "check that the server runs, and try again") from error
+            problem = TemporalUnavailable(
+                f"Temporal rejected the request ({error.status.name}: {flat(error)})"
+            )
+            raise remedied(problem, "check that the server is running, then try again") from error
 
 
 @asynccontextmanager
@@ -65,7 +67,7 @@ async def database(where: Where) -> AsyncIterator[Any]:
         denied = StoreDenied(f"{flat(error)} (at {without_password(where.mongo_url)})")
         raise remedied(denied, "check the user, its password and its roles in MONGO_URL") from error
     except StoreUnavailable as error:
-        problem = StoreUnavailable(f"no MongoDB answers at {without_password(where.mongo_url)}")
+        problem = StoreUnavailable(f"no MongoDB server responds at {without_password(where.mongo_url)}")
         raise remedied(problem, "start one, or set MONGO_URL") from error
     finally:
         client.close()
@@ -85,8 +87,8 @@ def _named(client: Any, name: str) -> Any:
             raise InvalidName(f"it is longer than {_DATABASE_BYTES} bytes")
         return client[name]
     except (PyMongoError, UnicodeEncodeError) as error:
-        problem = ConfigError(f"database name {printed(name)} cannot be used: {flat(error)}")
-        raise remedied(problem, "set MONGO_DATABASE to another one") from None
+        problem = ConfigError(f"database name {printed(name)} is invalid: {flat(error)}")
+        raise remedied(problem, "set MONGO_DATABASE to a valid name") from None
 
 
 def without_password(url: str) -> str:

@@ -126,7 +126,7 @@ class Coordinator:
     def bus(self) -> Any:
         """Removed. Raise `Removed`, an AttributeError, so that `hasattr` returns False."""
         raise Removed(
-            "Coordinator.bus is gone: engine and workers communicate through Temporal. Leave it out; to exchange Kafka "
+            "Coordinator.bus was removed: engines and workers communicate through Temporal. Omit it; to exchange Kafka "
             "messages with external workers, use the models in flowkit.protocol.messages and a Kafka client"
         )
 
@@ -134,8 +134,8 @@ class Coordinator:
     def outbox(self) -> Any:
         """Removed. Raise `Removed`, an AttributeError, so that `hasattr` returns False."""
         raise Removed(
-            "Coordinator.outbox is gone: the dispatch of an attempt is a durable step of its Temporal workflow, which "
-            "repeats it until it is done. Leave it out; nothing replaces it"
+            "Coordinator.outbox was removed: Temporal workflows now dispatch attempts durably. Omit it; you do not need "
+            "a replacement"
         )
 
     @property
@@ -144,12 +144,17 @@ class Coordinator:
         return self._thread is not None and self._thread.alive
 
     def health(self) -> Health:
-        """Return whether the engine is running, the error that ended it, and the sweep's health. Contacts no server."""
+        """Return the state of the engine, of its background loops and of its bridge. Contacts no server."""
         error = self._thread.error if self._thread is not None else None
+        bridge = self._bridge
         return Health(
             running=self._running,
             error=None if error is None else str(error) or type(error).__name__,
-            loops=() if self._sweep is None else (self._sweep.health,),
+            loops=(
+                *(() if self._sweep is None else (self._sweep.health,)),
+                *(() if bridge is None else bridge.loops),
+            ),
+            bridge=None if bridge is None else bridge.health(),
         )
 
     async def start(self) -> None:
@@ -167,7 +172,13 @@ class Coordinator:
 
     async def _connect(self) -> Client:
         client = self._given_client or await connect()
-        self._client = TaskClient(client, self._tasks, queue=self.cfg.queue, max_nodes=self.cfg.max_nodes)
+        self._client = TaskClient(
+            client,
+            self._tasks,
+            queue=self.cfg.queue,
+            max_nodes=self.cfg.max_nodes,
+            external_roles=self.cfg.worker_types,
+        )
         return client
 
     async def _run(self, client: Client, settings: Settings, namespace: Namespace) -> None:
@@ -215,6 +226,7 @@ class Coordinator:
     async def stop(self) -> None:
         """Stop running tasks. They continue where they stopped once an engine is running again."""
         thread, self._thread = self._thread, None
+        self._bridge = None
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
@@ -264,7 +276,7 @@ class Coordinator:
         TaskStillOpen (a TimeoutError) if it is still running. Import these errors from `flowkit.client`. Any client
         may have started the task.
         """
-        return self._ask_about(task_id, timeout, lambda client: client.result(task_id, timeout))
+        return self._with_client(task_id, timeout, lambda client: client.result(task_id, timeout))
 
     def wait(self, task_id: str, timeout: float | None = None) -> Coroutine[Any, Any, TaskStatus]:
         """Wait up to `timeout` seconds for a task to end, and return its final status.
@@ -272,7 +284,7 @@ class Coordinator:
         A failed or cancelled task raises no error. Raise UnknownTask if the task does not exist, and
         TaskStillOpen (a TimeoutError) if it is still running.
         """
-        return self._ask_about(task_id, timeout, lambda client: client.wait(task_id, timeout))
+        return self._with_client(task_id, timeout, lambda client: client.wait(task_id, timeout))
 
     async def list_tasks(self, status: str | None = None, limit: int = 50) -> list[TaskSummary]:
         """Return up to `limit` tasks from MongoDB, newest first: those with `status`, or all if it is None.
@@ -289,11 +301,11 @@ class Coordinator:
         """
         return await Variables(self._tasks).read(task_id)
 
-    async def _ask_about(
-        self, task_id: str, seconds: float | None, question: Callable[[TaskClient], Awaitable[T]]
+    async def _with_client(
+        self, task_id: str, seconds: float | None, call: Callable[[TaskClient], Awaitable[T]]
     ) -> T:
         check_wait(task_id, seconds)
-        return await question(await self._task_client())
+        return await call(await self._task_client())
 
     async def _task_client(self) -> TaskClient:
         """Return the task client. Connect first if necessary: it works before `start` and after `stop`, too."""

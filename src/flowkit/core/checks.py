@@ -79,7 +79,9 @@ def one_of(*words: str) -> Rule:
 
 def text() -> Rule:
     """Return a rule for the name of a queue, a worker or a version."""
-    return _one(_is_name, f"a text of 1 to {ID_CHARS} printable characters without blanks at its ends")
+    return _one(
+        _is_name, f"a string of 1 to {ID_CHARS} printable characters without leading or trailing spaces"
+    )
 
 
 def secret() -> Rule:
@@ -134,7 +136,7 @@ def roles(least: int = 0) -> Rule:
             if not _is_role(role):
                 yield f"[{index}]", role, _A_ROLE
             elif role in value[:index]:
-                yield f"[{index}]", role, "another role: this one stands in the list already"
+                yield f"[{index}]", role, "a role that is not in the list yet"
 
     return rule
 
@@ -172,7 +174,7 @@ def topic() -> Rule:
 
 def topic_format() -> Rule:
     """Return a rule for a Kafka topic with the placeholder `{type}` for the role."""
-    return _one(_is_topic_format, "a Kafka topic with {type} where the role belongs, like 'cmd.{type}.v1'")
+    return _one(_is_topic_format, "a Kafka topic with {type} in place of the role, like 'cmd.{type}.v1'")
 
 
 class _Hidden:

@@ -179,7 +179,7 @@ class SideWorker:
         try:
             await self._worker.run()
         except Exception:
-            _logger.exception("the worker of coordinator functions has ended; the engine stops")
+            _logger.exception("the worker of coordinator functions stopped; the engine stops, too")
             await self._main.shutdown()
             raise
 

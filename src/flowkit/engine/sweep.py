@@ -79,7 +79,7 @@ class Sweep:
         namespace: Namespace,
         *,
         every_sec: float,
-        second_look_sec: float = _SECOND_CHECK_SEC,
+        second_check_sec: float = _SECOND_CHECK_SEC,
     ) -> None:
         self._client = client
         self._store = tasks
@@ -88,13 +88,13 @@ class Sweep:
         self._namespace = namespace
         self._namespace_id = ""
         self._every_sec = every_sec
-        self._second_look_sec = second_look_sec
+        self._second_check_sec = second_check_sec
         self._owner = f"{os.getpid()}@{socket.gethostname()}#{secrets.token_hex(4)}"
         self._missing: dict[str, float] = {}
         """When a check first found no workflow for a document, in seconds of the monotonic clock."""
         self._reported: set[str] = set()
         """Documents that could not be checked; each is logged once."""
-        self._loop = BackgroundLoop("the sweep", self._pass, pause_sec=every_sec)
+        self._loop = BackgroundLoop("the sweep", self._sweep_once, pause_sec=every_sec)
 
     @property
     def health(self) -> LoopHealth:
@@ -106,14 +106,14 @@ class Sweep:
         try:
             await self._loop.run()
         finally:
-            await asyncio.shield(self._leave())
+            await asyncio.shield(self._end_turn())
 
-    async def _pass(self) -> None:
+    async def _sweep_once(self) -> None:
         try:
             await self._workers.expire(time.time())
             await self.once()
         except (FlowKitError, RPCError) as error:
-            _logger.warning("the sweep was cut short and goes on next time: %s", error)
+            _logger.warning("the sweep stopped early and continues next time: %s", error)
             self._loop.failed(error)
         else:
             self._loop.worked()
@@ -127,7 +127,7 @@ class Sweep:
         closed: list[str] = []
         database_id = await self._store.deployment()
         async for page in self._tasks.pages(namespace_id=self._namespace_id, database_id=database_id):
-            closed += await self._judge(page, seen)
+            closed += await self._check_page(page, seen)
             if not await self._take_turn():
                 break
         self._missing = seen
@@ -137,15 +137,15 @@ class Sweep:
         seconds = self._every_sec + _TURN_SEC
         return await self._tasks.take_turn(self._namespace_id, self._owner, time.time(), seconds)
 
-    async def _leave(self) -> None:
+    async def _end_turn(self) -> None:
         """Release the turn, so that another engine need not wait for it to expire."""
         try:
             async with asyncio.timeout(_RELEASE_TIMEOUT_SEC):
                 await self._tasks.end_turn(self._namespace_id, self._owner)
         except (FlowKitError, TimeoutError) as error:
-            _logger.info("the turn to sweep was not given back, and ends by itself: %s", error)
+            _logger.info("the engine could not end its turn to sweep; the turn expires: %s", error)
 
-    async def _judge(self, page: list[Document], seen: dict[str, float]) -> list[str]:
+    async def _check_page(self, page: list[Document], seen: dict[str, float]) -> list[str]:
         slots = asyncio.Semaphore(_CONCURRENT_CHECKS)
 
         async def check(document: Document) -> str | None:
@@ -165,7 +165,7 @@ class Sweep:
         self._loop.failed(error)
         name = str(document.get("id", document["_id"]))
         if name not in self._reported:
-            _logger.error("the document of task %s cannot be swept", name, exc_info=error)
+            _logger.error("the sweep cannot process the document of task %s", name, exc_info=error)
         self._reported.add(name)
 
     async def _close_if_gone(self, document: Document, seen: dict[str, float]) -> bool:
@@ -221,7 +221,7 @@ class Sweep:
         """Return whether an earlier check found no workflow either, and the document is old enough to have one."""
         now, key = time.monotonic(), f"{document['id']}\0{document.get('run_id')}"
         first = seen[key] = self._missing.get(key, now)
-        if key not in self._missing or now - first < self._second_look_sec:
+        if key not in self._missing or now - first < self._second_check_sec:
             return False
         updated = _seconds(document.get("updated_at"), default=time.time() - (now - first))
         return time.time() - updated > _NEW_TASK_SEC

@@ -85,7 +85,9 @@ def function_queue(queue: str) -> str:
 def check_functions(functions: Iterable[str]) -> None:
     """Raise ConfigError if a coordinator function has the name of one of the engine's own activities."""
     if taken := sorted(RESERVED_FUNCTIONS.intersection(functions)):
-        raise ConfigError(f"a coordinator function is called {taken[0]!r}: the engine uses that name itself")
+        raise ConfigError(
+            f"the coordinator function name {taken[0]!r} is reserved for the engine; choose another name"
+        )
 
 
 async def prepared_settings(
@@ -117,9 +119,9 @@ def function_activities(
     identity: str,
 ) -> FunctionActivities:
     """Return the activities that run coordinator functions, shared by all Temporal workers of an engine."""
-    host = WorkerContext(tasks=tasks, portal=portal, worker_id=identity)
+    context = WorkerContext(tasks=tasks, portal=portal, worker_id=identity)
     threads = Threads(config.function_slots, "flowkit-function")
-    return FunctionActivities(host=host, artifacts=artifacts, functions=functions, threads=threads)
+    return FunctionActivities(worker=context, artifacts=artifacts, functions=functions, threads=threads)
 
 
 def engine_activities(
@@ -237,6 +239,6 @@ async def registered_search_attributes(client: Client) -> tuple[str, ...]:
             ListSearchAttributesRequest(namespace=namespace)
         )
     except RPCError as error:
-        _logger.info("search attributes stay empty: %s", error.message)
+        _logger.info("search attributes were not set: %s", error.message)
         return ()
     return tuple(name for name in SEARCH_ATTRIBUTES if name in known.custom_attributes)

@@ -178,7 +178,7 @@ def _extended_edge_problems(graph: dict[str, Any]) -> Iterator[str]:
         elif edge.get("mode", "sync") != "sync":
             yield (
                 f"graph.edges_ex {_show(edge['from'])} -> {_show(edge['to'])}: mode {_show(edge['mode'])} is not available "
-                "yet; leave 'mode' out, the child then starts when the parent has finished"
+                "yet; omit 'mode', the child then starts when the parent has finished"
             )
 
 
@@ -216,7 +216,7 @@ def _is_role(value: object) -> bool:
 def _unknown_keys(where: str, given: dict[str, Any], known: frozenset[str]) -> Iterator[str]:
     for key in given:
         if key not in known and not str(key).startswith("x-"):
-            hint = did_you_mean(key, known, otherwise="keys of your own begin with 'x-'")
+            hint = did_you_mean(key, known, otherwise="start your own keys with 'x-'")
             yield f"{where}: unknown key {_show(key)}; {hint}"
 
 
@@ -247,7 +247,7 @@ def _routing(value: object) -> Iterator[str]:
     if not isinstance(value, dict):
         yield f"routing {_show(value)} must be an object with 'on_success' and 'on_failure'"
     elif any(value.values()):
-        yield "routing is not available yet; leave it out or its lists empty"
+        yield "routing is not available yet; omit it or leave its lists empty"
 
 
 def _io(value: object) -> Iterator[str]:

@@ -94,7 +94,7 @@ def _missing(args: dict[str, Any], *, strict: bool) -> Iterator[str]:
     if "size" not in args:
         yield "input_args.size is missing; it must be a whole number above 0"
     if strict and "meta_list_key" not in args:
-        yield "input_args.meta_list_key is missing; this worker is strict (strict_input_adapters) and asks for it"
+        yield "input_args.meta_list_key is missing; this worker is strict (strict_input_adapters) and requires it"
 
 
 def with_alias(args: dict[str, Any] | None) -> dict[str, Any]:

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from flowkit import limits
 from flowkit.errors import GraphError
+from flowkit.graph.external_roles import external_warnings
 from flowkit.graph.task_input import parse_input
 from flowkit.graph.validation import parse_graph, raise_if
 from flowkit.storable import storage_problems
 from flowkit.text import clean
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from flowkit.models import Graph
 
 _REASON_CHARS = 300
 
 
-def checked(task_id: str, given: object, *, max_nodes: int | None = limits.MAX_NODES) -> Graph:
-    """Return the validated graph of a new task.
+def checked(
+    task_id: str,
+    given: object,
+    *,
+    max_nodes: int | None = limits.MAX_NODES,
+    external_roles: Collection[str] = (),
+) -> Graph:
+    """Return the validated graph of a new task. Its warnings include those about nodes of `external_roles`.
 
     Raise GraphError if the input is not valid or contains something that MongoDB cannot store.
     """
     new = parse_input(task_id, given)
     graph = parse_graph(new.graph, params=new.params, max_nodes=max_nodes)
     raise_if(storage_problems({"params": new.params, "graph": new.graph}))
-    return graph
+    return replace(graph, warnings=(*graph.warnings, *external_warnings(graph, external_roles)))
 
 
 def jsonable(name: str, value: Any) -> Any:

@@ -61,10 +61,10 @@ def parse_graph(
     raise_if(_first(field_checks.later_problems(graph, rules)))
     parents, _ = _parents_by_node(graph)
     raise_if(_first(_relation_problems(graph, parents)))
-    return normalised(graph)
+    return normalized(graph)
 
 
-def normalised(graph: dict[str, Any], *, empty_sources: bool = True) -> Graph:
+def normalized(graph: dict[str, Any], *, empty_sources: bool = True) -> Graph:
     """Return the normalized form of a graph that was accepted before, without validating it again.
 
     With `empty_sources` False, an explicit `from_nodes: []` means the parents, as in the first release.
@@ -114,7 +114,7 @@ def _parents_by_node(graph: dict[str, Any]) -> tuple[dict[str, list[str]], list[
         parents[node_id] = own or by_edges
         if own and wired and set(own) != set(by_edges):
             warnings.append(
-                f"node {node_id!r}: depends_on {own} and edges {by_edges} differ; depends_on wins"
+                f"node {node_id!r}: depends_on {own} and edges {by_edges} differ; depends_on takes precedence"
             )
     return parents, warnings
 
@@ -173,17 +173,17 @@ def _parent_problems(raw: dict[str, Any], own: list[str], known: Mapping[str, in
     where = f"node {raw['node_id']!r}"
     for parent in own:
         if parent not in known:
-            yield f"{where}: depends_on names {printed(parent)}, which is no node{suggestion(parent, known)}"
+            yield f"{where}: depends_on names {printed(parent)}, which is not a node{suggestion(parent, known)}"
     fan_in = field_checks.parse_fan_in(raw.get("fan_in"))
     assert fan_in is not None
     if fan_in.mode == "count" and not 1 <= fan_in.count <= len(own):
-        yield f"{where}: fan_in 'count:{fan_in.count}' must lie between 1 and the number of parents ({len(own)})"
+        yield f"{where}: fan_in 'count:{fan_in.count}' must be between 1 and the number of parents ({len(own)})"
     sources = field_checks.pull_sources(raw)
     if field_checks.is_pulling(raw) and sources is None and not own:
         yield f"{where}: input_args.from_nodes is missing, and the node has no parents to pull from"
     for source in sources or ():
         if source not in known:
-            yield f"{where}: input_args.from_nodes names {printed(source)}, which is no node{suggestion(source, known)}"
+            yield f"{where}: input_args.from_nodes names {printed(source)}, which is not a node{suggestion(source, known)}"
 
 
 def _first(problems: Iterator[str]) -> list[str]:
@@ -246,9 +246,7 @@ def unknown_function(raw: Mapping[str, Any], known: Collection[str]) -> str | No
     """Return the problem of a node whose coordinator function is reserved or not in `known`, or None."""
     name = (raw.get("io") or {}).get("fn") or temporal_names.NOOP
     if raw["type"] == COORDINATOR_FN and name in RESERVED_FUNCTIONS:
-        return (
-            f"node {raw['node_id']!r}: io.fn is {name!r}, a name that the engine uses itself; choose another"
-        )
+        return f"node {raw['node_id']!r}: io.fn is {name!r}, a name that is reserved for the engine; choose another name"
     if raw["type"] != COORDINATOR_FN or name in known:
         return None
     hint = did_you_mean(name, known, otherwise=f"known here: {', '.join(sorted(known))}")

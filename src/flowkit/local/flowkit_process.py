@@ -1,4 +1,4 @@
-"""Engines and workers as child processes, managed like the servers."""
+"""Engines, bridges and workers as child processes, managed like the servers."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from flowkit.ready_line import find_summary
 
 
 class FlowkitProcess(ServerProcess):
-    """One `flowkit engine` or `flowkit worker`. `name` is unique within the folder and names its log file.
+    """One `flowkit engine`, `flowkit bridge` or `flowkit worker`. `name` is unique within the folder and names its log file.
 
     The process is ready when it polls its task queue. `environment` adds to the environment of the
     current process; set `TEMPORAL_ADDRESS`, `MONGO_URL`, `FLOWKIT_QUEUE` and `MONGO_DATABASE` there to
@@ -58,6 +58,17 @@ def engine_process(
     """Return an engine with these coordinator functions (`NAME=module:function`) and command options."""
     function_options = [part for function in functions for part in ("--function", function)]
     return FlowkitProcess(folder, "engine", ["engine", *function_options, *options], environment)
+
+
+def bridge_process(
+    folder: Path,
+    roles: Sequence[str],
+    *,
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> FlowkitProcess:
+    """Return a bridge for these roles, with command options. `KAFKA_BOOTSTRAP_SERVERS` chooses the brokers."""
+    return FlowkitProcess(folder, "bridge", ["bridge", *options, *roles], environment)
 
 
 def worker_processes(

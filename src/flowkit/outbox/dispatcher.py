@@ -12,6 +12,6 @@ class OutboxDispatcher:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise FlowKitError(
-            "the outbox is gone: an attempt's dispatch is a durable step of its Temporal workflow and is repeated until "
-            "it is done. Leave OutboxDispatcher out; nothing replaces it"
+            "OutboxDispatcher was removed: Temporal workflows now dispatch attempts durably. "
+            "Omit it; you do not need a replacement"
         )

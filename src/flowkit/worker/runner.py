@@ -22,6 +22,7 @@ from flowkit.activities.roles import RoleActivities, RoleContext
 from flowkit.activities.threads import Threads
 from flowkit.activities.worker_registration import WorkerRegistration
 from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.dispatches.store import DispatchStore
 from flowkit.adapters.notifications import ByteBudget
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.arguments import (
@@ -135,8 +136,10 @@ class Worker:
     async def open(self) -> RoleActivities:
         """Do everything that `start` does except polling, and return the activities to poll for.
 
-        This creates the indexes and registers the worker. `stop` undoes it.
+        This creates the indexes and registers the worker. `stop` undoes it. Raise ConfigError if external workers
+        still run attempts of one of the roles.
         """
+        await self._check_not_external()
         await self._artifacts.prepare()
         registration = self._new_registration()
         await registration.prepare()
@@ -144,6 +147,21 @@ class Worker:
         self._registration = registration
         await registration.start()
         return activities
+
+    async def _check_not_external(self) -> None:
+        """Raise ConfigError if a bridge has dispatched attempts of a role that external workers have not ended."""
+        dispatches = DispatchStore(self.db)
+        for role in self.roles:
+            count, example = await dispatches.unfinished_of(role, self.cfg.queue)
+            if example is None:
+                continue
+            raise ConfigError(
+                f"role {role!r} of queue {self.cfg.queue!r} is external: {count} of its attempts "
+                f"{'has' if count == 1 else 'have'} no outcome yet, for example node {example.attempt.node_id!r} of "
+                f"task {example.attempt.task_id!r}. A role is either native or external: remove it from this worker's "
+                f"roles; or remove it from the bridges (worker_types) and cancel these tasks while the bridges still "
+                f"run, or let them end, before native workers take the role over"
+            )
 
     def _new_registration(self) -> WorkerRegistration:
         return WorkerRegistration(
@@ -162,7 +180,7 @@ class Worker:
         self._threads = Threads(slots, "flowkit-hook")
         if self.cfg.executor == "process":
             self._processes = ProcessPool(self.handlers, processes=self.cfg.process_workers)
-        host = WorkerContext(
+        context = WorkerContext(
             tasks=self._tasks,
             portal=LoopPortal(),
             worker_id=self.worker_id,
@@ -178,7 +196,7 @@ class Worker:
             clock=self.clock,
             events=events,
         )
-        return RoleActivities(host=host, roles=roles)
+        return RoleActivities(worker=context, roles=roles)
 
     def _inputs(self, slots: int) -> InputSettings:
         cfg = self.cfg

@@ -20,6 +20,6 @@ class LocalStateManager:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise FlowKitError(
-            "LocalStateManager is gone: Temporal keeps track of running attempts, and an attempt whose worker dies "
-            "begins anew elsewhere. Keep progress of your own in ctx.artifacts; leave this object out"
+            "LocalStateManager was removed: Temporal tracks running attempts, and another worker restarts those of a "
+            "crashed worker. Store your own progress in ctx.artifacts; omit this object"
         )

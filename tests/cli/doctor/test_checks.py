@@ -30,7 +30,7 @@ def test_without_servers_it_reports_where_flowkit_up_would_get_them(doctor: Doct
     base = free_port_base()
     report = doctor(PATH=str(tmp_path / "bin"), FLOWKIT_SERVERS="path", port_base=base)
     assert report.usable
-    assert report["temporal"].found == "no Temporal server answers at 127.0.0.1:1"
+    assert report["temporal"].found == "no Temporal server responds at 127.0.0.1:1"
     assert report["temporal"].remedy == "`flowkit up` starts one"
     assert report["temporal here"].found == f"path: {tmp_path / 'bin' / 'temporal'}"
     assert report["mongo here"].found == f"path: {tmp_path / 'bin' / 'mongod'}"

@@ -55,4 +55,4 @@ def test_a_low_limit_of_open_files_is_reported_with_the_command_that_raises_it(t
     assert completed.returncode == 1
     line = next(line for line in completed.stdout.splitlines() if line.startswith("open files"))
     assert line.rstrip().split(maxsplit=3)[2:] == ["note", "256 per process; ulimit -n 4096"]
-    assert completed.stderr == "not ready to run tasks; each line that is not ok says how to fix it\n"
+    assert completed.stderr == "not ready to run tasks; each line that is not ok shows how to fix it\n"

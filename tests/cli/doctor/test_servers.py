@@ -74,7 +74,7 @@ def test_unreachable_servers_are_reported_within_seconds(doctor: Doctor) -> None
     report = doctor(TEMPORAL_ADDRESS="192.0.2.1:7233", MONGO_URL="mongodb://me:secret@127.0.0.1:1")
     assert time.monotonic() - start < 15, "the timeout is 2.5 seconds; a busy machine needs the rest"
     assert not report.usable
-    assert report["temporal"].found == "no Temporal server answers at 192.0.2.1:7233"
+    assert report["temporal"].found == "no Temporal server responds at 192.0.2.1:7233"
     assert report["temporal"].remedy.startswith("start it, or correct TEMPORAL_ADDRESS")
     assert report["mongo"].found == "no server responds at mongodb://…@127.0.0.1:1"
     assert (report["temporal"].state, report["mongo"].state) == ("bad", "bad")

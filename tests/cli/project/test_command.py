@@ -19,7 +19,7 @@ def test_it_prints_the_created_files_and_the_next_commands(program: Program) -> 
     output = program.run("init", NAME, env=FLOWKIT_ON_PATH)
     head, *lines = output.out.splitlines()
     listed, following = lines[: lines.index("next steps")], lines[lines.index("next steps") + 1 :]
-    assert head == f"made {NAME} in {NAME}: {len(files(program.folder / NAME))} files, including"
+    assert head == f"created {NAME} in {NAME}: {len(files(program.folder / NAME))} files, including"
     assert all((program.folder / NAME / line.split()[0]).is_file() for line in listed)
     commands = [line.split("#")[0].strip() for line in following]
     assert commands == [f"cd {NAME} && make test", "make up", "make run"]

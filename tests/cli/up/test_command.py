@@ -29,8 +29,8 @@ if TYPE_CHECKING:
             ["--only", "mongo", "--function", "a=b:c"],
             "--function is given, but this command starts no engine",
         ),
-        (["nowhere:Shop"], "there is no module 'nowhere' here; run flowkit in the folder that holds it"),
-        (["--function", "f=nowhere:f"], "there is no module 'nowhere' here"),
+        (["nowhere:Shop"], "module 'nowhere' was not found; run flowkit in the folder that contains it"),
+        (["--function", "f=nowhere:f"], "module 'nowhere' was not found"),
         (["shop"], "'shop' is not module:name; for example"),
         (
             ["--external", "in dexer"],

@@ -1,12 +1,16 @@
-"""`flowkit up --external` starts a Kafka broker, or uses the configured one."""
+"""`flowkit up --external` starts a Kafka broker, or uses the configured one, and a bridge."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from pymongo import AsyncMongoClient
 from tests.cli.up.up_process import UpProcess, environment_without_servers, free_port_base
+from tests.integration.harness import eventually
 from tests.kafka_server import Broker
 from tests.local.processes import create_program
 
@@ -15,6 +19,8 @@ from flowkit.cli.up.monitor import create_rows
 from flowkit.cli.up.plan import UpOptions, make_plan
 from flowkit.cli.up.processes import create_processes
 from flowkit.local.ports import is_free
+from flowkit.testing import ExternalWorker
+from flowkit.testing.external.scripted import scripted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,3 +77,52 @@ def test_install_includes_kafka_only_for_external_roles(program: Program, tmp_pa
     assert program.run(*arguments, env=env).out.count("\n") == 1
     printed = program.run(*arguments, "--external", "indexer", env=env)
     assert printed.out.splitlines()[1:] == [f"kafka: {tmp_path / 'bin' / 'kafka-server-start'} (path)"]
+
+
+@pytest.mark.server
+async def test_external_workers_run_nodes_of_the_engine(
+    tmp_path: Path, up: Callable[..., UpProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = tmp_path / "graph.json"
+    graph.write_text(json.dumps({"nodes": [{"node_id": "a", "type": "indexer"}]}))
+    started = up("--external", "indexer", "--port-base", str(free_port_base()))
+    exports = await asyncio.to_thread(
+        started.exports, "TEMPORAL_ADDRESS", "MONGO_URL", "KAFKA_BOOTSTRAP_SERVERS"
+    )
+    assert any(line.startswith("bridge is ready after ") for line in started.lines)
+    task = asyncio.create_task(
+        asyncio.to_thread(started.run_command, "run", str(graph), "--watch", "--timeout", "80")
+    )
+    await eventually(lambda: topic_exists(exports["KAFKA_BOOTSTRAP_SERVERS"]))
+    client: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(exports["MONGO_URL"], tz_aware=True)
+    address = exports["KAFKA_BOOTSTRAP_SERVERS"]
+    async with (
+        client,
+        ExternalWorker(client["flowkit"], {"indexer": scripted}, bootstrap_servers=address),
+    ):
+        done = await task
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert await asyncio.to_thread(started.stop) == 0
+    assert "stopping bridge, engine, kafka, mongo, temporal" in started.lines
+
+
+async def topic_exists(bootstrap: str) -> bool:
+    """Return whether the bridge has created the topics."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        return {"cmd.indexer.v1", "workers.announce.v1"} <= set(await admin.list_topics())
+    finally:
+        await admin.close()
+
+
+@pytest.mark.parametrize(
+    ("only", "starts"), [((), True), (("engine",), True), (("mongo", "temporal"), False)]
+)
+def test_the_bridge_starts_with_the_engine(tmp_path: Path, only: tuple[str, ...], starts: bool) -> None:
+    environment = {**environment_without_servers(tmp_path), "KAFKA_BOOTSTRAP_SERVERS": "k.example:9092"}
+    plan = make_plan(UpOptions(only=only, external=("indexer", "grouper")), environment)
+    bridge = create_processes(plan, tmp_path).bridge
+    assert (bridge is not None) is starts
+    if bridge is not None:
+        assert bridge.command()[-3:] == ["bridge", "indexer", "grouper"]

@@ -106,3 +106,9 @@ class ExternalTasks(Harness):
         """Stop workers, processes and engines, and remove the data."""
         await asyncio.wait_for(self._workers.aclose(), 30)
         await super().close()
+
+
+async def codes(external: ExternalTasks, task_id: str, node_id: str) -> list[str | None]:
+    """Return how the attempts of a node failed, by epoch; None for an attempt that did not fail."""
+    records = [each for each in await external.dispatches(task_id) if each["node_id"] == node_id]
+    return [(each["outcome"].get("failure") or {}).get("code") for each in records]

@@ -2,13 +2,85 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from flowkit.bridge import dispatcher, native_pollers
+from flowkit.bridge.command_sender import CommandSender
+from flowkit.bridge.kafka.topics import Provisioner
+from flowkit.models import TaskStatus
+from flowkit.testing.external import EachBatch, Misbehavior, Result
+from flowkit.testing.external.scripted import scripted
+from tests.integration.bridge.doomed_engine import NEVER, POINTS
+from tests.integration.bridge.external_tasks import codes
 from tests.integration.bridge.gates import Gate
-from tests.integration.harness import node
+from tests.integration.harness import ROOT, eventually, node, wait_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from tests.integration.bridge.external_tasks import ExternalTasks
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+ONCE: dict[str, Any] = {"retry_policy": {"max": 0}}
+NEVER_SENT = ("after the record", "before the send")
+"""Points between the record and the send: the adopting bridge ends the attempt, and the next epoch runs."""
+
+LEASE_SEC = 2
+"""Temporal runs the activity of a killed bridge again after this time."""
+
+
+async def provision(external: ExternalTasks) -> None:
+    """Create the topics and the workers' first offsets, so that workers can start before any bridge."""
+    provisioner = Provisioner(external.names.connection, external.config)
+    await provisioner.ensure([external.role, external.other_role])
+    await provisioner.seed(external.role)
+
+
+def doomed(external: ExternalTasks, point: str = NEVER) -> subprocess.Popen[bytes]:
+    """Start an engine process with a bridge that kills itself at `point`."""
+    settings = json.dumps(asdict(external.config), default=list)
+    started = subprocess.Popen(
+        [sys.executable, "-m", "tests.integration.bridge.doomed_engine", point],
+        cwd=ROOT,
+        env={**external.environment, "ENGINE_SETTINGS": settings},
+    )
+    external._processes.append(started)
+    return started
+
+
+async def ended(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of a process, and return its exit code."""
+    return await asyncio.to_thread(process.wait, 60)
+
+
+async def outdated_run_waits(run: Any) -> AsyncIterator[Any]:
+    """Yield a batch; in the first epoch, then wait for the cancel."""
+    yield Result({"number": 0}, "b0")
+    if run.attempt_epoch == 1:
+        await run.cancellable(run.clock.sleep(3600))
+
+
+async def assert_one_run_each(external: ExternalTasks, task_id: str, epochs: list[int], batches: int) -> None:
+    """Check that each epoch was accepted at most once and each batch counts once."""
+    records = await external.dispatches(task_id)
+    assert [record["attempt_epoch"] for record in records] == epochs
+    assert (records[-1]["outcome"]["kind"], records[-1]["batches"]) == ("done", batches)
+    (node_state,) = (await external.document(task_id))["graph"]["nodes"]
+    assert (node_state["status"], node_state["attempt_epoch"]) == ("finished", epochs[-1])
+    rows = await external.rows(task_id, "extract")
+    assert Counter(row["batch_uid"] for row in rows) == {f"extract-{n}": 1 for n in range(batches)}
+    final = {"task_id": task_id, "batch_uid": "__final__"}
+    assert [row["metrics"] async for row in external.db.metrics_raw.find(final)] == [{"total": batches}]
 
 
 async def test_graceful_stop_hands_running_attempts_to_the_next_bridge(external: ExternalTasks) -> None:
@@ -22,3 +94,151 @@ async def test_graceful_stop_hands_running_attempts_to_the_next_bridge(external:
     assert (await external.result(task_id)).status == "finished"
     assert [r["attempt_epoch"] for r in await external.dispatches(task_id)] == [1]
     assert len(worker.sent_for("extract", "TASK_ACCEPTED")) == 1
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_attempt_of_a_killed_bridge_is_adopted_and_runs_once(
+    external: ExternalTasks, point: str
+) -> None:
+    """A command is never sent twice for one epoch, and stored results are delivered."""
+    external.settings["lease_ttl_sec"] = LEASE_SEC
+    await provision(external)
+    worker = await external.external(scripted)
+    killed = doomed(external, point)
+    inline = {"batches": 3, "final": {"total": 3}}
+    task_id = await external.create(node("extract", external.role, inline=inline, **ONCE))
+    assert await ended(killed) == -9
+    await external.engine()
+    assert (await external.result(task_id)).status is TaskStatus.FINISHED
+    epochs = [1, 2] if point in NEVER_SENT else [1]
+    await assert_one_run_each(external, task_id, epochs, batches=3)
+    accepted = Counter(entry.attempt_epoch for entry in worker.sent_for("extract", "TASK_ACCEPTED"))
+    assert accepted == {epochs[-1]: 1}
+
+
+async def test_checks_of_pulled_inputs_continue_after_the_bridge_is_killed(external: ExternalTasks) -> None:
+    """H19: the worker has finished, but its sources have not."""
+    external.settings["lease_ttl_sec"] = LEASE_SEC
+    await provision(external)
+    late = Misbehavior(partial_refused=True, hold=("BATCH_OK", "TASK_DONE"))
+    source = await external.external(scripted, misbehavior=late)
+    child = await external.external(
+        scripted, EachBatch(lambda payload, run: {"n": 1}), roles=[external.other_role]
+    )
+    killed = doomed(external, "after a child's end")
+    pull = {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": ["extract"], "poll_ms": 50}}
+    task_id = await external.create(
+        node("extract", external.role, inline={"batches": 3}, **ONCE),
+        node("enrich", external.other_role, inline=pull, **ONCE),
+    )
+    assert await ended(killed) == -9
+    await external.engine()
+    await source.release()
+    assert (await external.result(task_id)).status is TaskStatus.FINISHED
+    assert await codes(external, task_id, "enrich") == ["unclaimed_batches", None]
+    assert len(await external.rows(task_id, "enrich")) == 3
+    assert len(child.sent_for("enrich", "TASK_ACCEPTED")) == 2
+
+
+async def test_command_that_is_sent_after_its_attempt_was_given_up_has_no_effect(
+    external: ExternalTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H25: a bridge stops for longer than the lease, just before it sends the command."""
+    external.settings["lease_ttl_sec"] = LEASE_SEC
+    resume = threading.Event()
+    send, stopped = CommandSender.send, iter([True])
+
+    async def late(self: CommandSender, *given: Any) -> int:
+        if next(stopped, False):
+            await asyncio.to_thread(resume.wait)
+        return await send(self, *given)
+
+    monkeypatch.setattr(CommandSender, "send", late)
+    monkeypatch.setattr(dispatcher, "_heartbeats", asyncio.sleep)
+    await external.served_engine()
+    worker = await external.external(outdated_run_waits)
+    task_id = await external.create(node("extract", external.role, **ONCE))
+    assert (await external.result(task_id)).status is TaskStatus.FINISHED
+    resume.set()
+    await worker.wait_for("CANCELLED", epoch=1)
+    assert worker.runs[-1].cancel_reason == "stale_epoch"
+    assert await codes(external, task_id, "extract") == ["dispatch_lost", None]
+    (row,) = await external.rows(task_id, "extract")
+    assert row["attempt_epoch"] == 2
+
+
+async def test_two_bridges_share_the_work_and_one_continues_alone(external: ExternalTasks) -> None:
+    external.settings["lease_ttl_sec"] = LEASE_SEC
+    await provision(external)
+    gate = Gate()
+    workers = [await external.external(gate.handler) for _ in range(3)]
+    killed = doomed(external)
+    await external.served_engine()
+    tasks: list[str] = []
+
+    async def both_dispatch() -> bool:
+        tasks.append(await external.create(node("extract", external.role, **ONCE)))
+        records = [await external.dispatch(task_id, "extract") for task_id in tasks]
+        return len({record["owner"] for record in records}) == 2 and len(tasks) >= 12
+
+    await eventually(both_dispatch)
+    for worker in workers:
+        await worker.wait_for("BATCH_OK")
+    killed.kill()
+    await ended(killed)
+    gate.open()
+    for task_id in tasks:
+        assert (await external.result(task_id)).status is TaskStatus.FINISHED
+        assert await codes(external, task_id, "extract") == [None]
+        assert len(await external.rows(task_id, "extract")) == 2
+    accepted = [entry.task_id for worker in workers for entry in worker.sent_for("extract", "TASK_ACCEPTED")]
+    assert Counter(accepted) == dict.fromkeys(tasks, 1)
+
+
+@pytest.mark.parametrize("done_meanwhile", [True, False], ids=["done meanwhile", "running"])
+async def test_run_outlives_a_time_without_any_bridge(external: ExternalTasks, done_meanwhile: bool) -> None:
+    """The time without a bridge is much longer than the leases of Temporal and of the worker."""
+    external.settings["lease_ttl_sec"] = LEASE_SEC
+    await external.served_engine()
+    gate = Gate()
+    worker = await external.external(gate.handler, lease_ttl_sec=1.0)
+    task_id = await external.create(node("extract", external.role, **ONCE))
+    await external.until_batches(task_id, "extract", 1)
+    await external.coordinator.stop()
+    if done_meanwhile:
+        gate.open()
+        await worker.wait_for("TASK_DONE")
+    await wait_seconds(3 * LEASE_SEC)
+    await external.coordinator.start()
+    gate.open()
+    assert (await external.result(task_id)).status is TaskStatus.FINISHED
+    assert await codes(external, task_id, "extract") == [None]
+    assert len(await external.rows(task_id, "extract")) == 2
+    assert len(worker.sent_for("extract", "TASK_ACCEPTED")) == 1
+
+
+async def test_attempt_of_a_native_worker_is_lost_when_its_role_moves_to_external_workers(
+    external: ExternalTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_pollers, "_RECENT_SEC", 1.0)
+    external.settings |= {"lease_ttl_sec": LEASE_SEC, "worker_types": []}
+    external.role = "paced"
+    await external.engine()
+    native = external.worker_process("Paced")
+    task_id = await external.create(node("extract", "paced", inline={"batches": 3, "pause": 3}, **ONCE))
+    await external.until_batches(task_id, "extract", 1)
+    native.kill()
+    await ended(native)
+    external.settings["worker_types"] = ["paced"]
+    with_bridge = await external.engine()
+
+    async def served() -> bool:
+        assert with_bridge._bridge is not None
+        return all(service.waits_for is None for service in with_bridge._bridge.services)
+
+    await eventually(served)
+    await external.external(scripted)
+    assert (await external.result(task_id)).status is TaskStatus.FINISHED
+    assert (await external.node(task_id, "extract"))["attempt_epoch"] == 2
+    (record,) = await external.dispatches(task_id)
+    assert (record["attempt_epoch"], record["outcome"]["kind"]) == (2, "done")

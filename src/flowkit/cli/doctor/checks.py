@@ -138,5 +138,5 @@ def _source_finding(name: str, program: Program) -> Finding:
     found = f"{program.source}: {program.description}"
     missing = [name for name in program.requires if shutil.which(name) is None]
     if missing:
-        return bad(name, f"{found}, which needs {', '.join(missing)}", "the lines below say what to install")
+        return bad(name, f"{found}, which needs {', '.join(missing)}", "the lines below show what to install")
     return note(name, found, INSTALL_REMEDY) if program.source is Source.DOWNLOAD else ok(name, found)

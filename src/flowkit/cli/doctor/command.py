@@ -21,7 +21,7 @@ from flowkit.cli.options import (
 
 _VERDICTS = {
     True: "ready to run tasks: the servers respond, or `flowkit up` can start them",
-    False: "not ready to run tasks; each line that is not ok says how to fix it",
+    False: "not ready to run tasks; each line that is not ok shows how to fix it",
 }
 
 
@@ -33,7 +33,7 @@ def doctor(
     queue: Queue = None,
     verbose: Verbose = False,
 ) -> None:
-    """Check servers, programs and this machine. Exit code 0: tasks can run here."""
+    """Check servers, programs and this machine. Exit with code 0 if tasks can run here."""
     log_warnings(verbose)
     from flowkit.cli.doctor.checks import run_checks
     from flowkit.cli.doctor.findings import findings_table

@@ -11,6 +11,7 @@ from temporalio.service import RPCError
 
 from flowkit import reason_codes
 from flowkit.adapters.mongo import words
+from flowkit.cli.doctor.external import check_external_roles
 from flowkit.cli.doctor.findings import Finding, bad, note, ok
 from flowkit.cli.errors import flat
 from flowkit.cli.servers import database, temporal_address, temporal_client, without_password
@@ -44,7 +45,12 @@ async def check_temporal(where: Where, *, configured: bool) -> list[Finding]:
         async with asyncio.timeout(TIMEOUT_SEC):
             client = await temporal_client()
             connected = ok("temporal", f"responds at {address}, namespace {namespace}")
-            return [connected, await _check_search_attributes(client), await _check_engine(client, where)]
+            return [
+                connected,
+                await _check_search_attributes(client),
+                await _check_engine(client, where),
+                *await check_external_roles(client, where.engine_queue),
+            ]
     except (FlowKitError, RPCError, TimeoutError) as error:
         return [
             _unreachable(
@@ -66,7 +72,7 @@ async def check_mongo(where: Where, *, configured: bool) -> list[Finding]:
     except (FlowKitError, PyMongoError, TimeoutError) as error:
         refused = isinstance(error, PyMongoError) and getattr(error, "code", None) is not None
         text = (
-            f"the server at {address} refuses the request: {words(error)}"
+            f"the server at {address} rejects the request: {words(error)}"
             if refused
             else _error_text(error, f"no server responds at {address}")
         )
@@ -94,7 +100,11 @@ async def _check_search_attributes(client: Client) -> Finding:
     try:
         registered = await client.operator_service.list_search_attributes(request)
     except RPCError as error:
-        return note("search attributes", f"Temporal does not list them ({flat(error)})", "ask its operator")
+        return note(
+            "search attributes",
+            f"Temporal does not list them ({flat(error)})",
+            "ask the operator of the Temporal server",
+        )
     missing_names = [name for name in SEARCH_ATTRIBUTES if name not in registered.custom_attributes]
     if not missing_names:
         return ok("search attributes", f"{' and '.join(SEARCH_ATTRIBUTES)} are registered")

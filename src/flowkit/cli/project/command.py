@@ -35,11 +35,11 @@ def init(
     project = new_project(name)
     target = folder or Path(name)
     files = write_project(project, target.absolute())
-    output.say(f"made {name} in {target}: {len(files)} files, including")
+    output.echo(f"created {name} in {target}: {len(files)} files, including")
     _print_rows(_highlights(project))
-    output.say("next steps")
+    output.echo("next steps")
     if bin_folder := _missing_path_entry():
-        output.say(
+        output.echo(
             f"  export PATH={shlex.quote(bin_folder)}:$PATH   # first, in each terminal: flowkit is not on PATH"
         )
     _print_rows(_next_steps(target))
@@ -48,7 +48,7 @@ def init(
 def _print_rows(rows: dict[str, str]) -> None:
     width = max(map(len, rows))
     for left, right in rows.items():
-        output.say(f"  {left:<{width}}   {right}")
+        output.echo(f"  {left:<{width}}   {right}")
 
 
 def _highlights(project: Project) -> dict[str, str]:

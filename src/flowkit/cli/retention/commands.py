@@ -22,17 +22,21 @@ from flowkit.models import TaskStatus
 
 _ENDED = [status.value for status in TaskStatus if status.closed]
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what the command would do, without doing it.")]
 
 
 def purge(
     older_than: Annotated[
         str,
-        typer.Option("--older-than", metavar="DURATION", help="Time since the task ended: 30d, 12h, 90m."),
+        typer.Option(
+            "--older-than", metavar="DURATION", help="Minimum time since the task ended: 30d, 12h, 90m."
+        ),
     ],
     statuses: Annotated[
         list[str] | None,
-        typer.Option("--status", help="Only tasks that ended so: finished, failed, cancelled; repeatable."),
+        typer.Option(
+            "--status", help="Only tasks with this status: finished, failed or cancelled. Can be repeated."
+        ),
     ] = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -47,15 +51,15 @@ def purge(
         if status not in _ENDED:
             problem = ConfigError(f"--status {status!r} is not the status of an ended task")
             raise remedied(problem, f"choose from {', '.join(_ENDED)}")
-    from flowkit.cli.retention.purging import Wish, purge_tasks
+    from flowkit.cli.retention.purging import PurgeOptions, purge_tasks
 
     where = Where(mongo_url=mongo_url, database=database)
-    wish = Wish(older_than_sec=seconds, statuses=tuple(statuses or _ENDED), dry_run=dry_run)
-    purged = asyncio.run(purge_tasks(where, wish, quiet=as_json))
+    options = PurgeOptions(older_than_sec=seconds, statuses=tuple(statuses or _ENDED), dry_run=dry_run)
+    purged = asyncio.run(purge_tasks(where, options, quiet=as_json))
     if as_json:
         return output.document(purged.as_json())
     for line in purged.lines():
-        output.say(line)
+        output.echo(line)
     return None
 
 
@@ -70,7 +74,7 @@ def close_orphaned(
     database: MongoDatabase = DEFAULT_DATABASE,
     verbose: Verbose = False,
 ) -> None:
-    """Close the open tasks of a Temporal namespace that no longer exists; without --namespace-id count them."""
+    """Close the open tasks of a Temporal namespace that no longer exists. Without --namespace-id, only count open tasks."""
     log_warnings(verbose)
     from flowkit.cli.retention.orphans import close_orphans, count_open
 
@@ -80,12 +84,12 @@ def close_orphaned(
         if as_json:
             return output.document(counts.as_json())
         for line in counts.lines():
-            output.say(line)
+            output.echo(line)
         return None
     closed = asyncio.run(close_orphans(where, namespace_id, dry_run=dry_run))
     if as_json:
         return output.document({"namespace_id": namespace_id, "dry_run": dry_run, "tasks": closed})
-    output.say(f"{'would close' if dry_run else 'closed'} {closed:,} open tasks of namespace {namespace_id}")
+    output.echo(f"{'would close' if dry_run else 'closed'} {closed:,} open tasks of namespace {namespace_id}")
     return None
 
 

@@ -49,9 +49,9 @@ class OpenCounts:
 
     def _label(self, found: str | None) -> str:
         if found is None:
-            return "open tasks that name no namespace (of an earlier release)"
+            return "open tasks without a namespace (from an earlier release)"
         if name := self.here.get(found):
-            return f"open tasks of namespace {found}, which this Temporal server has as {name!r}"
+            return f"open tasks of namespace {found}, which is {name!r} on this Temporal server"
         return f"open tasks of namespace {found}, which this Temporal server does not have"
 
 
@@ -74,7 +74,9 @@ async def close_orphans(where: Where, namespace_id: str, *, dry_run: bool) -> in
             problem = ConfigError(
                 f"Temporal has namespace {namespace_id} ({name!r}): its tasks are not orphaned"
             )
-            raise remedied(problem, "its engines close what has lost its workflow")
+            raise remedied(
+                problem, "the engines of the namespace close tasks whose workflow no longer exists"
+            )
         tasks = OpenTasks(both.db)
         if dry_run:
             return (await tasks.counts()).get(namespace_id, 0)

@@ -28,7 +28,7 @@ _SHOWN = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wish:
+class PurgeOptions:
     """Which tasks to delete."""
 
     older_than_sec: float
@@ -59,7 +59,7 @@ class Purged:
         lines += [f"  {name}: {self.rows[name]:,}" for name in BELONGINGS if self.rows[name]]
         if self.running:
             some = ", ".join(self.running[:_SHOWN]) + (", …" if len(self.running) > _SHOWN else "")
-            lines.append(f"kept {_count(len(self.running), 'task')} that Temporal runs: {some}")
+            lines.append(f"kept {_count(len(self.running), 'task')} still running in Temporal: {some}")
         return lines
 
 
@@ -67,25 +67,25 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-async def purge_tasks(where: Where, wish: Wish, *, quiet: bool) -> Purged:
+async def purge_tasks(where: Where, options: PurgeOptions, *, quiet: bool) -> Purged:
     """Delete the tasks in steps and return the counts; each step deletes its tasks completely.
 
     Print the progress unless `quiet`.
     """
-    purged = Purged(dry_run=wish.dry_run)
+    purged = Purged(dry_run=options.dry_run)
     async with servers(where) as both:
         purge = Purge(
             both.db,
-            before=time.time() - wish.older_than_sec,
-            statuses=wish.statuses,
+            before=time.time() - options.older_than_sec,
+            statuses=options.statuses,
             namespace_id=await known_namespace(both.temporal),
         )
         async for task_ids in purge.steps():
             running = await _running(both.temporal, task_ids)
             purged.running += running
             ended = [task_id for task_id in task_ids if task_id not in running]
-            purged.rows += Counter(await (purge.count(ended) if wish.dry_run else purge.remove(ended)))
-            if not (quiet or wish.dry_run):
+            purged.rows += Counter(await (purge.count(ended) if options.dry_run else purge.remove(ended)))
+            if not (quiet or options.dry_run):
                 output.note(f"deleted {_count(purged.rows['tasks'], 'task')} so far")
     return purged
 
@@ -94,8 +94,8 @@ async def known_namespace(client: Client) -> str:
     """Return the id of the client's namespace. Raise TemporalUnavailable if the server does not report it."""
     if found := await Namespace(client).id():
         return found
-    problem = TemporalUnavailable(f"Temporal does not tell the id of namespace {client.namespace!r}")
-    raise remedied(problem, "use credentials that may describe the namespace")
+    problem = TemporalUnavailable(f"Temporal did not return the id of namespace {client.namespace!r}")
+    raise remedied(problem, "use credentials with permission to describe the namespace")
 
 
 async def _running(client: Client, task_ids: Sequence[str]) -> list[str]:

@@ -32,7 +32,7 @@ from flowkit.limits import LIST_TASKS
 _MOST = LIST_TASKS - 1
 """The query asks for one more task, to find out whether there are more."""
 
-WatchIt = Annotated[bool, typer.Option("--watch", "-w", help="Show the nodes until the task has ended.")]
+WatchIt = Annotated[bool, typer.Option("--watch", "-w", help="Show the nodes until the task ends.")]
 
 
 def run(
@@ -49,7 +49,7 @@ def run(
     queue: Queue = None,
     verbose: Verbose = False,
 ) -> None:
-    """Start a task; with --watch, show it until it has ended. An engine and workers must run somewhere."""
+    """Start a task. With --watch, show it until it ends. An engine and workers must be running."""
     log_warnings(verbose)
     _timeout_needs_watch(timeout, watch)
     task = read_task(graph, params)
@@ -71,7 +71,7 @@ def status(
     database: MongoDatabase = DEFAULT_DATABASE,
     verbose: Verbose = False,
 ) -> None:
-    """Show a task and its nodes; with --watch until it has ended, and the exit code then tells how."""
+    """Show a task and its nodes. With --watch, show them until the task ends and exit with its outcome."""
     log_warnings(verbose)
     _timeout_needs_watch(timeout, watch)
     from flowkit.cli.tasks.show import show
@@ -86,34 +86,34 @@ def status(
 def cancel(
     task: TaskId,
     reason: Annotated[
-        str, typer.Option(help="Why, in up to 1,000 characters; kept in the task's document.")
+        str, typer.Option(help="The reason, up to 1,000 characters; stored in the task document.")
     ] = reason_codes.USER_REQUEST,
     as_json: AsJson = False,
     mongo_url: MongoUrl = DEFAULT_MONGO_URL,
     database: MongoDatabase = DEFAULT_DATABASE,
     verbose: Verbose = False,
 ) -> None:
-    """Ask a task to stop, without waiting until it has."""
+    """Request the cancellation of a task, without waiting for its end."""
     log_warnings(verbose)
-    from flowkit.cli.tasks.show import cancel as ask_to_stop
+    from flowkit.cli.tasks.show import cancel as request_cancel
 
-    kept = asyncio.run(ask_to_stop(task, reason, Where(mongo_url=mongo_url, database=database)))
+    kept = asyncio.run(request_cancel(task, reason, Where(mongo_url=mongo_url, database=database)))
     if as_json:
         return output.document({"task_id": task, "cancel_requested": True, "reason": kept})
-    output.say(f"task {task} was asked to stop")
+    output.echo(f"requested the cancellation of task {task}")
     output.note(f"  see it end  flowkit status {shlex.quote(task)} --watch")
     return None
 
 
 def list_tasks(
-    status: Annotated[str | None, typer.Option(help="Only tasks of this status.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=_MOST, help="How many at most.")] = 50,
+    status: Annotated[str | None, typer.Option(help="Only tasks with this status.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=_MOST, help="Maximum number of tasks.")] = 50,
     as_json: AsJson = False,
     mongo_url: MongoUrl = DEFAULT_MONGO_URL,
     database: MongoDatabase = DEFAULT_DATABASE,
     verbose: Verbose = False,
 ) -> None:
-    """List tasks, the newest first, as MongoDB tells of them."""
+    """List tasks, newest first, from their documents in MongoDB."""
     log_warnings(verbose)
     from flowkit.cli.tasks.show import newest, print_tasks
 
@@ -126,7 +126,7 @@ def list_tasks(
         output.note("no tasks" if status is None else f"no tasks are {status}")
     if more:
         more_of_them = (
-            f"`--limit {min(limit * 2, _MOST)}` shows more" if limit < _MOST else "ask MongoDB for all"
+            f"`--limit {min(limit * 2, _MOST)}` shows more" if limit < _MOST else "query MongoDB to see all"
         )
         output.note(f"there are more than {limit}; {more_of_them}")
     return None
@@ -134,4 +134,4 @@ def list_tasks(
 
 def _timeout_needs_watch(timeout: float | None, watch: bool) -> None:
     if timeout is not None and not watch:
-        raise remedied(ConfigError("--timeout is for --watch, and --watch is not there"), "add --watch")
+        raise remedied(ConfigError("--timeout requires --watch"), "add --watch")

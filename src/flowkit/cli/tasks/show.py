@@ -11,7 +11,7 @@ from flowkit.cli import output
 from flowkit.cli.errors import remedied
 from flowkit.cli.screen import add_names, plain_table, task_table
 from flowkit.cli.servers import database, servers
-from flowkit.cli.tasks.view import Looker
+from flowkit.cli.tasks.view import TaskReader
 from flowkit.cli.tasks.watch import outcome
 from flowkit.client import TaskCatalog, UnknownTask, cancel_reason
 from flowkit.errors import ConfigError
@@ -32,9 +32,9 @@ _MINUTE = len("2026-01-31 12:00")
 async def show(task_id: str, where: Where, *, as_json: bool) -> None:
     """Print the state of a task. Raise UnknownTask if it does not exist."""
     async with servers(where) as both:
-        looker = await Looker.at(both, task_id)
-        view = await looker.view()
-        hints = await looker.hints(view)
+        reader = await TaskReader.at(both, task_id)
+        view = await reader.view()
+        hints = await reader.hints(view)
     if as_json:
         return output.document({**asdict(view), "hints": hints})
     _print_task(view)
@@ -44,8 +44,8 @@ async def show(task_id: str, where: Where, *, as_json: bool) -> None:
 
 
 def _print_task(view: TaskView) -> None:
-    source = "" if view.source == "workflow" or view.status.closed else " (as its document tells)"
-    output.say(f"{outcome(view)}{source}")
+    source = "" if view.source == "workflow" or view.status.closed else " (from its document)"
+    output.echo(f"{outcome(view)}{source}")
     if view.nodes:
         console = output.console()
         console.print(task_table(view, wide=console.is_terminal))
@@ -54,22 +54,28 @@ def _print_task(view: TaskView) -> None:
 async def cancel(task_id: str, reason: str, where: Where) -> str:
     """Request the cancellation of a task and return the reason as it is stored.
 
-    Raise UnknownTask if the task does not exist, and ConfigError if it has ended.
+    Raise UnknownTask if Temporal has no workflow for the task, and ConfigError if it has ended.
     """
     kept = cancel_reason(reason)
     async with servers(where) as both:
-        looker = await Looker.at(both, task_id)
-        _refuse_ended(await looker.view())
+        reader = await TaskReader.at(both, task_id)
+        _refuse_ended(await reader.view())
         if not await both.tasks.cancel_task(task_id, reason=kept):
-            _refuse_ended(await looker.view())
-            remedy = "Temporal has no workflow of it, only MongoDB has its document; a running engine closes that soon"
-            raise remedied(UnknownTask(task_id), remedy)
+            _refuse_ended(await reader.view())
+            raise _without_workflow(task_id)
     return kept
+
+
+def _without_workflow(task_id: str) -> UnknownTask:
+    message = f"Temporal has no workflow for task {task_id!r}; only its document exists in MongoDB"
+    return remedied(UnknownTask(task_id, message), "a running engine soon closes the document")
 
 
 def _refuse_ended(view: TaskView) -> None:
     if view.status.closed:
-        raise remedied(ConfigError(f"{outcome(view)} before"), "there is nothing to cancel")
+        raise remedied(
+            ConfigError(f"task {view.task_id} is already {view.status}"), "there is nothing to cancel"
+        )
 
 
 async def newest(status: str | None, limit: int, where: Where) -> tuple[list[TaskSummary], bool]:

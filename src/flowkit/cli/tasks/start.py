@@ -35,16 +35,16 @@ async def start(
             _print_started(_started(both, started, where), hints, as_json)
             return Exit.OK
         if not as_json:
-            output.say(f"task {started} started on queue {where.engine_queue}")
+            output.echo(f"task {started} started on queue {where.engine_queue}")
         return await watch(both, started, how)
 
 
 async def _refuse_taken(both: Servers, task_id: str) -> None:
     description = await describe(both.temporal, task_id)
     if description is not None or await both.catalog.document(task_id) is not None:
-        problem = TaskIdTaken(f"task id {task_id!r} is taken by an earlier task")
+        problem = TaskIdTaken(f"task id {task_id!r} belongs to an earlier task")
         raise remedied(
-            problem, f"choose another id, or look at that one: flowkit status {shlex.quote(task_id)}"
+            problem, f"choose another id, or see that task: `flowkit status {shlex.quote(task_id)}`"
         )
 
 
@@ -57,7 +57,7 @@ def _print_started(started: dict[str, Any], hints: list[str], as_json: bool) -> 
         return output.document({**started, "hints": hints})
     task_id = started["task_id"]
     name = shlex.quote(task_id)
-    output.say(f"task {task_id} started on queue {started['queue']}")
+    output.echo(f"task {task_id} started on queue {started['queue']}")
     output.note(f"  watch it  flowkit status {name} --watch")
     output.note(f"  stop it   flowkit cancel {name}")
     output.note(f"  Web UI    workflow {task_id} in namespace {started['namespace']}")

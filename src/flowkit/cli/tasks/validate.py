@@ -19,11 +19,11 @@ GraphFile = Annotated[
 
 def validate(
     graph: GraphFile,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Check a graph without any server, with the rules and texts of `run`."""
+    """Check a graph without servers, with the same rules and messages as `run`."""
     problems: list[str] = []
     warnings: list[str] = []
     nodes = 0
@@ -43,11 +43,11 @@ def validate(
 
 def _print_result(path: str, nodes: int, problems: list[str], warnings: list[str], strict: bool) -> None:
     for warning in warnings:
-        (output.complain if strict else output.warn)(warning)
+        (output.error if strict else output.warn)(warning)
     for problem in problems:
-        output.complain(problem)
+        output.error(problem)
     if not problems and not (strict and warnings):
-        output.say(f"{'stdin' if path == '-' else path} is valid: {nodes} node{'' if nodes == 1 else 's'}")
+        output.echo(f"{'stdin' if path == '-' else path} is valid: {nodes} node{'' if nodes == 1 else 's'}")
 
 
 def schema() -> None:

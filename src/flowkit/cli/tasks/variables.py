@@ -51,32 +51,35 @@ def task_vars(
     task: TaskId,
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Set a variable; VALUE is JSON, or else text."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Set a variable. VALUE is JSON, or else a string."),
     ] = None,
     merges: Annotated[
         list[str] | None,
-        typer.Option("--merge", metavar="JSON", help="Merge an object, JSON or @FILE; its leaves overwrite."),
+        typer.Option(
+            "--merge",
+            metavar="JSON",
+            help="Merge a JSON object, or one from @FILE; its leaves overwrite others.",
+        ),
     ] = None,
     adds: Annotated[
-        list[str] | None, typer.Option("--incr", metavar="NAME[=N]", help="Add N, or 1, to a number.")
+        list[str] | None, typer.Option("--incr", metavar="NAME[=N]", help="Add N to a number. Default: 1.")
     ] = None,
     removes: Annotated[
-        list[str] | None, typer.Option("--unset", metavar="NAME", help="Remove a variable, or all below it.")
+        list[str] | None,
+        typer.Option("--unset", metavar="NAME", help="Remove a variable, or all variables below it."),
     ] = None,
     block_sensitive: Annotated[
-        bool, typer.Option("--block-sensitive", help="Refuse values that look like secrets.")
+        bool, typer.Option("--block-sensitive", help="Reject values that look like secrets.")
     ] = False,
     as_json: AsJson = False,
     mongo_url: MongoUrl = DEFAULT_MONGO_URL,
     database: MongoDatabase = DEFAULT_DATABASE,
     verbose: Verbose = False,
 ) -> None:
-    """Show a task's variables; options change them first: --set, then --merge, --incr, --unset, each repeatable."""
+    """Show a task's variables. Repeatable options change them first, in this order: --set, --merge, --incr, --unset."""
     log_warnings(verbose)
     if block_sensitive and not (sets or merges):
-        raise remedied(
-            ConfigError("--block-sensitive is for --set and --merge, and neither is there"), "add one"
-        )
+        raise remedied(ConfigError("--block-sensitive requires --set or --merge"), "add one")
     steps = [
         *_set(sets or [], block_sensitive),
         *_merge(merges or [], block_sensitive),
@@ -85,13 +88,13 @@ def task_vars(
     ]
     for step in steps:
         _check(step)
-    found = plain(asyncio.run(_made(steps, task, Where(mongo_url=mongo_url, database=database))))
+    found = plain(asyncio.run(_run_steps(steps, task, Where(mongo_url=mongo_url, database=database))))
     if as_json:
         return output.document(found)
     if not found:
         return output.note("no variables")
     for line in lines(found):
-        output.say(line)
+        output.echo(line)
     return None
 
 
@@ -107,7 +110,7 @@ def _set(texts: list[str], block: bool) -> Iterator[Step]:
             problem = ConfigError(f"--set {text!r} is not NAME=VALUE")
             raise remedied(problem, "for example --set routing.sla=gold")
         if name in given:
-            raise remedied(ConfigError(f"--set names {name!r} twice"), "give it once")
+            raise remedied(ConfigError(f"--set names {name!r} twice"), "pass it once")
         given[name] = read_value(value)
     if given:
         yield Step(option="--set", method="vars_set", arguments={"kv": given, "block_sensitive": block})
@@ -167,13 +170,13 @@ def _check(step: Step) -> None:
     if hits and change.block_sensitive:
         what = "a value that looks like a secret" if hits == 1 else f"{hits} values that look like secrets"
         problem = AdapterError(f"{step.option} has {what}")
-        raise remedied(problem, "give a reference to it instead, or leave out --block-sensitive")
+        raise remedied(problem, "store a reference instead, or omit --block-sensitive")
 
 
 # --- running the operations -----------------------------------------------------------------------------------------
 
 
-async def _made(steps: list[Step], task_id: str, where: Where) -> Tree:
+async def _run_steps(steps: list[Step], task_id: str, where: Where) -> Tree:
     """Run the operations and return the task's variables. Raise UnknownTask if the task does not exist."""
     from flowkit.activities.builtin_functions import CoordinatorAdapters
     from flowkit.adapters.tasks.task_store import TaskStore
@@ -206,8 +209,8 @@ async def _read(variables: "Variables", task_id: str) -> Tree:
 
 
 def _remedy(done: list[str], task_id: str) -> str:
-    before = f"what {' and '.join(dict.fromkeys(done))} changed before stays; " if done else ""
-    return f"{before}`flowkit vars {shlex.quote(task_id)}` shows what is there"
+    before = f"what {' and '.join(dict.fromkeys(done))} changed remains; " if done else ""
+    return f"{before}`flowkit vars {shlex.quote(task_id)}` shows the current variables"
 
 
 def plain(value: Any) -> Any:

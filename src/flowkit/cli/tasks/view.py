@@ -23,17 +23,20 @@ from flowkit.models import COORDINATOR_FN, NodeStatus, TaskStatus
 from flowkit.temporal_names import role_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from temporalio.client import Client, WorkflowExecutionDescription
 
+    from flowkit.adapters.tasks.task_queries import ExternalRun
     from flowkit.cli.servers import Servers
 
 T = TypeVar("T")
 
-_ANSWER_WITHIN = timedelta(seconds=5)
+_QUERY_TIMEOUT = timedelta(seconds=5)
 _ALIVE_SEC = 70.0
 """Maximum age of a poll. A running process polls at least once a minute, but Temporal still lists stopped ones."""
+
+_NOT_ACCEPTED = "an external worker"
 
 _SCHEDULED = PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
 _ENDS = {
@@ -61,6 +64,10 @@ class NodeView:
     """Its last error, or why it was skipped."""
     waiting: bool = False
     """Whether its attempt is in the task queue of its role and no worker has started it."""
+    worker: str = ""
+    """The external worker that runs the attempt."""
+    waits_for: str = ""
+    """What the attempt waits for while no external worker has accepted it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +83,7 @@ class TaskView:
     handled_failures: tuple[str, ...] = ()
 
 
-class Looker:
+class TaskReader:
     """Reads the state of one task repeatedly."""
 
     def __init__(
@@ -85,14 +92,14 @@ class Looker:
         self._servers = servers
         self._task_id = task_id
         self._description = description
-        self._silent = False
+        self._unresponsive = False
         """Whether an engine polls the queue but the last query failed."""
         self._stored = True
         """Whether MongoDB is available. After a failure it is not called again: each call takes seconds."""
 
     @classmethod
-    async def at(cls, servers: Servers, task_id: str) -> Looker:
-        """Return a Looker for a task. Raise UnknownTask if the task does not exist."""
+    async def at(cls, servers: Servers, task_id: str) -> TaskReader:
+        """Return a TaskReader for a task. Raise UnknownTask if the task does not exist."""
         description = await describe(servers.temporal, task_id)
         if description is None and await servers.catalog.document(task_id) is None:
             raise UnknownTask(task_id)
@@ -108,7 +115,7 @@ class Looker:
         self._description = await describe(self._servers.temporal, self._task_id)
         status = self._description.status if self._description else None
         running = status is WorkflowExecutionStatus.RUNNING
-        sources = [self._asked, self._read] if running else [self._read, self._asked]
+        sources = [self._queried, self._read] if running else [self._read, self._queried]
         seen = await sources[0]() or await sources[1]() or _bare(self._task_id)
         if status in _ENDS and not seen.status.closed:
             return replace(seen, status=_ENDS[status], reason=seen.reason or CLOSE_REASONS.get(status))
@@ -125,25 +132,25 @@ class Looker:
             view = with_waiting(view, _not_taken(self._description))
             if not any(node.waiting for node in view.nodes):
                 break
-        return view
+        return with_external(view, await self._from_store(self._servers.catalog.external_runs) or {})
 
-    async def _asked(self) -> TaskView | None:
+    async def _queried(self) -> TaskView | None:
         """Return the result of the workflow's query with the counts of batches.
 
         Return None if no engine responds, or if the result omits nodes.
         """
-        self._silent = False
+        self._unresponsive = False
         if self.queue is None or not await polled(self._servers.temporal, self.queue, workflows=True):
             return None
         handle = self._servers.tasks.handle(self._task_id)
         try:
-            answer = await handle.query(temporal_names.STATUS_QUERY, rpc_timeout=_ANSWER_WITHIN)
+            state = await handle.query(temporal_names.STATUS_QUERY, rpc_timeout=_QUERY_TIMEOUT)
         except TemporalError:
-            self._silent = True
+            self._unresponsive = True
             return None
-        if answer.get("nodes_omitted"):
+        if state.get("nodes_omitted"):
             return None
-        return view_of_answer(self._task_id, answer, await self._batches())
+        return view_of_query(self._task_id, state, await self._batches())
 
     async def _read(self) -> TaskView | None:
         document = await self._from_store(self._servers.catalog.document)
@@ -164,11 +171,11 @@ class Looker:
 
     async def hints(self, view: TaskView) -> list[str]:
         """Return hints at what is missing: MongoDB, an engine for the task, or workers for its roles."""
-        hints = [] if self._stored else ["MongoDB does not answer; start it, or set MONGO_URL"]
+        hints = [] if self._stored else ["MongoDB is unavailable; start it, or set MONGO_URL"]
         if view.status.closed or self.queue is None:
             return hints
-        if self._silent:
-            return [*hints, f"the engine of queue {self.queue} does not answer; see whether it still runs"]
+        if self._unresponsive:
+            return [*hints, f"the engine of queue {self.queue} does not respond; check that it still runs"]
         return hints + await missing(self._servers.temporal, self.queue, running_roles(view))
 
 
@@ -200,6 +207,20 @@ def with_waiting(view: TaskView, not_taken: frozenset[str]) -> TaskView:
     return replace(view, nodes=nodes)
 
 
+def with_external(view: TaskView, runs: Mapping[tuple[str, int], ExternalRun]) -> TaskView:
+    """Return `view` with the workers of the external attempts, or with what these attempts wait for."""
+    nodes = tuple(_with_run(node, runs.get((node.node_id, node.attempt))) for node in view.nodes)
+    return replace(view, nodes=nodes)
+
+
+def _with_run(node: NodeView, run: ExternalRun | None) -> NodeView:
+    if run is None or node.status not in (NodeStatus.RUNNING, NodeStatus.CANCELLING) or node.waiting:
+        return node
+    if run.worker_id is not None:
+        return replace(node, worker=run.worker_id, batches=max(node.batches, run.batches))
+    return replace(node, waits_for=run.waits_for or _NOT_ACCEPTED)
+
+
 async def missing(client: Client, queue: str, roles: list[str]) -> list[str]:
     """Return a hint if no engine polls the queue, or else one for each role that no worker polls."""
     option = "" if queue == DEFAULT_QUEUE else f" --queue {queue}"
@@ -218,9 +239,9 @@ async def polled(client: Client, queue: str, *, workflows: bool) -> bool:
     request = DescribeTaskQueueRequest(
         namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind
     )
-    answer = await client.workflow_service.describe_task_queue(request)
+    response = await client.workflow_service.describe_task_queue(request)
     since = time.time() - _ALIVE_SEC
-    return any(poller.last_access_time.seconds > since for poller in answer.pollers)
+    return any(poller.last_access_time.seconds > since for poller in response.pollers)
 
 
 def running_roles(view: TaskView) -> list[str]:
@@ -229,15 +250,15 @@ def running_roles(view: TaskView) -> list[str]:
     return [role for role in dict.fromkeys(running) if role != COORDINATOR_FN]
 
 
-def view_of_answer(task_id: str, answer: dict[str, Any], batches: dict[str, int]) -> TaskView:
+def view_of_query(task_id: str, state: dict[str, Any], batches: dict[str, int]) -> TaskView:
     """Return the view from the result of a workflow's `status` query."""
-    nodes = answer["nodes"]
+    nodes = state["nodes"]
     return TaskView(
         task_id=task_id,
-        status=TaskStatus(answer["status"]),
+        status=TaskStatus(state["status"]),
         source="workflow",
         nodes=tuple(_node(node, node.get("next_retry_at"), batches) for node in nodes),
-        handled_failures=tuple(answer.get("handled_failures") or ()),
+        handled_failures=tuple(state.get("handled_failures") or ()),
     )
 
 

@@ -11,7 +11,7 @@ from flowkit.cli import output
 from flowkit.cli.errors import Exit, remedied
 from flowkit.cli.screen import screen
 from flowkit.cli.servers import servers
-from flowkit.cli.tasks.view import Looker
+from flowkit.cli.tasks.view import TaskReader
 from flowkit.client import TaskCancelled, TaskFailed, TaskStillOpen
 from flowkit.models import TaskStatus
 
@@ -44,17 +44,17 @@ class Watch:
 
 async def watch(both: Servers, task_id: str, how: Watch) -> Exit:
     """Show a task until it ends, print its outcome and return the exit code. Raise TaskStillOpen after the timeout."""
-    looker = await Looker.at(both, task_id)
+    reader = await TaskReader.at(both, task_id)
     ending = asyncio.create_task(_end(both, task_id, how.timeout))
     try:
         with screen(output.console(stderr=how.as_json)) as shown:
-            await _follow(looker, ending, shown)
+            await _follow(reader, ending, shown)
             status, reason = await ending
-            last = await looker.view()
+            last = await reader.view()
             last = replace(last, status=status, reason=last.reason or reason)
             shown.show(last, [])
     except asyncio.CancelledError:
-        output.note(f"no longer watching; task {task_id} goes on: {again(task_id)}")
+        output.note(f"stopped watching; task {task_id} continues: {again(task_id)}")
         raise
     except TaskStillOpen as error:
         raise remedied(error, again(task_id)) from None
@@ -80,13 +80,13 @@ async def _end(both: Servers, task_id: str, seconds: float | None) -> tuple[Task
         return TaskStatus.CANCELLED, cancelled.reason
 
 
-async def _follow(looker: Looker, ending: asyncio.Task[Any], shown: Screen) -> None:
+async def _follow(reader: TaskReader, ending: asyncio.Task[Any], shown: Screen) -> None:
     reads = 0
     hints: list[str] = []
     while not ending.done():
-        view = await looker.view()
+        view = await reader.view()
         if reads % _HINTS_EVERY == 0:
-            hints = await looker.hints(view)
+            hints = await reader.hints(view)
         reads += 1
         shown.show(view, hints)
         await asyncio.wait([ending], timeout=max(_PAUSE_SEC, len(view.nodes) / _NODES_A_SECOND))
@@ -95,7 +95,7 @@ async def _follow(looker: Looker, ending: asyncio.Task[Any], shown: Screen) -> N
 def again(task_id: str) -> str:
     """Return the commands that watch the task again or cancel it."""
     name = shlex.quote(task_id)
-    return f"`flowkit status {name} --watch` watches it again, `flowkit cancel {name}` stops it"
+    return f"`flowkit status {name} --watch` watches it again, `flowkit cancel {name}` cancels it"
 
 
 def print_view(view: TaskView, *, as_json: bool) -> None:
@@ -103,7 +103,7 @@ def print_view(view: TaskView, *, as_json: bool) -> None:
     if as_json:
         output.document(asdict(view))
     else:
-        output.say(outcome(view))
+        output.echo(outcome(view))
 
 
 def outcome(view: TaskView) -> str:

@@ -17,7 +17,7 @@ def up(
     handlers: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Handlers for the workers, as module:CLASS or module:object. None: no worker starts."
+            help="Handlers for the workers, as module:CLASS or module:object. Without handlers, no worker starts."
         ),
     ] = None,
     only: Annotated[
@@ -29,7 +29,8 @@ def up(
     external: Annotated[
         list[str] | None,
         typer.Option(
-            help="Role that external workers serve through Kafka; starts a broker. Separate with commas, or repeat."
+            help="Role that external workers serve through Kafka; starts a broker and a bridge. "
+            "Separate with commas, or repeat."
         ),
     ] = None,
     data: Annotated[
@@ -94,4 +95,4 @@ def _install(parts: Collection[str]) -> None:
         if server.name in parts:
             server.install()
             found = find_program(allowed_sources())
-            output.say(f"{server.name}: {found.description} ({found.source})")
+            output.echo(f"{server.name}: {found.description} ({found.source})")

@@ -84,7 +84,7 @@ def create_rows(plan: Plan, processes: Processes) -> list[MonitoredRow]:
 
 
 def _summary(process: FlowkitProcess) -> str:
-    """Return what the process runs, without its leading `engine` or `worker`."""
+    """Return what the process runs, without its leading `engine`, `bridge` or `worker`."""
     return process.summary.partition(" ")[2]
 
 

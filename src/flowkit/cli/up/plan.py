@@ -84,6 +84,11 @@ class Plan:
         """Whether external workers serve roles, which needs a broker."""
         return bool(self.options.external)
 
+    @property
+    def starts_bridge(self) -> bool:
+        """Whether to start a bridge, beside the engine."""
+        return self.uses_kafka and Part.ENGINE in self.parts
+
 
 def parse_parts(only: Sequence[str]) -> frozenset[Part]:
     """Return the parts that `--only` names. Raises ConfigError for an unknown part."""

@@ -1,4 +1,4 @@
-"""The processes of one `flowkit up`: servers, an engine and workers."""
+"""The processes of one `flowkit up`: servers, an engine, a bridge and workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Processes:
     """Environment variables with which other programs reach them."""
     engine: FlowkitProcess | None = None
     bridge: FlowkitProcess | None = None
-    """The process between the engine and external workers; not available yet."""
+    """Connects the engine to external workers."""
     workers: list[FlowkitProcess] = field(default_factory=list)
 
     @property
@@ -62,7 +62,10 @@ def create_processes(plan: Plan, folder: Path) -> Processes:
         processes.engine = flowkit_process.engine_process(
             folder, functions=options.functions, options=verbose, environment=processes.exports
         )
-    # The bridge for `options.external` is created here, with `processes.exports` as its environment.
+    if plan.starts_bridge:
+        processes.bridge = flowkit_process.bridge_process(
+            folder, options.external, options=verbose, environment=processes.exports
+        )
     if Part.WORKER in plan.parts:
         slots = ["--concurrency", str(options.concurrency)] if options.concurrency else []
         processes.workers = flowkit_process.worker_processes(

@@ -75,7 +75,7 @@ def _print_exports(processes: Processes) -> None:
     """Print the addresses for a program that reads stdout; on a terminal, the panel shows them."""
     if not output.console().is_terminal:
         for line in script_exports(os.environ, processes.exports):
-            output.say(line)
+            output.echo(line)
         sys.stdout.flush()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _MAX_CHARS = 200
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _DISK_FULL = re.compile(r"no space left on device|disk is full|disk full|not enough space", re.IGNORECASE)
 _NO_NETWORK = re.compile(
     r"no such host|unknown host|unknownhost|name or service not known|name resolution|network is unreachable"
@@ -27,7 +27,7 @@ def mentions_no_network(output: str) -> bool:
 
 def relevant_line(output: str) -> str:
     """Return the line that names the cause, or else the last line; only the end of a long line."""
-    plain = _COLOURS.sub("", output)
+    plain = _COLORS.sub("", output)
     lines = [
         " ".join(line.split()).removesuffix(" -> [Help 1]") for line in plain.splitlines() if line.strip()
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -106,18 +108,36 @@ class Consumer:
 
     async def stop(self) -> None:
         """Leave the group and disconnect."""
-        await self._client.stop()
+        try:
+            await self._client.stop()
+        except asyncio.CancelledError:
+            # While the broker is unreachable, aiokafka passes on the cancellation of its own fetches.
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        """Do what remains of aiokafka's stop after its fetches."""
+        fetches = list(self._client._fetcher._pending_tasks)
+        for fetch in fetches:
+            fetch.cancel()
+        await asyncio.gather(*fetches, return_exceptions=True)
+        await self._client._client.close()
 
     async def drop(self) -> None:
         """Disconnect without leaving the group, as after a crash: the broker waits for the session timeout."""
         # A client without a generation has no group to leave.
         if self._client._coordinator is not None:
             self._client._coordinator.reset_generation()
-        await self._client.stop()
+        await self.stop()
 
 
 async def drop_producer(producer: Any) -> None:
     """Disconnect a producer without sending what it still holds, as after a crash."""
     producer._closed = True
-    await producer._sender.close()
-    await producer.client.close()
+    # aiokafka leaks a connection whose opening is cancelled; it opens connections while it holds this lock.
+    async with producer.client._get_conn_lock:
+        # A sender whose task has not run yet passes its cancellation on to its caller.
+        with contextlib.suppress(asyncio.CancelledError):
+            await producer._sender.close()
+        await producer.client.close()

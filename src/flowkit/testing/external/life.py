@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STOP_SEC = 5.0
-"""How long a stopping worker waits for a handler that suppresses its cancellation."""
+"""How long a stopping worker waits for a handler that suppresses its cancellation, and for an unreachable broker."""
 
 
 class Life:
@@ -74,10 +74,13 @@ class Life:
             await consumer.stop()
         self.sender.ended.clear()
         try:
-            await self.sender.send(self._author.offline())
+            async with asyncio.timeout(STOP_SEC):
+                await self.sender.send(self._author.offline())
+        except Exception:
+            logger.exception("WORKER_OFFLINE of %s was not sent", self._parts.worker_id)
         finally:
             self.sender.ended.set()
-            await self.sender.producer.stop()
+            await drop_producer(self.sender.producer)
 
     async def kill(self) -> None:
         """End as a crashed process does: send nothing, write nothing, drop the connections."""
@@ -99,8 +102,9 @@ class Life:
         stored = await self._store.stored_run()
         if stored is None:
             return
-        if stored.get("step_type") in self._parts.roles:
-            self.held = Run.from_state(stored)
+        run = Run.from_state(stored)
+        if run.step_type in self._parts.roles:
+            self.held = run
         else:
             await self._store.store_run(None)
 
@@ -164,8 +168,9 @@ class Life:
         self._parts.runs.append(run)
         await self._store.store_run(run)
         await self.sender.event(self._author.accepted(run))
-        for consumer in self.commands.values():
-            consumer.pause()
+        if not self._parts.misbehavior.never_pause:
+            for consumer in self.commands.values():
+                consumer.pause()
         crash = self._parts.misbehavior.crash_after_accepted
         if crash:
             self._crash_due = True

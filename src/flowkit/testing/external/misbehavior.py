@@ -24,6 +24,9 @@ class Misbehavior:
 
     drop_commands: int = 0
     """H2: how many of the next TASK_START commands the worker commits and drops without an event. It counts down."""
+    never_pause: bool = False
+    """H2: the worker keeps reading commands while it is busy, so it commits and drops every command that arrives. A
+    correct worker does so after a rebalance."""
     crash_after_accepted: Literal["", "before_commit", "after_commit"] = ""
     """The worker crashes after TASK_ACCEPTED and sends no other event. `after_commit` is H6: Kafka does not redeliver
     the command. `before_commit` is H7: after the session timeout another worker accepts the same epoch."""

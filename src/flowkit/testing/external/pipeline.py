@@ -11,6 +11,7 @@ from pymongo.errors import PyMongoError
 
 from flowkit.testing.external import pull
 from flowkit.testing.external.handlers import FromGenerator, each, settled
+from flowkit.testing.external.store import WriteFailed
 from flowkit.testing.external.wire import jsonable, stable_hash
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class Pipeline:
         """Write the artifact of a batch, and return the reference for its event. A failure is logged only."""
         try:
             return await self._store.write_partial(self._run, uid, metrics)
-        except PyMongoError as error:
+        except WriteFailed as error:
             logger.warning("Cannot write the artifact of batch %s: %s", uid, error)
             return own_ref or {"batch_uid": uid}
 

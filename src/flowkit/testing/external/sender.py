@@ -79,7 +79,7 @@ class Sender:
     async def malformed(self, kind: Malformed, topic: str, like: dict[str, Any] | None = None) -> None:
         """Send a malformed record that repeats the ids of the message `like`."""
         value = malformed(kind, like)
-        key = f"{like['task_id']}:{like['node_id']}" if like else None
+        key = f"{like['task_id']}:{like['node_id']}" if like else "unknown"
         sent = await self.raw(topic, value, key)
         self._journal.add(
             Entry(

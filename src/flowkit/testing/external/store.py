@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from bson.errors import BSONError
 from pymongo.errors import PyMongoError
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+WriteFailed = (PyMongoError, BSONError, OverflowError)
+"""What a write raises when MongoDB refuses it or cannot store a value."""
 SCAN_LIMIT = 200
 _WEEK_SEC = 7 * 24 * 3600
 _INDEXES: tuple[tuple[str, list[str], dict[str, Any]], ...] = (
@@ -121,7 +124,7 @@ class Store:
         }
         try:
             await self._db["stream_progress"].insert_one(claim)
-        except PyMongoError:
+        except WriteFailed:
             return False
         return True
 

@@ -1,0 +1,1 @@
+"""An interoperability check: external workers from any environment run nodes of FlowKit tasks."""

@@ -1,0 +1,5 @@
+"""The error of the check."""
+
+
+class InteropError(Exception):
+    """A check failed."""

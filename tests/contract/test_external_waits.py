@@ -1,0 +1,110 @@
+"""What task documents show of external attempts, and what queries return about them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.contract.builders import AT, RUN, TASK, attempt, opened, stored_node
+
+from flowkit.adapters.dispatches.record import Dispatch, Outcome, OutcomeKind, WorkerLease
+from flowkit.adapters.dispatches.store import DispatchStore
+from flowkit.adapters.tasks.task_queries import ExternalRun, TaskQueries
+
+if TYPE_CHECKING:
+    from flowkit.adapters.tasks.task_store import TaskStore
+
+BRIDGE = "bridge-1"
+QUEUE = "flowkit"
+LEASE = {"worker_id": "w-1", "lease_id": "l", "deadline_ts_ms": 5}
+
+
+@pytest.fixture(autouse=True)
+async def _begun(tasks: TaskStore) -> None:
+    """Begin the first attempt of two nodes, as a bridge does."""
+    await opened(tasks, "a", "b")
+    for index, node_id in enumerate("ab"):
+        lease = {"worker_id": BRIDGE, "lease_id": "x", "deadline_ts_ms": 1}
+        await tasks.begin_attempt(attempt(node_id, index=index), RUN, lease, AT)
+
+
+async def show(tasks: TaskStore, text: str | None, *, epoch: int = 1, run: str = RUN) -> None:
+    """Show what node `a` waits for."""
+    await tasks.show_wait(attempt(epoch=epoch), run, text, holders="bridge-")
+
+
+def dispatch(node_id: str = "a", index: int = 0) -> Dispatch:
+    """Return the record of a first attempt."""
+    return Dispatch(
+        attempt=attempt(node_id, index=index),
+        run_id=RUN,
+        queue=QUEUE,
+        topic="cmd",
+        partition=0,
+        end_offset=0,
+        dedup_id="d",
+        cancel_token="c",
+        owner=BRIDGE,
+        created_at=AT,
+    )
+
+
+async def test_wait_is_shown_until_a_worker_accepts_the_attempt(db: Any, tasks: TaskStore) -> None:
+    await show(tasks, "a worker")
+    assert (await stored_node(db))["waits_for"] == "a worker"
+    assert "waits_for" not in await stored_node(db, 1)
+    await tasks.show_lease(attempt(), RUN, LEASE, AT)
+    assert "waits_for" not in await stored_node(db)
+    await show(tasks, "too late")
+    assert "waits_for" not in await stored_node(db)
+
+
+async def test_wait_of_another_attempt_is_not_shown(db: Any, tasks: TaskStore) -> None:
+    await show(tasks, "a worker", epoch=2)
+    await show(tasks, "a worker", run="another run")
+    assert "waits_for" not in await stored_node(db)
+
+
+async def test_wait_disappears_after_the_end_and_with_the_next_attempt(db: Any, tasks: TaskStore) -> None:
+    await show(tasks, "a worker")
+    await tasks.finish_attempt(attempt(), RUN, AT)
+    await show(tasks, None)
+    assert "waits_for" not in await stored_node(db)
+    await tasks.show_wait(attempt("b", index=1), RUN, "a worker", holders="bridge-")
+    await tasks.begin_attempt(attempt("b", index=1, epoch=2), RUN, LEASE, AT)
+    assert "waits_for" not in await stored_node(db, 1)
+
+
+async def test_query_returns_the_worker_or_the_wait_of_open_attempts(db: Any, tasks: TaskStore) -> None:
+    store, queries = DispatchStore(db), TaskQueries(db)
+    first, second = dispatch(), dispatch("b", 1)
+    assert await queries.external_runs(TASK) == {}
+    for record in (first, second):
+        await store.insert(record)
+    lease = WorkerLease(worker_id="w-1", lease_id="l", ttl_sec=5, expires_at=AT + 5, worker_ts_ms=1)
+    await store.accept(second, lease, AT)
+    await store.renew(second.key, lease, 3, AT)
+    await show(tasks, "a worker")
+    assert await queries.external_runs(TASK) == {
+        ("a", 1): ExternalRun(worker_id=None, batches=0, waits_for="a worker"),
+        ("b", 1): ExternalRun(worker_id="w-1", batches=3, waits_for=""),
+    }
+    await store.end(second.key, Outcome(kind=OutcomeKind.DONE, at=AT))
+    assert set(await queries.external_runs(TASK)) == {("a", 1)}
+
+
+async def test_unfinished_attempts_are_counted_with_an_example(db: Any) -> None:
+    store = DispatchStore(db)
+    assert await store.unfinished_of("crawler", QUEUE) == (0, None)
+    first, second = dispatch(), dispatch("b", 1)
+    await store.insert(first)
+    await store.insert(second)
+    count, example = await store.unfinished_of("crawler", QUEUE)
+    assert (count, example in (first, second)) == (2, True)
+    assert await store.unfinished_of("crawler", "another") == (0, None)
+    assert await store.unfinished_of("another", QUEUE) == (0, None)
+    done = Outcome(kind=OutcomeKind.DONE, at=AT)
+    await store.hold(first.key, done)
+    assert (await store.unfinished_of("crawler", QUEUE))[0] == 2
+    await store.end(first.key, done)
+    assert await store.unfinished_of("crawler", QUEUE) == (1, second)

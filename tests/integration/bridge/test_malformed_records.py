@@ -1,0 +1,140 @@
+"""Records that are not messages of the protocol, on every topic that the bridge reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from flowkit.bridge.kafka.offsets import Offsets
+from flowkit.limits import KAFKA_RECORD_BYTES
+from flowkit.models import TaskStatus
+from flowkit.testing.external.malformed import Malformed
+from flowkit.testing.external.scripted import scripted
+from tests.integration.bridge.gates import Gate
+from tests.integration.harness import eventually, node
+
+if TYPE_CHECKING:
+    from tests.integration.bridge.external_tasks import ExternalTasks
+
+pytestmark = pytest.mark.server
+
+FOREIGN = {Malformed.unknown_kind, Malformed.no_kind}
+"""Valid messages of a kind that the protocol does not have; the bridge ignores them."""
+
+BATCHES = {Malformed.nul_character, Malformed.huge_integer, Malformed.huge}
+"""Valid messages about batches that MongoDB may not store."""
+
+
+def topic_of(external: ExternalTasks, name: str) -> str:
+    """Return a topic that the bridge reads."""
+    topics = external.bridge.context.topics
+    return {"status": topics.status(external.role), "announce": topics.announce, "reply": topics.reply}[name]
+
+
+def group_of(external: ExternalTasks, name: str) -> str:
+    """Return the group in which the bridge reads a topic."""
+    context = external.bridge.context
+    return context.status_group(external.role) if name == "status" else context.announce_group
+
+
+async def until_read(external: ExternalTasks, name: str) -> None:
+    """Wait until the bridge has committed everything that a topic contains now."""
+    topic, group = topic_of(external, name), group_of(external, name)
+    offsets = Offsets(external.names.connection)
+    try:
+        ends = await offsets.ends(topic)
+
+        async def look() -> bool:
+            return await offsets.caught_up(group, topic, ends)
+
+        await eventually(look)
+    finally:
+        await offsets.close()
+
+
+def logged(caplog: pytest.LogCaptureFixture, topic: str) -> list[tuple[object, ...]]:
+    """Return partition and offset of the records that the bridge has logged as malformed."""
+    found = [each.args for each in caplog.records if each.msg.startswith("skipped a malformed record")]
+    return [args[1:3] for args in found if isinstance(args, tuple) and args[0] == topic]
+
+
+async def assert_works(external: ExternalTasks) -> None:
+    """Check that a task runs to its end."""
+    task_id = await external.create(node("extract", external.role, inline={"batches": 2}))
+    assert (await external.result(task_id)).status is TaskStatus.FINISHED
+    assert len(await external.rows(task_id, "extract")) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "valid"),
+    [("status", FOREIGN | BATCHES), ("announce", FOREIGN | BATCHES), ("reply", set())],
+)
+async def test_malformed_records_are_skipped_counted_and_logged_once(
+    external: ExternalTasks, caplog: pytest.LogCaptureFixture, name: str, valid: set[Malformed]
+) -> None:
+    """H1."""
+    await external.served_engine()
+    worker = await external.external(scripted)
+    topic = topic_of(external, name)
+    for kind in Malformed:
+        await worker.send_malformed(kind, topic)
+    await until_read(external, name)
+    sent = {e.reason: (e.partition, e.offset) for e in worker.sent if e.kind == "malformed"}
+    expected = [place for kind, place in sent.items() if kind not in valid]
+    assert Counter(logged(caplog, topic)) == Counter(expected)
+    assert external.bridge.malformed.counts == {topic: len(expected)}
+    await assert_works(external)
+
+
+async def test_oversized_record_is_skipped(external: ExternalTasks, caplog: pytest.LogCaptureFixture) -> None:
+    """H26: a compressed record can be larger than the limit of the broker."""
+    await external.served_engine()
+    await external.external(scripted)
+    topic = topic_of(external, "status")
+    size = KAFKA_RECORD_BYTES + 1
+    options: dict[str, Any] = {
+        "compression_type": "gzip",
+        "max_request_size": 2 * size,
+        "max_batch_size": 2 * size,
+    }
+    async with AIOKafkaProducer(bootstrap_servers=external.names.bootstrap, **options) as producer:
+        await producer.send_and_wait(topic, b" " * size)
+    await until_read(external, "status")
+    assert len(logged(caplog, topic)) == 1
+    assert "the record has 4,000,001 bytes, more than 4,000,000" in caplog.text
+    await assert_works(external)
+
+
+@pytest.mark.parametrize("kind", sorted(BATCHES - {Malformed.huge}))
+async def test_batch_that_mongodb_cannot_store_fails_its_attempt(
+    external: ExternalTasks, kind: Malformed
+) -> None:
+    """The worker gets a cancel signal, and the other batches stay stored."""
+    await external.served_engine()
+    worker = await external.external(Gate().handler)
+    task_id = await external.create(node("extract", external.role, retry_policy={"max": 0}))
+    like = await worker.wait_for("BATCH_OK", node="extract")
+    await worker.send_malformed(kind, like=like)
+    await external.until_node(task_id, "extract", "failed")
+    await worker.wait_for("CANCELLED", node="extract")
+    failed = await external.node(task_id, "extract")
+    assert failed["last_error"].startswith("bad_metrics: ")
+    assert [row["batch_uid"] for row in await external.rows(task_id, "extract")] == ["b0"]
+
+
+async def test_malformed_events_between_those_of_a_run_do_not_disturb_it(external: ExternalTasks) -> None:
+    """H1: also records that repeat the ids of the run."""
+    await external.served_engine()
+    gate = Gate()
+    worker = await external.external(gate.handler)
+    task_id = await external.create(node("extract", external.role, retry_policy={"max": 0}))
+    like = await worker.wait_for("BATCH_OK", node="extract")
+    for kind in [each for each in Malformed if each not in BATCHES]:
+        await worker.send_malformed(kind, like=like)
+    gate.open()
+    assert (await external.result(task_id)).status is TaskStatus.FINISHED
+    assert len(await external.rows(task_id, "extract")) == 2
+    assert [record["attempt_epoch"] for record in await external.dispatches(task_id)] == [1]

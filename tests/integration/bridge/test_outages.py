@@ -1,0 +1,215 @@
+"""Kafka or MongoDB are unavailable for a while: nothing is lost, and nothing counts twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit.local import MongoServer, TemporalServer
+from flowkit.models import TaskStatus
+from flowkit.testing.external import Final, Result
+from flowkit.testing.external.scripted import scripted
+from tests.integration.bridge.external_tasks import ExternalTasks, codes
+from tests.integration.bridge.gates import Gate
+from tests.integration.harness import eventually, node, wait_seconds
+from tests.integration.test_cancel_terminate_reset import cancelled
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from flowkit.local import Kafka, Stack
+    from tests.integration.bridge.conftest import Names
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+ONCE: dict[str, Any] = {"retry_policy": {"max": 0}}
+OUTAGE_SEC = 4.0
+PATIENT = {"lease_ttl_sec": 60.0}
+"""Settings of a worker whose lease outlasts the outage."""
+
+
+@pytest.fixture
+async def frail_external(
+    stack: Stack, frail: Names, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[ExternalTasks]:
+    """Tasks with external roles at the broker that the test may stop."""
+    made = ExternalTasks(frail, temporal=stack.temporal_address, mongo=stack.mongo_url)
+    monkeypatch.setenv("TEMPORAL_ADDRESS", stack.temporal_address)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def own_mongo(
+    tmp_path: Path, names: Names, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[ExternalTasks, MongoServer]]:
+    """Tasks with external roles on a MongoDB server that the test may stop."""
+    with TemporalServer(tmp_path) as temporal, MongoServer(tmp_path) as mongo:
+        monkeypatch.setenv("TEMPORAL_ADDRESS", temporal.address)
+        monkeypatch.setenv("MONGO_URL", mongo.url)
+        made = ExternalTasks(names, temporal=temporal.address, mongo=mongo.url)
+        yield made, mongo
+        await made.close()
+
+
+class TwoGates:
+    """Yields a batch, waits, yields two batches, waits, and finishes."""
+
+    def __init__(self) -> None:
+        self.first, self.second = asyncio.Event(), asyncio.Event()
+
+    async def handler(self, run: Any) -> AsyncIterator[Any]:
+        """Run a node."""
+        yield Result({"number": 0}, "b0")
+        await run.cancellable(self.first.wait())
+        yield Result({"number": 1}, "b1")
+        yield Result({"number": 2}, "b2")
+        await run.cancellable(self.second.wait())
+        yield Final({"total": 3})
+
+
+async def assert_finished_in_one_epoch(external: ExternalTasks, task_id: str, uids: set[str]) -> None:
+    """Check that the task finished, without a retry or a lost lease, and that every batch counts once."""
+    assert (await external.result(task_id)).status is TaskStatus.FINISHED
+    rows = Counter(row["batch_uid"] for row in await external.rows(task_id, "extract"))
+    assert rows == dict.fromkeys(uids, 1)
+    assert await codes(external, task_id, "extract") == [None]
+
+
+async def test_engine_started_without_kafka_warns_and_dispatches_when_it_returns(
+    frail_external: ExternalTasks, frail_broker: Kafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    external = frail_external
+    await asyncio.to_thread(frail_broker.stop)
+    await external.engine()
+    task_id = await external.create(node("extract", external.role, inline={"batches": 2}, **ONCE))
+
+    async def warned() -> bool:
+        return f"role {external.role} is not served yet" in caplog.text
+
+    await eventually(warned)
+    await external.until_status(task_id, "running")
+    assert await external.dispatches(task_id) == []
+    warnings = [each.getMessage() for each in caplog.records if "is not served yet" in each.getMessage()]
+    assert all(external.names.bootstrap in text for text in warnings)
+    await asyncio.to_thread(frail_broker.start)
+    await external.until_served()
+    await external.external(scripted)
+    await assert_finished_in_one_epoch(external, task_id, {"extract-0", "extract-1"})
+
+
+async def test_task_waits_for_kafka_if_it_stops_before_the_dispatch(
+    frail_external: ExternalTasks, frail_broker: Kafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    external = frail_external
+    await external.served_engine()
+    worker = await external.external(scripted)
+    first = await external.create(node("extract", external.role, **ONCE))
+    assert (await external.result(first)).status is TaskStatus.FINISHED
+    await asyncio.to_thread(frail_broker.stop)
+    task_id = await external.create(node("extract", external.role, inline={"batches": 2}, **ONCE))
+    await external.dispatch(task_id, "extract")
+    await wait_seconds(OUTAGE_SEC)
+    await asyncio.to_thread(frail_broker.start)
+    assert (await external.result(task_id)).status is TaskStatus.FINISHED
+    assert set(await codes(external, task_id, "extract")) <= {"dispatch_lost", None}
+    rows = Counter(row["batch_uid"] for row in await external.rows(task_id, "extract"))
+    assert rows == {"extract-0": 1, "extract-1": 1}
+    accepted = [e.attempt_epoch for e in worker.sent_for("extract", "TASK_ACCEPTED") if e.task_id == task_id]
+    assert len(accepted) == 1
+
+
+async def test_task_can_be_cancelled_and_the_engine_stopped_while_kafka_is_unavailable(
+    frail_external: ExternalTasks, frail_broker: Kafka
+) -> None:
+    external = frail_external
+    await external.served_engine()
+    worker = await external.external(scripted)
+    first = await external.create(node("extract", external.role, **ONCE))
+    assert (await external.result(first)).status is TaskStatus.FINISHED
+    await asyncio.to_thread(frail_broker.stop)
+    task_id = await external.create(node("extract", external.role, **ONCE))
+    await external.dispatch(task_id, "extract")
+    await external.coordinator.cancel_task(task_id)
+    assert (await cancelled(external, task_id))["status"] == "cancelled"
+    async with asyncio.timeout(30):
+        await external.coordinator.stop()
+    await asyncio.to_thread(frail_broker.start)
+    assert [each.task_id for each in worker.sent_for("extract", "TASK_DONE")] == [first]
+
+
+async def test_events_sent_around_an_outage_of_kafka_all_count(
+    frail_external: ExternalTasks, frail_broker: Kafka
+) -> None:
+    external = frail_external
+    await external.served_engine()
+    gates = TwoGates()
+    worker = await external.external(gates.handler, **PATIENT)
+    task_id = await external.create(node("extract", external.role, **ONCE))
+    await worker.wait_for("BATCH_OK", node="extract")
+    await asyncio.to_thread(frail_broker.stop)
+    gates.first.set()
+    await wait_seconds(OUTAGE_SEC)
+    await asyncio.to_thread(frail_broker.start)
+    gates.second.set()
+    await assert_finished_in_one_epoch(external, task_id, {"b0", "b1", "b2"})
+
+
+async def test_outage_of_kafka_longer_than_the_lease_counts_every_batch_once(
+    frail_external: ExternalTasks, frail_broker: Kafka
+) -> None:
+    """H33, H34: the lease may be lost, but no retry is used and nothing counts twice."""
+    external = frail_external
+    external.settings["lease_ttl_sec"] = 3
+    await external.served_engine()
+    gate = Gate()
+    worker = await external.external(gate.handler, lease_ttl_sec=1.0)
+    task_id = await external.create(node("extract", external.role, **ONCE))
+    await worker.wait_for("BATCH_OK", node="extract")
+    await asyncio.to_thread(frail_broker.stop)
+    await wait_seconds(OUTAGE_SEC)
+    await asyncio.to_thread(frail_broker.start)
+    gate.open()
+    assert (await external.result(task_id)).status is TaskStatus.FINISHED
+    assert set(await codes(external, task_id, "extract")) <= {"lease_lost", "dispatch_lost", None}
+    rows = Counter(row["batch_uid"] for row in await external.rows(task_id, "extract"))
+    assert rows == {"b0": 1, "b1": 1}
+
+
+async def test_events_sent_while_mongodb_is_unavailable_are_stored_when_it_returns(
+    own_mongo: tuple[ExternalTasks, MongoServer],
+) -> None:
+    external, mongo = own_mongo
+    await external.served_engine()
+    gates = TwoGates()
+    worker = await external.external(gates.handler, **PATIENT)
+    task_id = await external.create(node("extract", external.role, **ONCE))
+    await external.until_batches(task_id, "extract", 1)
+    await asyncio.to_thread(mongo.stop)
+    gates.first.set()
+    await worker.wait_for("BATCH_OK", node="extract", count=3)
+    await wait_seconds(OUTAGE_SEC)
+    await asyncio.to_thread(mongo.start)
+    await external.until_batches(task_id, "extract", 3)
+    gates.second.set()
+    await assert_finished_in_one_epoch(external, task_id, {"b0", "b1", "b2"})
+    partial = {"task_id": task_id, "status": "partial"}
+    assert await external.db.artifacts.count_documents(partial) == 3
+
+
+async def test_task_created_while_mongodb_is_unavailable_is_dispatched_when_it_returns(
+    own_mongo: tuple[ExternalTasks, MongoServer],
+) -> None:
+    external, mongo = own_mongo
+    await external.served_engine()
+    worker = await external.external(scripted, **PATIENT)
+    await asyncio.to_thread(mongo.stop)
+    task_id = await external.create(node("extract", external.role, inline={"batches": 2}, **ONCE))
+    await wait_seconds(OUTAGE_SEC)
+    await asyncio.to_thread(mongo.start)
+    await assert_finished_in_one_epoch(external, task_id, {"extract-0", "extract-1"})
+    assert len(worker.sent_for("extract", "TASK_ACCEPTED")) == 1

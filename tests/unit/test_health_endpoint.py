@@ -1,0 +1,68 @@
+"""The HTTP endpoint with the health of a process."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+
+import pytest
+
+from flowkit.attempt.background import Health, LoopHealth
+from flowkit.attempt.bridge_health import BridgeHealth, RoleHealth
+from flowkit.cli.health_endpoint import health_endpoint
+from flowkit.cli.options import DEFAULT_HEALTH_HOST
+from flowkit.errors import ConfigError
+from flowkit.local.ports import free_port
+
+BRIDGE = BridgeHealth(
+    bridge_id="b", roles=(RoleHealth(role="indexer", waits_for="Kafka"), RoleHealth(role="grouper"))
+)
+GOOD = Health(running=True, loops=(LoopHealth(name="a loop", running=True),), bridge=BRIDGE)
+
+
+def respond(port: int, method: str = "GET", path: str = "/") -> tuple[int, bytes]:
+    """Return status and body of one request."""
+    connection = http.client.HTTPConnection(DEFAULT_HEALTH_HOST, port, timeout=10)
+    try:
+        connection.request(method, path)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz?full=1"])
+def test_healthy_process_returns_200_and_its_health_at_every_path(path: str) -> None:
+    port = free_port()
+    with health_endpoint(DEFAULT_HEALTH_HOST, port, lambda: GOOD):
+        status, body = respond(port, path=path)
+    found = json.loads(body)
+    assert (status, found["ok"], found["running"]) == (200, True, True)
+    assert [role["waits_for"] for role in found["bridge"]["roles"]] == ["Kafka", None]
+
+
+def test_unhealthy_process_returns_503_with_the_reason() -> None:
+    port = free_port()
+    with health_endpoint(DEFAULT_HEALTH_HOST, port, lambda: Health(running=False, error="no database")):
+        status, body = respond(port)
+        assert respond(port, "HEAD") == (503, b"")
+    assert (status, json.loads(body)["error"]) == (503, "no database")
+
+
+def test_other_methods_are_rejected() -> None:
+    port = free_port()
+    with health_endpoint(DEFAULT_HEALTH_HOST, port, lambda: GOOD):
+        assert respond(port, "POST")[0] == 501
+
+
+def test_port_in_use_is_reported_with_the_option() -> None:
+    with socket.create_server((DEFAULT_HEALTH_HOST, 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--health-port {port} is not usable on 127.0.0.1: "):
+            health_endpoint(DEFAULT_HEALTH_HOST, port, lambda: GOOD).__enter__()
+
+
+def test_bridge_is_served_once_all_of_its_roles_are() -> None:
+    assert not BRIDGE.served
+    assert BridgeHealth(bridge_id="b", roles=BRIDGE.roles[1:]).served
