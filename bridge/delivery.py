@@ -56,11 +56,14 @@ class Delivery:
         self._context = context
         self._running: dict[str, asyncio.Task[None]] = {}
 
-    def start(self, record: Dispatch) -> None:
-        """Deliver the outcome of a record in the background, unless its delivery is in progress already."""
+    def start(self, record: Dispatch, *, overdue: bool = False) -> None:
+        """Deliver the outcome of a record in the background, unless its delivery is in progress already.
+
+        An `overdue` outcome may have been delivered by a bridge that ended before it stored that.
+        """
         if record.key in self._running:
             return
-        delivering = asyncio.create_task(self._deliver_logged(record))
+        delivering = asyncio.create_task(self._deliver_logged(record, overdue=overdue))
         self._running[record.key] = delivering
         delivering.add_done_callback(lambda _: self._running.pop(record.key, None))
 
@@ -73,9 +76,12 @@ class Delivery:
             delivering.cancel()
         await asyncio.gather(*left, return_exceptions=True)
 
-    async def _deliver_logged(self, record: Dispatch) -> None:
+    async def _deliver_logged(self, record: Dispatch, *, overdue: bool) -> None:
         try:
-            await self.deliver(record)
+            if overdue and not await self._is_pending(record):
+                await self._context.db(lambda: self._context.stores.dispatches.reported(record.key))
+            else:
+                await self.deliver(record)
         except Exception:
             _logger.exception(
                 "outcome of node %s (task %s, epoch %d) was not delivered; the next attempt delivers it",

@@ -65,6 +65,7 @@ class Supervisor:
     ) -> None:
         self._context = context
         self._dispatches = context.stores.dispatches
+        self._delivery = delivery
         self._commands = commands
         self._checks = AttemptChecks(
             context, delivery=delivery, signals=signals, inputs=inputs, commands=commands, ended=self.drop
@@ -258,14 +259,19 @@ class Supervisor:
         return description.status is not WorkflowExecutionStatus.RUNNING
 
     async def _end_orphans(self) -> None:
-        """End records that no bridge supervises and whose workflow has ended, for example by *Terminate*."""
+        """End records that no bridge supervises and whose workflow has ended, for example by *Terminate*.
+
+        Deliver outcomes that no bridge has delivered, or close their records if a bridge died after the delivery.
+        """
         now = self._context.now()
         if now - self._orphans_at < _ORPHANS_SEC:
             return
         self._orphans_at = now
         roles, before = self._context.roles, now - _ORPHAN_AGE_SEC
         for record in await self._context.db(lambda: self._dispatches.unchanged_since(before, roles)):
-            if record.key not in self._attempts and await self._is_closed(record):
+            if record.state is DispatchState.ENDED:
+                self._delivery.start(record, overdue=True)
+            elif record.key not in self._attempts and await self._is_closed(record):
                 await self._checks.end(
                     Supervised(record=record), cancelled(now), stop_worker=record.lease is not None
                 )

@@ -33,6 +33,7 @@ _OPEN = DispatchState.OPEN.value
 _FINISHING = DispatchState.FINISHING.value
 _ACTIVE = {"$in": ACTIVE_STATES}
 """Filter for attempts without a final outcome."""
+_UNREPORTED = {"$in": [_OPEN, _FINISHING, DispatchState.ENDED.value]}
 
 _INDEXES = {
     "ix_dispatch_task_node": ("task_id", "node_id"),
@@ -207,8 +208,8 @@ class DispatchStore:
 
     @translate_errors
     async def unchanged_since(self, before: float, roles: Iterable[str], limit: int = 100) -> list[Dispatch]:
-        """Return active records of `roles` that have not changed since `before`."""
-        wanted = {"state": _ACTIVE, "role": {"$in": list(roles)}, "updated_at": {"$lt": moment(before)}}
+        """Return records of `roles` that are not reported and have not changed since `before`."""
+        wanted = {"state": _UNREPORTED, "role": {"$in": list(roles)}, "updated_at": {"$lt": moment(before)}}
         return [from_document(document) async for document in self._records.find(wanted).limit(limit)]
 
     @translate_errors

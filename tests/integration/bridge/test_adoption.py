@@ -9,11 +9,12 @@ import sys
 import threading
 from collections import Counter
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.bridge import dispatcher, native_pollers
+from flowkit.bridge import dispatcher, native_pollers, supervisor
 from flowkit.bridge.command_sender import CommandSender
 from flowkit.bridge.kafka.topics import Provisioner
 from flowkit.models import TaskStatus
@@ -242,3 +243,24 @@ async def test_attempt_of_a_native_worker_is_lost_when_its_role_moves_to_externa
     assert (await external.node(task_id, "extract"))["attempt_epoch"] == 2
     (record,) = await external.dispatches(task_id)
     assert (record["attempt_epoch"], record["outcome"]["kind"]) == (2, "done")
+
+
+async def test_outcome_that_a_killed_bridge_delivered_last_is_noted_by_another_bridge(
+    external: ExternalTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_ORPHANS_SEC", 0.1)
+    await external.served_engine()
+    await external.external(scripted)
+    task_id = await external.create(node("extract", external.role, inline={"final": {"total": 1}}))
+    assert (await external.result(task_id)).status is TaskStatus.FINISHED
+    await eventually(lambda: noted(external, task_id))
+    as_killed = {"state": "ended", "updated_at": datetime.now(UTC) - timedelta(hours=1)}
+    as_killed["outcome.metrics"] = {"total": 1}
+    await external.db.dispatches.update_one({"task_id": task_id}, {"$set": as_killed})
+    await eventually(lambda: noted(external, task_id))
+    assert (await external.dispatch(task_id, "extract"))["outcome"]["metrics"] == {}
+
+
+async def noted(external: ExternalTasks, task_id: str) -> bool:
+    """Return whether the record of a task's only attempt is reported."""
+    return [record["state"] for record in await external.dispatches(task_id)] == ["reported"]

@@ -62,7 +62,7 @@ class ManagedProcess:
     def __init__(self, harness: Harness, folder: Path, name: str, *arguments: str) -> None:
         self.name = name
         self._arguments = arguments
-        self._environment = harness.environment
+        self.environment = dict(harness.environment)
         self._log = folder / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._back_at = 0.0
@@ -81,7 +81,7 @@ class ManagedProcess:
             return
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                self.command(), cwd=ROOT, env=self._environment, stdout=log, stderr=subprocess.STDOUT
+                self.command(), cwd=ROOT, env=self.environment, stdout=log, stderr=subprocess.STDOUT
             )
 
     def command(self) -> list[str]:
@@ -120,8 +120,9 @@ class Cluster:
         """Number of injected faults, by kind."""
         self._suspensions: list[asyncio.Task[None]] = []
         harness.settings |= self.settings
-        self._config = folder / "engine.json"
-        self._config.write_text(harness.config_json(), encoding="utf-8")
+        self.config_file = folder / "engine.json"
+        """Settings of engines and bridges."""
+        self.config_file.write_text(harness.config_json(), encoding="utf-8")
         self.restarts: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
             KILL_TEMPORAL: (temporal.kill, temporal.start),
             RESTART_MONGO: (mongo.stop, mongo.start),
@@ -151,7 +152,7 @@ class Cluster:
 
     def engines(self, folder: Path, handlers: str) -> list[ManagedProcess]:
         """Return the engines, with the user function of a module."""
-        arguments = ("engine", "--config", str(self._config), "--function", f"{TOUCH}={handlers}:touch")
+        arguments = ("engine", "--config", str(self.config_file), "--function", f"{TOUCH}={handlers}:touch")
         return [ManagedProcess(self.harness, folder, f"engine-{n}", *arguments) for n in range(ENGINES)]
 
     async def supervise(self) -> None:

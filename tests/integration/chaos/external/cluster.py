@@ -13,10 +13,13 @@ from tests.integration.chaos import cluster
 from tests.integration.chaos.cluster import ManagedProcess, kill, stop
 from tests.integration.chaos.external.faults import (
     EXTERNAL_WORKERS,
+    FREEZE_BRIDGE,
     FREEZE_EXTERNAL,
     FREEZE_KAFKA,
+    KILL_BRIDGE,
     KILL_EXTERNAL,
     KILL_KAFKA,
+    STOP_BRIDGE,
     STOP_EXTERNAL,
 )
 from tests.integration.chaos.external.plans import EXTERNAL_ROLES
@@ -104,7 +107,6 @@ class ExternalCluster(cluster.Cluster):
         self, harness: Harness, temporal: TemporalServer, mongo: MongoServer, kafka: Kafka, folder: Path
     ) -> None:
         harness.settings |= {
-            "worker_types": list(EXTERNAL_ROLES),
             "kafka_bootstrap": kafka.bootstrap_servers,
             "kafka_cmd_partitions": PARTITIONS,
         }
@@ -115,17 +117,24 @@ class ExternalCluster(cluster.Cluster):
         self.freezes[FREEZE_KAFKA] = kafka.port
 
     def add_processes(self, folder: Path) -> None:
-        """Create engines, external workers and a native worker."""
+        """Create two engines, of which the first has a bridge, another bridge, external workers and a native worker."""
         engines = self.engines(folder, HANDLERS)
+        engines[0].environment["WORKER_TYPES"] = ",".join(EXTERNAL_ROLES)
+        bridge = ManagedProcess(
+            self.harness, folder, "bridge", "bridge", "--config", str(self.config_file), *EXTERNAL_ROLES
+        )
         native = ManagedProcess(
             self.harness, folder, "worker", "worker", "--concurrency", "6", f"{HANDLERS}:NATIVE"
         )
         self.external = [self._external(folder, number) for number in range(EXTERNAL_WORKERS)]
-        self.processes = [*engines, native, *self.external]
+        self.processes = [*engines, bridge, native, *self.external]
         self.ends = {
             KILL_ENGINE: (engines, kill),
             STOP_ENGINE: (engines, stop),
             FREEZE_ENGINE: (engines, self.freeze),
+            KILL_BRIDGE: ([bridge], kill),
+            STOP_BRIDGE: ([bridge], stop),
+            FREEZE_BRIDGE: ([bridge], self.freeze),
             KILL_WORKER: ([native], kill),
             STOP_WORKER: ([native], stop),
             FREEZE_WORKER: ([native], self.freeze),

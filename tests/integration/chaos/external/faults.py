@@ -25,6 +25,9 @@ EXTERNAL_WORKERS = 4
 KILL_EXTERNAL = "external worker killed"
 STOP_EXTERNAL = "external worker stopped"
 FREEZE_EXTERNAL = "external worker frozen"
+KILL_BRIDGE = "bridge killed"
+STOP_BRIDGE = "bridge stopped"
+FREEZE_BRIDGE = "bridge frozen"
 KILL_KAFKA = "Kafka killed"
 FREEZE_KAFKA = "Kafka frozen"
 EXTERNAL_FAULTS = (KILL_EXTERNAL, STOP_EXTERNAL, FREEZE_EXTERNAL)
@@ -32,9 +35,12 @@ WEIGHTS = {
     KILL_EXTERNAL: 6,
     STOP_EXTERNAL: 2,
     FREEZE_EXTERNAL: 4,
-    KILL_ENGINE: 5,
-    STOP_ENGINE: 2,
-    FREEZE_ENGINE: 3,
+    KILL_ENGINE: 3,
+    STOP_ENGINE: 1,
+    FREEZE_ENGINE: 2,
+    KILL_BRIDGE: 3,
+    STOP_BRIDGE: 1,
+    FREEZE_BRIDGE: 2,
     KILL_WORKER: 1,
     FREEZE_WORKER: 1,
     KILL_KAFKA: 3,
@@ -52,11 +58,12 @@ EXTERNAL = FaultPlan(
     places=dict.fromkeys(ENGINE_FAULTS, ENGINES) | dict.fromkeys(EXTERNAL_FAULTS, EXTERNAL_WORKERS),
     outages={
         **OUTAGE_SEC,
+        FREEZE_BRIDGE: OUTAGE_SEC[FREEZE_ENGINE],
         FREEZE_EXTERNAL: (LEASE_SEC + 1, LEASE_SEC + 5),
         FREEZE_KAFKA: (0.5, LEASE_SEC + 1),
     },
 )
-"""Faults of engines with their bridges, external workers, the native worker, Kafka, MongoDB and Temporal.
+"""Faults of engines, bridges, external workers, the native worker, Kafka, MongoDB and Temporal.
 
 Kafka removes a frozen worker from its groups after six seconds, so that another one reads its commands.
 """

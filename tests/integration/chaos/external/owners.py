@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 Attempt = tuple[str, str, int]
+DiedAfter = Callable[[str, float], bool]
+"""Whether the process of a worker ended after a time in seconds since the epoch."""
+
 TERMINAL = {"TASK_DONE", "TASK_FAILED", "CANCELLED"}
 
 
@@ -74,20 +78,20 @@ class Runs:
         epochs = [{each.attempt for each in runs.values()} for runs in self.accepted.values()]
         return sum(map(len, self.accepted.values())) - sum(map(len, epochs))
 
-    def unstopped(self, cluster: ExternalCluster) -> Iterator[Acceptance]:
+    def unstopped(self, died_after: DiedAfter) -> Iterator[Acceptance]:
         """Yield the runs that neither ended, nor were cancelled, nor died, although another run of the node began."""
         for runs in self.accepted.values():
             newest = max(run.attempt[2] for run in runs.values())
             last = [run for run in runs.values() if run.attempt[2] == newest][-1]
             for run in runs.values():
-                if run is not last and not self._stopped(run, cluster):
+                if run is not last and not self._stopped(run, died_after):
                     yield run
 
-    def _stopped(self, run: Acceptance, cluster: ExternalCluster) -> bool:
+    def _stopped(self, run: Acceptance, died_after: DiedAfter) -> bool:
         own = {(run.attempt, run.worker_id), (run.attempt, None)}
         signalled = bool(own & self._cancelled)
         ended = (run.attempt, run.worker_id) in self._ended
-        return ended or signalled or cluster.died_after(run.worker_id, run.ts_ms / 1000)
+        return ended or signalled or died_after(run.worker_id, run.ts_ms / 1000)
 
 
 def _attempt(message: Message) -> Attempt:
@@ -99,19 +103,25 @@ async def owner_problems(cluster: ExternalCluster) -> tuple[Runs, list[str]]:
     names, bootstrap = CoordinatorConfig(), cluster.kafka.bootstrap_servers
     events = await read_topics(bootstrap, [names.topic_status(role) for role in EXTERNAL_ROLES])
     runs = Runs(events, await read_topics(bootstrap, [names.topic_signals]))
-    return runs, [f"worker {run.worker_id} was not stopped: {run}" for run in runs.unstopped(cluster)]
+    return runs, [
+        f"worker {run.worker_id} was not stopped: {run}" for run in runs.unstopped(cluster.died_after)
+    ]
 
 
 async def dispatch_problems(cluster: ExternalCluster) -> list[str]:
-    """Wait until all dispatch records have ended and are reported. Return a sentence for each that has not."""
-    records = cluster.harness.db.dispatches
+    """Wait until no dispatch record is open. Return a sentence for each that remains.
+
+    A bridge that dies after it has delivered an outcome leaves its record `ended`; another one closes it ten minutes
+    later.
+    """
+    records, active = cluster.harness.db.dispatches, {"state": {"$in": ["open", "finishing"]}}
 
     async def closed() -> bool:
-        return await records.count_documents({"state": {"$ne": "reported"}}) == 0
+        return await records.count_documents(active) == 0
 
     try:
         await eventually(closed, timeout_sec=20)
     except AssertionError:
         left = {"_id": 0, "task_id": 1, "node_id": 1, "attempt_epoch": 1, "state": 1, "outcome.kind": 1}
-        return [f"open dispatch: {each}" async for each in records.find({"state": {"$ne": "reported"}}, left)]
+        return [f"open dispatch: {each}" async for each in records.find(active, left)]
     return []
