@@ -130,7 +130,7 @@ class DispatchStore:
 
     @translate_errors
     async def expire(self, key: str, lease_id: str, worker_ts_ms: int, at: float) -> bool:
-        """End a lease now, unless its worker has sent an event after `worker_ts_ms` (the worker's clock)."""
+        """End a lease now, unless its worker has sent an event after `worker_ts_ms`, by the worker's clock."""
         held = {"_id": key, "state": _OPEN, "lease.lease_id": lease_id}
         quiet = {"lease.worker_ts_ms": {"$lte": worker_ts_ms}}
         done = await self._records.update_one(
@@ -156,7 +156,7 @@ class DispatchStore:
 
     @translate_errors
     async def hold(self, key: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
-        """Store the outcome of an open attempt whose inputs a bridge has to check. Return None if it is not open."""
+        """Store the provisional outcome of an open attempt, whose inputs a bridge must check; None if it is not open."""
         return await self._move({"_id": key, "state": _OPEN}, _FINISHING, outcome, batches)
 
     @translate_errors
@@ -194,7 +194,7 @@ class DispatchStore:
 
     @translate_errors
     async def owned(self, owner: str, since: float | None = None) -> list[Dispatch]:
-        """Return the active records that a bridge supervises; with `since`, all its records that changed since then."""
+        """Return the active records that a bridge supervises; with `since`, its records in any state that changed since."""
         if since is None:
             return await self._read({"owner": owner, "state": _ACTIVE})
         return await self._read({"owner": owner, "updated_at": {"$gte": moment(since)}})
@@ -207,7 +207,7 @@ class DispatchStore:
 
     @translate_errors
     async def disown(self, key: str, owner: str) -> None:
-        """End the supervision by `owner`. The next attempt of the activity adopts the record."""
+        """End the supervision by `owner`. When Temporal runs the activity again, a bridge adopts the record."""
         await self._records.update_one({"_id": key, "owner": owner}, {"$set": {"owner": ""}})
 
     @translate_errors
