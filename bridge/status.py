@@ -259,7 +259,7 @@ class StatusEvents:
             run.put(ended)
 
     async def _with_cancel(self, run: NodeRun, record: Dispatch) -> Dispatch:
-        """Return the record with its cancel request, which may only be a flag so far: workers can see it first (H11)."""
+        """Return the record with its cancel request. A worker can see the cancel flag before any bridge does (H11)."""
         if record.cancel is None:
             flag = await self._context.db(lambda: self._stores.tasks.raised_flag(record.attempt))
             if flag is not None and flag.run_id in (None, record.run_id):
@@ -279,7 +279,7 @@ class StatusEvents:
         self._delivery.start(record)
 
     async def _write_renewals(self, run: NodeRun) -> None:
-        """Write the leases that the poll has renewed, with one update for each attempt."""
+        """Write the renewed leases of a poll with one update for each attempt."""
         for key in run.due_renewals():
             await self._write_renewal(run.records[key], run.take_batches(key), run.at)
 
