@@ -3,7 +3,8 @@
 Announcements update the registry of workers. A restarted worker announces the run that it held, but does not continue
 it (H9). The bridge therefore ends the lease of the run, unless the worker has sent a later event about it.
 
-A reply that reports a run renews its lease, but only once between two events: a restarted worker replies `running`, too.
+A reply that reports a run renews its lease, but only once between two events, because a restarted worker also replies
+`running`.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class AttemptChecks:
             self._delivery.start(ended)
 
     async def _check_command(self, attempt: Supervised) -> None:
-        """End an attempt whose command was read but not accepted (H2 to H4). The workflow then starts the next epoch."""
+        """End an attempt whose command was read but not accepted (H2 to H4). The workflow starts the next epoch."""
         if not self._commands.was_read(attempt.record):
             attempt.unread_until = {}
             return

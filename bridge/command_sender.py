@@ -49,7 +49,7 @@ class CommandSender:
         """Send the command and return its offset. Wait while Kafka is unavailable.
 
         If it is uncertain whether Kafka has stored the command, look for it in the topic. If it is not there, raise the
-        failure `dispatch_lost`, so that the workflow starts a new epoch. Raise CommandTooLarge if Kafka rejects the size.
+        failure `dispatch_lost`, so that the workflow starts a new epoch. Raise CommandTooLarge if Kafka rejects it.
         """
         command = task_start(attempt, record.cancel_token, self._context.now())
         try:

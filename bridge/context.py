@@ -65,7 +65,7 @@ class BridgeContext:
     database_id: str
 
     async def db(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `call()`, which runs on the event loop of the database. Retry while MongoDB is unavailable."""
+        """Return the result of `call()`, run on the event loop of the database. Wait while MongoDB is unavailable."""
         return await self.portal.run(retry_while_unavailable(call))
 
     def now(self) -> float:

@@ -114,7 +114,7 @@ class Delivery:
         return await self._context.db(write)
 
     async def _report(self, record: Dispatch, outcome: Outcome, batches: int) -> bool:
-        """Report the outcome to Temporal. Return False if a bridge must deliver it when Temporal runs the activity again."""
+        """Report the outcome to Temporal. Return False if the next try of the activity must deliver it."""
         handle = self._context.activity(record)
         try:
             if outcome.kind is OutcomeKind.DONE:

@@ -1,8 +1,8 @@
 """The activity that starts an attempt of an external role: it writes the dispatch record and sends TASK_START.
 
 The activity completes asynchronously: a bridge completes it when the worker's events have arrived. If no bridge sends
-heartbeats meanwhile, Temporal runs the activity again. This second try of the same attempt *adopts* the dispatch record,
-which means that its bridge supervises the attempt from then on; it does not send the command again.
+heartbeats meanwhile, Temporal runs the activity again. This second try of the same attempt *adopts* the dispatch
+record: its bridge supervises the attempt from then on, and does not send the command again.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Dispatcher:
         return dispatch
 
     async def run(self, attempt: AttemptInput) -> AttemptResult:
-        """Start or adopt the attempt of the current activity. Always raises: an error, or Temporal's asynchronous completion."""
+        """Start or adopt the attempt of the current activity. Always raises: an error, or `raise_complete_async`."""
         heartbeats = asyncio.create_task(_heartbeats(attempt.lease_ttl_sec))
         try:
             await self._start_or_adopt(attempt)
@@ -224,7 +224,7 @@ class Dispatcher:
             self._supervisor.watch(adopted)
 
     async def _locate(self, record: Dispatch) -> Dispatch | None:
-        """Find the command in its topic and return the record with its offset. If it was never sent, end the attempt."""
+        """Find the command, and return the record with its offset. If it was never sent, end the attempt."""
         found = await self._sender.search(record)
         if found is not None:
             await self._store_offset(record, found)
@@ -240,7 +240,7 @@ class Dispatcher:
         await self._context.db(lambda: self._dispatches.sent(record.key, record.partition, offset))
 
     async def _end_undelivered(self, record: Dispatch, outcome: Outcome) -> None:
-        """End a record whose outcome nothing has to deliver: the current activity raises it, or its epoch is outdated."""
+        """End a record without delivery: the current activity raises the outcome, or the epoch is outdated."""
 
         async def end() -> None:
             await self._dispatches.end(record.key, outcome)

@@ -61,7 +61,7 @@ class Placement:
         return known.last, known.ends[known.last]
 
     def sent(self, role: str, partition: int, offset: int | None) -> None:
-        """Note that a command chosen with `choose` was sent at `offset`, or was not sent or has no known offset (None)."""
+        """Note the offset of the command for which `choose` was called; None if it is unknown or was not sent."""
         known = self._roles[role]
         known.planned[partition] -= 1
         if offset is not None:

@@ -28,7 +28,7 @@ class PulledInputs:
         self._inputs = context.stores.inputs
 
     async def prepare(self, record: Dispatch) -> Outcome | None:
-        """Let a new run read what earlier runs have not finished. Return a failure if the node cannot run, else None."""
+        """Let a new run read what earlier runs have not finished. Return an outcome if the node cannot run."""
         pull = record.pull
         if pull is None:
             return None
@@ -38,7 +38,7 @@ class PulledInputs:
         return await self._clash(record, pull)
 
     async def check(self, record: Dispatch) -> Dispatch | None:
-        """Store the final outcome of a run whose worker has finished. Return None while one of its sources has not ended.
+        """Store the final outcome of a run whose worker has finished. Return None while a source has not ended.
 
         If the worker missed batches, the outcome makes the workflow start another run, which reads the rest.
         """

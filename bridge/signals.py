@@ -37,7 +37,7 @@ class Signals:
     def cancel(
         self, attempt: AttemptInput, reason: str, *, worker_id: str | None, deadline: float | None = None
     ) -> None:
-        """Signal a worker, or all if `worker_id` is None, to stop one epoch of a node. Repeats within 2 s are dropped."""
+        """Signal a worker, or all if `worker_id` is None, to stop one epoch of a node. Drop repeats within 2 s."""
         now = self._context.now()
         about = (attempt.task_id, attempt.node_id, attempt.epoch, worker_id or "")
         if now - self._sent_at.get(about, 0.0) < _REPEAT_SEC:

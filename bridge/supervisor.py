@@ -141,7 +141,7 @@ class Supervisor:
                 each.cancel()
 
     async def _release(self, record: Dispatch) -> None:
-        """Fail this try of the activity. Temporal then runs it again, on another bridge or after the restart of this one."""
+        """Fail this try of the activity. Temporal then runs it again, on any bridge that serves the role."""
         error = ApplicationError("the bridge is stopping", type=reason_codes.BRIDGE_STOPPING)
         async with self._slots:
             try:
@@ -236,7 +236,7 @@ class Supervisor:
         return {"state": "running", "worker": record.lease.worker_id, "batches": record.batches}
 
     async def _unknown_to_temporal(self, attempt: Supervised) -> None:
-        """Stop supervising an attempt whose activity Temporal does not know. If its workflow is closed, end the attempt."""
+        """Stop supervising an attempt whose activity Temporal does not know. If its workflow is closed, end it."""
         record = attempt.record
         closed = await self._is_closed(record)
         if closed is None or self._attempts.get(record.key) is not attempt:

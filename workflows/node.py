@@ -54,12 +54,12 @@ _TEMPORAL_RETRY = RetryPolicy(
 """Temporal's own retry policy. It applies only when the heartbeats of an attempt stop, or a bridge stops.
 
 The second try of the activity belongs to the same attempt and does not run the handler again. A native worker fails it
-as `lease_lost`, so that this module starts a new attempt; a bridge continues to supervise the external worker. All other
-errors are non-retryable for Temporal, so that this module decides about retries.
+as `lease_lost`, so that this module starts a new attempt; a bridge continues to supervise the external worker. All
+other errors are non-retryable for Temporal, so that this module decides about retries.
 """
 
 _NO_TIMEOUT = timedelta(days=365)
-"""Temporal requires a timeout. Worker, engine or bridge enforce `timeout_sec` themselves, so that outages do not count."""
+"""Temporal requires a timeout. Workers, engines and bridges enforce `timeout_sec`, so that outages do not count."""
 
 _LOCAL_TIMEOUT = timedelta(seconds=2)
 """Time limit of a local activity. It is short, because the workflow receives no cancel requests meanwhile."""

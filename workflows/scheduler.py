@@ -152,7 +152,7 @@ class Scheduler:
                 self._record_end(index)
 
     def _record_end(self, index: int) -> Iterable[int]:
-        """Count the end of a node, note a hard failure, and update its children's gates. Return the children still open."""
+        """Count the end of a node, note a hard failure, and update its children's gates. Return the open children."""
         state, node = self.states[index], self.nodes[index]
         self._open_nodes -= 1
         hard = state.status is NodeStatus.FAILED and not node.allow_failure

@@ -178,7 +178,7 @@ class Task:
         return workflow.info().is_continue_as_new_suggested()
 
     async def _prepare_continue_as_new(self) -> TaskResult | TaskState:
-        """End the nodes' waits and pending writes, and return the state for the next run. Stop the task if it was cancelled."""
+        """End all waits and writes, and return the state for the next run. Stop the task instead if it was cancelled."""
         self._draining = self._loop_ended = True
         await self._cancel_nodes(grace_sec=0)
         await self._document.flush()
@@ -234,7 +234,7 @@ class Task:
 
     @workflow.query
     def status(self) -> dict[str, Any]:
-        """Return the status of the task; status, epoch, error, skip reason and next retry of its nodes; handled failures."""
+        """Return the statuses of task and nodes, the nodes' epochs, errors and next retries, and handled failures."""
         if not self._is_open:
             return status_view(TaskStatus.QUEUED, None, None)
         return status_view(self._publisher.status, self._scheduler, self._result)

@@ -170,7 +170,7 @@ class ExternalInputs:
 
 
 def chunk_uids(source: str, parent_uid: str, meta: Mapping[str, Any], pull: PullArgs) -> Uids:
-    """Return the uids of the chunks of one source batch (docs/protocol.md, "Deduplication ids"). An empty list yields no chunk."""
+    """Return the uids of the chunks of one source batch, as workers compute them. An empty list yields no chunk."""
     items = meta.get(pull.meta_list_key) if pull.meta_list_key else None
     count = math.ceil(len(items) / (pull.size or 1)) if isinstance(items, list) else 1
     return {stable_hash({"src": source, "parent": parent_uid, "idx": index}) for index in range(count)}

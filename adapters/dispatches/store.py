@@ -156,7 +156,7 @@ class DispatchStore:
 
     @translate_errors
     async def hold(self, key: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
-        """Store the provisional outcome of an open attempt, whose inputs a bridge must check; None if it is not open."""
+        """Store the outcome of an open attempt until a bridge has checked its inputs; None if it is not open."""
         return await self._move({"_id": key, "state": _OPEN}, _FINISHING, outcome, batches)
 
     @translate_errors
@@ -194,7 +194,7 @@ class DispatchStore:
 
     @translate_errors
     async def owned(self, owner: str, since: float | None = None) -> list[Dispatch]:
-        """Return the active records that a bridge supervises; with `since`, its records in any state that changed since."""
+        """Return the active records that a bridge supervises; with `since`, all its records that changed since then."""
         if since is None:
             return await self._read({"owner": owner, "state": _ACTIVE})
         return await self._read({"owner": owner, "updated_at": {"$gte": moment(since)}})
