@@ -1,8 +1,10 @@
-"""Processes announcements and replies of external workers: the registry, and evidence about runs.
+"""Processes announcements of external workers, and their replies to queries.
 
-A restarted worker announces the run that it held, but does not continue it (H9). The bridge therefore treats the run as
-lost unless the worker sends an event about it afterwards. Snapshots are weak evidence, because a restarted worker also
-reports `running`: one renews a lease at most once between two events.
+Announcements update the registry of workers. A restarted worker announces the run that it held, but does not continue
+it (H9). The bridge therefore ends the lease of the run, unless the worker has sent a later event about it.
+
+A reply that reports a run renews its lease, but only once between two events, because a restarted worker also replies
+`running`.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _RECHECK_FOR_SEC = 15.0
 
 
 class Announcements:
-    """Handles polls of the announcement and reply topics."""
+    """Handles the records of the announcement and reply topics."""
 
     def __init__(self, context: BridgeContext, supervisor: Supervisor, malformed: MalformedRecords) -> None:
         self._context = context
@@ -124,7 +126,7 @@ class Announcements:
             await self._consider(record, snapshot)
 
     async def _consider(self, record: Dispatch, snapshot: RTaskSnapshot) -> None:
-        """Renew a lease once if the worker that owns it reports the run, because its heartbeats may have ended (H33)."""
+        """Renew a lease once if its owner replies that it runs the attempt: its heartbeats may have stopped (H33)."""
         lease, reported = record.lease, snapshot.lease
         if lease is None or reported is None or snapshot.run_state not in _RUNNING:
             return

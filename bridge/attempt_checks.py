@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from flowkit.bridge.signals import Signals
 
 _ADVANCE_SEC = 1.0
-"""Time between two looks at the inputs of a pulling node."""
+"""How often the inputs of a running node that pulls are reordered."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -29,17 +29,21 @@ class Supervised:
 
     record: Dispatch
     next_heartbeat: float = 0.0
-    asked: bool = False
-    """Whether the bridge has asked for a snapshot since the last event of the worker."""
-    suspected: dict[int, int] = field(default_factory=dict)
-    """Ends of the status topic's partitions when the attempt became suspect. Until then, there is no verdict."""
+    queried: bool = False
+    """Whether the bridge has sent a query about the attempt since the last event of its worker."""
+    suspected_because: str = ""
+    """What seems to be lost: the `command` or the `lease`."""
+    unread_until: dict[int, int] = field(default_factory=dict)
+    """Ends of the status topic's partitions when the suspicion arose; empty without a suspicion.
+
+    An event before these ends may refute the suspicion, so the bridges process all of them before the attempt ends.
+    """
     advanced_at: float = 0.0
-    why: str = ""
-    """Why it is suspect."""
+    """When the inputs were last reordered."""
 
 
 class AttemptChecks:
-    """Checks supervised attempts. It ends them only through conditional writes."""
+    """Checks supervised attempts. Ends them only by conditional writes, because other bridges share the records."""
 
     def __init__(
         self,
@@ -57,7 +61,7 @@ class AttemptChecks:
         self._signals = signals
         self._inputs = inputs
         self._commands = commands
-        self._ended = ended
+        self._on_end = ended
         """Called with the key of an attempt that has ended."""
 
     async def check(self, attempt: Supervised) -> None:
@@ -73,7 +77,7 @@ class AttemptChecks:
             await self._check_run(attempt)
 
     async def _check_cancel(self, attempt: Supervised) -> None:
-        """Signal the worker until it ends or the grace period is over. A command that no worker has read needs none."""
+        """Signal the worker until the run ends or the grace period is over. An unread command needs no signal."""
         record, now = attempt.record, self._context.now()
         assert record.cancel is not None
         deadline = record.cancel.at + record.attempt.cancel_grace_sec
@@ -89,13 +93,13 @@ class AttemptChecks:
     async def _check_inputs(self, attempt: Supervised) -> None:
         ended = await self._inputs.check(attempt.record)
         if ended is not None:
-            self._ended(ended.key)
+            self._on_end(ended.key)
             self._delivery.start(ended)
 
     async def _check_command(self, attempt: Supervised) -> None:
-        """Redispatch a command that a worker has read but not accepted (H2 to H4)."""
+        """End an attempt whose command was read but not accepted (H2 to H4). The workflow starts the next epoch."""
         if not self._commands.was_read(attempt.record):
-            attempt.suspected = {}
+            attempt.unread_until = {}
             return
         if await self._confirmed(attempt, "command"):
             why = "a worker read the command and dropped it, or the worker group skipped it"
@@ -110,8 +114,8 @@ class AttemptChecks:
             await self.end(attempt, timeout(limit, now), stop_worker=True)
             return
         if now < lease.expires_at:
-            self._ask_before_expiry(attempt, now)
-            attempt.suspected = {}
+            self._query_before_expiry(attempt, now)
+            attempt.unread_until = {}
             return
         if await self._confirmed(attempt, "lease"):
             await self._end_unchanged(attempt, lease_lost(record, now))
@@ -121,29 +125,32 @@ class AttemptChecks:
             attempt.advanced_at = now
             await self._inputs.advance(attempt.record)
 
-    def _ask_before_expiry(self, attempt: Supervised, now: float) -> None:
-        """Ask for the worker of a quiet run shortly before its lease expires. Most queries get no useful reply (H8)."""
+    def _query_before_expiry(self, attempt: Supervised, now: float) -> None:
+        """Send a query shortly before a lease expires. It reaches an arbitrary worker, so a reply is unlikely (H8)."""
         lease, window = attempt.record.lease, self._context.config.discovery_window_sec
         assert lease is not None
-        if attempt.asked or window <= 0 or now < lease.expires_at - min(window, lease.ttl_sec / 3):
+        if attempt.queried or window <= 0 or now < lease.expires_at - min(window, lease.ttl_sec / 3):
             return
-        attempt.asked = True
+        attempt.queried = True
         self._signals.discover(attempt.record.attempt)
 
     async def _confirmed(self, attempt: Supervised, why: str) -> bool:
-        """Return whether all status events up to the suspicion are processed. Start the suspicion if there is none."""
+        """Return whether no unprocessed status event can refute that the command or lease (`why`) is lost.
+
+        The first call notes where the status topic ends, and returns False.
+        """
         role = attempt.record.attempt.role
-        if attempt.why != why or not attempt.suspected:
-            attempt.why, attempt.suspected = why, await self._commands.status_ends(role)
+        if attempt.suspected_because != why or not attempt.unread_until:
+            attempt.suspected_because, attempt.unread_until = why, await self._commands.status_ends(role)
             return False
-        return await self._commands.status_processed(role, attempt.suspected)
+        return await self._commands.status_processed(role, attempt.unread_until)
 
     async def _end_unchanged(self, attempt: Supervised, outcome: Outcome) -> None:
-        """End an attempt unless an event has arrived since it was read. Stop its worker, if it has one."""
+        """End an attempt, and stop its worker if it has one, unless its lease has changed since the record was read."""
         record = attempt.record
         ended = await self._context.db(lambda: self._dispatches.end_unchanged(record, outcome))
         if ended is None:
-            attempt.suspected = {}
+            attempt.unread_until = {}
             return
         self._finish(ended)
 
@@ -152,12 +159,12 @@ class AttemptChecks:
         key = attempt.record.key
         ended = await self._context.db(lambda: self._dispatches.end(key, outcome))
         if ended is None:
-            self._ended(key)
+            self._on_end(key)
             return
         self._finish(ended, stop_worker=stop_worker)
 
     def _finish(self, record: Dispatch, *, stop_worker: bool = True) -> None:
-        self._ended(record.key)
+        self._on_end(record.key)
         if stop_worker and record.lease is not None:
             self._signals.cancel(
                 record.attempt, reason_codes.STALE_EPOCH, worker_id=record.lease.worker_id or None
@@ -166,18 +173,21 @@ class AttemptChecks:
 
 
 def update(attempt: Supervised, record: Dispatch) -> None:
-    """Replace the record, unless the known one is newer: reads and events may overtake each other."""
+    """Replace the record of `attempt`. A new or renewed lease ends the suspicion.
+
+    A record that was read may be older than what this process knows from its own writes; that knowledge is kept.
+    """
     known = attempt.record.lease
     if known is not None and record.lease is not None and record.lease.lease_id == known.lease_id:
         if record.lease.expires_at > known.expires_at:
-            attempt.asked, attempt.suspected = False, {}
+            attempt.queried, attempt.unread_until = False, {}
     elif record.lease is not None:
-        attempt.asked, attempt.suspected = False, {}
+        attempt.queried, attempt.unread_until = False, {}
     attempt.record = _with_known(record, attempt.record)
 
 
 def _with_known(record: Dispatch, known: Dispatch) -> Dispatch:
-    """Return `record` with what this process already knows, because it may be older than the latest writes."""
+    """Return `record` with the offset and the cancel request of `known`, if it has none."""
     offset = known.offset if record.offset is None else record.offset
     cancel = record.cancel or known.cancel
     if offset == record.offset and cancel == record.cancel:

@@ -31,7 +31,7 @@ class CommandSender:
         self._placement = placement
 
     def sent(self, role: str, partition: int, offset: int | None) -> None:
-        """Note that a command is in its partition, or that it will not be sent (None)."""
+        """Note that the command for a chosen partition has this offset, or will not be sent (None)."""
         self._placement.sent(role, partition, offset)
 
     async def choose(self, role: str) -> tuple[int, int]:
@@ -48,8 +48,8 @@ class CommandSender:
     async def send(self, attempt: AttemptInput, record: Dispatch) -> int:
         """Send the command and return its offset. Wait while Kafka is unavailable.
 
-        A send can neither time out nor be withdrawn. If Kafka has not stored the command, raise the attempt's failure,
-        so that the workflow starts a new epoch. Raise CommandTooLarge if Kafka rejects the size.
+        If it is uncertain whether Kafka has stored the command, look for it in the topic. If it is not there, raise the
+        failure `dispatch_lost`, so that the workflow starts a new epoch. Raise CommandTooLarge if Kafka rejects it.
         """
         command = task_start(attempt, record.cancel_token, self._context.now())
         try:

@@ -1,4 +1,7 @@
-"""Watches commands that no worker has accepted, and the progress of the status events (protocol: procedure 7.1)."""
+"""Watches commands that no worker has accepted, and the progress of the status events.
+
+See docs/protocol.md, "Commands that no worker accepts". The watch knows only what it last read from Kafka.
+"""
 
 from __future__ import annotations
 
@@ -67,11 +70,11 @@ class CommandWatch:
         return RoleQueue(committed=committed, members=len(members), waiting=waiting)
 
     def is_queued(self, record: Dispatch) -> bool:
-        """Return whether no worker has read the command yet, as far as known."""
+        """Return whether no worker has read the command yet. False if that is unknown."""
         return self._state(record) is CommandState.QUEUED
 
     def was_read(self, record: Dispatch) -> bool:
-        """Return whether a worker has read the command, or the workers' group has skipped it."""
+        """Return whether a worker has read the command, or the workers' group has skipped it. False if unknown."""
         return self._state(record) is CommandState.READ
 
     def _state(self, record: Dispatch) -> CommandState | None:
@@ -94,7 +97,7 @@ class CommandWatch:
         return {**waits_for, "commands_ahead": ahead, "workers": queue.members}
 
     def waits_for(self, record: Dispatch) -> str | None:
-        """Return a text about what a queued attempt waits for; None if that is unknown."""
+        """Return in words what a queued attempt waits for; None if that is unknown."""
         queue, role = self._queues.get(record.attempt.role), record.attempt.role
         if queue is None:
             return None
@@ -104,7 +107,7 @@ class CommandWatch:
         return f"a free external worker of role {role} ({queue.members} worker{plural} connected)"
 
     async def status_ends(self, role: str) -> dict[int, int]:
-        """Return the ends of the status topic of a role now."""
+        """Return the present end of each partition of a role's status topic."""
         return dict(await self._context.offsets.ends(self._context.topics.status(role)))
 
     async def status_processed(self, role: str, ends: Mapping[int, int]) -> bool:

@@ -50,7 +50,7 @@ class Stores:
 
 @dataclass(kw_only=True)
 class BridgeContext:
-    """Settings and connections of one bridge. Its code runs on one loop, MongoDB's driver possibly on another."""
+    """Settings and connections of one bridge. MongoDB's driver may run on another event loop than the bridge."""
 
     bridge_id: str
     roles: tuple[str, ...]
@@ -65,7 +65,7 @@ class BridgeContext:
     database_id: str
 
     async def db(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `call()`, made on the loop of the database handle. Wait while MongoDB is unavailable."""
+        """Return the result of `call()`, run on the event loop of the database. Wait while MongoDB is unavailable."""
         return await self.portal.run(retry_while_unavailable(call))
 
     def now(self) -> float:
@@ -73,9 +73,9 @@ class BridgeContext:
         return time.time()
 
     def activity(self, record: Dispatch) -> AsyncActivityHandle:
-        """Return the handle of the activity that an attempt is in Temporal.
+        """Return Temporal's handle of the activity of an attempt.
 
-        The run id prevents an event of an earlier run from completing an attempt of a later one.
+        It contains the run id, so that an event of an earlier run cannot complete an attempt of a later one.
         """
         attempt = record.attempt
         return self.client.get_async_activity_handle(

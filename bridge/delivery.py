@@ -1,6 +1,6 @@
-"""Delivers stored outcomes: first their effects in MongoDB, then the completion of the activity in Temporal.
+"""Delivers stored outcomes: writes their effects to MongoDB, then completes the activity in Temporal.
 
-Both may happen more than once: the effects are idempotent, and Temporal rejects a second completion.
+Both may happen more than once: the writes are idempotent, and Temporal rejects a second completion.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _logger = logging.getLogger("flowkit.bridge")
 _RPC_TIMEOUT = timedelta(seconds=10)
 
 _CANCEL_DELIVERY_SEC = 30.0
-"""How long to wait until Temporal has requested the cancel that a cancel flag announces."""
+"""How long to wait for Temporal to request a cancel whose flag is already set in MongoDB."""
 
-_GONE = (RPCStatusCode.NOT_FOUND,)
-_NEVER = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECONDITION)
+_NOT_FOUND = (RPCStatusCode.NOT_FOUND,)
+_NOT_TRANSIENT = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECONDITION)
 
 
 class NotRequested(Exception):
-    """Raised when Temporal rejects the report of a cancel that it has not requested."""
+    """Raised when Temporal rejects the report of a cancellation because no cancel was requested."""
 
 
 class Delivery:
-    """Delivers outcomes in the background, so that consuming status events never waits for Temporal."""
+    """Delivers outcomes in the background, so that the processing of status events never waits for Temporal."""
 
     def __init__(self, context: BridgeContext) -> None:
         self._context = context
@@ -63,12 +63,12 @@ class Delivery:
         """
         if record.key in self._running:
             return
-        delivering = asyncio.create_task(self._deliver_logged(record, overdue=overdue))
+        delivering = asyncio.create_task(self._deliver_or_log(record, overdue=overdue))
         self._running[record.key] = delivering
         delivering.add_done_callback(lambda _: self._running.pop(record.key, None))
 
     async def stop(self, grace_sec: float = 5.0) -> None:
-        """Finish the deliveries in progress. Attempts whose delivery is interrupted are adopted later."""
+        """Finish the deliveries in progress. If one takes longer than `grace_sec`, another bridge repeats it later."""
         if self._running:
             await asyncio.wait([*self._running.values()], timeout=grace_sec)
         left = [*self._running.values()]
@@ -76,7 +76,7 @@ class Delivery:
             delivering.cancel()
         await asyncio.gather(*left, return_exceptions=True)
 
-    async def _deliver_logged(self, record: Dispatch, *, overdue: bool) -> None:
+    async def _deliver_or_log(self, record: Dispatch, *, overdue: bool) -> None:
         try:
             if overdue and not await self._is_pending(record):
                 await self._context.db(lambda: self._context.stores.dispatches.reported(record.key))
@@ -126,26 +126,26 @@ class Delivery:
         return await self._context.db(write)
 
     async def _report(self, record: Dispatch, outcome: Outcome, batches: int) -> bool:
-        """Report the outcome. Return False if the activity's next attempt has to deliver it."""
+        """Report the outcome to Temporal. Return False if the next try of the activity must deliver it."""
         handle = self._context.activity(record)
         try:
             if outcome.kind is OutcomeKind.DONE:
                 result = AttemptResult(worker_id=outcome.worker_id, batches=batches)
                 await self._call(lambda: handle.complete(result, rpc_timeout=_RPC_TIMEOUT))
             elif outcome.kind is OutcomeKind.CANCELLED:
-                await self._report_cancelled(record, outcome)
+                await self._report_cancelled_outcome(record, outcome)
             elif outcome.failure is not None:
                 error = failed_attempt(outcome.failure)
                 await self._call(lambda: handle.fail(error, rpc_timeout=_RPC_TIMEOUT))
         except RPCError as error:
-            if error.status not in _GONE:
+            if error.status not in _NOT_FOUND:
                 raise
             return not await self._is_pending(record)
         return True
 
-    async def _report_cancelled(self, record: Dispatch, outcome: Outcome) -> None:
+    async def _report_cancelled_outcome(self, record: Dispatch, outcome: Outcome) -> None:
         try:
-            await self._cancelled(record)
+            await self._report_cancellation(record)
             return
         except NotRequested:
             flag = await self._context.db(lambda: self._context.stores.tasks.raised_flag(record.attempt))
@@ -153,24 +153,27 @@ class Delivery:
             unrequested = not_requested(outcome.at, outcome.worker_id)
             await self._report(record, unrequested, record.batches)
             return
-        await self._after_flag(record, flag)
+        await self._report_after_flag(record, flag)
 
-    async def _after_flag(self, record: Dispatch, flag: CancelFlag | None) -> None:
-        """Report the cancel once Temporal has requested it. A direct write of the flag makes FlowKit request it."""
+    async def _report_after_flag(self, record: Dispatch, flag: CancelFlag | None) -> None:
+        """Report the cancellation once Temporal has requested it.
+
+        A flag without a run id was set by another program; FlowKit then requests the cancel of the task itself.
+        """
         if flag is not None and flag.run_id is None:
             run = self._context.client.get_workflow_handle(record.attempt.task_id, run_id=record.run_id)
             await self._call(lambda: run.cancel(reason=clean(flag.reason), rpc_timeout=_RPC_TIMEOUT))
         end = self._context.now() + _CANCEL_DELIVERY_SEC
         while self._context.now() < end:
             try:
-                return await self._cancelled(record)
+                return await self._report_cancellation(record)
             except NotRequested:
                 await asyncio.sleep(0.2)
         if flag is not None:
             error = failed_attempt(pending(flag))
             await self._call(lambda: self._context.activity(record).fail(error, rpc_timeout=_RPC_TIMEOUT))
 
-    async def _cancelled(self, record: Dispatch) -> None:
+    async def _report_cancellation(self, record: Dispatch) -> None:
         try:
             await self._call(
                 lambda: self._context.activity(record).report_cancellation(rpc_timeout=_RPC_TIMEOUT)
@@ -181,12 +184,12 @@ class Delivery:
             raise
 
     async def _is_pending(self, record: Dispatch) -> bool:
-        """Return whether the activity still exists: between two attempts, Temporal rejects failures but not forever."""
+        """Return whether the activity is pending. Temporal rejects a report between two tries of a pending activity."""
         run = self._context.client.get_workflow_handle(record.attempt.task_id, run_id=record.run_id)
         try:
             description = await self._call(lambda: run.describe(rpc_timeout=_RPC_TIMEOUT))
         except RPCError as error:
-            if error.status in _GONE:
+            if error.status in _NOT_FOUND:
                 return False
             raise
         if description.status is not WorkflowExecutionStatus.RUNNING:
@@ -207,4 +210,6 @@ class Delivery:
 
 
 def _is_transient(error: BaseException) -> bool:
-    return isinstance(error, RuntimeError) or (isinstance(error, RPCError) and error.status not in _NEVER)
+    return isinstance(error, RuntimeError) or (
+        isinstance(error, RPCError) and error.status not in _NOT_TRANSIENT
+    )

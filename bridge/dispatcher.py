@@ -1,7 +1,8 @@
 """The activity that starts an attempt of an external role: it writes the dispatch record and sends TASK_START.
 
-The activity completes asynchronously: status events of the worker complete it later. If Temporal runs the activity
-again, because no bridge sent heartbeats, the new attempt adopts the record instead of sending the command again.
+The activity completes asynchronously: a bridge completes it when the worker's events have arrived. If no bridge sends
+heartbeats meanwhile, Temporal runs the activity again. This second try of the same attempt *adopts* the dispatch
+record: its bridge supervises the attempt from then on, and does not send the command again.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Dispatcher:
         return dispatch
 
     async def run(self, attempt: AttemptInput) -> AttemptResult:
-        """Start or adopt the attempt of the current activity. It returns only by raising."""
+        """Start or adopt the attempt of the current activity. Always raises: an error, or `raise_complete_async`."""
         heartbeats = asyncio.create_task(_heartbeats(attempt.lease_ttl_sec))
         try:
             await self._start_or_adopt(attempt)
@@ -102,11 +103,12 @@ class Dispatcher:
             raise ApplicationError("the bridge is stopping", type=reason_codes.BRIDGE_STOPPING)
 
     async def _start_or_adopt(self, attempt: AttemptInput) -> None:
+        """Start the attempt if it has no dispatch record, otherwise adopt it."""
         self._check_database(attempt)
         info = activity.info()
-        run_id, again = info.workflow_run_id or "", info.attempt > 1
+        run_id, is_second_try = info.workflow_run_id or "", info.attempt > 1
         record = None
-        if again:
+        if is_second_try:
             record = await self._find(attempt)
             if record is None:
                 await self._check_not_begun(attempt)
@@ -131,7 +133,7 @@ class Dispatcher:
         )
 
     async def _check_not_begun(self, attempt: AttemptInput) -> None:
-        """Raise the loss of an attempt that another executor has begun: its role has moved to external workers."""
+        """Raise a loss if a native worker has begun the attempt, before its role moved to external workers."""
         states = await self._context.db(lambda: self._stores.tasks.node_states(attempt.task_id))
         _, epoch = states.get(attempt.node_id, (None, 0))
         if epoch >= attempt.epoch:
@@ -139,7 +141,7 @@ class Dispatcher:
             raise failed_attempt(lost(reason_codes.LEASE_LOST, text))
 
     async def _insert(self, attempt: AttemptInput, run_id: str) -> tuple[Dispatch, bool]:
-        """Store the record. Return it, or the one that exists already, and whether it is new."""
+        """Store the record of a new attempt. Return the stored record, and whether this call has stored it."""
         pull = pull_of(attempt)
         partition, end_offset = await self._sender.choose(attempt.role)
         token = str(uuid.uuid4())
@@ -172,10 +174,10 @@ class Dispatcher:
             await self._begin(attempt, record)
             offset = await self._sender.send(attempt, record)
         except asyncio.CancelledError:
-            await self._give_up(record, cancelled(self._context.now()))
+            await self._end_undelivered(record, cancelled(self._context.now()))
             raise
         except FlowKitError as error:
-            await self._give_up(record, refused(error, self._context.now()))
+            await self._end_undelivered(record, refused(error, self._context.now()))
             raise
         finally:
             self._sender.sent(attempt.role, record.partition, offset)
@@ -190,16 +192,16 @@ class Dispatcher:
         if attempt.epoch > 1:
             await self._end_earlier(attempt)
         if (problem := await self._inputs.prepare(record)) is not None and problem.failure is not None:
-            await self._give_up(record, problem)
+            await self._end_undelivered(record, problem)
             raise failed_attempt(problem.failure)
 
     async def _end_earlier(self, attempt: AttemptInput) -> None:
-        """End records of earlier epochs, which a Reset of the workflow leaves open, and stop their workers."""
+        """End records of earlier epochs, which a *Reset* of the workflow leaves open, and stop their workers."""
         earlier = await self._context.db(
             lambda: self._dispatches.open_before(attempt.task_id, attempt.node_id, attempt.epoch)
         )
         for record in earlier:
-            await self._give_up(record, cancelled(self._context.now()))
+            await self._end_undelivered(record, cancelled(self._context.now()))
             if record.lease is not None:
                 self._signals.cancel(
                     record.attempt, reason_codes.STALE_EPOCH, worker_id=record.lease.worker_id or None
@@ -222,7 +224,7 @@ class Dispatcher:
             self._supervisor.watch(adopted)
 
     async def _locate(self, record: Dispatch) -> Dispatch | None:
-        """Find the command of a record. If it was never sent, end the attempt; a later one starts a new epoch."""
+        """Find the command, and return the record with its offset. If it was never sent, end the attempt."""
         found = await self._sender.search(record)
         if found is not None:
             await self._store_offset(record, found)
@@ -237,8 +239,8 @@ class Dispatcher:
     async def _store_offset(self, record: Dispatch, offset: int) -> None:
         await self._context.db(lambda: self._dispatches.sent(record.key, record.partition, offset))
 
-    async def _give_up(self, record: Dispatch, outcome: Outcome) -> None:
-        """End a record whose activity reports the outcome itself."""
+    async def _end_undelivered(self, record: Dispatch, outcome: Outcome) -> None:
+        """End a record without delivery: the current activity raises the outcome, or the epoch is outdated."""
 
         async def end() -> None:
             await self._dispatches.end(record.key, outcome)

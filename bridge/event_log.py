@@ -19,7 +19,7 @@ _LARGE = frozenset({"metrics", "artifacts_ref"})
 
 
 def worker_events(events: Iterable[StatusEvent]) -> list[WorkerEvent]:
-    """Return the rows for `events`, without heartbeats, which would be most of the log."""
+    """Return the rows for `events`. Omits heartbeats, which would make up most of the log."""
     return [_row(event) for event in events if event.event.kind is not EventKind.TASK_HEARTBEAT]
 
 

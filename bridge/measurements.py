@@ -1,4 +1,4 @@
-"""Counts for operators: the queues of the roles and the lag of the bridges. No decision depends on them."""
+"""Measures counts for operators: the queues of the roles, and the lag of the bridges. No decision depends on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEASURE_SEC = 5.0
 
 
 class Measurements:
-    """Reads the counts of the roles regularly, while `loop` runs."""
+    """Reads the counts of the roles every five seconds, while `loop` runs."""
 
     def __init__(self, context: BridgeContext, roles: Sequence[str]) -> None:
         self._context = context

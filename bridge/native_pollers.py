@@ -17,7 +17,7 @@ IDENTITY_PREFIX = "flowkit-bridge-"
 """Beginning of the Temporal identity of every bridge."""
 
 _RECENT_SEC = 70.0
-"""Temporal lists pollers for some minutes after they have stopped. A poll takes at most about a minute."""
+"""Pollers with an earlier last poll have stopped: a poll takes about a minute, and Temporal lists them for longer."""
 
 _RPC_TIMEOUT = timedelta(seconds=10)
 

@@ -1,4 +1,4 @@
-"""Chooses the partition of each command, and remembers where the search for a command has to begin."""
+"""Chooses the partition of each command, and knows the offset from which a search for the command must begin."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("flowkit.bridge")
 
 _OWNERS_SEC = 3.0
-"""How long the assignment of partitions to workers is reused. It only improves the choice, so it may be outdated."""
+"""How long a read assignment of partitions to workers is used. An outdated one only makes a choice less good."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class _Role:
 
 
 class Placement:
-    """Partitions of the command topics of one bridge."""
+    """Chooses partitions of the command topics for one bridge."""
 
     def __init__(self, context: BridgeContext, records: Callable[[], Iterable[Dispatch]]) -> None:
         self._context = context
@@ -61,7 +61,7 @@ class Placement:
         return known.last, known.ends[known.last]
 
     def sent(self, role: str, partition: int, offset: int | None) -> None:
-        """Note that a command was sent, or that its send has ended without a known offset (None)."""
+        """Note the offset of the command for which `choose` was called; None if it is unknown or was not sent."""
         known = self._roles[role]
         known.planned[partition] -= 1
         if offset is not None:

@@ -1,4 +1,7 @@
-"""Checks whether an external worker has read all batches of the nodes that it pulls from (protocol: procedure 7.2)."""
+"""Prepares and checks the inputs of external nodes that pull, so that their workers miss no batch.
+
+See docs/protocol.md, "Inputs that a node pulls".
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class PulledInputs:
         self._inputs = context.stores.inputs
 
     async def prepare(self, record: Dispatch) -> Outcome | None:
-        """Let a new run read what earlier runs have not finished. Return an outcome if the node cannot run at all."""
+        """Let a new run read what earlier runs have not finished. Return an outcome if the node cannot run."""
         pull = record.pull
         if pull is None:
             return None
@@ -35,7 +38,7 @@ class PulledInputs:
         return await self._clash(record, pull)
 
     async def check(self, record: Dispatch) -> Dispatch | None:
-        """Store the final outcome of a run that has finished. Return None while one of its sources has not ended.
+        """Store the final outcome of a run whose worker has finished. Return None while a source has not ended.
 
         If the worker missed batches, the outcome makes the workflow start another run, which reads the rest.
         """
@@ -51,7 +54,7 @@ class PulledInputs:
         return await self._context.db(lambda: self._context.stores.dispatches.end(record.key, final))
 
     async def advance(self, record: Dispatch) -> None:
-        """While a worker runs, let it see batches beyond the 200 oldest ones of a source (H20)."""
+        """Let a running worker see more than the 200 oldest batches of a source (H20)."""
         if record.pull is not None and record.state is DispatchState.OPEN:
             await self._show_unclaimed_first(record, record.pull)
 

@@ -21,11 +21,11 @@ _logger = logging.getLogger("flowkit.bridge")
 
 _RETRY_SEC = 2.0
 _CONCURRENT_DISPATCHES = 100
-_MONITOR_SEC = 60.0
+_SEED_EVERY_SEC = 60.0
 
 
 class RoleService:
-    """Dispatches the attempts of one role while it runs."""
+    """Dispatches the attempts of one role between `run` and `shutdown`."""
 
     def __init__(
         self, role: str, context: BridgeContext, dispatcher: Dispatcher, provisioner: Provisioner
@@ -58,7 +58,7 @@ class RoleService:
             seeding.cancel()
 
     async def shutdown(self) -> None:
-        """Stop polling, and return the attempts that are being dispatched to Temporal."""
+        """Stop polling. Attempts whose dispatch is in progress return to Temporal."""
         if self._worker is not None:
             await self._worker.shutdown()
 
@@ -73,7 +73,7 @@ class RoleService:
         try:
             await self._provisioner.ensure([self.role])
             await self._provisioner.seed(self.role)
-            problem = await self._native_workers()
+            problem = await self._native_worker_problem()
         except (FlowKitError, RPCError) as error:
             problem = str(error)
         if problem is not None and problem != self.waits_for:
@@ -81,7 +81,7 @@ class RoleService:
         self.waits_for = problem or self.waits_for
         return problem is None
 
-    async def _native_workers(self) -> str | None:
+    async def _native_worker_problem(self) -> str | None:
         found = await native_pollers(self._context.client, self.queue)
         if not found:
             return None
@@ -92,9 +92,9 @@ class RoleService:
         )
 
     async def _seed_regularly(self) -> None:
-        """Commit first offsets again from time to time, because Kafka forgets those of idle groups after 7 days."""
+        """Commit first offsets every minute, because Kafka deletes those of groups without members after 7 days."""
         while True:
-            await asyncio.sleep(_MONITOR_SEC)
+            await asyncio.sleep(_SEED_EVERY_SEC)
             try:
                 await self._provisioner.seed(self.role)
             except KafkaUnavailable as error:

@@ -1,4 +1,4 @@
-"""The bridge: connects external Kafka workers to Temporal for a set of roles. Any number of bridges can share them."""
+"""The bridge connects external workers, which use Kafka, to Temporal. Any number of bridges can share a role."""
 
 from __future__ import annotations
 

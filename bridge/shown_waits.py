@@ -1,4 +1,4 @@
-"""Shows in task documents what attempts wait for that no external worker has accepted yet."""
+"""Writes to task documents what an attempt waits for while no external worker has accepted it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Shown:
 
 
 class ShownWaits:
-    """What task documents show about the unaccepted attempts of one bridge. Nothing depends on it."""
+    """Keeps the field `waits_for` of the nodes that one bridge supervises. It is for people: no decision reads it."""
 
     def __init__(self, context: BridgeContext, commands: CommandWatch) -> None:
         self._context = context
@@ -52,7 +52,7 @@ class ShownWaits:
             self._writing = asyncio.create_task(self._write(changes))
 
     async def stop(self) -> None:
-        """Wait until the current writes have ended, but not for long."""
+        """Wait at most two seconds until the current writes have ended."""
         if self._writing is not None:
             await asyncio.wait([self._writing], timeout=2.0)
 

@@ -1,4 +1,4 @@
-"""Sends messages to workers that need no confirmation: cancel signals and queries. They may be repeated freely."""
+"""Sends cancel signals and queries to workers, without waiting for confirmation. The bridge may repeat or drop them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Signals:
     def cancel(
         self, attempt: AttemptInput, reason: str, *, worker_id: str | None, deadline: float | None = None
     ) -> None:
-        """Signal a worker to stop one epoch of a node; every worker if `worker_id` is None. At most every 2 seconds."""
+        """Signal a worker, or all if `worker_id` is None, to stop one epoch of a node. Drop repeats within 2 s."""
         now = self._context.now()
         about = (attempt.task_id, attempt.node_id, attempt.epoch, worker_id or "")
         if now - self._sent_at.get(about, 0.0) < _REPEAT_SEC:
@@ -68,7 +68,7 @@ class Signals:
             _logger.warning("could not send to topic %s: %s", topic, error)
 
     async def stop(self) -> None:
-        """Drop the messages that still wait for Kafka."""
+        """Drop the messages that Kafka has not stored yet."""
         pending = [*self._pending]
         for sending in pending:
             sending.cancel()

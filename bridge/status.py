@@ -1,8 +1,8 @@
-"""Processes the status events of external workers: fences them, stores batches, and stores the end of attempts.
+"""Processes the status events of external workers: rejects outdated ones, stores batches, and ends attempts.
 
 A poll may contain the events of many nodes. The events of one node are processed in order, those of different nodes
-concurrently. The consumer commits a poll only after everything in it is stored, so a crash repeats events, which has
-no further effect.
+concurrently. The consumer commits the offsets of a poll only after everything in it is stored. After a crash, the
+same events are therefore processed again, which has no further effect.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class StatusEvents:
         self._inputs = inputs
         self._malformed = malformed
         self._stored: OrderedDict[tuple[str, str], str] = OrderedDict()
-        """The workers whose batches this process has stored, by record key and batch uid."""
+        """For each batch that this process has stored, by record key and batch uid, the worker that sent it."""
         self._unknown: OrderedDict[str, None] = OrderedDict()
         self.handled = 0
         """Number of events that this process has handled."""
@@ -101,7 +101,7 @@ class StatusEvents:
             return None
 
     async def _dispatches(self, events: Iterable[StatusEvent]) -> dict[str, Dispatch]:
-        """Return the records that the events are about. Those that this process supervises need no read."""
+        """Return the dispatch records of the events. Only those that this process does not supervise are read."""
         keys = {record_key(event) for event in events}
         known = {key: record for key in keys if (record := self._supervisor.known(key)) is not None}
         unknown = keys - known.keys()
@@ -248,6 +248,7 @@ class StatusEvents:
             _logger.info("failed batch %r was not stored: %s", batch.batch_uid, error)
 
     async def _end(self, run: NodeRun, key: str, event: StatusEvent) -> None:
+        """End an attempt by a terminal event. If the node pulls, its inputs are checked before it can finish."""
         record = await self._with_cancel(run, run.records[key])
         outcome, batches = of_event(record, event, run.at), run.take_batches(key)
         if isinstance(event.event, EvTaskDone) and record.pull is not None and record.cancel is None:

@@ -1,7 +1,7 @@
-"""Supervises the attempts of one bridge: heartbeats, cancels, time limits, leases, and commands nobody accepts.
+"""Supervises the attempts of one bridge: sends their heartbeats, and finds what must end them (`attempt_checks`).
 
-The dispatch records are shared with other bridges, so the supervisor reads again what has changed. It ends an attempt
-only through a conditional write, and only if the attempt has not changed since.
+Other bridges write the same dispatch records, so the supervisor regularly reads those that have changed. It ends an
+attempt only by a conditional write, which fails if another bridge has changed the attempt meanwhile.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _FIRST_HEARTBEAT_SEC = 1.5
 
 _ORPHANS_SEC = 60.0
 _ORPHAN_AGE_SEC = 600.0
-"""Age of the last change after which the bridge checks whether an attempt still exists in Temporal."""
+"""Time since the last change after which the bridge checks whether the workflow of an attempt still runs."""
 
 _RELEASE_SEC = 5.0
 
@@ -73,7 +73,7 @@ class Supervisor:
         self._waits = ShownWaits(context, commands)
         self._attempts: dict[str, Supervised] = {}
         self._slots = asyncio.Semaphore(_CONCURRENT_HEARTBEATS)
-        self._beating: set[asyncio.Task[None]] = set()
+        self._heartbeats: set[asyncio.Task[None]] = set()
         self._read_at = 0.0
         self._full_read_at = 0.0
         self._flags_at = 0.0
@@ -98,12 +98,12 @@ class Supervisor:
         return None if attempt is None else attempt.record
 
     def saw(self, record: Dispatch) -> None:
-        """Take note of a change that this process has made to a record."""
+        """Replace the known record of an attempt, after this process has changed it."""
         if (attempt := self._attempts.get(record.key)) is not None:
             update(attempt, record)
 
     def refresh_soon(self) -> None:
-        """Read all records at the next tick, because some have changed without a notice to this supervisor."""
+        """Read all records at the next tick, because another bridge or part has changed some."""
         self._full_read_at = 0.0
 
     def drop(self, key: str) -> None:
@@ -111,7 +111,7 @@ class Supervisor:
         self._attempts.pop(key, None)
 
     async def tick(self) -> None:
-        """Check all attempts once."""
+        """Check all attempts once. Runs twice a second."""
         await self._refresh()
         await self._read_flags()
         self._start_heartbeats()
@@ -126,10 +126,10 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stop heartbeats, and return the attempts to Temporal, so that the next bridge adopts them at once."""
-        beating = [*self._beating]
-        for each in beating:
+        sending = [*self._heartbeats]
+        for each in sending:
             each.cancel()
-        await asyncio.gather(*beating, return_exceptions=True)
+        await asyncio.gather(*sending, return_exceptions=True)
         await self._waits.stop()
         releases = [
             asyncio.create_task(self._release(each.record))
@@ -142,7 +142,7 @@ class Supervisor:
                 each.cancel()
 
     async def _release(self, record: Dispatch) -> None:
-        """Fail this try of the activity. Temporal schedules the next one, which waits for a bridge."""
+        """Fail this try of the activity. Temporal then runs it again, on any bridge that serves the role."""
         error = ApplicationError("the bridge is stopping", type=reason_codes.BRIDGE_STOPPING)
         async with self._slots:
             try:
@@ -172,7 +172,7 @@ class Supervisor:
             self._take(record)
 
     async def _confirm(self, key: str) -> None:
-        """Drop an attempt that this bridge no longer supervises. It may also have been added during the read."""
+        """Drop an attempt that this bridge no longer supervises. Keep one that was added during the full read."""
         stored = await self._context.db(lambda: self._dispatches.find_all([key]))
         record = stored.get(key)
         if record is None or record.owner != self._context.bridge_id or not _active(record):
@@ -208,9 +208,9 @@ class Supervisor:
         for attempt in self._attempts.values():
             if now >= attempt.next_heartbeat:
                 attempt.next_heartbeat = now + self._pause_sec(attempt.record.attempt.lease_ttl_sec)
-                beating = asyncio.create_task(self._heartbeat(attempt))
-                self._beating.add(beating)
-                beating.add_done_callback(self._beating.discard)
+                sending = asyncio.create_task(self._heartbeat(attempt))
+                self._heartbeats.add(sending)
+                sending.add_done_callback(self._heartbeats.discard)
 
     def _pause_sec(self, lease_ttl_sec: float) -> float:
         return heartbeat_pause_sec(len(self._attempts), lease_ttl_sec)
@@ -237,7 +237,7 @@ class Supervisor:
         return {"state": "running", "worker": record.lease.worker_id, "batches": record.batches}
 
     async def _unknown_to_temporal(self, attempt: Supervised) -> None:
-        """Stop supervising an attempt that Temporal no longer waits for. If its workflow is closed, end it."""
+        """Stop supervising an attempt whose activity Temporal does not know. If its workflow is closed, end it."""
         record = attempt.record
         closed = await self._is_closed(record)
         if closed is None or self._attempts.get(record.key) is not attempt:

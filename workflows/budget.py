@@ -14,7 +14,7 @@ _ELLIPSIS = "…"
 _ELLIPSIS_BYTES = len(_ELLIPSIS.encode())
 _LONGEST_ESCAPE_SEQUENCE = len("\\u0000")
 _MIN_BYTES = 20
-"""A text that could keep fewer bytes than this is omitted, because a few characters carry no information."""
+"""A text that could keep fewer bytes than this is omitted, because a few characters are useless."""
 
 
 def json_size(value: object) -> int:
@@ -54,7 +54,7 @@ def truncate_utf8(text: str, limit: int) -> str:
 
 
 def largest_cap(sizes: Iterable[int], limit: int) -> int:
-    """Return the largest cap for which `sizes` add up to at most `limit`, with larger sizes reduced to it."""
+    """Return the largest cap with `sum(min(size, cap) for size in sizes) <= limit`."""
     remaining, cap = limit, 0
     ordered = sorted(sizes)
     for position, size in enumerate(ordered):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _REFRESH_EVERY_SEC = 1.0
 _SECOND_REFRESH_SEC = 5.0
-"""Delay of the second refresh. A timer costs the server half as much as a node, so there are few of them."""
+"""Delay of the second refresh. It is long because a timer costs the server half as much as a node."""
 
 
 class StatusPublisher:
@@ -68,7 +68,7 @@ class StatusPublisher:
     def refresh(self) -> None:
         """Update the current details.
 
-        Those of a large graph change at most once per second, and at the latest five seconds after the state changes.
+        For a large graph, this happens at most once per second. A change is shown after at most five seconds.
         """
         if len(self._scheduler.nodes) <= details_markdown.ROWS or self._refreshing and self._is_outdated():
             self._refresh_now()

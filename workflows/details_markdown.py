@@ -28,7 +28,7 @@ BYTES = 20_000
 """Largest size of the current details that Temporal keeps."""
 
 _LAST_LINE_BYTES = 100
-"""Reserved for the line that says how many nodes the table omits."""
+"""Bytes reserved for the last line, which shows how many nodes the table omits."""
 
 _RANK = {status: position for position, status in enumerate(DISPLAY_ORDER)}
 _TABLE_HEADER = ("| node | role | status | attempt | note |", "|:---|:---|:---|:---:|:---|")

@@ -25,7 +25,7 @@ _WRITE_HEARTBEAT_TIMEOUT = timedelta(seconds=10)
 
 _WRITE_SEC = 60.0
 _WRITE_SEC_PER_NODE = 0.1
-"""A write takes milliseconds, but one for thousands of nodes may also write a complete marker for each of them."""
+"""Time limits of a write. Most take milliseconds, but one for thousands of nodes may write a marker for each."""
 
 _LOCAL_TIMEOUT = timedelta(seconds=2)
 _OPEN_SUMMARY = "open the task in MongoDB"
@@ -58,7 +58,7 @@ async def open_document(new: NewTask) -> Opened:
 async def _open_locally(opening: OpenTask) -> Opened:
     """Run the activity once as a local activity, which saves a round trip through the server.
 
-    There is no retry because the workflow receives no cancel requests during a local activity.
+    It has no retries, because the workflow receives no cancel requests while a local activity runs.
     """
     opened: Opened = await workflow.execute_local_activity(
         temporal_names.OPEN_TASK,

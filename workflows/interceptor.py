@@ -1,4 +1,4 @@
-"""Interceptor that fails a task with more than one input, because Temporal would retry its workflow task forever."""
+"""Interceptor that fails a task with several inputs. Without it, Temporal would retry the workflow task forever."""
 
 from __future__ import annotations
 

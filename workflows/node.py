@@ -46,27 +46,29 @@ if TYPE_CHECKING:
     from flowkit.models import Node, NodeState, Settings
     from flowkit.workflows.node_context import NodeRunContext
 
-_NATIVE_RETRY = RetryPolicy(
+_TEMPORAL_RETRY = RetryPolicy(
     initial_interval=timedelta(seconds=1),
     backoff_coefficient=1.0,
     non_retryable_error_types=["TemporalTimeout:StartToClose", NOT_REGISTERED],
 )
-"""Temporal retries an activity only if its heartbeats stop. The retried activity fails with `lease_lost` at once.
+"""Temporal's own retry policy. It applies only when the heartbeats of an attempt stop, or a bridge stops.
 
-Every error that a worker or engine reports is non-retryable for Temporal, so that this module decides.
+The second try of the activity belongs to the same attempt and does not run the handler again. A native worker fails it
+as `lease_lost`, so that this module starts a new attempt; a bridge continues to supervise the external worker. All
+other errors are non-retryable for Temporal, so that this module decides about retries.
 """
 
 _NO_TIMEOUT = timedelta(days=365)
-"""Temporal requires a timeout. The worker or engine enforces `timeout_sec` itself, so that outages do not count."""
+"""Temporal requires a timeout. Workers, engines and bridges enforce `timeout_sec`, so that outages do not count."""
 
 _LOCAL_TIMEOUT = timedelta(seconds=2)
-"""Time limit of a local activity. The workflow receives no cancel requests while a local activity runs."""
+"""Time limit of a local activity. It is short, because the workflow receives no cancel requests meanwhile."""
 
 _MAX_CONSECUTIVE_LOCAL = 50
-"""After this many local activities in a row comes a regular one, so that the workflow receives cancel requests."""
+"""After this many consecutive local activities, a regular one runs, so that the workflow receives cancel requests."""
 
-_PRODUCTIVE_SEC = 60.0
-"""An attempt that ran this long was productive: the backoff after yields starts again at its first value."""
+_YIELD_RESET_SEC = 60.0
+"""An attempt that ran this long resets the backoff after yields to its first value."""
 
 _INPUT_OVERHEAD_BYTES = 500
 """Estimated size of an attempt's input without the node's `io`."""
@@ -75,7 +77,7 @@ _INPUT_OVERHEAD_BYTES = 500
 async def run_node(context: NodeRunContext, node: Node, state: NodeState) -> NodeStatus | None:
     """Run attempts of `node` until it finishes or fails. Return None if the task stops before that.
 
-    A new run of the workflow (continue-as-new) may start in the middle of a wait. The wait therefore comes first.
+    The loop begins with the wait for a retry, because a new run of the workflow (continue-as-new) may start during one.
     """
     while not context.is_draining():
         await _wait_for_retry(context, node, state)
@@ -107,7 +109,7 @@ async def _run_attempt(context: NodeRunContext, node: Node, state: NodeState) ->
     try:
         await _execute(context, node, state)
     except FailureError as error:
-        if (workflow.now() - started_at).total_seconds() >= _PRODUCTIVE_SEC:
+        if (workflow.now() - started_at).total_seconds() >= _YIELD_RESET_SEC:
             state.yields = 0
         return read_failure(error) or UNREQUESTED_CANCEL
     return None
@@ -119,7 +121,7 @@ async def _execute(context: NodeRunContext, node: Node, state: NodeState) -> Non
     The result is not decoded because the workflow does not use it, and a newer worker may return a different type.
     """
     payload, settings = without_defaults(attempt_input(context, node, state)), context.settings
-    if _may_run_locally(context, node) and await _executed_locally(node, state, payload):
+    if _choose_local(context, node) and await _try_locally(node, state, payload):
         return
     context.consecutive_local_activities = 0
     await workflow.execute_activity(
@@ -131,7 +133,7 @@ async def _execute(context: NodeRunContext, node: Node, state: NodeState) -> Non
         summary=attempt_summary(node, state),
         heartbeat_timeout=timedelta(seconds=settings.lease_ttl_sec),
         start_to_close_timeout=_NO_TIMEOUT,
-        retry_policy=_NATIVE_RETRY,
+        retry_policy=_TEMPORAL_RETRY,
         cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
     )
 
@@ -164,8 +166,8 @@ def queue_of(node: Node, settings: Settings) -> str:
     return settings.queue if built_in else settings.function_queue or settings.queue
 
 
-def _may_run_locally(context: NodeRunContext, node: Node) -> bool:
-    """Return whether the attempt may run as a local activity, and count it if so."""
+def _choose_local(context: NodeRunContext, node: Node) -> bool:
+    """Decide whether to run the attempt as a local activity, and count it if so."""
     built_in = node.is_function and node.io.fn in context.settings.local_functions
     few = context.consecutive_local_activities < _MAX_CONSECUTIVE_LOCAL
     may = built_in and context.is_only_running_node() and few
@@ -173,10 +175,11 @@ def _may_run_locally(context: NodeRunContext, node: Node) -> bool:
     return may
 
 
-async def _executed_locally(node: Node, state: NodeState, payload: dict[str, Any]) -> bool:
+async def _try_locally(node: Node, state: NodeState, payload: dict[str, Any]) -> bool:
     """Run a built-in function once as a local activity, which saves a round trip through the server.
 
-    Return False if it failed for a reason other than a cancel or an error that the function reported.
+    Return whether it succeeded. Raise FailureError if it was cancelled or reported an error; after any other failure,
+    such as a timeout, the caller runs it as a regular activity.
     """
     try:
         await workflow.execute_local_activity(
@@ -195,7 +198,7 @@ async def _executed_locally(node: Node, state: NodeState, payload: dict[str, Any
 
 
 def read_failure(error: FailureError) -> AttemptFailure | None:
-    """Return the failure that `error` reports, or None if the attempt was cancelled.
+    """Return the failure that `error` reports, or None if Temporal reports that the attempt was cancelled.
 
     Errors come from other processes, which may run a newer release or other software. The function therefore accepts
     any form of error; an exception raised here would make the workflow task fail repeatedly.
@@ -242,7 +245,7 @@ def _prepare_retry(context: NodeRunContext, node: Node, state: NodeState, failur
 
 
 async def _wait_for_retry(context: NodeRunContext, node: Node, state: NodeState) -> None:
-    """Wait for the backoff to end. After a yield, progress of a source node ends the wait early."""
+    """Wait until `next_retry_at`. After a yield, the wait ends early if a source node starts an attempt or ends."""
     wait_sec = (state.next_retry_at or 0.0) - workflow.now().timestamp()
     if wait_sec <= 0:
         return

@@ -1,6 +1,7 @@
 """State that the nodes of one task share while they run.
 
-It consists of the slots for attempts, the limit on input per workflow task, and callbacks to the main loop of `Task`.
+It limits the number of attempts (slots) and the bytes of input that one workflow task (an activation of the workflow by
+the server) may schedule, and holds callbacks to the main loop of `Task`.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class NodeRunContext:
     """Number of local activities since the last regular activity."""
     _windows: dict[str, asyncio.Semaphore] = field(default_factory=dict)
     _reserved: int = 0
-    """Bytes of input that the present workflow task schedules."""
+    """Bytes of input that nodes have reserved in the present workflow task."""
     _reserved_at: int = -1
     """Length of the history when `_reserved` was last set to 0."""
     _reserving: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -108,7 +109,7 @@ class NodeRunContext:
         return SharedSlots(Slots(limit=limit, window=window)) if limit else None
 
     def source_epochs(self, node: Node) -> dict[str, int]:
-        """Return the final epochs of the source nodes, from which `node` pulls artifacts, as far as they have ended."""
+        """Return the epochs of the source nodes, from which `node` pulls artifacts, that have ended."""
         if not node.pulls:
             return {}
         return {source: epoch for source in node.pulls_from if (epoch := self.epoch_of(source))}
@@ -133,6 +134,7 @@ class NodeRunContext:
             self._reserved += size
 
     def _fits_workflow_task(self, size: int) -> bool:
+        """Return whether this workflow task may schedule `size` more bytes. The first call of each resets the count."""
         length = workflow.info().get_current_history_length()  # It changes with each workflow task.
         if length != self._reserved_at:
             self._reserved, self._reserved_at = 0, length

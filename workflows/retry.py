@@ -1,6 +1,7 @@
 """Classify the failure of an attempt, and decide whether to retry the node and after which backoff. Pure.
 
-The functions are in the order in which `node` uses them: `classify`, `decide`, `note_failure`.
+`node` uses `classify`, then `decide`, then `note_failure`. The kind of a failure (`FailureKind`) determines its budget: a
+failure of the handler uses the retry budget, a loss of the worker the budget of losses, and the others use none.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from flowkit.models import NodeState, RetryPolicy
 
 NATIVE_SHUTDOWN = "WorkerShutdown"
-"""Type of the error that a Temporal worker reports for an attempt when the worker shuts down."""
+"""Type of the error that Temporal's SDK reports for an attempt when its worker shuts down."""
 
 NOT_REGISTERED = "NotFoundError"
 """Type of the error that Temporal's SDK reports when a worker has not registered the activity."""
@@ -29,10 +30,12 @@ UNREQUESTED_CANCEL = AttemptFailure(kind=FailureKind.FAILURE, code=reason_codes.
 """The failure of an attempt that ended as cancelled although FlowKit did not cancel it."""
 
 _REPEATED_AT_ONCE = frozenset({reason_codes.DISPATCH_LOST, reason_codes.UNCLAIMED_BATCHES})
+"""Yields of external workers whose first repetition has almost no backoff."""
+
 _AT_ONCE_SEC = 0.05
 
 MAX_LOSSES = 5
-"""Budget of losses: with one more, the node fails as `worker_lost`."""
+"""Budget of losses of a node: with one more, the node fails as `worker_lost`."""
 
 _UNNAMED = reason_codes.UNEXPECTED_ERROR
 _LARGEST_EPOCH = 2**31 - 1
@@ -119,7 +122,8 @@ def decide(
     """Count `failure` in `state` and decide whether to retry.
 
     `retry_policy.max` limits failures, and MAX_LOSSES limits losses. Hand-overs, epoch conflicts and yields do not
-    count against any budget. `random_value`, from 0 to 1, determines the jitter.
+    count against any budget. A fenced attempt is outdated, so its node fails without a retry. `random_value`, from 0 to
+    1, determines the jitter.
     """
     state.free = failure.kind is not FailureKind.FAILURE
     match failure.kind:
@@ -180,7 +184,7 @@ def fixed_backoff(count: int) -> float:
 def yield_backoff(code: str, count: int) -> float:
     """Return the backoff in seconds after the `count`-th consecutive yield with this code, counted from 1.
 
-    A command that an external worker dropped, and inputs that it missed, are repeated almost immediately at first.
+    The first backoff is almost zero if an external worker dropped a command or missed inputs.
     """
     if code not in _REPEATED_AT_ONCE:
         return fixed_backoff(count)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RunningNodes:
-    """The nodes of a task that have started and that the main loop has not yet seen end."""
+    """The nodes of a task that have started and whose end the main loop has not yet processed."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class RunningNodes:
         return ended
 
     async def cancel(self, grace_sec: float) -> None:
-        """Cancel the running nodes and wait until they stop. Wait at most `grace_sec`, or without limit if it is 0."""
+        """Cancel the running nodes and wait until they stop, at most `grace_sec`. 0 means without a limit."""
         running = list(self._running.values())
         for each in running:
             each.cancel()

@@ -1,7 +1,7 @@
 """Decide which nodes may start, which are skipped, and how a failure affects other nodes.
 
-Pure: no Temporal, no I/O, no clock. The workflow reports to a `Scheduler` which nodes have ended. The scheduler then
-returns the nodes that may start, and skips the nodes that can no longer start.
+Pure: no Temporal, no I/O, no clock. The workflow calls `Scheduler.end` for each node that ends, which skips the nodes
+that can no longer start. `Scheduler.pop_ready` returns the nodes that may start.
 
 A node's gate is the state of its fan-in (in Airflow: of its trigger rule). The gate opens when enough parents have
 finished, and closes when too few parents can still finish. A node is open until it has ended.
@@ -53,7 +53,10 @@ class Scheduler:
         self.nodes: Sequence[Node] = graph.nodes
         self.states = states
         self.changed: set[int] = set()
-        """Indexes of nodes whose status the workflow must still write to the task document."""
+        """Indexes of nodes whose status the workflow must still write to the task document.
+
+        The workflow clears the set. It also adds nodes, see `Task._process_events`.
+        """
         self._on_failure = graph.on_node_failure
         self._children = _children(graph.nodes)
         self._position = _topological_positions(graph.nodes)
@@ -68,7 +71,7 @@ class Scheduler:
         """Derive gates and ready nodes from `states`, which may come from a previous run of the workflow."""
         ended = [i for i, state in enumerate(self.states) if state.status.ended]
         for index in ended:
-            self._update_gates(index)
+            self._record_end(index)
         for node in self.nodes:
             if not self.states[node.index].status.ended and self._is_gate_open(node.index):
                 self._add_ready(node.index)
@@ -107,7 +110,10 @@ class Scheduler:
         return ready
 
     def end(self, index: int, status: NodeStatus, reason: SkipReason | None = None) -> None:
-        """End a node with `status`, and skip the nodes whose gates close as a result, parents before children."""
+        """End a node with `status`, and skip the nodes whose gates close as a result, parents before children.
+
+        The skipped nodes are added to `changed`, the node itself is not.
+        """
         pending = [(self._position[index], index)]
         while pending:
             _, current = heapq.heappop(pending)
@@ -119,7 +125,7 @@ class Scheduler:
             else:
                 state.status, state.skip_reason = NodeStatus.SKIPPED, self._skip_reason_of(current)
                 self.changed.add(current)
-            for child in self._update_gates(current):
+            for child in self._record_end(current):
                 if self._is_gate_open(child):
                     self._add_ready(child)
                 elif self._is_gate_closed(child):
@@ -143,10 +149,10 @@ class Scheduler:
                 state.status = status if attempted else NodeStatus.SKIPPED
                 state.skip_reason = None if attempted else skip_reason
                 self.changed.add(index)
-                self._update_gates(index)
+                self._record_end(index)
 
-    def _update_gates(self, index: int) -> Iterable[int]:
-        """Update the gates of an ended node's children. Return the children that are still open."""
+    def _record_end(self, index: int) -> Iterable[int]:
+        """Count the end of a node, note a hard failure, and update its children's gates. Return the open children."""
         state, node = self.states[index], self.nodes[index]
         self._open_nodes -= 1
         hard = state.status is NodeStatus.FAILED and not node.allow_failure

@@ -74,7 +74,7 @@ class TaskState:
 
 
 def is_state(value: object) -> TypeGuard[dict[str, Any]]:
-    """Return whether `value` is the state that a previous run of the same task handed over."""
+    """Return whether `value` is a state that `encode_state` returned, and not the input of a new task."""
     return isinstance(value, dict) and "opened" in value
 
 

@@ -33,7 +33,7 @@ _CANCEL_FLAGS_TIMEOUT_SEC = 1.0
 _NO_INPUT = RawValue(Payload())
 
 WAKE = "wake-main-loop"
-"""Patch id: an attempt repeated without backoff wakes the main loop when the task must continue in a new run."""
+"""Patch id: a node that repeats without backoff wakes the main loop when the task must continue in a new run."""
 
 
 @workflow.defn(name=temporal_names.TASK)
@@ -52,11 +52,12 @@ class Task:
         self._draining = False
         """Whether the task has stopped starting attempts."""
         self._loop_ended = False
-        """Whether the main loop has ended early, because the task stops or continues in a new run."""
+        """Whether the main loop has ended before all nodes ended: the task stops, or continues in a new run."""
         self._iterations = 0
-        """Number of times the main loop has decided to continue in this run."""
-        self._retry_state_changed = False
-        """Whether a node has started to wait for its retry, or has ended its wait, since the last iteration."""
+        """Number of iterations of the main loop that did not end this run."""
+        self._wake_requested = False
+        """Whether the main loop must iterate although no node has ended: a node began or ended its wait for a retry, or
+        is about to repeat without backoff while the task must continue in a new run."""
         self._progressed = False
         """Whether this run has processed an event. A run without progress must not continue as new, to avoid a loop."""
         self._result: TaskResult | None = None
@@ -122,19 +123,23 @@ class Task:
         self._publisher.refresh()
 
     def _has_events(self) -> bool:
-        """Return whether the main loop has something to do."""
-        return self._retry_state_changed or self._nodes.any_ended or _cancel_requested()
+        """Return whether the main loop must iterate."""
+        return self._wake_requested or self._nodes.any_ended or _cancel_requested()
 
     def _on_retry_state_change(self, index: int) -> None:
-        """Handle that a node starts to wait for its retry, or that its next attempt starts."""
-        self._retry_state_changed = True
+        """Wake the main loop when a node begins or ends its wait for a retry. Write a wait to the task document."""
+        self._wake_requested = True
         if self._state.nodes[index].status is NodeStatus.DEFERRED:
             self._document.write_node(index)
 
     def _process_events(self) -> None:
-        """Report the nodes that have ended to the scheduler, and write the changes to the task document."""
+        """Report the nodes that have ended to the scheduler, and write the changes to the task document.
+
+        Of these nodes, only failed ones are written here: the attempt of a finished node has written its status itself.
+        After a failure that stops the task, `_stop` writes the changes.
+        """
         ended = self._nodes.pop_ended()
-        self._retry_state_changed, self._progressed = False, True
+        self._wake_requested, self._progressed = False, True
         for index, status in ended:
             self._scheduler.end(index, status)
             if status is NodeStatus.FAILED:
@@ -164,7 +169,7 @@ class Task:
         if self._loop_ended or self._has_events() or not self._must_continue_as_new():
             return
         if workflow.patched(WAKE):
-            self._retry_state_changed, iteration = True, self._iterations
+            self._wake_requested, iteration = True, self._iterations
             await workflow.wait_condition(lambda: self._iterations != iteration or self._draining)
 
     def _must_continue_as_new(self) -> bool:
@@ -173,7 +178,7 @@ class Task:
         return workflow.info().is_continue_as_new_suggested()
 
     async def _prepare_continue_as_new(self) -> TaskResult | TaskState:
-        """Finish all pending work, then return the state for the next run, or the result if the task was cancelled."""
+        """End all waits and writes, and return the state for the next run. Stop the task instead if it was cancelled."""
         self._draining = self._loop_ended = True
         await self._cancel_nodes(grace_sec=0)
         await self._document.flush()
@@ -181,7 +186,10 @@ class Task:
         return await self._stop() if _cancel_requested() else self._state
 
     async def _stop(self) -> TaskResult:
-        """Stop a cancelled or failed task: set the cancel flags, end the attempts, close the task document."""
+        """Stop a cancelled or failed task: set the cancel flags, cancel the attempts, close the task document.
+
+        A cancel request takes precedence over a failure.
+        """
         failed = None if _cancel_requested() else self._scheduler.hard_failure
         reason = stop_reason(failed, self._state.nodes, workflow.cancellation_reason())
         self._draining = self._loop_ended = True
@@ -226,7 +234,7 @@ class Task:
 
     @workflow.query
     def status(self) -> dict[str, Any]:
-        """Return the statuses, epochs, errors, skip reasons, retries and handled failures of the task so far."""
+        """Return the statuses of task and nodes, the nodes' epochs, errors and next retries, and handled failures."""
         if not self._is_open:
             return status_view(TaskStatus.QUEUED, None, None)
         return status_view(self._publisher.status, self._scheduler, self._result)

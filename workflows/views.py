@@ -31,7 +31,7 @@ _FIRST_CHANGES = 10
 
 
 def stop_reason(failed: Node | None, states: Sequence[NodeState], cancel_reason: str | None) -> str:
-    """Return the `cancel_reason` of a stopped task: the failed node's reason code, or the given `cancel_reason`."""
+    """Return why a task stops: `hard_fail:` and the failed node's reason code, or the given `cancel_reason`."""
     if failed is not None:
         return f"{reason_codes.HARD_FAIL}:{states[failed.index].reason_code}"
     return clean(cancel_reason or reason_codes.USER_REQUEST)[:LAST_ERROR_CHARS]
@@ -68,8 +68,9 @@ def search_attributes(
 ) -> list[SearchAttributeUpdate[Any]]:
     """Return the updates of registered search attributes after the latest status change.
 
-    Temporal's own status is sufficient, and free, for a task that only runs and then ends. FlowKit therefore sets its
-    status attribute only once a status adds information: `deferred`, or `failed` while attempts still end.
+    Each update costs an event in the history. For a task that only runs and then ends, Temporal's own status suffices.
+    FlowKit therefore sets its status attribute only from the first status that Temporal does not show: `deferred`, or
+    `failed` while attempts still end.
     """
     updates: list[SearchAttributeUpdate[Any]] = []
     status = history[-1].to

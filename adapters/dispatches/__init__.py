@@ -1,1 +1,1 @@
-"""Dispatch records of external attempts, and the claims of external workers."""
+"""Storage for external workers: dispatch records (`record`, `store`), and the batches that nodes pull (`inputs`)."""

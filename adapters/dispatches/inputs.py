@@ -1,4 +1,4 @@
-"""The inputs of external nodes that pull from other nodes (protocol: hazards H19 to H22, procedure 7.2).
+"""The inputs of external nodes that pull from other nodes (docs/protocol.md: "Inputs that a node pulls", H19 to H22).
 
 An external worker claims a batch before it processes it, reads at most the 200 oldest batches of a source, and stops
 when all its sources have complete markers. These methods find out what it missed, and let its next run read the rest.
@@ -24,7 +24,7 @@ Fields = dict[str, Any]
 Uids = set[str]
 
 SCAN_WINDOW = 200
-"""Number of batches of a source that an external worker reads, the oldest ones."""
+"""An external worker reads only this number of a source's batches, the oldest ones."""
 
 _AT_ONCE = 1_000
 
@@ -170,7 +170,7 @@ class ExternalInputs:
 
 
 def chunk_uids(source: str, parent_uid: str, meta: Mapping[str, Any], pull: PullArgs) -> Uids:
-    """Return the uids of the chunks of one source batch (protocol: other ids). An empty list yields no chunk."""
+    """Return the uids of the chunks of one source batch, as workers compute them. An empty list yields no chunk."""
     items = meta.get(pull.meta_list_key) if pull.meta_list_key else None
     count = math.ceil(len(items) / (pull.size or 1)) if isinstance(items, list) else 1
     return {stable_hash({"src": source, "parent": parent_uid, "idx": index}) for index in range(count)}

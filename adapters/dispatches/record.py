@@ -31,7 +31,7 @@ class DispatchState(StrEnum):
     OPEN = "open"
     """The command was or will be sent, and the attempt has no outcome yet."""
     FINISHING = "finishing"
-    """The worker has finished, and a bridge checks whether it received all of its inputs."""
+    """The worker has finished, and a bridge checks whether it has read all of its inputs."""
     ENDED = "ended"
     """The record contains the outcome, which Temporal may not know yet."""
     REPORTED = "reported"
@@ -52,7 +52,7 @@ class OutcomeKind(StrEnum):
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The end of an attempt, either a terminal event of its worker or a verdict of a bridge."""
+    """How an attempt ended, according to a terminal event of its worker or a decision of a bridge."""
 
     kind: OutcomeKind
     at: float
@@ -89,14 +89,14 @@ class Dispatch:
     """One dispatch record. Records are unique for each task, node and epoch."""
 
     attempt: AttemptInput
-    """The attempt without its `io`, which would make the record large."""
+    """The input of the attempt's activity, without `io`, which would make the record large."""
     run_id: str
     queue: str
     """Task queue of the engine."""
     topic: str
     partition: int
     end_offset: int
-    """End of the partition before the command was sent. A bridge that adopts the record searches from here."""
+    """Lower bound for the end of the partition before the command was sent. A search for the command begins here."""
     dedup_id: str
     cancel_token: str
     owner: str

@@ -133,7 +133,7 @@ class DispatchStore:
 
     @translate_errors
     async def expire(self, key: str, lease_id: str, worker_ts_ms: int, at: float) -> bool:
-        """End a lease now, unless its worker has sent an event after `worker_ts_ms` (the worker's clock)."""
+        """End a lease now, unless its worker has sent an event after `worker_ts_ms`, by the worker's clock."""
         held = {"_id": key, "state": _OPEN, "lease.lease_id": lease_id}
         quiet = {"lease.worker_ts_ms": {"$lte": worker_ts_ms}}
         done = await self._records.update_one(
@@ -159,7 +159,7 @@ class DispatchStore:
 
     @translate_errors
     async def hold(self, key: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
-        """Store the outcome of an open attempt whose inputs a bridge has to check. Return None if it is not open."""
+        """Store the outcome of an open attempt until a bridge has checked its inputs; None if it is not open."""
         return await self._move({"_id": key, "state": _OPEN}, _FINISHING, outcome, batches)
 
     @translate_errors
@@ -214,7 +214,7 @@ class DispatchStore:
 
     @translate_errors
     async def disown(self, key: str, owner: str) -> None:
-        """End the supervision by `owner`. The next attempt of the activity adopts the record."""
+        """End the supervision by `owner`. When Temporal runs the activity again, a bridge adopts the record."""
         await self._records.update_one({"_id": key, "owner": owner}, {"$set": {"owner": ""}})
 
     @translate_errors

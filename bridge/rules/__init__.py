@@ -1,1 +1,1 @@
-"""The decisions of the bridge, without Kafka, Temporal and MongoDB."""
+"""The decisions of the bridge, as pure functions: they use neither Kafka nor Temporal nor MongoDB."""

@@ -1,4 +1,4 @@
-"""The messages that an engine sends to external workers (protocol: commands, signals, queries). Pure."""
+"""Builds the messages that a bridge sends to external workers: commands, signals and queries. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Decides whether a worker has read a command that no worker has accepted (protocol: procedure 7.1). Pure."""
+"""Decides whether a worker has read a command that no worker has accepted. Pure.
+
+See docs/protocol.md, "Commands that no worker accepts".
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ if TYPE_CHECKING:
     from flowkit.adapters.dispatches.record import Dispatch
 
 SKIPPED_AFTER_SEC = 10.0
-"""How long a group with members may have no committed offset before its command counts as skipped (H4)."""
+"""Age at which a command counts as skipped if the group has members but no committed offset (H4)."""
 
 
 class CommandState(Enum):
-    """Where a command is that no worker has accepted."""
+    """The state of a command that no worker has accepted."""
 
     QUEUED = auto()
     """No worker has read it: the worker that its partition is assigned to is busy, or there is none."""

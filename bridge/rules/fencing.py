@@ -1,4 +1,6 @@
-"""Decides which events of external workers apply to an attempt (protocol: hazards H7, H15 to H17). Pure.
+"""Decides which events of external workers apply to an attempt. Pure.
+
+See docs/protocol.md, "Which events count", and the hazards H7 and H15 to H17.
 
 Fencing comes before deduplication, because two workers with the same epoch send events with the same ids.
 """
@@ -20,13 +22,13 @@ class Verdict(Enum):
     """What an event means for its attempt."""
 
     ACCEPT = auto()
-    """A worker takes the run, possibly from an earlier worker."""
+    """The sender becomes the owner of the run, possibly instead of an earlier worker."""
     APPLY = auto()
     """The event is from the worker that owns the run."""
     IGNORE = auto()
     """The event changes nothing."""
     STOP_WORKER = auto()
-    """The event changes nothing, and its worker runs an attempt that is no longer its own: cancel it."""
+    """The event changes nothing, and its sender runs an attempt that it no longer owns: signal it to stop."""
     UNKNOWN = auto()
     """No bridge of this database has dispatched the attempt."""
 
@@ -77,7 +79,7 @@ def _outdated(record: Dispatch, event: StatusEvent) -> bool:
 
 
 def _named_later(record: Dispatch, event: StatusEvent) -> bool:
-    """Return whether the acceptance arrives after other events of the same run, whose lease id was not known."""
+    """Return whether the acceptance belongs to a run whose other events, which name no lease, arrived first."""
     lease = record.lease
     return lease is not None and not lease.lease_id and lease.worker_id == event.worker_id
 

@@ -1,4 +1,4 @@
-"""Leases of external workers (protocol: heartbeat and lease). Pure.
+"""Leases of external workers (docs/protocol.md, "Leases"). Pure.
 
 Workers run on other machines, whose clocks differ. FlowKit therefore takes only the duration of a lease from a
 message, and starts its own clock when it receives the message.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SHORTEST_SEC = 0.5
 _LONGEST_SEC = 24 * 3600.0
 _MARGIN = 0.1
-"""Part of its duration by which a lease is extended, for delays on the way."""
+"""Fraction of its duration by which a lease is extended, to allow for delays in Kafka and the network."""
 
 
 def new_lease(record: Dispatch, event: StatusEvent, received_at: float) -> WorkerLease:

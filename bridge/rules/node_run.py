@@ -1,4 +1,4 @@
-"""The dispatch records of one node while the events of one poll are applied to them. Pure."""
+"""The dispatch records of one node while the events of one poll (a set of Kafka records) are applied to them. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 _RENEWED_BY = 0.1
-"""Part of its duration by which a lease must have been extended before the extension is stored."""
+"""Fraction of its duration by which a lease must have been extended before the extension is stored."""
 
 
 class NodeRun:
-    """The dispatch records of one node during one poll, and what is to be written about them."""
+    """The dispatch records of one node during one poll, and the changes that are still to be written."""
 
     def __init__(self, records: dict[str, Dispatch], at: float, *, flagged: bool = False) -> None:
         self.records = dict(records)

@@ -1,4 +1,4 @@
-"""The outcome of an attempt: from the terminal event of its worker, or from a verdict of the bridge. Pure."""
+"""The outcome of an attempt: from the terminal event of its worker, or from a decision of the bridge. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def cancelled(at: float) -> Outcome:
 
 
 def lease_lost(record: Dispatch, at: float) -> Outcome:
-    """Return the outcome of an attempt whose worker sends no events any more."""
+    """Return the outcome of an attempt whose worker no longer sends events."""
     lease = record.lease
     worker = f"worker {lease.worker_id!r}" if lease else "the worker"
     ttl = f" for {lease.ttl_sec:g} s" if lease else ""
@@ -75,7 +75,7 @@ def timeout(limit_sec: float, at: float) -> Outcome:
 
 
 def unclaimed(count: int, source: str, at: float) -> Outcome:
-    """Return the outcome of a run that ended before it read all batches of its sources (procedure 7.2)."""
+    """Return the outcome of a run that ended before it read all batches of its sources (H19)."""
     text = (
         f"the worker finished without {count} batches, for example of node {source!r}; another run reads them"
     )

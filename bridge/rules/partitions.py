@@ -1,4 +1,4 @@
-"""Which partition of a command topic a command goes to: one whose worker is likely to start it at once."""
+"""Chooses the partition for a command: one whose worker is likely to start it at once. Pure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _load(
     busy: Mapping[str, int],
     waiting: Mapping[str, int],
 ) -> tuple[int, int, int]:
-    """Return the class of a partition, the commands before a new one at its owner, and in the partition itself."""
+    """Return the rank of a partition, and how many commands a new one would follow: at its owner, in the partition."""
     queued = outstanding.get(partition, 0)
     if owner is None:
         return (1 if queued == 0 else 2, queued, queued)

@@ -1,4 +1,4 @@
-"""Parsing of Kafka records. Their content is untrusted: any program may write to the topics. Pure."""
+"""Parses Kafka records. Their content is untrusted, because any program may write to the topics. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StatusEvent:
 
 
 def read_status(value: bytes | None) -> StatusEvent | None:
-    """Return the event of a record; None for a kind that is unknown or no event of an attempt. Raise Malformed."""
+    """Return the event of a record; None if its kind is unknown or does not concern an attempt. Raise Malformed."""
     envelope, payload = _read(value, MsgType.event)
     if not isinstance(payload, Event) or isinstance(payload, (EvWorkerOnline, EvWorkerOffline)):
         return None
@@ -105,6 +105,6 @@ def _check_event(event: Event) -> None:
 
 
 def _short(error: Exception) -> str:
-    """Return the error in one line that contains no part of the record's value longer than a few words."""
+    """Return the error as one line of at most 300 characters."""
     text = " ".join(clean(str(error)).split())
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 1] + "…"

@@ -1,4 +1,4 @@
-"""The inline input of an external node in the form that its worker understands (protocol: hazard H23). Pure."""
+"""Converts the inline input of an external node to the form that its worker understands (H23). Pure."""
 
 from __future__ import annotations
 
