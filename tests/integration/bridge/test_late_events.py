@@ -187,6 +187,6 @@ async def _until_suspected(external: ExternalTasks) -> None:
 
     async def look() -> bool:
         attempts = [*external.bridge.supervisor._attempts.values()]
-        return bool(attempts) and all(attempt.suspected for attempt in attempts)
+        return bool(attempts) and all(attempt.unread_until for attempt in attempts)
 
     await eventually(look)
