@@ -7,8 +7,8 @@ To learn how a task runs, read these modules in this order:
 3. `running_nodes` runs each of these nodes as an asyncio task. The tasks share a `node_context`, with its `slots`.
 4. `node` runs the attempts of one node as activities, and `retry` decides what follows each attempt.
 
-The other modules support these. `task_document` mirrors the task in MongoDB, through `document_activities` and `reports`.
-`current_details` shows it in Temporal's Web UI, through `details_markdown`, `summaries` and `views`. `state_codec`
+The other modules support these. `task_document` mirrors the task in MongoDB (`document_activities`, `reports`).
+`current_details` shows it in Temporal's Web UI (`details_markdown`, `summaries`, `views`). `state_codec`
 encodes the state for the next run of the workflow (continue-as-new). `budget` keeps payloads within byte limits,
 `payloads` shortens the input of activities, and `interceptor` rejects tasks that are started with several inputs.
 

@@ -1,7 +1,7 @@
 """Classify the failure of an attempt, and decide whether to retry the node and after which backoff. Pure.
 
-`node` uses `classify`, then `decide`, then `note_failure`. The kind of a failure (`FailureKind`) determines its budget: a
-failure of the handler uses the retry budget, a loss of the worker the budget of losses, and the others use none.
+`node` uses `classify`, then `decide`, then `note_failure`. The kind of a failure (`FailureKind`) determines its budget:
+a failure of the handler uses the retry budget, a loss of the worker the budget of losses, and the others use none.
 """
 
 from __future__ import annotations

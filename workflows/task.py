@@ -178,7 +178,7 @@ class Task:
         return workflow.info().is_continue_as_new_suggested()
 
     async def _prepare_continue_as_new(self) -> TaskResult | TaskState:
-        """End all waits and writes, and return the state for the next run. Stop the task instead if it was cancelled."""
+        """End all waits and writes, and return the state for the next run. If the task was cancelled, stop it."""
         self._draining = self._loop_ended = True
         await self._cancel_nodes(grace_sec=0)
         await self._document.flush()

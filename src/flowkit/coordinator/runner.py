@@ -74,7 +74,9 @@ T = TypeVar("T")
 
 
 class Coordinator:
-    """Runs tasks between `start` and `stop`. Any number of coordinators can run in parallel.
+    """An engine and a client in one object. Between `start` and `stop` it runs tasks; a client needs no `start`.
+
+    Any number of coordinators can run in parallel.
 
     `db` is a Motor database, or one with the same interface. The coordinator copies `cfg`; the default is
     `CoordinatorConfig.load()`. `client` is a Temporal client with `pydantic_data_converter`; without it, the
