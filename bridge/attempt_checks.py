@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from flowkit import reason_codes
 from flowkit.adapters.dispatches.record import DispatchState
-from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, lease_lost, timeout
+from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, lease_lost, timeout, yielded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _ADVANCE_SEC = 1.0
 """How often the inputs of a running node that pulls are reordered."""
+
+_IDLE_SEC = 5.0
+"""How long none of the sources of a pulling node may be running before it yields its worker, as native workers do."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -40,6 +43,8 @@ class Supervised:
     """
     advanced_at: float = 0.0
     """When the inputs were last reordered."""
+    idle_since: float | None = None
+    """Since when it waits for sources of which none is running."""
 
 
 class AttemptChecks:
@@ -109,7 +114,9 @@ class AttemptChecks:
         record, now = attempt.record, self._context.now()
         lease, limit = record.lease, record.attempt.timeout_sec
         assert lease is not None
-        await self._advance_inputs(attempt, now)
+        if now < lease.expires_at and await self._yields(attempt, now):
+            await self.end(attempt, yielded(now), stop_worker=True)
+            return
         if limit is not None and record.accepted_at is not None and now >= record.accepted_at + limit:
             await self.end(attempt, timeout(limit, now), stop_worker=True)
             return
@@ -120,10 +127,17 @@ class AttemptChecks:
         if await self._confirmed(attempt, "lease"):
             await self._end_unchanged(attempt, lease_lost(record, now))
 
-    async def _advance_inputs(self, attempt: Supervised, now: float) -> None:
-        if now - attempt.advanced_at >= _ADVANCE_SEC:
-            attempt.advanced_at = now
-            await self._inputs.advance(attempt.record)
+    async def _yields(self, attempt: Supervised, now: float) -> bool:
+        """Look at the inputs of a pulling node. Return whether it has waited too long for sources that do not run."""
+        if attempt.record.pull is None or now - attempt.advanced_at < _ADVANCE_SEC:
+            return False
+        attempt.advanced_at = now
+        await self._inputs.advance(attempt.record)
+        if not await self._inputs.waits_in_vain(attempt.record):
+            attempt.idle_since = None
+        elif attempt.idle_since is None:
+            attempt.idle_since = now
+        return attempt.idle_since is not None and now - attempt.idle_since >= _IDLE_SEC
 
     def _query_before_expiry(self, attempt: Supervised, now: float) -> None:
         """Send a query shortly before a lease expires. It reaches an arbitrary worker, so a reply is unlikely (H8)."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from flowkit.adapters.dispatches.record import DispatchState
+from flowkit.adapters.dispatches.record import DispatchState, key_of
 from flowkit.bridge.rules.outcomes import uid_clash, unclaimed
 from flowkit.errors import FlowKitError
+from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
     from flowkit.adapters.dispatches.record import Dispatch, Outcome
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from flowkit.graph.input_adapters import PullArgs
 
 _logger = logging.getLogger("flowkit.bridge")
+
+_BEGUN = (NodeStatus.RUNNING, NodeStatus.CANCELLING)
 
 
 class PulledInputs:
@@ -58,6 +61,28 @@ class PulledInputs:
         if record.pull is not None and record.state is DispatchState.OPEN:
             await self._show_unclaimed_first(record, record.pull)
 
+    async def waits_in_vain(self, record: Dispatch) -> bool:
+        """Return whether a run has read all batches so far, and none of its unfinished sources is running.
+
+        It then holds a worker that a source may need. A source whose command no worker has accepted is not running.
+        """
+        pull = record.pull
+        if pull is None or await self._runs_or_ended(record, pull):
+            return False
+        return await self._context.db(lambda: self._inputs.all_finished(record.attempt, pull))
+
+    async def _runs_or_ended(self, record: Dispatch, pull: PullArgs) -> bool:
+        """Return whether a source is running, or all of them have ended."""
+        task_id, stores = record.attempt.task_id, self._context.stores
+        states = await self._context.db(lambda: stores.tasks.node_states(task_id))
+        unfinished = {name: states[name] for name in pull.from_nodes if name in states}
+        unfinished = {name: state for name, state in unfinished.items() if not state[0].ended}
+        begun = {
+            key_of(task_id, name, epoch) for name, (status, epoch) in unfinished.items() if status in _BEGUN
+        }
+        records = await self._context.db(lambda: stores.dispatches.find_all(begun))
+        return not unfinished or any(key not in records or _is_run(records[key]) for key in begun)
+
     async def _show_unclaimed_first(self, record: Dispatch, pull: PullArgs) -> None:
         at = self._context.now()
         try:
@@ -85,3 +110,8 @@ class PulledInputs:
         task_id, sources = record.attempt.task_id, pull.from_nodes
         clash = await self._context.db(lambda: self._inputs.clashing_uid(task_id, sources))
         return None if clash is None else uid_clash(clash[0], clash[1], self._context.now())
+
+
+def _is_run(record: Dispatch) -> bool:
+    """Return whether a worker runs the attempt."""
+    return record.state is DispatchState.OPEN and record.lease is not None

@@ -64,6 +64,18 @@ class ExternalInputs:
         return released
 
     @translate_errors
+    async def all_finished(self, attempt: AttemptInput, pull: PullArgs) -> bool:
+        """Return whether the node has finished every batch that its sources have stored so far."""
+        stored = await self._stored(attempt.task_id, (*pull.from_nodes, attempt.node_id))
+        claimed, finished = await self._claimed(attempt), stored[attempt.node_id]
+        if any(stored[source] - claimed.get(source, set()) for source in pull.from_nodes):
+            return False
+        for source, uids in claimed.items():
+            if await self._unfinished(attempt.task_id, source, uids, finished, pull):
+                return False
+        return True
+
+    @translate_errors
     async def show_unclaimed_first(self, attempt: AttemptInput, pull: PullArgs, at: float) -> int:
         """Move claimed batches of large sources behind the others, which the worker then sees. Return how many (H20).
 

@@ -82,6 +82,12 @@ def unclaimed(count: int, source: str, at: float) -> Outcome:
     return _failed(not_now(reason_codes.UNCLAIMED_BATCHES, text), at)
 
 
+def yielded(at: float) -> Outcome:
+    """Return the outcome of a run that has read all batches so far, and none of whose sources is running."""
+    text = "no node that it pulls from is running; it continues when one runs"
+    return _failed(not_now(reason_codes.YIELDED, text), at)
+
+
 def uid_clash(uid: str, sources: list[str], at: float) -> Outcome:
     """Return the outcome of a node whose sources share a batch uid, which its worker cannot distinguish (H22)."""
     text = (

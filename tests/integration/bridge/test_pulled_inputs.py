@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flowkit.bridge import attempt_checks
 from flowkit.models import TaskStatus
 from flowkit.testing.external import EachBatch, Misbehavior, Result
 from flowkit.testing.external.scripted import scripted
@@ -284,3 +285,23 @@ async def test_batches_of_a_stale_run_do_not_count(external: ExternalTasks) -> N
     rows = await external.rows(task_id, "extract")
     assert Counter(row["batch_uid"] for row in rows) == {f"extract-{n}": 1 for n in range(3)}
     assert {row["attempt_epoch"] for row in rows} == {2}
+
+
+async def test_node_that_waits_for_a_queued_source_frees_its_worker_for_the_source(
+    external: ExternalTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H5: the only worker runs a pulling node, and the command of its source waits for that worker."""
+    monkeypatch.setattr(attempt_checks, "_IDLE_SEC", 1.0)
+    await external.served_engine()
+    only = await external.external(scripted)
+    task_id = await external.create(
+        node("gate", "quick"),
+        node("enrich", external.role, inline=pull("extract"), **ONCE),
+        node("extract", external.role, "gate", inline={"batches": 3}, **ONCE),
+    )
+    await only.wait_for("TASK_ACCEPTED", node="enrich")
+    await external.worker()
+    assert (await external.result(task_id)).status is TaskStatus.FINISHED
+    assert set(await codes(external, task_id, "enrich")) == {"yielded", None}
+    assert await codes(external, task_id, "extract") == [None]
+    await assert_read_once(external, task_id, 3)

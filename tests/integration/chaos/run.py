@@ -39,6 +39,8 @@ MOST_OPEN = 14
 """Tasks that are open at the same time."""
 DRAIN_SEC = 240.0
 """Longest time in seconds that tasks may take to end after the last fault."""
+_OPEN = {WorkflowExecutionStatus.RUNNING, WorkflowExecutionStatus.CONTINUED_AS_NEW}
+"""Temporal may describe a run that continues as a new one at this moment."""
 _ROWS = ("metrics_raw", "artifacts")
 _SHOWN = {"attempt_epoch": 1, "node_id": 1, "batch_uid": 1}
 
@@ -177,9 +179,8 @@ class Run:
         """Remove the tasks that ended from the open ones."""
         with suppress(RPCError):
             for task_id in sorted(self._open):
-                if (
-                    await (await self._handle(task_id)).describe()
-                ).status is not WorkflowExecutionStatus.RUNNING:
+                described = await (await self._handle(task_id)).describe()
+                if described.status not in _OPEN:
                     self._open.discard(task_id)
 
     async def _watch(self) -> None:
