@@ -171,7 +171,11 @@ def check_adapter(adapter: str, given_args: object, run: Run) -> None:
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
 IDS = st.text("abcäж-._ 1", min_size=1, max_size=10).filter(lambda text: bool(text.strip()))
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | TEXTS,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=8,
 )
