@@ -22,9 +22,11 @@ from temporalio.exceptions import (
     ApplicationError,
     CancelledError,
     FailureError,
-    TimeoutError,
     TimeoutType,
     is_cancelled_exception,
+)
+from temporalio.exceptions import (
+    TimeoutError as AttemptTimeout,
 )
 
 from flowkit import reason_codes
@@ -206,10 +208,10 @@ def read_failure(error: FailureError) -> AttemptFailure | None:
     match _cause(error):
         case CancelledError():
             return None
-        case TimeoutError(type=TimeoutType.START_TO_CLOSE):
+        case AttemptTimeout(type=TimeoutType.START_TO_CLOSE):
             message = "the attempt took longer than timeout_sec"
             return AttemptFailure(kind=FailureKind.FAILURE, code=reason_codes.TIMEOUT, message=message)
-        case TimeoutError():
+        case AttemptTimeout():
             message = "no heartbeat arrived before the lease expired"
             return AttemptFailure(kind=FailureKind.LOSS, code=reason_codes.LEASE_LOST, message=message)
         case ApplicationError() as failure:

@@ -53,7 +53,7 @@ async def test_random_tasks_end_as_predicted_and_count_once_under_random_faults(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seed, begun = chosen_seed(), time.monotonic()
-    show(capsys, f"seed {seed}; `make chaos SEED={seed}` repeats the tasks and the faults")
+    show(capsys, f"seed {seed}; `make chaos ONLY=native SEED={seed}` repeats the tasks and the faults")
     run = Run(cluster, seed)
     try:
         await run.run_under_faults(SECONDS)
@@ -62,7 +62,7 @@ async def test_random_tasks_end_as_predicted_and_count_once_under_random_faults(
         assert not run.problems, "\n".join(run.problems)
         assert figures.tasks and figures.worker_lost <= figures.tasks // 20
     except BaseException as error:
-        error.add_note(f"seed {seed}: repeat it with `make chaos SEED={seed}`")
+        error.add_note(f"seed {seed}: repeat it with `make chaos ONLY=native SEED={seed}`")
         raise
     finally:
         run.figures.seconds["in all"] = time.monotonic() - begun

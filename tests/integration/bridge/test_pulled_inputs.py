@@ -290,7 +290,10 @@ async def test_batches_of_a_stale_run_do_not_count(external: ExternalTasks) -> N
 async def test_node_that_waits_for_a_queued_source_frees_its_worker_for_the_source(
     external: ExternalTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H5: the only worker runs a pulling node, and the command of its source waits for that worker."""
+    """H5: the only worker runs a pulling node, and the command of its source waits for that worker.
+
+    The first backoff ends without progress of the source, whose parent does not run yet.
+    """
     monkeypatch.setattr(attempt_checks, "_IDLE_SEC", 1.0)
     await external.served_engine()
     only = await external.external(scripted)
@@ -299,7 +302,7 @@ async def test_node_that_waits_for_a_queued_source_frees_its_worker_for_the_sour
         node("enrich", external.role, inline=pull("extract"), **ONCE),
         node("extract", external.role, "gate", inline={"batches": 3}, **ONCE),
     )
-    await only.wait_for("TASK_ACCEPTED", node="enrich")
+    await only.wait_for("TASK_ACCEPTED", node="enrich", epoch=2)
     await external.worker()
     assert (await external.result(task_id)).status is TaskStatus.FINISHED
     assert set(await codes(external, task_id, "enrich")) == {"yielded", None}

@@ -39,8 +39,6 @@ MOST_OPEN = 14
 """Tasks that are open at the same time."""
 DRAIN_SEC = 240.0
 """Longest time in seconds that tasks may take to end after the last fault."""
-_OPEN = {WorkflowExecutionStatus.RUNNING, WorkflowExecutionStatus.CONTINUED_AS_NEW}
-"""Temporal may describe a run that continues as a new one at this moment."""
 _ROWS = ("metrics_raw", "artifacts")
 _SHOWN = {"attempt_epoch": 1, "node_id": 1, "batch_uid": 1}
 
@@ -180,7 +178,7 @@ class Run:
         with suppress(RPCError):
             for task_id in sorted(self._open):
                 described = await (await self._handle(task_id)).describe()
-                if described.status not in _OPEN:
+                if described.status is not WorkflowExecutionStatus.RUNNING:
                     self._open.discard(task_id)
 
     async def _watch(self) -> None:
