@@ -126,17 +126,19 @@ class Bridge:
             malformed=self.malformed,
         )
         self.announcements = Announcements(context, self.supervisor, self.malformed)
-        topics = context.topics
-        self.consumers = [
-            *(
-                RecordConsumer(
-                    connection, [topics.status(role)], context.status_group(role), self.status.handle
-                )
-                for role in self.roles
-            ),
-            RecordConsumer(
-                connection, [topics.announce, topics.reply], context.announce_group, self.announcements.handle
-            ),
+        self.consumers = self._new_consumers(connection)
+
+    def _new_consumers(self, connection: KafkaConnection) -> list[RecordConsumer]:
+        """Return a consumer for the status topic of each role, and one for announcements and replies."""
+        context, topics = self.context, self.context.topics
+        status = [
+            RecordConsumer(connection, [topics.status(role)], context.status_group(role), self.status.handle)
+            for role in self.roles
+        ]
+        shared = [topics.announce, topics.reply]
+        return [
+            *status,
+            RecordConsumer(connection, shared, context.announce_group, self.announcements.handle),
         ]
 
     async def run(self) -> None:
