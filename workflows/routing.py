@@ -67,6 +67,10 @@ class Routing:
         """Return the nodes that can start this target."""
         return self._routers.get(index, ())
 
+    def open_routers(self, index: int, states: Sequence[NodeState]) -> list[int]:
+        """Return the nodes that can start this target and have not ended."""
+        return [router for router in self.routers(index) if not states[router].status.ended]
+
     def targets(self, index: int) -> Sequence[int]:
         """Return the nodes that this router can start."""
         return self._targets.get(index, ())

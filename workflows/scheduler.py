@@ -14,7 +14,7 @@ import heapq
 from collections import Counter
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flowkit.models import NodeState, NodeStatus, OnNodeFailure, SkipReason
 from flowkit.workflows.routing import Routing
@@ -119,6 +119,10 @@ class Scheduler:
 
     def _failed(self) -> Iterator[Node]:
         return (node for node in self.nodes if self.states[node.index].status is NodeStatus.FAILED)
+
+    def failed_nodes(self, node: Node) -> list[dict[str, Any]]:
+        """Return the failures that started this node, in the form that its attempts receive."""
+        return self.routing.failed_nodes(node.index, self.states) if node.conditional else []
 
     def counts(self) -> Counter[NodeStatus]:
         """Return the number of nodes with each status."""

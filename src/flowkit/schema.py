@@ -12,6 +12,7 @@ from typing import Any
 from flowkit import limits
 from flowkit.arguments import ELEMENT_SUFFIX
 from flowkit.graph import field_checks, input_adapters
+from flowkit.graph.routes import ROUTING_KEYS
 from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, OnNodeFailure
 
 Schema = dict[str, Any]
@@ -101,7 +102,7 @@ _NOTHING: list[Any] = [None, False, 0, "", [], {}]
 
 def _routing() -> Schema:
     """Return the schema of `routing`. Earlier releases accepted any key with an empty value."""
-    assert field_checks.ROUTING_KEYS == _ROUTES.keys()
+    assert ROUTING_KEYS == _ROUTES.keys()
     lists = {key: _or_null({"type": "array", "items": _TEXT}, text) for key, text in _ROUTES.items()}
     empty = {"type": "object", "additionalProperties": {"enum": _NOTHING}}
     return {"description": "nodes that this node starts", "anyOf": [_object(lists), empty, {"type": "null"}]}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from flowkit.errors import GraphError
 from flowkit.graph import field_checks, input_adapters
+from flowkit.graph.routes import ROUTING_KEYS
 from flowkit.graph.validation import RULES
 from flowkit.models import RUNTIME_KEYS
 from flowkit.schema import graph_schema
@@ -111,4 +112,4 @@ def test_schema_contains_every_key_that_validation_knows() -> None:
     assert own.keys() == field_checks._NODE_KEYS | RUNTIME_KEYS
     assert own["io"]["properties"].keys() == field_checks._IO_KEYS
     assert own["retry_policy"]["properties"].keys() == field_checks._RETRY_KEYS
-    assert own["routing"]["anyOf"][0]["properties"].keys() == field_checks.ROUTING_KEYS
+    assert own["routing"]["anyOf"][0]["properties"].keys() == ROUTING_KEYS

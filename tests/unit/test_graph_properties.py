@@ -80,14 +80,17 @@ def routed(draw: st.DrawFn, plain: list[Node]) -> list[Node]:
     return made
 
 
-KINDS = [("on_success",), ("on_failure",), ("on_failure",), ("on_success", "on_failure")]
+KINDS = [(True, False), (False, True), (False, True), (True, True)]
 
 
-def routes(router: Node, target: Node, kinds: tuple[str, ...]) -> Node:
-    """Return the router with the target in these lists."""
-    for kind in kinds:
-        router = replace(router, **{kind: (*getattr(router, kind), target.node_id)})
-    return router
+def routes(router: Node, target: Node, kinds: tuple[bool, bool]) -> Node:
+    """Return the router with the target in its lists of success and failure, as `kinds` says."""
+    success, failure = kinds
+    return replace(
+        router,
+        on_success=(*router.on_success, *[target.node_id] * success),
+        on_failure=(*router.on_failure, *[target.node_id] * failure),
+    )
 
 
 @st.composite

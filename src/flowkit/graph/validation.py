@@ -150,7 +150,7 @@ def dependency_path(graph: dict[str, Any], node_id: str, sources: Sequence[str])
     return [node_id, *cycle[place + 1 :], *cycle[: place + 1]]
 
 
-def _relation_problems(graph: dict[str, Any], parents: Mapping[str, list[str]]) -> Iterator[str]:
+def _relation_problems(graph: dict[str, Any], parents: dict[str, list[str]]) -> Iterator[str]:
     counts = Counter(raw["node_id"] for raw in graph["nodes"])
     duplicates = [node_id for node_id, n in counts.items() if n > 1]
     for node_id in duplicates:
