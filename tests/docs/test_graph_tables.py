@@ -91,7 +91,8 @@ def gates() -> str:
 def targets() -> str:
     """Return the table of routes by how the router ended."""
     lists = [("on_success",), ("on_failure",), ("on_success", "on_failure")]
-    kinds = [FINISHED, FAILED, ROUTED, NOT_TAKEN, UPSTREAM, CANCELLED]
+    routed = ROUTED._replace(text="failed, and routes its failure")
+    kinds = [FINISHED, FAILED, routed, NOT_TAKEN, UPSTREAM, CANCELLED]
     header = ["The router", *(f"target in {' and '.join(f'`{name}`' for name in names)}" for names in lists)]
     return table(header, [[kind.text, *(route(kind, names) for names in lists)] for kind in kinds])
 
