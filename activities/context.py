@@ -99,6 +99,8 @@ class RunContext:
         self.node_id = attempt.node_id
         self.attempt_epoch = attempt.epoch
         self.worker_id = worker_id
+        self.failed_nodes = list(attempt.failed_nodes)
+        """The nodes whose failure started this node: `node_id`, `attempt_epoch`, `reason_code`, `error` of each."""
         self.artifacts = artifacts
         self.clock = clock
         """The worker's clock: `now_dt()`, `now_ms()`, `mono_ms()`, `sleep_ms(ms)`."""

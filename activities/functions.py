@@ -24,6 +24,7 @@ from flowkit.attempt.cancelling import pending, request_cancel
 from flowkit.attempt.failures import failed_attempt, failure, lost, unexpected
 from flowkit.attempt.steps import begin, mark, new_lease
 from flowkit.errors import AdapterError, FlowKitError
+from flowkit.graph.input_adapters import FAILED_NODES
 from flowkit.models import AttemptInput, AttemptResult
 
 if TYPE_CHECKING:
@@ -178,8 +179,13 @@ class FunctionExecutor:
         return await called(self._threads, self._function, self._attempt.task_id, arguments)
 
     def _arguments(self) -> dict[str, Any]:
-        """Return `fn_args`. A `target` without a `node_id` gets the id of this node."""
+        """Return `fn_args`. A `target` without a `node_id` gets the id of this node.
+
+        A function with a parameter `failed_nodes` receives the failures that started the node.
+        """
         arguments = dict(self._attempt.io.fn_args)
+        if self._attempt.failed_nodes and has_parameter(self._function, FAILED_NODES):
+            arguments.setdefault(FAILED_NODES, self._attempt.failed_nodes)
         if isinstance(arguments.get("target"), dict):
             arguments["target"] = {"node_id": self._attempt.node_id} | arguments["target"]
         return arguments
@@ -238,6 +244,14 @@ def check_arguments(name: str, function: Function, task_id: str, arguments: Mapp
         raise AdapterError(f"io.fn_args do not match the parameters of {name!r}: {error}") from None
     except ValueError:
         return
+
+
+def has_parameter(function: Function, name: str) -> bool:
+    """Return whether the function has a parameter of this name."""
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 async def called(threads: Threads, function: Function, task_id: str, arguments: Mapping[str, Any]) -> Any:

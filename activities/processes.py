@@ -46,6 +46,7 @@ class ProcessContext:
     node_id: str
     attempt_epoch: int
     worker_id: str
+    failed_nodes: list[dict[str, Any]] = field(default_factory=list)
     kv: dict[str, Any] = field(default_factory=dict)
     """Scratch space of this run; its values must be picklable."""
 
@@ -75,6 +76,7 @@ class ProcessPool:
             node_id=ctx.node_id,
             attempt_epoch=ctx.attempt_epoch,
             worker_id=ctx.worker_id,
+            failed_nodes=ctx.failed_nodes,
             kv=ctx.kv,
         )
         async with self._idle_process() as process:

@@ -24,6 +24,7 @@ from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.attempt.failures import failure, from_error, unexpected
 from flowkit.attempt.steps import begin, mark
 from flowkit.errors import FlowKitError
+from flowkit.graph.input_adapters import inline_of
 from flowkit.hashing import stable_hash
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
 from flowkit.text import error_text
@@ -150,7 +151,7 @@ class RoleExecutor:
     async def _handle(self) -> FinalizeResult:
         attempt, handler, invoker = self._attempt, self._handler, self._invoker
         await invoker.call(handler.init, self._info())
-        loaded = await invoker.call(handler.load_input, attempt.io.input_ref, attempt.io.input_inline)
+        loaded = await invoker.call(handler.load_input, attempt.io.input_ref, inline_of(attempt))
         source = Input(
             attempt=attempt,
             handler=handler,

@@ -42,6 +42,9 @@ _REASON_CHARS = 200
 _ROLES = 6
 """Largest number of links to task queues."""
 
+_ROUTERS = 3
+"""Largest number of routers that a note names."""
+
 _URL_SAFE = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -59,7 +62,7 @@ def render(status: TaskStatus, scheduler: Scheduler, queues: TaskQueues, reason:
     note_chars = max(_NOTE_CHARS, _NOTES_CHARS // len(shown))
     heading = _LINE_BREAK.join([_heading(status, scheduler, reason), *_queue_links(scheduler, shown, queues)])
     above_rows = [heading, "", *_TABLE_HEADER]
-    all_rows = (_row(node, scheduler.states[node.index], note_chars) for node in shown)
+    all_rows = (_row(scheduler, node, note_chars) for node in shown)
     rows = longest_prefix(all_rows, _line_bytes, BYTES - _LAST_LINE_BYTES - sum(map(_line_bytes, above_rows)))
     hidden = len(scheduler.nodes) - len(rows)
     more = [f"\n… and {hidden:,} more nodes; the query `status` has them all"] if hidden else []
@@ -98,9 +101,21 @@ def _link(role: str, queues: TaskQueues) -> str:
     return _cell(f"{role}, queue {queue}", _NAME_CHARS)
 
 
-def _row(node: Node, state: NodeState, note_chars: int) -> str:
-    label = node.io.fn if node.is_function else node.type
-    return _cells(node.node_id, label, state.status.value, state.epoch, _note(node, state), note_chars)
+def _row(scheduler: Scheduler, node: Node, note_chars: int) -> str:
+    state, label = scheduler.states[node.index], node.io.fn if node.is_function else node.type
+    note = _note(node, state) or _awaited_routes(scheduler, node)
+    return _cells(node.node_id, label, state.status.value, state.epoch, note, note_chars)
+
+
+def _awaited_routes(scheduler: Scheduler, node: Node) -> str:
+    """Return what a node that has not started waits for if only a route can start it."""
+    waits = scheduler.states[node.index].status is NodeStatus.QUEUED
+    routers = scheduler.routing.open_routers(node.index, scheduler.states) if waits else []
+    if not routers:
+        return ""
+    names = ", ".join(scheduler.nodes[router].node_id for router in routers[:_ROUTERS])
+    more = f" and {len(routers) - _ROUTERS} more" if len(routers) > _ROUTERS else ""
+    return f"waits for a route from {names}{more}"
 
 
 @lru_cache(maxsize=4096)

@@ -32,6 +32,7 @@ from temporalio.exceptions import (
 from flowkit import reason_codes
 from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeStatus
 from flowkit.temporal_names import role_queue
+from flowkit.workflows.budget import json_size
 from flowkit.workflows.payloads import without_defaults
 from flowkit.workflows.retry import (
     NOT_REGISTERED,
@@ -84,7 +85,7 @@ async def run_node(context: NodeRunContext, node: Node, state: NodeState) -> Nod
     while not context.is_draining():
         await _wait_for_retry(context, node, state)
         async with context.slot(node.type):
-            await context.reserve_input_bytes(node.io_bytes + _INPUT_OVERHEAD_BYTES)
+            await context.reserve_input_bytes(_input_bytes(context, node))
             if context.is_draining():
                 return None
             with context.count_in_flight():
@@ -99,6 +100,12 @@ async def run_node(context: NodeRunContext, node: Node, state: NodeState) -> Nod
         if state.next_retry_at is None:
             await context.before_immediate_retry()
     return None
+
+
+def _input_bytes(context: NodeRunContext, node: Node) -> int:
+    """Return the estimated size of an attempt's input."""
+    failed = context.failed_nodes(node)
+    return node.io_bytes + _INPUT_OVERHEAD_BYTES + (json_size(failed) if failed else 0)
 
 
 async def _run_attempt(context: NodeRunContext, node: Node, state: NodeState) -> AttemptFailure | None:
@@ -157,6 +164,7 @@ def attempt_input(context: NodeRunContext, node: Node, state: NodeState) -> Atte
         deployment=settings.deployment,
         timeout_sec=node.timeout_sec or (settings.function_timeout_sec if node.is_function else None),
         qualify_uids=settings.qualify_uids,
+        failed_nodes=context.failed_nodes(node),
     )
 
 

@@ -10,7 +10,7 @@ import asyncio
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from temporalio import workflow
 
@@ -79,6 +79,8 @@ class NodeRunContext:
     """Return the epoch of a node that has ended, or 0 while the node is open."""
     on_retry_state_change: Callable[[int], None]
     """Called when a node starts to wait for its retry and when its next attempt starts."""
+    failed_nodes: Callable[[Node], list[dict[str, Any]]] = lambda node: []
+    """Return the failures that started a node, for its attempts."""
     source_progress: Callable[[Node], int] = lambda node: 0
     """Return a number that changes when a node from which this one pulls artifacts starts an attempt or ends."""
     is_only_running_node: Callable[[], bool] = lambda: False

@@ -43,6 +43,7 @@ class RunningNodes:
             is_draining=is_draining,
             epoch_of=self._epoch_of,
             on_retry_state_change=on_retry_state_change,
+            failed_nodes=scheduler.failed_nodes,
             source_progress=self._source_progress,
             is_only_running_node=lambda: len(self._running) == 1,
             before_immediate_retry=before_immediate_retry,

@@ -4,7 +4,8 @@ Pure: no Temporal, no I/O, no clock. The workflow calls `Scheduler.end` for each
 that can no longer start. `Scheduler.pop_ready` returns the nodes that may start.
 
 A node's gate is the state of its fan-in (in Airflow: of its trigger rule). The gate opens when enough parents have
-finished, and closes when too few parents can still finish. A node is open until it has ended.
+finished, and closes when too few parents can still finish. The gate of a routing target also needs a route (`routing`).
+A node is open until it has ended.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import heapq
 from collections import Counter
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flowkit.models import NodeState, NodeStatus, OnNodeFailure, SkipReason
+from flowkit.workflows.routing import Routing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -39,7 +41,9 @@ class Gate:
     blocked: int = 0
     """Parents that ended in a way that closes a gate with the mode `all`."""
     reason: SkipReason | None = None
-    """The skip reason of the node if its gate closes."""
+    """The skip reason of the node if its gate closes because of its parents."""
+    route_reason: SkipReason | None = None
+    """The skip reason of the node if no route leads to it."""
 
 
 class Scheduler:
@@ -58,14 +62,16 @@ class Scheduler:
         The workflow clears the set. It also adds nodes, see `Task._process_events`.
         """
         self._on_failure = graph.on_node_failure
+        self.routing = Routing(graph.nodes)
         self._children = _children(graph.nodes)
-        self._position = _topological_positions(graph.nodes)
+        self._position = _topological_positions(graph.nodes, self.routing)
         self._gates = [Gate(open_parents=len(node.depends_on)) for node in graph.nodes]
         self._open_nodes = len(graph.nodes)
         self._hard_failure: int | None = None
         self._ready: list[int] = []
         self._made_ready: set[int] = set()
         self._rebuild()
+        self._skip_unreachable()
 
     def _rebuild(self) -> None:
         """Derive gates and ready nodes from `states`, which may come from a previous run of the workflow."""
@@ -76,6 +82,17 @@ class Scheduler:
             if not self.states[node.index].status.ended and self._is_gate_open(node.index):
                 self._add_ready(node.index)
 
+    def _skip_unreachable(self) -> None:
+        """Skip the conditional nodes to which no route can lead."""
+        for node in self.nodes:
+            if node.conditional and not self.routing.routers(node.index):
+                self._skip(node.index)
+
+    def _skip(self, index: int) -> None:
+        if not self.states[index].status.ended:
+            self.changed.add(index)
+            self.end(index, NodeStatus.SKIPPED, SkipReason.ROUTING)
+
     @property
     def done(self) -> bool:
         """Whether every node has ended."""
@@ -83,21 +100,32 @@ class Scheduler:
 
     @property
     def hard_failure(self) -> Node | None:
-        """The first node whose failure stops the task, or None. `allow_failure` and `on_node_failure` decide this."""
+        """The first node whose failure stops the task, or None.
+
+        `allow_failure`, `routing.on_failure` and `on_node_failure` decide this.
+        """
         return None if self._hard_failure is None else self.nodes[self._hard_failure]
 
     @property
     def failures(self) -> list[Node]:
         """Failed nodes that make the task `failed`, in graph order."""
-        return [node for node in self._failed() if not node.allow_failure]
+        pending = self.routing.is_pending
+        return [node for node in self._failed() if not self._is_handled(node) and not pending(node.index)]
 
     @property
     def handled_failures(self) -> list[str]:
-        """Ids of failed nodes with `allow_failure`, in graph order."""
-        return [node.node_id for node in self._failed() if node.allow_failure]
+        """Ids of failed nodes with `allow_failure`, or whose failures routing has handled, in graph order."""
+        return [node.node_id for node in self._failed() if self._is_handled(node)]
+
+    def _is_handled(self, node: Node) -> bool:
+        return node.allow_failure or self.routing.is_handled(node.index)
 
     def _failed(self) -> Iterator[Node]:
         return (node for node in self.nodes if self.states[node.index].status is NodeStatus.FAILED)
+
+    def failed_nodes(self, node: Node) -> list[dict[str, Any]]:
+        """Return the failures that started this node, in the form that its attempts receive."""
+        return self.routing.failed_nodes(node.index, self.states) if node.conditional else []
 
     def counts(self) -> Counter[NodeStatus]:
         """Return the number of nodes with each status."""
@@ -132,7 +160,11 @@ class Scheduler:
                     heapq.heappush(pending, (self._position[child], child))
 
     def _skip_reason_of(self, index: int) -> SkipReason:
-        return self._gates[index].reason or SkipReason.UPSTREAM_FAILED
+        """Return why a node is skipped: because of its parents, its routers or both."""
+        gate, route = self._gates[index], self.routing.gate(index)
+        by_parents = gate.reason if self._is_fan_in_closed(index) else None
+        by_routers = gate.route_reason if route is not None and route.is_closed else None
+        return _higher_precedence(by_parents, by_routers) or SkipReason.UPSTREAM_FAILED
 
     def mark_cancelling(self) -> None:
         """Give running nodes the status `cancelling`."""
@@ -152,19 +184,30 @@ class Scheduler:
                 self._record_end(index)
 
     def _record_end(self, index: int) -> Iterable[int]:
-        """Count the end of a node, note a hard failure, and update its children's gates. Return the open children."""
-        state, node = self.states[index], self.nodes[index]
+        """Count the end of a node, note a hard failure, and update the gates of its children and targets.
+
+        Return those of them that are still open.
+        """
+        state, targets = self.states[index], self.routing.targets(index)
         self._open_nodes -= 1
-        hard = state.status is NodeStatus.FAILED and not node.allow_failure
-        if hard and self._on_failure is OnNodeFailure.FAIL and self._hard_failure is None:
-            self._hard_failure = index
+        self._note_hard_failure(self.routing.end(index, state))
+        inherited = _inherited_reason(self.nodes[index], state)
         for child in self._children[index]:
             gate = self._gates[child]
             gate.open_parents -= 1
             gate.finished += state.status is NodeStatus.FINISHED
             gate.blocked += _closes_all_gate(state)
-            gate.reason = _higher_precedence(gate.reason, _inherited_reason(state))
-        return [child for child in self._children[index] if not self.states[child].status.ended]
+            gate.reason = _higher_precedence(gate.reason, inherited)
+        for target in targets:
+            gate = self._gates[target]
+            gate.route_reason = _higher_precedence(gate.route_reason, inherited or SkipReason.ROUTING)
+        return [child for child in (*self._children[index], *targets) if not self.states[child].status.ended]
+
+    def _note_hard_failure(self, unhandled: Iterable[int]) -> None:
+        """Keep the first failure that stops the task. `unhandled` are failures that cannot be handled."""
+        hard = (index for index in unhandled if not self.nodes[index].allow_failure)
+        if self._on_failure is OnNodeFailure.FAIL and self._hard_failure is None:
+            self._hard_failure = next(hard, None)
 
     def _add_ready(self, index: int) -> None:
         if index not in self._made_ready:
@@ -172,6 +215,14 @@ class Scheduler:
             self._ready.append(index)
 
     def _is_gate_open(self, index: int) -> bool:
+        route = self.routing.gate(index)
+        return (route is None or route.is_open) and self._is_fan_in_open(index)
+
+    def _is_gate_closed(self, index: int) -> bool:
+        route = self.routing.gate(index)
+        return (route is not None and route.is_closed) or self._is_fan_in_closed(index)
+
+    def _is_fan_in_open(self, index: int) -> bool:
         node, gate = self.nodes[index], self._gates[index]
         if not node.depends_on:
             return True
@@ -183,15 +234,17 @@ class Scheduler:
             case _:
                 return gate.open_parents == 0 and gate.blocked == 0 and gate.finished > 0
 
-    def _is_gate_closed(self, index: int) -> bool:
+    def _is_fan_in_closed(self, index: int) -> bool:
         node, gate = self.nodes[index], self._gates[index]
+        if not node.depends_on:
+            return False
         match node.fan_in.mode:
             case "any":
                 return gate.finished + gate.open_parents < 1
             case "count":
                 return gate.finished + gate.open_parents < node.fan_in.count
             case _:
-                return gate.blocked > 0 or gate.open_parents == 0
+                return gate.blocked > 0 or (gate.open_parents == 0 and gate.finished == 0)
 
 
 def _children(nodes: Sequence[Node]) -> list[list[int]]:
@@ -203,10 +256,15 @@ def _children(nodes: Sequence[Node]) -> list[list[int]]:
     return children
 
 
-def _topological_positions(nodes: Sequence[Node]) -> list[int]:
-    """Return the position of each node in a topological order, in which parents come before their children."""
-    order = TopologicalSorter({node.node_id: node.depends_on for node in nodes}).static_order()
-    position_of = {node_id: position for position, node_id in enumerate(order)}
+def _topological_positions(nodes: Sequence[Node], routing: Routing) -> list[int]:
+    """Return the position of each node in a topological order: after its parents and its routers."""
+    earlier = {
+        node.node_id: [*node.depends_on, *(nodes[router].node_id for router in routing.routers(node.index))]
+        for node in nodes
+    }
+    position_of = {
+        node_id: position for position, node_id in enumerate(TopologicalSorter(earlier).static_order())
+    }
     return [position_of[node.node_id] for node in nodes]
 
 
@@ -217,9 +275,15 @@ def _closes_all_gate(state: NodeState) -> bool:
     return not (state.status is NodeStatus.SKIPPED and state.skip_reason in _TOLERATED_BY_ALL)
 
 
-def _inherited_reason(state: NodeState) -> SkipReason | None:
+def _inherited_reason(node: Node, state: NodeState) -> SkipReason | None:
+    """Return the skip reason that an ended node passes on; None if it finished.
+
+    A failure that starts other nodes passes on `routing`, because the branches below the node were not taken.
+    """
     if state.status is NodeStatus.FINISHED:
         return None
+    if state.status is NodeStatus.FAILED and node.on_failure:
+        return SkipReason.ROUTING
     if state.status is NodeStatus.SKIPPED and state.skip_reason in _INHERITED:
         return state.skip_reason
     return SkipReason.UPSTREAM_FAILED

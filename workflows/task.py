@@ -113,6 +113,7 @@ class Task:
             before_immediate_retry=self._before_immediate_retry,
         )
         self._is_open = True
+        self._document.write_changed_nodes()
         self._publisher.set_status(TaskStatus.RUNNING)
 
     def _publish_status(self) -> None:

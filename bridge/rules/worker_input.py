@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flowkit.graph.input_adapters import NOOP, parse_pull
+from flowkit.graph.input_adapters import NOOP, inline_of, parse_pull
 
 if TYPE_CHECKING:
     from flowkit.graph.input_adapters import PullArgs
@@ -20,11 +20,11 @@ def pull_of(attempt: AttemptInput) -> PullArgs | None:
 
 
 def worker_input(attempt: AttemptInput) -> dict[str, Any] | None:
-    """Return the `input_inline` of TASK_START: as the graph has it, without the adapter `noop`.
+    """Return the `input_inline` of TASK_START: as the graph has it, with `failed_nodes` and without the adapter `noop`.
 
     External workers do not know `noop`. Validation has replaced every alias and rejected every unknown argument.
     """
-    inline = attempt.io.input_inline
+    inline = inline_of(attempt)
     if inline is None or inline.get(_ADAPTER) != NOOP:
         return inline
     return {name: value for name, value in inline.items() if name not in (_ADAPTER, _ARGS)}

@@ -26,6 +26,9 @@ MAX_NODES = 5_000
 MAX_RETRIES = 10_000
 """Largest `retry_policy.max` of a node."""
 
+FAILED_NODES = 20
+"""Maximum number of failures that a node started by `routing.on_failure` receives."""
+
 REASON_CODE_CHARS = 100
 """Longest reason code; longer ones are truncated."""
 

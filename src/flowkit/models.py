@@ -138,12 +138,17 @@ class Node:
     """Position in `graph.nodes`, by which the task document addresses the node."""
     type: str
     depends_on: tuple[str, ...] = ()
+    """Ids of the parents, without those that route to this node."""
     fan_in: FanIn = field(default_factory=FanIn)
     io: NodeIO = field(default_factory=NodeIO)
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     allow_failure: bool = False
     timeout_sec: float | None = None
     io_bytes: int = 2
+    on_success: tuple[str, ...] = ()
+    on_failure: tuple[str, ...] = ()
+    conditional: bool = False
+    """Whether the node starts only if a route leads to it. `on_success` is empty if FlowKit ignores the list."""
 
     @property
     def is_function(self) -> bool:
@@ -276,7 +281,8 @@ class AttemptInput:
     timeout_sec: float | None = None
     """Seconds after which the executor ends the attempt. Time spent waiting for MongoDB does not count."""
     qualify_uids: bool = False
-    """The value of `Settings.qualify_uids` for the task."""
+    failed_nodes: list[dict[str, Any]] = field(default_factory=list)
+    """The nodes whose failure started this node: `node_id`, `attempt_epoch`, `reason_code`, `error`."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -351,7 +357,7 @@ class RecordTask:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class CloseTask:
-    """Input of `close_task`. Default values are not sent (see `without_defaults`)."""
+    """Input of `close_task`, with the last two fields as in RecordTask. Default values are not sent (see `without_defaults`)."""
 
     task_id: str
     run_id: str
@@ -366,9 +372,7 @@ class CloseTask:
     truncated: bool = False
     """Whether error texts or `handled_failures` were truncated to limit the size of this record."""
     deployment: str = ""
-    """Database id of the task document. Empty for tasks of an earlier release."""
     status_history_omitted: int = 0
-    """Entries dropped from the middle of `status_history`."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -378,4 +382,4 @@ class TaskResult:
     task_id: str
     status: TaskStatus
     handled_failures: list[str] = field(default_factory=list)
-    """Ids of failed nodes with `allow_failure`."""
+    """Ids of the failed nodes whose failures the task tolerates or has handled."""

@@ -12,6 +12,7 @@ from typing import Any
 from flowkit import limits
 from flowkit.arguments import ELEMENT_SUFFIX
 from flowkit.graph import field_checks, input_adapters
+from flowkit.graph.routes import ROUTING_KEYS
 from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, OnNodeFailure
 
 Schema = dict[str, Any]
@@ -88,10 +89,7 @@ def _node_keys() -> dict[str, Schema]:
         "fan_in": _or_null({"type": "string", "pattern": fan_in}, "all, any or count:n"),
         "io": _or_null(_object(_keyed(field_checks._IO_KEYS, _io_keys()))),
         "retry_policy": _or_null(_retry_policy()),
-        "routing": _or_null(
-            {"type": "object", "additionalProperties": {"enum": _NOTHING}},
-            "Not available yet; keep it empty.",
-        ),
+        "routing": _routing(),
         "allow_failure": _or_null({"type": "boolean"}),
         "timeout_sec": _or_null({"type": "number", "minimum": shortest, "maximum": longest}),
         "name": _ANY,
@@ -100,6 +98,20 @@ def _node_keys() -> dict[str, Schema]:
 
 
 _NOTHING: list[Any] = [None, False, 0, "", [], {}]
+
+
+def _routing() -> Schema:
+    """Return the schema of `routing`. Earlier releases accepted any key with an empty value."""
+    assert ROUTING_KEYS == _ROUTES.keys()
+    lists = {key: _or_null({"type": "array", "items": _TEXT}, text) for key, text in _ROUTES.items()}
+    empty = {"type": "object", "additionalProperties": {"enum": _NOTHING}}
+    return {"description": "nodes that this node starts", "anyOf": [_object(lists), empty, {"type": "null"}]}
+
+
+_ROUTES = {
+    "on_failure": "ids of the nodes that the permanent failure of this node starts",
+    "on_success": "ids of the nodes that the success of this node starts",
+}
 
 
 def _node_id() -> Schema:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from flowkit.errors import GraphError
 from flowkit.graph import field_checks, input_adapters
+from flowkit.graph.routes import ROUTING_KEYS
 from flowkit.graph.validation import RULES
 from flowkit.models import RUNTIME_KEYS
 from flowkit.schema import graph_schema
@@ -26,6 +27,7 @@ VALIDATOR: Any = importlib.import_module("jsonschema").Draft202012Validator(SCHE
 RELATIONS = {
     *("count_zero", "count_too_many", "parent_unknown", "parent_typo", "own_parent", "pull_unknown"),
     *("alias_unknown", "twice", "edge_unknown", "edge_child", "cycle"),
+    *("route_typo", "route_unknown", "route_self", "route_back"),
 }
 """Errors in the relations between nodes, which a schema cannot detect."""
 
@@ -85,7 +87,9 @@ GOOD: dict[str, dict[str, Any]] = {
     "no adapter": one(io={"input_inline": {"input_args": {"size": "any"}}}),
     "pull": two(io=pulling()),
     "ids": {"nodes": [node(name) for name in ("*a", "a[0]b", "a[x]", "[]", "a b", "漢字", "a.b/c:d")]},
-    "routing": one(routing={"on_success": [], "on_failure": None}),
+    "routing": one(routing={"on_success": ["a"], "on_failure": None, "x-own": 1}),
+    "empty routing": one(routing={"on_success": [], "on_failure": None}),
+    "empty routing of the first release": one(routing={"on_success": "", "other": False}),
 }
 
 
@@ -97,7 +101,7 @@ def test_schema_accepts_what_validation_accepts(graph: dict[str, Any]) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(path=st.sampled_from(list(paths(FULL))), value=JSON)
-@example(path=("nodes", 3, "retry_policy", "max"), value=10_001)
+@example(path=("nodes", 4, "retry_policy", "max"), value=10_001)
 def test_schema_accepts_every_field_value_that_validation_accepts(path: Path, value: object) -> None:
     graph = planted(path, copy.deepcopy(value))
     assert fits(graph) or not well_formed(graph)
@@ -108,3 +112,4 @@ def test_schema_contains_every_key_that_validation_knows() -> None:
     assert own.keys() == field_checks._NODE_KEYS | RUNTIME_KEYS
     assert own["io"]["properties"].keys() == field_checks._IO_KEYS
     assert own["retry_policy"]["properties"].keys() == field_checks._RETRY_KEYS
+    assert own["routing"]["anyOf"][0]["properties"].keys() == ROUTING_KEYS

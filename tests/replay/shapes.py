@@ -73,6 +73,16 @@ GRAPHS: dict[str, dict[str, Any]] = {
             node("other", "paced", inline={"pause": 0.5}),
         ]
     },
+    "routing": {
+        "nodes": [
+            node("u", "failing", **BROKEN, routing={"on_success": ["succ"], "on_failure": ["remed"]}),
+            node("succ"),
+            node("remed", "quick", inline={}),
+            node("behind", "quick", "succ", "remed", routing={"on_success": ["never"]}),
+            node("never"),
+            node("last", "quick", "behind"),
+        ]
+    },
     "redrawn": {
         "nodes": [
             node("a", "failing", allow_failure=True, **BROKEN),

@@ -1,4 +1,4 @@
-"""A reference model of fan-in gates, which recomputes the whole graph for every question.
+"""A reference model of fan-in gates and routes, which recomputes the whole graph for every question.
 
 The model is deliberately slow and stateless: it depends only on how nodes have ended, so it shares no design with
 `Scheduler`, which the tests compare with it.
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from flowkit.models import NodeStatus, SkipReason
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from flowkit.models import FanIn, Graph, NodeState
+    from flowkit.models import FanIn, Graph, Node, NodeState
 
 
 class End(NamedTuple):
@@ -59,16 +59,50 @@ def can_open(fan_in: FanIn, parents: Sequence[End | None]) -> bool:
     return is_open(fan_in, [parent or FINISHED for parent in parents])
 
 
-def inherited(parents: Sequence[End | None]) -> SkipReason:
-    """Return the strongest reason of the parents that ended without finishing."""
-    reasons = [_passed_on(parent) for parent in parents if parent not in (None, FINISHED)]
-    return max(reasons, key=STRENGTH.index)
+def passed_on(node: Node, end: End) -> SkipReason:
+    """Return the reason that a node which did not finish passes on to its children."""
+    if end.status is NodeStatus.FAILED and node.on_failure:
+        return SkipReason.ROUTING
+    return end.reason if end.reason in BY_CHOICE and end.reason else SkipReason.UPSTREAM_FAILED
 
 
-def _passed_on(parent: End | None) -> SkipReason:
-    if parent is None or parent.reason not in BY_CHOICE:
-        return SkipReason.UPSTREAM_FAILED
-    return parent.reason
+def routers_of(graph: Graph, node: Node) -> list[Node]:
+    """Return the nodes that can start this node."""
+    return [each for each in graph.nodes if node.node_id in (*each.on_success, *each.on_failure)]
+
+
+def fires(router: Node, end: End | None, target: Node) -> bool:
+    """Return whether a router that ended this way starts the target, once all other routers have ended."""
+    after = {NodeStatus.FINISHED: router.on_success, NodeStatus.FAILED: router.on_failure}
+    return end is not None and target.node_id in after.get(end.status, ())
+
+
+def is_routed(graph: Graph, node: Node, ends: Sequence[End | None]) -> bool:
+    """Return whether a route leads to the node: all its routers have ended, and one of them fired it."""
+    routers = routers_of(graph, node)
+    return all(ends[each.index] for each in routers) and any(
+        fires(each, ends[each.index], node) for each in routers
+    )
+
+
+def can_be_routed(node: Node, routers: Sequence[Node], end: Callable[[int], End | None]) -> bool:
+    """Return whether a route can still lead to the node."""
+    return any(end(each.index) is None or fires(each, end(each.index), node) for each in routers)
+
+
+def handled(graph: Graph, ends: Sequence[End | None], index: int) -> bool | None:
+    """Return whether a failure is handled. None if targets that are open, or that wait for others, can handle it."""
+    place = {node.node_id: node.index for node in graph.nodes}
+
+    @cache
+    def helps(target: int) -> bool | None:
+        end = ends[target]
+        if end is None or end.status is not NodeStatus.FAILED:
+            return None if end is None else end == FINISHED
+        below = [helps(place[each]) for each in graph.nodes[target].on_failure]
+        return True if True in below else None if None in below else False
+
+    return helps(index)
 
 
 def settled(graph: Graph, ends: Sequence[End | None]) -> list[End | None]:
@@ -77,10 +111,18 @@ def settled(graph: Graph, ends: Sequence[End | None]) -> list[End | None]:
 
     @cache
     def end(index: int) -> End | None:
-        above = [end(parent) for parent in parents[index]]
-        if ends[index] or can_open(graph.nodes[index].fan_in, above):
+        node = graph.nodes[index]
+        if ends[index]:
             return ends[index]
-        return End(NodeStatus.SKIPPED, inherited(above))
+        reasons = [] if can_open(node.fan_in, [end(i) for i in parents[index]]) else why(parents[index])
+        if node.conditional and not can_be_routed(node, routers := routers_of(graph, node), end):
+            finished = not routers or any(end(each.index) == FINISHED for each in routers)
+            reasons += [SkipReason.ROUTING] * finished + why([each.index for each in routers])
+        return End(NodeStatus.SKIPPED, max(reasons, key=STRENGTH.index)) if reasons else None
+
+    def why(indexes: Iterable[int]) -> list[SkipReason]:
+        above = [(graph.nodes[i], end(i)) for i in indexes]
+        return [passed_on(node, ended) for node, ended in above if ended and ended != FINISHED]
 
     return [end(node.index) for node in graph.nodes]
 
@@ -91,5 +133,7 @@ def startable(graph: Graph, ends: Sequence[End | None]) -> set[int]:
     return {
         node.index
         for node in graph.nodes
-        if ends[node.index] is None and is_open(node.fan_in, [ends[i] for i in parents[node.index]])
+        if ends[node.index] is None
+        and is_open(node.fan_in, [ends[i] for i in parents[node.index]])
+        and (not node.conditional or is_routed(graph, node, ends))
     }

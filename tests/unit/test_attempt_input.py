@@ -56,6 +56,19 @@ def test_first_attempt_of_a_minimal_node_has_a_small_input() -> None:
     }
 
 
+def test_attempt_input_contains_the_failures_that_started_the_node() -> None:
+    failed = [{"node_id": "a", "attempt_epoch": 2, "reason_code": "full", "error": "full"}]
+    flight = NodeRunContext(
+        task_id="t",
+        settings=Settings(),
+        is_draining=lambda: False,
+        epoch_of=lambda name: 0,
+        on_retry_state_change=lambda index: None,
+        failed_nodes=lambda of: failed,
+    )
+    assert without_defaults(attempt_input(flight, parsed(), NodeState(epoch=1)))["failed_nodes"] == failed
+
+
 def test_uids_are_qualified_if_the_task_was_opened_that_way() -> None:
     assert not sent(parsed()).qualify_uids
     assert sent(parsed(), qualify_uids=True).qualify_uids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +131,14 @@ def test_workers_do_not_receive_the_adapter_noop() -> None:
     inline = {"input_adapter": "noop", "input_args": {"x": 1}, "source": "a"}
     assert worker_input(with_inline(inline)) == {"source": "a"}
     assert pull_of(with_inline(inline)) is None
+
+
+@pytest.mark.parametrize("inline", [None, {"source": "a"}, {"input_adapter": "noop"}, RECHUNK])
+def test_a_remediator_receives_what_failed(inline: dict[str, Any] | None) -> None:
+    failed = [{"node_id": "a", "attempt_epoch": 2, "reason_code": "full", "error": "full: no space"}]
+    attempt = with_inline(inline)
+    expected = {**(worker_input(attempt) or {}), "failed_nodes": failed}
+    assert worker_input(dataclasses.replace(attempt, failed_nodes=failed)) == expected
 
 
 @pytest.mark.parametrize("inline", [None, {}, {"source": "a"}, RECHUNK])

@@ -203,3 +203,20 @@ def test_details_can_be_rendered_for_any_state(
         skip_reason=skip,
     )  # fmt: skip
     assert "Task **running**" in render(TaskStatus.RUNNING, scheduler_of(state), reason)
+
+
+@pytest.mark.parametrize(
+    ("routers", "named"),
+    [(1, "r0"), (3, "r0, r1, r2"), (5, "r0, r1, r2 and 2 more")],
+    ids=["one", "three", "five"],
+)
+def test_target_shows_the_nodes_whose_routes_it_waits_for(routers: int, named: str) -> None:
+    nodes = [node(f"r{i}", routing={"on_failure": ["t"]}) for i in range(routers)]
+    graph = parse_graph({"nodes": [*nodes, node("t")]})
+    scheduler = Scheduler(graph, [NodeState() for _ in graph.nodes])
+    notes = {row[0]: row[-1] for row in rows(render(TaskStatus.RUNNING, scheduler))}
+    assert notes["t"] == f"waits for a route from {named}"
+    assert notes["r0"] == ""
+    for router in range(routers):
+        scheduler.end(router, NodeStatus.FAILED)
+    assert rows(render(TaskStatus.RUNNING, scheduler))[-1][-1] == ""

@@ -137,6 +137,48 @@ async def test_independent_branch_continues_after_a_failure_if_the_graph_says_co
     assert run.status == "failed"
 
 
+class Report(RoleHandler):
+    """Stores the failures that started its node, as `load_input` and as the context show them."""
+
+    role = "report"
+
+    async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
+        """Yield one batch with the failures."""
+        yield Batch(batch_uid="failures", payload={"failed": loaded["input_inline"].get("failed_nodes")})
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Return the failures."""
+        return BatchResult(
+            success=True, metrics={"loaded": batch.payload["failed"], "context": ctx.failed_nodes}
+        )
+
+
+async def test_failure_starts_its_remediator_which_reads_why_and_the_task_finishes() -> None:
+    bad = split("bad", order={"breaks": 9, "permanent": True}, routing={"on_failure": ["report", "note"]})
+    seen: list[Any] = []
+
+    async def note(task_id: str, failed_nodes: list[dict[str, Any]], level: str) -> None:
+        seen.append((level, failed_nodes))
+
+    graph = {"nodes": [bad, {"node_id": "report", "type": "report"}, function("note", level="high")]}
+    run = await run_graph(graph, Split(), Report(), functions={"note": note})
+    failed = [{"node_id": "bad", "attempt_epoch": 1, "reason_code": "torn", "error": "torn: no ink"}]
+    assert statuses(run) == {"bad": "failed", "report": "finished", "note": "finished"}
+    assert (run.status, run.reason) == ("finished", None)
+    assert run.nodes["report"].batches == [{"loaded": failed, "context": failed}]
+    assert seen == [("high", failed)]
+    document = await run.db.tasks.find_one({"id": run.task_id})
+    assert document["result"]["handled_failures"] == ["bad"]
+
+
+async def test_branch_that_is_not_taken_is_skipped() -> None:
+    run = await ran(
+        split(routing={"on_success": ["split-2"], "on_failure": ["tidy"]}), split("split-2"), split("tidy")
+    )
+    assert statuses(run) == {"split": "finished", "split-2": "finished", "tidy": "skipped"}
+    assert run.nodes["tidy"].skip_reason == "routing"
+
+
 async def test_allowed_failure_finishes_the_task_and_pullers_do_not_wait_for_it() -> None:
     bad = split("bad", order={"breaks": 9}, allow_failure=True)
     run = await ran(bad, split(), count("bad", "split", fan_in="any"))

@@ -29,6 +29,7 @@ FULL: dict[str, Any] = {
         node("a", io={"input_inline": {"input_args": {"from_nodes": ["b"], "from_node": "c"}}}),
         node("b", depends_on=["a"], fan_in="count:1", io=pulling(RECHUNK, size=2, from_nodes=["a"])),
         node("c", io=pulling("noop", from_node="a"), allow_failure=True, timeout_sec=1.5, meta={"k": 1}),
+        node("e", routing={"on_success": ["d"], "on_failure": ["d"]}),
         {
             "node_id": "d",
             "type": "coordinator_fn",
@@ -110,7 +111,7 @@ def outcome(graph: object) -> Graph | str:
 
 def test_graph_with_every_field_is_accepted() -> None:
     graph = copy.deepcopy(FULL)
-    assert [n.node_id for n in parse_graph(graph).nodes] == ["a", "b", "c", "d"]
+    assert [n.node_id for n in parse_graph(graph).nodes] == ["a", "b", "c", "e", "d"]
     assert graph == FULL
 
 

@@ -6,12 +6,15 @@ import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowkit.cli.errors import flat, remedied
 from flowkit.errors import ConfigError
 from flowkit.graph.submission import checked
 from flowkit.graph.task_input import parse_input
+
+if TYPE_CHECKING:
+    from flowkit.models import Graph
 
 _HERE = "this-file"
 """Placeholder for the task id while only graph and params are checked."""
@@ -24,9 +27,9 @@ class GivenTask:
     graph: Any
     params: Any = field(default_factory=dict)
 
-    def warnings(self) -> list[str]:
-        """Return the warnings about the graph. Raise GraphError, with the text of `create_task`, if it is invalid."""
-        return list(checked(_HERE, {"params": self.params, "graph": self.graph}).warnings)
+    def checked(self) -> Graph:
+        """Return the validated graph. Raise GraphError, with the text of `create_task`, if it is invalid."""
+        return checked(_HERE, {"params": self.params, "graph": self.graph})
 
 
 def read_task(path: str, params: str | None = None) -> GivenTask:

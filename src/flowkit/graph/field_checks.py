@@ -12,6 +12,7 @@ from flowkit.arguments import NODE_ID_RULE, is_node_id, shown_path
 from flowkit.arguments import printed as _show
 from flowkit.errors import GraphError
 from flowkit.graph import input_adapters
+from flowkit.graph.routes import ROUTING_KEYS
 from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, FanIn, OnNodeFailure
 from flowkit.text import did_you_mean
 
@@ -247,7 +248,10 @@ def _routing(value: object) -> Iterator[str]:
     if not isinstance(value, dict):
         yield f"routing {_show(value)} must be an object with 'on_success' and 'on_failure'"
     elif any(value.values()):
-        yield "routing is not available yet; omit it or leave its lists empty"
+        yield from _unknown_keys("routing", value, ROUTING_KEYS)
+        for key in sorted(ROUTING_KEYS):
+            if value.get(key) is not None and not _is_text_list(value[key]):
+                yield f"routing.{key} {_show(value[key])} must be a list of node ids"
 
 
 def _io(value: object) -> Iterator[str]:

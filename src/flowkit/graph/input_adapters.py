@@ -12,12 +12,17 @@ from flowkit.text import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from flowkit.models import AttemptInput
+
 PULL = "pull.from_artifacts"
 RECHUNK = "pull.from_artifacts.rechunk:size"
 NOOP = "noop"
 """No input from other nodes: the worker calls the handler's own `iter_batches`."""
 
 ADAPTERS = (PULL, RECHUNK, NOOP)
+
+FAILED_NODES = "failed_nodes"
+"""Key of `input_inline` under which a node finds the failures that started it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +108,12 @@ def with_alias(args: dict[str, Any] | None) -> dict[str, Any]:
     if "from_node" in given:
         given["from_nodes"] = [given.pop("from_node")]
     return given
+
+
+def inline_of(attempt: AttemptInput) -> dict[str, Any] | None:
+    """Return the attempt's `input_inline`. If failures started the node, the key `failed_nodes` lists them."""
+    inline, failed = attempt.io.input_inline, attempt.failed_nodes
+    return {**(inline or {}), FAILED_NODES: failed} if failed else inline
 
 
 def parse_pull(

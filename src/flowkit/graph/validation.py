@@ -17,6 +17,7 @@ from flowkit.graph import field_checks
 from flowkit.graph.cycles import find_cycle
 from flowkit.graph.field_checks import json_bytes
 from flowkit.graph.input_adapters import with_alias
+from flowkit.graph.routes import resolve_routes, route_problems, routers_by_node
 from flowkit.models import (
     COORDINATOR_FN,
     FanIn,
@@ -31,6 +32,8 @@ from flowkit.text import did_you_mean, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from flowkit.graph.routes import Routes
 
 RESERVED_FUNCTIONS = frozenset(temporal_names.ENGINE_ACTIVITIES)
 """Names that coordinator functions must not have, because the engine's own activities use them."""
@@ -70,12 +73,16 @@ def normalized(graph: dict[str, Any], *, empty_sources: bool = True) -> Graph:
     With `empty_sources` False, an explicit `from_nodes: []` means the parents, as in the first release.
     """
     parents, warnings = _parents_by_node(graph)
-    nodes = tuple(_node(index, raw, parents, empty_sources) for index, raw in enumerate(graph["nodes"]))
+    routes = resolve_routes(graph, parents, field_checks.edge_pairs(graph))
+    nodes = tuple(
+        _node(index, raw, parents[raw["node_id"]], routes, empty_sources)
+        for index, raw in enumerate(graph["nodes"])
+    )
     return Graph(
         nodes=nodes,
         name=graph.get("name") if isinstance(graph.get("name"), str) else None,
         on_node_failure=OnNodeFailure(graph.get("on_node_failure", "fail")),
-        warnings=tuple(warnings),
+        warnings=(*warnings, *routes.warnings),
     )
 
 
@@ -134,7 +141,8 @@ def dependency_path(graph: dict[str, Any], node_id: str, sources: Sequence[str])
 
     The path leads from the node, over nodes that depend on it, back to itself. It is empty if no source depends on it.
     """
-    waits = {**_waits(graph, _parents_by_node(graph)[0]), node_id: list(sources)}
+    waits = _waits(graph, _parents_by_node(graph)[0])
+    waits[node_id] = [*sources, *routers_by_node(graph).get(node_id, ())]
     cycle = find_cycle(waits)[1:]
     if node_id not in cycle:
         return []
@@ -142,7 +150,7 @@ def dependency_path(graph: dict[str, Any], node_id: str, sources: Sequence[str])
     return [node_id, *cycle[place + 1 :], *cycle[: place + 1]]
 
 
-def _relation_problems(graph: dict[str, Any], parents: Mapping[str, list[str]]) -> Iterator[str]:
+def _relation_problems(graph: dict[str, Any], parents: dict[str, list[str]]) -> Iterator[str]:
     counts = Counter(raw["node_id"] for raw in graph["nodes"])
     duplicates = [node_id for node_id, n in counts.items() if n > 1]
     for node_id in duplicates:
@@ -151,33 +159,51 @@ def _relation_problems(graph: dict[str, Any], parents: Mapping[str, list[str]]) 
         for end in (source, target):
             if end not in counts:
                 yield f"edge [{printed(source)}, {printed(target)}]: there is no node {printed(end)}{suggestion(end, counts)}"
+    yield from route_problems(graph, counts)
+    routes = resolve_routes(graph, parents, field_checks.edge_pairs(graph))
     for raw in graph["nodes"]:
-        yield from _parent_problems(raw, parents[raw["node_id"]], counts)
-    if not duplicates and (cycle := find_cycle(parents)):
+        yield from _parent_problems(raw, parents[raw["node_id"]], len(routes.parents[raw["node_id"]]), counts)
+    if not duplicates:
+        yield from _cycle_problems(graph, parents)
+
+
+def _cycle_problems(graph: dict[str, Any], parents: Mapping[str, list[str]]) -> Iterator[str]:
+    routers = routers_by_node(graph)
+    routed = {node_id: [*own, *routers.get(node_id, ())] for node_id, own in parents.items()}
+    if cycle := find_cycle(parents):
         yield f"the graph has a cycle: {' -> '.join(cycle)}; remove one of these dependencies"
-    elif not duplicates and (cycle := find_cycle(_waits(graph, parents))):
+    elif len(cycle := find_cycle(routed)) > 2:
+        yield f"the graph has a cycle: {' -> '.join(cycle)}; remove one of these dependencies or routes"
+    elif not cycle and (cycle := find_cycle(_waits(graph, parents))):
         yield f"input_args.from_nodes makes nodes wait for each other: {' -> '.join(cycle)}; pull from earlier nodes"
 
 
 def _waits(graph: dict[str, Any], parents: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Return the nodes that each node must wait for: the parents it cannot start without, and its sources."""
-    waits = {}
+    """Return the nodes that each node must wait for: the parents it cannot start without, its routers, its sources."""
+    waits, routers = {}, routers_by_node(graph)
     for raw in graph["nodes"]:
         own, fan_in = parents[raw["node_id"]], field_checks.parse_fan_in(raw.get("fan_in"))
         needs_all = fan_in is None or fan_in.mode == "all" or len(own) == (fan_in.count or 1)
-        waits[raw["node_id"]] = [*(own if needs_all else ()), *(field_checks.pull_sources(raw) or ())]
+        sources = field_checks.pull_sources(raw) or ()
+        waits[raw["node_id"]] = [*(own if needs_all else ()), *routers.get(raw["node_id"], ()), *sources]
     return waits
 
 
-def _parent_problems(raw: dict[str, Any], own: list[str], known: Mapping[str, int]) -> Iterator[str]:
+def _parent_problems(
+    raw: dict[str, Any], own: list[str], gate_parents: int, known: Mapping[str, int]
+) -> Iterator[str]:
     where = f"node {raw['node_id']!r}"
     for parent in own:
         if parent not in known:
             yield f"{where}: depends_on names {printed(parent)}, which is not a node{suggestion(parent, known)}"
     fan_in = field_checks.parse_fan_in(raw.get("fan_in"))
     assert fan_in is not None
-    if fan_in.mode == "count" and not 1 <= fan_in.count <= len(own):
-        yield f"{where}: fan_in 'count:{fan_in.count}' must be between 1 and the number of parents ({len(own)})"
+    if fan_in.mode == "count" and not 1 <= fan_in.count <= gate_parents:
+        routing = ", not counting those that route to it" if gate_parents < len(own) else ""
+        yield (
+            f"{where}: fan_in 'count:{fan_in.count}' must be between 1 and the number of parents "
+            f"({gate_parents}){routing}"
+        )
     sources = field_checks.pull_sources(raw)
     if field_checks.is_pulling(raw) and sources is None and not own:
         yield f"{where}: input_args.from_nodes is missing, and the node has no parents to pull from"
@@ -191,21 +217,22 @@ def _first(problems: Iterator[str]) -> list[str]:
     return list(itertools.islice(problems, _ENOUGH))
 
 
-def _node(index: int, raw: dict[str, Any], parents: Mapping[str, list[str]], empty_sources: bool) -> Node:
-    depends_on = tuple(parents[raw["node_id"]])
-    io = _io(raw.get("io") or {}, depends_on, empty_sources)
-    fan_in = field_checks.parse_fan_in(raw.get("fan_in"))
+def _node(index: int, raw: dict[str, Any], parents: list[str], routes: Routes, empty_sources: bool) -> Node:
+    node_id, fan_in = raw["node_id"], field_checks.parse_fan_in(raw.get("fan_in"))
     return Node(
-        node_id=raw["node_id"],
+        node_id=node_id,
         index=index,
         type=raw["type"],
-        depends_on=depends_on,
+        depends_on=tuple(routes.parents[node_id]),
         fan_in=fan_in or FanIn(),
-        io=io,
+        io=_io(raw.get("io") or {}, tuple(parents), empty_sources),
         retry_policy=_retry_policy(raw.get("retry_policy") or {}),
         allow_failure=bool(raw.get("allow_failure", False)),
         timeout_sec=raw.get("timeout_sec"),
         io_bytes=json_bytes(raw.get("io") or {}),
+        on_success=routes.on_success.get(node_id, ()),
+        on_failure=routes.on_failure.get(node_id, ()),
+        conditional=node_id in routes.conditional,
     )
 
 

@@ -60,6 +60,7 @@ class InProcessTask:
             is_draining=lambda: False,
             epoch_of=epoch_of,
             on_retry_state_change=lambda index: None,
+            failed_nodes=self.scheduler.failed_nodes,
         )
 
     @property

@@ -53,7 +53,7 @@ def run(
     log_warnings(verbose)
     _timeout_needs_watch(timeout, watch)
     task = read_task(graph, params)
-    task.warnings()
+    task.checked()
     from flowkit.cli.tasks.start import start
     from flowkit.cli.tasks.watch import Watch
 

@@ -9,6 +9,7 @@ from flowkit.cli.errors import Exit, shown_problems
 from flowkit.cli.inputs import read_task
 from flowkit.cli.options import AsJson, Verbose
 from flowkit.errors import GraphError
+from flowkit.models import Graph
 from flowkit.schema import graph_schema
 
 GraphFile = Annotated[
@@ -25,29 +26,42 @@ def validate(
 ) -> None:
     """Check a graph without servers, with the same rules and messages as `run`."""
     problems: list[str] = []
-    warnings: list[str] = []
-    nodes = 0
+    checked: Graph | None = None
     try:
-        task = read_task(graph)
-        warnings = task.warnings()
-        nodes = len(task.graph["nodes"])
+        checked = read_task(graph).checked()
     except GraphError as error:
         problems = shown_problems(error)
+    warnings = list(checked.warnings) if checked else []
     valid = not problems and not (strict and warnings)
     if as_json:
-        output.document({"valid": valid, "problems": problems, "warnings": warnings})
+        output.document(
+            {"valid": valid, "problems": problems, "warnings": warnings, "routes": _routes(checked)}
+        )
     else:
-        _print_result(graph, nodes, problems, warnings, strict)
+        for warning in warnings:
+            (output.error if strict else output.warn)(warning)
+        for problem in problems:
+            output.error(problem)
+        if checked and valid:
+            _print_graph(graph, checked)
     raise typer.Exit(Exit.OK if valid else Exit.USAGE)
 
 
-def _print_result(path: str, nodes: int, problems: list[str], warnings: list[str], strict: bool) -> None:
-    for warning in warnings:
-        (output.error if strict else output.warn)(warning)
-    for problem in problems:
-        output.error(problem)
-    if not problems and not (strict and warnings):
-        output.echo(f"{'stdin' if path == '-' else path} is valid: {nodes} node{'' if nodes == 1 else 's'}")
+def _routes(graph: Graph | None) -> dict[str, dict[str, list[str]]]:
+    """Return the targets of each node that routes, without lists that FlowKit ignores."""
+    routers = [node for node in (graph.nodes if graph else ()) if node.on_success or node.on_failure]
+    return {
+        node.node_id: {"on_success": list(node.on_success), "on_failure": list(node.on_failure)}
+        for node in routers
+    }
+
+
+def _print_graph(path: str, graph: Graph) -> None:
+    nodes = len(graph.nodes)
+    output.echo(f"{'stdin' if path == '-' else path} is valid: {nodes} node{'' if nodes == 1 else 's'}")
+    for router, lists in _routes(graph).items():
+        shown = [f"{key} starts {', '.join(targets)}" for key, targets in lists.items() if targets]
+        output.echo(f"  {router}: {'; '.join(shown)}")
 
 
 def schema() -> None:
