@@ -15,7 +15,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from tenacity import AsyncRetrying, retry_if_exception, wait_exponential_jitter
 
 from flowkit.adapters.concurrent_writes import together
-from flowkit.adapters.dispatches.record import OutcomeKind
+from flowkit.adapters.dispatches.record import DispatchState, OutcomeKind
 from flowkit.attempt.cancelling import pending
 from flowkit.attempt.failures import failed_attempt
 from flowkit.attempt.steps import mark
@@ -95,7 +95,8 @@ class Delivery:
         outcome = record.outcome
         assert outcome is not None
         batches = record.batches
-        if outcome.kind is OutcomeKind.DONE:
+        # A reported record no longer has its metrics; its effects are in MongoDB.
+        if outcome.kind is OutcomeKind.DONE and record.state is not DispatchState.REPORTED:
             try:
                 batches = await self._finish_node(record, outcome)
             except FlowKitError as error:
