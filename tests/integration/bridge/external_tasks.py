@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from flowkit.connection import WorkerThread
 from flowkit.testing import ExternalWorker
 from tests.integration.harness import Harness, eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from flowkit import CoordinatorConfig
     from flowkit.bridge.service import Bridge
     from flowkit.testing.external import Misbehavior
     from tests.integration.bridge.conftest import Names
+
+T = TypeVar("T")
 
 QUICK_WORKER = {
     "hb_interval_sec": 0.3,
@@ -101,6 +106,20 @@ class ExternalTasks(Harness):
         """Return the dispatch records of a task, by node and epoch."""
         found = [record async for record in self.db.dispatches.find({"task_id": task_id})]
         return sorted(found, key=lambda record: (record["node_id"], record["attempt_epoch"]))
+
+    async def until_reported(self, task_id: str, node_id: str, epoch: int = 1) -> None:
+        """Wait until the record of an attempt says that Temporal knows its outcome."""
+
+        async def look() -> bool:
+            return bool((await self.dispatch(task_id, node_id, epoch))["state"] == "reported")
+
+        await eventually(look)
+
+    async def on_bridge(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` on the event loop of the bridge, and return its result."""
+        thread = self.coordinator._thread
+        assert isinstance(thread, WorkerThread)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, thread._loop))
 
     async def close(self) -> None:
         """Stop workers, processes and engines, and remove the data."""

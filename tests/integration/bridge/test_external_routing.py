@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from flowkit.testing.external import Result
 from flowkit.testing.external.scripted import scripted
 from tests.integration.harness import node
+
+pytestmark = pytest.mark.server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from flowkit.adapters.dispatches.store import DispatchStore
 from flowkit.testing.external import EachBatch, Final, Misbehavior, Result
 from flowkit.testing.external.scripted import scripted
 from tests.integration.harness import node
+
+pytestmark = pytest.mark.server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -92,3 +97,17 @@ async def test_crash_of_a_worker_is_a_lost_lease(external: ExternalTasks) -> Non
     assert (await external.result(task_id)).status == "finished"
     failures = [record["outcome"].get("failure") for record in await external.dispatches(task_id)]
     assert failures[0]["code"] == "lease_lost"
+
+
+async def test_second_delivery_of_an_outcome_keeps_the_final_metrics(external: ExternalTasks) -> None:
+    """A bridge may adopt an attempt at the moment at which another bridge reports its outcome."""
+    await external.served_engine()
+    await external.external(three)
+    task_id = await external.create(node("extract", external.role))
+    await external.result(task_id)
+    await external.until_reported(task_id, "extract")
+    record = await DispatchStore(external.db).find(task_id, "extract", 1)
+    assert record is not None
+    await external.on_bridge(external.bridge.delivery.deliver(record))
+    marker: Any = await external.db.artifacts.find_one({"task_id": task_id, "status": "complete"})
+    assert marker["meta"] == {"total": 3}
