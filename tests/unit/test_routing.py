@@ -216,8 +216,9 @@ def test_every_unreachable_target_is_skipped_for_routing() -> None:
 
 
 def test_unreachable_target_below_another_is_skipped_for_routing() -> None:
-    nodes = [router("a", ["x"]), node("b", depends_on=["a"]), router("x", ["y"])]
-    game = Game(graph_of(*nodes, node("y", depends_on=["x"]), node("last", depends_on=["x"])))
+    nodes = [router("a", ["x"]), node("b", depends_on=["a"]), router("x", ["y"]), router("w", ["y"])]
+    below = [node("last", depends_on=["x"]), node("next", depends_on=["w"])]
+    game = Game(graph_of(*nodes, *below, node("y", depends_on=["x", "w"])))
     assert game.skipped() == dict.fromkeys(["x", "y", "last"], "routing")
 
 
