@@ -163,7 +163,8 @@ class Scheduler:
         """Return why a node is skipped: because of its parents, its routers or both."""
         gate, route = self._gates[index], self.routing.gate(index)
         by_parents = gate.reason if self._is_fan_in_closed(index) else None
-        by_routers = gate.route_reason if route is not None and route.is_closed else None
+        not_routed = route is not None and route.is_closed
+        by_routers = (gate.route_reason or SkipReason.ROUTING) if not_routed else None
         return _higher_precedence(by_parents, by_routers) or SkipReason.UPSTREAM_FAILED
 
     def mark_cancelling(self) -> None:

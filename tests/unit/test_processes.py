@@ -45,7 +45,7 @@ class IgnoresCancel(RoleHandler):
 
 async def main():
     names = dict.fromkeys(("task_id", "node_id", "worker_id"), "x")
-    ctx = SimpleNamespace(**names, attempt_epoch=1, kv={}, cancel_flag=asyncio.Event())
+    ctx = SimpleNamespace(**names, attempt_epoch=1, failed_nodes=[], kv={}, cancel_flag=asyncio.Event())
     pool = ProcessPool({"ignores_cancel": IgnoresCancel()}, processes=1)
     await pool.process("ignores_cancel", Batch(batch_uid="b", payload={"tell": sys.argv[1]}), ctx)
 
@@ -81,7 +81,7 @@ async def pool(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ProcessPool]:
 def context(epoch: int = 1) -> Any:
     """Return the part of a RunContext that the pool needs."""
     names = dict.fromkeys(("task_id", "node_id", "worker_id"), "x")
-    return SimpleNamespace(**names, attempt_epoch=epoch, kv={}, cancel_flag=asyncio.Event())
+    return SimpleNamespace(**names, attempt_epoch=epoch, failed_nodes=[], kv={}, cancel_flag=asyncio.Event())
 
 
 async def crunch(pool: ProcessPool, ctx: Any = None, **payload: Any) -> Any:

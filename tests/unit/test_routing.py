@@ -209,6 +209,19 @@ def test_explicit_edges_take_precedence_over_the_success_list() -> None:
     assert "'should_not_run' never starts" in never
 
 
+def test_every_unreachable_target_is_skipped_for_routing() -> None:
+    nodes = [router("src", ["x", "y"]), node("next", depends_on=["src"]), {**router("x", failure=["z"])}]
+    game = Game(graph_of(*nodes, node("z"), node("y", depends_on=["src"]), node("last", depends_on=["y"])))
+    assert game.skipped() == dict.fromkeys(["x", "y", "z", "last"], "routing")
+
+
+def test_unreachable_target_below_another_is_skipped_for_routing() -> None:
+    nodes = [router("a", ["x"]), node("b", depends_on=["a"]), router("x", ["y"]), router("w", ["y"])]
+    below = [node("last", depends_on=["x"]), node("next", depends_on=["w"])]
+    game = Game(graph_of(*nodes, *below, node("y", depends_on=["x", "w"])))
+    assert game.skipped() == dict.fromkeys(["x", "y", "last"], "routing")
+
+
 def test_explicit_edges_leave_the_failure_list_in_effect() -> None:
     game = Game(
         graph_of(router("u", ["x"], ["remed"]), node("next", depends_on=["u"]), node("x"), node("remed"))
