@@ -175,7 +175,7 @@ class ArtifactStore:
         """
         stored, size = storable("meta of the complete marker", meta)
         more = _reference("artifacts_ref of the complete marker", artifacts_ref)
-        fields = {"status": "complete", "meta": stored, "updated_at": moment(at), **more}
+        fields = {"status": "complete", "meta": stored, "confirmed": True, "updated_at": moment(at), **more}
         key = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$exists": False}}
         first = {"worker_id": worker_id, "created_at": moment(at)}
         await self._artifact_rows.put(key, epoch, fields, first, size=size)
@@ -198,17 +198,24 @@ class ArtifactStore:
         """Return the batches and complete markers of several nodes, without metas. Uses a single query."""
         cursor = self._artifacts.find(
             {"task_id": task_id, "node_id": {"$in": list(sources)}},
-            {**PROJECTION, "node_id": 1, "status": 1, "attempt_epoch": 1},
+            {**PROJECTION, "node_id": 1, "status": 1, "attempt_epoch": 1, "confirmed": 1},
         )
         found: dict[str, list[dict[str, Any]]] = {source: [] for source in sources}
         markers: dict[str, int] = {}
+        unconfirmed: set[str] = set()
         async for artifact in cursor:
             source = artifact["node_id"]
             if artifact.get("status") == "complete":
                 markers[source] = max(markers.get(source, 0), epoch_of(artifact))
+                if not artifact.get("confirmed"):
+                    unconfirmed.add(source)
             elif artifact.get("status") == "partial":
                 found[source].append(artifact)
-        return Scan(batches={source: entries(batches) for source, batches in found.items()}, markers=markers)
+        return Scan(
+            batches={source: entries(batches) for source, batches in found.items()},
+            markers=markers,
+            unconfirmed=unconfirmed,
+        )
 
     @translate_errors
     async def batch_uids(self, task_id: str, node_id: str) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,6 +42,8 @@ class Scan:
     """Batches of each source, keyed by the text of their uid, oldest first."""
     markers: dict[str, int]
     """Epoch of the complete marker, for each source that has a marker."""
+    unconfirmed: set[str] = field(default_factory=set)
+    """Sources whose marker only an external worker has written, or an earlier release."""
 
 
 def entries(partials: Iterable[dict[str, Any]]) -> dict[str, Entry]:

@@ -84,7 +84,8 @@ def _marker(task_id: str) -> Row:
 
 def _fields(node: NodeRecord, at: float) -> Row:
     ended = {"ended": node.status.value}
-    return {"status": "complete", "meta": ended, "updated_at": moment(at), "attempt_epoch": node.epoch}
+    marker = {"status": "complete", "meta": ended, "confirmed": True}
+    return {**marker, "updated_at": moment(at), "attempt_epoch": node.epoch}
 
 
 def _row(task_id: str, node: NodeRecord, at: float) -> Row:

@@ -69,7 +69,7 @@ class PulledInputs:
         pull = record.pull
         if pull is None or await self._runs_or_ended(record, pull):
             return False
-        return await self._context.db(lambda: self._inputs.all_finished(record.attempt, pull))
+        return not await self._context.db(lambda: self._inputs.unfinished(record.attempt, pull))
 
     async def _runs_or_ended(self, record: Dispatch, pull: PullArgs) -> bool:
         """Return whether a source is running, or all of them have ended."""
@@ -97,7 +97,7 @@ class PulledInputs:
         return all(states[source][0].ended for source in pull.from_nodes if source in states)
 
     async def _missed(self, record: Dispatch, pull: PullArgs) -> Outcome | None:
-        missing = await self._context.db(lambda: self._inputs.unclaimed(record.attempt, pull))
+        missing = await self._context.db(lambda: self._inputs.unfinished(record.attempt, pull))
         if not missing:
             return None
         count = sum(len(uids) for uids in missing.values())

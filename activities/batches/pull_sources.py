@@ -10,7 +10,7 @@ from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.models import AttemptInput
@@ -48,18 +48,27 @@ class Sources:
         """Whether a source has started again since its state was read."""
         self._idle_since: float | None = None
 
-    async def ended(self, markers: Mapping[str, int]) -> Ended | None:
+    async def ended(self, markers: Mapping[str, int], unconfirmed: Collection[str] = ()) -> Ended | None:
         """Return a snapshot if every source appears to have ended, otherwise None.
+
+        An external worker writes its marker before the bridge has stored its last batches (protocol: hazard H19). Such
+        a marker of one of the nodes in `unconfirmed` counts only once the node has ended.
 
         States can be two seconds old. Confirm the snapshot with `are_still_ended`, during or after the scan that finds no
         more batches.
         """
         if self._restarted:
             await self._read_states()
+        if unconfirmed:
+            await self._read_states(now=True)
+            markers = {name: epoch for name, epoch in markers.items() if self._counts(name, unconfirmed)}
         if (ended := self._all_ended(markers)) is None:
             await self._read_states()
             ended = self._all_ended(markers)
         return ended
+
+    def _counts(self, name: str, unconfirmed: Collection[str]) -> bool:
+        return name not in unconfirmed or self._status(name).ended
 
     async def are_still_ended(self, ended: Ended | None) -> bool:
         """Return whether `ended` still holds, that is, no source has started again since. Return False for None."""
@@ -95,15 +104,17 @@ class Sources:
         status = self._states[name][0] if name in self._states else None
         return status is not None and status.ended and status is not NodeStatus.FINISHED
 
-    async def _read_states(self) -> None:
-        now = time.monotonic()
-        if not self._restarted and self._read_at is not None and now - self._read_at < _STATES_PAUSE_SEC:
+    async def _read_states(self, *, now: bool = False) -> None:
+        """Read the states of the sources, at most every two seconds unless `now` is set."""
+        at = time.monotonic()
+        recent = self._read_at is not None and at - self._read_at < _STATES_PAUSE_SEC
+        if recent and not (self._restarted or now):
             return
-        self._read_at, self._restarted = now, False
+        self._read_at, self._restarted = at, False
         self._states = await retry_while_unavailable(lambda: self._tasks.node_states(self._attempt.task_id))
         active = {self._status(name) for name in self._names if not self._status(name).ended}
         idle = active and not active & {NodeStatus.RUNNING, NodeStatus.CANCELLING}
-        self._idle_since = (self._idle_since or now) if idle else None
+        self._idle_since = (self._idle_since or at) if idle else None
 
     def _status(self, name: str) -> NodeStatus:
         return self._states.get(name, (NodeStatus.QUEUED, 0))[0]

@@ -94,7 +94,11 @@ class Puller:
                     del delivery
                 if still_ended and self._all_taken(scan):
                     return
-                ended = await self._sources.ended(scan.markers) if args.eof_on_task_done else None
+                ended = (
+                    await self._sources.ended(scan.markers, scan.unconfirmed)
+                    if args.eof_on_task_done
+                    else None
+                )
                 wait_ms = args.poll_ms if found else min(wait_ms * 2, args.backoff_max_ms)
                 if ended is None or (still_ended and not found):
                     await self._pause(subscription, wait_ms / 1000, scan_sec)

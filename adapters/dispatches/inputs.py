@@ -37,11 +37,18 @@ class ExternalInputs:
         self._claims = db.stream_progress
 
     @translate_errors
-    async def unclaimed(self, attempt: AttemptInput, pull: PullArgs) -> dict[str, Uids]:
-        """Return the uids of stored source batches that the node has not claimed, by source; only non-empty sets."""
-        stored = await self._stored(attempt.task_id, pull.from_nodes)
-        claimed = await self._claimed(attempt)
-        missing = {source: uids - claimed.get(source, set()) for source, uids in stored.items()}
+    async def unfinished(self, attempt: AttemptInput, pull: PullArgs) -> dict[str, Uids]:
+        """Return the uids of stored source batches that the node has not finished, by source; only non-empty sets.
+
+        A claim alone does not count: a worker that runs an outdated attempt may claim a batch, and its result is ignored.
+        """
+        stored = await self._stored(attempt.task_id, (*pull.from_nodes, attempt.node_id))
+        claimed, finished = await self._claimed(attempt), stored[attempt.node_id]
+        missing: dict[str, Uids] = {}
+        for source in pull.from_nodes:
+            known = stored[source] & claimed.get(source, set())
+            unfinished = await self._unfinished(attempt.task_id, source, known, finished, pull)
+            missing[source] = (stored[source] - known) | set(unfinished)
         return {source: uids for source, uids in missing.items() if uids}
 
     @translate_errors
@@ -62,18 +69,6 @@ class ExternalInputs:
             unfinished = await self._unfinished(attempt.task_id, source, uids, finished, pull)
             released += await self._delete_claims(attempt, source, unfinished)
         return released
-
-    @translate_errors
-    async def all_finished(self, attempt: AttemptInput, pull: PullArgs) -> bool:
-        """Return whether the node has finished every batch that its sources have stored so far."""
-        stored = await self._stored(attempt.task_id, (*pull.from_nodes, attempt.node_id))
-        claimed, finished = await self._claimed(attempt), stored[attempt.node_id]
-        if any(stored[source] - claimed.get(source, set()) for source in pull.from_nodes):
-            return False
-        for source, uids in claimed.items():
-            if await self._unfinished(attempt.task_id, source, uids, finished, pull):
-                return False
-        return True
 
     @translate_errors
     async def show_unclaimed_first(self, attempt: AttemptInput, pull: PullArgs, at: float) -> int:

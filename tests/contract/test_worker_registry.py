@@ -183,6 +183,7 @@ REGISTRY_CALLS: dict[str, Callable[[WorkerRegistry], Awaitable[object]]] = {
     "prepare": lambda found: found.prepare(),
     "online": lambda found: found.online(WORKER, ["crawler"], "2.0.0", 1, AT),
     "seen": lambda found: found.seen(WORKER, AT),
+    "announced": lambda found: found.announced(WORKER, {}, AT),
     "offline": lambda found: found.offline(WORKER, AT),
     "expire": lambda found: found.expire(AT),
 }

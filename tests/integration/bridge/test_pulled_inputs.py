@@ -308,3 +308,24 @@ async def test_node_that_waits_for_a_queued_source_frees_its_worker_for_the_sour
     assert set(await codes(external, task_id, "enrich")) == {"yielded", None}
     assert await codes(external, task_id, "extract") == [None]
     await assert_read_once(external, task_id, 3)
+
+
+async def test_native_child_waits_until_the_batches_of_a_running_external_source_are_stored(
+    external: ExternalTasks,
+) -> None:
+    """H19: the worker writes its complete marker before the bridge has received its batches."""
+    await external.served_engine()
+    await external.worker()
+    worker = await external.external(
+        scripted, lease_ttl_sec=60.0, misbehavior=Misbehavior(hold=("BATCH_OK", "TASK_DONE"))
+    )
+    task_id = await external.create(
+        node("u", external.role, inline={"batches": 3}), node("child", "quick", inline=pull("u"))
+    )
+    await worker.wait_for("held", count=4)
+    await external.until_node(task_id, "child", "running")
+    announced = [each for each in worker.sent if each.kind == "WORKER_ONLINE"]
+    await worker.wait_for("WORKER_ONLINE", count=len(announced) + 2)
+    await worker.release()
+    assert (await external.result(task_id)).status == "finished"
+    assert len(await external.rows(task_id, "child")) == 3
