@@ -68,7 +68,7 @@ class Sources:
         return ended
 
     def _counts(self, name: str, unconfirmed: Collection[str]) -> bool:
-        return name not in unconfirmed or self._status(name).ended
+        return name not in unconfirmed or name not in self._states or self._status(name).ended
 
     async def are_still_ended(self, ended: Ended | None) -> bool:
         """Return whether `ended` still holds, that is, no source has started again since. Return False for None."""

@@ -79,6 +79,7 @@ async def test_marker_has_the_form_that_pulling_nodes_and_external_workers_expec
         "node_id": "a",
         "status": "complete",
         "meta": {"ended": "skipped"},
+        "confirmed": True,
         "attempt_epoch": 3,
         "worker_id": "",
     }
