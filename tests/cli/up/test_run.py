@@ -50,7 +50,7 @@ def test_it_runs_tasks_and_keeps_their_data(tmp_path: Path, up: Callable[..., Up
             line.startswith(f"{name} is ready after ") and f"{name}.log" in line for line in first.lines
         )
     run_task(first, file)
-    assert first.wait_for_line("task ").endswith((" running", " finished"))
+    assert first.wait_for_line("task ").endswith((" queued", " running", " finished"))
     processes = first.process_tree()
     assert len(processes) == 9, "itself, and a supervisor and a process for each of four"
 
