@@ -22,7 +22,8 @@ from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.attempt.cancelling import pending, request_cancel
 from flowkit.attempt.failures import failed_attempt, from_error, handed_over, lost, timed_out, unexpected
 from flowkit.attempt.liveness import CancelFlagPoller, HeartbeatThrottle, restart_on_error
-from flowkit.errors import FlowKitError, WrongDeployment
+from flowkit.attempt.steps import check_database
+from flowkit.errors import FlowKitError
 
 if TYPE_CHECKING:
     from flowkit.adapters.tasks.cancel_flags import CancelFlag
@@ -264,8 +265,7 @@ class Attempt:
         except FlowKitError as error:
             _logger.warning("could not read the cancel flag of task %s: %s", self._attempt.task_id, error)
             return None
-        own = flag is not None and flag.run_id in (None, self._info.workflow_run_id)
-        return flag if own else None
+        return flag if flag is not None and flag.concerns(self._info.workflow_run_id) else None
 
 
 async def run_checked(
@@ -285,9 +285,4 @@ async def run_checked(
 
 
 async def _check_deployment(worker: WorkerContext, attempt: AttemptInput) -> None:
-    ours = await retry_while_unavailable(worker.tasks.deployment)
-    if attempt.deployment and attempt.deployment != ours:
-        raise WrongDeployment(
-            f"the engine uses the database with id {attempt.deployment}, this worker the one with id {ours}: "
-            "configure the same MongoDB database for both"
-        )
+    check_database(attempt, await retry_while_unavailable(worker.tasks.deployment), "worker")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from flowkit import reason_codes
 from flowkit.adapters.dispatches.record import DispatchState
 from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, lease_lost, timeout, yielded
 
@@ -120,8 +119,8 @@ class AttemptChecks:
         if limit is not None and record.accepted_at is not None and now >= record.accepted_at + limit:
             await self.end(attempt, timeout(limit, now), stop_worker=True)
             return
+        self._query_once(attempt, now)
         if now < lease.expires_at:
-            self._query_before_expiry(attempt, now)
             attempt.unread_until = {}
             return
         if await self._confirmed(attempt, "lease"):
@@ -139,8 +138,8 @@ class AttemptChecks:
             attempt.idle_since = now
         return attempt.idle_since is not None and now - attempt.idle_since >= _IDLE_SEC
 
-    def _query_before_expiry(self, attempt: Supervised, now: float) -> None:
-        """Send a query shortly before a lease expires. It reaches an arbitrary worker, so a reply is unlikely (H8)."""
+    def _query_once(self, attempt: Supervised, now: float) -> None:
+        """Send a query when a lease is about to expire, or has expired. It reaches an arbitrary worker, so a reply is unlikely (H8)."""
         lease, window = attempt.record.lease, self._context.config.discovery_window_sec
         assert lease is not None
         if attempt.queried or window <= 0 or now < lease.expires_at - min(window, lease.ttl_sec / 3):
@@ -179,10 +178,8 @@ class AttemptChecks:
 
     def _finish(self, record: Dispatch, *, stop_worker: bool = True) -> None:
         self._on_end(record.key)
-        if stop_worker and record.lease is not None:
-            self._signals.cancel(
-                record.attempt, reason_codes.STALE_EPOCH, worker_id=record.lease.worker_id or None
-            )
+        if stop_worker:
+            self._signals.stop_owner(record)
         self._delivery.start(record)
 
 

@@ -5,7 +5,6 @@ See docs/protocol.md, "Commands that no worker accepts". The watch knows only wh
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,8 +29,6 @@ class RoleQueue:
 
     committed: Mapping[int, int | None] = field(default_factory=dict)
     members: int = 0
-    waiting: int = 0
-    """Number of commands that this bridge has sent and no worker has accepted."""
 
 
 class CommandWatch:
@@ -42,32 +39,26 @@ class CommandWatch:
         self._queues: dict[str, RoleQueue] = {}
         self._outage = OutageLogger("read the offsets of external workers")
 
-    @property
-    def queues(self) -> Mapping[str, RoleQueue]:
-        """The queues by role."""
-        return self._queues
-
     async def refresh(self, records: Iterable[Dispatch]) -> None:
         """Read the offsets of the roles of unaccepted commands."""
         now = self._context.now()
         unaccepted = [record for record in records if record.lease is None and record.offset is not None]
         due = {r.attempt.role for r in unaccepted if now - r.created_at >= _CHECK_AFTER_SEC or r.cancel}
-        counts = Counter(record.attempt.role for record in unaccepted)
         self._queues = {role: queue for role, queue in self._queues.items() if role in due}
         try:
             for role in sorted(due):
-                self._queues[role] = await self._read(role, counts[role])
+                self._queues[role] = await self._read(role)
         except KafkaUnavailable as error:
             self._queues = {}
             self._outage.failed(error)
         else:
             self._outage.recovered()
 
-    async def _read(self, role: str, waiting: int) -> RoleQueue:
+    async def _read(self, role: str) -> RoleQueue:
         group, offsets = worker_group(role), self._context.offsets
         committed = await offsets.committed(group, self._context.topics.cmd(role))
         members = await offsets.members(group)
-        return RoleQueue(committed=committed, members=len(members), waiting=waiting)
+        return RoleQueue(committed=committed, members=len(members))
 
     def is_queued(self, record: Dispatch) -> bool:
         """Return whether no worker has read the command yet. False if that is unknown."""

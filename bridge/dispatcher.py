@@ -17,15 +17,15 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from flowkit import reason_codes
-from flowkit.adapters.dispatches.record import Dispatch, DispatchState
+from flowkit.adapters.dispatches.record import Dispatch
 from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.attempt.cancelling import pending, request_cancel
 from flowkit.attempt.failures import failed_attempt, from_error, lost, unexpected
-from flowkit.attempt.steps import begin
+from flowkit.attempt.steps import begin, check_database
 from flowkit.bridge.rules.commands import task_start
 from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, not_in_topic, refused
 from flowkit.bridge.rules.worker_input import pull_of
-from flowkit.errors import EpochTaken, FlowKitError, WrongDeployment
+from flowkit.errors import EpochTaken, FlowKitError
 from flowkit.models import AttemptInput, AttemptResult, NodeIO
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Dispatcher:
 
     async def _start_or_adopt(self, attempt: AttemptInput) -> None:
         """Start the attempt if it has no dispatch record, otherwise adopt it."""
-        self._check_database(attempt)
+        check_database(attempt, self._context.database_id, "bridge")
         info = activity.info()
         run_id, is_second_try = info.workflow_run_id or "", info.attempt > 1
         record = None
@@ -118,14 +118,6 @@ class Dispatcher:
                 await self._begin_and_send(attempt, record)
                 return
         await self._adopt(record, run_id)
-
-    def _check_database(self, attempt: AttemptInput) -> None:
-        ours = self._context.database_id
-        if attempt.deployment and attempt.deployment != ours:
-            raise WrongDeployment(
-                f"the engine's database is deployment {attempt.deployment}, this bridge's is {ours}: "
-                "give both the same MongoDB database"
-            )
 
     async def _find(self, attempt: AttemptInput) -> Dispatch | None:
         return await self._context.db(
@@ -202,16 +194,13 @@ class Dispatcher:
         )
         for record in earlier:
             await self._end_undelivered(record, cancelled(self._context.now()))
-            if record.lease is not None:
-                self._signals.cancel(
-                    record.attempt, reason_codes.STALE_EPOCH, worker_id=record.lease.worker_id or None
-                )
+            self._signals.stop_owner(record)
 
     async def _adopt(self, record: Dispatch, run_id: str) -> None:
         """Continue an attempt that this or another bridge has dispatched."""
         if record.run_id != run_id:
             raise EpochTaken(record.attempt.epoch)
-        if record.state not in (DispatchState.OPEN, DispatchState.FINISHING):
+        if not record.active:
             await self._delivery.deliver(record)
             return
         bridge_id, now = self._context.bridge_id, self._context.now()

@@ -7,10 +7,12 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from flowkit import reason_codes
 from flowkit.bridge.rules.commands import cancel_signal, task_discover
 from flowkit.errors import FlowKitError
 
 if TYPE_CHECKING:
+    from flowkit.adapters.dispatches.record import Dispatch
     from flowkit.bridge.context import BridgeContext
     from flowkit.models import AttemptInput
     from flowkit.protocol.envelope import Envelope
@@ -48,6 +50,11 @@ class Signals:
             self._sent_at.popitem(last=False)
         signal = cancel_signal(attempt, reason, now, worker_id=worker_id, deadline=deadline)
         self._send(self._context.topics.signals, worker_id, signal)
+
+    def stop_owner(self, record: Dispatch) -> None:
+        """Signal the worker that owns a run, if there is one, to stop an attempt that is no longer its own."""
+        if record.lease is not None:
+            self.cancel(record.attempt, reason_codes.STALE_EPOCH, worker_id=record.lease.worker_id or None)
 
     def discover(self, attempt: AttemptInput) -> None:
         """Ask which worker runs an attempt. The query reaches only one worker, so there may be no reply (H8)."""

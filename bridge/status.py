@@ -160,7 +160,7 @@ class StatusEvents:
         past = (*record.past_leases, *([record.lease.lease_id] if record.lease else []))
         run.accepted(replace(record, lease=lease, past_leases=past, accepted_at=accepted_at))
         if record.lease is not None and record.lease.worker_id != event.worker_id:
-            self._signals.cancel(record.attempt, reason_codes.STALE_EPOCH, worker_id=record.lease.worker_id)
+            self._signals.stop_owner(record)
         self._supervisor.saw(run.records[record.key])
 
     async def _reload(self, run: NodeRun, event: StatusEvent) -> None:
@@ -269,7 +269,7 @@ class StatusEvents:
         """Return the record with its cancel request. A worker can see the cancel flag before any bridge does (H11)."""
         if record.cancel is None and run.flagged:
             flag = await self._context.db(lambda: self._stores.tasks.raised_flag(record.attempt))
-            if flag is not None and flag.run_id in (None, record.run_id):
+            if flag is not None and flag.concerns(record.run_id):
                 request = self._stores.dispatches.request_cancel
                 requested = await self._context.db(lambda: request(record.key, flag.reason, run.at))
                 run.put(requested or record)

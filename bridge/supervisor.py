@@ -175,11 +175,11 @@ class Supervisor:
         """Drop an attempt that this bridge no longer supervises. Keep one that was added during the full read."""
         stored = await self._context.db(lambda: self._dispatches.find_all([key]))
         record = stored.get(key)
-        if record is None or record.owner != self._context.bridge_id or not _active(record):
+        if record is None or record.owner != self._context.bridge_id or not record.active:
             self.drop(key)
 
     def _take(self, record: Dispatch) -> None:
-        if not _active(record):
+        if not record.active:
             self.drop(record.key)
         elif (attempt := self._attempts.get(record.key)) is not None:
             update(attempt, record)
@@ -200,7 +200,7 @@ class Supervisor:
     async def _read_flag(self, attempt: Supervised) -> None:
         record, tasks = attempt.record, self._context.stores.tasks
         flag = await self._context.db(lambda: tasks.raised_flag(record.attempt))
-        if flag is not None and flag.run_id in (None, record.run_id):
+        if flag is not None and flag.concerns(record.run_id):
             await self._request_cancel(attempt, flag.reason)
 
     def _start_heartbeats(self) -> None:
@@ -272,9 +272,7 @@ class Supervisor:
             if record.state is DispatchState.ENDED:
                 self._delivery.start(record, overdue=True)
             elif record.key not in self._attempts and await self._is_closed(record):
-                await self._checks.end(
-                    Supervised(record=record), cancelled(now), stop_worker=record.lease is not None
-                )
+                await self._checks.end(Supervised(record=record), cancelled(now), stop_worker=True)
 
     async def _request_cancel(self, attempt: Supervised, reason: str | None) -> None:
         record, now = attempt.record, self._context.now()
@@ -290,7 +288,3 @@ class Supervisor:
     async def _cancel_reason(self, record: Dispatch) -> str:
         tasks = self._context.stores.tasks
         return await self._context.db(lambda: tasks.cancel_flag(record.attempt)) or "cancelled"
-
-
-def _active(record: Dispatch) -> bool:
-    return record.state in (DispatchState.OPEN, DispatchState.FINISHING)

@@ -115,6 +115,11 @@ class Dispatch:
     outcome: Outcome | None = None
 
     @property
+    def active(self) -> bool:
+        """Whether the attempt has no final outcome yet."""
+        return self.state in ACTIVE_STATES
+
+    @property
     def key(self) -> str:
         """The `_id` of the record."""
         return key_of(self.attempt.task_id, self.attempt.node_id, self.attempt.epoch)

@@ -54,9 +54,6 @@ class DispatchStore:
         """Create the indexes."""
         for name, fields in _INDEXES.items():
             await ensure_index(self._records, [(field, ASCENDING) for field in fields], name)
-        await ensure_index(
-            self._records, [("state", ASCENDING), ("role", ASCENDING)], "ix_dispatch_state_role"
-        )
 
     @translate_errors
     async def insert(self, record: Dispatch) -> Dispatch:
@@ -228,12 +225,6 @@ class DispatchStore:
     async def held_by(self, worker_ids: Iterable[str]) -> list[Dispatch]:
         """Return the open records of runs that these workers own."""
         return await self._read({"state": _OPEN, "lease.worker_id": {"$in": list(worker_ids)}})
-
-    @translate_errors
-    async def open_of(self, role: str, queue: str, limit: int = 10) -> list[Dispatch]:
-        """Return up to `limit` open records of a role."""
-        cursor = self._records.find({"state": _OPEN, "role": role, "queue": queue}).limit(limit)
-        return [from_document(document) async for document in cursor]
 
     @translate_errors
     async def unfinished_of(self, role: str, queue: str) -> tuple[int, Dispatch | None]:

@@ -42,6 +42,10 @@ class CancelFlag:
     run_id: str | None
     """Id of the workflow run that set the flag; None for a direct write to the document."""
 
+    def concerns(self, run_id: str | None) -> bool:
+        """Return whether the flag applies to a workflow run. The flag of another run is outdated."""
+        return self.run_id in (None, run_id)
+
 
 class Flagged(FlowKitError):
     """Raised when a cancel flag prevents an attempt from beginning."""

@@ -12,7 +12,7 @@ from flowkit import version
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.arguments import client_problem, database_problem, require, roles_problem, settings_problem
-from flowkit.attempt.background import Health
+from flowkit.attempt.background import Health, error_summary
 from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.bridge.kafka.topics import Topics
 from flowkit.bridge.service import Bridge
@@ -120,7 +120,7 @@ class BridgeRunner:
         error = running.error if running is not None else None
         return Health(
             running=running is not None and running.alive,
-            error=None if error is None else str(error) or type(error).__name__,
+            error=None if error is None else error_summary(error),
             loops=() if bridge is None else bridge.loops,
             bridge=None if bridge is None else bridge.health(),
         )

@@ -19,6 +19,11 @@ _AFTER_ERROR_SEC = 1.0
 """The pause after an unexpected error, so that a step that always fails does not run in a tight loop."""
 
 
+def error_summary(error: BaseException) -> str:
+    """Return the text of an error, or its type if it has no text."""
+    return str(error) or type(error).__name__
+
+
 @dataclass(kw_only=True, slots=True)
 class LoopHealth:
     """The health of one background loop. Times are seconds since the Unix epoch."""
@@ -87,7 +92,7 @@ class BackgroundLoop:
     def failed(self, error: Exception) -> None:
         """Record an error of a step. The caller logs it."""
         self.health.last_error_at = time.time()
-        self.health.last_error = str(error) or type(error).__name__
+        self.health.last_error = error_summary(error)
 
     def worked(self) -> None:
         """Record that a step succeeded."""

@@ -7,12 +7,22 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.retry import retry_while_unavailable
+from flowkit.errors import WrongDeployment
 from flowkit.text import clean
 
 if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.models import AttemptInput
+
+
+def check_database(attempt: AttemptInput, ours: str, process: str) -> None:
+    """Raise WrongDeployment if the engine uses another database than this `process`, whose database has the id `ours`."""
+    if attempt.deployment and attempt.deployment != ours:
+        raise WrongDeployment(
+            f"the engine uses the database with id {attempt.deployment}, this {process} the one with id {ours}: "
+            "configure the same MongoDB database for both"
+        )
 
 
 async def begin(

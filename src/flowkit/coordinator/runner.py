@@ -26,7 +26,7 @@ from flowkit.arguments import (
     settings_problem,
     task_id_problem,
 )
-from flowkit.attempt.background import Health
+from flowkit.attempt.background import Health, error_summary
 from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.config import CoordinatorConfig
@@ -151,7 +151,7 @@ class Coordinator:
         bridge = self._bridge
         return Health(
             running=self._running,
-            error=None if error is None else str(error) or type(error).__name__,
+            error=None if error is None else error_summary(error),
             loops=(
                 *(() if self._sweep is None else (self._sweep.health,)),
                 *(() if bridge is None else bridge.loops),

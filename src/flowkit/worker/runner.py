@@ -34,7 +34,7 @@ from flowkit.arguments import (
     roles_problem,
     settings_problem,
 )
-from flowkit.attempt.background import Health
+from flowkit.attempt.background import Health, error_summary
 from flowkit.attempt.liveness import HEARTBEAT_THROTTLE
 from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.config import WorkerConfig
@@ -237,7 +237,7 @@ class Worker:
         loops = () if registration is None else (registration.loop.health, registration.events.loop.health)
         return Health(
             running=thread is not None and thread.alive,
-            error=None if error is None else str(error) or type(error).__name__,
+            error=None if error is None else error_summary(error),
             loops=loops,
             lost_events=0 if registration is None else registration.events.lost,
         )

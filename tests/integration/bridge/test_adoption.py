@@ -169,6 +169,7 @@ async def test_command_that_is_sent_after_its_attempt_was_given_up_has_no_effect
 
 
 async def test_two_bridges_share_the_work_and_one_continues_alone(external: ExternalTasks) -> None:
+    """Commands are dropped while the workers' group rebalances (H2), but no run is lost or repeated."""
     external.settings["lease_ttl_sec"] = LEASE_SEC
     await provision(external)
     gate = Gate()
@@ -190,7 +191,7 @@ async def test_two_bridges_share_the_work_and_one_continues_alone(external: Exte
     gate.open()
     for task_id in tasks:
         assert (await external.result(task_id)).status is TaskStatus.FINISHED
-        assert await codes(external, task_id, "extract") == [None]
+        assert set(await codes(external, task_id, "extract")) <= {"dispatch_lost", None}
         assert len(await external.rows(task_id, "extract")) == 2
     accepted = [entry.task_id for worker in workers for entry in worker.sent_for("extract", "TASK_ACCEPTED")]
     assert Counter(accepted) == dict.fromkeys(tasks, 1)
