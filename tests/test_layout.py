@@ -130,15 +130,13 @@ def test_workflows_import_no_io(path: Path) -> None:
 
 
 PURE = (
-    "scheduler",
     "retry",
-    "details_markdown",
-    "summaries",
     "budget",
-    "reports",
     "payloads",
-    "slots",
     "state_codec",
+    "display/details_markdown",
+    "display/summaries",
+    "display/reports",
 )
 
 
@@ -146,6 +144,7 @@ PURE = (
     "path",
     [
         *(ROOT / "workflows" / f"{name}.py" for name in PURE),
+        *files("workflows/scheduling"),
         *files("src/flowkit/graph"),
         *files("bridge/rules"),
     ],
@@ -189,7 +188,7 @@ def test_the_four_links_point_to_the_folders_at_the_root(name: str) -> None:
         ("flowkit.cli.up.processes", ["aiokafka"]),
         ("flowkit.cli.doctor.checks", ["aiokafka"]),
         ("flowkit.workflows.task", ["motor", "pymongo", "flowkit.adapters", "flowkit.activities"]),
-        ("flowkit.workflows.scheduler", ["motor", "pymongo", "temporalio"]),
+        ("flowkit.workflows.scheduling.scheduler", ["motor", "pymongo", "temporalio"]),
         ("flowkit.graph.validation", ["motor", "pymongo", "temporalio"]),
     ],
 )

@@ -33,6 +33,7 @@ from flowkit import reason_codes
 from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeStatus
 from flowkit.temporal_names import role_queue
 from flowkit.workflows.budget import json_size
+from flowkit.workflows.display.summaries import attempt_summary, timer_summary
 from flowkit.workflows.payloads import without_defaults
 from flowkit.workflows.retry import (
     NOT_REGISTERED,
@@ -43,7 +44,6 @@ from flowkit.workflows.retry import (
     find_report,
     note_failure,
 )
-from flowkit.workflows.summaries import attempt_summary, timer_summary
 
 if TYPE_CHECKING:
     from flowkit.models import Node, NodeState, Settings

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from temporalio import workflow
 
 from flowkit.limits import ACTIVATION_INPUT_BYTES
-from flowkit.workflows.slots import Slots
+from flowkit.workflows.scheduling.slots import Slots
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

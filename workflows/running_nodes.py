@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from flowkit.models import Node, NodeState, NodeStatus, Settings
-    from flowkit.workflows.scheduler import Scheduler
+    from flowkit.workflows.scheduling.scheduler import Scheduler
 
 
 class RunningNodes:

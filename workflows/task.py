@@ -18,14 +18,14 @@ from temporalio.exceptions import ApplicationError
 with workflow.unsafe.imports_passed_through():
     from flowkit import reason_codes, temporal_names
     from flowkit.models import NodeStatus, SkipReason, TaskResult, TaskStatus
-    from flowkit.workflows.current_details import StatusPublisher
+    from flowkit.workflows.display.current_details import StatusPublisher
+    from flowkit.workflows.display.reports import status_view
+    from flowkit.workflows.display.views import failure_text, open_status, stop_reason
     from flowkit.workflows.opening import open_or_restore
-    from flowkit.workflows.reports import status_view
     from flowkit.workflows.running_nodes import RunningNodes
-    from flowkit.workflows.scheduler import Scheduler
+    from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState, encode_state
     from flowkit.workflows.task_document import TaskDocument
-    from flowkit.workflows.views import failure_text, open_status, stop_reason
 
 _CANCEL_FLAGS_TIMEOUT_SEC = 1.0
 """How long a stopping task waits for its cancel flags to reach MongoDB before it cancels the attempts."""

@@ -12,13 +12,13 @@ from temporalio import workflow
 
 from flowkit.graph.task_input import NewTask
 from flowkit.models import CloseTask, NodeStatus, RecordTask
+from flowkit.workflows.display.reports import node_record, pulled_nodes, split_record, truncate_close_record
 from flowkit.workflows.document_activities import close_document, open_document, record_document
-from flowkit.workflows.reports import node_record, pulled_nodes, split_record, truncate_close_record
 
 if TYPE_CHECKING:
     from flowkit.models import NodeRecord
-    from flowkit.workflows.current_details import StatusPublisher
-    from flowkit.workflows.scheduler import Scheduler
+    from flowkit.workflows.display.current_details import StatusPublisher
+    from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState
 
 PARTS = "record-parts"

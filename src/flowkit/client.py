@@ -42,8 +42,8 @@ from flowkit.graph.submission import checked, jsonable
 from flowkit.graph.validation import raise_if, unknown_function
 from flowkit.models import TaskResult, TaskStatus
 from flowkit.text import clean
+from flowkit.workflows.display.views import pipeline_name
 from flowkit.workflows.task import Task
-from flowkit.workflows.views import pipeline_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine

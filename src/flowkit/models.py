@@ -283,6 +283,21 @@ class AttemptInput:
     qualify_uids: bool = False
     failed_nodes: list[dict[str, Any]] = field(default_factory=list)
     """The nodes whose failure started this node: `node_id`, `attempt_epoch`, `reason_code`, `error`."""
+    signal_first_batch: bool = False
+    """Whether the executor signals the workflow when it has stored the first batch of this attempt."""
+    max_ahead: int = 0
+    """How many batches the attempt may be ahead of the slowest of `followers` that runs; 0 means without a limit."""
+    followers: tuple[str, ...] = ()
+    """Nodes that pull from this one while it runs, if `max_ahead` is set."""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class FirstBatch:
+    """Signal to the workflow: an attempt has stored its first batch, so nodes that stream from it may start."""
+
+    node_id: str
+    run_id: str
+    epoch: int
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

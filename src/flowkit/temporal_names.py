@@ -13,6 +13,9 @@ TASK: Final = "Task"
 STATUS_QUERY: Final = "status"
 """Query that returns the state of a task and its nodes."""
 
+FIRST_BATCH: Final = "first_batch"
+"""Signal that an attempt has stored its first batch."""
+
 OPEN_TASK: Final = "open_task"
 RECORD: Final = "record"
 CLOSE_TASK: Final = "close_task"

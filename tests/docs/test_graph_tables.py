@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tests.docs.pages import DOCS
 
 from flowkit.models import FanIn, Graph, Node, NodeState, NodeStatus, SkipReason
-from flowkit.workflows.scheduler import Scheduler
+from flowkit.workflows.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,7 +11,8 @@ from temporalio.worker import Worker
 
 from flowkit.models import TaskStatus
 from flowkit.worker import BatchResult
-from flowkit.workflows import reports, state_codec
+from flowkit.workflows import state_codec
+from flowkit.workflows.display import reports
 from tests.integration.handlers import ConcurrencyCounter, Quick
 from tests.integration.harness import Harness, node
 from tests.integration.test_continue_as_new import histories, replay

@@ -15,7 +15,8 @@ from temporalio import workflow
 from temporalio.workflow import NondeterminismError
 
 from flowkit.graph.validation import normalized
-from flowkit.workflows import opening, reports
+from flowkit.workflows import opening
+from flowkit.workflows.display import reports
 from tests.replay.scrub import payload_texts
 from tests.replay.test_replay import HISTORIES, load, replay
 

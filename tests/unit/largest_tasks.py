@@ -10,7 +10,7 @@ from flowkit.graph.validation import parse_graph
 from flowkit.limits import LAST_ERROR_CHARS, MAX_NODES, REASON_CODE_CHARS, TASK_INPUT_BYTES
 from flowkit.models import Graph, NodeState, NodeStatus
 from flowkit.workflows.budget import json_size
-from flowkit.workflows.scheduler import Scheduler
+from flowkit.workflows.scheduling.scheduler import Scheduler
 
 FOUR_BYTES = "".join(map(chr, range(0x1F300, 0x1F600)))
 ASCII = "".join(map(chr, range(32, 127)))

@@ -12,7 +12,7 @@ from tests.unit.property_examples import examples
 from tests.unit.reference_model import End, ends_of, handled, settled, startable
 
 from flowkit.models import FanIn, Graph, Node, NodeState, NodeStatus, OnNodeFailure, SkipReason
-from flowkit.workflows.scheduler import Scheduler
+from flowkit.workflows.scheduling.scheduler import Scheduler
 
 THOROUGH = settings(
     max_examples=examples(400), deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]

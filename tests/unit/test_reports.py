@@ -24,9 +24,9 @@ from flowkit.models import (
     TaskStatus,
 )
 from flowkit.workflows.budget import json_size
+from flowkit.workflows.display.reports import node_record, split_record, status_view, truncate_close_record
 from flowkit.workflows.payloads import without_defaults
-from flowkit.workflows.reports import node_record, split_record, status_view, truncate_close_record
-from flowkit.workflows.scheduler import Scheduler
+from flowkit.workflows.scheduling.scheduler import Scheduler
 
 HISTORY = [StatusChange(from_="running", to="deferred", at=1_763_788_905.123456)] * 100
 COMMON: dict[str, Any] = {"task_id": "t" * 200, "run_id": "r" * 36, "run_seq": 1, "at": 0.5}

@@ -10,10 +10,10 @@ from tests.unit.graphs import node, pulling, refusal
 from flowkit.graph.validation import dependency_path, parse_graph
 from flowkit.limits import FAILED_NODES
 from flowkit.models import Graph, NodeState, NodeStatus
+from flowkit.workflows.display.views import failure_text
 from flowkit.workflows.retry import note_failure
-from flowkit.workflows.scheduler import Scheduler
+from flowkit.workflows.scheduling.scheduler import Scheduler
 from flowkit.workflows.state_codec import columns_of, states_of
-from flowkit.workflows.views import failure_text
 
 FINISHED, FAILED = NodeStatus.FINISHED, NodeStatus.FAILED
 

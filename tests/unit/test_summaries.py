@@ -9,8 +9,8 @@ from tests.unit.graphs import node
 
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeRecord, NodeState, NodeStatus, RecordTask, TaskStatus
+from flowkit.workflows.display.summaries import attempt_summary, format_duration, next_attempt, timer_summary
 from flowkit.workflows.document_activities import write_summary
-from flowkit.workflows.summaries import attempt_summary, format_duration, next_attempt, timer_summary
 
 LONG_ID = "n" * 200
 

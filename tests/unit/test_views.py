@@ -11,8 +11,8 @@ from flowkit.graph.validation import parse_graph
 from flowkit.limits import LAST_ERROR_CHARS
 from flowkit.models import NodeState, NodeStatus, StatusChange, TaskStatus
 from flowkit.temporal_names import SEARCH_ATTRIBUTES
-from flowkit.workflows import views
-from flowkit.workflows.scheduler import Scheduler
+from flowkit.workflows.display import views
+from flowkit.workflows.scheduling.scheduler import Scheduler
 
 FAILED = NodeState(status=NodeStatus.FAILED, epoch=1, reason_code="flaky", last_error="flaky: no")
 

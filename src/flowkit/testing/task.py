@@ -21,12 +21,12 @@ from flowkit.models import (
     TaskStatus,
 )
 from flowkit.testing.executors import RUN
+from flowkit.workflows.display.reports import node_record, pulled_nodes
+from flowkit.workflows.display.views import failure_text
 from flowkit.workflows.node import attempt_input, read_failure
 from flowkit.workflows.node_context import NodeRunContext
-from flowkit.workflows.reports import node_record, pulled_nodes
 from flowkit.workflows.retry import UNREQUESTED_CANCEL, Fail, decide, note_failure
-from flowkit.workflows.scheduler import Scheduler
-from flowkit.workflows.views import failure_text
+from flowkit.workflows.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from flowkit.graph.task_input import NewTask

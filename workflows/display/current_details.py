@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from temporalio import workflow
 
 from flowkit.models import StatusChange, TaskStatus
-from flowkit.workflows import details_markdown, views
+from flowkit.workflows.display import details_markdown, views
 
 if TYPE_CHECKING:
     from flowkit.models import Graph
-    from flowkit.workflows.scheduler import Scheduler
+    from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState
 
 _REFRESH_EVERY_SEC = 1.0

@@ -12,38 +12,24 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 from flowkit.models import NodeState, NodeStatus, OnNodeFailure, SkipReason
-from flowkit.workflows.routing import Routing
+from flowkit.workflows.scheduling.gates import (
+    Gate,
+    closes_all_gate,
+    higher_precedence,
+    inherited_reason,
+    is_closed,
+    is_open,
+)
+from flowkit.workflows.scheduling.routing import Routing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from flowkit.models import Graph, Node
-
-_INHERITED = (SkipReason.UPSTREAM_FAILED, SkipReason.CONDITION, SkipReason.ROUTING, SkipReason.USER)
-"""Skip reasons that a child inherits from its parents, in order of precedence."""
-
-_TOLERATED_BY_ALL = frozenset({SkipReason.CONDITION, SkipReason.ROUTING, SkipReason.USER})
-"""Skip reasons of parents that do not close an `all` gate. At least one other parent must finish."""
-
-
-@dataclass(slots=True)
-class Gate:
-    """The state of a node's fan-in: counts of its parents by how they ended."""
-
-    open_parents: int
-    """Parents that have not ended."""
-    finished: int = 0
-    blocked: int = 0
-    """Parents that ended in a way that closes a gate with the mode `all`."""
-    reason: SkipReason | None = None
-    """The skip reason of the node if its gate closes because of its parents."""
-    route_reason: SkipReason | None = None
-    """The skip reason of the node if no route leads to it."""
 
 
 class Scheduler:
@@ -162,10 +148,10 @@ class Scheduler:
     def _skip_reason_of(self, index: int) -> SkipReason:
         """Return why a node is skipped: because of its parents, its routers or both."""
         gate, route = self._gates[index], self.routing.gate(index)
-        by_parents = gate.reason if self._is_fan_in_closed(index) else None
+        by_parents = gate.reason if is_closed(self.nodes[index], self._gates[index]) else None
         not_routed = route is not None and route.is_closed
         by_routers = (gate.route_reason or SkipReason.ROUTING) if not_routed else None
-        return _higher_precedence(by_parents, by_routers) or SkipReason.UPSTREAM_FAILED
+        return higher_precedence(by_parents, by_routers) or SkipReason.UPSTREAM_FAILED
 
     def mark_cancelling(self) -> None:
         """Give running nodes the status `cancelling`."""
@@ -192,16 +178,16 @@ class Scheduler:
         state, targets = self.states[index], self.routing.targets(index)
         self._open_nodes -= 1
         self._note_hard_failure(self.routing.end(index, state))
-        inherited = _inherited_reason(self.nodes[index], state)
+        inherited = inherited_reason(self.nodes[index], state)
         for child in self._children[index]:
             gate = self._gates[child]
             gate.open_parents -= 1
             gate.finished += state.status is NodeStatus.FINISHED
-            gate.blocked += _closes_all_gate(state)
-            gate.reason = _higher_precedence(gate.reason, inherited)
+            gate.blocked += closes_all_gate(state)
+            gate.reason = higher_precedence(gate.reason, inherited)
         for target in targets:
             gate = self._gates[target]
-            gate.route_reason = _higher_precedence(gate.route_reason, inherited or SkipReason.ROUTING)
+            gate.route_reason = higher_precedence(gate.route_reason, inherited or SkipReason.ROUTING)
         return [child for child in (*self._children[index], *targets) if not self.states[child].status.ended]
 
     def _note_hard_failure(self, unhandled: Iterable[int]) -> None:
@@ -217,35 +203,11 @@ class Scheduler:
 
     def _is_gate_open(self, index: int) -> bool:
         route = self.routing.gate(index)
-        return (route is None or route.is_open) and self._is_fan_in_open(index)
+        return (route is None or route.is_open) and is_open(self.nodes[index], self._gates[index])
 
     def _is_gate_closed(self, index: int) -> bool:
         route = self.routing.gate(index)
-        return (route is not None and route.is_closed) or self._is_fan_in_closed(index)
-
-    def _is_fan_in_open(self, index: int) -> bool:
-        node, gate = self.nodes[index], self._gates[index]
-        if not node.depends_on:
-            return True
-        match node.fan_in.mode:
-            case "any":
-                return gate.finished >= 1
-            case "count":
-                return gate.finished >= node.fan_in.count
-            case _:
-                return gate.open_parents == 0 and gate.blocked == 0 and gate.finished > 0
-
-    def _is_fan_in_closed(self, index: int) -> bool:
-        node, gate = self.nodes[index], self._gates[index]
-        if not node.depends_on:
-            return False
-        match node.fan_in.mode:
-            case "any":
-                return gate.finished + gate.open_parents < 1
-            case "count":
-                return gate.finished + gate.open_parents < node.fan_in.count
-            case _:
-                return gate.blocked > 0 or (gate.open_parents == 0 and gate.finished == 0)
+        return (route is not None and route.is_closed) or is_closed(self.nodes[index], self._gates[index])
 
 
 def _children(nodes: Sequence[Node]) -> list[list[int]]:
@@ -267,29 +229,3 @@ def _topological_positions(nodes: Sequence[Node], routing: Routing) -> list[int]
         node_id: position for position, node_id in enumerate(TopologicalSorter(earlier).static_order())
     }
     return [position_of[node.node_id] for node in nodes]
-
-
-def _closes_all_gate(state: NodeState) -> bool:
-    """Return whether a parent that ended in `state` closes a gate with the mode `all`."""
-    if state.status is NodeStatus.FINISHED:
-        return False
-    return not (state.status is NodeStatus.SKIPPED and state.skip_reason in _TOLERATED_BY_ALL)
-
-
-def _inherited_reason(node: Node, state: NodeState) -> SkipReason | None:
-    """Return the skip reason that an ended node passes on; None if it finished.
-
-    A failure that starts other nodes passes on `routing`, because the branches below the node were not taken.
-    """
-    if state.status is NodeStatus.FINISHED:
-        return None
-    if state.status is NodeStatus.FAILED and node.on_failure:
-        return SkipReason.ROUTING
-    if state.status is NodeStatus.SKIPPED and state.skip_reason in _INHERITED:
-        return state.skip_reason
-    return SkipReason.UPSTREAM_FAILED
-
-
-def _higher_precedence(left: SkipReason | None, right: SkipReason | None) -> SkipReason | None:
-    present = [reason for reason in (left, right) if reason is not None]
-    return min(present, key=_INHERITED.index, default=None)

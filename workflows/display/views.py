@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from flowkit.models import Graph, Node, NodeState, StatusChange
-    from flowkit.workflows.scheduler import Scheduler
+    from flowkit.workflows.scheduling.scheduler import Scheduler
 
 _PIPELINE_CHARS = 200
 """Temporal's visibility stores accept keywords of at most 255 characters."""

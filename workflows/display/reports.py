@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowkit.models import CloseTask, Node, NodeState, RecordTask, TaskResult, TaskStatus
-    from flowkit.workflows.scheduler import Scheduler
+    from flowkit.workflows.scheduling.scheduler import Scheduler
 
 DISPLAY_ORDER = (
     NodeStatus.FAILED,

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from flowkit.models import NodeStatus, TaskStatus
 from flowkit.temporal_names import role_queue
 from flowkit.workflows.budget import longest_prefix
-from flowkit.workflows.reports import DISPLAY_ORDER
-from flowkit.workflows.summaries import next_attempt
+from flowkit.workflows.display.reports import DISPLAY_ORDER
+from flowkit.workflows.display.summaries import next_attempt
 
 if TYPE_CHECKING:
     from flowkit.models import Node, NodeState
-    from flowkit.workflows.scheduler import Scheduler
+    from flowkit.workflows.scheduling.scheduler import Scheduler
 
 ROWS = 40
 """Largest number of nodes in the table."""

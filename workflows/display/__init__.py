@@ -1,0 +1,1 @@
+"""What the workflow shows of a task: its document, its details in the Web UI and the result of its query."""

@@ -1,0 +1,1 @@
+"""Pure rules that decide which nodes of a graph start, and when."""
