@@ -13,7 +13,7 @@ from flowkit.arguments import printed as _show
 from flowkit.errors import GraphError
 from flowkit.graph import input_adapters
 from flowkit.graph.routes import ROUTING_KEYS
-from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, FanIn, OnNodeFailure
+from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, FanIn, OnNodeFailure, StartWhen
 from flowkit.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -272,9 +272,9 @@ def _io(value: object) -> Iterator[str]:
 
 
 def _start_when(value: object) -> Iterator[str]:
-    if value is None or (isinstance(value, str) and value.lower() == "ready"):
+    if value is None or (isinstance(value, str) and value.lower() == StartWhen.READY):
         return
-    if isinstance(value, str) and value.lower() == "first_batch":
+    if isinstance(value, str) and value.lower() == StartWhen.FIRST_BATCH:
         yield "io.start_when 'first_batch' is not available yet; use 'ready'"
     else:
         yield f"io.start_when {_show(value)} must be 'ready' or 'first_batch'"

@@ -1,0 +1,85 @@
+"""What the workflow and the executor of an attempt exchange."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from enum import StrEnum
+from typing import Any
+
+from pydantic import dataclasses as wire
+
+from flowkit.models.graphs import NodeIO
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptInput:
+    """Input of one attempt. Never change its default values, because they are not sent (see `without_defaults`)."""
+
+    task_id: str
+    node_id: str
+    index: int
+    role: str
+    epoch: int
+    generation: int = 0
+    io: NodeIO = field(default_factory=NodeIO)
+    sources: dict[str, int] = field(default_factory=dict)
+    """Epochs of the sources that have ended, by node id."""
+    lease_ttl_sec: float = 45.0
+    cancel_grace_sec: float = 30.0
+    deployment: str = ""
+    timeout_sec: float | None = None
+    """Seconds after which the executor ends the attempt. Time spent waiting for MongoDB does not count."""
+    qualify_uids: bool = False
+    failed_nodes: list[dict[str, Any]] = field(default_factory=list)
+    """The nodes whose failure started this node: `node_id`, `attempt_epoch`, `reason_code`, `error`."""
+    signal_first_batch: bool = False
+    """Whether the executor signals the workflow when it has stored the first batch of this attempt."""
+    max_ahead: int = 0
+    """How many batches the attempt may be ahead of the slowest of `followers` that runs; 0 means without a limit."""
+    followers: tuple[str, ...] = ()
+    """Nodes that pull from this one while it runs, if `max_ahead` is set."""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class FirstBatch:
+    """Signal to the workflow: an attempt has stored its first batch, so nodes that stream from it may start."""
+
+    node_id: str
+    run_id: str
+    epoch: int
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptResult:
+    """Result of a finished attempt."""
+
+    worker_id: str = ""
+    batches: int = 0
+
+
+class FailureKind(StrEnum):
+    """How an attempt ended early, which determines how the workflow continues."""
+
+    FAILURE = "failure"
+    """The attempt failed. It uses one retry of the retry budget."""
+    LOSS = "loss"
+    """The executor disappeared. The loss counts against the budget of losses."""
+    HANDOVER = "handover"
+    """The worker shuts down. Another worker continues the node immediately, without using any budget."""
+    EPOCH_TAKEN = "epoch_taken"
+    """Another run has used the epoch. The node continues with a higher epoch, without using any budget."""
+    YIELDED = "yielded"
+    """The attempt waits for a source or a service. The node is retried later, without using any budget."""
+    FENCED = "fenced"
+    """A newer attempt has replaced this one, which ends permanently."""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptFailure:
+    """Why an attempt failed."""
+
+    kind: FailureKind
+    code: str
+    message: str = ""
+    permanent: bool = False
+    current_epoch: int = 0

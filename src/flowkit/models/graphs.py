@@ -1,0 +1,114 @@
+"""The graph of a task, as parsed and validated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from pydantic import dataclasses as wire
+
+from flowkit import reason_codes, temporal_names
+
+
+class OnNodeFailure(StrEnum):
+    """How the permanent failure of a node affects the rest of its task."""
+
+    FAIL = "fail"
+    """Stop the task: cancel running nodes and skip the others."""
+    CONTINUE = "continue"
+    """Let branches that do not depend on the node finish. The task still ends as `failed`."""
+
+
+class StartWhen(StrEnum):
+    """When a node's gate may open."""
+
+    READY = "ready"
+    FIRST_BATCH = "first_batch"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FanIn:
+    """How many parents must finish before a node starts: mode `all`, `any`, or `count` with a number."""
+
+    mode: str = "all"
+    count: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryPolicy:
+    """Whether and when FlowKit retries a failed attempt of a node."""
+
+    max: int = 2
+    """Retry budget; a node that only fails has `max` + 1 attempts."""
+    backoff_sec: float = 300.0
+    backoff_coefficient: float = 1.0
+    """Factor by which the backoff grows with each retry."""
+    max_backoff_sec: float | None = None
+    jitter: float = 0.0
+    """Largest part of the backoff, from 0 to 1, that FlowKit subtracts at random."""
+    permanent_on: tuple[str, ...] = (reason_codes.BAD_INPUT, reason_codes.SCHEMA_MISMATCH)
+    """Reason codes that FlowKit never retries."""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class NodeIO:
+    """The input of a node and, for coordinator functions, the function and its arguments."""
+
+    input_ref: dict[str, Any] | None = None
+    input_inline: dict[str, Any] | None = None
+    batching: dict[str, Any] | None = None
+    start_when: StartWhen = StartWhen.READY
+    fn: str = temporal_names.NOOP
+    fn_args: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """One normalized node of a graph."""
+
+    node_id: str
+    index: int
+    """Position in `graph.nodes`, by which the task document addresses the node."""
+    type: str
+    depends_on: tuple[str, ...] = ()
+    """Ids of the parents, without those that route to this node."""
+    fan_in: FanIn = field(default_factory=FanIn)
+    io: NodeIO = field(default_factory=NodeIO)
+    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
+    allow_failure: bool = False
+    timeout_sec: float | None = None
+    io_bytes: int = 2
+    on_success: tuple[str, ...] = ()
+    on_failure: tuple[str, ...] = ()
+    conditional: bool = False
+    """Whether the node starts only if a route leads to it. `on_success` is empty if FlowKit ignores the list."""
+
+    @property
+    def is_function(self) -> bool:
+        """Whether the engine runs the node as a coordinator function."""
+        return self.type == COORDINATOR_FN
+
+    @property
+    def pulls(self) -> bool:
+        """Whether the node reads artifacts of other nodes."""
+        return str((self.io.input_inline or {}).get("input_adapter", "")).startswith("pull.")
+
+    @property
+    def pulls_from(self) -> tuple[str, ...]:
+        """Ids of the nodes whose artifacts the node reads."""
+        args = (self.io.input_inline or {}).get("input_args") or {}
+        return tuple(args.get("from_nodes") or ()) if self.pulls else ()
+
+
+COORDINATOR_FN = "coordinator_fn"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Graph:
+    """A graph that passed validation."""
+
+    nodes: tuple[Node, ...]
+    name: str | None = None
+    on_node_failure: OnNodeFailure = OnNodeFailure.FAIL
+    warnings: tuple[str, ...] = ()
