@@ -211,6 +211,7 @@ IMPLIED = {
 """Declarations that the fragments on the pages rely on."""
 
 
+@pytest.mark.slow
 def test_every_program_type_checks() -> None:
     """All blocks of a page form one module, so later blocks can use the definitions of earlier ones."""
     folder = ROOT / "build" / "documented"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tests.cli.conftest import Program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
