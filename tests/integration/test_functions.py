@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ from flowkit import Coordinator
 from flowkit.client import TaskFailed
 from flowkit.coordinator.adapters import AdapterError, default_adapters
 from flowkit.models import TaskStatus
+from flowkit.workflows import node as workflow_node
 from tests.integration.harness import node, wait_seconds
 
 if TYPE_CHECKING:
@@ -51,6 +53,12 @@ async def markers(harness: Harness, task_id: str) -> int:
     history = await (await harness.handle(task_id)).fetch_history()
     found = [e for e in history.events if e.event_type == EventType.EVENT_TYPE_MARKER_RECORDED]
     return len(found) - 1
+
+
+@pytest.fixture(autouse=True)
+def patient_local_activities(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no local activity time out on a busy machine, since a regular one would follow it."""
+    monkeypatch.setattr(workflow_node, "_LOCAL_TIMEOUT", timedelta(seconds=60))
 
 
 async def failure(harness: Harness, task_id: str) -> str:
