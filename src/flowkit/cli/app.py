@@ -1,17 +1,13 @@
 """The `flowkit` command line: its commands and its exit."""
 
-import logging
-import os
 import sys
 from collections.abc import Callable
-from typing import Annotated, NoReturn
 
 import typer
 
-from flowkit import version
-from flowkit.cli import output, processes
+from flowkit.cli import processes
 from flowkit.cli.doctor.command import doctor
-from flowkit.cli.errors import EPILOG, Exit, report
+from flowkit.cli.errors import EPILOG, exit_code_of, exit_process
 from flowkit.cli.project.command import init
 from flowkit.cli.retention.commands import close_orphaned, purge
 from flowkit.cli.tasks import commands, validate, variables
@@ -24,7 +20,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-_COMMANDS: dict[str, Callable[..., None]] = {
+_COMMANDS: dict[str, Callable[..., int | None]] = {
     "up": up,
     "engine": processes.engine,
     "bridge": processes.bridge,
@@ -47,42 +43,12 @@ for name, command in _COMMANDS.items():
 
 def main() -> None:
     """Run the command line and exit. An error prints one line with a remedy; the exit code shows its kind."""
-    _exit_process(run(sys.argv[1:]))
+    exit_process(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
-    try:
-        ended = app(arguments, standalone_mode=False)
-    except typer.Abort:
-        return Exit.INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - users get one line for every error, not a traceback
-        verbose = not {"--verbose", "-v"}.isdisjoint(arguments)
-        return report(error, as_json="--json" in arguments, verbose=verbose)
-    return ended if isinstance(ended, int) else Exit.OK
-
-
-def _exit_process(code: int) -> NoReturn:
-    """Exit immediately: a thread of Temporal's client that still runs may abort the interpreter as it shuts down."""
-    logging.shutdown()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except OSError:
-        code = code or Exit.UNEXPECTED
-    os._exit(code)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        output.echo(f"flowkit {version.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    show: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Options of all commands."""
+    verbose = not {"--verbose", "-v"}.isdisjoint(arguments)
+    return exit_code_of(
+        lambda: app(arguments, standalone_mode=False), as_json="--json" in arguments, verbose=verbose
+    )

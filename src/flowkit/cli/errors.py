@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import traceback
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import typer
 
 from flowkit import reason_codes
 from flowkit.cli import output
 from flowkit.errors import ConfigError, FlowKitError, GraphError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 E = TypeVar("E", bound=Exception)
 
@@ -162,3 +167,25 @@ def report(error: Exception, *, as_json: bool, verbose: bool) -> Exit:
         for line in found.log_lines:
             output.note(f"  {line}")
     return found.exit
+
+
+def exit_code_of(call: Callable[[], object], *, as_json: bool, verbose: bool) -> int:
+    """Call `call` and return the exit code for its result. An error prints one line with a remedy."""
+    try:
+        ended = call()
+    except typer.Abort:
+        return Exit.INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - users get one line for every error, not a traceback
+        return report(error, as_json=as_json, verbose=verbose)
+    return ended if isinstance(ended, int) else Exit.OK
+
+
+def exit_process(code: int) -> NoReturn:
+    """Exit immediately: a thread of Temporal's client that still runs may abort the interpreter as it shuts down."""
+    logging.shutdown()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        code = code or Exit.UNEXPECTED
+    os._exit(code)

@@ -14,13 +14,13 @@ from flowkit.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from flowkit.attempt.background import Health
+    from flowkit.cli.health_file import Reported
 
 _OK, _UNAVAILABLE = 200, 503
 
 
 @contextmanager
-def health_endpoint(host: str, port: int | None, health: Callable[[], Health]) -> Iterator[None]:
+def health_endpoint(host: str, port: int | None, health: Callable[[], Reported]) -> Iterator[None]:
     """Serve the health at `http://host:port/`, any path. Do nothing if `port` is None.
 
     The status is 200 if the process is healthy and 503 if not; the body is JSON. Separate threads serve it, so a handler
@@ -40,7 +40,7 @@ def health_endpoint(host: str, port: int | None, health: Callable[[], Health]) -
         server.server_close()
 
 
-def _server(host: str, port: int, health: Callable[[], Health]) -> ThreadingHTTPServer:
+def _server(host: str, port: int, health: Callable[[], Reported]) -> ThreadingHTTPServer:
     try:
         return _HealthServer((host, port), _handler(health))
     except OSError as error:
@@ -53,7 +53,7 @@ class _HealthServer(ThreadingHTTPServer):
     allow_reuse_address = True
 
 
-def _handler(health: Callable[[], Health]) -> type[BaseHTTPRequestHandler]:
+def _handler(health: Callable[[], Reported]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         """Returns the health for GET and HEAD."""
 

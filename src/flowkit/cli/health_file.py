@@ -10,20 +10,28 @@ import time
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from flowkit.attempt.background import Health
 
 _logger = logging.getLogger("flowkit.loops")
 
 _EVERY_SEC = 5.0
 
 
+class Reported(Protocol):
+    """Health of one process or of several: a dataclass whose fields are written as JSON."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything runs."""
+
+
 @contextmanager
-def health_file(path: str | None, health: Callable[[], Health]) -> Iterator[None]:
+def health_file(path: str | None, health: Callable[[], Reported]) -> Iterator[None]:
     """Write the file every five seconds, and remove it at the end. Do nothing if `path` is None.
 
     A separate thread writes the file, so a handler that blocks the event loop does not make the process look unhealthy.
@@ -42,7 +50,7 @@ def health_file(path: str | None, health: Callable[[], Health]) -> Iterator[None
         Path(path).unlink(missing_ok=True)
 
 
-def _write_until(end: threading.Event, path: Path, health: Callable[[], Health]) -> None:
+def _write_until(end: threading.Event, path: Path, health: Callable[[], Reported]) -> None:
     while True:
         try:
             _write(path, health())
@@ -52,13 +60,13 @@ def _write_until(end: threading.Event, path: Path, health: Callable[[], Health])
             return
 
 
-def _write(path: Path, health: Health) -> None:
+def _write(path: Path, health: Reported) -> None:
     """Replace the file atomically, so that readers never see a part of it."""
     beside = path.with_name(f"{path.name}.new")
     beside.write_text(health_json(health), encoding="utf-8")
     os.replace(beside, path)
 
 
-def health_json(health: Health) -> str:
+def health_json(health: Reported) -> str:
     """Return the health and the current time as JSON."""
     return json.dumps({"at": time.time(), "ok": health.ok, **asdict(health)})

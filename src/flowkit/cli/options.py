@@ -12,6 +12,7 @@ from flowkit.errors import ConfigError
 
 DEFAULT_MONGO_URL = "mongodb://localhost:27017"
 DEFAULT_DATABASE = "flowkit"
+MAX_PROCESSES = 256
 DEFAULT_HEALTH_HOST = "127.0.0.1"
 """Only this machine can read the health, unless the address is set."""
 
@@ -91,6 +92,14 @@ HealthPort = Annotated[
 ]
 HealthHost = Annotated[
     str, typer.Option(envvar="FLOWKIT_HEALTH_HOST", help="Address on which the health port listens.")
+]
+Processes = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=MAX_PROCESSES,
+        help="Number of processes to run. Each Python process uses one core.",
+    ),
 ]
 Functions = Annotated[
     list[str] | None, typer.Option("--function", help="Coordinator function, as NAME=module:function.")

@@ -1,0 +1,152 @@
+"""`--processes N`: one command runs several processes of an engine or a worker, watches them and stops them.
+
+One Python process uses one core, so a machine with several cores needs several processes. They share the task queues
+like processes on different machines. If one of them exits, the others stop as well, and the command exits with its
+code, so that an orchestrator restarts all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from flowkit.cli import output
+from flowkit.cli.errors import exit_code_of, exit_process
+from flowkit.cli.health_endpoint import health_endpoint
+from flowkit.cli.health_file import health_file
+from flowkit.cli.options import HealthOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from multiprocessing.context import SpawnProcess
+
+_SIGNALLED = 128
+"""Exit codes above this number report the signal that ended a process, as in a shell."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicasHealth:
+    """The health of several processes."""
+
+    running: bool
+    """Whether all of them have started and none has exited."""
+    processes: tuple[dict[str, Any] | None, ...]
+    """What each process last reported; None before its first report."""
+
+    @property
+    def ok(self) -> bool:
+        """Return whether all processes run with all of their background loops."""
+        return self.running and all(process is not None and process["ok"] for process in self.processes)
+
+
+def run_processes(count: int, run: Callable[[HealthOptions, int], None], reports: HealthOptions) -> int:
+    """Call `run` in `count` processes, or in this one if `count` is 1. Return the exit code when all have stopped.
+
+    Its parameters are where the process reports its health, and its number, counted from 1; 0 if it is the only one.
+    `run` must be picklable. The exit code is that of the process that failed first, or 0.
+    """
+    if count == 1:
+        run(reports, 0)
+        return 0
+    with TemporaryDirectory(prefix="flowkit-health-") as folder:
+        files = [Path(folder, f"{number}.json") for number in range(1, count + 1)]
+        return _Replicas(run, files).run(reports)
+
+
+class _Replicas:
+    """The child processes of one command."""
+
+    def __init__(self, run: Callable[[HealthOptions, int], None], files: Sequence[Path]) -> None:
+        self._files = files
+        context = multiprocessing.get_context("spawn")
+        self._children: list[SpawnProcess] = [
+            context.Process(target=_run_replica, args=(run, HealthOptions(file=str(file)), number))
+            for number, file in enumerate(files, 1)
+        ]
+
+    def run(self, reports: HealthOptions) -> int:
+        """Start the processes, wait until one exits, stop the others. Return the exit code of the command."""
+        with (
+            _forwarded_signals(self._stop),
+            health_endpoint(reports.host, reports.port, self._health),
+            health_file(reports.file, self._health),
+        ):
+            for child in self._children:
+                child.start()
+            wait([child.sentinel for child in self._children])
+            first = [number for number, child in enumerate(self._children, 1) if child.exitcode is not None]
+            self._stop()
+            for child in self._children:
+                child.join()
+        return self._exit_code(first)
+
+    def _stop(self) -> None:
+        for child in self._children:
+            if child.pid is not None and child.exitcode is None:
+                child.terminate()
+
+    def _exit_code(self, first: Sequence[int]) -> int:
+        """Return the code of the first process that failed, and report it; 0 if all stopped gracefully."""
+        codes: list[int] = [_shell_code(child.exitcode) for child in self._children]
+        order = [*first, *range(1, len(codes) + 1)]
+        failed: int | None = next((number for number in order if codes[number - 1]), None)
+        if failed is None:
+            return 0
+        code = codes[failed - 1]
+        output.note(f"process {failed} of {len(codes)} exited with code {code}; the others were stopped")
+        return code
+
+    def _health(self) -> ReplicasHealth:
+        return ReplicasHealth(
+            running=all(child.is_alive() for child in self._children),
+            processes=tuple(_read(file) for file in self._files),
+        )
+
+
+def _shell_code(code: int | None) -> int:
+    """Return an exit code as shells report it. None is that of a process that was never started."""
+    if code is None:
+        return 0
+    return code if code >= 0 else _SIGNALLED - code
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return found
+
+
+@contextmanager
+def _forwarded_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` for SIGINT and SIGTERM during the block."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    earlier = [signal.signal(number, lambda *_: stop()) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, earlier, strict=True):
+            signal.signal(number, handler)
+
+
+def _run_replica(run: Callable[[HealthOptions, int], None], reports: HealthOptions, number: int) -> None:
+    """Run one process, and exit with its code. It also stops when its parent has died."""
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    exit_process(exit_code_of(lambda: run(reports, number), as_json=False, verbose=False))
+
+
+def _stop_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)

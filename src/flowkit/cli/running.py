@@ -1,0 +1,137 @@
+"""Runs one engine, bridge or worker until a signal arrives, with its health file and its health port."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from flowkit.cli import output
+from flowkit.cli.health_endpoint import health_endpoint
+from flowkit.cli.health_file import health_file
+from flowkit.cli.loading import chosen_roles, load_config, load_functions, load_handlers, load_worker_config
+from flowkit.cli.logs import log_processes
+from flowkit.loops import run
+from flowkit.ready_line import ready_line
+
+if TYPE_CHECKING:
+    from flowkit.attempt.background import Health
+    from flowkit.cli.options import HealthOptions, Where
+    from flowkit.config import CoordinatorConfig, WorkerConfig
+    from flowkit.worker import RoleHandler
+
+
+class LongRunning(Protocol):
+    """The common interface of `Coordinator`, `BridgeRunner` and `Worker`."""
+
+    async def start(self) -> None:
+        """Start polling."""
+
+    async def stop(self) -> None:
+        """Stop gracefully."""
+
+    async def wait_stopped(self) -> None:
+        """Wait until it stops on its own; raise its error."""
+
+    def health(self) -> Health:
+        """Return whether it runs, and how its background loops do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineCommand:
+    """The options of `flowkit engine`. An instance runs one process."""
+
+    where: Where
+    config: str | None
+    functions: list[str]
+    verbose: bool
+
+    def load(self) -> tuple[CoordinatorConfig, dict[str, Any]]:
+        """Return the settings and the coordinator functions. Raise ConfigError if an option is invalid."""
+        settings = load_config(self.config, {"queue": self.where.queue} if self.where.queue else {})
+        return settings, load_functions(self.functions)
+
+    def __call__(self, reports: HealthOptions, number: int) -> None:
+        """Run one engine until it is stopped."""
+        log_processes(self.verbose)
+        run(self._run(reports))
+
+    async def _run(self, reports: HealthOptions) -> None:
+        from flowkit.cli import servers
+        from flowkit.coordinator import Coordinator
+
+        settings, adapters = self.load()
+        async with servers.database(self.where) as db:
+            client = await servers.temporal_client()
+            process = Coordinator(
+                db=db, cfg=settings, adapters=adapters, client=client, own_thread=bool(adapters)
+            )
+            await run_until_stopped(process, f"engine polls queue {settings.queue}", reports)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerCommand:
+    """The options of `flowkit worker`. An instance runs one process."""
+
+    where: Where
+    config: str | None
+    handlers: list[str]
+    roles: list[str]
+    concurrency: int | None
+    verbose: bool
+
+    def load(self) -> tuple[WorkerConfig, dict[str, RoleHandler]]:
+        """Return the settings and the handlers by role. Raise ConfigError if an option is invalid."""
+        loaded = load_handlers(self.handlers)
+        given: dict[str, Any] = {
+            "roles": chosen_roles(loaded, self.roles),
+            "queue": self.where.queue,
+            "max_concurrent": self.concurrency,
+        }
+        overrides = {name: value for name, value in given.items() if value is not None}
+        return load_worker_config(self.config, overrides), loaded
+
+    def __call__(self, reports: HealthOptions, number: int) -> None:
+        """Run one worker until it is stopped."""
+        log_processes(self.verbose)
+        run(self._run(reports, number))
+
+    async def _run(self, reports: HealthOptions, number: int) -> None:
+        from flowkit.cli import servers
+        from flowkit.worker import Worker
+
+        settings, handlers = self.load()
+        if settings.worker_id and number:
+            settings = replace(settings, worker_id=f"{settings.worker_id}-{number}")
+        async with servers.database(self.where) as db:
+            client = await servers.temporal_client()
+            process = Worker(db=db, cfg=settings, handlers=handlers, client=client)
+            summary = f"worker runs {', '.join(settings.roles)} on queue {settings.queue}"
+            await run_until_stopped(process, summary, reports)
+
+
+async def run_until_stopped(process: LongRunning, summary: str, reports: HealthOptions) -> None:
+    """Start a process, print its ready line, and stop it on SIGINT or SIGTERM. Raise its error if it stops on its own."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    with health_endpoint(reports.host, reports.port, process.health):
+        await process.start()
+        _freeze_garbage_collector()
+        output.note(ready_line(summary))
+        waits = [asyncio.create_task(stop.wait()), asyncio.create_task(process.wait_stopped())]
+        with health_file(reports.file, process.health):
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await process.stop()
+    waits[0].cancel()
+    if waits[1] in done:
+        waits[1].result()
+
+
+def _freeze_garbage_collector() -> None:
+    """Exclude the objects of the startup from garbage collection: they live as long as the process."""
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,157 @@
+"""Several processes of one command: they stop together, and the command reports the first failure."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.integration.harness import eventually
+from tests.unit.test_resources import pid_in, until_gone
+
+from flowkit.cli.replicas import ReplicasHealth
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = """
+import os, signal, sys, time
+from pathlib import Path
+from flowkit.attempt.background import Health
+from flowkit.cli.errors import exit_code_of, exit_process
+from flowkit.cli.health_file import health_file
+from flowkit.cli.options import HealthOptions
+from flowkit.cli.replicas import run_processes
+from flowkit.errors import ConfigError
+
+FOLDER = Path(sys.argv[1])
+
+
+def work(reports, number):
+    stopped = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+    signal.signal(signal.SIGINT, lambda *_: stopped.append(True))
+    with health_file(reports.file, lambda: Health(running=True)):
+        beside = FOLDER / f"{number}.new"
+        beside.write_text(str(os.getpid()))
+        beside.rename(FOLDER / f"{number}.pid")
+        while not stopped:
+            if (FOLDER / f"{number}.fail").exists():
+                raise ConfigError("the setting is wrong")
+            time.sleep(0.02)
+    (FOLDER / f"{number}.stopped").touch()
+
+
+if __name__ == "__main__":
+    reports = HealthOptions(file=str(FOLDER / "health.json"))
+    exit_process(exit_code_of(lambda: run_processes(3, work, reports), as_json=False, verbose=False))
+"""
+
+
+class Command:
+    """A command with three processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        script = folder / "program.py"
+        script.write_text(PROGRAM, encoding="utf-8")
+        self.parent = subprocess.Popen(
+            [sys.executable, str(script), str(folder)], stderr=subprocess.PIPE, text=True
+        )
+
+    async def pid(self, number: int) -> int:
+        """Wait until a process runs, and return its id."""
+        return await pid_in(self.folder / f"{number}.pid")
+
+    def end(self) -> tuple[int, str]:
+        """Wait until the command has exited; return its exit code and its log."""
+        _, log = self.parent.communicate(timeout=60)
+        return self.parent.returncode, log
+
+    def close(self) -> None:
+        """Kill the command if it still runs. Its processes then stop on their own."""
+        self.parent.kill()
+        self.parent.wait()
+        assert self.parent.stderr is not None
+        self.parent.stderr.close()
+
+    @property
+    def stopped(self) -> set[str]:
+        """The numbers of the processes that have stopped gracefully."""
+        return {path.stem for path in self.folder.glob("*.stopped")}
+
+
+@pytest.fixture
+async def command(tmp_path: Path) -> AsyncIterator[Command]:
+    """A command whose three processes run."""
+    started = Command(tmp_path)
+    try:
+        for number in (1, 2, 3):
+            await started.pid(number)
+        yield started
+    finally:
+        started.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_stops_every_process_gracefully(command: Command, number: signal.Signals) -> None:
+    command.parent.send_signal(number)
+    assert command.end() == (0, "")
+    assert command.stopped == {"1", "2", "3"}
+
+
+async def test_killed_process_stops_the_others_and_sets_the_exit_code(command: Command) -> None:
+    os.kill(await command.pid(2), signal.SIGKILL)
+    assert command.end() == (137, "process 2 of 3 exited with code 137; the others were stopped\n")
+    assert command.stopped == {"1", "3"}
+
+
+def test_error_of_a_process_is_reported_in_one_line(command: Command) -> None:
+    (command.folder / "3.fail").touch()
+    code, log = command.end()
+    assert code == 2
+    assert log.splitlines() == [
+        "flowkit: the setting is wrong",
+        "process 3 of 3 exited with code 2; the others were stopped",
+    ]
+    assert command.stopped == {"1", "2"}
+
+
+async def test_processes_stop_when_the_command_is_killed(command: Command) -> None:
+    command.parent.kill()
+    for number in (1, 2, 3):
+        await until_gone(await command.pid(number))
+    assert command.stopped == {"1", "2", "3"}
+
+
+async def test_health_file_contains_every_process(command: Command) -> None:
+    file = command.folder / "health.json"
+
+    async def health() -> dict[str, Any] | None:
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        return found if found.get("ok") else None
+
+    found = await eventually(health)
+    assert [process["running"] for process in found["processes"]] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("running", "processes", "ok"),
+    [
+        (True, ({"ok": True}, {"ok": True}), True),
+        (True, ({"ok": True}, {"ok": False}), False),
+        (True, ({"ok": True}, None), False),
+        (False, ({"ok": True}, {"ok": True}), False),
+    ],
+)
+def test_health_is_ok_if_every_process_is(
+    running: bool, processes: tuple[dict[str, bool] | None, ...], ok: bool
+) -> None:
+    assert ReplicasHealth(running=running, processes=processes).ok is ok
