@@ -61,6 +61,7 @@ class InProcessTask:
             epoch_of=epoch_of,
             on_retry_state_change=lambda index: None,
             failed_nodes=self.scheduler.failed_nodes,
+            streams=self.scheduler.streams,
         )
 
     @property
