@@ -168,6 +168,8 @@ class NodeRecord:
     skip_reason: SkipReason | None = None
     marker: bool = False
     """Whether another node pulls from this one, so that its end needs a complete marker."""
+    after_finish: bool = False
+    """Whether the attempt has finished, but the workflow has decided that the node failed."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
