@@ -16,6 +16,7 @@ from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 from flowkit.models import NodeState, NodeStatus, OnNodeFailure, SkipReason
+from flowkit.workflows.scheduling.conditions import Conditions, Due
 from flowkit.workflows.scheduling.gates import (
     Gate,
     closes_all_gate,
@@ -49,6 +50,7 @@ class Scheduler:
         """
         self._on_failure = graph.on_node_failure
         self.routing = Routing(graph.nodes)
+        self._conditions = Conditions(graph.nodes, states)
         self._children = _children(graph.nodes)
         self._position = _topological_positions(graph.nodes, self.routing)
         self._gates = [Gate(open_parents=len(node.depends_on)) for node in graph.nodes]
@@ -118,32 +120,65 @@ class Scheduler:
         return Counter(state.status for state in self.states)
 
     def pop_ready(self) -> list[int]:
-        """Return the indexes of nodes whose gates have opened since the last call, in the order of opening."""
+        """Return the indexes of nodes whose gates have opened since the last call, in the order of opening.
+
+        A node with a condition follows when its condition is true.
+        """
         ready = [index for index in self._ready if not self.states[index].status.ended]
         self._ready.clear()
         return ready
+
+    def pop_due(self) -> list[Due]:
+        """Return the conditions that have become due since the last call, in the order of becoming due."""
+        return [due for due in self._conditions.pop_due() if self.awaits(due)]
+
+    def awaits(self, due: Due) -> bool:
+        """Return whether the result of a condition still matters: the node is open, and has not started without it."""
+        started = due.parent is not None and due.node in self._made_ready
+        return not started and not self.states[due.node].status.ended
+
+    def decide(self, due: Due, *, result: bool) -> None:
+        """Store the result of a condition. Start or skip the node, or update its gate if the condition is of an edge."""
+        if not self.awaits(due):
+            return
+        self._conditions.store(due, result)
+        if due.parent is not None:
+            self._count_parent(due.node, due.parent)
+            self._settle([due.node])
+        elif result:
+            self._ready.append(due.node)
+        else:
+            self.changed.add(due.node)
+            self.end(due.node, NodeStatus.SKIPPED, SkipReason.CONDITION)
 
     def end(self, index: int, status: NodeStatus, reason: SkipReason | None = None) -> None:
         """End a node with `status`, and skip the nodes whose gates close as a result, parents before children.
 
         The skipped nodes are added to `changed`, the node itself is not.
         """
-        pending = [(self._position[index], index)]
+        state = self.states[index]
+        if not state.status.ended:
+            state.status, state.skip_reason = status, reason
+            self._settle(self._record_end(index))
+
+    def _settle(self, nodes: Iterable[int]) -> None:
+        """Note which of these nodes may start, and skip those that no longer can, with the nodes below them."""
+        pending: list[tuple[int, int]] = []
+        self._sort_by_gate(nodes, pending)
         while pending:
-            _, current = heapq.heappop(pending)
-            if self.states[current].status.ended:
-                continue
-            state = self.states[current]
-            if current == index:
-                state.status, state.skip_reason = status, reason
-            else:
-                state.status, state.skip_reason = NodeStatus.SKIPPED, self._skip_reason_of(current)
-                self.changed.add(current)
-            for child in self._record_end(current):
-                if self._is_gate_open(child):
-                    self._add_ready(child)
-                elif self._is_gate_closed(child):
-                    heapq.heappush(pending, (self._position[child], child))
+            _, index = heapq.heappop(pending)
+            state = self.states[index]
+            if not state.status.ended:
+                state.status, state.skip_reason = NodeStatus.SKIPPED, self._skip_reason_of(index)
+                self.changed.add(index)
+                self._sort_by_gate(self._record_end(index), pending)
+
+    def _sort_by_gate(self, nodes: Iterable[int], closed: list[tuple[int, int]]) -> None:
+        for index in nodes:
+            if self._is_gate_open(index):
+                self._add_ready(index)
+            elif self._is_gate_closed(index):
+                heapq.heappush(closed, (self._position[index], index))
 
     def _skip_reason_of(self, index: int) -> SkipReason:
         """Return why a node is skipped: because of its parents, its routers or both."""
@@ -178,17 +213,23 @@ class Scheduler:
         state, targets = self.states[index], self.routing.targets(index)
         self._open_nodes -= 1
         self._note_hard_failure(self.routing.end(index, state))
-        inherited = inherited_reason(self.nodes[index], state)
         for child in self._children[index]:
-            gate = self._gates[child]
-            gate.open_parents -= 1
-            gate.finished += state.status is NodeStatus.FINISHED
-            gate.blocked += closes_all_gate(state)
-            gate.reason = higher_precedence(gate.reason, inherited)
+            self._count_parent(child, index)
+        inherited = inherited_reason(self.nodes[index], state)
         for target in targets:
             gate = self._gates[target]
             gate.route_reason = higher_precedence(gate.route_reason, inherited or SkipReason.ROUTING)
         return [child for child in (*self._children[index], *targets) if not self.states[child].status.ended]
+
+    def _count_parent(self, child: int, parent: int) -> None:
+        """Count an ended parent for the gate of its child, unless the condition of their edge is undecided."""
+        seen = self._conditions.parent_seen_by(child, parent)
+        if seen is not None:
+            gate = self._gates[child]
+            gate.open_parents -= 1
+            gate.finished += seen.status is NodeStatus.FINISHED
+            gate.blocked += closes_all_gate(seen)
+            gate.reason = higher_precedence(gate.reason, inherited_reason(self.nodes[parent], seen))
 
     def _note_hard_failure(self, unhandled: Iterable[int]) -> None:
         """Keep the first failure that stops the task. `unhandled` are failures that cannot be handled."""
@@ -199,7 +240,8 @@ class Scheduler:
     def _add_ready(self, index: int) -> None:
         if index not in self._made_ready:
             self._made_ready.add(index)
-            self._ready.append(index)
+            if self._conditions.may_start(index):
+                self._ready.append(index)
 
     def _is_gate_open(self, index: int) -> bool:
         route = self.routing.gate(index)

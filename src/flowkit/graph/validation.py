@@ -67,15 +67,17 @@ def parse_graph(
     return normalized(graph)
 
 
-def normalized(graph: dict[str, Any], *, empty_sources: bool = True) -> Graph:
+def normalized(graph: dict[str, Any], *, empty_sources: bool = True, conditional_edges: bool = True) -> Graph:
     """Return the normalized form of a graph that was accepted before, without validating it again.
 
-    With `empty_sources` False, an explicit `from_nodes: []` means the parents, as in the first release.
+    Both settings are False for tasks of an earlier release. Without `empty_sources`, an explicit `from_nodes: []` means
+    the parents. Without `conditional_edges`, the key `when` of an edge has no effect.
     """
     parents, warnings = _parents_by_node(graph)
     routes = resolve_routes(graph, parents, field_checks.edge_pairs(graph))
+    edge_when = field_checks.edge_conditions(graph) if conditional_edges else {}
     nodes = tuple(
-        _node(index, raw, parents[raw["node_id"]], routes, empty_sources)
+        _node(index, raw, parents[raw["node_id"]], routes, empty_sources, edge_when.get(raw["node_id"], {}))
         for index, raw in enumerate(graph["nodes"])
     )
     return Graph(
@@ -217,7 +219,14 @@ def _first(problems: Iterator[str]) -> list[str]:
     return list(itertools.islice(problems, _ENOUGH))
 
 
-def _node(index: int, raw: dict[str, Any], parents: list[str], routes: Routes, empty_sources: bool) -> Node:
+def _node(
+    index: int,
+    raw: dict[str, Any],
+    parents: list[str],
+    routes: Routes,
+    empty_sources: bool,
+    edge_when: dict[str, str],
+) -> Node:
     node_id, fan_in = raw["node_id"], field_checks.parse_fan_in(raw.get("fan_in"))
     return Node(
         node_id=node_id,
@@ -233,6 +242,8 @@ def _node(index: int, raw: dict[str, Any], parents: list[str], routes: Routes, e
         on_success=routes.on_success.get(node_id, ()),
         on_failure=routes.on_failure.get(node_id, ()),
         conditional=node_id in routes.conditional,
+        when=raw.get("when"),
+        edge_when={parent: when for parent, when in edge_when.items() if parent in routes.parents[node_id]},
     )
 
 

@@ -90,6 +90,10 @@ class NodeState:
     last_error: str | None = None
     reason_code: str | None = None
     skip_reason: SkipReason | None = None
+    condition: bool | None = None
+    """The result of the node's own condition; None if it has none or was not evaluated."""
+    edges: dict[int, bool] = field(default_factory=dict)
+    """The results of the conditions of edges to this node, by the index of the parent."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +122,8 @@ class Settings:
     """Whether batches of several sources get distinct uids (hazard H22). False for tasks of an earlier release."""
     empty_sources: bool = False
     """Whether `from_nodes: []` means no sources. False for tasks of an earlier release, where it meant the parents."""
+    edge_conditions: bool = False
+    """Whether edges may have conditions. False for tasks of an earlier release, which ignored the key `when`."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
