@@ -111,17 +111,23 @@ def _size_problems(graph: object, params: object, max_nodes: int | None) -> Iter
 
 
 def _parents_by_node(graph: dict[str, Any]) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the parents of each node, and warnings. `depends_on` takes precedence over edges."""
+    """Return the parents of each node, and warnings. `depends_on` takes precedence over edges.
+
+    Edges that only add conditions to parents of `depends_on` cause no warning.
+    """
     wired: dict[str, dict[str, None]] = {}
-    for source, target in field_checks.edge_pairs(graph):
+    pairs, conditional = field_checks.edge_pairs(graph), field_checks.edge_conditions(graph)
+    for source, target in pairs:
         wired.setdefault(target, {})[source] = None
+    wires = any(source not in conditional.get(target, ()) for source, target in pairs)
     parents: dict[str, list[str]] = {}
     warnings: list[str] = []
     for raw in graph["nodes"]:
         node_id, own = raw["node_id"], list(dict.fromkeys(raw.get("depends_on") or []))
         by_edges = list(wired.get(node_id, ()))
         parents[node_id] = own or by_edges
-        if own and wired and set(own) != set(by_edges):
+        only_conditions = not wires and set(by_edges) <= set(own)
+        if own and wired and set(own) != set(by_edges) and not only_conditions:
             warnings.append(
                 f"node {node_id!r}: depends_on {own} and edges {by_edges} differ; depends_on takes precedence"
             )
