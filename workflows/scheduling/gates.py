@@ -73,18 +73,11 @@ def add_batch(node: Node, gate: Gate) -> None:
         gate.satisfied += 1
 
 
-def add_end(gate: Gate, state: NodeState, *, by_batch: bool) -> None:
-    """Note how a parent has ended. `by_batch` says whether one of its batches has satisfied its edge before."""
-    if not by_batch:
-        gate.open_parents -= 1
-        gate.satisfied += state.status is NodeStatus.FINISHED
-        gate.blocked += closes_all_gate(state)
-
-
-def is_satisfied_by_batch(node: Node, parent: Node, state: NodeState) -> bool:
-    """Return whether a batch of `parent`, whose state is given, has satisfied the edge that leads to `node`."""
-    streams = node.io.start_when is not StartWhen.FIRST_BATCH and parent.node_id in node.streams_from
-    return streams and state.streamed
+def add_end(gate: Gate, state: NodeState) -> None:
+    """Note how a parent has ended whose edge no batch has satisfied."""
+    gate.open_parents -= 1
+    gate.satisfied += state.status is NodeStatus.FINISHED
+    gate.blocked += closes_all_gate(state)
 
 
 def closes_all_gate(state: NodeState) -> bool:

@@ -53,7 +53,7 @@ class Streams:
         while undecided:
             current = undecided[-1]
             open_parents = [
-                parent for parent in self._parents.get(current, ()) if not states[parent].status.ended
+                parent for parent in self._counted(current, states) if not states[parent].status.ended
             ]
             if unknown := [parent for parent in open_parents if parent not in fails]:
                 undecided += unknown
@@ -62,12 +62,17 @@ class Streams:
         return fails[index]
 
     def _is_closed_by_failures(self, index: int, states: Sequence[NodeState], fails: dict[int, bool]) -> bool:
-        parents, fan_in = self._parents.get(index, ()), self._nodes[index].fan_in
+        parents, fan_in = self._counted(index, states), self._nodes[index].fan_in
         failed = [parent for parent in parents if self._has_failed(parent, states[parent], fails)]
         if not failed or fan_in.mode == "all":
             return bool(failed)
         passing = sum(_may_finish(states[parent]) and not fails.get(parent, False) for parent in parents)
         return passing < (fan_in.count if fan_in.mode == "count" else 1)
+
+    def _counted(self, index: int, states: Sequence[NodeState]) -> list[int]:
+        """Return the parents of a node, without those behind an edge whose condition is false."""
+        results = states[index].edges
+        return [parent for parent in self._parents.get(index, ()) if results.get(parent, True)]
 
     def _has_failed(self, index: int, state: NodeState, fails: dict[int, bool]) -> bool:
         """Return whether a parent has failed, or will fail, in a way that neither the task nor a route tolerates."""
