@@ -18,6 +18,7 @@ from temporalio.exceptions import ApplicationError
 with workflow.unsafe.imports_passed_through():
     from flowkit import reason_codes, temporal_names
     from flowkit.models import NodeStatus, SkipReason, TaskResult, TaskStatus
+    from flowkit.workflows.deadlines import TaskDeadlines
     from flowkit.workflows.display.current_details import StatusPublisher
     from flowkit.workflows.display.reports import status_view
     from flowkit.workflows.display.views import failure_text, open_status, stop_reason
@@ -25,6 +26,7 @@ with workflow.unsafe.imports_passed_through():
     from flowkit.workflows.running_nodes import RunningNodes
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState, encode_state
+    from flowkit.workflows.stopping import NodeStops
     from flowkit.workflows.task_document import TaskDocument
 
 _CANCEL_FLAGS_TIMEOUT_SEC = 1.0
@@ -45,6 +47,7 @@ class Task:
     _publisher: StatusPublisher
     _document: TaskDocument
     _nodes: RunningNodes
+    _deadlines: TaskDeadlines
 
     def __init__(self) -> None:
         self._is_open = False
@@ -85,12 +88,12 @@ class Task:
         """Run the task until it ends, or until it must continue as a new run with the returned state."""
         await self._open(task)
         while not self._scheduler.done:
-            if _cancel_requested() or self._scheduler.hard_failure:
+            if _cancel_requested() or self._scheduler.hard_failure or self._deadlines.task_failure:
                 return await self._stop()
             if self._should_continue_as_new():
                 return await self._prepare_continue_as_new()
             self._iterations += 1
-            self._nodes.start(self._scheduler.pop_ready())
+            self._nodes.start(self._deadlines.begin(self._scheduler.pop_ready()))
             await asyncio.sleep(0)  # Let the nodes schedule their activities.
             self._publish_status()
             await workflow.wait_condition(self._has_events)
@@ -112,6 +115,8 @@ class Task:
             on_retry_state_change=self._on_retry_state_change,
             before_immediate_retry=self._before_immediate_retry,
         )
+        stops = NodeStops(self._scheduler, self._nodes, self._document)
+        self._deadlines = TaskDeadlines(self._state, graph, stop_node=stops.stop_node)
         self._is_open = True
         self._document.write_changed_nodes()
         self._publisher.set_status(TaskStatus.RUNNING)
@@ -125,7 +130,12 @@ class Task:
 
     def _has_events(self) -> bool:
         """Return whether the main loop must iterate."""
-        return self._wake_requested or self._nodes.any_ended or _cancel_requested()
+        return (
+            self._wake_requested
+            or self._nodes.any_ended
+            or self._deadlines.timer_fired
+            or _cancel_requested()
+        )
 
     def _on_retry_state_change(self, index: int) -> None:
         """Wake the main loop when a node begins or ends its wait for a retry. Write a wait to the task document."""
@@ -145,6 +155,8 @@ class Task:
             self._scheduler.end(index, status)
             if status is NodeStatus.FAILED:
                 self._scheduler.changed.add(index)
+        if self._deadlines.timer_fired:
+            self._deadlines.enforce()
         if self._scheduler.hard_failure is None:
             self._document.write_changed_nodes()
 
@@ -189,14 +201,18 @@ class Task:
     async def _stop(self) -> TaskResult:
         """Stop a cancelled or failed task: set the cancel flags, cancel the attempts, close the task document.
 
-        A cancel request takes precedence over a failure.
+        A cancel request takes precedence over a failure of a node, and that over the deadline of the task.
         """
         failed = None if _cancel_requested() else self._scheduler.hard_failure
-        reason = stop_reason(failed, self._state.nodes, workflow.cancellation_reason())
+        overdue = None if failed or _cancel_requested() else self._deadlines.task_failure
+        fails = failed is not None or overdue is not None
+        reason = stop_reason(
+            failed, self._state.nodes, workflow.cancellation_reason(), overdue=overdue is not None
+        )
         self._draining = self._loop_ended = True
         self._scheduler.mark_cancelling()
         self._document.write_changed_nodes()
-        if failed is not None:
+        if fails:
             self._publisher.set_status(TaskStatus.FAILED)
         self._document.write_task(cancel_reason=reason)
         with suppress(TimeoutError):
@@ -206,18 +222,19 @@ class Task:
                 timeout_summary="let the cancel flags reach MongoDB",
             )
         await self._cancel_nodes(grace_sec=self._state.opened.settings.cancel_grace_sec)
-        skip_reason = SkipReason.TASK_CANCELLED if failed is None else SkipReason.TASK_FAILED
+        skip_reason = SkipReason.TASK_FAILED if fails else SkipReason.TASK_CANCELLED
         self._scheduler.end_all(NodeStatus.CANCELLED, skip_reason)
-        if failed is not None:
-            return await self._fail()
+        if fails:
+            return await self._fail(overdue)
         return await self._close(TaskStatus.CANCELLED, reason)
 
     async def _cancel_nodes(self, grace_sec: float) -> None:
         self._publisher.stop_refreshing()
         await self._nodes.cancel(grace_sec)
 
-    async def _fail(self) -> TaskResult:
-        reason = failure_text(self._scheduler)
+    async def _fail(self, overdue: str | None = None) -> TaskResult:
+        """Close the task as failed, because of its failed nodes or because it is `overdue`, and raise the error."""
+        reason = overdue or failure_text(self._scheduler)
         await self._close(TaskStatus.FAILED, reason)
         raise ApplicationError(reason, type=reason_codes.TASK_FAILED, non_retryable=True)
 

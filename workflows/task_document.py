@@ -41,9 +41,9 @@ class TaskDocument:
         self._cancel_reason: str | None = None
         self._writing: asyncio.Task[None] | None = None
 
-    def write_node(self, index: int) -> None:
-        """Schedule a write of the node's present state."""
-        self._changed_nodes[index] = self._node_record(index)
+    def write_node(self, index: int, cancel_reason: str | None = None) -> None:
+        """Schedule a write of the node's present state. With `cancel_reason`, it sets the node's own cancel flag."""
+        self._changed_nodes[index] = self._node_record(index, cancel_reason)
         self._start_writing()
 
     def write_changed_nodes(self) -> None:
@@ -127,6 +127,7 @@ class TaskDocument:
             )
         )
 
-    def _node_record(self, index: int) -> NodeRecord:
+    def _node_record(self, index: int, cancel_reason: str | None = None) -> NodeRecord:
         node = self._scheduler.nodes[index]
-        return node_record(node, self._scheduler.states[index], pulled=node.node_id in self._pulled)
+        pulled = node.node_id in self._pulled
+        return node_record(node, self._scheduler.states[index], pulled=pulled, cancel_reason=cancel_reason)

@@ -83,7 +83,8 @@ def _update(record: RecordTask, nodes: Sequence[NodeRecord], fields: Fields) -> 
     condition = task_fields.task_filter(record)
     for node in nodes:
         condition |= task_fields.node_filter(node)
-        fields = fields | task_fields.node_fields(node, record.at)
+        own_flag = task_fields.own_flag(node, record.run_id)
+        fields = fields | task_fields.node_fields(node, record.at) | own_flag
     return condition, {"$set": fields}
 
 

@@ -300,6 +300,14 @@ def node_fields(node: NodeRecord, at: float) -> Fields:
     return fields
 
 
+def own_flag(node: NodeRecord, run_id: str) -> Fields:
+    """Return the `$set` for the cancel flag of a single node. The run id distinguishes it from a direct write."""
+    if node.cancel_reason is None:
+        return {}
+    path = f"graph.nodes.{node.index}.coordinator"
+    return {f"{path}.cancel_reason": node.cancel_reason, f"{path}.cancel_run_id": run_id}
+
+
 def task_filter(record: RecordTask) -> Fields:
     """Return the filter for the task's own fields: the task is open and no newer run has opened it."""
     return {

@@ -39,10 +39,13 @@ _MAX_BYTES_PER_CHARACTER = 6
 """Size of a character that JSON escapes, such as `\\u0000`."""
 
 
-def node_record(node: Node, state: NodeState, *, pulled: bool) -> NodeRecord:
+def node_record(
+    node: Node, state: NodeState, *, pulled: bool, cancel_reason: str | None = None
+) -> NodeRecord:
     """Return the record that writes `state` to the task document.
 
-    `pulled` says whether other nodes pull artifacts from the node; its end then needs a complete marker.
+    `pulled` says whether other nodes pull artifacts from the node; its end then needs a complete marker. With
+    `cancel_reason`, the write sets the node's own cancel flag.
     """
     return NodeRecord(
         index=node.index,
@@ -53,6 +56,7 @@ def node_record(node: Node, state: NodeState, *, pulled: bool) -> NodeRecord:
         last_error=state.last_error,
         skip_reason=state.skip_reason,
         marker=pulled,
+        cancel_reason=cancel_reason,
     )
 
 

@@ -30,10 +30,14 @@ _FIRST_CHANGES = 10
 """Number of status changes at the beginning of a long history that are kept."""
 
 
-def stop_reason(failed: Node | None, states: Sequence[NodeState], cancel_reason: str | None) -> str:
-    """Return why a task stops: `hard_fail:` and the failed node's reason code, or the given `cancel_reason`."""
+def stop_reason(
+    failed: Node | None, states: Sequence[NodeState], cancel_reason: str | None, *, overdue: bool = False
+) -> str:
+    """Return why a task stops: `hard_fail:` and the failed node's reason code, its deadline, or `cancel_reason`."""
     if failed is not None:
         return f"{reason_codes.HARD_FAIL}:{states[failed.index].reason_code}"
+    if overdue:
+        return reason_codes.DEADLINE
     return clean(cancel_reason or reason_codes.USER_REQUEST)[:LAST_ERROR_CHARS]
 
 

@@ -74,6 +74,7 @@ def settings_of(
         empty_sources=True,
         function_queue=function_queue(config.queue),
         qualify_uids=True,
+        deadlines=True,
     )
 
 

@@ -82,6 +82,7 @@ def normalized(graph: dict[str, Any], *, empty_sources: bool = True) -> Graph:
         nodes=nodes,
         name=graph.get("name") if isinstance(graph.get("name"), str) else None,
         on_node_failure=OnNodeFailure(graph.get("on_node_failure", "fail")),
+        deadline_sec=field_checks.graph_deadline(graph),
         warnings=(*warnings, *routes.warnings),
     )
 
@@ -229,6 +230,7 @@ def _node(index: int, raw: dict[str, Any], parents: list[str], routes: Routes, e
         retry_policy=_retry_policy(raw.get("retry_policy") or {}),
         allow_failure=bool(raw.get("allow_failure", False)),
         timeout_sec=raw.get("timeout_sec"),
+        deadline_sec=raw.get("deadline_sec"),
         io_bytes=json_bytes(raw.get("io") or {}),
         on_success=routes.on_success.get(node_id, ()),
         on_failure=routes.on_failure.get(node_id, ()),

@@ -90,6 +90,8 @@ class NodeState:
     last_error: str | None = None
     reason_code: str | None = None
     skip_reason: SkipReason | None = None
+    deadline_at: float | None = None
+    """When the node must have ended. Set when its gate opens, if the node has a `deadline_sec`."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +120,8 @@ class Settings:
     """Whether batches of several sources get distinct uids (hazard H22). False for tasks of an earlier release."""
     empty_sources: bool = False
     """Whether `from_nodes: []` means no sources. False for tasks of an earlier release, where it meant the parents."""
+    deadlines: bool = False
+    """Whether `deadline_sec` of the graph applies. False for tasks of an earlier release, which ignored the key."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,6 +170,8 @@ class NodeRecord:
     skip_reason: SkipReason | None = None
     marker: bool = False
     """Whether another node pulls from this one, so that its end needs a complete marker."""
+    cancel_reason: str | None = None
+    """Why the workflow stops only this node. The same write sets the node's own cancel flag."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
