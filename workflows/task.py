@@ -17,7 +17,7 @@ from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
     from flowkit import reason_codes, temporal_names
-    from flowkit.models import NodeStatus, SkipReason, TaskResult, TaskStatus
+    from flowkit.models import NodeStatus, SilenceReport, SkipReason, TaskResult, TaskStatus
     from flowkit.workflows.deadlines import TaskDeadlines
     from flowkit.workflows.display.current_details import StatusPublisher
     from flowkit.workflows.display.reports import status_view
@@ -25,6 +25,7 @@ with workflow.unsafe.imports_passed_through():
     from flowkit.workflows.opening import open_or_restore
     from flowkit.workflows.running_nodes import RunningNodes
     from flowkit.workflows.scheduling.scheduler import Scheduler
+    from flowkit.workflows.silence import Silence
     from flowkit.workflows.state_codec import TaskState, encode_state
     from flowkit.workflows.stopping import NodeStops
     from flowkit.workflows.task_document import TaskDocument
@@ -48,6 +49,7 @@ class Task:
     _document: TaskDocument
     _nodes: RunningNodes
     _deadlines: TaskDeadlines
+    _silence: Silence
 
     def __init__(self) -> None:
         self._is_open = False
@@ -117,15 +119,19 @@ class Task:
         )
         stops = NodeStops(self._scheduler, self._nodes, self._document)
         self._deadlines = TaskDeadlines(self._state, graph, stop_node=stops.stop_node)
+        self._silence = Silence(self._scheduler, run_id=workflow.info().run_id, stop_node=stops.stop_node)
         self._is_open = True
         self._document.write_changed_nodes()
         self._publisher.set_status(TaskStatus.RUNNING)
 
     def _publish_status(self) -> None:
         """Update the task's own status and its current details."""
-        status = TaskStatus.RUNNING if self._nodes.in_flight else open_status(self._scheduler)
+        silent = self._silence.nodes
+        running = self._nodes.in_flight > len(silent)
+        status = TaskStatus.RUNNING if running else open_status(self._scheduler, silent=bool(silent))
         if self._publisher.set_status(status):
             self._document.write_task()
+        self._document.show_silent(silent)
         self._publisher.refresh()
 
     def _has_events(self) -> bool:
@@ -134,6 +140,7 @@ class Task:
             self._wake_requested
             or self._nodes.any_ended
             or self._deadlines.timer_fired
+            or self._silence.reported
             or _cancel_requested()
         )
 
@@ -157,6 +164,8 @@ class Task:
                 self._scheduler.changed.add(index)
         if self._deadlines.timer_fired:
             self._deadlines.enforce()
+        if self._silence.reported:
+            self._silence.apply()
         if self._scheduler.hard_failure is None:
             self._document.write_changed_nodes()
 
@@ -194,6 +203,7 @@ class Task:
         """End all waits and writes, and return the state for the next run. If the task was cancelled, stop it."""
         self._draining = self._loop_ended = True
         await self._cancel_nodes(grace_sec=0)
+        self._document.show_silent([])
         await self._document.flush()
         await workflow.wait_condition(workflow.all_handlers_finished)
         return await self._stop() if _cancel_requested() else self._state
@@ -242,6 +252,7 @@ class Task:
         """Publish the final status and close the task document."""
         self._publisher.set_status(status)
         self._publisher.finish(reason if status is TaskStatus.CANCELLED else None)
+        self._document.show_silent([])
         await self._document.close(reason)
         self._result = TaskResult(
             task_id=workflow.info().workflow_id,
@@ -249,6 +260,18 @@ class Task:
             handled_failures=self._scheduler.handled_failures,
         )
         return self._result
+
+    @workflow.update(name=temporal_names.REPORT_SILENCE)
+    async def report_silence(self, report: SilenceReport) -> None:
+        """Show the reported attempts as silent, and fail those that have been silent for too long."""
+        self._silence.accept(report)
+
+    @report_silence.validator
+    def _check_silence(self, report: SilenceReport) -> None:
+        """Reject a report that is outdated or changes nothing."""
+        problem = self._silence.problem(report) if self._is_open else "the task is not open"
+        if problem is not None:
+            raise ApplicationError(problem, type=reason_codes.FENCED, non_retryable=True)
 
     @workflow.query
     def status(self) -> dict[str, Any]:

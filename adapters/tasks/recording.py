@@ -80,12 +80,13 @@ class Recording:
 
 
 def _update(record: RecordTask, nodes: Sequence[NodeRecord], fields: Fields) -> tuple[Fields, Fields]:
+    removed = task_fields.heard_again(record) if fields else {}
     condition = task_fields.task_filter(record)
     for node in nodes:
         condition |= task_fields.node_filter(node)
         own_flag = task_fields.own_flag(node, record.run_id)
         fields = fields | task_fields.node_fields(node, record.at) | own_flag
-    return condition, {"$set": fields}
+    return condition, {"$set": fields, **({"$unset": removed} if removed else {})}
 
 
 def chunks(nodes: Sequence[T], size: int) -> list[Sequence[T]]:

@@ -49,15 +49,24 @@ def failure_text(scheduler: Scheduler) -> str:
     return f"node {first.node_id!r} failed: {error}"[:LAST_ERROR_CHARS] + suffix
 
 
-def open_status(scheduler: Scheduler) -> TaskStatus:
+def open_status(scheduler: Scheduler, *, silent: bool = False) -> TaskStatus:
     """Return the status of a task that has not ended.
 
-    It is `deferred` if no node runs and at least one waits for its retry, otherwise `running`.
+    It is `deferred` if no node runs and at least one waits for its retry, otherwise `running`. A task whose running
+    attempts are all `silent` is `deferred` too.
     """
+    if silent:
+        return TaskStatus.DEFERRED
     counts = scheduler.counts()
     waiting = counts[NodeStatus.DEFERRED] > 0
     idle = counts[NodeStatus.RUNNING] == 0
     return TaskStatus.DEFERRED if waiting and idle else TaskStatus.RUNNING
+
+
+def is_dead(scheduler: Scheduler) -> bool:
+    """Return whether a node that makes the task fail sent no heartbeats for too long."""
+    states = (scheduler.states[node.index] for node in scheduler.failures)
+    return any(state.reason_code == reason_codes.HEARTBEAT_TIMEOUT for state in states)
 
 
 def shorten_history(history: list[StatusChange]) -> int:

@@ -23,6 +23,7 @@ from flowkit.models.graphs import (
     RetryPolicy,
     StartWhen,
 )
+from flowkit.models.silence import SilenceReport, SilentAttempt
 from flowkit.models.tasks import (
     OPEN_NODE_STATUSES,
     OPEN_TASK_STATUSES,
@@ -65,6 +66,8 @@ __all__ = [
     "RecordTask",
     "RetryPolicy",
     "Settings",
+    "SilenceReport",
+    "SilentAttempt",
     "SkipReason",
     "StartWhen",
     "StatusChange",
