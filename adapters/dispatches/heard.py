@@ -21,8 +21,8 @@ _WANTED = {
 async def last_heard(db: Database, task_id: str) -> dict[tuple[str, int], float]:
     """Return the time of the last event by node id and epoch, for the attempts that a worker has accepted.
 
-    Every event extends a lease by its duration. The result may differ from the real time by a tenth of that duration,
-    because a bridge stores only longer extensions, and because it adds a margin.
+    Every event extends a lease by its duration and a margin. The result may be too late by this margin, a tenth of the
+    duration, but is never too early, because a bridge stores every extension that exceeds the margin.
     """
     running = {"task_id": task_id, "state": DispatchState.OPEN.value, "accepted_at": {"$ne": None}}
     return {

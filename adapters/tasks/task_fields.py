@@ -300,14 +300,6 @@ def node_fields(node: NodeRecord, at: float) -> Fields:
     return fields
 
 
-def own_flag(node: NodeRecord, run_id: str) -> Fields:
-    """Return the `$set` for the cancel flag of a single node. The run id distinguishes it from a direct write."""
-    if node.cancel_reason is None:
-        return {}
-    path = f"graph.nodes.{node.index}.coordinator"
-    return {f"{path}.cancel_reason": node.cancel_reason, f"{path}.cancel_run_id": run_id}
-
-
 def task_filter(record: RecordTask) -> Fields:
     """Return the filter for the task's own fields: the task is open and no newer run has opened it."""
     return {
@@ -324,36 +316,10 @@ def task_fields(record: RecordTask) -> Fields:
         "status_history": history(record.status_history),
         "updated_at": moment(record.at),
         **omitted(record),
-        **liveness(record),
     }
     if record.cancel_reason is not None:
         fields |= cancel_flags(record.cancel_reason, record.at, record.run_id)
     return fields
-
-
-SILENT = "silent"
-"""The `liveness` of a task, and of its nodes, whose attempts send no heartbeats."""
-
-
-def liveness(record: RecordTask) -> Fields:
-    """Return the `$set` of the fields that show silent nodes, or that none is silent any more."""
-    if record.silent:
-        suspected: Fields = {
-            "state": "suspected",
-            "suspected_at": moment(record.at),
-            "silent_nodes": [*record.silent.values()],
-        }
-        nodes = {f"graph.nodes.{index}.liveness": SILENT for index in record.silent}
-        return {"liveness": SILENT, "coordinator.liveness": suspected, **nodes}
-    if not record.heard:
-        return {}
-    return {"coordinator.liveness": {"state": "ok"}}
-
-
-def heard_again(record: RecordTask) -> Fields:
-    """Return the `$unset` for nodes that are no longer silent."""
-    gone = {} if record.silent or not record.heard else {"liveness": ""}
-    return gone | {f"graph.nodes.{index}.liveness": "" for index in record.heard}
 
 
 def omitted(record: RecordTask | CloseTask) -> Fields:
