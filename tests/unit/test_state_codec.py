@@ -58,6 +58,7 @@ def state(nodes: list[NodeState] | None = None, graph: dict[str, Any] | None = N
                 last_error="flaky: no",
                 reason_code="flaky",
                 skip_reason=SkipReason.UPSTREAM_FAILED,
+                deadline_at=NOW,
             )
         ],
         status_history=[StatusChange(from_=None, to="queued", at=1.0)],
@@ -136,6 +137,7 @@ NODES = st.builds(
     last_error=st.none() | st.text(min_size=1, max_size=30),
     reason_code=st.none() | st.text(min_size=1, max_size=10),
     skip_reason=st.none() | st.sampled_from(SkipReason),
+    deadline_at=st.none() | st.floats(1, 1e12),
 )
 
 

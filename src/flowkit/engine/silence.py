@@ -148,14 +148,16 @@ class SilenceCheck:
         return not attempt.external and await self._is_polled(attempt.queue)
 
     async def _is_polled(self, queue: str) -> bool:
-        described = await self._client.workflow_service.describe_task_queue(
-            DescribeTaskQueueRequest(
-                namespace=self._client.namespace,
-                task_queue=TaskQueue(name=queue),
-                task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
-            ),
-            timeout=_RPC_TIMEOUT,
+        request = DescribeTaskQueueRequest(
+            namespace=self._client.namespace,
+            task_queue=TaskQueue(name=queue),
+            task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
         )
+        try:
+            described = await self._client.workflow_service.describe_task_queue(request, timeout=_RPC_TIMEOUT)
+        except RPCError as error:
+            _logger.info("the pollers of queue %s are unknown: %s", queue, error.message)
+            return False
         since = time.time() - _RECENT_SEC
         return any(poller.last_access_time.ToNanoseconds() / 1e9 >= since for poller in described.pollers)
 

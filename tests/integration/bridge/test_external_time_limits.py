@@ -58,6 +58,17 @@ async def test_external_worker_is_signalled_at_the_deadline_of_its_node_only(ext
     assert await external.statuses(task_id) == expected
 
 
+async def test_attempt_of_an_external_worker_ends_at_its_time_limit(external: ExternalTasks) -> None:
+    await external.served_engine()
+    worker = await external.external(waiting, db_cancel_poll_ms=BLIND)
+    task_id = await external.create(node("n", external.role, timeout_sec=2, retry_policy={"max": 0}))
+    with pytest.raises(WorkflowFailureError):
+        await external.result(task_id)
+    error = (await external.node(task_id, "n"))["last_error"]
+    assert error == "timeout: the attempt took longer than 2 s (timeout_sec)"
+    await worker.wait_for("CANCELLED", within=40)
+
+
 async def test_silent_external_worker_defers_the_task_and_then_fails_it(external: ExternalTasks) -> None:
     """H33 below the lease: the bridge sends heartbeats to Temporal, but the worker sends none."""
     external.settings |= {"heartbeat_soft_sec": 7, "heartbeat_hard_sec": 10}
