@@ -1,10 +1,12 @@
 """The registry of worker processes, `worker_registry` (spec: collections; protocol: announces).
 
-The registry is for operators and monitoring. FlowKit bases no decision on it.
+The registry is for operators and monitoring. FlowKit bases one decision on it: the sweep counts the silence of an
+attempt only while a worker serves its role.
 """
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +101,13 @@ class WorkerRegistry:
         gone = {"status": WorkerStatus.OFFLINE.value, "last_seen": moment(at)}
         done = await self._workers.update_one({"worker_id": worker_id, "session": session}, {"$set": gone})
         return bool(done.matched_count)
+
+    @translate_errors
+    async def serves(self, role: str) -> bool:
+        """Return whether a worker of this role is online."""
+        listed = {"$regex": f"(^|,){re.escape(role)}(,|$)"}
+        online = {"status": WorkerStatus.ONLINE.value, "type": listed}
+        return await self._workers.find_one(online, {"_id": 1}) is not None
 
     @translate_errors
     async def expire(self, at: float) -> int:

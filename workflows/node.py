@@ -92,6 +92,7 @@ async def run_node(context: NodeRunContext, node: Node, state: NodeState) -> Nod
                 failure = await _run_attempt(context, node, state)
         if context.is_draining() and state.status is NodeStatus.CANCELLING:
             return None  # The main loop ends the node.
+        failure = context.stop_failure(node.index) or failure
         if failure is None:
             state.last_error = state.reason_code = None
             return NodeStatus.FINISHED

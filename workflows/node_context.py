@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from contextlib import AbstractAsyncContextManager
 
-    from flowkit.models import Node, Settings
+    from flowkit.models import AttemptFailure, Node, Settings
 
 
 class SharedSlots:
@@ -90,6 +90,8 @@ class NodeRunContext:
     """Return whether only one node runs, so that a local activity delays no other node."""
     before_immediate_retry: Callable[[], Awaitable[None]] = _no_wait
     """Awaited before a node runs again without backoff. It may wait until the task continues in a new run."""
+    stop_failure: Callable[[int], AttemptFailure | None] = lambda index: None
+    """Return the failure with which the task stops this single node, or None if it does not."""
     in_flight: int = 0
     """Number of attempts that are scheduled or running."""
     consecutive_local_activities: int = 0

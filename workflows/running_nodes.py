@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 from temporalio import workflow
 
+from flowkit.models import NodeStatus
 from flowkit.workflows.node import run_node
 from flowkit.workflows.node_context import NodeRunContext
+from flowkit.workflows.retry import note_failure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from flowkit.models import FirstBatch, Node, NodeState, NodeStatus, Settings
+    from flowkit.models import AttemptFailure, FirstBatch, Node, NodeState, Settings
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
 
@@ -35,6 +37,8 @@ class RunningNodes:
         self._index_of = {node.node_id: node.index for node in scheduler.nodes}
         self._running: dict[int, asyncio.Task[None]] = {}
         self._ended: list[tuple[int, NodeStatus]] = []
+        self._stops: dict[int, AttemptFailure] = {}
+        """The failures of the nodes that `stop` ends."""
         self._error: Exception | None = None
         """An unexpected error of a node. It fails the workflow task, so that Temporal shows it."""
         self._context = NodeRunContext(
@@ -48,6 +52,7 @@ class RunningNodes:
             source_progress=self._source_progress,
             is_only_running_node=lambda: len(self._running) == 1,
             before_immediate_retry=before_immediate_retry,
+            stop_failure=self._stops.get,
         )
 
     @property
@@ -69,6 +74,11 @@ class RunningNodes:
     async def _run(self, node: Node, state: NodeState) -> None:
         try:
             status = await run_node(self._context, node, state)
+        except asyncio.CancelledError:
+            if node.index not in self._stops:
+                raise
+            self._fail_stopped(node.index)
+            return
         except Exception as error:
             self._error = error
             raise
@@ -93,6 +103,31 @@ class RunningNodes:
         if index is None or self._scheduler.states[index].epoch != batch.epoch:
             return False
         return self._scheduler.add_batch(index)
+
+    def stop(self, index: int, failure: AttemptFailure) -> None:
+        """End an open node with `failure`, in place of any other outcome.
+
+        A node with the status `cancelling` ends with its attempt, which the caller cancels with `cancel_attempt`. Any
+        other node ends at once.
+        """
+        self._stops[index] = failure
+        if self._scheduler.states[index].status is not NodeStatus.CANCELLING and not self._cancel(index):
+            self._fail_stopped(index)
+
+    def cancel_attempt(self, index: int) -> None:
+        """Cancel the attempt of a node that `stop` ends, unless it has ended by itself."""
+        self._cancel(index)
+
+    def _cancel(self, index: int) -> bool:
+        """Cancel a node that runs or waits. Return False if it does neither."""
+        running = self._running.get(index)
+        return running is not None and running.cancel()
+
+    def _fail_stopped(self, index: int) -> None:
+        failure, state = self._stops[index], self._scheduler.states[index]
+        note_failure(state, failure.code, failure.message)
+        state.next_retry_at = None
+        self._ended.append((index, NodeStatus.FAILED))
 
     async def cancel(self, grace_sec: float) -> None:
         """Cancel the running nodes and wait until they stop, at most `grace_sec`. 0 means without a limit."""

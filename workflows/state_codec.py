@@ -56,6 +56,7 @@ _REASON_BY_LETTER = {letter: reason for reason, letter in _REASON_LETTERS.items(
 
 _COUNTS = ("epoch", "generation", "failures", "losses", "yields")
 _FLAGS = ("free", "streamed")
+_TIMES = ("next_retry_at", "deadline_at")
 _TEXTS = ("last_error", "reason_code")
 _MAX_UNCOMPRESSED_BYTES = 1_000
 """Values up to this size are not compressed, so that they stay readable in Temporal's Web UI."""
@@ -125,10 +126,11 @@ def columns_of(states: Sequence[NodeState], limit: int) -> Columns:
     columns: Columns = {"status": "".join(_STATUS_LETTERS[state.status] for state in states)}
     for name in _COUNTS:
         _add_column(columns, name, [getattr(state, name) for state in states])
-    _add_column(columns, "next_retry_at", [state.next_retry_at or 0 for state in states])
     for name in _FLAGS:
         flags = [getattr(state, name) for state in states]
         _add_column(columns, name, flags, "".join("01"[flag] for flag in flags))
+    for name in _TIMES:
+        _add_column(columns, name, [getattr(state, name) or 0 for state in states])
     if any(state.skip_reason for state in states):
         columns["skip_reason"] = "".join(_REASON_LETTERS[state.skip_reason] for state in states)
     if any(state.condition is not None for state in states):
@@ -170,9 +172,10 @@ def states_of(columns: Columns) -> list[NodeState]:
     states = [NodeState(status=_STATUS_BY_LETTER[letter]) for letter in columns["status"]]
     for name in _COUNTS:
         _set_column(states, name, columns.get(name, ()))
-    _set_column(states, "next_retry_at", [at or None for at in columns.get("next_retry_at", ())])
     for name in _FLAGS:
         _set_column(states, name, [digit == "1" for digit in columns.get(name, "")])
+    for name in _TIMES:
+        _set_column(states, name, [at or None for at in columns.get(name, ())])
     _set_column(
         states, "skip_reason", [_REASON_BY_LETTER[letter] for letter in columns.get("skip_reason", "")]
     )

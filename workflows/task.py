@@ -17,15 +17,18 @@ from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
     from flowkit import reason_codes, temporal_names
-    from flowkit.models import FirstBatch, NodeStatus, SkipReason, TaskResult, TaskStatus
+    from flowkit.models import FirstBatch, NodeStatus, SilenceReport, SkipReason, TaskResult, TaskStatus
     from flowkit.workflows.conditions import ConditionEvaluations
+    from flowkit.workflows.deadlines import TaskDeadlines
     from flowkit.workflows.display.current_details import StatusPublisher
     from flowkit.workflows.display.reports import status_view
     from flowkit.workflows.display.views import failure_text, open_status, stop_reason
     from flowkit.workflows.opening import open_or_restore
     from flowkit.workflows.running_nodes import RunningNodes
     from flowkit.workflows.scheduling.scheduler import Scheduler
+    from flowkit.workflows.silence import Silence
     from flowkit.workflows.state_codec import TaskState, encode_state
+    from flowkit.workflows.stopping import NodeStops
     from flowkit.workflows.task_document import TaskDocument
 
 _CANCEL_FLAGS_TIMEOUT_SEC = 1.0
@@ -47,6 +50,8 @@ class Task:
     _document: TaskDocument
     _nodes: RunningNodes
     _conditions: ConditionEvaluations
+    _deadlines: TaskDeadlines
+    _silence: Silence
 
     def __init__(self) -> None:
         self._is_open = False
@@ -87,12 +92,12 @@ class Task:
         """Run the task until it ends, or until it must continue as a new run with the returned state."""
         await self._open(task)
         while not self._scheduler.done:
-            if _cancel_requested() or self._scheduler.hard_failure:
+            if _cancel_requested() or self._scheduler.hard_failure or self._deadlines.task_failure:
                 return await self._stop()
             if self._should_continue_as_new():
                 return await self._prepare_continue_as_new()
             self._iterations += 1
-            self._nodes.start(self._scheduler.pop_ready())
+            self._nodes.start(self._deadlines.begin(self._scheduler.pop_ready()))
             if not self._draining:
                 self._conditions.start(self._scheduler.pop_due())
             await asyncio.sleep(0)  # Let the nodes schedule their activities.
@@ -117,21 +122,33 @@ class Task:
             before_immediate_retry=self._before_immediate_retry,
         )
         self._conditions = ConditionEvaluations(self._scheduler, self._state.opened.settings.deployment)
+        stops = NodeStops(self._scheduler, self._nodes, self._document)
+        self._deadlines = TaskDeadlines(self._state, graph, stop_node=stops.stop_node)
+        self._silence = Silence(self._scheduler, run_id=workflow.info().run_id, stop_node=stops.stop_node)
         self._is_open = True
         self._document.write_changed_nodes()
         self._publisher.set_status(TaskStatus.RUNNING)
 
     def _publish_status(self) -> None:
         """Update the task's own status and its current details."""
-        status = TaskStatus.RUNNING if self._nodes.in_flight else open_status(self._scheduler)
+        silent = self._silence.nodes
+        running = self._nodes.in_flight > len(silent)
+        status = TaskStatus.RUNNING if running else open_status(self._scheduler, silent=bool(silent))
         if self._publisher.set_status(status):
             self._document.write_task()
+        self._document.show_silent(silent)
         self._publisher.refresh()
 
     def _has_events(self) -> bool:
         """Return whether the main loop must iterate."""
-        any_results = self._nodes.any_ended or self._conditions.any_decided
-        return self._wake_requested or any_results or _cancel_requested()
+        return (
+            self._wake_requested
+            or self._nodes.any_ended
+            or self._conditions.any_decided
+            or self._deadlines.timer_fired
+            or self._silence.reported
+            or _cancel_requested()
+        )
 
     def _on_retry_state_change(self, index: int) -> None:
         """Wake the main loop when a node begins or ends its wait for a retry. Write a wait to the task document."""
@@ -152,6 +169,10 @@ class Task:
             if status is NodeStatus.FAILED:
                 self._scheduler.changed.add(index)
         self._conditions.apply()
+        if self._deadlines.timer_fired:
+            self._deadlines.enforce()
+        if self._silence.reported:
+            self._silence.apply()
         if self._scheduler.hard_failure is None:
             self._document.write_changed_nodes()
 
@@ -189,6 +210,7 @@ class Task:
         """End all waits and writes, and return the state for the next run. If the task was cancelled, stop it."""
         self._draining = self._loop_ended = True
         await self._cancel_nodes(grace_sec=0)
+        self._document.show_silent([])
         await self._document.flush()
         await workflow.wait_condition(workflow.all_handlers_finished)
         return await self._stop() if _cancel_requested() else self._state
@@ -196,14 +218,18 @@ class Task:
     async def _stop(self) -> TaskResult:
         """Stop a cancelled or failed task: set the cancel flags, cancel the attempts, close the task document.
 
-        A cancel request takes precedence over a failure.
+        A cancel request takes precedence over a failure of a node, and that over the deadline of the task.
         """
         failed = None if _cancel_requested() else self._scheduler.hard_failure
-        reason = stop_reason(failed, self._state.nodes, workflow.cancellation_reason())
+        overdue = None if failed or _cancel_requested() else self._deadlines.task_failure
+        fails = failed is not None or overdue is not None
+        reason = stop_reason(
+            failed, self._state.nodes, workflow.cancellation_reason(), overdue=overdue is not None
+        )
         self._draining = self._loop_ended = True
         self._scheduler.mark_cancelling()
         self._document.write_changed_nodes()
-        if failed is not None:
+        if fails:
             self._publisher.set_status(TaskStatus.FAILED)
         self._document.write_task(cancel_reason=reason)
         with suppress(TimeoutError):
@@ -213,10 +239,10 @@ class Task:
                 timeout_summary="let the cancel flags reach MongoDB",
             )
         await self._cancel_nodes(grace_sec=self._state.opened.settings.cancel_grace_sec)
-        skip_reason = SkipReason.TASK_CANCELLED if failed is None else SkipReason.TASK_FAILED
+        skip_reason = SkipReason.TASK_FAILED if fails else SkipReason.TASK_CANCELLED
         self._scheduler.end_all(NodeStatus.CANCELLED, skip_reason)
-        if failed is not None:
-            return await self._fail()
+        if fails:
+            return await self._fail(overdue)
         return await self._close(TaskStatus.CANCELLED, reason)
 
     async def _cancel_nodes(self, grace_sec: float) -> None:
@@ -224,8 +250,9 @@ class Task:
         await self._conditions.cancel()
         await self._nodes.cancel(grace_sec)
 
-    async def _fail(self) -> TaskResult:
-        reason = failure_text(self._scheduler)
+    async def _fail(self, overdue: str | None = None) -> TaskResult:
+        """Close the task as failed, because of its failed nodes or because it is `overdue`, and raise the error."""
+        reason = overdue or failure_text(self._scheduler)
         await self._close(TaskStatus.FAILED, reason)
         raise ApplicationError(reason, type=reason_codes.TASK_FAILED, non_retryable=True)
 
@@ -233,6 +260,7 @@ class Task:
         """Publish the final status and close the task document."""
         self._publisher.set_status(status)
         self._publisher.finish(reason if status is TaskStatus.CANCELLED else None)
+        self._document.show_silent([])
         await self._document.close(reason)
         self._result = TaskResult(
             task_id=workflow.info().workflow_id,
@@ -250,6 +278,18 @@ class Task:
         """
         if self._is_open and self._nodes.add_batch(batch):
             self._wake_requested = True
+
+    @workflow.update(name=temporal_names.REPORT_SILENCE)
+    async def report_silence(self, report: SilenceReport) -> None:
+        """Show the reported attempts as silent, and fail those that have been silent for too long."""
+        self._silence.accept(report)
+
+    @report_silence.validator
+    def _check_silence(self, report: SilenceReport) -> None:
+        """Reject a report that is outdated or changes nothing."""
+        problem = self._silence.problem(report) if self._is_open else "the task is not open"
+        if problem is not None:
+            raise ApplicationError(problem, type=reason_codes.FENCED, non_retryable=True)
 
     @workflow.query
     def status(self) -> dict[str, Any]:

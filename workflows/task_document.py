@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from temporalio import workflow
 
 from flowkit.graph.task_input import NewTask
-from flowkit.models import CloseTask, NodeStatus, RecordTask
+from flowkit.models import CloseTask, NodeStatus, RecordTask, TaskStatus
 from flowkit.workflows.display.reports import node_record, pulled_nodes, split_record, truncate_close_record
+from flowkit.workflows.display.views import is_dead
 from flowkit.workflows.document_activities import close_document, open_document, record_document
 
 if TYPE_CHECKING:
@@ -39,11 +40,15 @@ class TaskDocument:
         self._changed_nodes: dict[int, NodeRecord] = {}
         self._task_changed = False
         self._cancel_reason: str | None = None
+        self._silent: list[int] = []
+        """The nodes that the document shows as silent."""
+        self._heard: set[int] = set()
+        """The nodes to show as no longer silent."""
         self._writing: asyncio.Task[None] | None = None
 
-    def write_node(self, index: int) -> None:
-        """Schedule a write of the node's present state."""
-        self._changed_nodes[index] = self._node_record(index)
+    def write_node(self, index: int, cancel_reason: str | None = None) -> None:
+        """Schedule a write of the node's present state. With `cancel_reason`, it sets the node's own cancel flag."""
+        self._changed_nodes[index] = self._node_record(index, cancel_reason)
         self._start_writing()
 
     def write_changed_nodes(self) -> None:
@@ -57,6 +62,13 @@ class TaskDocument:
         self._task_changed = True
         self._cancel_reason = cancel_reason or self._cancel_reason
         self._start_writing()
+
+    def show_silent(self, nodes: list[int]) -> None:
+        """Schedule a write that shows these nodes, and no others, as silent. Do nothing if the document does."""
+        if nodes != self._silent:
+            self._heard = (self._heard | {*self._silent}) - {*nodes}
+            self._silent = nodes
+            self.write_task()
 
     @property
     def is_idle(self) -> bool:
@@ -103,7 +115,10 @@ class TaskDocument:
             cancel_reason=cancel_reason,
             deployment=self._state.opened.settings.deployment,
             status_history_omitted=self._publisher.omitted,
+            silent={index: self._scheduler.nodes[index].node_id for index in self._silent},
+            heard=sorted(self._heard),
         )
+        self._heard.clear()
         parts = split_record(record)
         for part in parts if len(parts) > 1 and workflow.patched(PARTS) else [record]:
             await record_document(part)
@@ -124,9 +139,11 @@ class TaskDocument:
                 reason=reason,
                 deployment=self._state.opened.settings.deployment,
                 status_history_omitted=self._publisher.omitted,
+                dead=self._publisher.status is TaskStatus.FAILED and is_dead(self._scheduler),
             )
         )
 
-    def _node_record(self, index: int) -> NodeRecord:
+    def _node_record(self, index: int, cancel_reason: str | None = None) -> NodeRecord:
         node = self._scheduler.nodes[index]
-        return node_record(node, self._scheduler.states[index], pulled=node.node_id in self._pulled)
+        pulled = node.node_id in self._pulled
+        return node_record(node, self._scheduler.states[index], pulled=pulled, cancel_reason=cancel_reason)

@@ -2,7 +2,8 @@
 
 The workflow sets flags for external workers and stores its run id in `coordinator.cancel_run_id`. A flag without a run
 id is a direct write to the document, which Temporal does not know about yet. A flag with another run id is outdated:
-Temporal's *Reset* has returned the task to a point before the cancel.
+Temporal's *Reset* has returned the task to a point before the cancel. If the workflow stops a single node, for example
+at its deadline, the node's own `coordinator` contains flag, reason and run id.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _TASK_FLAG = {
     "coordinator.cancel_reason": 1,
     "coordinator.cancel_run_id": 1,
 }
+_FLAGS = {**_TASK_FLAG, "graph.nodes.coordinator": 1}
 _ALL_FLAGS = {
     **_TASK_FLAG,
     "closed_run_id": 1,
@@ -71,8 +73,8 @@ class CancelFlags:
             {f"{node}.coordinator.cancelled": True},
             {f"{node}.status": NodeStatus.CANCELLING.value},
         ]
-        found = await self._tasks.find_one({"id": attempt.task_id, "$or": flags}, _TASK_FLAG)
-        return _flag(found) if found is not None else None
+        found = await self._tasks.find_one({"id": attempt.task_id, "$or": flags}, _FLAGS)
+        return _flag(found, attempt.index) if found is not None else None
 
     async def flagged(self, task_ids: Sequence[str]) -> set[str]:
         """Return the ids of those tasks for which a flag is set, for the task itself or for one of its nodes."""
@@ -100,11 +102,15 @@ class CancelFlags:
         await self._tasks.update_one(same, {"$unset": task_fields.flags_of(found["graph"]["nodes"])})
 
 
-def _flag(document: dict[str, Any]) -> CancelFlag:
-    """Return the flag of a document.
+def _flag(document: dict[str, Any], index: int | None = None) -> CancelFlag:
+    """Return the flag of a document or, if only the node at `index` has one, that flag.
 
-    The workflow sets the flag of the task before those of nodes. A flag of a node alone is therefore a direct write.
+    When the workflow stops a task, it sets the flag of the task before those of nodes. When it stops a single node, its
+    flag has a run id. Any other flag of a node alone is therefore a direct write.
     """
     found = document.get("coordinator") or {}
+    if found.get("cancelled") is not True and index is not None:
+        own = task_fields.nodes_of(document)[index].get("coordinator") or {}
+        found = own if own.get("cancel_run_id") else found
     run_id = found.get("cancel_run_id") if found.get("cancelled") is True else None
     return CancelFlag(reason=str(found.get("cancel_reason") or reason_codes.DB_FLAG), run_id=run_id)

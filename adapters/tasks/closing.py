@@ -114,6 +114,8 @@ def end_fields(close: CloseTask, stored_nodes: list[Fields], room: Room) -> Fiel
         "updated_at": moment(close.at),
         **task_fields.omitted(close),
     }
+    if close.dead:
+        fields["coordinator.liveness"] = {"state": "dead"}
     if close.status is TaskStatus.FINISHED:
         fields["result"] = result(close.handled_failures, stored_nodes if room.nodes else [])
     if close.status is TaskStatus.CANCELLED:

@@ -25,7 +25,14 @@ _NOT_CLOSED: Fields = {
 """Filter for tasks that may still change. A failed task shows its status before its last attempts have ended."""
 
 _OF_ONE_PAGE = 200
-_PROJECTION = {"id": 1, "run_id": 1, "first_run_id": 1, "namespace_id": 1, "updated_at": 1}
+_PROJECTION = {
+    "id": 1,
+    "run_id": 1,
+    "first_run_id": 1,
+    "namespace_id": 1,
+    "updated_at": 1,
+    "coordinator.liveness.silent_nodes": 1,
+}
 
 
 class OpenTasks:
@@ -38,7 +45,7 @@ class OpenTasks:
     async def pages(self, *, namespace_id: str, database_id: str = "") -> AsyncIterator[list[Fields]]:
         """Yield pages of open documents that belong to a namespace or to none.
 
-        Each document has `id`, `run_id`, `first_run_id`, `namespace_id` and `updated_at`. If `namespace_id` is empty,
+        Each document has `id`, `run_id`, `first_run_id`, `namespace_id`, `updated_at`, and its silent nodes. If `namespace_id` is empty,
         yield only documents without a namespace. Omit documents with another database id, which come from a copy.
         """
         wanted = {**_NOT_CLOSED, "namespace_id": {"$in": [namespace_id or None, None]}}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pymongo import UpdateOne
 
 from flowkit.adapters.mongo import fits
-from flowkit.adapters.tasks import task_fields
+from flowkit.adapters.tasks import liveness, task_fields
 from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Recording:
 
     async def _write(self, record: RecordTask) -> None:
         waiting = sorted(record.nodes, key=lambda node: node.status is not NodeStatus.FAILED)
-        fields = task_fields.task_fields(record)
+        fields = task_fields.task_fields(record) | liveness.shown_silent(record)
         while waiting or fields:
             some = waiting[:NODES_OF_ONE_UPDATE]
             if not await self._together(record, some, fields):
@@ -80,11 +80,13 @@ class Recording:
 
 
 def _update(record: RecordTask, nodes: Sequence[NodeRecord], fields: Fields) -> tuple[Fields, Fields]:
+    removed = liveness.heard_again(record) if fields else {}
     condition = task_fields.task_filter(record)
     for node in nodes:
         condition |= task_fields.node_filter(node)
-        fields = fields | task_fields.node_fields(node, record.at)
-    return condition, {"$set": fields}
+        own_flag = liveness.own_flag(node, record.run_id)
+        fields = fields | task_fields.node_fields(node, record.at) | own_flag
+    return condition, {"$set": fields, **({"$unset": removed} if removed else {})}
 
 
 def chunks(nodes: Sequence[T], size: int) -> list[Sequence[T]]:

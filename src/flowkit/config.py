@@ -106,7 +106,9 @@ class CoordinatorConfig(_Kafka):
     worker_types: list[str] = field(default_factory=list)
     """Roles that external Kafka workers serve."""
     heartbeat_soft_sec: float = 300
+    """Time without a heartbeat of a running attempt after which its task shows as silent. 0 means never."""
     heartbeat_hard_sec: float = 3600
+    """Time without a heartbeat after which the attempt's node fails. 0 means never."""
     lease_ttl_sec: float = 45
     """Time without a heartbeat after which an attempt counts as lost."""
     discovery_window_sec: float = 8
@@ -240,8 +242,8 @@ RULES = {
     "queue": checks.text(),
     "lease_ttl_sec": checks.seconds(),
     "worker_types": checks.roles(),
-    "heartbeat_soft_sec": checks.seconds(),
-    "heartbeat_hard_sec": checks.seconds(),
+    "heartbeat_soft_sec": checks.seconds(0),
+    "heartbeat_hard_sec": checks.seconds(0),
     "discovery_window_sec": checks.seconds(0),
     "cancel_grace_sec": checks.seconds(0),
     "scheduler_tick_sec": _NEVER_USED,

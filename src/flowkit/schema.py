@@ -43,6 +43,7 @@ def graph_schema() -> Schema:
             "edges_ex": _or_null({"type": "array", "items": _extended_edge()}),
             "name": {"description": "Name of the task if params contain no pipeline_name."},
             "on_node_failure": {"enum": [mode.value for mode in OnNodeFailure]},
+            "deadline_sec": _time_limit("seconds from the opening of the task to its end"),
         },
     }
 
@@ -79,7 +80,6 @@ def _node() -> Schema:
 
 def _node_keys() -> dict[str, Schema]:
     fan_in = f"^(?:{_any_case(field_checks._FAN_IN.pattern)}){_END}"
-    shortest, longest = field_checks._SHORTEST_SEC, field_checks._YEAR_SEC
     return {
         "node_id": _node_id(),
         "type": {
@@ -93,8 +93,9 @@ def _node_keys() -> dict[str, Schema]:
         "retry_policy": _or_null(_retry_policy()),
         "routing": _routing(),
         "allow_failure": _or_null({"type": "boolean"}),
-        "timeout_sec": _or_null({"type": "number", "minimum": shortest, "maximum": longest}),
         "when": _when("node"),
+        "timeout_sec": _time_limit("time limit of one attempt, in seconds"),
+        "deadline_sec": _time_limit("seconds from the opening of the node's gate to its end"),
         "name": _ANY,
         "meta": _ANY,
     }
@@ -103,6 +104,11 @@ def _node_keys() -> dict[str, Schema]:
 def _when(part: str) -> Schema:
     text: Schema = {"type": "string", "minLength": 1, "maxLength": limits.CONDITION_CHARS}
     return _or_null(text, f"the condition of the {part}, in CEL")
+
+
+def _time_limit(description: str) -> Schema:
+    shortest, longest = field_checks._SHORTEST_SEC, field_checks._YEAR_SEC
+    return _or_null({"type": "number", "minimum": shortest, "maximum": longest}, description)
 
 
 _NOTHING: list[Any] = [None, False, 0, "", [], {}]

@@ -16,6 +16,9 @@ STATUS_QUERY: Final = "status"
 FIRST_BATCH: Final = "first_batch"
 """Signal that an attempt has stored its first batch."""
 
+REPORT_SILENCE: Final = "report_silence"
+"""Update by which the sweep reports the attempts of a task that send no heartbeats."""
+
 OPEN_TASK: Final = "open_task"
 RECORD: Final = "record"
 CLOSE_TASK: Final = "close_task"

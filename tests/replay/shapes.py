@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio.client import WorkflowFailureError
 
+from flowkit import temporal_names
+from flowkit.models import SilenceReport, SilentAttempt
 from tests.integration.harness import node
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 SOON = {"retry_policy": {"max": 2, "backoff_sec": 0.1}}
 BROKEN: dict[str, Any] = {"inline": {"failures": 9, "permanent": True}}
 LONG: dict[str, Any] = {"inline": {"pause": 60}}
+LATER: dict[str, Any] = {"inline": {"failures": 9}, "retry_policy": {"max": 9, "backoff_sec": 60}}
 RUNS_AFTER = 80
 """Number of events after which the recording server suggests continue-as-new; only one shape has more."""
 
@@ -134,6 +137,17 @@ GRAPHS: dict[str, dict[str, Any]] = {
     "continue_as_new": {
         "nodes": [node("n0"), *(node(f"n{i}", "quick", f"n{i - 1}") for i in range(1, 18))],
     },
+    "deadlines": {
+        "deadline_sec": 600,
+        "nodes": [
+            node("slow", "paced", deadline_sec=1, allow_failure=True, **LONG),
+            node("again", "failing", deadline_sec=2, allow_failure=True, **LATER),
+            node("aside", "paced", deadline_sec=60, inline={"pause": 3}),
+            node("last", "quick", "aside", deadline_sec=60),
+        ],
+    },
+    "overdue": {"deadline_sec": 1.5, "nodes": [node("a"), node("b", "paced", "a", **LONG), node("c", "quick", "b")]},
+    "silence": {"nodes": [node("a", "paced", inline={"pause": 4}), node("b", "quick", "a")]},
     "cancel": {"nodes": [node("a"), node("b", "paced", "a", **LONG), node("c", "quick", "b")]},
     "native_loss": {"nodes": [node("a", "stubborn", inline={"pause": 60}), node("b", "quick", "a")]},
     "refused": {"nodes": [node("a", "quick", "ghost")]},
@@ -191,6 +205,19 @@ async def streamed(harness: Harness, name: str) -> None:
     assert states == ["finished", "failed", "skipped"]
 
 
+async def silent(harness: Harness, name: str) -> None:
+    """Report a running attempt as silent. The next sweep finds that it is not."""
+    await harness.coordinator.create_task(params={}, graph=GRAPHS[name], task_id=name)
+    await harness.until_node(name, "a", "running")
+    handle = await harness.handle(name)
+    run_id = (await handle.describe()).run_id or ""
+    report = SilenceReport(run_id=run_id, silent=[SilentAttempt(node_id="a", epoch=1)])
+    await handle.execute_update(temporal_names.REPORT_SILENCE, report)
+    await harness.until_status(name, "deferred")
+    await harness.until_status(name, "running")
+    await ended(harness, name)
+
+
 async def refused(harness: Harness, name: str) -> None:
     """Start an invalid graph with a Temporal client, because `create_task` would reject it."""
     client = await harness.client()
@@ -204,5 +231,6 @@ WAYS: dict[str, Callable[[Harness, str], Awaitable[None]]] = {
     "native_loss": lost,
     "refused": refused,
     "streaming": streamed,
+    "silence": silent,
     "yielding": yielded,
 }

@@ -61,6 +61,7 @@ def state(nodes: list[NodeState] | None = None, graph: dict[str, Any] | None = N
                 skip_reason=SkipReason.UPSTREAM_FAILED,
                 condition=False,
                 edges={0: True, 7: False},
+                deadline_at=NOW,
             )
         ],
         status_history=[StatusChange(from_=None, to="queued", at=1.0)],
@@ -142,6 +143,7 @@ NODES = st.builds(
     skip_reason=st.none() | st.sampled_from(SkipReason),
     condition=st.none() | st.booleans(),
     edges=st.dictionaries(st.integers(0, 5_000), st.booleans(), max_size=3),
+    deadline_at=st.none() | st.floats(1, 1e12),
 )
 
 

@@ -32,6 +32,8 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("timeout_zero", {"timeout_sec": 0}, ["timeout_sec", "0", "seconds above 0"]),
     ("timeout_text", {"timeout_sec": "10"}, ["timeout_sec", "'10'", "number of seconds"]),
     ("timeout_true", {"timeout_sec": True}, ["timeout_sec", "True", "number of seconds"]),
+    ("deadline_zero", {"deadline_sec": 0}, ["deadline_sec", "0", "seconds above 0"]),
+    ("deadline_long", {"deadline_sec": 4e7}, ["deadline_sec", "40000000.0", "31,536,000 at most"]),
     ("key_typo", {"dependson": []}, ["unknown key", "'dependson'", "did you mean 'depends_on'?"]),
     ("key_unknown", {"qqqq": 1}, ["unknown key", "'qqqq'", "'x-'"]),
     ("routing_type", {"routing": ["a"]}, ["routing", "['a']", "'on_success' and 'on_failure'"]),

@@ -40,10 +40,13 @@ _MAX_BYTES_PER_CHARACTER = 6
 """Size of a character that JSON escapes, such as `\\u0000`."""
 
 
-def node_record(node: Node, state: NodeState, *, pulled: bool) -> NodeRecord:
+def node_record(
+    node: Node, state: NodeState, *, pulled: bool, cancel_reason: str | None = None
+) -> NodeRecord:
     """Return the record that writes `state` to the task document.
 
-    `pulled` says whether other nodes pull artifacts from the node; its end then needs a complete marker.
+    `pulled` says whether other nodes pull artifacts from the node; its end then needs a complete marker. With
+    `cancel_reason`, the write sets the node's own cancel flag.
     """
     return NodeRecord(
         index=node.index,
@@ -55,6 +58,7 @@ def node_record(node: Node, state: NodeState, *, pulled: bool) -> NodeRecord:
         skip_reason=state.skip_reason,
         marker=pulled,
         after_finish=state.status is NodeStatus.FAILED and state.reason_code == reason_codes.UPSTREAM_FAILED,
+        cancel_reason=cancel_reason,
     )
 
 

@@ -39,6 +39,12 @@ def timer_summary(node: Node, state: NodeState, seconds: float) -> str:
     )
 
 
+def deadline_summary(limits: str, seconds: float) -> str:
+    """Return the summary of the timer for a deadline. `limits` is the id of a node or a name for the task."""
+    name = truncate_utf8(_truncate(limits, _ID_CHARS), _ID_BYTES)
+    return _fit_summary(f"deadline of {name} in {format_duration(seconds)}")
+
+
 def attempt_summary(node: Node, state: NodeState) -> str:
     """Return the summary of an attempt: the node id and, after failures, the number of the retry."""
     if not state.failures:

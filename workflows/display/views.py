@@ -30,10 +30,14 @@ _FIRST_CHANGES = 10
 """Number of status changes at the beginning of a long history that are kept."""
 
 
-def stop_reason(failed: Node | None, states: Sequence[NodeState], cancel_reason: str | None) -> str:
-    """Return why a task stops: `hard_fail:` and the failed node's reason code, or the given `cancel_reason`."""
+def stop_reason(
+    failed: Node | None, states: Sequence[NodeState], cancel_reason: str | None, *, overdue: bool = False
+) -> str:
+    """Return why a task stops: `hard_fail:` and the failed node's reason code, its deadline, or `cancel_reason`."""
     if failed is not None:
         return f"{reason_codes.HARD_FAIL}:{states[failed.index].reason_code}"
+    if overdue:
+        return reason_codes.DEADLINE
     return clean(cancel_reason or reason_codes.USER_REQUEST)[:LAST_ERROR_CHARS]
 
 
@@ -45,15 +49,24 @@ def failure_text(scheduler: Scheduler) -> str:
     return f"node {first.node_id!r} failed: {error}"[:LAST_ERROR_CHARS] + suffix
 
 
-def open_status(scheduler: Scheduler) -> TaskStatus:
+def open_status(scheduler: Scheduler, *, silent: bool = False) -> TaskStatus:
     """Return the status of a task that has not ended.
 
-    It is `deferred` if no node runs and at least one waits for its retry, otherwise `running`.
+    It is `deferred` if no node runs and at least one waits for its retry, otherwise `running`. A task whose running
+    attempts are all `silent` is `deferred` too.
     """
+    if silent:
+        return TaskStatus.DEFERRED
     counts = scheduler.counts()
     waiting = counts[NodeStatus.DEFERRED] > 0
     idle = counts[NodeStatus.RUNNING] == 0
     return TaskStatus.DEFERRED if waiting and idle else TaskStatus.RUNNING
+
+
+def is_dead(scheduler: Scheduler) -> bool:
+    """Return whether a node that makes the task fail sent no heartbeats for too long."""
+    states = (scheduler.states[node.index] for node in scheduler.failures)
+    return any(state.reason_code == reason_codes.HEARTBEAT_TIMEOUT for state in states)
 
 
 def shorten_history(history: list[StatusChange]) -> int:

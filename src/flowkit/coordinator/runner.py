@@ -32,6 +32,7 @@ from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.config import CoordinatorConfig
 from flowkit.connection import InlineWorkers, Namespace, WorkerThread, connect
 from flowkit.core.time import SystemClock
+from flowkit.engine.silence import SilenceCheck
 from flowkit.engine.sweep import Sweep
 from flowkit.engine.worker import check_functions, engine_workers, prepared_settings
 from flowkit.errors import Removed
@@ -205,7 +206,8 @@ class Coordinator:
         thread = WorkerThread("flowkit-engine", build) if self._own_thread else InlineWorkers(build)
         await thread.start()
         self._thread = thread
-        self._sweep = Sweep(client, self._tasks, namespace, every_sec=self.cfg.sweep_sec)
+        silence = SilenceCheck(client, self.db, self.cfg)
+        self._sweep = Sweep(client, self._tasks, namespace, every_sec=self.cfg.sweep_sec, silence=silence)
         self._sweeping = asyncio.create_task(self._sweep.run())
 
     def _new_bridge(self, client: Client, settings: Settings, portal: LoopPortal) -> Bridge | None:

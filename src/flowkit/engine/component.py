@@ -15,6 +15,7 @@ from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.attempt.failures import failed_attempt, handed_over
 from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.connection import Namespace
+from flowkit.engine.silence import SilenceCheck
 from flowkit.engine.sweep import Sweep
 from flowkit.engine.worker import (
     activity_name,
@@ -139,7 +140,10 @@ class EngineComponent(WorkerComponent):
         )
         side_worker = function_worker(worker.client, config=self._config, calls=calls, identity=identity)
         self._function_worker = SideWorker(side_worker, main=worker)
-        sweep = Sweep(worker.client, self._tasks, namespace, every_sec=self._config.sweep_sec)
+        silence = SilenceCheck(worker.client, self._tasks.database, self._config)
+        sweep = Sweep(
+            worker.client, self._tasks, namespace, every_sec=self._config.sweep_sec, silence=silence
+        )
         self._sweeping = asyncio.create_task(sweep.run())
 
     async def stop(self) -> None:

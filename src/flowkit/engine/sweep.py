@@ -2,7 +2,7 @@
 
 A sweep checks the documents of its own Temporal namespace. A workflow that Temporal does not know counts as lost only
 if a second check does not find it either, and only if the document names this namespace: another engine may share the
-database but use a different Temporal server. The sweep also marks killed workers as offline.
+database but use a different Temporal server. The sweep also marks killed workers as offline, and applies the heartbeat rules (`silence`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.attempt.background import LoopHealth
     from flowkit.connection import Namespace
+    from flowkit.engine.silence import SilenceCheck
 
     Document = dict[str, Any]
 
@@ -80,7 +81,9 @@ class Sweep:
         *,
         every_sec: float,
         second_check_sec: float = _SECOND_CHECK_SEC,
+        silence: SilenceCheck | None = None,
     ) -> None:
+        """Sweep every `every_sec` seconds. `silence` checks the attempts of each task whose workflow runs."""
         self._client = client
         self._store = tasks
         self._tasks = OpenTasks(tasks.database)
@@ -89,6 +92,7 @@ class Sweep:
         self._namespace_id = ""
         self._every_sec = every_sec
         self._second_check_sec = second_check_sec
+        self._silence = silence
         self._owner = f"{os.getpid()}@{socket.gethostname()}#{secrets.token_hex(4)}"
         self._missing: dict[str, float] = {}
         """When a check first found no workflow for a document, in seconds of the monotonic clock."""
@@ -188,6 +192,8 @@ class Sweep:
             description = await self._describe(document["id"], run_id)
         if description is None:
             return reason_codes.LOST if own and self._is_missing_for_long(document, seen) else None
+        if self._silence is not None and description.status is WorkflowExecutionStatus.RUNNING:
+            await self._silence.check(document, description)
         return await self._end_of(description)
 
     async def _describe(self, task_id: str, run_id: str | None = None) -> WorkflowExecutionDescription | None:

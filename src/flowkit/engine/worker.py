@@ -76,6 +76,7 @@ def settings_of(
         edge_conditions=True,
         function_queue=function_queue(config.queue),
         qualify_uids=True,
+        deadlines=True,
     )
 
 

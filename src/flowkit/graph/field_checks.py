@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from flowkit import limits
@@ -32,6 +33,7 @@ _NODE_KEYS = frozenset(
         "allow_failure",
         "timeout_sec",
         "when",
+        "deadline_sec",
         "name",
         "meta",
     ]
@@ -149,6 +151,8 @@ def later_problems(graph: dict[str, Any], rules: int) -> Iterator[str]:
 
     The graph must have passed the checks of the first release.
     """
+    if rules >= 1 and graph.get("deadline_sec") is not None:
+        yield from (f"graph.{problem}" for problem in _time_limit("deadline_sec", graph["deadline_sec"]))
     for node in graph["nodes"]:
         for since, check in _LATER_CHECKS:
             if since <= rules:
@@ -244,10 +248,10 @@ def _allow_failure(value: object) -> Iterator[str]:
         yield f"allow_failure {_show(value)} must be true or false"
 
 
-def _timeout_sec(value: object) -> Iterator[str]:
-    if not _is_number(value) or not _SHORTEST_SEC <= value <= _YEAR_SEC:
+def _time_limit(key: str, value: object) -> Iterator[str]:
+    if not _is_time_limit(value):
         yield (
-            f"timeout_sec {_show(value)} must be a number of seconds above 0 "
+            f"{key} {_show(value)} must be a number of seconds above 0 "
             f"({_SHORTEST_SEC} at least, {_YEAR_SEC:,} at most)"
         )
 
@@ -263,6 +267,16 @@ def when_problem(value: object) -> str | None:
 def _when(value: object) -> Iterator[str]:
     if problem := when_problem(value):
         yield problem
+
+
+def _is_time_limit(value: object) -> TypeGuard[float]:
+    return _is_number(value) and _SHORTEST_SEC <= value <= _YEAR_SEC
+
+
+def graph_deadline(graph: dict[str, Any]) -> float | None:
+    """Return the `deadline_sec` of a graph, or None. A release without deadlines accepted any value, which is ignored."""
+    value = graph.get("deadline_sec")
+    return value if _is_time_limit(value) else None
 
 
 def _routing(value: object) -> Iterator[str]:
@@ -330,8 +344,9 @@ _NODE_CHECKS: dict[str, Callable[[object], Iterator[str]]] = {
     "depends_on": _depends_on,
     "fan_in": _fan_in,
     "allow_failure": _allow_failure,
-    "timeout_sec": _timeout_sec,
     "when": _when,
+    "timeout_sec": partial(_time_limit, "timeout_sec"),
+    "deadline_sec": partial(_time_limit, "deadline_sec"),
     "routing": _routing,
     "io": _io,
     "retry_policy": _retry_policy,

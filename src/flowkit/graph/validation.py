@@ -91,6 +91,7 @@ def normalized(graph: dict[str, Any], *, empty_sources: bool = True, conditional
         name=graph.get("name") if isinstance(graph.get("name"), str) else None,
         on_node_failure=OnNodeFailure(graph.get("on_node_failure", "fail")),
         warnings=(*warnings, *routes.warnings, *streams.warnings, *max_ahead_warnings(nodes)),
+        deadline_sec=field_checks.graph_deadline(graph),
     )
 
 
@@ -252,6 +253,7 @@ def _node(
         timeout_sec=raw.get("timeout_sec"),
         io_bytes=json_bytes(io),
         max_ahead=io.get("max_ahead") or 0,
+        deadline_sec=raw.get("deadline_sec"),
         on_success=routes.on_success.get(node_id, ()),
         on_failure=routes.on_failure.get(node_id, ()),
         conditional=node_id in routes.conditional,

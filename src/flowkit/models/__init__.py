@@ -30,6 +30,7 @@ from flowkit.models.graphs import (
     RetryPolicy,
     StartWhen,
 )
+from flowkit.models.silence import SilenceReport, SilentAttempt
 from flowkit.models.tasks import (
     OPEN_NODE_STATUSES,
     OPEN_TASK_STATUSES,
@@ -77,6 +78,8 @@ __all__ = [
     "RecordTask",
     "RetryPolicy",
     "Settings",
+    "SilenceReport",
+    "SilentAttempt",
     "SkipReason",
     "StartWhen",
     "StatusChange",

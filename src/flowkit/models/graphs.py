@@ -84,6 +84,8 @@ class Node:
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     allow_failure: bool = False
     timeout_sec: float | None = None
+    deadline_sec: float | None = None
+    """Seconds from the opening of the node's gate to its end, over all attempts and waits."""
     io_bytes: int = 2
     on_success: tuple[str, ...] = ()
     on_failure: tuple[str, ...] = ()
@@ -121,4 +123,6 @@ class Graph:
     nodes: tuple[Node, ...]
     name: str | None = None
     on_node_failure: OnNodeFailure = OnNodeFailure.FAIL
+    deadline_sec: float | None = None
+    """Seconds from the opening of the task to its end."""
     warnings: tuple[str, ...] = ()

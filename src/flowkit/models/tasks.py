@@ -52,7 +52,7 @@ _ENDED = frozenset({NodeStatus.FINISHED, NodeStatus.FAILED, NodeStatus.CANCELLED
 RUNTIME_KEYS = frozenset(
     {"status", "attempt_epoch", "lease", "stats", "streaming", "started_at", "finished_at", "run_id"}
     | {"last_event_recv_ms", "next_retry_at_ms", "last_error", "stats_cached_at", "cancel_requested_at"}
-    | {"coordinator", "skip_reason", "applied_generation", "waits_for"}
+    | {"coordinator", "skip_reason", "applied_generation", "waits_for", "liveness"}
 )
 """Fields of a node that the engine writes. FlowKit ignores them in graphs that were copied from a task document."""
 
@@ -96,6 +96,8 @@ class NodeState:
     """The result of the node's own condition; None if it has none or was not evaluated."""
     edges: dict[int, bool] = field(default_factory=dict)
     """The results of the conditions of edges to this node, by the index of the parent."""
+    deadline_at: float | None = None
+    """When the node must have ended. Set when its gate opens, if the node has a `deadline_sec`."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,6 +128,8 @@ class Settings:
     """Whether `from_nodes: []` means no sources. False for tasks of an earlier release, where it meant the parents."""
     edge_conditions: bool = False
     """Whether edges may have conditions. False for tasks of an earlier release, which ignored the key `when`."""
+    deadlines: bool = False
+    """Whether `deadline_sec` of the graph applies. False for tasks of an earlier release, which ignored the key."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,6 +180,8 @@ class NodeRecord:
     """Whether another node pulls from this one, so that its end needs a complete marker."""
     after_finish: bool = False
     """Whether the attempt has finished, but the workflow has decided that the node failed."""
+    cancel_reason: str | None = None
+    """Why the workflow stops only this node. The same write sets the node's own cancel flag."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,11 +201,15 @@ class RecordTask:
     """Database id of the task document. Empty for tasks of an earlier release."""
     status_history_omitted: int = 0
     """Entries dropped from the middle of `status_history`."""
+    silent: dict[int, str] = field(default_factory=dict)
+    """Ids by index of the nodes to show as silent."""
+    heard: list[int] = field(default_factory=list)
+    """Indexes of the nodes that are no longer silent."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class CloseTask:
-    """Input of `close_task`, with the last two fields as in RecordTask. Default values are not sent (see `without_defaults`)."""
+    """Input of `close_task`, with `deployment` and `status_history_omitted` as in RecordTask. Default values are not sent (see `without_defaults`)."""
 
     task_id: str
     run_id: str
@@ -215,6 +225,8 @@ class CloseTask:
     """Whether error texts or `handled_failures` were truncated to limit the size of this record."""
     deployment: str = ""
     status_history_omitted: int = 0
+    dead: bool = False
+    """Whether the task failed because an attempt sent no heartbeats."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

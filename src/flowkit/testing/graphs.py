@@ -71,8 +71,8 @@ async def run_graph(
     A failed task raises no error; check `status` and `reason`. Raise GraphError for an invalid graph, and ConfigError
     for a role without a handler.
 
-    The workflow itself does not run, so there are no timers, no `timeout_sec`, no external cancel and no process
-    crashes. Retries follow immediately. Requires the extra `flowkit-temporal[testing]`.
+    The workflow itself does not run, so there are no timers, no `timeout_sec`, no `deadline_sec`, no external cancel and
+    no process crashes. Retries follow immediately. Requires the extra `flowkit-temporal[testing]`.
     """
     task_id = str(uuid.uuid4())
     given = {"params": jsonable("params", params or {}), "graph": jsonable("graph", graph)}

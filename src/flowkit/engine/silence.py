@@ -1,0 +1,178 @@
+"""The sweep's heartbeat rules: find running attempts that send no heartbeats, and report them to their workflows.
+
+A native attempt is silent while Temporal receives no heartbeat of it; one of an external worker, while its bridge
+receives no event. Time in which an attempt waits for a worker does not count, nor time in which no process serves its
+role. The leases of attempts have no part in these rules.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+from temporalio.client import WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
+from temporalio.service import RPCError
+
+from flowkit import temporal_names
+from flowkit.adapters.dispatches.heard import last_heard
+from flowkit.adapters.worker_registry import WorkerRegistry
+from flowkit.bridge.native_pollers import IDENTITY_PREFIX
+from flowkit.models import SilenceReport, SilentAttempt
+from flowkit.temporal_names import role_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from temporalio.client import Client, WorkflowExecutionDescription
+
+    from flowkit.adapters.mongo import Database
+    from flowkit.config import CoordinatorConfig
+
+_logger = logging.getLogger("flowkit.engine.worker")
+
+_SERVED_SEC = 10.0
+"""How long a check of a role counts."""
+
+_RECENT_SEC = 70.0
+"""A process that polls does so at least once a minute, but Temporal still lists stopped ones."""
+
+_RPC_TIMEOUT = timedelta(seconds=10)
+_STARTED = PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningAttempt:
+    """An attempt that a process has started and not ended, according to Temporal."""
+
+    node_id: str
+    epoch: int
+    name: str
+    """Type of the activity: the role, or a coordinator function."""
+    queue: str
+    """Task queue of the activity."""
+    heard_at: float | None
+    """When its last heartbeat arrived; None while an external worker has not accepted it."""
+    external: bool
+
+
+def running_attempts(pending: Iterable[Any], queue: str) -> Iterator[RunningAttempt]:
+    """Yield the attempts among a workflow's pending activities. `queue` is the task queue of the engine."""
+    for each in pending:
+        node_id, _, epoch = each.activity_id.rpartition(".")
+        if each.state != _STARTED or not node_id or not epoch.isdigit():
+            continue
+        moments = (each.last_heartbeat_time, each.last_started_time)
+        yield RunningAttempt(
+            node_id=node_id,
+            epoch=int(epoch),
+            name=each.activity_type.name,
+            queue=each.activity_options.task_queue.name or role_queue(queue, each.activity_type.name),
+            heard_at=max(moment.ToNanoseconds() / 1e9 for moment in moments),
+            external=each.last_worker_identity.startswith(IDENTITY_PREFIX),
+        )
+
+
+class SilenceCheck:
+    """Checks the running tasks of one engine's queue."""
+
+    def __init__(self, client: Client, db: Database, config: CoordinatorConfig) -> None:
+        self._client = client
+        self._db = db
+        self._workers = WorkerRegistry(db)
+        self._queue = config.queue
+        self._soft_sec = config.heartbeat_soft_sec
+        self._hard_sec = config.heartbeat_hard_sec
+        self._served: dict[tuple[str, bool], tuple[float, bool]] = {}
+        """For each task queue and kind of worker, when it was checked and whether it was served."""
+        self._unserved_at: dict[tuple[str, bool], float] = {}
+        """When a check last found no process that serves a task queue."""
+
+    async def check(self, document: dict[str, Any], description: WorkflowExecutionDescription) -> None:
+        """Report the silent attempts of a task to its workflow, unless its document shows them already."""
+        if description.task_queue != self._queue or not (self._soft_sec or self._hard_sec):
+            return
+        silent = [attempt async for attempt in self._silent(document["id"], description)]
+        if _shown(document) != {each.node_id for each in silent} or any(map(self._is_lost, silent)):
+            await self._report(description, sorted(silent, key=lambda each: each.node_id))
+
+    def _is_lost(self, attempt: SilentAttempt) -> bool:
+        return 0 < self._hard_sec <= attempt.silent_sec
+
+    async def _silent(self, task_id: str, description: WorkflowExecutionDescription) -> Any:
+        pending = description.raw_description.pending_activities
+        attempts = [*running_attempts(pending, self._queue)]
+        least, now = min(sec for sec in (self._soft_sec, self._hard_sec) if sec), time.time()
+        for attempt in await self._with_events(task_id, attempts):
+            if attempt.heard_at is None or now - attempt.heard_at < least:
+                continue
+            silent_sec = now - max(attempt.heard_at, await self._unserved_until(attempt))
+            if silent_sec >= least:
+                yield SilentAttempt(node_id=attempt.node_id, epoch=attempt.epoch, silent_sec=silent_sec)
+
+    async def _with_events(self, task_id: str, attempts: list[RunningAttempt]) -> list[RunningAttempt]:
+        """Return the attempts; those of external workers with the time of their workers' last events."""
+        if not any(attempt.external for attempt in attempts):
+            return attempts
+        heard = await last_heard(self._db, task_id)
+        return [
+            replace(attempt, heard_at=heard.get((attempt.node_id, attempt.epoch)))
+            if attempt.external
+            else attempt
+            for attempt in attempts
+        ]
+
+    async def _unserved_until(self, attempt: RunningAttempt) -> float:
+        """Return when a check last found no process that serves the attempt's role; 0 if none ever did."""
+        key, now = (attempt.queue, attempt.external), time.time()
+        checked_at, served = self._served.get(key, (0.0, True))
+        if now - checked_at >= _SERVED_SEC or not served:
+            served = await self._is_served(attempt)
+            self._served[key] = now, served
+        if not served:
+            self._unserved_at[key] = now
+        return self._unserved_at.get(key, 0.0)
+
+    async def _is_served(self, attempt: RunningAttempt) -> bool:
+        """Return whether a worker of the role is registered as online, or a process polls its queue.
+
+        A native worker without a free slot does not poll. A bridge polls even if the role has no external worker.
+        """
+        if await self._workers.serves(attempt.name):
+            return True
+        return not attempt.external and await self._is_polled(attempt.queue)
+
+    async def _is_polled(self, queue: str) -> bool:
+        request = DescribeTaskQueueRequest(
+            namespace=self._client.namespace,
+            task_queue=TaskQueue(name=queue),
+            task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
+        )
+        try:
+            described = await self._client.workflow_service.describe_task_queue(request, timeout=_RPC_TIMEOUT)
+        except RPCError as error:
+            _logger.info("the pollers of queue %s are unknown: %s", queue, error.message)
+            return False
+        since = time.time() - _RECENT_SEC
+        return any(poller.last_access_time.ToNanoseconds() / 1e9 >= since for poller in described.pollers)
+
+    async def _report(self, description: WorkflowExecutionDescription, silent: list[SilentAttempt]) -> None:
+        run_id = description.run_id
+        report = SilenceReport(run_id=run_id, silent=silent, hard_sec=self._hard_sec)
+        handle = self._client.get_workflow_handle(description.id, run_id=run_id)
+        try:
+            await handle.execute_update(temporal_names.REPORT_SILENCE, report, rpc_timeout=_RPC_TIMEOUT)
+        except (WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError, RPCError) as error:
+            why = error.cause if isinstance(error, WorkflowUpdateFailedError) else error
+            _logger.info("task %s did not take the report of silent attempts: %s", description.id, why)
+
+
+def _shown(document: dict[str, Any]) -> set[str]:
+    """Return the ids of the nodes that the task document shows as silent."""
+    found = (document.get("coordinator") or {}).get("liveness") or {}
+    return {*(found.get("silent_nodes") or ())}
