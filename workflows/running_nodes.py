@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from flowkit.models import Node, NodeState, NodeStatus, Settings
+    from flowkit.workflows.role_limits import RoleLimits
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
 
@@ -29,6 +30,7 @@ class RunningNodes:
         is_draining: Callable[[], bool],
         on_retry_state_change: Callable[[int], None],
         before_immediate_retry: Callable[[], Awaitable[None]],
+        role_limits: RoleLimits | None = None,
     ) -> None:
         """Run the nodes of `scheduler`. The callbacks are those of `NodeRunContext`."""
         self._scheduler = scheduler
@@ -47,6 +49,7 @@ class RunningNodes:
             source_progress=self._source_progress,
             is_only_running_node=lambda: len(self._running) == 1,
             before_immediate_retry=before_immediate_retry,
+            role_limits=role_limits,
         )
 
     @property

@@ -22,6 +22,7 @@ with workflow.unsafe.imports_passed_through():
     from flowkit.workflows.display.reports import status_view
     from flowkit.workflows.display.views import failure_text, open_status, stop_reason
     from flowkit.workflows.opening import open_or_restore
+    from flowkit.workflows.role_limits import RoleLimits, priority_of
     from flowkit.workflows.running_nodes import RunningNodes
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState, encode_state
@@ -45,6 +46,7 @@ class Task:
     _publisher: StatusPublisher
     _document: TaskDocument
     _nodes: RunningNodes
+    _limits: RoleLimits | None
 
     def __init__(self) -> None:
         self._is_open = False
@@ -57,7 +59,8 @@ class Task:
         """Number of iterations of the main loop that did not end this run."""
         self._wake_requested = False
         """Whether the main loop must iterate although no node has ended: a node began or ended its wait for a retry, or
-        is about to repeat without backoff while the task must continue in a new run."""
+        is about to repeat without backoff while the task must continue in a new run, or what a node waits for has changed.
+        """
         self._progressed = False
         """Whether this run has processed an event. A run without progress must not continue as new, to avoid a loop."""
         self._result: TaskResult | None = None
@@ -105,16 +108,31 @@ class Task:
         self._scheduler = Scheduler(graph, self._state.nodes)
         self._publisher = StatusPublisher(self._state, graph, self._scheduler)
         self._document = TaskDocument(self._state, self._scheduler, self._publisher)
+        self._limits = self._role_limits()
         self._nodes = RunningNodes(
             self._scheduler,
             self._state.opened.settings,
             is_draining=lambda: self._draining or _cancel_requested(),
             on_retry_state_change=self._on_retry_state_change,
             before_immediate_retry=self._before_immediate_retry,
+            role_limits=self._limits,
         )
         self._is_open = True
         self._document.write_changed_nodes()
         self._publisher.set_status(TaskStatus.RUNNING)
+
+    def _role_limits(self) -> RoleLimits | None:
+        if not self._state.opened.settings.limits:
+            return None
+        return RoleLimits(
+            priority=priority_of(self._state.params),
+            is_draining=lambda: self._draining or _cancel_requested(),
+            on_change=self._wake,
+        )
+
+    def _wake(self) -> None:
+        """Make the main loop iterate, so that it shows what has changed."""
+        self._wake_requested = True
 
     def _publish_status(self) -> None:
         """Update the task's own status and its current details."""
@@ -183,6 +201,8 @@ class Task:
         self._draining = self._loop_ended = True
         await self._cancel_nodes(grace_sec=0)
         await self._document.flush()
+        if self._limits is not None:
+            await self._limits.flush()
         await workflow.wait_condition(workflow.all_handlers_finished)
         return await self._stop() if _cancel_requested() else self._state
 
@@ -225,6 +245,8 @@ class Task:
         """Publish the final status and close the task document."""
         self._publisher.set_status(status)
         self._publisher.finish(reason if status is TaskStatus.CANCELLED else None)
+        if self._limits is not None:
+            await self._limits.close()
         await self._document.close(reason)
         self._result = TaskResult(
             task_id=workflow.info().workflow_id,

@@ -15,7 +15,9 @@ from flowkit.activities.attempts import WorkerContext
 from flowkit.activities.functions import FunctionActivities, built_in
 from flowkit.activities.tasks import TaskActivities, unknown_namespace
 from flowkit.activities.threads import Threads
+from flowkit.adapters.limits.rules import Limits
 from flowkit.attempt.liveness import HEARTBEAT_THROTTLE
+from flowkit.engine.limits.activities import SlotActivities
 from flowkit.errors import ConfigError
 from flowkit.graph.validation import RESERVED_FUNCTIONS
 from flowkit.models import (
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.attempt.loop_portal import LoopPortal
     from flowkit.config import CoordinatorConfig
+    from flowkit.engine.limits.grants import SlotGrants
 
 _logger = logging.getLogger("flowkit.engine.worker")
 
@@ -74,6 +77,7 @@ def settings_of(
         empty_sources=True,
         function_queue=function_queue(config.queue),
         qualify_uids=True,
+        limits=Limits.of(config).configured,
     )
 
 
@@ -134,6 +138,7 @@ def engine_activities(
     calls: FunctionActivities,
     by_name: bool = False,
     namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
+    grants: SlotGrants | None = None,
 ) -> list[Callable[..., Any]]:
     """Return the activities that a worker of the engine's queue registers in addition to the Task workflow.
 
@@ -149,7 +154,8 @@ def engine_activities(
         max_nodes=config.max_nodes,
         namespace_id=namespace_id,
     )
-    return [*own.all, *([calls.of(name) for name in calls.functions] if by_name else [calls.any()])]
+    slots = SlotActivities(grants, portal).all if grants else []
+    return [*own.all, *slots, *([calls.of(name) for name in calls.functions] if by_name else [calls.any()])]
 
 
 def engine_workers(
@@ -163,6 +169,7 @@ def engine_workers(
     functions: Mapping[str, Function],
     identity: str,
     namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
+    grants: SlotGrants | None = None,
 ) -> list[Worker]:
     """Return the Temporal workers of an engine. Call this on the loop that will run them.
 
@@ -180,6 +187,7 @@ def engine_workers(
         portal=portal,
         calls=calls,
         namespace_id=namespace_id,
+        grants=grants,
     )
     runs_tasks = Worker(
         client,

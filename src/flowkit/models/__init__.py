@@ -23,6 +23,7 @@ from flowkit.models.graphs import (
     RetryPolicy,
     StartWhen,
 )
+from flowkit.models.slots import ReleaseSlots, Slot, SlotReply, SlotRequest, slot_wait_id
 from flowkit.models.tasks import (
     OPEN_NODE_STATUSES,
     OPEN_TASK_STATUSES,
@@ -63,11 +64,16 @@ __all__ = [
     "OpenTask",
     "Opened",
     "RecordTask",
+    "ReleaseSlots",
     "RetryPolicy",
     "Settings",
     "SkipReason",
+    "Slot",
+    "SlotReply",
+    "SlotRequest",
     "StartWhen",
     "StatusChange",
     "TaskResult",
     "TaskStatus",
+    "slot_wait_id",
 ]

@@ -90,6 +90,8 @@ class NodeState:
     last_error: str | None = None
     reason_code: str | None = None
     skip_reason: SkipReason | None = None
+    waits_for: str | None = None
+    """What the node waits for before its next attempt. Only for display: the next run of the task sets it again."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +120,8 @@ class Settings:
     """Whether batches of several sources get distinct uids (hazard H22). False for tasks of an earlier release."""
     empty_sources: bool = False
     """Whether `from_nodes: []` means no sources. False for tasks of an earlier release, where it meant the parents."""
+    limits: bool = False
+    """Whether attempts of the task need a slot of the limits across tasks. The engine reads the numbers live."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
