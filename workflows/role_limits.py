@@ -65,8 +65,14 @@ class RoleLimits:
             finally:
                 queue.remove(state)
                 state.waits_for = None
-            held.callback(self._release, slot)
-            yield
+            try:
+                yield
+            except GeneratorExit:
+                raise  # Python deletes a workflow that left the worker's cache. The attempt has not ended.
+            except BaseException:
+                self._release(slot)
+                raise
+            self._release(slot)
 
     async def _acquire_or_withdraw(self, node: Node, slot: Slot) -> None:
         """Acquire a slot. After a cancel, withdraw the request.

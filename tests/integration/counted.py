@@ -27,7 +27,9 @@ class Counted(Paced):
         try:
             return await super().process_batch(batch, ctx)
         finally:
-            await self._db.running.update_many({"_id": {"$in": [self.role, ALL_ROLES]}}, {"$inc": {"now": -1}})
+            await self._db.running.update_many(
+                {"_id": {"$in": [self.role, ALL_ROLES]}}, {"$inc": {"now": -1}}
+            )
 
     async def _count(self, ctx: RunContext) -> None:
         for counter in (self.role, ALL_ROLES):

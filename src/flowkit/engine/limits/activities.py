@@ -40,11 +40,9 @@ class SlotActivities:
 
     @activity.defn(name=temporal_names.AWAIT_SLOT)
     async def await_slot(self, request: SlotRequest) -> SlotReply:
-        """Return once the attempt has its slot. While it waits, the activity is open but no worker runs it."""
-        reply = await self._guarded(self._grants.acquire(request))
-        if not reply.granted:
-            activity.raise_complete_async()
-        return reply
+        """Ask for the slot again. The engine that grants it completes the activity, which occupies no worker meanwhile."""
+        await self._guarded(self._grants.ask_again(request))
+        activity.raise_complete_async()
 
     @activity.defn(name=temporal_names.RELEASE_SLOTS)
     async def release_slots(self, record: ReleaseSlots) -> None:

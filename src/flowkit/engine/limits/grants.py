@@ -17,8 +17,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from flowkit.adapters.limits.rules import Limits, Usage, full_roles, has_room, is_full, wait_reason
 from flowkit.adapters.limits.store import SlotStore
 from flowkit.adapters.worker_registry import WorkerRegistry
-from flowkit.engine.limits.served_roles import ServedRoles
 from flowkit.connection import TemporalUnavailable
+from flowkit.engine.limits.served_roles import ServedRoles
 from flowkit.models import SlotReply, SlotRequest, slot_wait_id
 
 if TYPE_CHECKING:
@@ -88,6 +88,15 @@ class SlotGrants:
         limits, usage = self.limits, await store.usage()
         served = await self._may_grant(request.role)
         return SlotReply(granted=False, reason=wait_reason(limits, usage, request.role, served=served))
+
+    async def ask_again(self, request: SlotRequest) -> None:
+        """Complete the activity in which the workflow waits, if the attempt has its slot. Otherwise, let it wait."""
+        store = await self.store()
+        if await store.holds(request):
+            await self._deliver(request)
+        else:
+            await store.enqueue(request, time.time())
+            self.released.set()
 
     async def release(self, record: ReleaseSlots) -> None:
         """Free slots, and let waiting requests have them."""
