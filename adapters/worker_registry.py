@@ -1,7 +1,7 @@
 """The registry of worker processes, `worker_registry` (spec: collections; protocol: announces).
 
-The registry is for operators and monitoring. FlowKit bases one decision on it: the sweep counts the silence of an
-attempt only while a worker serves its role.
+The registry is for operators and monitoring. FlowKit bases two decisions on it: the sweep counts the silence of an
+attempt only while a worker serves its role, and only roles with a worker get slots of the limits across tasks.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from flowkit.adapters.metrics import storable
 from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 _SILENT_SEC = 180.0
 """Seconds without an announce after which a worker that reports no interval is offline: 3 times the usual interval."""
+
+BRIDGE_PREFIX = "flowkit-bridge-"
+"""Beginning of the Temporal identity of every bridge."""
 
 
 class WorkerStatus(StrEnum):
@@ -103,8 +106,14 @@ class WorkerRegistry:
         return bool(done.matched_count)
 
     @translate_errors
-    async def serves(self, role: str) -> bool:
-        """Return whether a worker of this role is online."""
+    async def stopped(self, worker_ids: Collection[str]) -> set[str]:
+        """Return those of the workers that have a row and are offline."""
+        gone = {"worker_id": {"$in": sorted(worker_ids)}, "status": WorkerStatus.OFFLINE.value}
+        return {row["worker_id"] async for row in self._workers.find(gone, {"worker_id": 1})}
+
+    @translate_errors
+    async def is_served(self, role: str) -> bool:
+        """Return whether a worker of the role is online."""
         listed = {"$regex": f"(^|,){re.escape(role)}(,|$)"}
         online = {"status": WorkerStatus.ONLINE.value, "type": listed}
         return await self._workers.find_one(online, {"_id": 1}) is not None

@@ -10,12 +10,12 @@ from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 
+from flowkit.adapters.worker_registry import BRIDGE_PREFIX
+
 if TYPE_CHECKING:
     from temporalio.client import Client
 
-IDENTITY_PREFIX = "flowkit-bridge-"
-"""Beginning of the Temporal identity of every bridge."""
-
+IDENTITY_PREFIX = BRIDGE_PREFIX
 _RECENT_SEC = 70.0
 """Pollers with an earlier last poll have stopped: a poll takes about a minute, and Temporal lists them for longer."""
 

@@ -84,7 +84,7 @@ async def run_node(context: NodeRunContext, node: Node, state: NodeState) -> Nod
     """
     while not context.is_draining():
         await _wait_for_retry(context, node, state)
-        async with context.slot(node.type):
+        async with context.slot_of(node, state):
             await context.reserve_input_bytes(_input_bytes(context, node))
             if context.is_draining():
                 return None

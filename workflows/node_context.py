@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from contextlib import AbstractAsyncContextManager
 
-    from flowkit.models import AttemptFailure, Node, Settings
+    from flowkit.models import AttemptFailure, Node, NodeState, Settings
+    from flowkit.workflows.role_limits import RoleLimits
 
 
 class SharedSlots:
@@ -92,6 +93,8 @@ class NodeRunContext:
     """Awaited before a node runs again without backoff. It may wait until the task continues in a new run."""
     stop_failure: Callable[[int], AttemptFailure | None] = lambda index: None
     """Return the failure with which the task stops this single node, or None if it does not."""
+    role_limits: RoleLimits | None = None
+    """The limits across tasks; None if there were none when the task was opened."""
     in_flight: int = 0
     """Number of attempts that are scheduled or running."""
     consecutive_local_activities: int = 0
@@ -102,6 +105,13 @@ class NodeRunContext:
     _reserved_at: int = -1
     """Length of the history when `_reserved` was last set to 0."""
     _reserving: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def slot_of(self, node: Node, state: NodeState) -> AbstractAsyncContextManager[None]:
+        """Return a context manager that holds a slot for the next attempt of `node`, in all limits that apply."""
+        task_slot = self.slot(node.type)
+        if self.role_limits is None or node.is_function:
+            return task_slot
+        return self.role_limits.slot(node, state, task_slot)
 
     def slot(self, role: str) -> AbstractAsyncContextManager[None]:
         """Return a context manager that holds a slot for an attempt of `role`."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from flowkit.models import AttemptFailure, FirstBatch, Node, NodeState, Settings
+    from flowkit.workflows.role_limits import RoleLimits
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
 
@@ -31,6 +32,7 @@ class RunningNodes:
         is_draining: Callable[[], bool],
         on_retry_state_change: Callable[[int], None],
         before_immediate_retry: Callable[[], Awaitable[None]],
+        role_limits: RoleLimits | None = None,
     ) -> None:
         """Run the nodes of `scheduler`. The callbacks are those of `NodeRunContext`."""
         self._scheduler = scheduler
@@ -53,6 +55,7 @@ class RunningNodes:
             is_only_running_node=lambda: len(self._running) == 1,
             before_immediate_retry=before_immediate_retry,
             stop_failure=self._stops.get,
+            role_limits=role_limits,
         )
 
     @property

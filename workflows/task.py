@@ -24,6 +24,7 @@ with workflow.unsafe.imports_passed_through():
     from flowkit.workflows.display.reports import status_view
     from flowkit.workflows.display.views import failure_text, open_status, stop_reason
     from flowkit.workflows.opening import open_or_restore
+    from flowkit.workflows.role_limits import RoleLimits, priority_of
     from flowkit.workflows.running_nodes import RunningNodes
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.silence import Silence
@@ -52,6 +53,7 @@ class Task:
     _conditions: ConditionEvaluations
     _deadlines: TaskDeadlines
     _silence: Silence
+    _limits: RoleLimits | None
 
     def __init__(self) -> None:
         self._is_open = False
@@ -64,7 +66,8 @@ class Task:
         """Number of iterations of the main loop that did not end this run."""
         self._wake_requested = False
         """Whether the main loop must iterate although no node has ended: a node began or ended its wait for a retry, has
-        stored its first batch, or is about to repeat without backoff while the task must continue in a new run."""
+        stored its first batch, waits for something else, or is about to repeat without backoff while the task must
+        continue in a new run."""
         self._progressed = False
         """Whether this run has processed an event. A run without progress must not continue as new, to avoid a loop."""
         self._result: TaskResult | None = None
@@ -114,12 +117,14 @@ class Task:
         self._scheduler = Scheduler(graph, self._state.nodes)
         self._publisher = StatusPublisher(self._state, graph, self._scheduler)
         self._document = TaskDocument(self._state, self._scheduler, self._publisher)
+        self._limits = self._role_limits()
         self._nodes = RunningNodes(
             self._scheduler,
             self._state.opened.settings,
             is_draining=lambda: self._draining or _cancel_requested(),
             on_retry_state_change=self._on_retry_state_change,
             before_immediate_retry=self._before_immediate_retry,
+            role_limits=self._limits,
         )
         self._conditions = ConditionEvaluations(self._scheduler, self._state.opened.settings.deployment)
         stops = NodeStops(self._scheduler, self._nodes, self._document)
@@ -128,6 +133,19 @@ class Task:
         self._is_open = True
         self._document.write_changed_nodes()
         self._publisher.set_status(TaskStatus.RUNNING)
+
+    def _role_limits(self) -> RoleLimits | None:
+        if not self._state.opened.settings.limits:
+            return None
+        return RoleLimits(
+            priority=priority_of(self._state.params),
+            is_draining=lambda: self._draining or _cancel_requested(),
+            on_change=self._wake,
+        )
+
+    def _wake(self) -> None:
+        """Make the main loop iterate, so that it shows what has changed."""
+        self._wake_requested = True
 
     def _publish_status(self) -> None:
         """Update the task's own status and its current details."""
@@ -212,6 +230,8 @@ class Task:
         await self._cancel_nodes(grace_sec=0)
         self._document.show_silent([])
         await self._document.flush()
+        if self._limits is not None:
+            await self._limits.flush()
         await workflow.wait_condition(workflow.all_handlers_finished)
         return await self._stop() if _cancel_requested() else self._state
 
@@ -261,6 +281,8 @@ class Task:
         self._publisher.set_status(status)
         self._publisher.finish(reason if status is TaskStatus.CANCELLED else None)
         self._document.show_silent([])
+        if self._limits is not None:
+            await self._limits.close()
         await self._document.close(reason)
         self._result = TaskResult(
             task_id=workflow.info().workflow_id,

@@ -127,6 +127,10 @@ class CoordinatorConfig(_Kafka):
     """Maximum number of attempts of one role that a task has in flight."""
     max_in_flight: int = 1_000
     """Maximum number of attempts that a task has in flight, across all roles."""
+    max_global_running: int | None = None
+    """Maximum number of attempts that all tasks of the queue have in flight together; None for no limit."""
+    max_type_concurrency: dict[str, int] = field(default_factory=dict)
+    """The same limit for single roles, by role."""
     max_nodes: int = 5_000
     function_timeout_sec: float = 300
     function_slots: int = 100
@@ -151,6 +155,7 @@ class CoordinatorConfig(_Kafka):
     def __post_init__(self) -> None:
         checks.check(type(self).__name__, vars(self), RULES)
         self.worker_types = list(self.worker_types)
+        self.max_type_concurrency = dict(self.max_type_concurrency)
 
     @classmethod
     def load(cls, path: str | Path | None = None, *, overrides: dict[str, Any] | None = None) -> Self:
@@ -255,6 +260,8 @@ RULES = {
     "outbox_backoff_max_ms": checks.milliseconds(0),
     "window": checks.whole(1, 2_000),
     "max_in_flight": checks.whole(1, 1_500),
+    "max_global_running": checks.optional(checks.whole(1, checks.MOST_SLOTS)),
+    "max_type_concurrency": checks.by_role(),
     "max_nodes": checks.whole(1, 10_000),
     "function_timeout_sec": checks.seconds(),
     "function_slots": checks.whole(1, checks.MOST_SLOTS),

@@ -24,7 +24,13 @@ RECORD: Final = "record"
 CLOSE_TASK: Final = "close_task"
 EVALUATE_CONDITIONS: Final = "evaluate_conditions"
 
-ENGINE_ACTIVITIES: Final = (OPEN_TASK, RECORD, CLOSE_TASK, EVALUATE_CONDITIONS)
+ACQUIRE_SLOT: Final = "acquire_slot"
+AWAIT_SLOT: Final = "await_slot"
+RELEASE_SLOTS: Final = "release_slots"
+SLOT_ACTIVITIES: Final = (ACQUIRE_SLOT, AWAIT_SLOT, RELEASE_SLOTS)
+"""The activities of the limits across tasks."""
+
+ENGINE_ACTIVITIES: Final = (OPEN_TASK, RECORD, CLOSE_TASK, EVALUATE_CONDITIONS, *SLOT_ACTIVITIES)
 """The engine's own activities. All other activities have the name of a role or of a coordinator function."""
 
 PIPELINE_ATTRIBUTE: Final = "FlowkitPipeline"

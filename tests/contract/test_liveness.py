@@ -84,9 +84,9 @@ async def test_role_is_served_while_one_of_its_workers_is_online(db: Any) -> Non
     await registry.online("w-1", ["index", "c.d"], "1", 1, 1.0)
     await registry.announced("w-2", {"type": "enrich"}, 1.0)
     roles = ("index", "c.d", "enrich", "cxd", "ind", "dex")
-    assert [await registry.serves(role) for role in roles] == [True, True, True, False, False, False]
+    assert [await registry.is_served(role) for role in roles] == [True, True, True, False, False, False]
     await registry.offline("w-2", 2.0)
-    assert not await registry.serves("enrich")
+    assert not await registry.is_served("enrich")
 
 
 async def test_last_event_of_an_external_attempt_follows_from_its_lease(db: Any) -> None:

@@ -150,6 +150,15 @@ GRAPHS: dict[str, dict[str, Any]] = {
     "silence": {"nodes": [node("a", "paced", inline={"pause": 4}), node("b", "quick", "a")]},
     "cancel": {"nodes": [node("a"), node("b", "paced", "a", **LONG), node("c", "quick", "b")]},
     "native_loss": {"nodes": [node("a", "stubborn", inline={"pause": 60}), node("b", "quick", "a")]},
+    "limits": {
+        "nodes": [
+            node("a", "paced", inline={"pause": 0.5}),
+            node("b", "paced", inline={"pause": 0.1}),
+            node("retried", "failing", "a", inline={"failures": 1}, **SOON),
+            call("function", "b"),
+            node("last", "quick", "retried", "function"),
+        ]
+    },
     "refused": {"nodes": [node("a", "quick", "ghost")]},
 }  # fmt: skip
 
@@ -218,6 +227,18 @@ async def silent(harness: Harness, name: str) -> None:
     await ended(harness, name)
 
 
+async def limited(harness: Harness, name: str) -> None:
+    """Run the task on a queue whose engine has a limit, so that a node waits for its slot."""
+    queue, harness.queue = harness.queue, f"{harness.queue}-limited"
+    harness.settings["max_type_concurrency"] = {"paced": 1}
+    engine = await harness.engine()
+    await harness.worker()
+    await engine.create_task(params={"priority": 1}, graph=GRAPHS[name], task_id=name)
+    await ended(harness, name)
+    del harness.settings["max_type_concurrency"]
+    harness.queue = queue
+
+
 async def refused(harness: Harness, name: str) -> None:
     """Start an invalid graph with a Temporal client, because `create_task` would reject it."""
     client = await harness.client()
@@ -228,6 +249,7 @@ async def refused(harness: Harness, name: str) -> None:
 WAYS: dict[str, Callable[[Harness, str], Awaitable[None]]] = {
     **dict.fromkeys(GRAPHS, ran),
     "cancel": cancelled,
+    "limits": limited,
     "native_loss": lost,
     "refused": refused,
     "streaming": streamed,

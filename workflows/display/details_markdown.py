@@ -128,6 +128,8 @@ def _cells(node_id: str, label: str, status: str, epoch: int, note: str, note_ch
 
 def _note(node: Node, state: NodeState) -> str:
     error = state.last_error or ""
+    if state.waits_for:
+        return f"waits for {state.waits_for}" + (f"; last attempt: {error}" if error else "")
     match state.status:
         case NodeStatus.FAILED:
             return error

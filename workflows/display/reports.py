@@ -159,7 +159,7 @@ def _most_relevant(views: Sequence[dict[str, Any]], remaining: int) -> tuple[lis
 
 
 def _node_view(node: Node, state: NodeState) -> dict[str, Any]:
-    return {
+    view = {
         "node_id": node.node_id,
         "type": node.type,
         "status": state.status.value,
@@ -168,3 +168,4 @@ def _node_view(node: Node, state: NodeState) -> dict[str, Any]:
         "skip_reason": state.skip_reason,
         "next_retry_at": state.next_retry_at,
     }
+    return view | {"waits_for": state.waits_for} if state.waits_for else view

@@ -34,7 +34,7 @@ def timer_summary(node: Node, state: NodeState, seconds: float) -> str:
     name, wait = _short_id(node), format_duration(seconds)
     if state.reason_code == reason_codes.YIELDED:
         return f"{name}: waits for a source node, at most {wait}"
-    return _fit_summary(
+    return fit_summary(
         f"{name}: {next_attempt(node, state)} in {wait}, after {state.reason_code or 'a failure'}"
     )
 
@@ -42,13 +42,13 @@ def timer_summary(node: Node, state: NodeState, seconds: float) -> str:
 def deadline_summary(limits: str, seconds: float) -> str:
     """Return the summary of the timer for a deadline. `limits` is the id of a node or a name for the task."""
     name = truncate_utf8(_truncate(limits, _ID_CHARS), _ID_BYTES)
-    return _fit_summary(f"deadline of {name} in {format_duration(seconds)}")
+    return fit_summary(f"deadline of {name} in {format_duration(seconds)}")
 
 
 def attempt_summary(node: Node, state: NodeState) -> str:
     """Return the summary of an attempt: the node id and, after failures, the number of the retry."""
     if not state.failures:
-        return _fit_summary(node.node_id)
+        return fit_summary(node.node_id)
     return f"{_short_id(node)}, retry {state.failures} of {node.retry_policy.max}"
 
 
@@ -73,7 +73,7 @@ def _short_id(node: Node) -> str:
     return truncate_utf8(_truncate(node.node_id, _ID_CHARS), _ID_BYTES)
 
 
-def _fit_summary(text: str) -> str:
+def fit_summary(text: str) -> str:
     """Return `text` without unprintable characters, truncated to the size that Temporal accepts."""
     printable = "".join(character if character.isprintable() else " " for character in text)
     return truncate_utf8(_truncate(printable, _SUMMARY_CHARS), _SUMMARY_BYTES)

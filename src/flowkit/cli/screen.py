@@ -164,7 +164,7 @@ def node_note(node: NodeView) -> str:
     if node.next_retry_at is not None:
         wait = format_duration(max(0, round(node.next_retry_at - time.time())))
         return f"retry in {wait}" + (f": {node.note}" if node.note else "")
-    if node.status not in _ACTIVE:
+    if node.status not in _ACTIVE and not node.waits_for:
         return node.note
     waits = ["no worker has started it yet"] if node.waiting else []
     external = [f"waits for {node.waits_for}"] if node.waits_for else []

@@ -32,6 +32,8 @@ from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.config import CoordinatorConfig
 from flowkit.connection import InlineWorkers, Namespace, WorkerThread, connect
 from flowkit.core.time import SystemClock
+from flowkit.engine.limits.grants import SlotGrants
+from flowkit.engine.limits.leaks import SlotLoop
 from flowkit.engine.silence import SilenceCheck
 from flowkit.engine.sweep import Sweep
 from flowkit.engine.worker import check_functions, engine_workers, prepared_settings
@@ -122,7 +124,8 @@ class Coordinator:
         self._own_thread = own_thread
         self._thread: WorkerThread | InlineWorkers | None = None
         self._sweep: Sweep | None = None
-        self._sweeping: asyncio.Task[None] | None = None
+        self._slots: SlotLoop | None = None
+        self._background: list[asyncio.Task[None]] = []
         self._bridge: Bridge | None = None
 
     @property
@@ -154,7 +157,7 @@ class Coordinator:
             running=self._running,
             error=None if error is None else error_summary(error),
             loops=(
-                *(() if self._sweep is None else (self._sweep.health,)),
+                *(loop.health for loop in (self._sweep, self._slots) if loop is not None),
                 *(() if bridge is None else bridge.loops),
             ),
             bridge=None if bridge is None else bridge.health(),
@@ -187,6 +190,7 @@ class Coordinator:
     async def _run(self, client: Client, settings: Settings, namespace: Namespace) -> None:
         portal = LoopPortal()
         await namespace.id()
+        grants = SlotGrants(client, self.db, namespace.id, self.cfg)
 
         def build() -> list[Service]:
             bridge = self._new_bridge(client, settings, portal)
@@ -200,6 +204,7 @@ class Coordinator:
                 functions=self.adapters,
                 identity=clean(f"engine-{os.getpid()}@{socket.gethostname()}"),
                 namespace_id=namespace.id,
+                grants=grants,
             )
             return [*workers, *([bridge] if bridge is not None else [])]
 
@@ -208,7 +213,8 @@ class Coordinator:
         self._thread = thread
         silence = SilenceCheck(client, self.db, self.cfg)
         self._sweep = Sweep(client, self._tasks, namespace, every_sec=self.cfg.sweep_sec, silence=silence)
-        self._sweeping = asyncio.create_task(self._sweep.run())
+        self._slots = SlotLoop(grants)
+        self._background = [asyncio.create_task(self._sweep.run()), asyncio.create_task(self._slots.run())]
 
     def _new_bridge(self, client: Client, settings: Settings, portal: LoopPortal) -> Bridge | None:
         """Return the bridge to the external workers of `worker_types`, or None if there are none."""
@@ -231,10 +237,10 @@ class Coordinator:
         """Stop running tasks. They continue where they stopped once an engine is running again."""
         thread, self._thread = self._thread, None
         self._bridge = None
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            await asyncio.gather(self._sweeping, return_exceptions=True)
-            self._sweep = self._sweeping = None
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        self._background, self._sweep, self._slots = [], None, None
         if thread is not None:
             await thread.stop()
 

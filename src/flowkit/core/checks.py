@@ -150,13 +150,30 @@ def per_role() -> Rule:
             if not _is_whole(value, 1, MOST_SLOTS):
                 yield "", value, f"{number}, or a mapping of role to such a number"
             return
-        for role, count in value.items():
-            if not _is_role(role):
-                yield "'s key", role, _A_ROLE
-            elif not _is_whole(count, 1, MOST_SLOTS):
-                yield f"[{role!r}]", count, number
+        yield from _bad_counts(value, number)
 
     return rule
+
+
+def by_role() -> Rule:
+    """Return a rule for a mapping of role to count."""
+    number = f"a whole number between 1 and {MOST_SLOTS}"
+
+    def rule(value: Any) -> Iterator[Problem]:
+        if isinstance(value, dict):
+            yield from _bad_counts(value, number)
+        else:
+            yield "", value, f"a mapping of role to {number}, like {{'extract': 4}}"
+
+    return rule
+
+
+def _bad_counts(counts: dict[Any, Any], number: str) -> Iterator[Problem]:
+    for role, count in counts.items():
+        if not _is_role(role):
+            yield "'s key", role, _A_ROLE
+        elif not _is_whole(count, 1, MOST_SLOTS):
+            yield f"[{role!r}]", count, number
 
 
 def brokers() -> Rule:

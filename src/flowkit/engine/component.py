@@ -15,6 +15,8 @@ from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.attempt.failures import failed_attempt, handed_over
 from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.connection import Namespace
+from flowkit.engine.limits.grants import SlotGrants
+from flowkit.engine.limits.leaks import SlotLoop
 from flowkit.engine.silence import SilenceCheck
 from flowkit.engine.sweep import Sweep
 from flowkit.engine.worker import (
@@ -27,7 +29,17 @@ from flowkit.engine.worker import (
     throttled,
     with_task,
 )
-from flowkit.models import AttemptInput, AttemptResult, CloseTask, Opened, OpenTask, RecordTask
+from flowkit.models import (
+    AttemptInput,
+    AttemptResult,
+    CloseTask,
+    Opened,
+    OpenTask,
+    RecordTask,
+    ReleaseSlots,
+    SlotReply,
+    SlotRequest,
+)
 from flowkit.workflows.interceptor import SingleInputInterceptor
 
 if TYPE_CHECKING:
@@ -90,13 +102,14 @@ class EngineComponent(WorkerComponent):
 
     def __init__(self, db: Database, config: CoordinatorConfig, functions: Mapping[str, Function]) -> None:
         own: list[Callable[..., Any]] = [self.open_task, self.record, self.close_task]
+        own += [self.acquire_slot, self.await_slot, self.release_slots]
         check_functions(functions)
         super().__init__([*own, *map(self.attempt, functions)])
         self._config = config
         self._functions = functions
         self._tasks = TaskStore(db)
         self._artifacts = ArtifactStore(db)
-        self._sweeping: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
         self._function_worker: SideWorker | None = None
 
     def configured(self, config: WorkerConfig) -> WorkerConfig:
@@ -118,6 +131,7 @@ class EngineComponent(WorkerComponent):
         await namespace.id()
         portal = LoopPortal()
         identity = worker.config(active_config=True).get("identity") or worker.client.identity
+        grants = SlotGrants(worker.client, self._tasks.database, namespace.id, self._config)
         calls = function_activities(
             config=self._config,
             tasks=self._tasks,
@@ -136,6 +150,7 @@ class EngineComponent(WorkerComponent):
                 calls=calls,
                 by_name=True,
                 namespace_id=namespace.id,
+                grants=grants,
             )
         )
         side_worker = function_worker(worker.client, config=self._config, calls=calls, identity=identity)
@@ -144,13 +159,13 @@ class EngineComponent(WorkerComponent):
         sweep = Sweep(
             worker.client, self._tasks, namespace, every_sec=self._config.sweep_sec, silence=silence
         )
-        self._sweeping = asyncio.create_task(sweep.run())
+        self._background = [asyncio.create_task(sweep.run()), asyncio.create_task(SlotLoop(grants).run())]
 
     async def stop(self) -> None:
-        """Stop the sweep and the function worker. Raise the error that ended the function worker, if any."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            await asyncio.gather(self._sweeping, return_exceptions=True)
+        """Stop the background loops and the function worker. Raise the error that ended the function worker, if any."""
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         if self._function_worker is not None:
             await self._function_worker.stop()
 
@@ -169,6 +184,23 @@ class EngineComponent(WorkerComponent):
     async def close_task(self, close: CloseTask) -> bool:
         """Run TaskActivities.close_task."""
         return bool(await self._bound[temporal_names.CLOSE_TASK](close))
+
+    @activity.defn(name=temporal_names.ACQUIRE_SLOT)
+    async def acquire_slot(self, request: SlotRequest) -> SlotReply:
+        """Run SlotActivities.acquire_slot."""
+        reply: SlotReply = await self._bound[temporal_names.ACQUIRE_SLOT](request)
+        return reply
+
+    @activity.defn(name=temporal_names.AWAIT_SLOT)
+    async def await_slot(self, request: SlotRequest) -> SlotReply:
+        """Run SlotActivities.await_slot."""
+        reply: SlotReply = await self._bound[temporal_names.AWAIT_SLOT](request)
+        return reply
+
+    @activity.defn(name=temporal_names.RELEASE_SLOTS)
+    async def release_slots(self, record: ReleaseSlots) -> None:
+        """Run SlotActivities.release_slots."""
+        await self._bound[temporal_names.RELEASE_SLOTS](record)
 
 
 class SideWorker:

@@ -143,7 +143,7 @@ class SilenceCheck:
 
         A native worker without a free slot does not poll. A bridge polls even if the role has no external worker.
         """
-        if await self._workers.serves(attempt.name):
+        if await self._workers.is_served(attempt.name):
             return True
         return not attempt.external and await self._is_polled(attempt.queue)
 

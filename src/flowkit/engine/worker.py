@@ -16,7 +16,9 @@ from flowkit.activities.conditions import ConditionActivities
 from flowkit.activities.functions import FunctionActivities, built_in
 from flowkit.activities.tasks import TaskActivities, unknown_namespace
 from flowkit.activities.threads import Threads
+from flowkit.adapters.limits.rules import Limits
 from flowkit.attempt.liveness import HEARTBEAT_THROTTLE
+from flowkit.engine.limits.activities import SlotActivities
 from flowkit.errors import ConfigError
 from flowkit.graph.validation import RESERVED_FUNCTIONS
 from flowkit.models import (
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.attempt.loop_portal import LoopPortal
     from flowkit.config import CoordinatorConfig
+    from flowkit.engine.limits.grants import SlotGrants
 
 _logger = logging.getLogger("flowkit.engine.worker")
 
@@ -77,6 +80,7 @@ def settings_of(
         function_queue=function_queue(config.queue),
         qualify_uids=True,
         deadlines=True,
+        limits=Limits.of(config).configured,
     )
 
 
@@ -137,6 +141,7 @@ def engine_activities(
     calls: FunctionActivities,
     by_name: bool = False,
     namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
+    grants: SlotGrants | None = None,
 ) -> list[Callable[..., Any]]:
     """Return the activities that a worker of the engine's queue registers in addition to the Task workflow.
 
@@ -156,6 +161,7 @@ def engine_activities(
     return [
         *own.all,
         *conditions.all,
+        *(SlotActivities(grants, portal).all if grants else []),
         *([calls.of(name) for name in calls.functions] if by_name else [calls.any()]),
     ]
 
@@ -171,6 +177,7 @@ def engine_workers(
     functions: Mapping[str, Function],
     identity: str,
     namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
+    grants: SlotGrants | None = None,
 ) -> list[Worker]:
     """Return the Temporal workers of an engine. Call this on the loop that will run them.
 
@@ -188,6 +195,7 @@ def engine_workers(
         portal=portal,
         calls=calls,
         namespace_id=namespace_id,
+        grants=grants,
     )
     runs_tasks = Worker(
         client,

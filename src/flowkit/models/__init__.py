@@ -31,6 +31,7 @@ from flowkit.models.graphs import (
     StartWhen,
 )
 from flowkit.models.silence import SilenceReport, SilentAttempt
+from flowkit.models.slots import ReleaseSlots, Slot, SlotReply, SlotRequest, slot_wait_id
 from flowkit.models.tasks import (
     OPEN_NODE_STATUSES,
     OPEN_TASK_STATUSES,
@@ -76,13 +77,18 @@ __all__ = [
     "OpenTask",
     "Opened",
     "RecordTask",
+    "ReleaseSlots",
     "RetryPolicy",
     "Settings",
     "SilenceReport",
     "SilentAttempt",
     "SkipReason",
+    "Slot",
+    "SlotReply",
+    "SlotRequest",
     "StartWhen",
     "StatusChange",
     "TaskResult",
     "TaskStatus",
+    "slot_wait_id",
 ]

@@ -98,6 +98,8 @@ class NodeState:
     """The results of the conditions of edges to this node, by the index of the parent."""
     deadline_at: float | None = None
     """When the node must have ended. Set when its gate opens, if the node has a `deadline_sec`."""
+    waits_for: str | None = None
+    """What the node waits for before its next attempt. Only for display: the next run of the task sets it again."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +132,8 @@ class Settings:
     """Whether edges may have conditions. False for tasks of an earlier release, which ignored the key `when`."""
     deadlines: bool = False
     """Whether `deadline_sec` of the graph applies. False for tasks of an earlier release, which ignored the key."""
+    limits: bool = False
+    """Whether attempts of the task need a slot of the limits across tasks. The engine reads the numbers live."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

@@ -37,6 +37,7 @@ _ALIVE_SEC = 70.0
 """Maximum age of a poll. A running process polls at least once a minute, but Temporal still lists stopped ones."""
 
 _NOT_ACCEPTED = "an external worker"
+_BEFORE_ATTEMPT = (NodeStatus.QUEUED, NodeStatus.DEFERRED)
 
 _SCHEDULED = PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
 _ENDS = {
@@ -67,7 +68,7 @@ class NodeView:
     worker: str = ""
     """The external worker that runs the attempt."""
     waits_for: str = ""
-    """What the attempt waits for while no external worker has accepted it."""
+    """What the node waits for: a slot of the limits across tasks, or an external worker that accepts the attempt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -289,8 +290,9 @@ def _node(node: dict[str, Any], retry_at: float | None, batches: dict[str, int])
         status=status,
         attempt=node.get("attempt_epoch") or 0,
         batches=batches.get(node["node_id"], 0),
-        next_retry_at=retry_at if status == NodeStatus.DEFERRED else None,
+        next_retry_at=retry_at if status == NodeStatus.DEFERRED and not node.get("waits_for") else None,
         note=" ".join((error or node.get("skip_reason") or "").split()),
+        waits_for=(node.get("waits_for") or "") if status in _BEFORE_ATTEMPT else "",
     )
 
 

@@ -1,0 +1,181 @@
+"""Store the slots of the limits across tasks, and the requests that wait for one.
+
+One document in `slots` for each namespace and engine queue holds the counters and the attempts that hold a slot. A grant
+is one update, whose filter checks the limits and that the attempt does not hold a slot yet. It is therefore exact with
+any number of engines, and can be repeated. Waiting requests are documents of `slot_requests`, one for each task and role.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from pymongo import ASCENDING, DESCENDING
+from pymongo.errors import DuplicateKeyError
+
+from flowkit.adapters.limits.rules import Limits, Usage
+from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
+from flowkit.models import SlotRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+Fields = dict[str, Any]
+
+_PAGE = 50
+_USAGE: Fields = {"total": 1, "counts": 1, "turn": 1}
+_REQUEST = ("task_id", "run_id", "node_id", "epoch", "role", "priority")
+_ORDER = [("turn", ASCENDING), ("priority", DESCENDING), ("since", ASCENDING)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holder:
+    """An attempt that holds a slot."""
+
+    task_id: str
+    run_id: str
+    node_id: str
+    epoch: int
+    role: str
+    at: float
+    """When it got the slot, in seconds since the Unix epoch."""
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Task, node and epoch."""
+        return self.task_id, self.node_id, self.epoch
+
+
+class SlotStore:
+    """The slots of one queue in one namespace. Raises StoreUnavailable if MongoDB does not respond."""
+
+    def __init__(self, db: Database, *, namespace_id: str, queue: str) -> None:
+        self._slots = db.slots
+        self._requests = db.slot_requests
+        self._id = json.dumps([namespace_id, queue])
+
+    @translate_errors
+    async def prepare(self) -> None:
+        """Create the document of the queue, and the index of its requests."""
+        await ensure_index(self._requests, [("queue", ASCENDING), *_ORDER], "ix_slot_requests")
+        empty = {"total": 0, "counts": {}, "turn": 0, "holders": []}
+        with suppress(DuplicateKeyError):
+            await self._slots.update_one({"_id": self._id}, {"$setOnInsert": empty}, upsert=True)
+
+    @translate_errors
+    async def usage(self) -> Usage:
+        """Return how many slots are in use."""
+        stored = await self._slots.find_one({"_id": self._id}, _USAGE) or {}
+        counts = {_role(field): count for field, count in (stored.get("counts") or {}).items()}
+        return Usage(total=stored.get("total", 0), by_role=counts, turn=stored.get("turn", 0))
+
+    @translate_errors
+    async def grant(self, request: SlotRequest, limits: Limits, at: float) -> bool:
+        """Give the attempt a slot if the limits allow it. Return whether it holds one, possibly from an earlier call."""
+        counter = _counter(request.role)
+        free: Fields = {"_id": self._id, "holders": {"$not": {"$elemMatch": _attempt_of(request)}}}
+        if limits.total is not None:
+            free["total"] = {"$lt": limits.total}
+        if request.role in limits.by_role:
+            free[counter] = {"$not": {"$gte": limits.by_role[request.role]}}
+        holder = {**_attempt_of(request), "run_id": request.run_id, "role": request.role, "at": at}
+        done = await self._slots.update_one(
+            free, {"$push": {"holders": holder}, "$inc": {"total": 1, counter: 1}}
+        )
+        return bool(done.modified_count) or await self._holds(request)
+
+    @translate_errors
+    async def holds(self, request: SlotRequest) -> bool:
+        """Return whether the attempt holds a slot."""
+        return await self._holds(request)
+
+    async def _holds(self, request: SlotRequest) -> bool:
+        held = {"_id": self._id, "holders": {"$elemMatch": _attempt_of(request)}}
+        return await self._slots.find_one(held, {"_id": 1}) is not None
+
+    @translate_errors
+    async def release(self, task_id: str, node_id: str, epoch: int) -> bool:
+        """Free the slot of an attempt and remove its request. Return False if it holds no slot."""
+        attempt = {"task_id": task_id, "node_id": node_id, "epoch": epoch}
+        await self._requests.delete_many({"queue": self._id, **attempt})
+        stored = await self._slots.find_one({"_id": self._id}, {"holders": {"$elemMatch": attempt}}) or {}
+        for holder in stored.get("holders") or ():
+            done = await self._slots.update_one(
+                {"_id": self._id, "holders": {"$elemMatch": attempt}},
+                {"$pull": {"holders": attempt}, "$inc": {"total": -1, _counter(holder["role"]): -1}},
+            )
+            return bool(done.modified_count)
+        return False
+
+    @translate_errors
+    async def release_task(self, task_id: str) -> int:
+        """Free all slots of a task and remove its requests. Return the number of slots."""
+        await self._requests.delete_many({"queue": self._id, "task_id": task_id})
+        own = [holder for holder in await self.holders() if holder.task_id == task_id]
+        return sum([await self.release(*holder.key) for holder in own])
+
+    @translate_errors
+    async def holders(self) -> list[Holder]:
+        """Return the attempts that hold a slot."""
+        stored = await self._slots.find_one({"_id": self._id}, {"holders": 1}) or {}
+        return [Holder(**holder) for holder in stored.get("holders") or ()]
+
+    @translate_errors
+    async def enqueue(self, request: SlotRequest, at: float) -> None:
+        """Let a request wait. It replaces an earlier one of the same task and role, and keeps its place.
+
+        Its turn is the one after the present turn, so that a task that gets a slot waits for all others before the next.
+        """
+        own = dict(zip(_REQUEST, (getattr(request, name) for name in _REQUEST), strict=True))
+        turn = (await self.usage()).turn + 1
+        first = {"queue": self._id, "turn": turn, "since": moment(at)}
+        key = json.dumps([self._id, request.task_id, request.role])
+        with suppress(DuplicateKeyError):
+            await self._requests.update_one({"_id": key}, {"$set": own, "$setOnInsert": first}, upsert=True)
+
+    @translate_errors
+    async def dequeue(self, request: SlotRequest) -> None:
+        """Remove a request that got its slot, and begin its turn."""
+        query = {"queue": self._id, **_attempt_of(request)}
+        stored = await self._requests.find_one_and_delete(query)
+        if stored is not None:
+            await self._slots.update_one({"_id": self._id}, {"$max": {"turn": stored["turn"]}})
+
+    @translate_errors
+    async def waiting(self, *, without: Collection[str] = ()) -> list[SlotRequest]:
+        """Return the first waiting requests, except for roles in `without`: by turn, then priority, then time."""
+        wanted: Fields = {"queue": self._id}
+        if without:
+            wanted["role"] = {"$nin": sorted(without)}
+        found = self._requests.find(wanted, dict.fromkeys(_REQUEST, 1) | {"_id": 0}).sort(_ORDER).limit(_PAGE)
+        return [SlotRequest(**request) async for request in found]
+
+    @translate_errors
+    async def take_turn(self, owner: str, at: float, seconds: float) -> bool:
+        """Reserve the check for leaks for `owner`. Return False if another engine has reserved it."""
+        free = [{"checks.owner": owner}, {"checks.until": {"$lt": moment(at)}}, {"checks": None}]
+        until = moment(at) + timedelta(seconds=seconds)
+        done = await self._slots.update_one(
+            {"_id": self._id, "$or": free}, {"$set": {"checks": {"owner": owner, "until": until}}}
+        )
+        return bool(done.matched_count)
+
+
+def _attempt_of(request: SlotRequest) -> Fields:
+    return {"task_id": request.task_id, "node_id": request.node_id, "epoch": request.epoch}
+
+
+def _counter(role: str) -> str:
+    """Return the path of a role's counter. A role may contain dots, but no `~`."""
+    return f"counts.{_PREFIX}{role.replace('.', '~')}"
+
+
+_PREFIX = "r_"
+"""Begins every counter, because a role may be a number, which a path takes for a position."""
+
+
+def _role(field: str) -> str:
+    return field.removeprefix(_PREFIX).replace("~", ".")

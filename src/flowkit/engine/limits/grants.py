@@ -1,0 +1,192 @@
+"""Grants the slots of the limits across tasks to the attempts of all tasks of a queue.
+
+An attempt asks for its slot with the activity `acquire_slot`. If it must wait, the activity `await_slot` stays open
+without a worker until some engine grants the slot and completes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from temporalio.client import WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+from flowkit.adapters.limits.rules import Limits, Usage, full_roles, has_room, is_full, wait_reason
+from flowkit.adapters.limits.store import SlotStore
+from flowkit.adapters.worker_registry import WorkerRegistry
+from flowkit.connection import TemporalUnavailable
+from flowkit.engine.limits.served_roles import ServedRoles
+from flowkit.models import SlotReply, SlotRequest, slot_wait_id
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from temporalio.client import Client, WorkflowExecutionDescription
+
+    from flowkit.adapters.mongo import Database
+    from flowkit.config import CoordinatorConfig
+    from flowkit.models import ReleaseSlots
+
+_logger = logging.getLogger("flowkit.engine.limits")
+
+
+class SlotGrants:
+    """Grants and frees slots for one engine. All methods run on the loop of the database handle.
+
+    The limits are those that `config` contains at the moment of a grant.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        db: Database,
+        namespace_id: Callable[[], Awaitable[str]],
+        config: CoordinatorConfig,
+    ) -> None:
+        self.client = client
+        self._db = db
+        self._namespace_id = namespace_id
+        self._config = config
+        self._roles = ServedRoles(client, WorkerRegistry(db), config.queue)
+        self._store: SlotStore | None = None
+        self._granting = asyncio.Lock()
+        self.released = asyncio.Event()
+        """Set when a slot has become free, so that waiting requests should be checked."""
+
+    @property
+    def limits(self) -> Limits:
+        """The limits at this moment."""
+        return Limits.of(self._config)
+
+    async def store(self) -> SlotStore:
+        """Return the slots of the queue. Raise TemporalUnavailable while the namespace id is unknown."""
+        if self._store is None:
+            namespace_id = await self._namespace_id()
+            if not namespace_id:
+                problem = "Temporal did not return the id of the namespace"
+                raise TemporalUnavailable(problem, "check that the Temporal server responds")
+            store = SlotStore(self._db, namespace_id=namespace_id, queue=self._config.queue)
+            await store.prepare()
+            self._store = store
+        return self._store
+
+    async def acquire(self, request: SlotRequest) -> SlotReply:
+        """Grant a slot if one is free and no other request is first. Otherwise, let the request wait."""
+        store = await self.store()
+        if await store.holds(request):
+            return SlotReply(granted=True)
+        others = await store.waiting()
+        if not others and await self._may_grant(request.role) and await self._grant(store, request):
+            return SlotReply(granted=True)
+        await store.enqueue(request, time.time())
+        await self.grant_waiting(asking=request)
+        if await store.holds(request):
+            return SlotReply(granted=True)
+        limits, usage = self.limits, await store.usage()
+        served = await self._may_grant(request.role)
+        return SlotReply(granted=False, reason=wait_reason(limits, usage, request.role, served=served))
+
+    async def ask_again(self, request: SlotRequest) -> None:
+        """Complete the activity in which the workflow waits, if the attempt has its slot. Otherwise, let it wait."""
+        store = await self.store()
+        if await store.holds(request):
+            await self._deliver(request)
+        else:
+            await store.enqueue(request, time.time())
+            self.released.set()
+
+    async def release(self, record: ReleaseSlots) -> None:
+        """Free slots, and let waiting requests have them."""
+        store = await self.store()
+        if record.whole_task:
+            await store.release_task(record.task_id)
+        for slot in record.slots:
+            await store.release(record.task_id, slot.node_id, slot.epoch)
+        self.released.set()
+
+    async def grant_waiting(self, asking: SlotRequest | None = None) -> None:
+        """Grant free slots to the requests that wait, in their order. `asking` is the caller's own request."""
+        async with self._granting:
+            granted = await self._grant_in_order(await self.store())
+        await asyncio.gather(*(self._deliver(request) for request in granted if request != asking))
+
+    async def _grant_in_order(self, store: SlotStore) -> list[SlotRequest]:
+        granted: list[SlotRequest] = []
+        limits, usage = self.limits, await store.usage()
+        passed = set(full_roles(limits, usage))
+        while not is_full(limits, usage) and (page := await store.waiting(without=passed)):
+            usage = await self._grant_page(store, page, usage, passed, granted)
+        return granted
+
+    async def _grant_page(
+        self,
+        store: SlotStore,
+        page: list[SlotRequest],
+        usage: Usage,
+        passed: set[str],
+        granted: list[SlotRequest],
+    ) -> Usage:
+        """Grant slots to the first requests. Add roles that cannot get one to `passed`. Return the usage afterward."""
+        for request in page:
+            if request.role in passed:
+                continue
+            room = has_room(self.limits, usage, request.role)
+            if room and await self._may_grant(request.role) and await self._grant(store, request):
+                granted.append(request)
+                usage = usage.with_one(request.role)
+            else:
+                passed.add(request.role)
+        return usage
+
+    async def _grant(self, store: SlotStore, request: SlotRequest) -> bool:
+        if not await store.grant(request, self.limits, time.time()):
+            return False
+        await store.dequeue(request)
+        return True
+
+    async def _may_grant(self, role: str) -> bool:
+        """Return whether the role has workers, or needs none because no limit concerns it."""
+        return not self.limits.concern(role) or await self._roles.has_workers(role)
+
+    async def _deliver(self, request: SlotRequest) -> None:
+        """Complete the activity in which the workflow waits. Free the slot if the workflow has ended."""
+        try:
+            delivered = await self.deliver(request.task_id, request.run_id, request.node_id, request.epoch)
+            if not delivered and is_closed(await self.describe(request.task_id)):
+                await (await self.store()).release(request.task_id, request.node_id, request.epoch)
+                self.released.set()
+        except RPCError as error:
+            _logger.warning("a slot of task %s was not delivered; retrying: %s", request.task_id, error)
+
+    async def deliver(self, task_id: str, run_id: str, node_id: str, epoch: int) -> bool:
+        """Tell the workflow that an attempt has its slot. Return False if the workflow does not wait for it."""
+        handle = self.client.get_async_activity_handle(
+            workflow_id=task_id, run_id=run_id, activity_id=slot_wait_id(node_id, epoch)
+        )
+        try:
+            await handle.complete(SlotReply(granted=True))
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+            return False
+        return True
+
+    async def describe(self, task_id: str) -> WorkflowExecutionDescription | None:
+        """Return the description of the latest run of a task, or None if Temporal does not know the task."""
+        try:
+            return await self.client.get_workflow_handle(task_id).describe()
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND or "amespace" in error.message:
+                raise
+            return None
+
+
+def is_closed(description: WorkflowExecutionDescription | None) -> bool:
+    """Return whether the workflow has ended or does not exist."""
+    return description is None or description.status not in (
+        WorkflowExecutionStatus.RUNNING,
+        WorkflowExecutionStatus.CONTINUED_AS_NEW,
+    )

@@ -1,0 +1,157 @@
+"""Frees slots whose attempts have ended without their workflow freeing them, as after Terminate or Reset."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from contextlib import suppress
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from temporalio.service import RPCError
+
+from flowkit.attempt.background import BackgroundLoop
+from flowkit.engine.limits.grants import is_closed
+from flowkit.errors import FlowKitError
+from flowkit.models import slot_wait_id
+
+if TYPE_CHECKING:
+    from temporalio.client import WorkflowExecutionDescription
+
+    from flowkit.adapters.limits.store import Holder, SlotStore
+    from flowkit.attempt.background import LoopHealth
+    from flowkit.engine.limits.grants import SlotGrants
+
+_logger = logging.getLogger("flowkit.engine.limits")
+
+_TICK_SEC = 1.0
+"""Time between two checks for requests that can get a slot, for example because a worker has started."""
+
+_IDLE_TICK_SEC = 5.0
+"""The same for an engine without limits. It still serves tasks that were opened under limits."""
+
+_CHECK_SEC = 2.0
+_NEW_SEC = 2.0
+"""Age below which a slot is not checked: its workflow may just be starting the attempt."""
+
+_CONCURRENT_CHECKS = 10
+
+
+class Use(StrEnum):
+    """How an attempt uses its slot."""
+
+    IN_FLIGHT = "in_flight"
+    UNDELIVERED = "undelivered"
+    """The workflow still waits for the slot, because the engine that granted it stopped."""
+    UNUSED = "unused"
+    """The workflow runs, but neither runs nor starts the attempt."""
+    CLOSED = "closed"
+    """The workflow has ended."""
+
+
+def use_of(holder: Holder, description: WorkflowExecutionDescription | None) -> Use:
+    """Return how an attempt uses its slot, from the description of the latest run of its task."""
+    if description is None or is_closed(description):
+        return Use.CLOSED
+    raw = description.raw_description
+    pending = {activity.activity_id for activity in raw.pending_activities}
+    if f"{holder.node_id}.{holder.epoch}" in pending:
+        return Use.IN_FLIGHT
+    if slot_wait_id(holder.node_id, holder.epoch) in pending:
+        return Use.UNDELIVERED
+    # A workflow task that has not ended may be about to schedule the attempt.
+    return Use.IN_FLIGHT if raw.HasField("pending_workflow_task") else Use.UNUSED
+
+
+class SlotLoop:
+    """Grants slots to waiting requests, and frees leaked slots. One engine of the queue at a time checks for leaks."""
+
+    def __init__(self, grants: SlotGrants) -> None:
+        self._grants = grants
+        self._owner = f"{os.getpid()}@{socket.gethostname()}#{secrets.token_hex(4)}"
+        self._unused: set[tuple[str, str, int]] = set()
+        """Slots that the last check found unused. They are freed if the next check finds them unused again."""
+        self._next_check = 0.0
+        self._loop = BackgroundLoop("limits across tasks", self._step)
+
+    @property
+    def health(self) -> LoopHealth:
+        """The health of the background loop."""
+        return self._loop.health
+
+    async def run(self) -> None:
+        """Run until cancelled. Errors are logged, and the next step retries."""
+        await self._loop.run()
+
+    async def _step(self) -> None:
+        tick = _TICK_SEC if self._grants.limits.configured else _IDLE_TICK_SEC
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._grants.released.wait(), tick)
+        self._grants.released.clear()
+        try:
+            await self._once()
+        except (FlowKitError, RPCError) as error:
+            _logger.warning("slots of the limits across tasks are checked again later: %s", error)
+            self._loop.failed(error)
+        else:
+            self._loop.worked()
+
+    async def _once(self) -> None:
+        store = await self._grants.store()
+        await self._grants.grant_waiting()
+        if time.monotonic() >= self._next_check:
+            self._next_check = time.monotonic() + _CHECK_SEC
+            await self._check(store)
+
+    async def _check(self, store: SlotStore) -> None:
+        """Check all slots that are not new, if it is this engine's turn."""
+        if not (await store.usage()).total:
+            return
+        if not await store.take_turn(self._owner, time.time(), 2 * _CHECK_SEC):
+            self._unused.clear()
+            return
+        since = time.time() - _NEW_SEC
+        by_task: dict[str, list[Holder]] = {}
+        for holder in await store.holders():
+            if holder.at <= since:
+                by_task.setdefault(holder.task_id, []).append(holder)
+        checks = asyncio.Semaphore(_CONCURRENT_CHECKS)
+        unused = await asyncio.gather(
+            *(self._check_task(store, holders, checks) for holders in by_task.values())
+        )
+        self._unused = set().union(*unused)
+
+    async def _check_task(
+        self, store: SlotStore, holders: list[Holder], checks: asyncio.Semaphore
+    ) -> set[tuple[str, str, int]]:
+        """Free the leaked slots of one task. Return those that are unused now."""
+        async with checks:
+            description = await self._grants.describe(holders[0].task_id)
+            uses = {holder: use_of(holder, description) for holder in holders}
+            for holder, use in uses.items():
+                await self._settle(store, holder, use, description)
+        return {holder.key for holder, use in uses.items() if use is Use.UNUSED}
+
+    async def _settle(
+        self,
+        store: SlotStore,
+        holder: Holder,
+        use: Use,
+        description: WorkflowExecutionDescription | None,
+    ) -> None:
+        if use is Use.UNDELIVERED and description is not None and description.run_id:
+            await self._grants.deliver(holder.task_id, description.run_id, holder.node_id, holder.epoch)
+        if use is Use.CLOSED or (use is Use.UNUSED and holder.key in self._unused):
+            await store.release(*holder.key)
+            self._grants.released.set()
+            _logger.warning(
+                "the slot of node %s, attempt %s, of task %s was freed: %s",
+                holder.node_id,
+                holder.epoch,
+                holder.task_id,
+                "its workflow has ended" if use is Use.CLOSED else "its workflow does not use it",
+            )

@@ -1,0 +1,65 @@
+"""Finds out which roles have workers. A role without workers gets no slots, so that it does not block other roles."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+
+from flowkit.adapters.worker_registry import BRIDGE_PREFIX
+from flowkit.temporal_names import role_queue
+
+if TYPE_CHECKING:
+    from temporalio.client import Client
+
+    from flowkit.adapters.worker_registry import WorkerRegistry
+
+_CACHE_SEC = 3.0
+_RECENT_SEC = 70.0
+"""Pollers with an earlier last poll have stopped: a poll takes about a minute, and Temporal lists them for longer."""
+
+_RPC_TIMEOUT = timedelta(seconds=10)
+
+
+class ServedRoles:
+    """Says which roles of a queue have native workers, or external workers that are connected to a bridge."""
+
+    def __init__(self, client: Client, registry: WorkerRegistry, queue: str) -> None:
+        self._client = client
+        self._registry = registry
+        self._queue = queue
+        self._known: dict[str, tuple[bool, float]] = {}
+
+    async def has_workers(self, role: str) -> bool:
+        """Return whether the role has a worker. The result may be three seconds old."""
+        served, until = self._known.get(role, (False, 0.0))
+        if time.monotonic() >= until:
+            served = await self._look(role)
+            self._known[role] = served, time.monotonic() + _CACHE_SEC
+        return served
+
+    async def _look(self, role: str) -> bool:
+        pollers = await self._pollers(role_queue(self._queue, role))
+        if not pollers:
+            return False
+        native = {poller for poller in pollers if not poller.startswith(BRIDGE_PREFIX)}
+        if native - await self._registry.stopped(native):
+            return True
+        return native != pollers and await self._registry.is_served(role)
+
+    async def _pollers(self, task_queue: str) -> set[str]:
+        """Return the identities of the processes that have polled the task queue recently."""
+        described = await self._client.workflow_service.describe_task_queue(
+            DescribeTaskQueueRequest(
+                namespace=self._client.namespace,
+                task_queue=TaskQueue(name=task_queue),
+                task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
+            ),
+            timeout=_RPC_TIMEOUT,
+        )
+        since = time.time() - _RECENT_SEC
+        return {poller.identity for poller in described.pollers if poller.last_access_time.seconds >= since}

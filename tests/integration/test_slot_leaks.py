@@ -1,0 +1,178 @@
+"""Slots of the limits across tasks become free after kills, cancels and what Temporal's Web UI does to a task."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.integration.counted import Counted, holders, most
+from tests.integration.harness import Harness, eventually, node
+from tests.integration.test_cancel_terminate_reset import reset
+from tests.integration.test_concurrency_limits import (
+    finished,
+    until_all_slots_are_free,
+    until_requests,
+    wide,
+)
+from tests.integration.test_large_graphs import run_ids, short_runs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+pytestmark = pytest.mark.server
+
+__all__ = ["short_runs"]
+
+LONG: dict[str, Any] = {"inline": {"pause": 600}}
+LEAK_SEC = 10.0
+"""Time within which a leaked slot becomes free."""
+
+
+async def limited(harness: Harness, slots: int = 1) -> None:
+    """Start an engine with a limit for all roles."""
+    harness.settings["max_global_running"] = slots
+    await harness.engine()
+
+
+async def until_held(harness: Harness, *node_ids: str) -> None:
+    """Wait until exactly these nodes hold a slot."""
+
+    async def look() -> bool:
+        return {holder["node_id"] for holder in await holders(harness)} == set(node_ids)
+
+    await eventually(look)
+
+
+async def test_killed_engine_leaks_no_slot_and_its_tasks_finish(harness: Harness) -> None:
+    harness.settings["max_global_running"] = 2
+    killed = harness.engine_process()
+    await harness.worker({"counted": Counted(harness.db)}, concurrency=8)
+    tasks = [await harness.create(*wide(5, inline={"pause": 0.5})) for _ in range(3)]
+    await until_requests(harness, 3)
+    killed.kill()
+    killed.wait(10)
+    await harness.engine()
+    await finished(harness, *tasks)
+    assert await most(harness) == 2
+    await until_all_slots_are_free(harness, LEAK_SEC)
+
+
+async def test_engines_killed_one_after_another_never_exceed_the_limit(harness: Harness) -> None:
+    harness.settings["max_global_running"] = 3
+    engines = [harness.engine_process(), harness.engine_process()]
+    await harness.worker({"counted": Counted(harness.db)}, concurrency=8)
+    tasks = [await harness.create(*wide(6, inline={"pause": 0.2})) for _ in range(3)]
+    for number in range(3):
+        await until_started(harness, 3 * (number + 1))
+        engines[0].kill()
+        engines.append(harness.engine_process())
+        engines.pop(0).wait(10)
+    await finished(harness, *tasks)
+    assert await most(harness) == 3
+    await until_all_slots_are_free(harness, LEAK_SEC)
+
+
+async def until_started(harness: Harness, count: int) -> None:
+    """Wait until so many attempts have started."""
+
+    async def look() -> bool:
+        return int(await harness.db.starts.count_documents({})) >= count
+
+    await eventually(look)
+
+
+async def test_killed_worker_frees_its_slot_for_the_next_attempt(harness: Harness) -> None:
+    harness.settings["lease_ttl_sec"] = 2
+    await limited(harness)
+    killed = harness.worker_process("Paced")
+    task_id = await harness.create(node("a", "paced", inline={"pause": 1.5}, retry_policy={"max": 0}))
+    await harness.until_node(task_id, "a", "running")
+    killed.kill()
+    killed.wait(10)
+    await harness.worker()
+    await finished(harness, task_id)
+    assert (await harness.node(task_id, "a"))["attempt_epoch"] == 2
+    await until_all_slots_are_free(harness, LEAK_SEC)
+
+
+async def cancelled(harness: Harness, task_id: str) -> None:
+    """Cancel a task."""
+    await harness.coordinator.cancel_task(task_id)
+
+
+async def terminated(harness: Harness, task_id: str) -> None:
+    """Terminate the workflow of a task."""
+    await (await harness.handle(task_id)).terminate()
+
+
+@pytest.mark.parametrize("end", [cancelled, terminated])
+async def test_ended_task_frees_the_slot_that_it_holds(
+    harness: Harness, end: Callable[[Harness, str], Coroutine[Any, Any, None]]
+) -> None:
+    await limited(harness)
+    await harness.worker()
+    holding = await harness.create(node("holding", "paced", **LONG))
+    await harness.until_node(holding, "holding", "running")
+    other = await harness.create(node("other"))
+    await until_requests(harness, 1)
+    await end(harness, holding)
+    await asyncio.wait_for(finished(harness, other), LEAK_SEC)
+    await until_all_slots_are_free(harness, LEAK_SEC)
+
+
+@pytest.mark.parametrize("end", [cancelled, terminated])
+async def test_ended_task_no_longer_waits(
+    harness: Harness, end: Callable[[Harness, str], Coroutine[Any, Any, None]]
+) -> None:
+    await limited(harness)
+    await harness.worker()
+    holding = await harness.create(node("holding", "paced", **LONG))
+    await harness.until_node(holding, "holding", "running")
+    waiting = await harness.create(node("waiting"))
+    await until_requests(harness, 1)
+    await end(harness, waiting)
+    other = await harness.create(node("other"))
+    await cancelled(harness, holding)
+    await asyncio.wait_for(finished(harness, other), LEAK_SEC)
+    await until_all_slots_are_free(harness, LEAK_SEC)
+
+
+async def test_reset_of_a_task_that_holds_a_slot_keeps_the_limit(harness: Harness) -> None:
+    await limited(harness)
+    await harness.worker({"counted": Counted(harness.db)})
+    task_id = await harness.create(node("a", "counted"), node("b", "counted", "a", inline={"pause": 2}))
+    await harness.until_node(task_id, "b", "running")
+    other = await harness.create(node("other", "counted"))
+    await until_requests(harness, 1)
+    await reset(harness, task_id, "b")
+    await finished(harness, task_id, other)
+    assert (await harness.node(task_id, "b"))["attempt_epoch"] == 2
+    await until_all_slots_are_free(harness, LEAK_SEC)
+
+
+async def test_reset_of_a_task_that_waits_lets_it_wait_again(harness: Harness) -> None:
+    await limited(harness)
+    await harness.worker()
+    task_id = await harness.create(node("a"), node("b", "quick", "a"), node("c", "paced", "b", **LONG))
+    await until_held(harness, "c")
+    blocker = await harness.create(node("blocker", "paced", inline={"pause": 1}))
+    await until_requests(harness, 1)
+    await reset(harness, task_id, "b")
+    await finished(harness, blocker)
+    await until_held(harness, "c")
+    await cancelled(harness, task_id)
+    await until_all_slots_are_free(harness, LEAK_SEC)
+
+
+async def test_wait_survives_continue_as_new(short_runs: Harness) -> None:
+    harness = short_runs
+    await limited(harness)
+    await harness.worker({"counted": Counted(harness.db)})
+    wide_task = await harness.create(*wide(20))
+    other = await harness.create(*wide(10))
+    await finished(harness, wide_task, other)
+    assert await most(harness) == 1
+    assert len(await run_ids(harness, wide_task)) > 1
+    await until_all_slots_are_free(harness, LEAK_SEC)

@@ -1,0 +1,123 @@
+"""Which roles may get another slot of the limits across tasks, and which slots are leaked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from temporalio.api.workflow.v1 import PendingActivityInfo, PendingWorkflowTaskInfo
+from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
+from temporalio.client import WorkflowExecutionStatus
+
+from flowkit import CoordinatorConfig
+from flowkit.adapters.limits.rules import Limits, Usage, full_roles, has_room, is_full, wait_reason
+from flowkit.adapters.limits.store import Holder
+from flowkit.engine.limits.leaks import Use, use_of
+from flowkit.models import slot_wait_id
+from flowkit.workflows.role_limits import priority_of
+
+ROLES = ("slow", "fast", "a.b")
+COUNTS = st.dictionaries(st.sampled_from(ROLES), st.integers(1, 5))
+HOLDER = Holder(task_id="t", run_id="r", node_id="n", epoch=2, role="slow", at=0.0)
+
+
+def test_limits_are_read_from_the_configuration_at_each_call() -> None:
+    config = CoordinatorConfig()
+    assert not Limits.of(config).configured
+    config.max_global_running = 3
+    assert Limits.of(config) == Limits(total=3)
+    config.max_type_concurrency["slow"] = 1
+    assert Limits.of(config) == Limits(total=3, by_role={"slow": 1})
+
+
+@pytest.mark.parametrize(
+    ("limits", "role", "concerned"),
+    [
+        (Limits(), "slow", False),
+        (Limits(total=1), "slow", True),
+        (Limits(by_role={"slow": 1}), "slow", True),
+        (Limits(by_role={"slow": 1}), "fast", False),
+    ],
+)
+def test_limit_concerns_its_role_or_all_roles(limits: Limits, role: str, concerned: bool) -> None:
+    assert limits.concern(role) is concerned
+
+
+@given(total=st.none() | st.integers(1, 8), by_role=COUNTS, asked=st.lists(st.sampled_from(ROLES)))
+def test_slots_are_granted_up_to_the_limits_and_no_further(
+    total: int | None, by_role: dict[str, int], asked: list[str]
+) -> None:
+    limits, usage, granted = Limits(total=total, by_role=by_role), Usage(), dict.fromkeys(ROLES, 0)
+    for role in asked:
+        if has_room(limits, usage, role):
+            usage = usage.with_one(role)
+            granted[role] += 1
+        else:
+            full = total is not None and sum(granted.values()) == total
+            assert full or granted[role] == by_role[role]
+    assert usage.total == sum(granted.values()) <= (total or len(asked))
+    assert all(granted[role] <= limit for role, limit in by_role.items())
+    assert full_roles(limits, usage) == {role for role, limit in by_role.items() if granted[role] == limit}
+    assert is_full(limits, usage) == (usage.total == total)
+
+
+@pytest.mark.parametrize(
+    ("usage", "served", "reason"),
+    [
+        (Usage(total=2, by_role={"slow": 2}), True, "2 of 2"),
+        (Usage(total=12, by_role={"slow": 1}), True, "12 of 12 over all roles"),
+        (Usage(total=12, by_role={"slow": 2}), False, "no worker serves the role"),
+        (Usage(total=1), True, "other tasks are first"),
+    ],
+)
+def test_wait_names_the_limit_that_is_reached(usage: Usage, served: bool, reason: str) -> None:
+    assert wait_reason(Limits(total=12, by_role={"slow": 2}), usage, "slow", served=served) == reason
+
+
+@pytest.mark.parametrize(
+    ("given_priority", "priority"),
+    [(7, 7), (-7, -7), (None, 0), ("7", 0), (True, 0), (1.5, 0), (2**31, 0)],
+)
+def test_priority_is_an_integer_of_the_params(given_priority: Any, priority: int) -> None:
+    assert priority_of({"priority": given_priority}) == priority
+    assert priority_of({}) == 0
+
+
+class Described:
+    """A description of a workflow, as far as it matters for slots."""
+
+    def __init__(self, status: WorkflowExecutionStatus, *activities: str, task: bool = False) -> None:
+        self.status = status
+        self.raw_description = DescribeWorkflowExecutionResponse(
+            pending_activities=[PendingActivityInfo(activity_id=each) for each in activities],
+            pending_workflow_task=PendingWorkflowTaskInfo() if task else None,
+        )
+
+
+RUNNING = WorkflowExecutionStatus.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("description", "use"),
+    [
+        (None, Use.CLOSED),
+        (Described(WorkflowExecutionStatus.TERMINATED, "n.2"), Use.CLOSED),
+        (Described(WorkflowExecutionStatus.COMPLETED), Use.CLOSED),
+        (Described(RUNNING, "n.2"), Use.IN_FLIGHT),
+        (Described(RUNNING, "n.1", "m.2"), Use.UNUSED),
+        (Described(RUNNING, slot_wait_id("n", 2)), Use.UNDELIVERED),
+        (Described(RUNNING, task=True), Use.IN_FLIGHT),
+        (Described(RUNNING), Use.UNUSED),
+    ],
+)
+def test_slot_is_leaked_if_its_workflow_neither_runs_nor_starts_the_attempt(
+    description: Any, use: Use
+) -> None:
+    assert use_of(HOLDER, description) is use
+
+
+@given(node_id=st.text(min_size=1), epoch=st.integers(1), other=st.text(min_size=1), later=st.integers(1))
+def test_id_of_a_wait_is_never_the_id_of_an_attempt(node_id: str, epoch: int, other: str, later: int) -> None:
+    assert slot_wait_id(node_id, epoch) != f"{other}.{later}"
