@@ -94,7 +94,9 @@ def _explain(text: str, error: str) -> str:
         return _STATUS.sub("", error.splitlines()[0])
     line, column, problem = int(match[1]), int(match[2]), _NOISE.sub("", _STATUS.sub("", match[3]))
     if name := _UNDECLARED.search(problem):
-        problem += suggestion(name[1], ROOTS) or f"; the variables are {', '.join(sorted(ROOTS))}"
+        problem += (
+            suggestion(name[1].partition(".")[0], ROOTS) or f"; the variables are {', '.join(sorted(ROOTS))}"
+        )
     lines = text.splitlines() or [""]
     if not 1 <= line <= len(lines):
         return problem
