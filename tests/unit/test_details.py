@@ -220,3 +220,10 @@ def test_target_shows_the_nodes_whose_routes_it_waits_for(routers: int, named: s
     for router in range(routers):
         scheduler.end(router, NodeStatus.FAILED)
     assert rows(render(TaskStatus.RUNNING, scheduler))[-1][-1] == ""
+
+
+def test_note_of_a_node_whose_condition_is_false_shows_the_expression() -> None:
+    skipped = NodeState(status=NodeStatus.SKIPPED, skip_reason=SkipReason.CONDITION)
+    decided = NodeState(status=NodeStatus.SKIPPED, skip_reason=SkipReason.CONDITION, condition=False)
+    assert only_row(decided, when="vars.sla == 'gold'")[-1] == "condition vars.sla == 'gold'"
+    assert only_row(skipped, when="vars.sla == 'gold'")[-1] == "condition"
