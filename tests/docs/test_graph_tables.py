@@ -106,7 +106,7 @@ def test_page_has_the_table_of_routes() -> None:
     assert targets() in PAGE, f"docs/graphs.md needs this table:\n{targets()}"
 
 
-@pytest.mark.parametrize("section", ["Streaming", "Routing"])
+@pytest.mark.parametrize("section", ["Streaming", "Routing", "Conditions"])
 def test_example_prints_what_the_page_shows(section: str, tmp_path: Path) -> None:
     text = PAGE.split(f"\n## {section}\n", 1)[1]
     program, printed = re.findall(r"```(?:python|text)\n(.*?)```", text, re.DOTALL)[:2]

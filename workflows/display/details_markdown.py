@@ -145,7 +145,8 @@ def _note(node: Node, state: NodeState) -> str:
         case NodeStatus.FINISHED:
             return ""
         case NodeStatus.SKIPPED if state.skip_reason:
-            return state.skip_reason.value
+            own = f" {node.when}" if state.condition is False else ""
+            return state.skip_reason.value + own
         case NodeStatus.DEFERRED if state.next_retry_at:
             when = datetime.fromtimestamp(state.next_retry_at, UTC)
             return f"{next_attempt(node, state)} at {when:%Y-%m-%d %H:%M:%S} UTC; {error}"
