@@ -68,6 +68,8 @@ class NodeView:
     """The external worker that runs the attempt."""
     waits_for: str = ""
     """What the attempt waits for while no external worker has accepted it."""
+    silent: bool = False
+    """Whether its attempt sends no heartbeats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -252,12 +254,15 @@ def running_roles(view: TaskView) -> list[str]:
 
 def view_of_query(task_id: str, state: dict[str, Any], batches: dict[str, int]) -> TaskView:
     """Return the view from the result of a workflow's `status` query."""
-    nodes = state["nodes"]
+    nodes, silent = state["nodes"], state.get("silent_nodes") or ()
     return TaskView(
         task_id=task_id,
         status=TaskStatus(state["status"]),
         source="workflow",
-        nodes=tuple(_node(node, node.get("next_retry_at"), batches) for node in nodes),
+        nodes=tuple(
+            _node(node, node.get("next_retry_at"), batches, silent=node["node_id"] in silent)
+            for node in nodes
+        ),
         handled_failures=tuple(state.get("handled_failures") or ()),
     )
 
@@ -277,10 +282,11 @@ def view_of_document(document: dict[str, Any], batches: dict[str, int]) -> TaskV
 def _document_nodes(document: dict[str, Any], batches: dict[str, int]) -> Iterator[NodeView]:
     for node in document["graph"]["nodes"]:
         retry_ms = node.get("next_retry_at_ms")
-        yield _node(node, retry_ms / 1000 if retry_ms else None, batches)
+        silent = node.get("liveness") is not None
+        yield _node(node, retry_ms / 1000 if retry_ms else None, batches, silent=silent)
 
 
-def _node(node: dict[str, Any], retry_at: float | None, batches: dict[str, int]) -> NodeView:
+def _node(node: dict[str, Any], retry_at: float | None, batches: dict[str, int], *, silent: bool) -> NodeView:
     status = node["status"]
     error = node.get("last_error") if status != NodeStatus.FINISHED else None
     return NodeView(
@@ -291,6 +297,7 @@ def _node(node: dict[str, Any], retry_at: float | None, batches: dict[str, int])
         batches=batches.get(node["node_id"], 0),
         next_retry_at=retry_at if status == NodeStatus.DEFERRED else None,
         note=" ".join((error or node.get("skip_reason") or "").split()),
+        silent=silent,
     )
 
 
