@@ -150,6 +150,7 @@ class Task:
     def _publish_status(self) -> None:
         """Update the task's own status and its current details."""
         silent = self._silence.nodes
+        self._publisher.silent_nodes = frozenset(self._scheduler.nodes[index].node_id for index in silent)
         running = self._nodes.in_flight > len(silent)
         status = TaskStatus.RUNNING if running else open_status(self._scheduler, silent=bool(silent))
         if self._publisher.set_status(status):
@@ -318,7 +319,9 @@ class Task:
         """Return the statuses of task and nodes, the nodes' epochs, errors and next retries, and handled failures."""
         if not self._is_open:
             return status_view(TaskStatus.QUEUED, None, None)
-        return status_view(self._publisher.status, self._scheduler, self._result)
+        view = status_view(self._publisher.status, self._scheduler, self._result)
+        silent = sorted(self._publisher.silent_nodes)
+        return {**view, "silent_nodes": silent} if silent else view
 
 
 def _cancel_requested() -> bool:

@@ -57,6 +57,7 @@ NOTES: list[tuple[NodeView, str]] = [
     (node(), ""),
     (node(waiting=True), "no worker has started it yet"),
     (node(note=ERROR), f"last attempt: {ERROR}"),
+    (node(note=ERROR, silent=True), f"sends no heartbeats; last attempt: {ERROR}"),
     (node(note=ERROR, waiting=True), f"no worker has started it yet; last attempt: {ERROR}"),
     (node(waits_for="a free worker", note=ERROR), f"waits for a free worker; last attempt: {ERROR}"),
     (node(worker="w-1"), "external worker w-1"),

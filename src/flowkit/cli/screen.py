@@ -96,7 +96,7 @@ class Lines:
                 self._printed_hints.add(hint)
                 self._print(f"! {hint}")
         for node in view.nodes:
-            state = (node.status, node.attempt, node.waiting, node.waits_for, node.worker)
+            state = (node.status, node.attempt, node.waiting, node.waits_for, node.worker, node.silent)
             if self._nodes.get(node.node_id, (NodeStatus.QUEUED.value, 0, False, "", "")) != state:
                 self._nodes[node.node_id] = state
                 self._print(node_line(node))
@@ -168,9 +168,10 @@ def node_note(node: NodeView) -> str:
         return node.note
     waits = ["no worker has started it yet"] if node.waiting else []
     external = [f"waits for {node.waits_for}"] if node.waits_for else []
+    silent = ["sends no heartbeats"] if node.silent else []
     worker = [f"external worker {node.worker}"] if node.worker else []
     before = [f"last attempt: {node.note}"] if node.note else []
-    return "; ".join([*waits, *external, *worker, *before])
+    return "; ".join([*waits, *silent, *external, *worker, *before])
 
 
 def node_line(node: NodeView) -> str:
