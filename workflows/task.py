@@ -95,6 +95,8 @@ class Task:
             self._iterations += 1
             self._nodes.start(self._scheduler.pop_ready())
             await asyncio.sleep(0)  # Let the nodes schedule their activities.
+            if self._limits is not None:
+                self._limits.release_ended()
             self._publish_status()
             await workflow.wait_condition(self._has_events)
             self._process_events()
