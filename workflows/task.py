@@ -104,6 +104,8 @@ class Task:
             if not self._draining:
                 self._conditions.start(self._scheduler.pop_due())
             await asyncio.sleep(0)  # Let the nodes schedule their activities.
+            if self._limits is not None:
+                self._limits.release_ended()
             self._publish_status()
             await workflow.wait_condition(self._has_events)
             self._process_events()

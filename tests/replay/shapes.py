@@ -169,9 +169,7 @@ GRAPHS: dict[str, dict[str, Any]] = {
         "nodes": [
             node("a", "paced", inline={"pause": 0.5}),
             node("b", "paced", inline={"pause": 0.1}),
-            node("retried", "failing", "a", inline={"failures": 1}, **SOON),
-            call("function", "b"),
-            node("last", "quick", "retried", "function"),
+            call("last", "a", "b"),
         ]
     },
     "refused": {"nodes": [node("a", "quick", "ghost")]},

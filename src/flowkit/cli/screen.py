@@ -86,7 +86,7 @@ class Lines:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._since = time.monotonic()
-        self._nodes: dict[str, tuple[str, int, bool, str, str]] = {}
+        self._nodes: dict[str, tuple[str, int, bool, str, str, bool]] = {}
         self._printed_hints: set[str] = set()
 
     def show(self, view: TaskView, hints: Sequence[str]) -> None:
@@ -97,7 +97,7 @@ class Lines:
                 self._print(f"! {hint}")
         for node in view.nodes:
             state = (node.status, node.attempt, node.waiting, node.waits_for, node.worker, node.silent)
-            if self._nodes.get(node.node_id, (NodeStatus.QUEUED.value, 0, False, "", "")) != state:
+            if self._nodes.get(node.node_id, (NodeStatus.QUEUED.value, 0, False, "", "", False)) != state:
                 self._nodes[node.node_id] = state
                 self._print(node_line(node))
 
