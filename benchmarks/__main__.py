@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import baseline, external
+from benchmarks.bare_bridge import DISPATCHES as BARE_DISPATCHES
 from benchmarks.batches import BATCHES, bare_loop, one_node
 from benchmarks.cases import CASES, Case, by_flowkit, by_hand, sample
 from flowkit.adapters.tasks.task_store import TaskStore
@@ -46,7 +47,7 @@ OPTIMIZING = "-XX:TieredStopAtLevel=4"
 """Java option for MongoDB's stand-in. Under minutes of load, the optimizing compiler pays off for large documents."""
 
 DATABASES = ("flowkit", "baseline", "baseline_functions", "bare_loop", external.DATABASE)
-COLLECTIONS = ("tasks", "artifacts", "metrics_raw", "worker_events", "dispatches")
+COLLECTIONS = ("tasks", "artifacts", "metrics_raw", "worker_events", "dispatches", BARE_DISPATCHES)
 
 console = Console(width=120)
 
@@ -88,13 +89,13 @@ def main(
 def _commands() -> list[list[str]]:
     flowkit = [str(Path(sys.executable).parent / "flowkit")]
     engine, worker = ["engine", "--queue", QUEUE], ["worker", "benchmarks.handler:OneBatch", "--queue", QUEUE]
-    by_hand_ = [sys.executable, "benchmarks/baseline.py"]
+    by_hand_ = [sys.executable, "-m", "benchmarks.baseline"]
     return [
         [*flowkit, *engine],
         [*flowkit, *worker, "--concurrency", "100"],
         [*by_hand_, "workflows"],
         [*by_hand_, "activities"],
-        [sys.executable, "benchmarks/baseline_functions.py"],
+        [sys.executable, "-m", "benchmarks.baseline_functions"],
     ]
 
 

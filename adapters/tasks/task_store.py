@@ -252,6 +252,15 @@ class TaskStore:
         await self._attempts.check_hold(attempt, run_id)
 
     @translate_errors
+    async def holder(self, attempt: AttemptInput) -> str | None:
+        """Return the id in the node's lease if this attempt or a later one has begun; None if none has."""
+        begun = {"node_id": attempt.node_id, "attempt_epoch": {"$gte": attempt.epoch}}
+        wanted = {"id": attempt.task_id, "graph.nodes": {"$elemMatch": begun}}
+        stored = await self._tasks.find_one(wanted, {"_id": 0, "graph.nodes.lease.worker_id": 1})
+        lease = stored["graph"]["nodes"][attempt.index].get("lease") if stored else None
+        return None if stored is None else (lease or {}).get("worker_id", "")
+
+    @translate_errors
     async def raised_flag(self, attempt: AttemptInput) -> CancelFlag | None:
         """Return the cancel flag that requests this attempt's node to stop; None if no flag is set."""
         return await self._flags.of(attempt)
