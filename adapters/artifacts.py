@@ -134,7 +134,7 @@ class ArtifactStore:
     ) -> None:
         fields = {"status": "partial", "meta": meta, "size": size, "worker_id": worker_id, **more}
         await self._store_artifact(attempt, batch_uid, fields, at, size)
-        self.notifier.notify(attempt.task_id, attempt.node_id)
+        self.notifier.notify(attempt.task_id, attempt.node_id, Entry(batch_uid, size))
 
     @translate_errors
     async def _store_artifact(
