@@ -102,6 +102,17 @@ class Held:
             self._release(self._size - size)
             self._size = size
 
+    @contextmanager
+    def parked(self) -> Iterator[None]:
+        """Lend the bytes to other readers during the block. Take them back at its end, even beyond the limit."""
+        size, self._size = self._size, 0
+        self._release(size)
+        try:
+            yield
+        finally:
+            self._size = size
+            self._release(-size)
+
 
 class ByteBudget:
     """Limits how many bytes of batches a process holds in memory at once.

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import bson
@@ -25,11 +26,12 @@ from flowkit.hashing import stable_hash
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from flowkit.activities.batches.pull_sources import Ended
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.entries import Entry, Scan
-    from flowkit.adapters.notifications import Subscription
+    from flowkit.adapters.notifications import Held, Subscription
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.graph.input_adapters import PullArgs
     from flowkit.models import AttemptInput
@@ -67,7 +69,15 @@ class Puller:
         self._taken: dict[str, set[str]] = {source: set() for source in self._names}
         self._done: set[str] = set()
         self._schedule = ScanSchedule(args.poll_ms / 1000, args.backoff_max_ms / 1000)
+        self._held: Held | None = None
         self._warned = False
+
+    def parked(self) -> AbstractContextManager[None]:
+        """Lend the bytes of the batches that this attempt has read to other readers during the block.
+
+        Use it while the attempt waits for one of these readers.
+        """
+        return self._held.parked() if self._held is not None else nullcontext()
 
     async def batches(self) -> AsyncGenerator[Delivery, None]:
         """Yield all batches and wait for sources that still run. Raise SourcesIdle if none has run for five seconds."""
@@ -158,6 +168,7 @@ class Puller:
         while fresh:
             page, fresh = self._cut(fresh)
             async with self._budget.hold(sum(_room(entry) for entry in page)) as held:
+                self._held = held
                 found = deque(await self._artifacts.metas(self._attempt.task_id, source, page))
                 sizes = _sizes(page, found)
                 held.keep(sum(sizes))

@@ -6,6 +6,7 @@ a task. If the filter matches nothing, FlowKit reads the document afterwards to 
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 from contextlib import suppress
@@ -294,6 +295,17 @@ class TaskStore:
         stored = await self._tasks.find_one({"id": task_id}, task_fields.NODE_STATES)
         nodes = stored["graph"]["nodes"] if stored else []
         return {n["node_id"]: (NodeStatus(n["status"]), n.get("attempt_epoch", 0)) for n in nodes}
+
+    @translate_errors
+    async def running(self, task_id: str, node_ids: Sequence[str]) -> set[str]:
+        """Return which of these nodes are running. Reads a few bytes for each node, however large the task is."""
+
+        async def is_running(node_id: str) -> bool:
+            entry = {"$elemMatch": {"node_id": node_id, "status": NodeStatus.RUNNING.value}}
+            return await self._tasks.find_one({"id": task_id, "graph.nodes": entry}, {"_id": 1}) is not None
+
+        found = await asyncio.gather(*map(is_running, node_ids))
+        return {node_id for node_id, runs in zip(node_ids, found, strict=True) if runs}
 
     @translate_errors
     async def record(self, record: RecordTask) -> None:
