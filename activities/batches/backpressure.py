@@ -33,7 +33,9 @@ def is_reached(stored: int, max_ahead: int, claims: Iterable[int]) -> bool:
 class Backpressure:
     """The lead of one attempt over its followers, which are the nodes that pull from it.
 
-    Only a follower that runs holds the attempt, so that followers which wait for the attempt's slot cannot block it.
+    Only a follower that runs holds the attempt, not one that waits, has ended, or has lost its worker. Otherwise, an
+    attempt could wait for a node that waits for the attempt's slot.
+
     The attempt counts its own batches in memory, and hears of claims of its own process. It reads the claims and the
     statuses of its followers only when it has reached its limit according to what it knows.
     """
@@ -102,16 +104,18 @@ class Backpressure:
 
         Ignore the notifications that arrived meanwhile, because the read may have included their claims.
         """
-        attempt, began, before = self._attempt, time.monotonic(), self._claims
+        began, before = time.monotonic(), self._claims
         self._running, self._claims = await asyncio.gather(
-            retry_while_unavailable(lambda: self._tasks.running(attempt.task_id, attempt.followers)),
-            retry_while_unavailable(self._read_claims),
+            retry_while_unavailable(self._read_running), retry_while_unavailable(self._read_claims)
         )
         heard, _ = self._subscription.take()
         progress = heard or self._claims != before
         now, self._pause = time.monotonic(), _SHORTEST_SEC if progress else min(2 * self._pause, _LONGEST_SEC)
         pause = self._pause if self._is_reached(self._running) else _LONGEST_SEC
         self._due = now + max(pause, (now - began) * _SHARE)
+
+    async def _read_running(self) -> set[str]:
+        return await self._tasks.running(self._attempt.task_id, self._attempt.followers, time.time())
 
     async def _read_claims(self) -> dict[str, int]:
         attempt = self._attempt

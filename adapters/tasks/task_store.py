@@ -41,6 +41,7 @@ _GRAPH = {
     "graph.edges": 1,
     "graph.edges_ex": 1,
 }
+_RUNNING = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
 _EPOCHS = {"_id": 0, "run_seq": 1, "graph.nodes.node_id": 1, "graph.nodes.attempt_epoch": 1}
 
 
@@ -297,12 +298,18 @@ class TaskStore:
         return {n["node_id"]: (NodeStatus(n["status"]), n.get("attempt_epoch", 0)) for n in nodes}
 
     @translate_errors
-    async def running(self, task_id: str, node_ids: Sequence[str]) -> set[str]:
-        """Return which of these nodes are running. Reads a few bytes for each node, however large the task is."""
+    async def running(self, task_id: str, node_ids: Sequence[str], at: float) -> set[str]:
+        """Return which of these nodes are running or being cancelled, with a lease that has not expired at `at`.
+
+        After a loss, a node shows its old lease until its next attempt begins. Reads a few bytes for each node, however
+        large the task is.
+        """
+        lasting = {"$not": {"$lt": int(at * 1000)}}
 
         async def is_running(node_id: str) -> bool:
-            entry = {"$elemMatch": {"node_id": node_id, "status": NodeStatus.RUNNING.value}}
-            return await self._tasks.find_one({"id": task_id, "graph.nodes": entry}, {"_id": 1}) is not None
+            entry = {"node_id": node_id, "status": {"$in": _RUNNING}, "lease.deadline_ts_ms": lasting}
+            found = {"id": task_id, "graph.nodes": {"$elemMatch": entry}}
+            return await self._tasks.find_one(found, {"_id": 1}) is not None
 
         found = await asyncio.gather(*map(is_running, node_ids))
         return {node_id for node_id, runs in zip(node_ids, found, strict=True) if runs}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,11 @@ def parent(max_ahead: int, *followers: str, epoch: int = 1) -> AttemptInput:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a held attempt read ten times a second at least."""
     monkeypatch.setattr(backpressure, "_LONGEST_SEC", 0.1)
+
+
+async def runs(tasks: TaskStore, node: AttemptInput, ttl_sec: float = 600.0) -> None:
+    """Let a node run with a lease."""
+    await begun(tasks, node, deadline_ms=int((time.time() + ttl_sec) * 1000))
 
 
 class Held:
@@ -98,7 +104,7 @@ async def prepared(db: Any, tasks: TaskStore, artifacts: ArtifactStore) -> Any:
 async def test_parent_stays_within_its_limit_of_a_running_child(
     prepared: Any, tasks: TaskStore, artifacts: ArtifactStore
 ) -> None:
-    await begun(tasks, X)
+    await runs(tasks, X)
     held = Held(prepared, parent(3, "x"))
     await held.stops_at(3)
     await artifacts.claim(X, "a", ["b0"], AT)
@@ -114,7 +120,7 @@ async def test_claims_in_the_same_process_release_the_parent_without_another_rea
 ) -> None:
     for name in ("_SHORTEST_SEC", "_LONGEST_SEC"):
         monkeypatch.setattr(backpressure, name, 600.0)
-    await begun(tasks, X)
+    await runs(tasks, X)
     held = Held(prepared, parent(1, "x"))
     for number in range(len(UIDS) - 1):
         await held.until_stored(number + 1)
@@ -126,8 +132,8 @@ async def test_claims_in_the_same_process_release_the_parent_without_another_rea
 async def test_slowest_running_child_holds_the_parent(
     prepared: Any, tasks: TaskStore, artifacts: ArtifactStore
 ) -> None:
-    await begun(tasks, X)
-    await begun(tasks, Y)
+    await runs(tasks, X)
+    await runs(tasks, Y)
     held = Held(prepared, parent(2, "x", "y"))
     await held.stops_at(2)
     await artifacts.claim(X, "a", ["b0", "b1"], AT)
@@ -140,20 +146,43 @@ async def test_slowest_running_child_holds_the_parent(
     await held.finishes()
 
 
-@pytest.mark.parametrize("status", [None, NodeStatus.DEFERRED, NodeStatus.FAILED, NodeStatus.CANCELLING])
+@pytest.mark.parametrize("status", [None, NodeStatus.DEFERRED, NodeStatus.FAILED])
 async def test_child_that_does_not_run_holds_no_parent(
     prepared: Any, tasks: TaskStore, status: NodeStatus | None
 ) -> None:
     if status is not None:
-        await begun(tasks, X)
+        await runs(tasks, X)
         await tasks.record(record(shown("x", status, index=1, epoch=1)))
     await Held(prepared, parent(1, "x")).finishes()
+
+
+async def test_child_that_has_lost_its_worker_stops_holding_its_parent_when_its_lease_expires(
+    prepared: Any, tasks: TaskStore
+) -> None:
+    """Its next attempt may wait for the slot of the parent. The document still shows the child as running."""
+    await runs(tasks, X, ttl_sec=3)
+    held = Held(prepared, parent(2, "x"))
+    await held.stops_at(2)
+    await held.finishes()
+
+
+async def test_child_that_is_being_cancelled_still_holds_its_parent(
+    prepared: Any, tasks: TaskStore, artifacts: ArtifactStore
+) -> None:
+    """A cancel of the task reaches both. Until then, the parent must not run ahead."""
+    await runs(tasks, X)
+    held = Held(prepared, parent(2, "x"))
+    await held.stops_at(2)
+    await tasks.record(record(shown("x", NodeStatus.CANCELLING, index=1, epoch=1)))
+    await held.stops_at(2)
+    await artifacts.claim(X, "a", UIDS, AT)
+    await held.finishes()
 
 
 async def test_parent_without_a_limit_reads_nothing_about_its_children(
     prepared: Any, tasks: TaskStore, reads: list[str]
 ) -> None:
-    await begun(tasks, X)
+    await runs(tasks, X)
     await Held(prepared, parent(0)).finishes()
     await Held(prepared, parent(len(UIDS) + 1, "x", epoch=2)).finishes()
     assert reads == []
@@ -182,7 +211,7 @@ async def test_held_parent_reads_rarely(
 ) -> None:
     """After 0.05 s, 0.15 s, 0.35 s, and then every 0.3 s."""
     monkeypatch.setattr(backpressure, "_LONGEST_SEC", 0.3)
-    await begun(tasks, X)
+    await runs(tasks, X)
     held = Held(prepared, parent(1, "x"))
     await held.until_stored(1)
     await wait_seconds(2.0)
@@ -203,7 +232,7 @@ async def test_batches_that_a_retry_stores_again_count_once(
     prepared: Any, tasks: TaskStore, artifacts: ArtifactStore
 ) -> None:
     await batches(artifacts, "a", *UIDS[:5])
-    await begun(tasks, X)
+    await runs(tasks, X)
     await artifacts.claim(X, "a", UIDS[:5], AT)
     held = Held(prepared, parent(2, "x", epoch=2))
     await held.stops_again_at(7)
@@ -214,7 +243,7 @@ async def test_batches_that_a_retry_stores_again_count_once(
 async def test_claims_of_other_nodes_and_of_other_sources_do_not_count(
     prepared: Any, tasks: TaskStore, artifacts: ArtifactStore
 ) -> None:
-    await begun(tasks, X)
+    await runs(tasks, X)
     held = Held(prepared, parent(2, "x"))
     await held.until_stored(2)
     await artifacts.claim(X, "y", ["b0", "b1"], AT)
@@ -226,7 +255,7 @@ async def test_claims_of_other_nodes_and_of_other_sources_do_not_count(
 
 
 async def test_held_parent_ends_at_a_cancel(prepared: Any, tasks: TaskStore) -> None:
-    await begun(tasks, X)
+    await runs(tasks, X)
     held = Held(prepared, parent(2, "x"))
     await held.stops_at(2)
     held.executor.cancel("budget is spent", 600)
@@ -242,7 +271,7 @@ async def test_held_parent_leaves_its_memory_budget_to_the_child(
     for uid, size in (("b0", 10), ("b1", 1_000)):
         await artifacts.store_batch(attempt("u"), uid, {"text": "x" * size}, WORKER, AT)
     await end(artifacts, "u")
-    await begun(tasks, X)
+    await runs(tasks, X)
     pulled = NodeIO(
         input_inline={"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": ["u"]}}
     )
@@ -269,7 +298,7 @@ async def test_held_parent_continues_after_an_outage(
         return await running(self, *args)
 
     monkeypatch.setattr(TaskStore, "running", unavailable)
-    await begun(tasks, X)
+    await runs(tasks, X)
     held = Held(prepared, parent(1, "x"))
     await held.until_stored(1)
 
@@ -290,6 +319,7 @@ async def test_counts_are_those_of_one_source_and_task(artifacts: ArtifactStore)
 
 
 async def test_running_nodes_are_those_with_that_status(prepared: Any, tasks: TaskStore) -> None:
-    await begun(tasks, X)
-    assert await tasks.running(TASK, ["x", "y", "unknown"]) == {"x"}
-    assert await tasks.running("unknown", ["x"]) == set()
+    await runs(tasks, X)
+    assert await tasks.running(TASK, ["x", "y", "unknown"], time.time()) == {"x"}
+    assert await tasks.running(TASK, ["x"], time.time() + 700) == set()
+    assert await tasks.running("unknown", ["x"], time.time()) == set()
