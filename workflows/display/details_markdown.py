@@ -42,8 +42,8 @@ _REASON_CHARS = 200
 _ROLES = 6
 """Largest number of links to task queues."""
 
-_ROUTERS = 3
-"""Largest number of routers that a note names."""
+_NAMED = 3
+"""Largest number of other nodes that a note names."""
 
 _URL_SAFE = re.compile(r"[A-Za-z0-9_.-]+")
 
@@ -103,7 +103,7 @@ def _link(role: str, queues: TaskQueues) -> str:
 
 def _row(scheduler: Scheduler, node: Node, note_chars: int) -> str:
     state, label = scheduler.states[node.index], node.io.fn if node.is_function else node.type
-    note = _note(node, state) or _awaited_routes(scheduler, node)
+    note = _note(node, state) or _awaited_routes(scheduler, node) or _awaited_batches(scheduler, node)
     return _cells(node.node_id, label, state.status.value, state.epoch, note, note_chars)
 
 
@@ -113,9 +113,18 @@ def _awaited_routes(scheduler: Scheduler, node: Node) -> str:
     routers = scheduler.routing.open_routers(node.index, scheduler.states) if waits else []
     if not routers:
         return ""
-    names = ", ".join(scheduler.nodes[router].node_id for router in routers[:_ROUTERS])
-    more = f" and {len(routers) - _ROUTERS} more" if len(routers) > _ROUTERS else ""
-    return f"waits for a route from {names}{more}"
+    return f"waits for a route from {_names(scheduler, routers)}"
+
+
+def _awaited_batches(scheduler: Scheduler, node: Node) -> str:
+    """Return what a node that has not started waits for if it streams."""
+    sources = scheduler.awaited_streams(node.index)
+    return f"waits for the first batch of {_names(scheduler, sources)}" if sources else ""
+
+
+def _names(scheduler: Scheduler, indexes: list[int]) -> str:
+    names = ", ".join(scheduler.nodes[index].node_id for index in indexes[:_NAMED])
+    return names + (f" and {len(indexes) - _NAMED} more" if len(indexes) > _NAMED else "")
 
 
 @lru_cache(maxsize=4096)
