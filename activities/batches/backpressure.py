@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from flowkit.adapters.notifications import Claimed, Subscription
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.models import AttemptInput
+
+_logger = logging.getLogger("flowkit.worker")
 
 _SHORTEST_SEC = 0.05
 """The pause before the second read of an attempt that is held. It doubles while no claims arrive."""
@@ -56,6 +59,7 @@ class Backpressure:
         self._running: set[str] = set()
         self._due = 0.0
         self._pause = _SHORTEST_SEC
+        self._reported = False
 
     @property
     def limited(self) -> bool:
@@ -82,12 +86,25 @@ class Backpressure:
                 await self._read()
             if not self._is_reached(self._running):
                 return
+            self._report()
             await self._subscription.wait(max(0.0, self._due - time.monotonic()))
             self._hear()
 
     def _is_reached(self, followers: Iterable[str]) -> bool:
         claims = [self._claims[follower] for follower in followers]
         return is_reached(len(self._stored or ()), self._attempt.max_ahead, claims)
+
+    def _report(self) -> None:
+        """Log once that the attempt waits, and for which node."""
+        if self._reported:
+            return
+        self._reported = True
+        slowest = min(self._running, key=lambda follower: self._claims[follower])
+        _logger.info(
+            "node %s of task %s has stored %d batches, of which node %s has claimed %d: it waits (io.max_ahead is %d)",
+            *(self._attempt.node_id, self._attempt.task_id, len(self._stored or ()), slowest),
+            *(self._claims[slowest], self._attempt.max_ahead),
+        )
 
     def _hear(self) -> None:
         """Add the claims of this process. Read at once if a follower has claimed that was not running so far."""

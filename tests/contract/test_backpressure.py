@@ -115,6 +115,24 @@ async def test_parent_stays_within_its_limit_of_a_running_child(
     await held.finishes()
 
 
+async def test_log_says_once_for_which_node_an_attempt_waits(
+    prepared: Any, tasks: TaskStore, artifacts: ArtifactStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "flowkit.worker")
+    await runs(tasks, X)
+    await runs(tasks, Y)
+    await artifacts.claim(Y, "a", UIDS[:5], AT)
+    held = Held(prepared, parent(2, "x", "y"))
+    await held.stops_at(2)
+    await artifacts.claim(X, "a", UIDS[:4], AT)
+    await held.stops_at(6)
+    text = "node a of task task-1 has stored 2 batches, of which node x has claimed 0: it waits (io.max_ahead is 2)"
+    assert [record.getMessage() for record in caplog.records] == [text]
+    await artifacts.claim(X, "a", UIDS, AT)
+    await artifacts.claim(Y, "a", UIDS, AT)
+    await held.finishes()
+
+
 async def test_claims_in_the_same_process_release_the_parent_without_another_read(
     prepared: Any, tasks: TaskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from flowkit.models import TaskStatus
 from flowkit.worker import Batch, BatchResult
-from tests.integration.handlers import Quick
+from tests.integration.handlers import Paced, Quick
 from tests.integration.harness import eventually, node, wait_seconds
 from tests.integration.test_cancel_terminate_reset import cancelled
 
@@ -199,6 +200,23 @@ async def test_middle_stage_is_held_and_holds_its_own_parent(harness: Harness) -
     assert (await harness.result(task_id)).status is TaskStatus.FINISHED
     for node_id in ("parent", "middle", "child"):
         assert len(set(await stored(harness, task_id, node_id))) == 400
+
+
+async def test_worker_renews_the_lease_in_the_document_before_it_expires(harness: Harness) -> None:
+    """Otherwise, the child would seem to have lost its worker. The setting `hb_interval_sec` is 20 s."""
+    harness.settings["lease_ttl_sec"] = 8
+    await harness.engine()
+    await harness.worker({"paced": Paced()})
+    task_id = await harness.create(node("a", "paced", inline={"pause": 600}))
+    expires = (await harness.until_node(task_id, "a", "running"))["lease"]["deadline_ts_ms"]
+
+    async def renewed() -> bool:
+        return bool((await harness.node(task_id, "a"))["lease"]["deadline_ts_ms"] > expires)
+
+    await eventually(renewed)
+    assert time.time() * 1000 < expires
+    await harness.coordinator.cancel_task(task_id)
+    await cancelled(harness, task_id)
 
 
 async def test_held_parent_ends_at_its_time_limit(harness: Harness) -> None:
