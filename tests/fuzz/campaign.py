@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.fuzz.plans import Arrow, Features, Step
 
-_TRIES = 30
+_TRIES = 60
 """How many orders of events to try with each smaller graph."""
 
 
@@ -58,7 +58,7 @@ def campaign(seed: int, *, seconds: float = 0, graphs: int = 0, features: Featur
         plan = plan_of(seed, figures.graphs, features)
         play = None
         try:
-            play = Play(plan, random.Random(f"{seed}-{figures.graphs}-events"))
+            play = Play(plan, random.Random(_events(seed, figures.graphs)))
             figures.statuses[play.run()] += 1
         except Exception as error:
             raise AssertionError(_report(seed, figures.graphs, plan, play, error)) from error
@@ -68,8 +68,13 @@ def campaign(seed: int, *, seconds: float = 0, graphs: int = 0, features: Featur
     return figures
 
 
+def _events(seed: int, number: int) -> str:
+    """Return the seed of what happens in a task."""
+    return f"{seed}-{number}-events"
+
+
 def _report(seed: int, number: int, plan: Plan, play: Play | None, error: Exception) -> str:
-    small, found = reduced(plan)
+    small, found = reduced(plan, _events(seed, number))
     return "\n".join(
         [
             f"seed {seed}, graph {number}: {error!r}",
@@ -89,28 +94,28 @@ def _shown(part: Step | Arrow) -> str:
     return ", ".join(f"{key}={value}" for key, value in fields.items() if value and value != ALL)
 
 
-def reduced(plan: Plan) -> tuple[Plan, str | None]:
-    """Return a smaller graph with which something goes wrong, and what does."""
-    found = _failure(plan)
+def reduced(plan: Plan, events: str) -> tuple[Plan, str | None]:
+    """Return a smaller graph with which something goes wrong, and what does. `events` is a seed with which it does."""
+    found = _failure(plan, events)
     smaller = True
     while smaller and found:
         smaller = False
         for candidate in _simpler(plan):
-            if text := _failure(candidate):
+            if text := _failure(candidate, events):
                 plan, found, smaller = candidate, text, True
                 break
     return plan, found
 
 
-def _failure(plan: Plan) -> str | None:
+def _failure(plan: Plan, events: str) -> str | None:
     """Return the events and the error of a play of this graph that goes wrong."""
-    return next(filter(None, (_failure_of(plan, number) for number in range(_TRIES))), None)
+    return next(filter(None, (_failure_of(plan, each) for each in (events, *range(_TRIES)))), None)
 
 
-def _failure_of(plan: Plan, number: int) -> str | None:
+def _failure_of(plan: Plan, events: int | str) -> str | None:
     play = None
     try:
-        play = Play(plan, random.Random(number))
+        play = Play(plan, random.Random(events))
         play.run()
     except GraphError:
         return None
