@@ -150,6 +150,8 @@ class Drawing:
 
     letter = "s"
     """First letter of the node ids."""
+    routes = True
+    """Whether nodes can start others by routing."""
     fewest_nodes = 3
     most_nodes = MOST_NODES
 

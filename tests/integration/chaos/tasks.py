@@ -38,9 +38,10 @@ def drawn_task(seed: int, number: int, drawing: type[Drawing]) -> TaskPlan:
         key = f"n{place}"
         node_id = f"{drawing.letter}{seed}t{number}{key}{chance.choice(TAILS)}"
         nodes.append(drawing(chance, node_id, key, nodes, sizes).node())
+    routes = random.Random(f"{seed}-{number}-routes")
     return TaskPlan(
         task_id=f"chaos-{seed}-{number}",
-        nodes=_with_routes(random.Random(f"{seed}-{number}-routes"), nodes),
+        nodes=_with_routes(routes, nodes) if drawing.routes else tuple(nodes),
         order=tuple(chance.sample(range(len(nodes)), len(nodes))),
         continues=chance.random() < 0.75,
         cancel_after=chance.uniform(0.1, 6.0) if chance.random() < 0.08 else None,

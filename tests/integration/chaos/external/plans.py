@@ -22,6 +22,7 @@ class ExternalDrawing(Drawing):
     """
 
     letter = "x"
+    routes = False
     most_nodes = 7
 
     def _sources(self) -> list[str]:
