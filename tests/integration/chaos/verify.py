@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.integration.chaos.model import FAILED, FINISHED, SKIPPED, NodeEnd, TaskEnd, task_end, variables
 from tests.integration.chaos.plans import TOUCH
+from tests.integration.chaos.routes import ROUTING, UPSTREAM_FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from tests.integration.chaos.plans import NodePlan, TaskPlan
 
 CANCELLED = "cancelled"
+BY_PARENTS = {UPSTREAM_FAILED, ROUTING}
+"""Skip reasons that do not come from the end of the task."""
 FINAL_UID = "__final__"
 MOST_LOSSES = 5
 Fields = dict[str, Any]
@@ -120,7 +123,7 @@ class Comparison:
     def _status(self, end: NodeEnd, entry: Fields) -> Iterator[str]:
         status, reason, error = entry["status"], entry.get("skip_reason"), entry.get("last_error")
         reported = f"{status} ({reason or error})"
-        if self.stopped and status in {CANCELLED, SKIPPED} and reason != "upstream_failed":
+        if self.stopped and status in {CANCELLED, SKIPPED} and reason not in BY_PARENTS:
             stop = "task_cancelled" if self.status == CANCELLED else "task_failed"
             if reason not in {None, stop} or (status == SKIPPED) != (reason == stop):
                 yield f"it is {reported} in a task that is {self.status}"
