@@ -5,18 +5,35 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.fuzz.model import End
-from tests.fuzz.plans import Features
+from tests.fuzz.plans import ERROR, FALSE, TRUE, Features
 
+from flowkit import reason_codes
 from flowkit.graph.validation import parse_graph
-from flowkit.models import NodeState, NodeStatus, SkipReason
+from flowkit.models import ConditionResult, NodeState, NodeStatus, SkipReason
+from flowkit.workflows.conditions import apply_result
+from flowkit.workflows.scheduling.conditions import Due
 from flowkit.workflows.scheduling.scheduler import Scheduler
 from flowkit.workflows.state_codec import columns_of, states_of
 
 if TYPE_CHECKING:
+    from tests.fuzz.model import Edge
     from tests.fuzz.plans import Arrow, Plan, Step
 
-SUPPORTED = Features()
+SUPPORTED = Features(streaming=True, conditions=True)
 """The features that FlowKit has."""
+
+
+_WHEN: dict[str | None, dict[str, str]] = {
+    TRUE: {"when": "1 < 2"},
+    FALSE: {"when": "1 > 2"},
+    ERROR: {"when": "1 / 0 > 1"},
+}
+"""Conditions by how they turn out. The fuzz evaluates them by this table."""
+_RESULTS = {
+    TRUE: ConditionResult(value=True),
+    FALSE: ConditionResult(value=False),
+    ERROR: ConditionResult(error="division by zero"),
+}
 
 
 def graph_of(plan: Plan) -> dict[str, Any]:
@@ -33,16 +50,20 @@ def graph_of(plan: Plan) -> dict[str, Any]:
 def _node(step: Step) -> dict[str, Any]:
     return {
         "node_id": step.name,
-        "type": "role",
+        "type": "coordinator_fn" if step.function else "role",
         "depends_on": list(step.depends_on),
         "fan_in": step.fan_in,
         "allow_failure": step.allow_failure,
         "routing": {"on_success": list(step.on_success), "on_failure": list(step.on_failure)},
+        "io": {"start_when": "first_batch" if step.first_batch else "ready"},
+        **_WHEN.get(step.when, {}),
     }
 
 
 def _entry(arrow: Arrow) -> dict[str, Any]:
-    return {"from": arrow.source, "to": arrow.target}
+    entry: dict[str, Any] = {"from": arrow.source, "to": arrow.target}
+    entry |= {"mode": "async"} if arrow.streams else {}
+    return {**entry, **_WHEN.get(arrow.when, {})}
 
 
 class Subject:
@@ -77,6 +98,24 @@ class Subject:
     def run_again(self, name: str) -> None:
         """Start the next attempt of a node that waits for its retry."""
         self._begin(self._index[name])
+
+    def stream(self, name: str) -> None:
+        """Report the first batch of an attempt."""
+        self._scheduler.add_batch(self._index[name])
+
+    def take_due(self) -> list[Edge]:
+        """Return the conditions that have become due since the last call."""
+        return [self._edge(due) for due in self._scheduler.pop_due()]
+
+    def _edge(self, due: Due) -> Edge:
+        name = self._graph.nodes[due.node].node_id
+        return (name if due.parent is None else self._graph.nodes[due.parent].node_id, name)
+
+    def evaluated(self, edge: Edge, verdict: str) -> None:
+        """Report the result of a condition."""
+        above, name = edge
+        due = Due(self._index[name], None if above == name else self._index[above])
+        apply_result(self._scheduler, due, _RESULTS[verdict], reason_codes.BAD_CONDITION)
 
     def end(self, name: str, end: End) -> None:
         """End a node."""
@@ -122,4 +161,4 @@ class Subject:
 
 
 def _end_of(state: NodeState) -> End:
-    return End(state.status.value, state.skip_reason.value if state.skip_reason else None)
+    return End(state.status.value, state.skip_reason.value if state.skip_reason else state.reason_code)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from tests.fuzz.plans import ALL, ANY, COUNT, ERROR, FALSE, TRUE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection
 
     from tests.fuzz.wiring import Wiring
 
 FINISHED, FAILED, CANCELLED, SKIPPED = "finished", "failed", "cancelled", "skipped"
 UPSTREAM, CONDITION, ROUTING, USER = "upstream_failed", "condition", "routing", "user"
+BAD_CONDITION = "bad_condition"
 _PRECEDENCE = (UPSTREAM, CONDITION, ROUTING, USER)
 _BY_CHOICE = frozenset([CONDITION, ROUTING, USER])
 
@@ -30,6 +31,7 @@ class End(NamedTuple):
 
     status: str
     reason: str | None = None
+    """The skip reason, or the reason code of a failure that FlowKit itself causes."""
 
 
 class Look(NamedTuple):
@@ -69,7 +71,7 @@ class Model:
         """End a node, and skip the nodes that can no longer start."""
         if name not in self.facts.ends:
             lost = end.status == FINISHED and self.lost_its_parents(name)
-            self.facts.ends[name] = End(FAILED) if lost else end
+            self.facts.ends[name] = End(FAILED, UPSTREAM) if lost else end
             self._settle()
 
     def stream(self, name: str) -> None:
@@ -78,14 +80,13 @@ class Model:
             self.facts.streamed.add(name)
             self._settle()
 
-    def evaluate(self, conditions: Iterable[Edge]) -> None:
-        """Evaluate conditions together."""
-        startable = self.startable()
-        for each in conditions:
-            self.facts.evaluated.add(each)
-            if self.verdict(each) == ERROR and each[1] not in startable:
-                self.facts.ends.setdefault(each[1], End(FAILED))
-        self._settle()
+    def evaluate(self, condition: Edge) -> None:
+        """Note the result of a condition, unless the node has ended or has started without it."""
+        if condition in self.due():
+            self.facts.evaluated.add(condition)
+            if self.verdict(condition) == ERROR:
+                self.facts.ends[condition[1]] = End(FAILED, BAD_CONDITION)
+            self._settle()
 
     def stop(self, started: Collection[str], reason: str) -> None:
         """Stop the task: nodes that had an attempt are cancelled, the others are skipped."""
@@ -183,9 +184,14 @@ class Model:
     def _streams(self, edge: Edge) -> bool:
         """Return whether a batch of the parent satisfies the edge."""
         step, arrow = self.wiring.steps[edge[1]], self.wiring.arrows.get(edge)
+        if self.wiring.steps[edge[0]].function:
+            return False
         if step.first_batch:
             return not step.fan_in.startswith(COUNT)
         return arrow is not None and arrow.streams
+
+    def _may_start_early(self, name: str) -> bool:
+        return any(self._streams((above, name)) for above in self.wiring.gates[name])
 
     def is_open(self, name: str, looks: list[Look]) -> bool:
         """Return whether the gate of a node is open if its parents contribute `looks`."""
@@ -205,18 +211,24 @@ class Model:
     def lost_its_parents(self, name: str) -> bool:
         """Return whether a node that finishes must fail, because it needed a parent that has failed since it started.
 
-        Only the ends of the parents count, and failures that are tolerated or routed do not.
+        Only the ends of the parents count, and failures that are tolerated or routed do not. An open parent counts as
+        one that finishes, unless it streams and must itself fail like this.
         """
         looks = [self._end_alone((above, name)) for above in self.wiring.gates[name]]
         return any(look.state == "blocked" for look in looks) and not self.can_open(name, looks)
 
     def _end_alone(self, edge: Edge) -> Look:
         above = edge[0]
+        if self._known(edge) == FALSE:
+            return Look("tolerated", CONDITION)
         look = self._by_end(above)
+        fails = self.facts.ends.get(above, End("")).status == FAILED
+        if look == OPEN and self._may_start_early(above) and self.lost_its_parents(above):
+            fails, look = True, Look("blocked", UPSTREAM)
         tolerated = self.wiring.steps[above].allow_failure or bool(self.wiring.failure[above])
-        if self.facts.ends.get(above, End("")).status == FAILED and tolerated:
+        if fails and tolerated:
             return Look("tolerated", ROUTING)
-        return Look("tolerated", CONDITION) if look == DONE and self._known(edge) == FALSE else look
+        return look
 
     # Routes.
 

@@ -22,6 +22,8 @@ class Step:
     """`all`, `any` or `count:n`."""
     first_batch: bool = False
     """Whether all edges into the node stream."""
+    function: bool = False
+    """Whether the node is a coordinator function, which stores no batches."""
     allow_failure: bool = False
     on_success: tuple[str, ...] = ()
     on_failure: tuple[str, ...] = ()
@@ -104,6 +106,7 @@ class _Drawing:
         wired = [name for name in self._names if self._by_edges and self._likely(0.6)]
         pairs = [(above, name) for name in wired for above in parents[name]]
         arrows = [self._arrow(*pair) for pair in pairs if self._likely(0.8)]
+        arrows += [self._arrow(*pair) for pair in self._beside(parents, wired)]
         listed = {(arrow.source, arrow.target) for arrow in arrows}
         return Plan(
             steps=tuple(self._step(name, () if name in wired else parents[name]) for name in self._names),
@@ -112,6 +115,13 @@ class _Drawing:
             continues=self._likely(0.7),
             order=tuple(self._chance.sample(self._names, len(self._names))),
         )
+
+    def _beside(self, parents: dict[str, tuple[str, ...]], wired: list[str]) -> list[tuple[str, str]]:
+        """Return parent and child of entries of `edges_ex` for nodes with `depends_on`."""
+        dependent = [name for name in self._names if parents[name] and name not in wired and self._by_edges]
+        named = [(above, name) for name in dependent for above in parents[name] if self._likely(0.4)]
+        others = [(above, name) for name in dependent for above in self._names[: self._names.index(name)]]
+        return named + [pair for pair in others if pair[0] not in parents[pair[1]] and self._likely(0.03)]
 
     def _parents(self, place: int) -> tuple[str, ...]:
         name = self._names[place]
@@ -138,6 +148,7 @@ class _Drawing:
             depends_on=depends_on,
             fan_in=self._chance.choice([ALL, ALL, ANY, COUNT]),
             first_batch=self._streaming and self._likely(0.3),
+            function=self._likely(0.15),
             allow_failure=self._likely(0.3),
             on_success=self._success[name],
             on_failure=self._failure[name],

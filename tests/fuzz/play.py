@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from tests.fuzz.adapter import Subject
+from tests.fuzz.adapter import SUPPORTED, Subject
 from tests.fuzz.model import CANCELLED, FAILED, FINISHED, SKIPPED, USER, End, Model
+from tests.fuzz.plans import ERROR
 from tests.fuzz.wiring import wiring_of
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Collection, Iterable
 
+    from tests.fuzz.model import Edge
     from tests.fuzz.plans import Plan
 
 TASK_FAILED, TASK_CANCELLED = "task_failed", "task_cancelled"
@@ -38,8 +40,11 @@ class Play:
         """Nodes that had an attempt."""
         self._first_lost: set[str] = set()
         """The failures that the first event with unhandled failures left unhandled."""
+        self._due: list[Edge] = []
+        """Conditions whose results are not known."""
         self._continued = False
         self._cancel_after = chance.randint(0, 20) if chance.random() < 0.15 else None
+        self._functions = {step.name for step in plan.steps if step.function}
         self.model = Model(wiring_of(plan))
         self._subject = Subject(plan)
 
@@ -58,25 +63,42 @@ class Play:
 
     def _move(self) -> None:
         """Let one thing happen."""
+        before, drawn = set(self.model.facts.ends), self._chance.random()
+        idle = sorted(set(self.model.open()) - self._started)
+        if drawn < 0.06:
+            self._rebuild()
+        elif drawn < 0.09 and idle:
+            self._end(self._chance.choice(idle), End(SKIPPED, USER))
+        elif self._due and (drawn < 0.4 or not self._running | self._waiting):
+            self._evaluate()
+        elif self._running | self._waiting:
+            self._act()
+        else:
+            raise Difference("nothing can run, although nodes are open")
+        self._check(before)
+
+    def _act(self) -> None:
+        """Let something happen to a node."""
         moves: list[tuple[int, Callable[[str], None], Collection[str]]] = [
             (6, self._end, self._running),
             (1, self._retry, self._running),
             (2, self._again, self._waiting),
+            (3 if SUPPORTED.streaming else 0, self._stream, self._running - self._functions),
             (self._chance.choice([0, 0, 1]), self._late, self.model.facts.ends),
         ]
         possible = [(weight, act, sorted(names)) for weight, act, names in moves if names]
-        before = set(self.model.facts.ends)
-        drawn = self._chance.random()
-        if drawn < 0.06:
-            self._rebuild()
-        elif drawn < 0.09 and (idle := sorted(set(self.model.open()) - self._started)):
-            self._end(self._chance.choice(idle), End(SKIPPED, USER))
-        elif not self._running | self._waiting:
-            raise Difference("nothing can run, although nodes are open")
-        else:
-            [(_, act, names)] = self._chance.choices(possible, [weight for weight, _, _ in possible])
-            act(self._chance.choice(names))
-        self._check(before)
+        [(_, act, names)] = self._chance.choices(possible, [weight for weight, _, _ in possible])
+        act(self._chance.choice(names))
+
+    def _evaluate(self) -> None:
+        """Report the results of some conditions together. The workflow applies errors first."""
+        group = self._chance.sample(self._due, self._chance.randint(1, len(self._due)))
+        for condition in sorted(group, key=lambda each: self.model.verdict(each) != ERROR):
+            verdict = self.model.verdict(condition) or ""
+            self._note(f"condition {verdict}", " -> ".join(dict.fromkeys(condition)))
+            self._due.remove(condition)
+            self._subject.evaluated(condition, verdict)
+            self.model.evaluate(condition)
 
     def _note(self, kind: str, what: str) -> None:
         self.counts[kind] += 1
@@ -102,6 +124,12 @@ class Play:
         self._waiting.add(name)
         self._subject.retry(name)
 
+    def _stream(self, name: str) -> None:
+        """Report a batch, perhaps not for the first time."""
+        self._note("batch", name)
+        self._subject.stream(name)
+        self.model.stream(name)
+
     def _again(self, name: str) -> None:
         self._note("next attempt", name)
         self._waiting.remove(name)
@@ -114,6 +142,7 @@ class Play:
         self._continued = True
         self._running.clear()
         self._waiting.clear()
+        self._due.clear()
         self._subject.rebuild()
 
     def _stop(self, reason: str, status: str) -> str:
@@ -123,6 +152,7 @@ class Play:
         self.model.stop(self._started, reason)
         self._running.clear()
         self._waiting.clear()
+        self._due.clear()
         self._check(before, stopped=True)
         return status
 
@@ -135,6 +165,7 @@ class Play:
         if missing := skipped - changed - self._by_event():
             raise Difference(f"skipped nodes that are not written: {missing}")
         self._check_ready()
+        self._check_due()
         self._check_failures(stopped=stopped)
         _same("done", self._subject.done, not self.model.open())
 
@@ -154,6 +185,14 @@ class Play:
         self._started |= set(ready)
         self._running |= set(ready)
         _same("started and open", self._running | self._waiting, self.model.startable())
+
+    def _check_due(self) -> None:
+        due, new = self.model.due(), self._subject.take_due()
+        if wrong := {each for each in new if each in self._due or each not in due}:
+            raise Difference(f"conditions that are not due: {wrong}")
+        self._due += new
+        if missing := due - set(self._due):
+            raise Difference(f"conditions that are due and not evaluated: {missing}")
 
     def _check_failures(self, *, stopped: bool) -> None:
         failed, handled = self.model.failed(), self.model.is_handled

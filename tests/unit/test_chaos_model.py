@@ -96,6 +96,10 @@ def test_random_tasks_cover_every_feature() -> None:
     assert {(end.status, end.stops) for end in ends} == {(FINISHED, False), (FAILED, False), (FAILED, True)}
     assert any(each.on_success for each in nodes)
     assert any(each.skip_reason == "routing" for end in ends for each in end.nodes.values())
+    assert any(each.skip_reason == "condition" for end in ends for each in end.nodes.values())
+    assert any(each.code == "bad_condition" for end in ends for each in end.nodes.values())
+    assert any(each.first_batch for each in nodes)
+    assert any(each.streams for each in nodes)
     assert any(_remediated(plan, end) for plan, end in zip(plans, ends, strict=True))
     shared = [set(above[a].rows) & set(above[b].rows) for above, a, b in _pairs_of_sources(plans)]
     assert any(shared), "no node pulls equal uids from two sources"

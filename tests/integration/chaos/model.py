@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from tests.integration.chaos.conditions import ERROR, FALSE
 from tests.integration.chaos.plans import EXTERNAL_FINAL, FINAL, TOUCH
-from tests.integration.chaos.routes import ROUTING, UPSTREAM_FAILED, routers_of
+from tests.integration.chaos.routes import CONDITION, ROUTING, UPSTREAM_FAILED, routers_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tests.integration.chaos.plans import NodePlan, TaskPlan
 
 FINISHED, FAILED, SKIPPED = "finished", "failed", "skipped"
+BAD_CONDITION = "bad_condition"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,17 +139,36 @@ def _is_remedied(node: NodePlan, plans: Mapping[str, NodePlan], ends: Mapping[st
 
 def node_end(node: NodePlan, above: Mapping[str, NodeEnd], routers: Sequence[NodePlan] = ()) -> NodeEnd:
     """Predict the end of a node from the ends of its parents, routers and sources."""
+    passed_on = frozenset([ROUTING if node.on_failure else UPSTREAM_FAILED])
+    verdicts = {verdict for parent, verdict in node.edge_when if above[parent].status == FINISHED}
+    if ERROR in verdicts:
+        return NodeEnd(status=FAILED, code=BAD_CONDITION, reasons=passed_on)
     if reasons := skip_reasons(node, above, routers):
         return NodeEnd(status=SKIPPED, reasons=reasons)
-    return replace(
-        _end_of_run(node, above), reasons=frozenset([ROUTING if node.on_failure else UPSTREAM_FAILED])
-    )
+    if node.when == FALSE:
+        return NodeEnd(status=SKIPPED, reasons=frozenset([CONDITION]))
+    if node.when == ERROR:
+        return NodeEnd(status=FAILED, code=BAD_CONDITION, reasons=passed_on)
+    return replace(_end_of_run(node, above), reasons=passed_on)
+
+
+def gate_parents(node: NodePlan, nodes: Sequence[NodePlan]) -> list[str]:
+    """Return the parents that the gate of a node counts."""
+    routers = {router.node_id for router in routers_of(node, nodes)}
+    return [parent for parent in node.parents if parent not in routers]
+
+
+def _seen(node: NodePlan, parent: str, end: NodeEnd) -> NodeEnd:
+    """Return how a parent counts for the gate of a node, given the condition of the edge."""
+    if end.status == FINISHED and dict(node.edge_when).get(parent) == FALSE:
+        return NodeEnd(status=SKIPPED, reasons=frozenset([CONDITION]))
+    return end
 
 
 def skip_reasons(node: NodePlan, above: Mapping[str, NodeEnd], routers: Sequence[NodePlan]) -> frozenset[str]:
     """Return why a node is skipped; an empty set if it runs."""
     names = {router.node_id for router in routers}
-    parents = [above[parent] for parent in node.parents if parent not in names]
+    parents = [_seen(node, parent, above[parent]) for parent in node.parents if parent not in names]
     reasons = frozenset[str]()
     if not gate_opens(node.fan_in, parents):
         reasons |= {reason for end in parents if end.status != FINISHED for reason in end.reasons}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tests.integration.chaos.conditions import entries, when
+
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
@@ -96,6 +98,13 @@ class NodePlan:
     """Whether an external worker runs the node."""
     on_success: tuple[str, ...] = ()
     on_failure: tuple[str, ...] = ()
+    when: str = ""
+    """How the condition of the node turns out; empty if it has none."""
+    edge_when: tuple[tuple[str, str], ...] = ()
+    """Parents whose edges have conditions, and how these turn out."""
+    first_batch: bool = False
+    streams: tuple[str, ...] = ()
+    """Parents whose edges are `async`."""
 
     def as_graph(self) -> dict[str, Any]:
         """Return the node as a user writes it."""
@@ -107,12 +116,14 @@ class NodePlan:
             "fan_in": self.fan_in,
             "allow_failure": self.allow_failure,
             "retry_policy": {"max": 1 if always_fails else 3, "backoff_sec": 0.2},
+            **when(self.when),
         }
         if self.on_success or self.on_failure:
             node["routing"] = {"on_success": list(self.on_success), "on_failure": list(self.on_failure)}
         if self.call:
             return {**node, "io": {"fn": self.call.fn, "fn_args": self.call.args}}
-        return {**node, "io": {"input_inline": self._inline()}}
+        start = {"start_when": "first_batch"} if self.first_batch else {}
+        return {**node, "io": {"input_inline": self._inline(), **start}}
 
     def _inline(self) -> dict[str, Any]:
         if not self.sources:
@@ -142,7 +153,8 @@ class TaskPlan:
     def as_graph(self) -> dict[str, Any]:
         """Return the graph as a user writes it."""
         nodes = [self.nodes[place].as_graph() for place in self.order]
-        return {"nodes": nodes, **({"on_node_failure": "continue"} if self.continues else {})}
+        extended = {"edges_ex": listed} if (listed := entries(self.nodes)) else {}
+        return {"nodes": nodes, **extended, **({"on_node_failure": "continue"} if self.continues else {})}
 
 
 class Drawing:
@@ -150,8 +162,8 @@ class Drawing:
 
     letter = "s"
     """First letter of the node ids."""
-    routes = True
-    """Whether nodes can start others by routing."""
+    gates = True
+    """Whether the nodes have routes, conditions and streaming edges."""
     fewest_nodes = 3
     most_nodes = MOST_NODES
 

@@ -11,11 +11,13 @@ if TYPE_CHECKING:
 
     from tests.integration.chaos.plans import NodePlan
 
-UPSTREAM_FAILED, ROUTING = "upstream_failed", "routing"
+UPSTREAM_FAILED, ROUTING, CONDITION = "upstream_failed", "routing", "condition"
 
 
-def routed(chance: random.Random, nodes: Sequence[NodePlan]) -> tuple[NodePlan, ...]:
-    """Return the nodes with routes between some of them. Routes lead from earlier to later nodes."""
+def with_routes(chance: random.Random, nodes: Sequence[NodePlan]) -> tuple[NodePlan, ...]:
+    """Return the nodes, in half of the tasks with routes. They lead from earlier to later nodes."""
+    if chance.random() < 0.5:
+        return tuple(nodes)
     made = list(nodes)
     for place, router in enumerate(nodes[:-1]):
         if chance.random() < 0.3:

@@ -10,17 +10,14 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from tests.integration.chaos.model import is_predictable
+from tests.integration.chaos.gates import first_predictable, with_conditions, with_streams
 from tests.integration.chaos.plans import TAILS, Drawing, TaskPlan
-from tests.integration.chaos.routes import routed
+from tests.integration.chaos.routes import with_routes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tests.integration.chaos.plans import NodePlan
 
 _ID = re.compile(r"[sxy](\d+)t(\d+)n(\d+)")
-_TRIES = 5
 
 
 @lru_cache(maxsize=4096)
@@ -38,22 +35,20 @@ def drawn_task(seed: int, number: int, drawing: type[Drawing]) -> TaskPlan:
         key = f"n{place}"
         node_id = f"{drawing.letter}{seed}t{number}{key}{chance.choice(TAILS)}"
         nodes.append(drawing(chance, node_id, key, nodes, sizes).node())
-    routes = random.Random(f"{seed}-{number}-routes")
     return TaskPlan(
         task_id=f"chaos-{seed}-{number}",
-        nodes=_with_routes(routes, nodes) if drawing.routes else tuple(nodes),
+        nodes=_with_gates(f"{seed}-{number}", tuple(nodes)) if drawing.gates else tuple(nodes),
         order=tuple(chance.sample(range(len(nodes)), len(nodes))),
         continues=chance.random() < 0.75,
         cancel_after=chance.uniform(0.1, 6.0) if chance.random() < 0.08 else None,
     )
 
 
-def _with_routes(chance: random.Random, nodes: Sequence[NodePlan]) -> tuple[NodePlan, ...]:
-    """Return the nodes, in half of the tasks with routes whose effects do not depend on the order of events."""
-    if chance.random() < 0.5:
-        tried = (routed(chance, nodes) for _ in range(_TRIES))
-        return next((each for each in tried if is_predictable(each)), tuple(nodes))
-    return tuple(nodes)
+def _with_gates(seed: str, nodes: tuple[NodePlan, ...]) -> tuple[NodePlan, ...]:
+    """Return the nodes with routes, conditions and streaming edges whose effects do not depend on the order of events."""
+    nodes = first_predictable(with_routes, random.Random(f"{seed}-routes"), nodes)
+    nodes = first_predictable(with_conditions, random.Random(f"{seed}-conditions"), nodes)
+    return with_streams(random.Random(f"{seed}-streams"), nodes)
 
 
 def place_of(node_id: str) -> tuple[int, int, int]:

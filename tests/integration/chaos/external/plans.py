@@ -22,7 +22,7 @@ class ExternalDrawing(Drawing):
     """
 
     letter = "x"
-    routes = False
+    gates = False
     most_nodes = 7
 
     def _sources(self) -> list[str]:
