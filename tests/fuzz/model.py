@@ -160,7 +160,7 @@ class Model:
 
     def _without_condition(self, edge: Edge) -> Look:
         if edge[0] in self.facts.streamed and self._streams(edge):
-            return Look("batch", self._passed_on(edge[0]))
+            return Look("batch")
         return self._by_end(edge[0])
 
     def _by_end(self, above: str) -> Look:
