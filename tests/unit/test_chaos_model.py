@@ -14,6 +14,7 @@ from tests.integration.chaos.model import (
     SKIPPED,
     NodeEnd,
     Row,
+    TaskEnd,
     chunk_uid,
     node_end,
     opens,
@@ -31,9 +32,8 @@ from tests.integration.chaos.plans import (
     NodePlan,
     PlannedFailure,
     TaskPlan,
-    node_plan,
-    task_plan,
 )
+from tests.integration.chaos.tasks import node_plan, task_plan
 from tests.integration.chaos.verify import Comparison, Stored, read_stored
 from tests.unit.property_examples import examples
 
@@ -94,8 +94,21 @@ def test_random_tasks_cover_every_feature() -> None:
     assert {None, 1, 2} <= {each.times for each in failures}
     ends = [task_end(plan) for plan in plans]
     assert {(end.status, end.stops) for end in ends} == {(FINISHED, False), (FAILED, False), (FAILED, True)}
+    assert any(each.on_success for each in nodes)
+    assert any(each.skip_reason == "routing" for end in ends for each in end.nodes.values())
+    assert any(each.skip_reason == "condition" for end in ends for each in end.nodes.values())
+    assert any(each.code == "bad_condition" for end in ends for each in end.nodes.values())
+    assert any(each.first_batch for each in nodes)
+    assert any(each.streams for each in nodes)
+    assert any(_remediated(plan, end) for plan, end in zip(plans, ends, strict=True))
     shared = [set(above[a].rows) & set(above[b].rows) for above, a, b in _pairs_of_sources(plans)]
     assert any(shared), "no node pulls equal uids from two sources"
+
+
+def _remediated(plan: TaskPlan, end: TaskEnd) -> bool:
+    """Return whether a target handles a failure that the task does not tolerate otherwise."""
+    handled = [each for each in plan.nodes if each.node_id in end.handled_failures]
+    return any(each.on_failure and not each.allow_failure for each in handled)
 
 
 def _pairs_of_sources(plans: list[TaskPlan]) -> list[tuple[Any, str, str]]:

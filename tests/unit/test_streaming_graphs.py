@@ -73,6 +73,12 @@ def test_first_batch_has_no_effect_with_a_count_of_finished_parents() -> None:
     assert "no effect with fan_in 'count:2'" in warning and "mode 'async'" in warning
 
 
+def test_async_edges_of_a_node_with_first_batch_and_a_count_do_not_stream() -> None:
+    child = node("c", fan_in="count:2", io=FIRST)
+    graph = graph_with(child, edges_ex=[edge("a", "c", mode="async"), edge("b", "c")])
+    assert streams(graph) == {}
+
+
 def test_async_edges_count_with_a_count() -> None:
     edges = [edge("a", "c", mode="async"), edge("b", "c", mode="async")]
     assert streams(graph_with(node("c", fan_in="count:2"), edges_ex=edges)) == {"c": ("a", "b")}

@@ -78,7 +78,11 @@ def resolve_streams(
     if not edges and not whole:
         return Streaming()
     functions = {raw["node_id"] for raw in graph["nodes"] if raw["type"] == COORDINATOR_FN}
-    wanted = {node_id: [p for p in gate_parents[node_id] if p in edges[node_id]] for node_id in edges}
+    wanted = {
+        node_id: [p for p in gate_parents[node_id] if p in own]
+        for node_id, own in edges.items()
+        if node_id not in whole
+    }
     wanted |= {node_id: gate_parents[node_id] for node_id in whole if fan_ins[node_id].mode != "count"}
     parents = {node_id: tuple(p for p in named if p not in functions) for node_id, named in wanted.items()}
     warnings = [

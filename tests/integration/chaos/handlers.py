@@ -13,7 +13,8 @@ from pymongo.errors import PyMongoError
 from flowkit.coordinator.adapters import AdapterError
 from flowkit.errors import StoreUnavailable
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
-from tests.integration.chaos.plans import FINAL, ROLES, node_plan
+from tests.integration.chaos.plans import FINAL, ROLES
+from tests.integration.chaos.tasks import node_plan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from tests.integration.chaos.conditions import ERROR, FALSE
 from tests.integration.chaos.plans import EXTERNAL_FINAL, FINAL, TOUCH
+from tests.integration.chaos.routes import CONDITION, ROUTING, UPSTREAM_FAILED, routers_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from tests.integration.chaos.plans import NodePlan, TaskPlan
 
 FINISHED, FAILED, SKIPPED = "finished", "failed", "skipped"
+BAD_CONDITION = "bad_condition"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +49,18 @@ class NodeEnd:
     """Source and uid of every pulled batch."""
     external: bool = False
     """Whether an external worker runs the node; its final metrics do not depend on stored batches."""
+    reasons: frozenset[str] = frozenset()
+    """Skip reasons that the node passes on if it does not finish. Several if they depend on the order of events."""
 
     @property
     def skip_reason(self) -> str | None:
         """The skip reason of a skipped node."""
-        return "upstream_failed" if self.status == SKIPPED else None
+        return min(self.reasons) if self.status == SKIPPED else None
+
+    @property
+    def tolerated(self) -> bool:
+        """Whether a gate with the mode `all` tolerates the node."""
+        return self.status == SKIPPED and UPSTREAM_FAILED not in self.reasons
 
     @property
     def final(self) -> dict[str, Any]:
@@ -78,25 +88,111 @@ class TaskEnd:
 
 def task_end(plan: TaskPlan) -> TaskEnd:
     """Predict the end of a task."""
-    ends: dict[str, NodeEnd] = {}
-    for node in plan.nodes:
-        ends[node.node_id] = node_end(node, ends)
+    ends = node_ends(plan.nodes)
     failed = [plan.nodes[place] for place in plan.order if ends[plan.nodes[place].node_id].status == FAILED]
-    unhandled = [node for node in failed if not node.allow_failure]
+    unhandled = [node for node in failed if not is_handled(node, plan.nodes, ends)]
     return TaskEnd(
         status=FAILED if unhandled else FINISHED,
         nodes=ends,
-        handled_failures=tuple(node.node_id for node in failed if node.allow_failure),
+        handled_failures=tuple(node.node_id for node in failed if node not in unhandled),
         stats=dict(_stats(plan.nodes, ends)),
         aggregates=dict(_aggregates(plan.nodes, ends)),
         stops=bool(unhandled) and not plan.continues,
     )
 
 
-def node_end(node: NodePlan, above: Mapping[str, NodeEnd]) -> NodeEnd:
-    """Predict the end of a node from the ends of its parents and sources."""
-    if not opens(node.fan_in, [above[parent].status for parent in node.parents]):
-        return NodeEnd(status=SKIPPED)
+def node_ends(nodes: Sequence[NodePlan]) -> dict[str, NodeEnd]:
+    """Predict the ends of nodes in topological order."""
+    ends: dict[str, NodeEnd] = {}
+    for node in nodes:
+        ends[node.node_id] = node_end(node, ends, routers_of(node, nodes))
+    return ends
+
+
+def is_predictable(nodes: Sequence[NodePlan]) -> bool:
+    """Return whether all results are the same in every order of events.
+
+    A skipped node must have a single possible reason, and a function must find the results of all its parents.
+    """
+    ends = node_ends(nodes)
+    reading = [node for node in nodes if node.call and node.call.fn in {"metrics.aggregate", "merge.generic"}]
+    return all(len(end.reasons) == 1 for end in ends.values() if end.status == SKIPPED) and all(
+        ends[parent].status == FINISHED
+        for node in reading
+        if ends[node.node_id].status != SKIPPED
+        for parent in node.parents
+    )
+
+
+def is_handled(node: NodePlan, nodes: Sequence[NodePlan], ends: Mapping[str, NodeEnd]) -> bool:
+    """Return whether the task tolerates the failure of a node, or a target of `on_failure` handles it."""
+    return node.allow_failure or _is_remedied(node, {each.node_id: each for each in nodes}, ends)
+
+
+def _is_remedied(node: NodePlan, plans: Mapping[str, NodePlan], ends: Mapping[str, NodeEnd]) -> bool:
+    return any(
+        ends[each].status == FINISHED
+        or (ends[each].status == FAILED and _is_remedied(plans[each], plans, ends))
+        for each in node.on_failure
+    )
+
+
+def node_end(node: NodePlan, above: Mapping[str, NodeEnd], routers: Sequence[NodePlan] = ()) -> NodeEnd:
+    """Predict the end of a node from the ends of its parents, routers and sources."""
+    passed_on = frozenset([ROUTING if node.on_failure else UPSTREAM_FAILED])
+    verdicts = {verdict for parent, verdict in node.edge_when if above[parent].status == FINISHED}
+    if ERROR in verdicts:
+        return NodeEnd(status=FAILED, code=BAD_CONDITION, reasons=passed_on)
+    if reasons := skip_reasons(node, above, routers):
+        return NodeEnd(status=SKIPPED, reasons=reasons)
+    if node.when == FALSE:
+        return NodeEnd(status=SKIPPED, reasons=frozenset([CONDITION]))
+    if node.when == ERROR:
+        return NodeEnd(status=FAILED, code=BAD_CONDITION, reasons=passed_on)
+    return replace(_end_of_run(node, above), reasons=passed_on)
+
+
+def gate_parents(node: NodePlan, nodes: Sequence[NodePlan]) -> list[str]:
+    """Return the parents that the gate of a node counts."""
+    routers = {router.node_id for router in routers_of(node, nodes)}
+    return [parent for parent in node.parents if parent not in routers]
+
+
+def _seen(node: NodePlan, parent: str, end: NodeEnd) -> NodeEnd:
+    """Return how a parent counts for the gate of a node, given the condition of the edge."""
+    if end.status == FINISHED and dict(node.edge_when).get(parent) == FALSE:
+        return NodeEnd(status=SKIPPED, reasons=frozenset([CONDITION]))
+    return end
+
+
+def skip_reasons(node: NodePlan, above: Mapping[str, NodeEnd], routers: Sequence[NodePlan]) -> frozenset[str]:
+    """Return why a node is skipped; an empty set if it runs."""
+    names = {router.node_id for router in routers}
+    parents = [_seen(node, parent, above[parent]) for parent in node.parents if parent not in names]
+    reasons = frozenset[str]()
+    if not gate_opens(node.fan_in, parents):
+        reasons |= {reason for end in parents if end.status != FINISHED for reason in end.reasons}
+    if routers and not any(fires(router, above[router.node_id], node) for router in routers):
+        ends = [above[name] for name in names]
+        reasons |= {
+            reason for end in ends for reason in ([ROUTING] if end.status == FINISHED else end.reasons)
+        }
+    return reasons
+
+
+def fires(router: NodePlan, end: NodeEnd, target: NodePlan) -> bool:
+    """Return whether a router that ended this way starts the target."""
+    lists = {FINISHED: router.on_success, FAILED: router.on_failure}
+    return target.node_id in lists.get(end.status, ())
+
+
+def gate_opens(fan_in: str, parents: Sequence[NodeEnd]) -> bool:
+    """Return whether a gate opens after all parents have ended like this."""
+    counted = [end.status for end in parents if not (fan_in == "all" and end.tolerated)]
+    return opens(fan_in, counted) and (bool(counted) or not parents)
+
+
+def _end_of_run(node: NodePlan, above: Mapping[str, NodeEnd]) -> NodeEnd:
     code = final_code(node)
     if node.call:
         return NodeEnd(status=FAILED if code else FINISHED, code=code)

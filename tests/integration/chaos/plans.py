@@ -1,17 +1,14 @@
-"""Random tasks, drawn from a seed. The same seed and number give the same task in every process.
-
-A node's id contains seed, number and place, so that a handler in any process finds the plan of its node (`node_plan`).
-"""
+"""The parts of random tasks: batches, failures, nodes and graphs as plain data, and how a node is drawn."""
 
 from __future__ import annotations
 
-import random
-import re
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from tests.integration.chaos.conditions import entries, when
+
 if TYPE_CHECKING:
+    import random
     from collections.abc import Sequence
 
 ROLES = ("reader", "builder", "writer")
@@ -30,11 +27,10 @@ MOST_PULLED = 24
 LONGEST_NODE_SEC = 2.0
 PULL = "pull.from_artifacts"
 RECHUNK = "pull.from_artifacts.rechunk:size"
-_TAILS = ("", "", "", " é/%", "@1")
+TAILS = ("", "", "", " é/%", "@1")
 """Endings of node ids, some of which need quoting in the uids of pulled batches."""
 _UIDS = ("b{}", "b{}", "b{}", "b{} %", "b{}@x")
 """Formats of batch uids, equal in many nodes."""
-_ID = re.compile(r"[sxy](\d+)t(\d+)n(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +96,15 @@ class NodePlan:
     """Seconds that each batch and `finalize` take."""
     external: bool = False
     """Whether an external worker runs the node."""
+    on_success: tuple[str, ...] = ()
+    on_failure: tuple[str, ...] = ()
+    when: str = ""
+    """How the condition of the node turns out; empty if it has none."""
+    edge_when: tuple[tuple[str, str], ...] = ()
+    """Parents whose edges have conditions, and how these turn out."""
+    first_batch: bool = False
+    streams: tuple[str, ...] = ()
+    """Parents whose edges are `async`."""
 
     def as_graph(self) -> dict[str, Any]:
         """Return the node as a user writes it."""
@@ -111,10 +116,14 @@ class NodePlan:
             "fan_in": self.fan_in,
             "allow_failure": self.allow_failure,
             "retry_policy": {"max": 1 if always_fails else 3, "backoff_sec": 0.2},
+            **when(self.when),
         }
+        if self.on_success or self.on_failure:
+            node["routing"] = {"on_success": list(self.on_success), "on_failure": list(self.on_failure)}
         if self.call:
             return {**node, "io": {"fn": self.call.fn, "fn_args": self.call.args}}
-        return {**node, "io": {"input_inline": self._inline()}}
+        start = {"start_when": "first_batch"} if self.first_batch else {}
+        return {**node, "io": {"input_inline": self._inline(), **start}}
 
     def _inline(self) -> dict[str, Any]:
         if not self.sources:
@@ -144,45 +153,8 @@ class TaskPlan:
     def as_graph(self) -> dict[str, Any]:
         """Return the graph as a user writes it."""
         nodes = [self.nodes[place].as_graph() for place in self.order]
-        return {"nodes": nodes, **({"on_node_failure": "continue"} if self.continues else {})}
-
-
-@lru_cache(maxsize=4096)
-def task_plan(seed: int, number: int) -> TaskPlan:
-    """Return the task with this number."""
-    return drawn_task(seed, number, Drawing)
-
-
-def drawn_task(seed: int, number: int, drawing: type[Drawing]) -> TaskPlan:
-    """Draw the task with this number."""
-    chance = random.Random(f"{seed}-{number}")
-    nodes: list[NodePlan] = []
-    sizes: dict[str, int] = {}
-    for place in range(chance.randint(drawing.fewest_nodes, drawing.most_nodes)):
-        key = f"n{place}"
-        node_id = f"{drawing.letter}{seed}t{number}{key}{chance.choice(_TAILS)}"
-        nodes.append(drawing(chance, node_id, key, nodes, sizes).node())
-    return TaskPlan(
-        task_id=f"chaos-{seed}-{number}",
-        nodes=tuple(nodes),
-        order=tuple(chance.sample(range(len(nodes)), len(nodes))),
-        continues=chance.random() < 0.75,
-        cancel_after=chance.uniform(0.1, 6.0) if chance.random() < 0.08 else None,
-    )
-
-
-def place_of(node_id: str) -> tuple[int, int, int]:
-    """Return the seed, the number of the task, and the place of a node."""
-    found = _ID.match(node_id)
-    assert found is not None, f"{node_id!r} is no node of a random task"
-    seed, number, place = map(int, found.groups())
-    return seed, number, place
-
-
-def node_plan(node_id: str) -> NodePlan:
-    """Return the plan of a node."""
-    seed, number, place = place_of(node_id)
-    return task_plan(seed, number).nodes[place]
+        extended = {"edges_ex": listed} if (listed := entries(self.nodes)) else {}
+        return {"nodes": nodes, **extended, **({"on_node_failure": "continue"} if self.continues else {})}
 
 
 class Drawing:
@@ -190,6 +162,8 @@ class Drawing:
 
     letter = "s"
     """First letter of the node ids."""
+    gates = True
+    """Whether the nodes have routes, conditions and streaming edges."""
     fewest_nodes = 3
     most_nodes = MOST_NODES
 

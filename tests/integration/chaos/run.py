@@ -20,7 +20,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from tests.integration.chaos.cluster import after_delay, periodically, retry_until_available, until
 from tests.integration.chaos.faults import NATIVE, faults
 from tests.integration.chaos.histories import replay_problems
-from tests.integration.chaos.plans import task_plan
+from tests.integration.chaos.tasks import task_plan
 from tests.integration.chaos.verify import Comparison, read_stored
 from tests.integration.harness import eventually
 

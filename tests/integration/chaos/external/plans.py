@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from tests.integration.chaos.plans import FINAL, Drawing, NodePlan, TaskPlan, drawn_task, place_of
+from tests.integration.chaos.plans import FINAL, Drawing, NodePlan, TaskPlan
+from tests.integration.chaos.tasks import drawn_task, place_of
 
 EXTERNAL_ROLES = ("indexer", "enricher")
 NATIVE_ROLE = "reader"
@@ -21,6 +22,7 @@ class ExternalDrawing(Drawing):
     """
 
     letter = "x"
+    gates = False
     most_nodes = 7
 
     def _sources(self) -> list[str]:

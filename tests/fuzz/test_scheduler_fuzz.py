@@ -1,0 +1,131 @@
+"""The scheduler compared with an independent model on random graphs with random orders of events.
+
+`make fuzz MINUTES=10` runs longer, and `SEED=n` repeats a run.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.fuzz.adapter import SUPPORTED
+from tests.fuzz.campaign import campaign, plan_of
+from tests.fuzz.wiring import wiring_of
+from tests.unit.property_examples import examples
+
+from flowkit.models import FanIn, NodeStatus, SkipReason
+from flowkit.workflows.scheduling import gates, routing, scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flowkit.models import Node
+
+MINUTES = float(os.environ.get("FLOWKIT_FUZZ_MINUTES") or 2)
+"""Time of the processor; `make fuzz MINUTES=n` sets it."""
+GRAPHS = int(os.environ.get("FLOWKIT_FUZZ_GRAPHS") or 0)
+"""Least number of graphs; `make fuzz GRAPHS=n` sets it."""
+SEED = 1
+
+
+def show(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    """Print the text, even when the test passes."""
+    with capsys.disabled():
+        sys.stdout.write(f"\n  {text}\n")
+
+
+def test_scheduler_matches_the_model_on_the_same_graphs_each_time() -> None:
+    figures = campaign(SEED, graphs=examples(2_500))
+    assert set(figures.statuses) == {"finished", "failed", "cancelled"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(MINUTES * 60 * 8 + GRAPHS / 10 + 120)
+def test_scheduler_matches_the_model_on_new_graphs_each_time(capsys: pytest.CaptureFixture[str]) -> None:
+    seed = int(os.environ.get("FLOWKIT_SEED") or secrets.randbelow(1_000_000))
+    show(capsys, f"seed {seed}; `make fuzz SEED={seed}` repeats the graphs and events")
+    figures = campaign(seed, seconds=60 * MINUTES, graphs=GRAPHS)
+    show(capsys, f"seed {seed}: {figures}")
+
+
+def test_same_seed_gives_the_same_graphs() -> None:
+    assert [plan_of(SEED, number) for number in range(50)] == [plan_of(SEED, number) for number in range(50)]
+
+
+def test_random_graphs_cover_every_feature() -> None:
+    wirings = [wiring_of(plan_of(SEED, number)) for number in range(300)]
+    steps = [step for wiring in wirings for step in wiring.steps.values()]
+    assert {"all", "any", "count:1", "count:2", "count:3"} <= {step.fan_in for step in steps}
+    assert any(len(above) > 1 for wiring in wirings for above in wiring.routers.values())
+    assert any(wiring.unreachable for wiring in wirings)
+    assert any(
+        wiring.steps[name].on_success and not wiring.success[name]
+        for wiring in wirings
+        for name in wiring.steps
+    )
+    assert any(wiring.gates[name] and wiring.routers[name] for wiring in wirings for name in wiring.steps)
+    used = {
+        field.name for step in steps for field in fields(step) if getattr(step, field.name) != field.default
+    }
+    assert ("first_batch" in used, "when" in used) == (SUPPORTED.streaming, SUPPORTED.conditions)
+
+
+def always_closed(right: Callable[..., Any]) -> Callable[..., Any]:
+    """A parent that was skipped by choice closes a gate with the mode `all`."""
+    return lambda state: state.status is not NodeStatus.FINISHED
+
+
+def weakest(right: Callable[..., Any]) -> Callable[..., Any]:
+    """The last reason takes precedence."""
+    return lambda left, other: other or left
+
+
+def one_short(right: Callable[..., Any]) -> Callable[..., Any]:
+    """A gate with the mode `count` opens one parent too early."""
+
+    def is_open(node: Node, gate: object) -> Any:
+        count = FanIn(mode="count", count=node.fan_in.count - 1)
+        return right(replace(node, fan_in=count) if node.fan_in.count > 1 else node, gate)
+
+    return is_open
+
+
+def routes_cancels(right: Callable[..., Any]) -> Callable[..., Any]:
+    """A cancel starts the targets of a failure."""
+    return lambda router, state, target: (
+        right(router, state, target) or (state.status is NodeStatus.CANCELLED and target in router.on_failure)
+    )
+
+
+def own_reason(right: Callable[..., Any]) -> Callable[..., Any]:
+    """A routed failure passes on `upstream_failed`."""
+    return lambda node, state: (
+        SkipReason.UPSTREAM_FAILED if state.status is NodeStatus.FAILED else right(node, state)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("closes_all_gate", always_closed),
+        ("higher_precedence", weakest),
+        ("is_open", one_short),
+        ("inherited_reason", own_reason),
+        ("fires", routes_cancels),
+    ],
+)
+def test_wrong_rule_is_found_and_shown_with_a_small_graph(
+    name: str, wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in (gates, routing, scheduler):
+        if hasattr(place, name):
+            monkeypatch.setattr(place, name, wrong(getattr(place, name)))
+    with pytest.raises(AssertionError) as caught:
+        campaign(SEED, graphs=1_000)
+    small = str(caught.value).partition("a small graph that goes wrong:\n")[2]
+    assert "Difference" in small
+    assert small.count("name=") <= 6

@@ -1,0 +1,65 @@
+"""Random tasks, drawn from a seed. The same seed and number give the same task in every process.
+
+A node's id contains seed, number and place, so that a handler in any process finds the plan of its node (`node_plan`).
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from tests.integration.chaos.gates import first_predictable, with_conditions, with_streams
+from tests.integration.chaos.plans import TAILS, Drawing, TaskPlan
+from tests.integration.chaos.routes import with_routes
+
+if TYPE_CHECKING:
+    from tests.integration.chaos.plans import NodePlan
+
+_ID = re.compile(r"[sxy](\d+)t(\d+)n(\d+)")
+
+
+@lru_cache(maxsize=4096)
+def task_plan(seed: int, number: int) -> TaskPlan:
+    """Return the task with this number."""
+    return drawn_task(seed, number, Drawing)
+
+
+def drawn_task(seed: int, number: int, drawing: type[Drawing]) -> TaskPlan:
+    """Draw the task with this number."""
+    chance = random.Random(f"{seed}-{number}")
+    nodes: list[NodePlan] = []
+    sizes: dict[str, int] = {}
+    for place in range(chance.randint(drawing.fewest_nodes, drawing.most_nodes)):
+        key = f"n{place}"
+        node_id = f"{drawing.letter}{seed}t{number}{key}{chance.choice(TAILS)}"
+        nodes.append(drawing(chance, node_id, key, nodes, sizes).node())
+    return TaskPlan(
+        task_id=f"chaos-{seed}-{number}",
+        nodes=_with_gates(f"{seed}-{number}", tuple(nodes)) if drawing.gates else tuple(nodes),
+        order=tuple(chance.sample(range(len(nodes)), len(nodes))),
+        continues=chance.random() < 0.75,
+        cancel_after=chance.uniform(0.1, 6.0) if chance.random() < 0.08 else None,
+    )
+
+
+def _with_gates(seed: str, nodes: tuple[NodePlan, ...]) -> tuple[NodePlan, ...]:
+    """Return the nodes with routes, conditions and streaming edges whose effects do not depend on the order of events."""
+    nodes = first_predictable(with_routes, random.Random(f"{seed}-routes"), nodes)
+    nodes = first_predictable(with_conditions, random.Random(f"{seed}-conditions"), nodes)
+    return with_streams(random.Random(f"{seed}-streams"), nodes)
+
+
+def place_of(node_id: str) -> tuple[int, int, int]:
+    """Return the seed, the number of the task, and the place of a node."""
+    found = _ID.match(node_id)
+    assert found is not None, f"{node_id!r} is no node of a random task"
+    seed, number, place = map(int, found.groups())
+    return seed, number, place
+
+
+def node_plan(node_id: str) -> NodePlan:
+    """Return the plan of a node."""
+    seed, number, place = place_of(node_id)
+    return task_plan(seed, number).nodes[place]
