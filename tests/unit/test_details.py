@@ -207,7 +207,7 @@ def test_details_can_be_rendered_for_any_state(
 
 @pytest.mark.parametrize(
     ("routers", "named"),
-    [(1, "r0"), (3, "r0, r1, r2"), (5, "r0, r1, r2 and 2 more")],
+    [(1, "r0"), (3, "r0, r1 and r2"), (5, "r0, r1, r2 and 2 more")],
     ids=["one", "three", "five"],
 )
 def test_target_shows_the_nodes_whose_routes_it_waits_for(routers: int, named: str) -> None:

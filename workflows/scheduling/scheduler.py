@@ -109,6 +109,14 @@ class Scheduler:
     def _failed(self) -> Iterator[Node]:
         return (node for node in self.nodes if self.states[node.index].status is NodeStatus.FAILED)
 
+    def has_opened(self, index: int) -> bool:
+        """Return whether the gate of a node has opened, so that `pop_ready` returns the node or has returned it."""
+        return index in self._made_ready
+
+    def waits_for_parents(self, index: int) -> bool:
+        """Return whether too few parents of a node have finished for it to start, whatever its routers do."""
+        return not is_open(self.nodes[index], self._gates[index])
+
     def failed_nodes(self, node: Node) -> list[dict[str, Any]]:
         """Return the failures that started this node, in the form that its attempts receive."""
         return self.routing.failed_nodes(node.index, self.states) if node.conditional else []

@@ -1,0 +1,164 @@
+"""Write the note about a node in the current details: what it waits for, or why it ended. Pure.
+
+A node that has not started can wait for several things. Each kind of wait has one function, which returns nothing if
+the node does not wait for it; a new kind adds its function to `BEFORE_START`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from flowkit import reason_codes
+from flowkit.models import NodeStatus, SkipReason
+from flowkit.text import names
+from flowkit.workflows.display.summaries import next_attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from flowkit.models import Node, NodeState
+    from flowkit.workflows.scheduling.scheduler import Scheduler
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlotLimits:
+    """The largest number of attempts in flight, by role and over all roles; 0 means that there is no limit."""
+
+    window: int = 0
+    max_in_flight: int = 0
+
+
+class Notes:
+    """The notes about the nodes of one task at one moment."""
+
+    def __init__(self, scheduler: Scheduler, limits: SlotLimits, now: float) -> None:
+        self.scheduler = scheduler
+        self.limits = limits
+        self.now = now
+
+    @cached_property
+    def in_flight(self) -> Counter[str]:
+        """Number of attempts in flight by role."""
+        pairs = zip(self.scheduler.nodes, self.scheduler.states, strict=True)
+        return Counter(
+            node.type for node, state in pairs if state.status in (NodeStatus.RUNNING, NodeStatus.CANCELLING)
+        )
+
+    @cached_property
+    def _index_of(self) -> dict[str, int]:
+        return {node.node_id: node.index for node in self.scheduler.nodes}
+
+    def state(self, node_id: str) -> NodeState:
+        """Return the state of a node."""
+        return self.scheduler.states[self._index_of[node_id]]
+
+    def open(self, node_ids: Iterable[str]) -> list[str]:
+        """Return those of the nodes that have not ended."""
+        return [node_id for node_id in node_ids if not self.state(node_id).status.ended]
+
+    def of(self, node: Node) -> str:
+        """Return the note about `node`; empty if there is nothing to say."""
+        state = self.scheduler.states[node.index]
+        error = state.last_error or ""
+        match state.status:
+            case NodeStatus.QUEUED:
+                waits = [wait for rule in BEFORE_START if (wait := rule(self, node))]
+                return f"waits for {'; and for '.join(waits)}" if waits else _last_attempt(error)
+            case NodeStatus.DEFERRED if state.next_retry_at:
+                return _before_retry(self, node, state, state.next_retry_at)
+            case NodeStatus.CANCELLING:
+                return "waits for its attempt to stop"
+            case NodeStatus.FAILED:
+                return error
+            case NodeStatus.FINISHED:
+                return ""
+            case NodeStatus.SKIPPED if state.skip_reason:
+                return _skipped(self, node, state.skip_reason)
+            case _:
+                return _last_attempt(error)
+
+
+def _last_attempt(error: str) -> str:
+    return f"last attempt: {error}" if error else ""
+
+
+# --- before a node starts -----------------------------------------------------------------------------------------
+
+
+def _parents(notes: Notes, node: Node) -> str:
+    if not notes.scheduler.waits_for_parents(node.index):
+        return ""
+    parents = notes.open(node.depends_on)
+    match node.fan_in.mode:
+        case "any":
+            return _some(1, parents)
+        case "count":
+            finished = sum(notes.state(each).status is NodeStatus.FINISHED for each in node.depends_on)
+            return _some(node.fan_in.count - finished, parents)
+        case _:
+            return names(parents)
+
+
+def _some(needed: int, parents: list[str]) -> str:
+    if needed >= len(parents):
+        return names(parents)
+    return f"{'any' if needed == 1 else needed} of {names(parents, last=', ')}"
+
+
+def _routes(notes: Notes, node: Node) -> str:
+    routers = notes.scheduler.routing.open_routers(node.index, notes.scheduler.states)
+    return (
+        f"a route from {names([notes.scheduler.nodes[each].node_id for each in routers])}" if routers else ""
+    )
+
+
+def _slot(notes: Notes, node: Node) -> str:
+    if not notes.scheduler.has_opened(node.index):
+        return ""
+    limits, of_role, total = notes.limits, notes.in_flight[node.type], notes.in_flight.total()
+    if limits.window and of_role >= limits.window:
+        return f"a slot of role {node.type} ({of_role:,} of {limits.window:,})"
+    if limits.max_in_flight and total >= limits.max_in_flight:
+        return f"a slot of the task ({total:,} of {limits.max_in_flight:,})"
+    return ""
+
+
+BEFORE_START: tuple[Callable[[Notes, Node], str], ...] = (_routes, _parents, _slot)
+"""What a node can wait for before its first attempt, in the order of the note."""
+
+
+# --- after that ---------------------------------------------------------------------------------------------------
+
+
+def _before_retry(notes: Notes, node: Node, state: NodeState, at: float) -> str:
+    if at <= notes.now and (slot := _slot(notes, node)):
+        return f"waits for {slot}; {state.last_error or ''}"
+    when = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    idle = notes.open(node.pulls_from) if state.reason_code == reason_codes.YIELDED else []
+    if idle:
+        return f"waits until {names(idle, last=' or ')} runs; next attempt at {when} at the latest"
+    return f"{next_attempt(node, state)} at {when}; {state.last_error or ''}"
+
+
+def _skipped(notes: Notes, node: Node, reason: SkipReason) -> str:
+    """Return the reason and, if it lies in other nodes, how those ended."""
+    if reason in (SkipReason.TASK_FAILED, SkipReason.TASK_CANCELLED):
+        return reason.value
+    routers = [notes.scheduler.nodes[each].node_id for each in notes.scheduler.routing.routers(node.index)]
+    causes = {each: notes.state(each) for each in (*routers, *node.depends_on)}
+    by_status = {
+        status: [
+            each
+            for each, state in causes.items()
+            if state.status is status and state.skip_reason in (None, reason)
+        ]
+        for status in (NodeStatus.FAILED, NodeStatus.CANCELLED, NodeStatus.SKIPPED)
+    }
+    parts = [f"{names(found)} {status.value}" for status, found in by_status.items() if found]
+    if reason is SkipReason.ROUTING and routers and not parts:
+        parts = [f"no route from {names(routers)}"]
+    return f"{reason.value}: {', '.join(parts)}" if parts else reason.value
