@@ -215,7 +215,7 @@ def test_target_shows_the_nodes_whose_routes_it_waits_for(routers: int, named: s
     graph = parse_graph({"nodes": [*nodes, node("t")]})
     scheduler = Scheduler(graph, [NodeState() for _ in graph.nodes])
     notes = {row[0]: row[-1] for row in rows(render(TaskStatus.RUNNING, scheduler))}
-    assert notes["t"] == f"waits for a route from {named}"
+    assert notes["t"] == f"waits for a route from {named} (on_failure)"
     assert notes["r0"] == ""
     for router in range(routers):
         scheduler.end(router, NodeStatus.FAILED)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 NOW = 1_700_000_000.0
 FINISHED, FAILED, CANCELLED = NodeStatus.FINISHED, NodeStatus.FAILED, NodeStatus.CANCELLED
+SKIPPED = NodeStatus.SKIPPED
 
 
 def started(*nodes: dict[str, Any], **fields: Any) -> Scheduler:
@@ -71,11 +72,62 @@ def test_queued_node_names_the_parents_that_can_still_start_it(
 def test_target_with_parents_names_routers_and_parents() -> None:
     router = node("load", routing={"on_failure": ["restore"]})
     scheduler = started(router, node("backup"), node("restore", depends_on=["backup"]))
-    assert note(scheduler) == "waits for a route from load; and for backup"
+    assert note(scheduler) == "waits for a route from load (on_failure); and for backup"
     scheduler.end(1, FINISHED)
-    assert note(scheduler) == "waits for a route from load"
+    assert note(scheduler) == "waits for a route from load (on_failure)"
     scheduler.end(0, FAILED)
     assert note(scheduler) == ""
+
+
+BOTH, SUCCESS, FAILURE = ["on_success", "on_failure"], ["on_success"], ["on_failure"]
+ROUTES: list[tuple[list[list[str]], str]] = [
+    ([SUCCESS], "a route from r0 (on_success)"),
+    ([BOTH], "a route from r0 (on_success or on_failure)"),
+    ([FAILURE, FAILURE], "a route from r0 and r1 (on_failure)"),
+    ([FAILURE, SUCCESS], "a route from r1 (on_success), r0 (on_failure)"),
+    ([FAILURE] * 9, "a route from r0, r1, r2 and 6 more (on_failure)"),
+]
+
+
+@pytest.mark.parametrize(("lists", "expected"), ROUTES)
+def test_target_names_the_routers_and_their_lists(lists: list[list[str]], expected: str) -> None:
+    routers = [node(f"r{i}", routing={key: ["t"] for key in own}) for i, own in enumerate(lists)]
+    assert note(started(*routers, node("t"))) == f"waits for {expected}"
+
+
+def test_target_that_one_router_has_started_waits_for_the_end_of_the_others() -> None:
+    routers = [node(f"r{i}", routing={"on_failure": ["t"]}) for i in range(3)]
+    scheduler = started(*routers, node("t"))
+    scheduler.end(1, FAILED)
+    assert note(scheduler) == "waits for the end of r0 and r2"
+
+
+def test_failure_that_a_remediator_can_handle_says_so() -> None:
+    scheduler = started(
+        node("load", routing={"on_failure": ["restore", "mail"]}), node("restore"), node("mail")
+    )
+    scheduler.states[0].last_error = "disk_full: 0 bytes left"
+    scheduler.end(0, FAILED)
+    assert note(scheduler, 0) == "restore or mail can handle it; disk_full: 0 bytes left"
+    scheduler.end(1, SKIPPED)
+    assert note(scheduler, 0) == "mail can handle it; disk_full: 0 bytes left"
+    scheduler.end(2, FINISHED)
+    assert note(scheduler, 0) == "handled by mail; disk_full: 0 bytes left"
+
+
+def test_failure_that_no_remediator_handles_has_only_its_error() -> None:
+    scheduler = started(node("load", routing={"on_failure": ["restore"]}), node("restore"))
+    scheduler.states[0].last_error = "disk_full: 0 bytes left"
+    scheduler.end(0, FAILED)
+    scheduler.end(1, FAILED)
+    assert note(scheduler, 0) == "disk_full: 0 bytes left"
+
+
+def test_failure_that_the_task_tolerates_says_so() -> None:
+    scheduler = started(node("load", allow_failure=True))
+    scheduler.states[0].last_error = "flaky"
+    scheduler.end(0, FAILED)
+    assert note(scheduler) == "tolerated; flaky"
 
 
 def in_flight(running: int) -> Scheduler:
@@ -127,7 +179,7 @@ def test_cancelling_node_waits_for_its_attempt() -> None:
     assert note(scheduler, 0) == "waits for its attempt to stop"
 
 
-SKIPPED: list[tuple[str, list[NodeStatus], str]] = [
+SKIPS: list[tuple[str, list[NodeStatus], str]] = [
     ("all", [FAILED], "upstream_failed: p0 failed"),
     ("all", [CANCELLED], "upstream_failed: p0 cancelled"),
     ("any", [FAILED, CANCELLED, FAILED], "upstream_failed: p0 and p2 failed, p1 cancelled"),
@@ -135,7 +187,7 @@ SKIPPED: list[tuple[str, list[NodeStatus], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("mode", "ended", "expected"), SKIPPED)
+@pytest.mark.parametrize(("mode", "ended", "expected"), SKIPS)
 def test_skipped_node_names_the_parents_that_caused_it(
     mode: str, ended: list[NodeStatus], expected: str
 ) -> None:

@@ -73,7 +73,7 @@ class Notes:
             case NodeStatus.CANCELLING:
                 return "waits for its attempt to stop"
             case NodeStatus.FAILED:
-                return error
+                return f"{_consequence(self, node)}{error}"
             case NodeStatus.FINISHED:
                 return ""
             case NodeStatus.SKIPPED if state.skip_reason:
@@ -110,10 +110,20 @@ def _some(needed: int, parents: list[str]) -> str:
 
 
 def _routes(notes: Notes, node: Node) -> str:
-    routers = notes.scheduler.routing.open_routers(node.index, notes.scheduler.states)
-    return (
-        f"a route from {names([notes.scheduler.nodes[each].node_id for each in routers])}" if routers else ""
-    )
+    """Return the routers that can still start a target, or that must end before it starts."""
+    routing, nodes = notes.scheduler.routing, notes.scheduler.nodes
+    routers = [nodes[each] for each in routing.open_routers(node.index, notes.scheduler.states)]
+    route = routing.gate(node.index)
+    if not routers or route is None:
+        return ""
+    if route.fired:
+        return f"the end of {names([each.node_id for each in routers])}"
+    success = [each.node_id for each in routers if node.node_id in each.on_success]
+    failure = [each.node_id for each in routers if node.node_id in each.on_failure]
+    by_list = {"on_success": success, "on_failure": failure}
+    if success == failure:
+        by_list = {"on_success or on_failure": success}
+    return f"a route from {', '.join(f'{names(found)} ({key})' for key, found in by_list.items() if found)}"
 
 
 def _slot(notes: Notes, node: Node) -> str:
@@ -142,6 +152,17 @@ def _before_retry(notes: Notes, node: Node, state: NodeState, at: float) -> str:
     if idle:
         return f"waits until {names(idle, last=' or ')} runs; next attempt at {when} at the latest"
     return f"{next_attempt(node, state)} at {when}; {state.last_error or ''}"
+
+
+def _consequence(notes: Notes, node: Node) -> str:
+    """Return, for a failure that need not fail the task, which node handles it; otherwise an empty string."""
+    if node.allow_failure:
+        return "tolerated; "
+    if notes.scheduler.routing.is_handled(node.index):
+        finished = [each for each in node.on_failure if notes.state(each).status is NodeStatus.FINISHED]
+        return f"handled by {names(finished)}; " if finished else "handled; "
+    waits = notes.open(node.on_failure) if notes.scheduler.routing.is_pending(node.index) else []
+    return f"{names(waits, last=' or ')} can handle it; " if waits else ""
 
 
 def _skipped(notes: Notes, node: Node, reason: SkipReason) -> str:
