@@ -22,6 +22,7 @@ from flowkit.adapters.concurrent_writes import together
 from flowkit.adapters.metrics import UNSTORABLE, storable
 from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.attempt.failures import failure, from_error, unexpected
+from flowkit.attempt.first_batch import FirstBatchSignal
 from flowkit.attempt.steps import begin, mark
 from flowkit.errors import FlowKitError
 from flowkit.graph.input_adapters import inline_of
@@ -68,8 +69,15 @@ class RoleActivities:
         @activity.defn(name=role)
         async def run_role(attempt: AttemptInput) -> AttemptResult:
             run_id = activity.info().workflow_run_id or ""
-            executor = RoleExecutor(attempt=attempt, run_id=run_id, worker=self._worker, roles=self._roles)
-            return await Attempt(self._worker, attempt, executor).run()
+            async with FirstBatchSignal(attempt) as signal:
+                executor = RoleExecutor(
+                    attempt=attempt,
+                    run_id=run_id,
+                    worker=self._worker,
+                    roles=self._roles,
+                    on_batch=signal.batch_stored,
+                )
+                return await Attempt(self._worker, attempt, executor).run()
 
         return run_role
 
@@ -78,8 +86,15 @@ class RoleExecutor:
     """Runs a handler for one attempt, on the handler's own loop."""
 
     def __init__(
-        self, *, attempt: AttemptInput, run_id: str, worker: WorkerContext, roles: RoleContext
+        self,
+        *,
+        attempt: AttemptInput,
+        run_id: str,
+        worker: WorkerContext,
+        roles: RoleContext,
+        on_batch: Callable[[], None] = lambda: None,
     ) -> None:
+        """Prepare the attempt. `on_batch` is called when the attempt, or an earlier one, has stored its first batch."""
         self._attempt = attempt
         self._run_id = run_id
         self._roles = roles
@@ -96,6 +111,7 @@ class RoleExecutor:
             clock=roles.clock,
         )
         self._batches = 0
+        self._on_batch = on_batch
         self._wait = Wait()
         self._log: AttemptLog | None = None
 
@@ -107,12 +123,23 @@ class RoleExecutor:
     async def run(self) -> AttemptResult:
         """Run the whole attempt, from its first write to its last."""
         lease = await begin(self._tasks, self._artifacts, self._attempt, self._run_id, self._worker_id)
+        await self._signal_earlier_batches()
         events = self._roles.events
         with (
             events.attempt(self._attempt, lease, self._ctx.cancelled) if events else nullcontext()
         ) as self._log:
             await self._run()
         return AttemptResult(worker_id=self._worker_id, batches=self._batches)
+
+    async def _signal_earlier_batches(self) -> None:
+        """Report the batches of an earlier attempt, which failed before its signal. This one may store no more."""
+        attempt, artifacts = self._attempt, self._artifacts
+        if attempt.signal_first_batch and attempt.epoch > 1:
+            stored = await retry_while_unavailable(
+                lambda: artifacts.batch_uids(attempt.task_id, attempt.node_id)
+            )
+            if stored:
+                self._on_batch()
 
     async def _run(self) -> None:
         try:
@@ -201,6 +228,8 @@ class RoleExecutor:
             raise await self._failed_batch(uid, _unsuccessful(result))
         await self._store(uid, result)
         self._batches += 1
+        if self._batches == 1:
+            self._on_batch()
         if self._log is not None:
             self._log.batch_ok(uid)
 

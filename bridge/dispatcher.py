@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from flowkit.bridge.command_sender import CommandSender
     from flowkit.bridge.context import BridgeContext
     from flowkit.bridge.delivery import Delivery
+    from flowkit.bridge.first_batches import FirstBatches
     from flowkit.bridge.pulled_inputs import PulledInputs
     from flowkit.bridge.signals import Signals
     from flowkit.bridge.supervisor import Supervisor
@@ -54,6 +55,7 @@ class Dispatcher:
         signals: Signals,
         supervisor: Supervisor,
         inputs: PulledInputs,
+        first_batches: FirstBatches,
         sender: CommandSender,
     ) -> None:
         self._context = context
@@ -63,6 +65,7 @@ class Dispatcher:
         self._signals = signals
         self._supervisor = supervisor
         self._inputs = inputs
+        self._first_batches = first_batches
         self._sender = sender
         self._background: set[asyncio.Task[None]] = set()
 
@@ -183,6 +186,7 @@ class Dispatcher:
         await self._context.db(lambda: begin(stores.tasks, stores.artifacts, attempt, run_id, bridge_id))
         if attempt.epoch > 1:
             await self._end_earlier(attempt)
+            await self._first_batches.resumed(record)
         if (problem := await self._inputs.prepare(record)) is not None and problem.failure is not None:
             await self._end_undelivered(record, problem)
             raise failed_attempt(problem.failure)
@@ -211,6 +215,7 @@ class Dispatcher:
             adopted = await self._locate(adopted)
         if adopted is not None:
             self._supervisor.watch(adopted)
+            await self._first_batches.resumed(adopted)
 
     async def _locate(self, record: Dispatch) -> Dispatch | None:
         """Find the command, and return the record with its offset. If it was never sent, end the attempt."""

@@ -19,6 +19,7 @@ from flowkit.bridge.command_watch import CommandWatch
 from flowkit.bridge.context import BridgeContext, Stores
 from flowkit.bridge.delivery import Delivery
 from flowkit.bridge.dispatcher import Dispatcher
+from flowkit.bridge.first_batches import FirstBatches
 from flowkit.bridge.kafka import clients
 from flowkit.bridge.kafka.connection import KafkaConnection
 from flowkit.bridge.kafka.consumer import RecordConsumer
@@ -97,7 +98,7 @@ class Bridge:
         context = self.context
         self.signals = Signals(context)
         self.delivery = Delivery(context)
-        inputs = PulledInputs(context)
+        inputs, self._first_batches = PulledInputs(context), FirstBatches(context)
         self.commands = CommandWatch(context)
         self.supervisor = Supervisor(
             context, delivery=self.delivery, signals=self.signals, inputs=inputs, commands=self.commands
@@ -109,6 +110,7 @@ class Bridge:
             signals=self.signals,
             supervisor=self.supervisor,
             inputs=inputs,
+            first_batches=self._first_batches,
             sender=CommandSender(context, self._placement),
         )
         self._provisioner = Provisioner(connection, context.config)
@@ -123,6 +125,7 @@ class Bridge:
             signals=self.signals,
             supervisor=self.supervisor,
             inputs=inputs,
+            first_batches=self._first_batches,
             malformed=self.malformed,
         )
         self.announcements = Announcements(context, self.supervisor, self.malformed)
@@ -194,6 +197,7 @@ class Bridge:
         await self.delivery.stop()
         await self.supervisor.stop()
         await self.signals.stop()
+        await self._first_batches.stop()
         await self._placement.stop()
         await self.context.producer.stop()
         await self.context.offsets.close()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.dispatches.record import Dispatch, Outcome, WorkerLease
     from flowkit.bridge.context import BridgeContext
     from flowkit.bridge.delivery import Delivery
+    from flowkit.bridge.first_batches import FirstBatches
     from flowkit.bridge.kafka.malformed import MalformedRecords
     from flowkit.bridge.pulled_inputs import PulledInputs
     from flowkit.bridge.rules.reading import StatusEvent
@@ -55,6 +56,7 @@ class StatusEvents:
         signals: Signals,
         supervisor: Supervisor,
         inputs: PulledInputs,
+        first_batches: FirstBatches,
         malformed: MalformedRecords,
     ) -> None:
         self._context = context
@@ -63,6 +65,7 @@ class StatusEvents:
         self._signals = signals
         self._supervisor = supervisor
         self._inputs = inputs
+        self._first_batches = first_batches
         self._malformed = malformed
         self._stored: OrderedDict[tuple[str, str], str] = OrderedDict()
         """For each batch that this process has stored, by record key and batch uid, the worker that sent it."""
@@ -220,6 +223,7 @@ class StatusEvents:
             _logger.info("batch %r was not stored: %s", batch.batch_uid, error)
         else:
             self._count(run, identity, worker_id)
+            self._first_batches.batch_stored(record)
 
     def _count(self, run: NodeRun, identity: tuple[str, str], worker_id: str) -> None:
         """Count a stored batch once, even if two workers with the same epoch have sent it (H16)."""

@@ -149,7 +149,8 @@ async def _execute(context: NodeRunContext, node: Node, state: NodeState) -> Non
 
 def attempt_input(context: NodeRunContext, node: Node, state: NodeState) -> AttemptInput:
     """Return the input of the node's current attempt."""
-    settings = context.settings
+    settings, streams = context.settings, context.streams
+    followers = streams.followers(node) if node.max_ahead else ()
     return AttemptInput(
         task_id=context.task_id,
         node_id=node.node_id,
@@ -165,6 +166,9 @@ def attempt_input(context: NodeRunContext, node: Node, state: NodeState) -> Atte
         timeout_sec=node.timeout_sec or (settings.function_timeout_sec if node.is_function else None),
         qualify_uids=settings.qualify_uids,
         failed_nodes=context.failed_nodes(node),
+        signal_first_batch=bool(streams.children(node.index)) and not state.streamed,
+        max_ahead=node.max_ahead if followers else 0,
+        followers=followers,
     )
 
 

@@ -16,6 +16,7 @@ from temporalio import workflow
 
 from flowkit.limits import ACTIVATION_INPUT_BYTES
 from flowkit.workflows.scheduling.slots import Slots
+from flowkit.workflows.scheduling.streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -81,6 +82,8 @@ class NodeRunContext:
     """Called when a node starts to wait for its retry and when its next attempt starts."""
     failed_nodes: Callable[[Node], list[dict[str, Any]]] = lambda node: []
     """Return the failures that started a node, for its attempts."""
+    streams: Streams = field(default_factory=lambda: Streams(()))
+    """The streaming edges of the graph."""
     source_progress: Callable[[Node], int] = lambda node: 0
     """Return a number that changes when a node from which this one pulls artifacts starts an attempt or ends."""
     is_only_running_node: Callable[[], bool] = lambda: False

@@ -14,7 +14,7 @@ from flowkit.workflows.node_context import NodeRunContext
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from flowkit.models import Node, NodeState, NodeStatus, Settings
+    from flowkit.models import FirstBatch, Node, NodeState, NodeStatus, Settings
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
 
@@ -44,6 +44,7 @@ class RunningNodes:
             epoch_of=self._epoch_of,
             on_retry_state_change=on_retry_state_change,
             failed_nodes=scheduler.failed_nodes,
+            streams=scheduler.streams,
             source_progress=self._source_progress,
             is_only_running_node=lambda: len(self._running) == 1,
             before_immediate_retry=before_immediate_retry,
@@ -85,6 +86,13 @@ class RunningNodes:
         for index, _ in ended:
             self._running.pop(index, None)
         return ended
+
+    def add_batch(self, batch: FirstBatch) -> bool:
+        """Open the gates for the first batch of an attempt. Return False if it changes nothing, or is not the latest."""
+        index = self._index_of.get(batch.node_id)
+        if index is None or self._scheduler.states[index].epoch != batch.epoch:
+            return False
+        return self._scheduler.add_batch(index)
 
     async def cancel(self, grace_sec: float) -> None:
         """Cancel the running nodes and wait until they stop, at most `grace_sec`. 0 means without a limit."""

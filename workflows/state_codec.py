@@ -53,6 +53,7 @@ _STATUS_BY_LETTER = {letter: status for status, letter in _STATUS_LETTERS.items(
 _REASON_BY_LETTER = {letter: reason for reason, letter in _REASON_LETTERS.items()}
 
 _COUNTS = ("epoch", "generation", "failures", "losses", "yields")
+_FLAGS = ("free", "streamed")
 _TEXTS = ("last_error", "reason_code")
 _MAX_UNCOMPRESSED_BYTES = 1_000
 """Values up to this size are not compressed, so that they stay readable in Temporal's Web UI."""
@@ -123,8 +124,9 @@ def columns_of(states: Sequence[NodeState], limit: int) -> Columns:
     for name in _COUNTS:
         _add_column(columns, name, [getattr(state, name) for state in states])
     _add_column(columns, "next_retry_at", [state.next_retry_at or 0 for state in states])
-    if any(state.free for state in states):
-        columns["free"] = "".join("01"[state.free] for state in states)
+    for name in _FLAGS:
+        flags = [getattr(state, name) for state in states]
+        _add_column(columns, name, flags, "".join("01"[flag] for flag in flags))
     if any(state.skip_reason for state in states):
         columns["skip_reason"] = "".join(_REASON_LETTERS[state.skip_reason] for state in states)
     table: dict[str, int] = {}
@@ -138,9 +140,10 @@ def columns_of(states: Sequence[NodeState], limit: int) -> Columns:
     return columns
 
 
-def _add_column(columns: Columns, name: str, values: list[Any]) -> None:
+def _add_column(columns: Columns, name: str, values: list[Any], encoded: str | None = None) -> None:
+    """Add a column if any node has a value."""
     if any(values):
-        columns[name] = values
+        columns[name] = values if encoded is None else encoded
 
 
 def _text_position(table: dict[str, int], text: str | None) -> int:
@@ -154,7 +157,8 @@ def states_of(columns: Columns) -> list[NodeState]:
     for name in _COUNTS:
         _set_column(states, name, columns.get(name, ()))
     _set_column(states, "next_retry_at", [at or None for at in columns.get("next_retry_at", ())])
-    _set_column(states, "free", [digit == "1" for digit in columns.get("free", "")])
+    for name in _FLAGS:
+        _set_column(states, name, [digit == "1" for digit in columns.get(name, "")])
     _set_column(
         states, "skip_reason", [_REASON_BY_LETTER[letter] for letter in columns.get("skip_reason", "")]
     )

@@ -17,7 +17,7 @@ from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
     from flowkit import reason_codes, temporal_names
-    from flowkit.models import NodeStatus, SkipReason, TaskResult, TaskStatus
+    from flowkit.models import FirstBatch, NodeStatus, SkipReason, TaskResult, TaskStatus
     from flowkit.workflows.display.current_details import StatusPublisher
     from flowkit.workflows.display.reports import status_view
     from flowkit.workflows.display.views import failure_text, open_status, stop_reason
@@ -56,8 +56,8 @@ class Task:
         self._iterations = 0
         """Number of iterations of the main loop that did not end this run."""
         self._wake_requested = False
-        """Whether the main loop must iterate although no node has ended: a node began or ended its wait for a retry, or
-        is about to repeat without backoff while the task must continue in a new run."""
+        """Whether the main loop must iterate although no node has ended: a node began or ended its wait for a retry, has
+        stored its first batch, or is about to repeat without backoff while the task must continue in a new run."""
         self._progressed = False
         """Whether this run has processed an event. A run without progress must not continue as new, to avoid a loop."""
         self._result: TaskResult | None = None
@@ -232,6 +232,16 @@ class Task:
             handled_failures=self._scheduler.handled_failures,
         )
         return self._result
+
+    @workflow.signal(name=temporal_names.FIRST_BATCH)
+    def first_batch(self, batch: FirstBatch) -> None:
+        """Start the nodes that wait for the first batch of an attempt. Ignore an attempt that is not the latest one.
+
+        The run id is not compared: the sender addresses the run, and a *Reset* gives the signals in the history of a
+        run, which must have the same effect when they are replayed, to a run with another id.
+        """
+        if self._is_open and self._nodes.add_batch(batch):
+            self._wake_requested = True
 
     @workflow.query
     def status(self) -> dict[str, Any]:

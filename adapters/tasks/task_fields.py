@@ -261,13 +261,20 @@ def attempt_finished(attempt: AttemptInput, at: float) -> Fields:
 
 
 def node_filter(node: NodeRecord) -> Fields:
-    """Return the filter for a transition of the workflow: the node is open and has no later epoch."""
+    """Return the filter for a transition of the workflow: the node is open and has no later epoch.
+
+    A node whose parents failed later fails although its attempt has finished it.
+    """
     path = f"graph.nodes.{node.index}"
     return {
         f"{path}.node_id": node.node_id,
         f"{path}.attempt_epoch": {"$lte": node.epoch},
-        f"{path}.status": {"$in": OPEN_NODE_STATUSES},
+        f"{path}.status": {"$in": _statuses_before(node)},
     }
+
+
+def _statuses_before(node: NodeRecord) -> list[str]:
+    return [*OPEN_NODE_STATUSES, NodeStatus.FINISHED.value] if node.after_finish else OPEN_NODE_STATUSES
 
 
 def may_follow(node: NodeRecord, stored_nodes: list[Fields]) -> bool:
@@ -275,7 +282,7 @@ def may_follow(node: NodeRecord, stored_nodes: list[Fields]) -> bool:
     if node.index >= len(stored_nodes):
         return False
     stored = stored_nodes[node.index]
-    known = stored.get("node_id") == node.node_id and stored.get("status") in OPEN_NODE_STATUSES
+    known = stored.get("node_id") == node.node_id and stored.get("status") in _statuses_before(node)
     return known and stored.get("attempt_epoch", 0) <= node.epoch
 
 

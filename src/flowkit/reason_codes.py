@@ -71,6 +71,8 @@ WORKER_LOST: Final = "worker_lost"
 WORKER_PROCESS_DIED: Final = "worker_process_died"
 WORKER_SHUTDOWN: Final = "worker_shutdown"
 YIELDED: Final = "yielded"
+UPSTREAM_FAILED: Final = "upstream_failed"
+"""The code of a node that a batch has started and whose parents failed later. The skip reason has the same name."""
 NOT_LOCAL: Final = "not_local"
 
 # --- ends of tasks ------------------------------------------------------------------------------------------------

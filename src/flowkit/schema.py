@@ -13,7 +13,8 @@ from flowkit import limits
 from flowkit.arguments import ELEMENT_SUFFIX
 from flowkit.graph import field_checks, input_adapters
 from flowkit.graph.routes import ROUTING_KEYS
-from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, OnNodeFailure
+from flowkit.graph.streams import EDGE_MODES
+from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, OnNodeFailure, StartWhen
 
 Schema = dict[str, Any]
 
@@ -65,7 +66,7 @@ def _keyed(keys: frozenset[str], schemas: dict[str, Schema]) -> Schema:
 
 
 def _extended_edge() -> Schema:
-    properties = {"from": _TEXT, "to": _TEXT, "mode": {"const": "sync"}}
+    properties = {"from": _TEXT, "to": _TEXT, "mode": {"enum": [*EDGE_MODES]}, "on_batch": _ANY}
     return {"type": "object", "required": ["from", "to"], "properties": properties}
 
 
@@ -128,13 +129,17 @@ def _any_case(pattern: str) -> str:
     return re.sub(r"(?<!\\)[a-z]", lambda letter: f"[{letter[0]}{letter[0].upper()}]", pattern)
 
 
+_START_WHEN = "|".join(word.value for word in StartWhen)
+
+
 def _io_keys() -> dict[str, Schema]:
     some_object = _or_null({"type": "object"})
     return {
         "input_ref": some_object,
         "input_inline": _or_null({"type": "object", "anyOf": _input_routes()}),
         "batching": some_object,
-        "start_when": _or_null({"type": "string", "pattern": f"^{_any_case('ready')}{_END}"}),
+        "start_when": _or_null({"type": "string", "pattern": f"^(?:{_any_case(_START_WHEN)}){_END}"}),
+        "max_ahead": _or_null(_COUNT, "batches that the node may be ahead of its streaming children"),
         "fn": _or_null(_TEXT, "name of a coordinator function"),
         "fn_args": some_object,
     }

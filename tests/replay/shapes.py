@@ -32,6 +32,15 @@ def incr(key: str) -> dict[str, Any]:
     return {"fn": "vars.incr", "fn_args": {"key": key}}
 
 
+PULL = {"input_adapter": "pull.from_artifacts"}
+
+
+def streams(node_id: str, parent: str) -> dict[str, Any]:
+    """Return a node that starts on the first batch of its parent."""
+    io = {"input_inline": PULL, "start_when": "first_batch"}
+    return {**node(node_id, "quick", parent), "io": io}
+
+
 GRAPHS: dict[str, dict[str, Any]] = {
     "chain": {"nodes": [node("a"), node("b", "quick", "a"), node("c", "quick", "b")]},
     "diamond": {
@@ -102,6 +111,18 @@ GRAPHS: dict[str, dict[str, Any]] = {
         ]
     },
     "pull": {"nodes": [node("up"), node("down", "quick", "up", inline={"input_adapter": "pull.from_artifacts"})]},
+    "streaming": {
+        "on_node_failure": "continue",
+        "nodes": [
+            node("a", "paced", inline={"batches": 3, "pause": 0.3}),
+            streams("b", "a"),
+            node("c", "quick", inline=PULL),
+            node("torn", "relay", inline={"batches": 9}, retry_policy={"max": 0}),
+            streams("drains", "torn"),
+            node("below", "quick", "drains"),
+        ],
+        "edges_ex": [{"from": "b", "to": "c", "mode": "async"}],
+    },
     "yielding": {
         "nodes": [
             node("first", "solo"),
@@ -160,6 +181,16 @@ async def yielded(harness: Harness, name: str) -> None:
     assert (await harness.node(name, "z"))["attempt_epoch"] > 1
 
 
+async def streamed(harness: Harness, name: str) -> None:
+    """One parent finishes, and another one fails after its child has started."""
+    from tests.integration.handlers import Relay
+
+    await harness.worker({"relay": Relay()})
+    await ran(harness, name)
+    states = [(await harness.node(name, each))["status"] for each in ("c", "drains", "below")]
+    assert states == ["finished", "failed", "skipped"]
+
+
 async def refused(harness: Harness, name: str) -> None:
     """Start an invalid graph with a Temporal client, because `create_task` would reject it."""
     client = await harness.client()
@@ -172,5 +203,6 @@ WAYS: dict[str, Callable[[Harness, str], Awaitable[None]]] = {
     "cancel": cancelled,
     "native_loss": lost,
     "refused": refused,
+    "streaming": streamed,
     "yielding": yielded,
 }

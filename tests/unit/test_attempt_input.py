@@ -15,6 +15,7 @@ from flowkit.workflows.node import attempt_input, queue_of
 from flowkit.workflows.node_context import NodeRunContext
 from flowkit.workflows.payloads import without_defaults
 from flowkit.workflows.retry import note_failure
+from flowkit.workflows.scheduling.streams import Streams
 
 
 def parsed(**fields: Any) -> Node:
@@ -105,3 +106,35 @@ def test_recorded_failure_has_a_limited_size() -> None:
     state = NodeState()
     note_failure(state, "c" * 5_000, "m" * 50_000)
     assert (len(state.reason_code or ""), len(state.last_error or "")) == (100, 2_000)
+
+
+def sent_by_parent(parent_io: dict[str, Any], child_io: dict[str, Any], **state: Any) -> AttemptInput:
+    """Return the input of the parent `extract` of `load`, whose first attempt has this state."""
+    graph = parse_graph({"nodes": [node(io=parent_io), node("load", depends_on=["extract"], io=child_io)]})
+    flight = NodeRunContext(
+        task_id="t",
+        settings=Settings(),
+        is_draining=lambda: False,
+        epoch_of=lambda name: 3,
+        on_retry_state_change=lambda index: None,
+        streams=Streams(graph.nodes),
+    )
+    return attempt_input(flight, graph.nodes[0], NodeState(epoch=1, **state))
+
+
+STREAMS = {"start_when": "first_batch", **pulling()}
+
+
+def test_attempt_signals_its_first_batch_only_if_a_child_streams_and_no_attempt_has_signaled() -> None:
+    assert sent_by_parent({}, STREAMS).signal_first_batch
+    assert not sent_by_parent({}, pulling()).signal_first_batch
+    assert not sent_by_parent({}, STREAMS, streamed=True).signal_first_batch
+
+
+def test_attempt_input_contains_max_ahead_and_the_children_that_it_waits_for() -> None:
+    held = sent_by_parent({"max_ahead": 3}, STREAMS)
+    assert (held.max_ahead, held.followers) == (3, ("load",))
+    assert without_defaults(held)["max_ahead"] == 3
+    free = without_defaults(sent_by_parent({"max_ahead": 3}, pulling()))
+    assert not {"max_ahead", "followers", "signal_first_batch"} & free.keys()
+    assert sent_by_parent({}, STREAMS).followers == ()

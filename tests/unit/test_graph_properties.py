@@ -9,9 +9,19 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.unit.property_examples import examples
-from tests.unit.reference_model import End, ends_of, handled, settled, startable
+from tests.unit.reference_model import FINISHED, End, ends_of, handled, settled, startable, turns_failed
 
-from flowkit.models import FanIn, Graph, Node, NodeState, NodeStatus, OnNodeFailure, SkipReason
+from flowkit.models import (
+    FanIn,
+    Graph,
+    Node,
+    NodeIO,
+    NodeState,
+    NodeStatus,
+    OnNodeFailure,
+    SkipReason,
+    StartWhen,
+)
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 THOROUGH = settings(
@@ -36,17 +46,23 @@ STOPS = [SkipReason.TASK_FAILED, SkipReason.TASK_CANCELLED]
 
 
 class Move(NamedTuple):
-    """One node ends; before that, the scheduler may be rebuilt."""
+    """One node ends; before that, the scheduler may be rebuilt, and a node may store its first batch."""
 
     pick: int
     end: End
     rebuild: bool
+    streams: int | None
+    """Which of the running nodes stores a batch."""
 
 
 def moves(nodes: int) -> st.SearchStrategy[list[Move]]:
     """Return enough moves to end every node."""
     move = st.builds(
-        Move, st.integers(0, nodes - 1), st.sampled_from(ENDS), st.integers(0, 7).map(lambda n: n == 7)
+        Move,
+        st.integers(0, nodes - 1),
+        st.sampled_from(ENDS),
+        st.integers(0, 7).map(lambda n: n == 7),
+        st.none() | st.integers(0, nodes - 1),
     )
     return st.lists(move, min_size=nodes, max_size=nodes)
 
@@ -64,6 +80,22 @@ def nodes(draw: st.DrawFn, order: list[int], position: int) -> Node:
         fan_in=draw(st.sampled_from([FanIn(), FanIn(mode="any"), *counts])),
         allow_failure=draw(st.booleans()),
     )
+
+
+@st.composite
+def streamed(draw: st.DrawFn, plain: list[Node]) -> list[Node]:
+    """Let some nodes start on the first batch of any parent, and let some edges of others stream."""
+    made = []
+    for node in plain:
+        if draw(st.booleans()):
+            made.append(node)
+        elif node.fan_in.mode != "count" and draw(st.booleans()):
+            io = NodeIO(start_when=StartWhen.FIRST_BATCH)
+            made.append(replace(node, streams_from=node.depends_on, io=io))
+        else:
+            some = tuple(parent for parent in node.depends_on if draw(st.booleans()))
+            made.append(replace(node, streams_from=some))
+    return made
 
 
 @st.composite
@@ -95,9 +127,10 @@ def routes(router: Node, target: Node, kinds: tuple[bool, bool]) -> Node:
 
 @st.composite
 def graphs(draw: st.DrawFn, sizes: st.SearchStrategy[int]) -> Graph:
-    """Generate random DAGs with their nodes in any order, with routing in half of them."""
+    """Generate random DAGs with their nodes in any order, with routing in half of them, and streams in half."""
     order = draw(st.permutations(range(draw(sizes))))
     drawn = [draw(nodes(order, position)) for position in range(len(order))]
+    drawn = draw(streamed(drawn)) if draw(st.booleans()) else drawn
     return Graph(
         nodes=tuple(
             sorted(draw(routed(drawn)) if draw(st.booleans()) else drawn, key=lambda node: node.index)
@@ -112,6 +145,8 @@ class Simulation:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.ends: list[End | None] = settled(graph, [None] * len(graph.nodes))
+        self.streamed: set[int] = set()
+        """The nodes that have stored a batch."""
         self.first_unhandled: set[int] = set()
         """The failures that the first event left without anything that can handle them."""
         self.rebuilt = False
@@ -134,8 +169,18 @@ class Simulation:
         for move in moves:
             if move.rebuild:
                 self.rebuild()
+            if move.streams is not None and not self.scheduler.done:
+                self.store_batch(move.streams)
             if not self.scheduler.done:
                 self.move(move)
+
+    def store_batch(self, pick: int) -> None:
+        """Let one running node store its first batch, or another one, which changes nothing."""
+        running = [i for i in self.released if self.ends[i] is None]
+        index = running[pick % len(running)]
+        assert self.scheduler.add_batch(index) is (index not in self.streamed)
+        self.streamed.add(index)
+        self.check()
 
     def move(self, move: Move) -> None:
         """End one running node or, for a skip, any open node."""
@@ -143,8 +188,10 @@ class Simulation:
         open_ = [i for i, end in enumerate(self.ends) if end is None and (skip or i in self.released)]
         index = open_[move.pick % len(open_)]
         self.scheduler.end(index, *move.end)
-        self.ends[index] = move.end
-        before, self.ends = self.ends, settled(self.graph, self.ends)
+        turns = move.end == FINISHED and turns_failed(self.graph, self.ends, index)
+        self.ends[index] = End(NodeStatus.FAILED) if turns else move.end
+        self.changed |= {index} if turns else set()
+        before, self.ends = self.ends, settled(self.graph, self.ends, self.streamed)
         self.changed |= {i for i, end in enumerate(self.ends) if end != before[i]}
         self.first_unhandled = self.first_unhandled or self.failed(handled=False)
         self.check()
@@ -173,7 +220,7 @@ class Simulation:
         self.released += ready
         assert len(set(self.released)) == len(self.released), "a node was released twice"
         still_open = {i for i in self.released if self.ends[i] is None}
-        assert still_open == startable(self.graph, self.ends)
+        assert still_open == startable(self.graph, self.ends, self.streamed)
         assert all(self.ends[i] is None for i in ready), "an ended node was released"
         assert self.scheduler.done or still_open, "nothing can run although nodes are open"
         for index in ready:

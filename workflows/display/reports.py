@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from flowkit import reason_codes
 from flowkit.limits import PAYLOAD_BYTES, REPORT_BYTES
 from flowkit.models import NodeRecord, NodeStatus
 from flowkit.workflows.budget import json_size, longest_prefix, split_by_size, truncate_longest
@@ -53,6 +54,7 @@ def node_record(node: Node, state: NodeState, *, pulled: bool) -> NodeRecord:
         last_error=state.last_error,
         skip_reason=state.skip_reason,
         marker=pulled,
+        after_finish=state.status is NodeStatus.FAILED and state.reason_code == reason_codes.UPSTREAM_FAILED,
     )
 
 

@@ -1,11 +1,14 @@
-"""The gate of a node: which ends of its parents let it start, and why it is skipped otherwise. Pure."""
+"""The gate of a node: which ends and batches of its parents let it start, and why it is skipped otherwise. Pure.
+
+A parent satisfies its edge by finishing, or by its first stored batch if the edge streams.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flowkit.models import NodeStatus, SkipReason
+from flowkit.models import NodeStatus, SkipReason, StartWhen
 
 if TYPE_CHECKING:
     from flowkit.models import Node, NodeState
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 _INHERITED = (SkipReason.UPSTREAM_FAILED, SkipReason.CONDITION, SkipReason.ROUTING, SkipReason.USER)
 """Skip reasons that a child inherits from its parents, in order of precedence."""
 
-_TOLERATED_BY_ALL = frozenset({SkipReason.CONDITION, SkipReason.ROUTING, SkipReason.USER})
+TOLERATED_BY_ALL = frozenset({SkipReason.CONDITION, SkipReason.ROUTING, SkipReason.USER})
 """Skip reasons of parents that do not close an `all` gate. At least one other parent must finish."""
 
 
@@ -22,10 +25,13 @@ class Gate:
     """The state of a node's fan-in: counts of its parents by how they ended."""
 
     open_parents: int
-    """Parents that have not ended."""
-    finished: int = 0
+    """Parents that have not ended and have not satisfied their edges."""
+    satisfied: int = 0
+    """Parents that have satisfied their edges."""
     blocked: int = 0
     """Parents that ended in a way that closes a gate with the mode `all`."""
+    opened_by_batch: bool = False
+    """Whether a batch of one parent is enough (`start_when: first_batch`), and there is one."""
     reason: SkipReason | None = None
     """The skip reason of the node if its gate closes because of its parents."""
     route_reason: SkipReason | None = None
@@ -33,36 +39,59 @@ class Gate:
 
 
 def is_open(node: Node, gate: Gate) -> bool:
-    """Return whether enough parents of a node have finished for it to start."""
-    if not node.depends_on:
+    """Return whether enough parents of a node have satisfied their edges for it to start."""
+    if not node.depends_on or gate.opened_by_batch:
         return True
     match node.fan_in.mode:
         case "any":
-            return gate.finished >= 1
+            return gate.satisfied >= 1
         case "count":
-            return gate.finished >= node.fan_in.count
+            return gate.satisfied >= node.fan_in.count
         case _:
-            return gate.open_parents == 0 and gate.blocked == 0 and gate.finished > 0
+            return gate.open_parents == 0 and gate.blocked == 0 and gate.satisfied > 0
 
 
 def is_closed(node: Node, gate: Gate) -> bool:
-    """Return whether too few parents of a node can still finish for it to start."""
-    if not node.depends_on:
+    """Return whether too few parents of a node can still satisfy their edges for it to start."""
+    if not node.depends_on or gate.opened_by_batch:
         return False
     match node.fan_in.mode:
         case "any":
-            return gate.finished + gate.open_parents < 1
+            return gate.satisfied + gate.open_parents < 1
         case "count":
-            return gate.finished + gate.open_parents < node.fan_in.count
+            return gate.satisfied + gate.open_parents < node.fan_in.count
         case _:
-            return gate.blocked > 0 or (gate.open_parents == 0 and gate.finished == 0)
+            return gate.blocked > 0 or (gate.open_parents == 0 and gate.satisfied == 0)
+
+
+def add_batch(node: Node, gate: Gate) -> None:
+    """Note the first stored batch of a parent from which `node` streams, and which has not ended."""
+    if node.io.start_when is StartWhen.FIRST_BATCH:
+        gate.opened_by_batch = True
+    else:
+        gate.open_parents -= 1
+        gate.satisfied += 1
+
+
+def add_end(gate: Gate, state: NodeState, *, by_batch: bool) -> None:
+    """Note how a parent has ended. `by_batch` says whether one of its batches has satisfied its edge before."""
+    if not by_batch:
+        gate.open_parents -= 1
+        gate.satisfied += state.status is NodeStatus.FINISHED
+        gate.blocked += closes_all_gate(state)
+
+
+def is_satisfied_by_batch(node: Node, parent: Node, state: NodeState) -> bool:
+    """Return whether a batch of `parent`, whose state is given, has satisfied the edge that leads to `node`."""
+    streams = node.io.start_when is not StartWhen.FIRST_BATCH and parent.node_id in node.streams_from
+    return streams and state.streamed
 
 
 def closes_all_gate(state: NodeState) -> bool:
     """Return whether a parent that ended in `state` closes a gate with the mode `all`."""
     if state.status is NodeStatus.FINISHED:
         return False
-    return not (state.status is NodeStatus.SKIPPED and state.skip_reason in _TOLERATED_BY_ALL)
+    return not (state.status is NodeStatus.SKIPPED and state.skip_reason in TOLERATED_BY_ALL)
 
 
 def inherited_reason(node: Node, state: NodeState) -> SkipReason | None:

@@ -4,8 +4,8 @@ Pure: no Temporal, no I/O, no clock. The workflow calls `Scheduler.end` for each
 that can no longer start. `Scheduler.pop_ready` returns the nodes that may start.
 
 A node's gate is the state of its fan-in (in Airflow: of its trigger rule). The gate opens when enough parents have
-finished, and closes when too few parents can still finish. The gate of a routing target also needs a route (`routing`).
-A node is open until it has ended.
+finished, or have stored a batch from which the node streams (`streams`), and closes when too few parents can still do
+so. The gate of a routing target also needs a route (`routing`). A node is open until it has ended.
 """
 
 from __future__ import annotations
@@ -15,21 +15,28 @@ from collections import Counter
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
+from flowkit import reason_codes
 from flowkit.models import NodeState, NodeStatus, OnNodeFailure, SkipReason
+from flowkit.workflows.retry import note_failure
 from flowkit.workflows.scheduling.gates import (
     Gate,
-    closes_all_gate,
+    add_batch,
+    add_end,
     higher_precedence,
     inherited_reason,
     is_closed,
     is_open,
+    is_satisfied_by_batch,
 )
 from flowkit.workflows.scheduling.routing import Routing
+from flowkit.workflows.scheduling.streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from flowkit.models import Graph, Node
+
+PARENT_FAILED = "the node has processed the batches of its parents, but a parent failed later"
 
 
 class Scheduler:
@@ -49,6 +56,7 @@ class Scheduler:
         """
         self._on_failure = graph.on_node_failure
         self.routing = Routing(graph.nodes)
+        self.streams = Streams(graph.nodes)
         self._children = _children(graph.nodes)
         self._position = _topological_positions(graph.nodes, self.routing)
         self._gates = [Gate(open_parents=len(node.depends_on)) for node in graph.nodes]
@@ -61,6 +69,9 @@ class Scheduler:
 
     def _rebuild(self) -> None:
         """Derive gates and ready nodes from `states`, which may come from a previous run of the workflow."""
+        for index, state in enumerate(self.states):
+            if state.streamed:
+                self._record_batch(index)
         ended = [i for i, state in enumerate(self.states) if state.status.ended]
         for index in ended:
             self._record_end(index)
@@ -134,7 +145,8 @@ class Scheduler:
     def end(self, index: int, status: NodeStatus, reason: SkipReason | None = None) -> None:
         """End a node with `status`, and skip the nodes whose gates close as a result, parents before children.
 
-        The skipped nodes are added to `changed`, the node itself is not.
+        The skipped nodes are added to `changed`. The node itself is not, unless it ends with another status: a node
+        that a batch has started fails as `upstream_failed` if failed parents would have kept it from starting.
         """
         pending = [(self._position[index], index)]
         while pending:
@@ -143,7 +155,7 @@ class Scheduler:
                 continue
             state = self.states[current]
             if current == index:
-                state.status, state.skip_reason = status, reason
+                state.status, state.skip_reason = self._checked(index, status), reason
             else:
                 state.status, state.skip_reason = NodeStatus.SKIPPED, self._skip_reason_of(current)
                 self.changed.add(current)
@@ -152,6 +164,35 @@ class Scheduler:
                     self._add_ready(child)
                 elif self._is_gate_closed(child):
                     heapq.heappush(pending, (self._position[child], child))
+
+    def _checked(self, index: int, status: NodeStatus) -> NodeStatus:
+        """Return `failed` for a node that has finished although failed parents close its gate; else `status`."""
+        if status is not NodeStatus.FINISHED or not self.streams.fails_with_parents(index, self.states):
+            return status
+        note_failure(self.states[index], reason_codes.UPSTREAM_FAILED, PARENT_FAILED)
+        self.changed.add(index)
+        return NodeStatus.FAILED
+
+    def add_batch(self, index: int) -> bool:
+        """Note that an open node has stored its first batch, and open the gates for which this is enough.
+
+        Return False if this was known, or if the node has ended and its end decides.
+        """
+        state = self.states[index]
+        if state.streamed or state.status.ended:
+            return False
+        state.streamed = True
+        for child in self._record_batch(index):
+            if not self.states[child].status.ended and self._is_gate_open(child):
+                self._add_ready(child)
+        return True
+
+    def _record_batch(self, index: int) -> Sequence[int]:
+        """Count the first batch of a node for the gates of the children that stream from it. Return the children."""
+        children = self.streams.children(index)
+        for child in children:
+            add_batch(self.nodes[child], self._gates[child])
+        return children
 
     def _skip_reason_of(self, index: int) -> SkipReason:
         """Return why a node is skipped: because of its parents, its routers or both."""
@@ -189,9 +230,8 @@ class Scheduler:
         inherited = inherited_reason(self.nodes[index], state)
         for child in self._children[index]:
             gate = self._gates[child]
-            gate.open_parents -= 1
-            gate.finished += state.status is NodeStatus.FINISHED
-            gate.blocked += closes_all_gate(state)
+            by_batch = is_satisfied_by_batch(self.nodes[child], self.nodes[index], state)
+            add_end(gate, state, by_batch=by_batch)
             gate.reason = higher_precedence(gate.reason, inherited)
         for target in targets:
             gate = self._gates[target]

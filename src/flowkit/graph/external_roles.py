@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 def external_warnings(graph: Graph, roles: Collection[str]) -> Iterator[str]:
     """Yield a warning for each node of an external role that pulls unchanged batches from several nodes."""
     for node in graph.nodes:
+        if node.max_ahead and node.type in roles:
+            yield (
+                f"node {node.node_id!r}: io.max_ahead has no effect, because FlowKit cannot hold the workers of the "
+                f"external role {node.type!r}"
+            )
         sources = _sources(node) if node.type in roles else ()
         if len(sources) > 1:
             yield (

@@ -13,7 +13,8 @@ from flowkit.arguments import printed as _show
 from flowkit.errors import GraphError
 from flowkit.graph import input_adapters
 from flowkit.graph.routes import ROUTING_KEYS
-from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, FanIn, OnNodeFailure, StartWhen
+from flowkit.graph.streams import edge_mode_problems, max_ahead_problems, start_when_problems
+from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, FanIn, OnNodeFailure
 from flowkit.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _NODE_KEYS = frozenset(
         "meta",
     ]
 )
-_IO_KEYS = frozenset(["input_ref", "input_inline", "batching", "start_when", "fn", "fn_args"])
+_IO_KEYS = frozenset(["input_ref", "input_inline", "batching", "start_when", "max_ahead", "fn", "fn_args"])
 _RETRY_KEYS = frozenset(
     ["max", "backoff_sec", "backoff_coefficient", "max_backoff_sec", "jitter", "permanent_on"]
 )
@@ -176,11 +177,8 @@ def _extended_edge_problems(graph: dict[str, Any]) -> Iterator[str]:
     for index, edge in enumerate(edges):
         if not _is_extended_edge(edge):
             yield f"graph.edges_ex[{index}] must be an object with 'from' and 'to', not {_show(edge)}"
-        elif edge.get("mode", "sync") != "sync":
-            yield (
-                f"graph.edges_ex {_show(edge['from'])} -> {_show(edge['to'])}: mode {_show(edge['mode'])} is not available "
-                "yet; omit 'mode', the child then starts when the parent has finished"
-            )
+        else:
+            yield from edge_mode_problems(edge)
 
 
 def _is_pair(edge: object) -> bool:
@@ -262,22 +260,14 @@ def _io(value: object) -> Iterator[str]:
     for key in ("input_ref", "input_inline", "batching", "fn_args"):
         if not isinstance(value.get(key), (dict, type(None))):
             yield f"io.{key} {_show(value[key])} must be an object"
-    yield from _start_when(value.get("start_when"))
+    yield from start_when_problems(value.get("start_when"))
+    yield from max_ahead_problems(value.get("max_ahead"))
     if not isinstance(value.get("fn"), (str, type(None))):
         yield f"io.fn {_show(value['fn'])} must be the name of a coordinator function"
     if isinstance(value.get("input_inline"), dict):
         yield from input_adapters.inline_problems(value["input_inline"])
     if (size := json_bytes(value)) > limits.NODE_IO_BYTES:
         yield f"io is {size:,} bytes of JSON, more than {limits.NODE_IO_BYTES:,}: pass a reference in input_ref"
-
-
-def _start_when(value: object) -> Iterator[str]:
-    if value is None or (isinstance(value, str) and value.lower() == StartWhen.READY):
-        return
-    if isinstance(value, str) and value.lower() == StartWhen.FIRST_BATCH:
-        yield "io.start_when 'first_batch' is not available yet; use 'ready'"
-    else:
-        yield f"io.start_when {_show(value)} must be 'ready' or 'first_batch'"
 
 
 def _retry_policy(value: object) -> Iterator[str]:

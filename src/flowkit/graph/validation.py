@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flowkit import limits, temporal_names
@@ -18,6 +19,7 @@ from flowkit.graph.cycles import find_cycle
 from flowkit.graph.field_checks import json_bytes
 from flowkit.graph.input_adapters import with_alias
 from flowkit.graph.routes import resolve_routes, route_problems, routers_by_node
+from flowkit.graph.streams import max_ahead_warnings, resolve_streams, start_when_of
 from flowkit.models import (
     COORDINATOR_FN,
     FanIn,
@@ -26,7 +28,6 @@ from flowkit.models import (
     NodeIO,
     OnNodeFailure,
     RetryPolicy,
-    StartWhen,
 )
 from flowkit.text import did_you_mean, suggestion
 
@@ -74,15 +75,20 @@ def normalized(graph: dict[str, Any], *, empty_sources: bool = True) -> Graph:
     """
     parents, warnings = _parents_by_node(graph)
     routes = resolve_routes(graph, parents, field_checks.edge_pairs(graph))
-    nodes = tuple(
+    fan_ins = {
+        raw["node_id"]: field_checks.parse_fan_in(raw.get("fan_in")) or FanIn() for raw in graph["nodes"]
+    }
+    streams = resolve_streams(graph, routes.parents, fan_ins)
+    plain = (
         _node(index, raw, parents[raw["node_id"]], routes, empty_sources)
         for index, raw in enumerate(graph["nodes"])
     )
+    nodes = tuple(replace(node, streams_from=streams.parents.get(node.node_id, ())) for node in plain)
     return Graph(
         nodes=nodes,
         name=graph.get("name") if isinstance(graph.get("name"), str) else None,
         on_node_failure=OnNodeFailure(graph.get("on_node_failure", "fail")),
-        warnings=(*warnings, *routes.warnings),
+        warnings=(*warnings, *routes.warnings, *streams.warnings, *max_ahead_warnings(nodes)),
     )
 
 
@@ -218,18 +224,19 @@ def _first(problems: Iterator[str]) -> list[str]:
 
 
 def _node(index: int, raw: dict[str, Any], parents: list[str], routes: Routes, empty_sources: bool) -> Node:
-    node_id, fan_in = raw["node_id"], field_checks.parse_fan_in(raw.get("fan_in"))
+    node_id, fan_in, io = raw["node_id"], field_checks.parse_fan_in(raw.get("fan_in")), raw.get("io") or {}
     return Node(
         node_id=node_id,
         index=index,
         type=raw["type"],
         depends_on=tuple(routes.parents[node_id]),
         fan_in=fan_in or FanIn(),
-        io=_io(raw.get("io") or {}, tuple(parents), empty_sources),
+        io=_io(io, tuple(parents), empty_sources),
         retry_policy=_retry_policy(raw.get("retry_policy") or {}),
         allow_failure=bool(raw.get("allow_failure", False)),
         timeout_sec=raw.get("timeout_sec"),
-        io_bytes=json_bytes(raw.get("io") or {}),
+        io_bytes=json_bytes(io),
+        max_ahead=io.get("max_ahead") or 0,
         on_success=routes.on_success.get(node_id, ()),
         on_failure=routes.on_failure.get(node_id, ()),
         conditional=node_id in routes.conditional,
@@ -241,7 +248,7 @@ def _io(raw: dict[str, Any], depends_on: tuple[str, ...], empty_sources: bool) -
         input_ref=raw.get("input_ref"),
         input_inline=_with_sources(raw.get("input_inline"), depends_on, empty_sources),
         batching=raw.get("batching"),
-        start_when=StartWhen((raw.get("start_when") or "ready").lower()),
+        start_when=start_when_of(raw),
         fn=raw.get("fn") or temporal_names.NOOP,
         fn_args=raw.get("fn_args") or {},
     )

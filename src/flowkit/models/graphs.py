@@ -24,7 +24,9 @@ class StartWhen(StrEnum):
     """When a node's gate may open."""
 
     READY = "ready"
+    """When enough parents have finished."""
     FIRST_BATCH = "first_batch"
+    """Also when any parent has stored its first batch, unless the fan-in is `count:n`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +75,10 @@ class Node:
     type: str
     depends_on: tuple[str, ...] = ()
     """Ids of the parents, without those that route to this node."""
+    streams_from: tuple[str, ...] = ()
+    """Ids of the parents whose first stored batch satisfies their edge to this node."""
+    max_ahead: int = 0
+    """How many batches the node may be ahead of its slowest streaming child that runs; 0 means without a limit."""
     fan_in: FanIn = field(default_factory=FanIn)
     io: NodeIO = field(default_factory=NodeIO)
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)

@@ -90,6 +90,8 @@ class NodeState:
     last_error: str | None = None
     reason_code: str | None = None
     skip_reason: SkipReason | None = None
+    streamed: bool = False
+    """Whether an attempt of this run of the task has stored a batch. Noted only if another node streams from this one."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,6 +168,8 @@ class NodeRecord:
     skip_reason: SkipReason | None = None
     marker: bool = False
     """Whether another node pulls from this one, so that its end needs a complete marker."""
+    after_finish: bool = False
+    """Whether the attempt has finished, but the workflow has decided that the node failed."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

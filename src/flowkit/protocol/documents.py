@@ -38,6 +38,7 @@ class NodeIO(_Document):
     input_inline: dict[str, Any] | None = None
     batching: dict[str, Any] | None = None
     start_when: str = _IO.start_when.value
+    max_ahead: int | None = None
     fn: str = _IO.fn
     fn_args: dict[str, Any] = Field(default_factory=dict)
 

@@ -20,11 +20,34 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from flowkit.adapters.mongo import Database
-    from flowkit.models import AttemptInput, Graph, Node, Settings
+    from flowkit.models import AttemptInput, FirstBatch, Graph, Node, Settings
     from flowkit.worker import RoleHandler
 
 RUN = "test-run"
 """The run id that activities see in place of a workflow's run id."""
+
+
+class Signals:
+    """Passes the signals of attempts to the task that runs in this process, in place of Temporal's client."""
+
+    def __init__(self) -> None:
+        self.receive: Callable[[FirstBatch], None] = lambda batch: None
+
+    def as_client(self) -> Any:
+        """Return this object as the client of activities."""
+        return self
+
+    def get_workflow_handle(self, task_id: str, *, run_id: str | None = None) -> Any:
+        """Return this object as the handle of the only task."""
+        return self
+
+    async def signal(self, name: str, batch: FirstBatch, *, rpc_timeout: object = None) -> None:
+        """Pass on the signal."""
+        self.receive(batch)
+
+    async def cancel(self, **options: object) -> None:
+        """Raise RuntimeError, because tasks without Temporal cannot be cancelled."""
+        raise RuntimeError("a task of run_graph cannot be cancelled")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +55,7 @@ class Executors:
     """Runs nodes, and opens, records and closes tasks. Errors are the ones that activities raise to Temporal."""
 
     settings: Settings
+    signals: Signals
     _engine: Mapping[str | None, Callable[..., Any]]
     _role: Callable[[str], Callable[..., Any]]
 
@@ -45,7 +69,7 @@ class Executors:
         await self._call(self._engine[name], record, record.task_id)
 
     async def _call(self, activity: Callable[..., Any], record: object, task_id: str) -> None:
-        environment = ActivityEnvironment()
+        environment = ActivityEnvironment(self.signals.as_client())
         environment.info = replace(environment.info, workflow_id=task_id, workflow_run_id=RUN)
         await environment.run(activity, record)
 
@@ -71,7 +95,7 @@ async def executors(
     engine = engine_activities(**stores, settings=settings, calls=calls, by_name=True)
     by_name = {activity_name(each): each for each in engine}
     try:
-        yield Executors(settings=settings, _engine=by_name, _role=(await worker.open()).of)
+        yield Executors(settings=settings, signals=Signals(), _engine=by_name, _role=(await worker.open()).of)
     finally:
         await worker.stop()
 

@@ -29,8 +29,10 @@ from flowkit.workflows.retry import UNREQUESTED_CANCEL, Fail, decide, note_failu
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from flowkit.graph.task_input import NewTask
-    from flowkit.models import Graph, Node, NodeRecord
+    from flowkit.models import FirstBatch, Graph, Node, NodeRecord
     from flowkit.testing.executors import Executors
 
 _RUN_SEQ = 1
@@ -48,10 +50,13 @@ class InProcessTask:
         self._executors = executors
         self._pulled = pulled_nodes(graph.nodes)
         self._history = [_change(None, TaskStatus.QUEUED), _change(TaskStatus.QUEUED, TaskStatus.RUNNING)]
-        index_of = {node.node_id: node.index for node in graph.nodes}
+        self._index_of = {node.node_id: node.index for node in graph.nodes}
+        self._batch_stored = asyncio.Event()
+        """Set when a node has stored the first batch that other nodes wait for."""
+        executors.signals.receive = self._add_batch
 
         def epoch_of(node_id: str) -> int:
-            state = self.scheduler.states[index_of[node_id]]
+            state = self.scheduler.states[self._index_of[node_id]]
             return state.epoch if state.status.ended else 0
 
         self._context = NodeRunContext(
@@ -61,6 +66,7 @@ class InProcessTask:
             epoch_of=epoch_of,
             on_retry_state_change=lambda index: None,
             failed_nodes=self.scheduler.failed_nodes,
+            streams=self.scheduler.streams,
         )
 
     @property
@@ -83,14 +89,28 @@ class InProcessTask:
             while not self.scheduler.done and self.scheduler.hard_failure is None:
                 for index in self.scheduler.pop_ready():
                     running[asyncio.create_task(self._run_node(self.scheduler.nodes[index]))] = index
-                ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for each in ended:
+                await self._wait_for_events(running)
+                for each in [each for each in running if each.done()]:
                     self.scheduler.end(running.pop(each), each.result())
                 await self._record()
         finally:
             for each in running:
                 each.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+
+    async def _wait_for_events(self, running: Iterable[asyncio.Task[NodeStatus]]) -> None:
+        """Wait until a node ends or has stored the first batch that other nodes wait for."""
+        batch = asyncio.create_task(self._batch_stored.wait())
+        try:
+            await asyncio.wait([*running, batch], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            batch.cancel()
+        self._batch_stored.clear()
+
+    def _add_batch(self, batch: FirstBatch) -> None:
+        index = self._index_of[batch.node_id]
+        if self.scheduler.states[index].epoch == batch.epoch and self.scheduler.add_batch(index):
+            self._batch_stored.set()
 
     async def _run_node(self, node: Node) -> NodeStatus:
         state = self.scheduler.states[node.index]

@@ -1,0 +1,106 @@
+"""Signals the workflow that an attempt has stored its first batch, so that the nodes that stream from it may start.
+
+The signal only makes other nodes start earlier: they start at the latest when the node has finished. It therefore never
+fails an attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from temporalio import activity
+from temporalio.service import RPCError, RPCStatusCode
+from tenacity import AsyncRetrying, retry_if_exception, wait_exponential_jitter
+
+from flowkit import temporal_names
+from flowkit.models import FirstBatch
+from flowkit.text import error_text
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from temporalio.client import Client
+
+    from flowkit.models import AttemptInput
+
+_logger = logging.getLogger("flowkit.worker")
+
+_RPC_TIMEOUT = timedelta(seconds=10)
+_LONGEST_PAUSE_SEC = 5.0
+
+_LAST_CHANCE_SEC = 1.0
+"""How long a failed attempt waits for its signal. The next attempt of a node that pulls may store no batch of its own."""
+
+_FINAL = (RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.PERMISSION_DENIED)
+
+
+async def signal_first_batch(client: Client, attempt: AttemptInput, run_id: str) -> None:
+    """Signal the workflow. Try again until Temporal accepts the signal, or until the run of the workflow has ended.
+
+    The signal names the run, so that it cannot reach a later run of the task.
+    """
+    run = client.get_workflow_handle(attempt.task_id, run_id=run_id)
+    batch = FirstBatch(node_id=attempt.node_id, run_id=run_id, epoch=attempt.epoch)
+    try:
+        async for each in AsyncRetrying(
+            retry=retry_if_exception(_is_transient),
+            wait=wait_exponential_jitter(multiplier=0.1, max=_LONGEST_PAUSE_SEC),
+            reraise=True,
+        ):
+            with each:
+                await run.signal(temporal_names.FIRST_BATCH, batch, rpc_timeout=_RPC_TIMEOUT)
+    except (RPCError, RuntimeError) as error:
+        level = logging.DEBUG if _is_moot(error) else logging.WARNING
+        text = "node %s could not signal its first batch; the nodes that stream from it start when it has finished: %s"
+        _logger.log(level, text, attempt.node_id, error_text(error))
+
+
+def _is_transient(error: BaseException) -> bool:
+    return isinstance(error, RPCError) and error.status not in _FINAL
+
+
+def _is_moot(error: Exception) -> bool:
+    return isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND
+
+
+class FirstBatchSignal:
+    """Sends the signal of one attempt, which runs as the current activity. Use it as a context manager around it."""
+
+    def __init__(self, attempt: AttemptInput) -> None:
+        self._attempt = attempt
+        self._loop = asyncio.get_running_loop()
+        self._stored = asyncio.Event()
+        self._sending: asyncio.Task[None] | None = None
+
+    def batch_stored(self) -> None:
+        """Send the signal in the background, if it is wanted and has not been sent. Any thread may call this."""
+        if self._sending is not None:
+            self._loop.call_soon_threadsafe(self._stored.set)
+
+    async def __aenter__(self) -> Self:
+        if self._attempt.signal_first_batch:
+            self._sending = asyncio.create_task(self._send())
+        return self
+
+    async def _send(self) -> None:
+        await self._stored.wait()
+        run_id = activity.info().workflow_run_id or ""
+        try:
+            client = activity.client()
+        except RuntimeError as error:
+            _logger.warning("node %s cannot signal its workflow: %s", self._attempt.node_id, error)
+        else:
+            await signal_first_batch(client, self._attempt, run_id)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._sending is None:
+            return
+        if self._stored.is_set() and isinstance(error, Exception):
+            await asyncio.wait([self._sending], timeout=_LAST_CHANCE_SEC)
+        self._sending.cancel()

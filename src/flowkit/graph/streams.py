@@ -1,0 +1,153 @@
+"""Parse and check the streaming of a graph: which nodes start on the first stored batch of a parent. Pure.
+
+A node asks for it in `io.start_when`, and an entry of `edges_ex` in `mode` or `on_batch`. docs/graphs.md defines the
+rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flowkit.arguments import printed
+from flowkit.models import COORDINATOR_FN, StartWhen
+from flowkit.text import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from flowkit.models import FanIn, Node
+
+SYNC, ASYNC = "sync", "async"
+EDGE_MODES = (SYNC, ASYNC)
+_ON_BATCH = "on_batch"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Streaming:
+    """The streaming edges of a graph."""
+
+    parents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The parents from which each node streams, by node id. Nodes without such parents are missing."""
+    warnings: tuple[str, ...] = ()
+
+
+def start_when_of(io: Mapping[str, Any]) -> StartWhen:
+    """Return when the gate of a node may open. `io` is the valid input of the node."""
+    return StartWhen((io.get("start_when") or StartWhen.READY).lower())
+
+
+def start_when_problems(value: object) -> Iterator[str]:
+    """Yield the problem of `io.start_when`, if it has one."""
+    words = [word.value for word in StartWhen]
+    if value is not None and not (isinstance(value, str) and value.lower() in words):
+        hint = did_you_mean(value, words)
+        yield f"io.start_when {printed(value)} must be 'ready' or 'first_batch'" + (hint and f"; {hint}")
+
+
+def max_ahead_problems(value: object) -> Iterator[str]:
+    """Yield the problem of `io.max_ahead`, if it has one."""
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if value is not None and not whole:
+        yield f"io.max_ahead {printed(value)} must be a whole number of batches, 1 or more"
+
+
+def edge_mode_problems(edge: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the problem of the `mode` of an entry of `edges_ex`, if it has one."""
+    mode = edge.get("mode", SYNC)
+    if mode not in EDGE_MODES:
+        hint = did_you_mean(
+            mode, EDGE_MODES, otherwise="omit 'mode' to start the child when the parent has finished"
+        )
+        yield (
+            f"graph.edges_ex {printed(edge['from'])} -> {printed(edge['to'])}: mode {printed(mode)} must be 'sync' or "
+            f"'async'; {hint}"
+        )
+
+
+def _streams(edge: Mapping[str, Any]) -> bool:
+    return edge.get("mode") == ASYNC or edge.get(_ON_BATCH) is True
+
+
+def resolve_streams(
+    graph: dict[str, Any], gate_parents: Mapping[str, Sequence[str]], fan_ins: Mapping[str, FanIn]
+) -> Streaming:
+    """Return the streaming edges of a graph. `gate_parents` are the parents of each node that do not route to it."""
+    edges = _async_edges(graph)
+    whole = [raw["node_id"] for raw in graph["nodes"] if _waits_for_batch(raw)]
+    if not edges and not whole:
+        return Streaming()
+    functions = {raw["node_id"] for raw in graph["nodes"] if raw["type"] == COORDINATOR_FN}
+    wanted = {node_id: [p for p in gate_parents[node_id] if p in edges[node_id]] for node_id in edges}
+    wanted |= {node_id: gate_parents[node_id] for node_id in whole if fan_ins[node_id].mode != "count"}
+    parents = {node_id: tuple(p for p in named if p not in functions) for node_id, named in wanted.items()}
+    warnings = [
+        *_whole_warnings(whole, edges, gate_parents, fan_ins),
+        *_function_warnings(wanted, functions),
+        *_edge_warnings(graph, gate_parents),
+    ]
+    return Streaming(
+        parents={node_id: own for node_id, own in parents.items() if own}, warnings=tuple(warnings)
+    )
+
+
+def _waits_for_batch(raw: Mapping[str, Any]) -> bool:
+    return start_when_of(raw.get("io") or {}) is StartWhen.FIRST_BATCH
+
+
+def _async_edges(graph: dict[str, Any]) -> dict[str, set[str]]:
+    """Return the parents whose edges to a node are `async`, by node id."""
+    found: dict[str, set[str]] = {}
+    for edge in graph.get("edges_ex") or []:
+        if _streams(edge):
+            found.setdefault(edge["to"], set()).add(edge["from"])
+    return found
+
+
+def _whole_warnings(
+    whole: Sequence[str],
+    edges: Mapping[str, set[str]],
+    gate_parents: Mapping[str, Sequence[str]],
+    fan_ins: Mapping[str, FanIn],
+) -> Iterator[str]:
+    for node_id in whole:
+        where, fan_in = f"node {node_id!r}: io.start_when 'first_batch'", fan_ins[node_id]
+        if not gate_parents[node_id]:
+            yield f"{where} has no effect, because the node has no parents whose batches could start it"
+        elif fan_in.mode == "count":
+            yield (
+                f"{where} has no effect with fan_in 'count:{fan_in.count}', which counts finished parents; "
+                "to count parents with a batch, use edges_ex with mode 'async'"
+            )
+        if node_id in edges:
+            yield f"{where} applies to all parents, so the async edges that lead to the node are ignored; keep one of both"
+
+
+def _function_warnings(wanted: Mapping[str, Sequence[str]], functions: set[str]) -> Iterator[str]:
+    for node_id, parents in wanted.items():
+        for parent in parents:
+            if parent in functions:
+                yield (
+                    f"node {node_id!r} cannot start on a batch of {parent!r}, because a {COORDINATOR_FN} stores no "
+                    f"batches; it waits until {parent!r} has finished"
+                )
+
+
+def _edge_warnings(graph: dict[str, Any], gate_parents: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    for edge in graph.get("edges_ex") or []:
+        where = f"graph.edges_ex {printed(edge['from'])} -> {printed(edge['to'])}"
+        if not isinstance(edge.get(_ON_BATCH), (bool, type(None))):
+            yield f"{where}: on_batch {printed(edge[_ON_BATCH])} is ignored; it must be true or false"
+        if _streams(edge) and edge["from"] not in gate_parents.get(edge["to"], ()):
+            yield f"{where}: the async edge is ignored, because depends_on or a route takes precedence over it"
+
+
+def max_ahead_warnings(nodes: Sequence[Node]) -> Iterator[str]:
+    """Yield a warning for each `max_ahead` that has no effect, because no streaming child pulls from the node."""
+    followed = {parent for node in nodes for parent in node.streams_from if parent in node.pulls_from}
+    for node in nodes:
+        if node.max_ahead and node.node_id not in followed:
+            yield (
+                f"node {node.node_id!r}: io.max_ahead has no effect, because no node both starts on a batch of the node "
+                "and pulls from it"
+            )
