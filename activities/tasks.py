@@ -20,7 +20,8 @@ from flowkit.errors import (
     StoreUnavailable,
     WrongDeployment,
 )
-from flowkit.graph.validation import raise_if, too_many_nodes, unknown_function
+from flowkit.graph.conditions import condition_problems, has_conditions
+from flowkit.graph.validation import normalized, raise_if, too_many_nodes, unknown_function
 from flowkit.models import CloseTask, Opened, OpenTask, RecordTask
 from flowkit.storable import storage_problems
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BEAT_SEC = 0.5
-"""Seconds between the heartbeats of `record` and `close_task`.
+"""Seconds between the heartbeats of `record`, `close_task` and `evaluate_conditions`.
 
 If their engine crashes, the missing heartbeats let Temporal retry the call on another engine soon.
 """
@@ -81,13 +82,13 @@ class TaskActivities:
     @activity.defn(name=temporal_names.RECORD)
     async def record(self, record: RecordTask) -> None:
         """Write state transitions and flags of a running task to its document."""
-        async with _heartbeats():
+        async with heartbeats():
             await self._guarded(self._record(record))
 
     @activity.defn(name=temporal_names.CLOSE_TASK)
     async def close_task(self, close: CloseTask) -> bool:
         """Write the end of a task to its document. Return False if the document does not exist."""
-        async with _heartbeats():
+        async with heartbeats():
             return await self._guarded(self._close(close))
 
     async def _guarded(self, work: Coroutine[Any, Any, T]) -> T:
@@ -98,6 +99,8 @@ class TaskActivities:
 
     async def _open(self, opening: OpenTask, namespace_id: str) -> Opened:
         self._check(opening)
+        if has_conditions(opening.graph):
+            await asyncio.to_thread(_check_conditions, opening.graph)
         database_id = await self._tasks.deployment()
         try:
             run_seq, epochs = await self._tasks.open_task(
@@ -117,12 +120,12 @@ class TaskActivities:
             raise GraphError(found)
 
     async def _record(self, record: RecordTask) -> None:
-        await self._check_database(record.task_id, record.deployment)
+        await check_database(self._tasks, record.task_id, record.deployment)
         await self._tasks.record(record)
         await self._markers.write(record.task_id, record.nodes, record.at)
 
     async def _close(self, close: CloseTask) -> bool:
-        await self._check_database(close.task_id, close.deployment)
+        await check_database(self._tasks, close.task_id, close.deployment)
         found = await self._end(close)
         await self._markers.write(close.task_id, close.nodes, close.at)
         return found
@@ -140,25 +143,31 @@ class TaskActivities:
         except StoreRefused as error:
             raise StoreUnavailable(str(error)) from None
 
-    async def _check_database(self, task_id: str, wanted: str) -> None:
-        """Raise an error if the task uses a different database. Temporal retries it, since another engine may fit."""
-        ours = await self._tasks.deployment()
-        if wanted and wanted != ours:
-            raise ApplicationError(
-                f"the document of task {task_id!r} is in the database with id {wanted}, but this engine uses {ours}: "
-                "set the same MONGO_URL and MONGO_DATABASE for all engines of the queue",
-                type=WrongDeployment.code,
-            )
+
+def _check_conditions(graph: dict[str, Any]) -> None:
+    """Raise GraphError if a condition is not valid. Takes seconds for thousands of conditions."""
+    raise_if(condition_problems(graph, normalized(graph)))
+
+
+async def check_database(tasks: TaskStore, task_id: str, wanted: str) -> None:
+    """Raise an error if the task uses a different database. Temporal retries it, since another engine may fit."""
+    ours = await tasks.deployment()
+    if wanted and wanted != ours:
+        raise ApplicationError(
+            f"the document of task {task_id!r} is in the database with id {wanted}, but this engine uses {ours}: "
+            "set the same MONGO_URL and MONGO_DATABASE for all engines of the queue",
+            type=WrongDeployment.code,
+        )
 
 
 @asynccontextmanager
-async def _heartbeats() -> AsyncIterator[None]:
+async def heartbeats() -> AsyncIterator[None]:
     """Send heartbeats for the running activity, on Temporal's loop, so that a busy portal loop cannot delay them."""
-    heartbeats = asyncio.create_task(_send_heartbeats())
+    sending = asyncio.create_task(_send_heartbeats())
     try:
         yield
     finally:
-        heartbeats.cancel()
+        sending.cancel()
 
 
 async def _send_heartbeats() -> None:

@@ -10,12 +10,12 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 
 from flowkit import temporal_names
-from flowkit.models import Opened, OpenTask
+from flowkit.models import ConditionResults, Opened, OpenTask
 from flowkit.workflows.payloads import without_defaults
 
 if TYPE_CHECKING:
     from flowkit.graph.task_input import NewTask
-    from flowkit.models import CloseTask, RecordTask
+    from flowkit.models import CloseTask, EvaluateConditions, RecordTask
 
 _UNLIMITED_RETRIES = RetryPolicy(
     initial_interval=timedelta(seconds=0.2), maximum_interval=timedelta(seconds=10)
@@ -115,6 +115,19 @@ def write_summary(record: RecordTask) -> str:
     suffix = "" if nodes == 0 else ", 1 node" if nodes == 1 else f", {nodes} nodes"
     what = "cancel flags" if record.cancel_reason else f"task {record.status.value}"
     return f"write to MongoDB: {what}{suffix}"
+
+
+async def evaluate_conditions(due: EvaluateConditions) -> ConditionResults:
+    """Return the results of conditions. Waits while MongoDB is unavailable. Raise ActivityError if it rejects the read."""
+    number = len(due.conditions)
+    results: ConditionResults = await _execute_with_retries(
+        temporal_names.EVALUATE_CONDITIONS,
+        without_defaults(due),
+        "evaluate 1 condition" if number == 1 else f"evaluate {number} conditions",
+        ConditionResults,
+        time_limit=write_timeout(number),
+    )
+    return results
 
 
 async def close_document(close: CloseTask, nodes: int) -> bool:

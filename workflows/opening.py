@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from temporalio.common import RawValue
 
     from flowkit.graph.task_input import NewTask
-    from flowkit.models import Graph
+    from flowkit.models import Graph, Settings
 
 _REJECTION_CHARS = 8_000
 """Largest size of an error message about the input. It lists up to ten problems; one may be a cycle of many nodes."""
@@ -34,12 +34,17 @@ async def open_or_restore(task: RawValue | None) -> tuple[TaskState, Graph]:
     given = None if task is None else _decode(task)
     if workflow.info().continued_run_id and is_state(given):
         state = parse_state(given)
-        return state, normalized(state.graph, empty_sources=state.opened.settings.empty_sources)
+        return state, _under_settings(state.graph, state.opened.settings)
     try:
         new = parse_input(workflow.info().workflow_id, given)
     except GraphError as error:
         raise rejection(error) from None
     return await _open(new, _validate(new))
+
+
+def _under_settings(graph: dict[str, Any], settings: Settings) -> Graph:
+    """Return the normalized graph of a task with these settings, which the release that opened it determines."""
+    return normalized(graph, empty_sources=settings.empty_sources, conditional_edges=settings.edge_conditions)
 
 
 def _decode(task: RawValue) -> Any:
@@ -82,8 +87,8 @@ async def _open(new: NewTask, graph: Graph) -> tuple[TaskState, Graph]:
     for warning in graph.warnings:
         workflow.logger.warning("graph: %s", warning)
     opened = await open_document(new)
-    if not opened.settings.empty_sources:
-        graph = normalized(new.graph, empty_sources=False)
+    if not (opened.settings.empty_sources and opened.settings.edge_conditions):
+        graph = _under_settings(new.graph, opened.settings)
     nodes = [NodeState(epoch=opened.epochs.get(node.node_id, 0)) for node in graph.nodes]
     history = [StatusChange(from_=None, to=TaskStatus.QUEUED.value, at=opened.created_at)]
     state = TaskState(params=new.params, graph=new.graph, opened=opened, nodes=nodes, status_history=history)

@@ -6,14 +6,16 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from flowkit.models import AttemptInput, CloseTask, NodeRecord, RecordTask
+from flowkit.models import AttemptInput, CloseTask, EvaluateConditions, NodeRecord, RecordTask
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {
-    kind: TypeAdapter(kind) for kind in (AttemptInput, RecordTask, CloseTask, NodeRecord)
+    kind: TypeAdapter(kind) for kind in (AttemptInput, RecordTask, CloseTask, NodeRecord, EvaluateConditions)
 }
 
 
-def without_defaults(record: AttemptInput | RecordTask | CloseTask | NodeRecord) -> dict[str, Any]:
+def without_defaults(
+    record: AttemptInput | RecordTask | CloseTask | NodeRecord | EvaluateConditions,
+) -> dict[str, Any]:
     """Return `record` as a dict without its default values.
 
     This keeps payloads small, because the server, the worker and every replay read them.

@@ -50,6 +50,8 @@ _REASON_LETTERS: dict[SkipReason | None, str] = {
     SkipReason.USER: "m",
 }
 _STATUS_BY_LETTER = {letter: status for status, letter in _STATUS_LETTERS.items()}
+_RESULT_LETTERS = {None: "-", False: "f", True: "t"}
+_RESULT_BY_LETTER = {letter: result for result, letter in _RESULT_LETTERS.items()}
 _REASON_BY_LETTER = {letter: reason for reason, letter in _REASON_LETTERS.items()}
 
 _COUNTS = ("epoch", "generation", "failures", "losses", "yields")
@@ -129,6 +131,9 @@ def columns_of(states: Sequence[NodeState], limit: int) -> Columns:
         _add_column(columns, name, flags, "".join("01"[flag] for flag in flags))
     if any(state.skip_reason for state in states):
         columns["skip_reason"] = "".join(_REASON_LETTERS[state.skip_reason] for state in states)
+    if any(state.condition is not None for state in states):
+        columns["condition"] = "".join(_RESULT_LETTERS[state.condition] for state in states)
+    _add_column(columns, "edges", [_signed(state.edges) for state in states])
     table: dict[str, int] = {}
     for name in _TEXTS:
         _add_column(columns, name, [_text_position(table, getattr(state, name)) for state in states])
@@ -138,6 +143,15 @@ def columns_of(states: Sequence[NodeState], limit: int) -> Columns:
             list(table), limit - json_size(columns) - _TEXT_OVERHEAD_BYTES * len(table)
         )
     return columns
+
+
+def _signed(edges: dict[int, bool]) -> list[int]:
+    """Return the results of edges as positions of parents, counted from 1, with a minus sign for a false one."""
+    return [parent + 1 if result else -parent - 1 for parent, result in edges.items()]
+
+
+def _unsigned(edges: Sequence[int]) -> dict[int, bool]:
+    return {abs(position) - 1: position > 0 for position in edges}
 
 
 def _add_column(columns: Columns, name: str, values: list[Any], encoded: str | None = None) -> None:
@@ -162,6 +176,8 @@ def states_of(columns: Columns) -> list[NodeState]:
     _set_column(
         states, "skip_reason", [_REASON_BY_LETTER[letter] for letter in columns.get("skip_reason", "")]
     )
+    _set_column(states, "condition", [_RESULT_BY_LETTER[letter] for letter in columns.get("condition", "")])
+    _set_column(states, "edges", [_unsigned(edges) for edges in columns.get("edges", ())])
     texts = [None, *columns.get("texts", ())]
     for name in _TEXTS:
         _set_column(states, name, [texts[position] for position in columns.get(name, ())])

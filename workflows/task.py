@@ -18,6 +18,7 @@ from temporalio.exceptions import ApplicationError
 with workflow.unsafe.imports_passed_through():
     from flowkit import reason_codes, temporal_names
     from flowkit.models import FirstBatch, NodeStatus, SkipReason, TaskResult, TaskStatus
+    from flowkit.workflows.conditions import ConditionEvaluations
     from flowkit.workflows.display.current_details import StatusPublisher
     from flowkit.workflows.display.reports import status_view
     from flowkit.workflows.display.views import failure_text, open_status, stop_reason
@@ -45,6 +46,7 @@ class Task:
     _publisher: StatusPublisher
     _document: TaskDocument
     _nodes: RunningNodes
+    _conditions: ConditionEvaluations
 
     def __init__(self) -> None:
         self._is_open = False
@@ -91,6 +93,8 @@ class Task:
                 return await self._prepare_continue_as_new()
             self._iterations += 1
             self._nodes.start(self._scheduler.pop_ready())
+            if not self._draining:
+                self._conditions.start(self._scheduler.pop_due())
             await asyncio.sleep(0)  # Let the nodes schedule their activities.
             self._publish_status()
             await workflow.wait_condition(self._has_events)
@@ -112,6 +116,7 @@ class Task:
             on_retry_state_change=self._on_retry_state_change,
             before_immediate_retry=self._before_immediate_retry,
         )
+        self._conditions = ConditionEvaluations(self._scheduler, self._state.opened.settings.deployment)
         self._is_open = True
         self._document.write_changed_nodes()
         self._publisher.set_status(TaskStatus.RUNNING)
@@ -125,7 +130,8 @@ class Task:
 
     def _has_events(self) -> bool:
         """Return whether the main loop must iterate."""
-        return self._wake_requested or self._nodes.any_ended or _cancel_requested()
+        any_results = self._nodes.any_ended or self._conditions.any_decided
+        return self._wake_requested or any_results or _cancel_requested()
 
     def _on_retry_state_change(self, index: int) -> None:
         """Wake the main loop when a node begins or ends its wait for a retry. Write a wait to the task document."""
@@ -134,7 +140,7 @@ class Task:
             self._document.write_node(index)
 
     def _process_events(self) -> None:
-        """Report the nodes that have ended to the scheduler, and write the changes to the task document.
+        """Report ended nodes and results of conditions to the scheduler, and write the changes to the task document.
 
         Of these nodes, only failed ones are written here: the attempt of a finished node has written its status itself.
         After a failure that stops the task, `_stop` writes the changes.
@@ -145,6 +151,7 @@ class Task:
             self._scheduler.end(index, status)
             if status is NodeStatus.FAILED:
                 self._scheduler.changed.add(index)
+        self._conditions.apply()
         if self._scheduler.hard_failure is None:
             self._document.write_changed_nodes()
 
@@ -159,7 +166,7 @@ class Task:
         events, size = info.get_current_history_length(), info.get_current_history_size()
         if events >= settings.hold_starts_events or size >= settings.hold_starts_bytes:
             self._draining = True
-        return self._nodes.in_flight == 0 and self._progressed
+        return self._nodes.in_flight == 0 and self._conditions.is_idle and self._progressed
 
     async def _before_immediate_retry(self) -> None:
         """Wake the main loop before an attempt without backoff, if the task must continue in a new run.
@@ -214,6 +221,7 @@ class Task:
 
     async def _cancel_nodes(self, grace_sec: float) -> None:
         self._publisher.stop_refreshing()
+        await self._conditions.cancel()
         await self._nodes.cancel(grace_sec)
 
     async def _fail(self) -> TaskResult:

@@ -22,6 +22,7 @@ The first line of a class's docstring is its default message.
     + TaskCancelled
     + TaskStillOpen (also TimeoutError)
     + BadInput
+    + BadCondition
     + AdapterError
 """
 
@@ -150,6 +151,12 @@ class BadInput(FlowKitError):
     def __init__(self, message: str, code: str = reason_codes.BAD_INPUT_ARGS) -> None:
         self.reason_code = code
         super().__init__(message)
+
+
+class BadCondition(FlowKitError):
+    """A condition (`when`) is not a valid expression, or cannot be evaluated."""
+
+    code = reason_codes.BAD_CONDITION
 
 
 class AdapterError(FlowKitError):

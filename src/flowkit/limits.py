@@ -26,6 +26,15 @@ MAX_NODES = 5_000
 MAX_RETRIES = 10_000
 """Largest `retry_policy.max` of a node."""
 
+CONDITION_CHARS = 2_000
+"""Longest expression in the `when` of a node or of an edge."""
+
+CONDITION_VALUES_BYTES = 1_000_000
+"""Largest values that one condition reads, together."""
+
+CONDITION_SEC = 2.0
+"""Most processor time that the evaluation of one condition may take, in seconds."""
+
 FAILED_NODES = 20
 """Maximum number of failures that a node started by `routing.on_failure` receives."""
 

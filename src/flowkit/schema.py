@@ -66,7 +66,8 @@ def _keyed(keys: frozenset[str], schemas: dict[str, Schema]) -> Schema:
 
 
 def _extended_edge() -> Schema:
-    properties = {"from": _TEXT, "to": _TEXT, "mode": {"enum": [*EDGE_MODES]}, "on_batch": _ANY}
+    modes = {"enum": [*EDGE_MODES]}
+    properties = {"from": _TEXT, "to": _TEXT, "mode": modes, "on_batch": _ANY, "when": _when("edge")}
     return {"type": "object", "required": ["from", "to"], "properties": properties}
 
 
@@ -93,9 +94,15 @@ def _node_keys() -> dict[str, Schema]:
         "routing": _routing(),
         "allow_failure": _or_null({"type": "boolean"}),
         "timeout_sec": _or_null({"type": "number", "minimum": shortest, "maximum": longest}),
+        "when": _when("node"),
         "name": _ANY,
         "meta": _ANY,
     }
+
+
+def _when(part: str) -> Schema:
+    text: Schema = {"type": "string", "minLength": 1, "maxLength": limits.CONDITION_CHARS}
+    return _or_null(text, f"the condition of the {part}, in CEL")
 
 
 _NOTHING: list[Any] = [None, False, 0, "", [], {}]

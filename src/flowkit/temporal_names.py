@@ -19,8 +19,9 @@ FIRST_BATCH: Final = "first_batch"
 OPEN_TASK: Final = "open_task"
 RECORD: Final = "record"
 CLOSE_TASK: Final = "close_task"
+EVALUATE_CONDITIONS: Final = "evaluate_conditions"
 
-ENGINE_ACTIVITIES: Final = (OPEN_TASK, RECORD, CLOSE_TASK)
+ENGINE_ACTIVITIES: Final = (OPEN_TASK, RECORD, CLOSE_TASK, EVALUATE_CONDITIONS)
 """The engine's own activities. All other activities have the name of a role or of a coordinator function."""
 
 PIPELINE_ATTRIBUTE: Final = "FlowkitPipeline"

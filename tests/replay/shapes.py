@@ -92,6 +92,21 @@ GRAPHS: dict[str, dict[str, Any]] = {
             node("last", "quick", "behind"),
         ]
     },
+    "conditions": {
+        "nodes": [
+            call("set", io={"fn": "vars.set", "fn_args": {"sla": "gold"}}),
+            node("gold", "quick", "set", when="vars.sla == 'gold'"),
+            node("silver", "quick", "set", when="vars.sla == 'silver'"),
+            node("wrong", "quick", "set", when="vars.missing > 1", allow_failure=True),
+            node("join", "quick", "gold", "silver", "set"),
+            node("first", "quick", "gold", "set", fan_in="any"),
+        ],
+        "edges_ex": [
+            {"from": "gold", "to": "join", "when": "nodes.gold.status == 'finished'"},
+            {"from": "set", "to": "join", "when": "has(params.more)"},
+            {"from": "set", "to": "first", "when": "false"},
+        ],
+    },
     "redrawn": {
         "nodes": [
             node("a", "failing", allow_failure=True, **BROKEN),

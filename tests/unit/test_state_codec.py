@@ -59,6 +59,8 @@ def state(nodes: list[NodeState] | None = None, graph: dict[str, Any] | None = N
                 last_error="flaky: no",
                 reason_code="flaky",
                 skip_reason=SkipReason.UPSTREAM_FAILED,
+                condition=False,
+                edges={0: True, 7: False},
             )
         ],
         status_history=[StatusChange(from_=None, to="queued", at=1.0)],
@@ -138,6 +140,8 @@ NODES = st.builds(
     last_error=st.none() | st.text(min_size=1, max_size=30),
     reason_code=st.none() | st.text(min_size=1, max_size=10),
     skip_reason=st.none() | st.sampled_from(SkipReason),
+    condition=st.none() | st.booleans(),
+    edges=st.dictionaries(st.integers(0, 5_000), st.booleans(), max_size=3),
 )
 
 

@@ -64,21 +64,22 @@ def is_closed(node: Node, gate: Gate) -> bool:
             return gate.blocked > 0 or (gate.open_parents == 0 and gate.satisfied == 0)
 
 
-def add_batch(node: Node, gate: Gate) -> None:
-    """Note the first stored batch of a parent from which `node` streams, and which has not ended."""
+def add_batch(node: Node, gate: Gate, *, result: bool) -> None:
+    """Note the first stored batch of a parent from which `node` streams. `result` is that of the edge's condition."""
     if node.io.start_when is StartWhen.FIRST_BATCH:
-        gate.opened_by_batch = True
-    else:
-        gate.open_parents -= 1
-        gate.satisfied += 1
+        gate.opened_by_batch |= result
+        return
+    gate.open_parents -= 1
+    gate.satisfied += result
+    if not result:
+        gate.reason = higher_precedence(gate.reason, SkipReason.CONDITION)
 
 
-def add_end(gate: Gate, state: NodeState, *, by_batch: bool) -> None:
-    """Note how a parent has ended. `by_batch` says whether one of its batches has satisfied its edge before."""
-    if not by_batch:
-        gate.open_parents -= 1
-        gate.satisfied += state.status is NodeStatus.FINISHED
-        gate.blocked += closes_all_gate(state)
+def add_end(gate: Gate, state: NodeState) -> None:
+    """Note how a parent has ended, none of whose batches has satisfied its edge before."""
+    gate.open_parents -= 1
+    gate.satisfied += state.status is NodeStatus.FINISHED
+    gate.blocked += closes_all_gate(state)
 
 
 def is_satisfied_by_batch(node: Node, parent: Node, state: NodeState) -> bool:

@@ -62,7 +62,8 @@ class Streams:
         return fails[index]
 
     def _is_closed_by_failures(self, index: int, states: Sequence[NodeState], fails: dict[int, bool]) -> bool:
-        parents, fan_in = self._parents.get(index, ()), self._nodes[index].fan_in
+        edges, fan_in = states[index].edges, self._nodes[index].fan_in
+        parents = [parent for parent in self._parents.get(index, ()) if edges.get(parent) is not False]
         failed = [parent for parent in parents if self._has_failed(parent, states[parent], fails)]
         if not failed or fan_in.mode == "all":
             return bool(failed)

@@ -144,8 +144,14 @@ def flat(error: object) -> str:
 
 def shown_problems(error: GraphError) -> list[str]:
     """Return the first ten problems of a graph, and `and more` if there are others, like the text of `GraphError`."""
-    shown = [flat(problem) for problem in error.problems[:10]]
+    shown = [_with_excerpt(problem) for problem in error.problems[:10]]
     return [*shown, "and more"] if len(error.problems) > len(shown) else shown
+
+
+def _with_excerpt(problem: str) -> str:
+    """Return a problem on one line, with the excerpt and the caret below it that a condition's problem has."""
+    text, *excerpt = problem.split("\n  | ")
+    return "\n  | ".join([flat(text), *excerpt])
 
 
 def report(error: Exception, *, as_json: bool, verbose: bool) -> Exit:

@@ -12,6 +12,7 @@ from temporalio.service import RPCError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from flowkit.activities.attempts import WorkerContext
+from flowkit.activities.conditions import ConditionActivities
 from flowkit.activities.functions import FunctionActivities, built_in
 from flowkit.activities.tasks import TaskActivities, unknown_namespace
 from flowkit.activities.threads import Threads
@@ -72,6 +73,7 @@ def settings_of(
         local_functions=built_in(functions),
         max_in_flight=config.max_in_flight,
         empty_sources=True,
+        edge_conditions=True,
         function_queue=function_queue(config.queue),
         qualify_uids=True,
     )
@@ -149,7 +151,12 @@ def engine_activities(
         max_nodes=config.max_nodes,
         namespace_id=namespace_id,
     )
-    return [*own.all, *([calls.of(name) for name in calls.functions] if by_name else [calls.any()])]
+    conditions = ConditionActivities(tasks=tasks, portal=portal)
+    return [
+        *own.all,
+        *conditions.all,
+        *([calls.of(name) for name in calls.functions] if by_name else [calls.any()]),
+    ]
 
 
 def engine_workers(

@@ -31,6 +31,7 @@ _NODE_KEYS = frozenset(
         "routing",
         "allow_failure",
         "timeout_sec",
+        "when",
         "name",
         "meta",
     ]
@@ -105,6 +106,15 @@ def edge_pairs(graph: dict[str, Any]) -> list[tuple[str, str]]:
     """Return `edges` and `edges_ex` as (parent, child) pairs."""
     pairs = [(source, target) for source, target in graph.get("edges") or []]
     return pairs + [(edge["from"], edge["to"]) for edge in graph.get("edges_ex") or []]
+
+
+def edge_conditions(graph: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Return the conditions of edges by child and parent. Earlier releases ignored the key, so its type may be wrong."""
+    found: dict[str, dict[str, str]] = {}
+    for edge in graph.get("edges_ex") or []:
+        if isinstance(edge.get("when"), str):
+            found.setdefault(edge["to"], {})[edge["from"]] = edge["when"]
+    return found
 
 
 def parse_fan_in(value: object) -> FanIn | None:
@@ -242,6 +252,19 @@ def _timeout_sec(value: object) -> Iterator[str]:
         )
 
 
+def when_problem(value: object) -> str | None:
+    """Return why `value` cannot be a condition, or None. The expression is not parsed."""
+    if isinstance(value, str) and 1 <= len(value) <= limits.CONDITION_CHARS:
+        return None
+    shown = f"has {len(value):,} characters; it" if isinstance(value, str) and value else f"{_show(value)}"
+    return f"when {shown} must be a CEL expression of 1 to {limits.CONDITION_CHARS:,} characters"
+
+
+def _when(value: object) -> Iterator[str]:
+    if problem := when_problem(value):
+        yield problem
+
+
 def _routing(value: object) -> Iterator[str]:
     if not isinstance(value, dict):
         yield f"routing {_show(value)} must be an object with 'on_success' and 'on_failure'"
@@ -308,6 +331,7 @@ _NODE_CHECKS: dict[str, Callable[[object], Iterator[str]]] = {
     "fan_in": _fan_in,
     "allow_failure": _allow_failure,
     "timeout_sec": _timeout_sec,
+    "when": _when,
     "routing": _routing,
     "io": _io,
     "retry_policy": _retry_policy,

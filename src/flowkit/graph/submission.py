@@ -9,6 +9,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from flowkit import limits
 from flowkit.errors import GraphError
+from flowkit.graph.conditions import condition_problems
 from flowkit.graph.external_roles import external_warnings
 from flowkit.graph.task_input import parse_input
 from flowkit.graph.validation import parse_graph, raise_if
@@ -36,6 +37,7 @@ def checked(
     """
     new = parse_input(task_id, given)
     graph = parse_graph(new.graph, params=new.params, max_nodes=max_nodes)
+    raise_if(condition_problems(new.graph, graph))
     raise_if(storage_problems({"params": new.params, "graph": new.graph}))
     return replace(graph, warnings=(*graph.warnings, *external_warnings(graph, external_roles)))
 

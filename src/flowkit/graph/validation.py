@@ -68,10 +68,11 @@ def parse_graph(
     return normalized(graph)
 
 
-def normalized(graph: dict[str, Any], *, empty_sources: bool = True) -> Graph:
+def normalized(graph: dict[str, Any], *, empty_sources: bool = True, conditional_edges: bool = True) -> Graph:
     """Return the normalized form of a graph that was accepted before, without validating it again.
 
-    With `empty_sources` False, an explicit `from_nodes: []` means the parents, as in the first release.
+    Both settings are False for tasks of an earlier release. Without `empty_sources`, an explicit `from_nodes: []` means
+    the parents. Without `conditional_edges`, the key `when` of an edge has no effect.
     """
     parents, warnings = _parents_by_node(graph)
     routes = resolve_routes(graph, parents, field_checks.edge_pairs(graph))
@@ -79,8 +80,9 @@ def normalized(graph: dict[str, Any], *, empty_sources: bool = True) -> Graph:
         raw["node_id"]: field_checks.parse_fan_in(raw.get("fan_in")) or FanIn() for raw in graph["nodes"]
     }
     streams = resolve_streams(graph, routes.parents, fan_ins)
+    edge_when = field_checks.edge_conditions(graph) if conditional_edges else {}
     plain = (
-        _node(index, raw, parents[raw["node_id"]], routes, empty_sources)
+        _node(index, raw, parents[raw["node_id"]], routes, empty_sources, edge_when.get(raw["node_id"], {}))
         for index, raw in enumerate(graph["nodes"])
     )
     nodes = tuple(replace(node, streams_from=streams.parents.get(node.node_id, ())) for node in plain)
@@ -115,17 +117,23 @@ def _size_problems(graph: object, params: object, max_nodes: int | None) -> Iter
 
 
 def _parents_by_node(graph: dict[str, Any]) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the parents of each node, and warnings. `depends_on` takes precedence over edges."""
+    """Return the parents of each node, and warnings. `depends_on` takes precedence over edges.
+
+    Edges that only add conditions to parents of `depends_on` cause no warning.
+    """
     wired: dict[str, dict[str, None]] = {}
-    for source, target in field_checks.edge_pairs(graph):
+    pairs, conditional = field_checks.edge_pairs(graph), field_checks.edge_conditions(graph)
+    for source, target in pairs:
         wired.setdefault(target, {})[source] = None
+    wires = any(source not in conditional.get(target, ()) for source, target in pairs)
     parents: dict[str, list[str]] = {}
     warnings: list[str] = []
     for raw in graph["nodes"]:
         node_id, own = raw["node_id"], list(dict.fromkeys(raw.get("depends_on") or []))
         by_edges = list(wired.get(node_id, ()))
         parents[node_id] = own or by_edges
-        if own and wired and set(own) != set(by_edges):
+        only_conditions = not wires and set(by_edges) <= set(own)
+        if own and wired and set(own) != set(by_edges) and not only_conditions:
             warnings.append(
                 f"node {node_id!r}: depends_on {own} and edges {by_edges} differ; depends_on takes precedence"
             )
@@ -223,7 +231,14 @@ def _first(problems: Iterator[str]) -> list[str]:
     return list(itertools.islice(problems, _ENOUGH))
 
 
-def _node(index: int, raw: dict[str, Any], parents: list[str], routes: Routes, empty_sources: bool) -> Node:
+def _node(
+    index: int,
+    raw: dict[str, Any],
+    parents: list[str],
+    routes: Routes,
+    empty_sources: bool,
+    edge_when: dict[str, str],
+) -> Node:
     node_id, fan_in, io = raw["node_id"], field_checks.parse_fan_in(raw.get("fan_in")), raw.get("io") or {}
     return Node(
         node_id=node_id,
@@ -240,6 +255,8 @@ def _node(index: int, raw: dict[str, Any], parents: list[str], routes: Routes, e
         on_success=routes.on_success.get(node_id, ()),
         on_failure=routes.on_failure.get(node_id, ()),
         conditional=node_id in routes.conditional,
+        when=raw.get("when"),
+        edge_when={parent: when for parent, when in edge_when.items() if parent in routes.parents[node_id]},
     )
 
 

@@ -13,6 +13,13 @@ from flowkit.models.attempts import (
     FailureKind,
     FirstBatch,
 )
+from flowkit.models.conditions import (
+    ConditionResult,
+    ConditionResults,
+    DueCondition,
+    EvaluateConditions,
+    NodeFacts,
+)
 from flowkit.models.graphs import (
     COORDINATOR_FN,
     FanIn,
@@ -50,11 +57,16 @@ __all__ = [
     "AttemptInput",
     "AttemptResult",
     "CloseTask",
+    "ConditionResult",
+    "ConditionResults",
+    "DueCondition",
+    "EvaluateConditions",
     "FailureKind",
     "FanIn",
     "FirstBatch",
     "Graph",
     "Node",
+    "NodeFacts",
     "NodeIO",
     "NodeRecord",
     "NodeState",

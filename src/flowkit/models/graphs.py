@@ -89,6 +89,10 @@ class Node:
     on_failure: tuple[str, ...] = ()
     conditional: bool = False
     """Whether the node starts only if a route leads to it. `on_success` is empty if FlowKit ignores the list."""
+    when: str | None = None
+    """The condition under which the node starts once its gate has opened, in CEL."""
+    edge_when: dict[str, str] = field(default_factory=dict)
+    """The conditions of the edges from these parents, in CEL."""
 
     @property
     def is_function(self) -> bool:

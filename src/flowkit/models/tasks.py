@@ -92,6 +92,10 @@ class NodeState:
     skip_reason: SkipReason | None = None
     streamed: bool = False
     """Whether an attempt of this run of the task has stored a batch. Noted only if another node streams from this one."""
+    condition: bool | None = None
+    """The result of the node's own condition; None if it has none or was not evaluated."""
+    edges: dict[int, bool] = field(default_factory=dict)
+    """The results of the conditions of edges to this node, by the index of the parent."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,6 +124,8 @@ class Settings:
     """Whether batches of several sources get distinct uids (hazard H22). False for tasks of an earlier release."""
     empty_sources: bool = False
     """Whether `from_nodes: []` means no sources. False for tasks of an earlier release, where it meant the parents."""
+    edge_conditions: bool = False
+    """Whether edges may have conditions. False for tasks of an earlier release, which ignored the key `when`."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

@@ -64,14 +64,14 @@ class Executors:
         called = self._engine[node.io.fn] if node.is_function else self._role(node.type)
         await self._call(called, given, given.task_id)
 
-    async def engine(self, name: str, record: Any) -> None:
-        """Call one of the engine's own activities."""
-        await self._call(self._engine[name], record, record.task_id)
+    async def engine(self, name: str, record: Any) -> Any:
+        """Call one of the engine's own activities, and return its result."""
+        return await self._call(self._engine[name], record, record.task_id)
 
-    async def _call(self, activity: Callable[..., Any], record: object, task_id: str) -> None:
+    async def _call(self, activity: Callable[..., Any], record: object, task_id: str) -> Any:
         environment = ActivityEnvironment(self.signals.as_client())
         environment.info = replace(environment.info, workflow_id=task_id, workflow_run_id=RUN)
-        await environment.run(activity, record)
+        return await environment.run(activity, record)
 
 
 @asynccontextmanager

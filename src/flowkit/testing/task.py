@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from temporalio.exceptions import FailureError
 
-from flowkit import temporal_names
+from flowkit import reason_codes, temporal_names
 from flowkit.models import (
     AttemptFailure,
     CloseTask,
@@ -21,6 +21,7 @@ from flowkit.models import (
     TaskStatus,
 )
 from flowkit.testing.executors import RUN
+from flowkit.workflows.conditions import apply_result, request
 from flowkit.workflows.display.reports import node_record, pulled_nodes
 from flowkit.workflows.display.views import failure_text
 from flowkit.workflows.node import attempt_input, read_failure
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from flowkit.graph.task_input import NewTask
     from flowkit.models import FirstBatch, Graph, Node, NodeRecord
     from flowkit.testing.executors import Executors
+    from flowkit.workflows.scheduling.conditions import Due
 
 _RUN_SEQ = 1
 
@@ -89,6 +91,9 @@ class InProcessTask:
             while not self.scheduler.done and self.scheduler.hard_failure is None:
                 for index in self.scheduler.pop_ready():
                     running[asyncio.create_task(self._run_node(self.scheduler.nodes[index]))] = index
+                if due := self.scheduler.pop_due():
+                    await self._evaluate(due)
+                    continue
                 await self._wait_for_events(running)
                 for each in [each for each in running if each.done()]:
                     self.scheduler.end(running.pop(each), each.result())
@@ -111,6 +116,14 @@ class InProcessTask:
         index = self._index_of[batch.node_id]
         if self.scheduler.states[index].epoch == batch.epoch and self.scheduler.add_batch(index):
             self._batch_stored.set()
+
+    async def _evaluate(self, due: list[Due]) -> None:
+        """Evaluate conditions while running nodes continue, and hand the results to the scheduler."""
+        given = request(self.scheduler, due, self.task_id, self._executors.settings.deployment)
+        found = await self._executors.engine(temporal_names.EVALUATE_CONDITIONS, given)
+        for each, result in zip(due, found.results, strict=True):
+            apply_result(self.scheduler, each, result, reason_codes.BAD_CONDITION)
+        await self._record()
 
     async def _run_node(self, node: Node) -> NodeStatus:
         state = self.scheduler.states[node.index]

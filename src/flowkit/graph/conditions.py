@@ -1,0 +1,134 @@
+"""Check the conditions of a graph: the expressions in `when` of its nodes and of its edges. Pure.
+
+`create_task`, `flowkit validate` and the engine's activity `open_task` call these checks. The workflow does not, because
+it must not load the CEL package. Its own validation checks only the type and the length of a node's `when`.
+"""
+
+from __future__ import annotations
+
+from graphlib import TopologicalSorter
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from flowkit.arguments import printed
+from flowkit.errors import BadCondition
+from flowkit.graph import cel
+from flowkit.graph.field_checks import when_problem
+from flowkit.text import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flowkit.graph.cel import Expression
+    from flowkit.graph.cel_tree import Access
+    from flowkit.models import Graph, Node
+
+STATUS, ERROR_CODE, STATS = "status", "error_code", "stats"
+FACTS = (STATUS, ERROR_CODE, STATS)
+"""What a condition can read of an ancestor."""
+
+_ENOUGH = 11
+
+
+def has_conditions(graph: dict[str, Any]) -> bool:
+    """Return whether a node or an edge of a valid graph has a condition."""
+    parts = [*graph["nodes"], *(graph.get("edges_ex") or [])]
+    return any(part.get("when") is not None for part in parts)
+
+
+def condition_problems(graph: dict[str, Any], parsed: Graph) -> list[str]:
+    """Return the problems of the conditions in a valid graph, at most eleven. `parsed` is the same graph, normalized."""
+    if not has_conditions(graph):
+        return []
+    problems = list(islice(_edge_problems(graph, parsed), _ENOUGH))
+    return problems or list(islice(_expression_problems(parsed), _ENOUGH))
+
+
+def _edge_problems(graph: dict[str, Any], parsed: Graph) -> Iterator[str]:
+    """Yield the edges whose condition has a wrong type, or has no effect."""
+    nodes = {node.node_id: node for node in parsed.nodes}
+    seen: dict[tuple[str, str], object] = {}
+    for edge in graph.get("edges_ex") or []:
+        pair, when = (edge["from"], edge["to"]), edge.get("when")
+        if when is None and seen.get(pair) is None:
+            seen[pair] = when
+            continue
+        where = f"graph.edges_ex {printed(pair[0])} -> {printed(pair[1])}"
+        if problem := when_problem(when) if when is not None else None:
+            yield f"{where}: {problem}"
+        elif seen.setdefault(pair, when) != when:
+            yield f"{where}: the edge is listed twice with different conditions; join them with && in one entry"
+        elif pair[0] not in nodes[pair[1]].depends_on:
+            yield f"{where}: {_no_effect(nodes[pair[0]], pair[1])}"
+
+
+def _no_effect(parent: Node, child: str) -> str:
+    """Return why the condition of an edge has no effect."""
+    if child in (*parent.on_success, *parent.on_failure):
+        return f"the condition has no effect, because {parent.node_id!r} routes to {child!r}; move it to the node {child!r}"
+    return (
+        f"the condition has no effect, because depends_on of {child!r} does not name {parent.node_id!r}; "
+        "add the parent to depends_on, or remove the entry"
+    )
+
+
+def _expression_problems(parsed: Graph) -> Iterator[str]:
+    """Yield the expressions that are not valid, or that name a node which is no ancestor."""
+    above = _ancestors(parsed)
+    index_of = {node.node_id: node.index for node in parsed.nodes}
+    for node in parsed.nodes:
+        for where, text in _conditions_of(node):
+            try:
+                expression = cel.compiled(text)
+            except BadCondition as error:
+                yield f"{where}: when: {error}"
+                continue
+            for access in expression.accesses:
+                problem = _access_problem(access, expression, node, above[node.index], index_of)
+                if problem:
+                    yield f"{where}: when: {cel.with_caret(problem, text, access.position)}"
+
+
+def _conditions_of(node: Node) -> Iterator[tuple[str, str]]:
+    """Yield the expressions that decide whether a node starts, each with its place."""
+    if node.when is not None:
+        yield f"node {node.node_id!r}", node.when
+    for parent, text in node.edge_when.items():
+        yield f"graph.edges_ex {parent!r} -> {node.node_id!r}", text
+
+
+def _access_problem(
+    access: Access, expression: Expression, node: Node, ancestors: int, index_of: dict[str, int]
+) -> str | None:
+    """Return why the expression must not read this part of `nodes`. `ancestors` has a bit for each ancestor."""
+    if access.root != cel.NODES:
+        return None
+    if not access.path:
+        return """nodes needs the id of a node as text, for example nodes["extract"].status"""
+    named, field = access.path[0], access.path[1:2]
+    if named not in index_of:
+        return f"{printed(named)} is not a node{suggestion(named, index_of)}"
+    if not ancestors >> index_of[named] & 1:
+        return f"{printed(named)} is not an ancestor of {node.node_id!r}, so it may end later"
+    if named not in expression.text:
+        return f"write the node id {printed(named)} without escape sequences"
+    if not field or field[0] not in FACTS:
+        shown = f"has no field {printed(field[0])}" if field else "is not a value"
+        return f"nodes[{printed(named)}] {shown}; use its {STATUS}, {ERROR_CODE} or {STATS}"
+    return None
+
+
+def _ancestors(graph: Graph) -> list[int]:
+    """Return the ancestors of each node as bits: its parents, its routers and all nodes above them."""
+    index_of = {node.node_id: node.index for node in graph.nodes}
+    parents: dict[int, list[int]] = {
+        node.index: [index_of[parent] for parent in node.depends_on] for node in graph.nodes
+    }
+    for router in graph.nodes:
+        for target in (*router.on_success, *router.on_failure):
+            parents[index_of[target]].append(router.index)
+    found = [0] * len(graph.nodes)
+    for index in TopologicalSorter(parents).static_order():
+        for parent in parents[index]:
+            found[index] |= found[parent] | 1 << parent
+    return found

@@ -1,0 +1,108 @@
+"""The conditions of a graph (`when`): which are due, and how their results change the parents that a gate sees. Pure.
+
+The rules never evaluate an expression. The workflow lets an activity evaluate those that are due, and stores the results
+in the states of the nodes. The condition of a node is due when its gate and its route have opened. The condition of an
+edge is due when the parent has finished, or has stored a batch from which the child streams, while the gate of the child
+is still undecided.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from flowkit.models import NodeFacts, NodeState, NodeStatus, SkipReason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowkit.models import Node
+
+_BY_CONDITION = NodeState(status=NodeStatus.SKIPPED, skip_reason=SkipReason.CONDITION)
+"""What a child sees of a parent behind an edge whose condition is false."""
+
+
+class Due(NamedTuple):
+    """A condition to evaluate: that of a node, or that of the edge from `parent` to the node."""
+
+    node: int
+    parent: int | None = None
+
+
+class Conditions:
+    """The conditions of one graph. `states` are the complete states of the nodes, which hold the results."""
+
+    def __init__(self, nodes: Sequence[Node], states: Sequence[NodeState]) -> None:
+        self._nodes = nodes
+        self._states = states
+        self._due: list[Due] = []
+        self._known: set[Due] = set()
+        """The conditions that have become due, each of which is evaluated once."""
+
+    def batch_seen_by(self, child: int, parent: int) -> bool | None:
+        """Return whether the first batch of a parent counts for the gate of `child`; None while this is undecided.
+
+        The first call for an edge with a condition makes its condition due.
+        """
+        if self._nodes[parent].node_id not in self._nodes[child].edge_when:
+            return True
+        return self._result_of_edge(child, parent)
+
+    def _result_of_edge(self, child: int, parent: int) -> bool | None:
+        result = self._states[child].edges.get(parent)
+        if result is None:
+            self._add(Due(child, parent))
+        return result
+
+    def _add(self, due: Due) -> None:
+        if due not in self._known:
+            self._known.add(due)
+            self._due.append(due)
+
+    def parent_seen_by(self, child: int, parent: int) -> NodeState | None:
+        """Return how an ended parent counts for the gate of `child`; None while the condition of the edge is undecided.
+
+        The first call for an edge makes its condition due.
+        """
+        state = self._states[parent]
+        finished = state.status is NodeStatus.FINISHED
+        if not finished or self._nodes[parent].node_id not in self._nodes[child].edge_when:
+            return state
+        result = self._result_of_edge(child, parent)
+        if result is None:
+            return None
+        return state if result else _BY_CONDITION
+
+    def may_start(self, index: int) -> bool:
+        """Return whether a node whose gate has opened may start. If its condition is undecided, it becomes due."""
+        if self._nodes[index].when is None or self._states[index].condition:
+            return True
+        self._due.append(Due(index))
+        return False
+
+    def store(self, due: Due, result: bool) -> None:
+        """Store the result of a condition in the state of its node."""
+        if due.parent is None:
+            self._states[due.node].condition = result
+        else:
+            self._states[due.node].edges[due.parent] = result
+
+    def pop_due(self) -> list[Due]:
+        """Return the conditions that have become due since the last call."""
+        due, self._due = self._due, []
+        return due
+
+
+def facts_of(
+    texts: Sequence[str], nodes: Sequence[Node], states: Sequence[NodeState]
+) -> dict[str, NodeFacts]:
+    """Return what conditions can read of the nodes that they may name: those whose id is part of an expression.
+
+    The expressions are not parsed, so the result may contain nodes that no expression names.
+    """
+    named = (node for node in nodes if any(node.node_id in text for text in texts))
+    return {node.node_id: _facts(states[node.index]) for node in named}
+
+
+def _facts(state: NodeState) -> NodeFacts:
+    failed = state.status is NodeStatus.FAILED
+    return NodeFacts(status=state.status.value, error_code=(state.reason_code or "") if failed else "")
