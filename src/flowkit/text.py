@@ -71,10 +71,12 @@ def names(given: Sequence[str], *, last: str = " and ") -> str:
     Names of more than 40 characters are shortened, so that the list stays short.
     """
     if len(given) > _NAMES + 1:
-        return f"{', '.join(map(_shorten, given[:_NAMES]))} and {len(given) - _NAMES:,} more"
-    *first, end = map(_shorten, given or [""])
+        return f"{', '.join(map(shorten, given[:_NAMES]))} and {len(given) - _NAMES:,} more"
+    *first, end = map(shorten, given or [""])
     return f"{', '.join(first)}{last}{end}" if first else end
 
 
-def _shorten(name: str) -> str:
-    return name if len(name) <= _NAME_CHARS else name[: _NAME_CHARS - 1] + "…"
+def shorten(text: str, chars: int = _NAME_CHARS) -> str:
+    """Return a text on one line, of at most `chars` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= chars else line[: chars - 1] + "…"

@@ -13,15 +13,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from flowkit import reason_codes
-from flowkit.models import NodeStatus, SkipReason
-from flowkit.text import names
+from flowkit.graph.description import parent_label
+from flowkit.models import NodeStatus, SkipReason, StartWhen
+from flowkit.text import names, shorten
 from flowkit.workflows.display.summaries import next_attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from flowkit.models import Node, NodeState
     from flowkit.workflows.scheduling.scheduler import Scheduler
+
+_EXPRESSION_CHARS = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +55,13 @@ class Notes:
     def _index_of(self) -> dict[str, int]:
         return {node.node_id: node.index for node in self.scheduler.nodes}
 
+    def index(self, node_id: str) -> int:
+        """Return the index of a node."""
+        return self._index_of[node_id]
+
     def state(self, node_id: str) -> NodeState:
         """Return the state of a node."""
-        return self.scheduler.states[self._index_of[node_id]]
+        return self.scheduler.states[self.index(node_id)]
 
     def open(self, node_ids: Iterable[str]) -> list[str]:
         """Return those of the nodes that have not ended."""
@@ -92,15 +99,24 @@ def _last_attempt(error: str) -> str:
 def _parents(notes: Notes, node: Node) -> str:
     if not notes.scheduler.waits_for_parents(node.index):
         return ""
-    parents = notes.open(node.depends_on)
+    parents = [
+        parent_label(node, parent)
+        for parent in notes.open(node.depends_on)
+        if not _has_batch(notes, node, parent)
+    ]
+    if node.streams_from and node.io.start_when is StartWhen.FIRST_BATCH:
+        return f"the first batch of {names(notes.open(node.streams_from), last=' or ')}"
     match node.fan_in.mode:
         case "any":
             return _some(1, parents)
         case "count":
-            finished = sum(notes.state(each).status is NodeStatus.FINISHED for each in node.depends_on)
-            return _some(node.fan_in.count - finished, parents)
+            return _some(node.fan_in.count - notes.scheduler.satisfied_parents(node.index), parents)
         case _:
             return names(parents)
+
+
+def _has_batch(notes: Notes, node: Node, parent: str) -> bool:
+    return parent in node.streams_from and notes.state(parent).streamed
 
 
 def _some(needed: int, parents: list[str]) -> str:
@@ -126,8 +142,26 @@ def _routes(notes: Notes, node: Node) -> str:
     return f"a route from {', '.join(f'{names(found)} ({key})' for key, found in by_list.items() if found)}"
 
 
+def _edge_conditions(notes: Notes, node: Node) -> str:
+    if not notes.scheduler.waits_for_parents(node.index):
+        return ""
+    decided = notes.scheduler.states[node.index].edges
+    due = [
+        parent
+        for parent in node.edge_when
+        if notes.index(parent) not in decided
+        and (notes.state(parent).status is NodeStatus.FINISHED or _has_batch(notes, node, parent))
+    ]
+    return f"the condition of the edge from {names(due)}" if due else ""
+
+
+def _condition(notes: Notes, node: Node) -> str:
+    undecided = node.when is not None and notes.scheduler.states[node.index].condition is None
+    return "its condition" if undecided and notes.scheduler.has_opened(node.index) else ""
+
+
 def _slot(notes: Notes, node: Node) -> str:
-    if not notes.scheduler.has_opened(node.index):
+    if not notes.scheduler.has_opened(node.index) or _condition(notes, node):
         return ""
     limits, of_role, total = notes.limits, notes.in_flight[node.type], notes.in_flight.total()
     if limits.window and of_role >= limits.window:
@@ -137,7 +171,13 @@ def _slot(notes: Notes, node: Node) -> str:
     return ""
 
 
-BEFORE_START: tuple[Callable[[Notes, Node], str], ...] = (_routes, _parents, _slot)
+BEFORE_START: tuple[Callable[[Notes, Node], str], ...] = (
+    _routes,
+    _parents,
+    _edge_conditions,
+    _condition,
+    _slot,
+)
 """What a node can wait for before its first attempt, in the order of the note."""
 
 
@@ -180,6 +220,17 @@ def _skipped(notes: Notes, node: Node, reason: SkipReason) -> str:
         for status in (NodeStatus.FAILED, NodeStatus.CANCELLED, NodeStatus.SKIPPED)
     }
     parts = [f"{names(found)} {status.value}" for status, found in by_status.items() if found]
+    if reason is SkipReason.CONDITION:
+        parts = [*_false_conditions(notes, node), *parts]
     if reason is SkipReason.ROUTING and routers and not parts:
         parts = [f"no route from {names(routers)}"]
     return f"{reason.value}: {', '.join(parts)}" if parts else reason.value
+
+
+def _false_conditions(notes: Notes, node: Node) -> Iterator[str]:
+    state = notes.scheduler.states[node.index]
+    if state.condition is False:
+        yield f"{shorten(node.when or '', _EXPRESSION_CHARS)} is false"
+    edges = [parent for parent in node.edge_when if state.edges.get(notes.index(parent)) is False]
+    if edges:
+        yield f"the edge from {names(edges)} is false"

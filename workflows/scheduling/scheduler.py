@@ -127,8 +127,12 @@ class Scheduler:
         return index in self._made_ready
 
     def waits_for_parents(self, index: int) -> bool:
-        """Return whether too few parents of a node have finished for it to start, whatever its routers do."""
+        """Return whether too few parents of a node have satisfied their edges, whatever its routers do."""
         return not is_open(self.nodes[index], self._gates[index])
+
+    def satisfied_parents(self, index: int) -> int:
+        """Return how many parents of a node have satisfied their edges."""
+        return self._gates[index].satisfied
 
     def failed_nodes(self, node: Node) -> list[dict[str, Any]]:
         """Return the failures that started this node, in the form that its attempts receive."""

@@ -13,13 +13,20 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from flowkit.graph.routes import ON_FAILURE, ON_SUCCESS
-from flowkit.models import OnNodeFailure, RetryPolicy
-from flowkit.text import format_duration, names
+from flowkit.models import OnNodeFailure, RetryPolicy, StartWhen
+from flowkit.text import format_duration, names, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from flowkit.models import FanIn, Graph, Node
+
+_PARENT_CHARS = 26
+"""Characters of a parent's id before `(first batch)`."""
+
+_EXPRESSION_CHARS = 60
+_EDGES = 3
+"""Largest number of edges whose conditions are shown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,9 +144,21 @@ def _topological(graph: Graph, routers: Routers) -> Iterator[Node]:
 
 
 def _parents(node: Node, routers: Routers) -> Iterator[Detail]:
-    if node.depends_on:
-        fields = {"depends_on": list(node.depends_on), "fan_in": _fan_in(node.fan_in)}
-        yield Detail(text=f"after {_needed(node.fan_in, node.depends_on)}", fields=fields)
+    if not node.depends_on:
+        return
+    if node.streams_from and node.io.start_when is StartWhen.FIRST_BATCH:
+        text = f"after the first batch of {names(node.streams_from, last=' or ')}"
+    else:
+        text = f"after {_needed(node.fan_in, [parent_label(node, parent) for parent in node.depends_on])}"
+    fields: dict[str, Any] = {"depends_on": list(node.depends_on), "fan_in": _fan_in(node.fan_in)}
+    if node.streams_from:
+        fields["streams_from"] = list(node.streams_from)
+    yield Detail(text=text, fields=fields)
+
+
+def parent_label(node: Node, parent: str) -> str:
+    """Return the id of a parent, and whether its first batch satisfies the edge to `node`."""
+    return f"{shorten(parent, _PARENT_CHARS)} (first batch)" if parent in node.streams_from else parent
 
 
 def _fan_in(fan_in: FanIn) -> str:
@@ -167,6 +186,21 @@ def _routes(node: Node, routers: Routers) -> Iterator[Detail]:
         yield Detail(text=f"if {' or '.join(parts)}", fields={"routed_by": own})
     elif node.conditional:
         yield Detail(text="never: only ignored routes lead to it", fields={"routed_by": {}})
+
+
+def _edge_conditions(node: Node, routers: Routers) -> Iterator[Detail]:
+    if node.edge_when:
+        edges = [
+            f"edge from {shorten(parent)} when {shorten(text, _EXPRESSION_CHARS)}"
+            for parent, text in node.edge_when.items()
+        ]
+        more = [f"{len(edges) - _EDGES:,} more edges with conditions"] if len(edges) > _EDGES else []
+        yield Detail(text="; ".join([*edges[:_EDGES], *more]), fields={"edge_when": dict(node.edge_when)})
+
+
+def _condition(node: Node, routers: Routers) -> Iterator[Detail]:
+    if node.when is not None:
+        yield Detail(text=f"when {shorten(node.when, _EXPRESSION_CHARS)}", fields={"when": node.when})
 
 
 # --- how a node differs from the defaults -------------------------------------------------------------------------
@@ -204,6 +238,12 @@ def _retry_text(policy: RetryPolicy) -> str:
     return ", ".join(parts)
 
 
+def _max_ahead(node: Node) -> Iterator[Detail]:
+    if node.max_ahead:
+        text = f"at most {node.max_ahead:,} batch{'' if node.max_ahead == 1 else 'es'} ahead"
+        yield Detail(text=text, fields={"max_ahead": node.max_ahead})
+
+
 def _handled(node: Node) -> Iterator[Detail]:
     if node.on_success or node.on_failure:
         text = f"failure starts {names(node.on_failure)}" if node.on_failure else ""
@@ -228,8 +268,20 @@ def _on_node_failure(graph: Graph) -> Iterator[Detail]:
 GRAPH: tuple[Callable[[Graph], Iterator[Detail]], ...] = (_on_node_failure,)
 """The rules that describe a graph."""
 
-GATE: tuple[Callable[[Node, Routers], Iterator[Detail]], ...] = (_routes, _parents)
+GATE: tuple[Callable[[Node, Routers], Iterator[Detail]], ...] = (
+    _routes,
+    _parents,
+    _edge_conditions,
+    _condition,
+)
 """The rules that describe when a node starts."""
 
-OPTIONS: tuple[Callable[[Node], Iterator[Detail]], ...] = (_sources, _timeout, _retries, _handled, _tolerated)
+OPTIONS: tuple[Callable[[Node], Iterator[Detail]], ...] = (
+    _sources,
+    _max_ahead,
+    _timeout,
+    _retries,
+    _handled,
+    _tolerated,
+)
 """The rules that describe how a node differs from the defaults."""
