@@ -160,7 +160,7 @@ def test_example_prints_what_the_page_shows(program: Block, shown: Block, tmp_pa
     assert (done.stdout, done.returncode) == (shown.text, 0), done.stderr
 
 
-@pytest.mark.parametrize("heading", ["When a node starts", "Routing"])
+@pytest.mark.parametrize("heading", ["When a node starts", "Streaming", "Routing"])
 def test_feature_has_an_example_that_runs(heading: str) -> None:
     text = PAGE.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
     assert [program for program, _ in examples() if program.text in text]

@@ -220,3 +220,16 @@ def test_target_shows_the_nodes_whose_routes_it_waits_for(routers: int, named: s
     for router in range(routers):
         scheduler.end(router, NodeStatus.FAILED)
     assert rows(render(TaskStatus.RUNNING, scheduler))[-1][-1] == ""
+
+
+def test_streaming_node_shows_the_parents_whose_first_batch_it_waits_for() -> None:
+    child = node("c", depends_on=["a", "b"], io={"start_when": "first_batch"})
+    graph = parse_graph({"nodes": [node("a"), node("b"), child]})
+    scheduler = Scheduler(graph, [NodeState() for _ in graph.nodes])
+    assert rows(render(TaskStatus.RUNNING, scheduler))[-1][-1] == "waits for the first batch of a or b"
+    scheduler.end(0, NodeStatus.FINISHED)
+    notes = {row[0]: row[-1] for row in rows(render(TaskStatus.RUNNING, scheduler))}
+    assert notes["c"] == "waits for the first batch of b"
+    scheduler.add_batch(1)
+    notes = {row[0]: row[-1] for row in rows(render(TaskStatus.RUNNING, scheduler))}
+    assert notes["c"] == ""

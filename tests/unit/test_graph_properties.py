@@ -46,13 +46,13 @@ STOPS = [SkipReason.TASK_FAILED, SkipReason.TASK_CANCELLED]
 
 
 class Move(NamedTuple):
-    """One node ends; before that, the scheduler may be rebuilt, and a node may store its first batch."""
+    """One node ends; before that, the scheduler may be rebuilt, and nodes may store batches."""
 
     pick: int
     end: End
     rebuild: bool
-    streams: int | None
-    """Which of the running nodes stores a batch."""
+    streams: list[int]
+    """Which of the running nodes store a batch."""
 
 
 def moves(nodes: int) -> st.SearchStrategy[list[Move]]:
@@ -62,7 +62,7 @@ def moves(nodes: int) -> st.SearchStrategy[list[Move]]:
         st.integers(0, nodes - 1),
         st.sampled_from(ENDS),
         st.integers(0, 7).map(lambda n: n == 7),
-        st.none() | st.integers(0, nodes - 1),
+        st.lists(st.integers(0, nodes - 1), max_size=3),
     )
     return st.lists(move, min_size=nodes, max_size=nodes)
 
@@ -83,11 +83,11 @@ def nodes(draw: st.DrawFn, order: list[int], position: int) -> Node:
 
 
 @st.composite
-def streamed(draw: st.DrawFn, plain: list[Node]) -> list[Node]:
-    """Let some nodes start on the first batch of any parent, and let some edges of others stream."""
+def streamed(draw: st.DrawFn, plain: list[Node], *, most: bool = False) -> list[Node]:
+    """Let some nodes, or most, start on the first batch of any parent, and let some edges of others stream."""
     made = []
     for node in plain:
-        if draw(st.booleans()):
+        if not most and draw(st.booleans()):
             made.append(node)
         elif node.fan_in.mode != "count" and draw(st.booleans()):
             io = NodeIO(start_when=StartWhen.FIRST_BATCH)
@@ -169,8 +169,9 @@ class Simulation:
         for move in moves:
             if move.rebuild:
                 self.rebuild()
-            if move.streams is not None and not self.scheduler.done:
-                self.store_batch(move.streams)
+            for pick in move.streams:
+                if not self.scheduler.done:
+                    self.store_batch(pick)
             if not self.scheduler.done:
                 self.move(move)
 
@@ -261,6 +262,27 @@ def test_scheduler_matches_the_model_after_every_end(scenario: tuple[Graph, list
 @THOROUGH
 @given(scenario=SMALL_SCENARIOS)
 def test_scheduler_restored_from_states_continues_the_same_way(scenario: tuple[Graph, list[Move]]) -> None:
+    graph, moves = scenario
+    simulation = Simulation(graph)
+    simulation.run(moves)
+    assert simulation.scheduler.done
+
+
+@st.composite
+def streams_of(draw: st.DrawFn) -> tuple[Graph, list[Move]]:
+    """Generate a graph in which most nodes stream, and moves in which nodes finish or fail."""
+    order = [*range(draw(st.integers(2, 8)))]
+    drawn = draw(streamed([draw(nodes(order, position)) for position in order], most=True))
+    ends = [FINISHED, FINISHED, End(NodeStatus.FAILED)]
+    made = [move._replace(end=draw(st.sampled_from(ends))) for move in draw(moves(len(order)))]
+    return Graph(nodes=tuple(drawn), on_node_failure=OnNodeFailure.CONTINUE), made
+
+
+@THOROUGH
+@given(scenario=streams_of())
+def test_scheduler_matches_the_model_on_graphs_in_which_most_nodes_stream(
+    scenario: tuple[Graph, list[Move]],
+) -> None:
     graph, moves = scenario
     simulation = Simulation(graph)
     simulation.run(moves)

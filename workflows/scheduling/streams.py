@@ -26,7 +26,7 @@ class Streams:
         index_of = {node.node_id: node.index for node in nodes}
         self._children: dict[int, list[int]] = {}
         self._parents: dict[int, list[int]] = {}
-        """The parents of each node with a streaming edge, also those whose edges do not stream."""
+        """All parents of each node that streams from at least one of them."""
         for node in nodes:
             if node.streams_from:
                 self._parents[node.index] = [index_of[parent] for parent in node.depends_on]
