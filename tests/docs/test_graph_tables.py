@@ -27,6 +27,8 @@ class Parent(NamedTuple):
     status: NodeStatus | None = None
     reason: SkipReason | None = None
     on_failure: tuple[str, ...] = ()
+    streams: bool = False
+    """Whether the edge is async, and the parent has stored a batch."""
 
 
 OPEN = Parent("open")
@@ -36,11 +38,13 @@ ROUTED = Parent("failed, with `on_failure`", NodeStatus.FAILED, on_failure=("rem
 NOT_TAKEN = Parent("skipped: `routing`", NodeStatus.SKIPPED, SkipReason.ROUTING)
 UPSTREAM = Parent("skipped: `upstream_failed`", NodeStatus.SKIPPED, SkipReason.UPSTREAM_FAILED)
 CANCELLED = Parent("cancelled", NodeStatus.CANCELLED)
+STREAMED = Parent("open, with a batch", streams=True)
 
 GATES = {"`all`": FanIn(), "`any`": FanIn(mode="any"), "`count:2`": FanIn(mode="count", count=2)}
 GATES_OF_THREE = {**GATES, "`count:3`": FanIn(mode="count", count=3)}
 
 SAME = [
+    (FINISHED, STREAMED),
     (FAILED, CANCELLED),
     (FAILED, UPSTREAM),
     (NOT_TAKEN, Parent("skipped: `condition`", NodeStatus.SKIPPED, SkipReason.CONDITION)),
@@ -55,6 +59,8 @@ def outcome(nodes: list[Node], parents: Iterable[Parent]) -> str:
     scheduler = Scheduler(Graph(nodes=(*nodes, remediator)), [NodeState() for _ in [*nodes, remediator]])
     scheduler.pop_ready()
     for index, parent in enumerate(parents):
+        if parent.streams:
+            scheduler.add_batch(index)
         if parent.status is not None:
             scheduler.end(index, parent.status, parent.reason)
     state = scheduler.states[len(nodes) - 1]
@@ -69,7 +75,10 @@ def gate(parents: Sequence[Parent], fan_in: FanIn) -> str:
         Node(node_id=f"p{i}", index=i, type="t", on_failure=each.on_failure) for i, each in enumerate(parents)
     ]
     ids = tuple(each.node_id for each in above)
-    child = Node(node_id="child", index=len(above), type="t", depends_on=ids, fan_in=fan_in)
+    streams = tuple(node_id for node_id, each in zip(ids, parents, strict=True) if each.streams)
+    child = Node(
+        node_id="child", index=len(above), type="t", depends_on=ids, fan_in=fan_in, streams_from=streams
+    )
     return outcome([*above, child], parents)
 
 
@@ -160,7 +169,7 @@ def test_example_prints_what_the_page_shows(program: Block, shown: Block, tmp_pa
     assert (done.stdout, done.returncode) == (shown.text, 0), done.stderr
 
 
-@pytest.mark.parametrize("heading", ["When a node starts", "Streaming", "Routing"])
+@pytest.mark.parametrize("heading", ["When a node starts", "Streaming", "Routing", "Conditions"])
 def test_feature_has_an_example_that_runs(heading: str) -> None:
     text = PAGE.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
     assert [program for program, _ in examples() if program.text in text]

@@ -193,6 +193,7 @@ def test_results_keep_their_order_when_some_come_from_a_process() -> None:
     assert "the expression is incomplete" in results[5].error
 
 
+@pytest.mark.slow
 def test_evaluation_is_limited_in_time_and_memory() -> None:
     large = {"l": list(range(95)), "s": "x" * 600_000, "t": "x" * 200_000 + "y"}
     slow = "params.l.all(a, params.l.all(b, !params.s.contains(params.t)))"

@@ -233,3 +233,10 @@ def test_streaming_node_shows_the_parents_whose_first_batch_it_waits_for() -> No
     scheduler.add_batch(1)
     notes = {row[0]: row[-1] for row in rows(render(TaskStatus.RUNNING, scheduler))}
     assert notes["c"] == ""
+
+
+def test_note_of_a_node_whose_condition_is_false_shows_the_expression() -> None:
+    skipped = NodeState(status=NodeStatus.SKIPPED, skip_reason=SkipReason.CONDITION)
+    decided = NodeState(status=NodeStatus.SKIPPED, skip_reason=SkipReason.CONDITION, condition=False)
+    assert only_row(decided, when="vars.sla == 'gold'")[-1] == "condition: vars.sla == 'gold' is false"
+    assert only_row(skipped, when="vars.sla == 'gold'")[-1] == "condition"

@@ -106,7 +106,11 @@ def _parents(notes: Notes, node: Node) -> str:
     ]
     if node.streams_from and node.io.start_when is StartWhen.FIRST_BATCH:
         silent = [each for each in notes.open(node.streams_from) if not _has_batch(notes, node, each)]
-        return f"the first batch of {names(silent, last=' or ')}" if silent else names(notes.open(node.depends_on))
+        return (
+            f"the first batch of {names(silent, last=' or ')}"
+            if silent
+            else names(notes.open(node.depends_on))
+        )
     match node.fan_in.mode:
         case "any":
             return _some(1, parents)

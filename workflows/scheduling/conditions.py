@@ -35,49 +35,37 @@ class Conditions:
         self._nodes = nodes
         self._states = states
         self._due: list[Due] = []
-        self._known: set[Due] = set()
-        """The conditions that have become due, each of which is evaluated once."""
+        self._asked: set[Due] = set()
 
-    def batch_seen_by(self, child: int, parent: int) -> bool | None:
-        """Return whether the first batch of a parent counts for the gate of `child`; None while this is undecided.
+    def passes(self, child: int, parent: int) -> bool | None:
+        """Return the result of an edge's condition, and True for an edge without one.
 
-        The first call for an edge with a condition makes its condition due.
+        The first call for an undecided edge, for which this returns None, makes its condition due.
         """
         if self._nodes[parent].node_id not in self._nodes[child].edge_when:
             return True
-        return self._result_of_edge(child, parent)
-
-    def _result_of_edge(self, child: int, parent: int) -> bool | None:
         result = self._states[child].edges.get(parent)
         if result is None:
-            self._add(Due(child, parent))
+            self._ask(Due(child, parent))
         return result
 
-    def _add(self, due: Due) -> None:
-        if due not in self._known:
-            self._known.add(due)
-            self._due.append(due)
-
     def parent_seen_by(self, child: int, parent: int) -> NodeState | None:
-        """Return how an ended parent counts for the gate of `child`; None while the condition of the edge is undecided.
-
-        The first call for an edge makes its condition due.
-        """
+        """Return how an ended parent counts for the gate of `child`; None while the condition of the edge is undecided."""
         state = self._states[parent]
-        finished = state.status is NodeStatus.FINISHED
-        if not finished or self._nodes[parent].node_id not in self._nodes[child].edge_when:
-            return state
-        result = self._result_of_edge(child, parent)
-        if result is None:
-            return None
-        return state if result else _BY_CONDITION
+        passes = state.status is not NodeStatus.FINISHED or self.passes(child, parent)
+        return state if passes else None if passes is None else _BY_CONDITION
 
     def may_start(self, index: int) -> bool:
         """Return whether a node whose gate has opened may start. If its condition is undecided, it becomes due."""
         if self._nodes[index].when is None or self._states[index].condition:
             return True
-        self._due.append(Due(index))
+        self._ask(Due(index))
         return False
+
+    def _ask(self, due: Due) -> None:
+        if due not in self._asked:
+            self._asked.add(due)
+            self._due.append(due)
 
     def store(self, due: Due, result: bool) -> None:
         """Store the result of a condition in the state of its node."""

@@ -283,7 +283,7 @@ class Scheduler:
 
     def _count_batch(self, child: int, parent: int) -> None:
         """Count the first batch of a parent for the gate of its child, unless the condition of their edge is undecided."""
-        result = self._conditions.batch_seen_by(child, parent)
+        result = self._conditions.passes(child, parent)
         if result is not None:
             add_batch(self.nodes[child], self._gates[child], result=result)
 

@@ -79,12 +79,12 @@ def evaluate(expression: Expression, values: Mapping[str, Any]) -> bool:
         found = expression.program.eval(data=dict(values))
     except (RuntimeError, ValueError, TypeError, OverflowError) as error:
         raise BadCondition(_STATUS.sub("", str(error))) from None
-    result, kind = found.value(), found.type().name().lower()
+    result, kind = found.value(), found.type().name()
     if isinstance(result, bool):
         return result
-    if kind == "error":
+    if kind == "ERROR":
         raise BadCondition(_STATUS.sub("", str(result)).replace("map : ", "map: "))
-    raise BadCondition(f"the result is of type {kind}, not bool")
+    raise BadCondition(f"the result is of type {kind.lower()}, not bool")
 
 
 def _explain(text: str, error: str) -> str:
