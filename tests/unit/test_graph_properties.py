@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.unit.property_examples import examples
-from tests.unit.random_graphs import graphs, streamed
+from tests.unit.random_graphs import graphs, nodes, streamed
 from tests.unit.reference_model import FINISHED, End, ends_of, handled, settled, startable, turns_failed
 
 from flowkit.models import (
