@@ -75,7 +75,10 @@ def test_node_is_silent_until_a_report_omits_it() -> None:
     silence.accept(report(("n1", 1, 5)))
     assert (silence.nodes, silence.has_events) == ([1], True)
     silence.process_events()
-    assert (silence.has_events, silence.problem(report(("n1", 1, 6)))) == (False, "the report changes nothing")
+    assert (silence.has_events, silence.problem(report(("n1", 1, 6)))) == (
+        False,
+        "the report changes nothing",
+    )
     assert silence.problem(report()) is None
     silence.accept(report())
     assert silence.nodes == []
