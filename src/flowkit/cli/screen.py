@@ -86,7 +86,7 @@ class Lines:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._since = time.monotonic()
-        self._nodes: dict[str, tuple[str, int, bool, str, str]] = {}
+        self._nodes: dict[str, tuple[str, int, bool, str, str, bool]] = {}
         self._printed_hints: set[str] = set()
 
     def show(self, view: TaskView, hints: Sequence[str]) -> None:
