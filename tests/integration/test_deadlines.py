@@ -10,7 +10,8 @@ from temporalio.exceptions import ApplicationError
 
 from flowkit.models import TaskStatus
 from tests.integration.handlers import ALL, Quick
-from tests.integration.harness import Harness, eventually, node
+from tests.integration.harness import Harness, eventually, node, wait_seconds
+from tests.integration.test_cancel_terminate_reset import reset
 from tests.integration.test_continue_as_new import chain, histories, replay
 from tests.integration.test_large_graphs import run_ids, short_runs
 
@@ -40,6 +41,17 @@ class Remedy(Quick):
         result = await super().process_batch(batch, ctx)
         result.metrics["codes"] = [failed["reason_code"] for failed in ctx.failed_nodes]
         return result
+
+
+class FirstTime(Quick):
+    """Takes a minute in the first attempt of its node, and two seconds in later ones."""
+
+    role = "first_time"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Wait, then return one metrics row."""
+        await ctx.cancellable(wait_seconds(60 if ctx.attempt_epoch == 1 else 2))
+        return await super().process_batch(batch, ctx)
 
 
 async def cancel_reason(harness: Harness, attempt: str) -> str:
@@ -206,6 +218,23 @@ async def test_task_within_its_deadlines_finishes_with_at_most_one_timer(harness
     found = await histories(harness, task_id)
     assert deadline_timers(found[0]) == ['"deadline of n0 in 10 min"']
     await replay(found)
+
+
+async def test_deadline_that_has_passed_applies_at_once_after_a_reset(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker({**ALL, "first_time": FirstTime()})
+    task_id = await harness.create(
+        node("slow", "first_time", deadline_sec=4, allow_failure=True),
+        node("aside", "paced", inline={"pause": 1}),
+        node("last", "quick", "aside"),
+    )
+    assert (await harness.result(task_id)).handled_failures == ["slow"]
+    await reset(harness, task_id, "last")
+    assert (await harness.result(task_id)).handled_failures == ["slow"]
+    assert await harness.statuses(task_id) == {"slow": "failed", "aside": "finished", "last": "finished"}
+    assert (await harness.node(task_id, "slow"))["last_error"] == EXCEEDED.format(4)
+    client = await harness.client()
+    await replay([await client.get_workflow_handle(task_id).fetch_history()])
 
 
 async def test_deadline_survives_new_runs_of_the_workflow(short_runs: Harness) -> None:
