@@ -37,6 +37,12 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
 
 
+def test_silent_node_has_a_note() -> None:
+    states = [NodeState(status=NodeStatus.RUNNING, epoch=1), NodeState(status=NodeStatus.RUNNING, epoch=1)]
+    text = render_at(TaskStatus.DEFERRED, scheduler_of(*states), QUEUES, None, {"n1"})
+    assert [row[-1] for row in rows(text)] == ["", "sends no heartbeats"]
+
+
 def only_row(state: NodeState, **fields: Any) -> list[str]:
     """Return the row of a single node in this state."""
     (row,) = rows(render(TaskStatus.RUNNING, scheduler_of(state, **fields)))
