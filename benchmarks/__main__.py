@@ -150,7 +150,9 @@ async def _comparisons(brokers: str) -> AsyncIterator[Comparison]:
     yield Comparison(name=name, unit="batches/s", target=">= 0.85", sides=rates, clean=clean)
     async with external.sides(mongo, brokers) as chains:
         name = f"chain of {external.NODES} external nodes"
-        yield Comparison(name=name, unit="ms/node", target="<= 1.20", sides=chains, clean=clean, rounds=5)
+        yield Comparison(
+            name=name, unit="ms/node", target="<= 1.20", sides=chains, clean=clean, rounds=external.ROUNDS
+        )
 
 
 async def _delete_documents(mongo: Any) -> None:
