@@ -2,8 +2,8 @@
 
 It runs the nodes of a chain one after another. For each node it sends the same command, waits for the same status
 events, and makes the same MongoDB writes as a bridge. Like the bridge, it writes independent documents concurrently.
-Like the earlier, Kafka-based FlowKit, it commits the offsets of a poll before the next one; a bridge commits behind
-the processing of the next events.
+It commits the offsets of a poll before the next one, as the workers of the protocol do; a bridge commits while it
+processes the next events.
 """
 
 from __future__ import annotations
