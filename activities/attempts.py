@@ -229,9 +229,14 @@ class Attempt:
             pause = heartbeats.pause_sec(lease_ttl_sec)
 
     async def _renew_lease(self) -> None:
-        """Extend the lease in the task document. It is informational; Temporal enforces the real one by heartbeats."""
+        """Extend the lease in the task document before it expires.
+
+        Temporal enforces the real lease by heartbeats. By the document, a parent with `max_ahead` sees whether the node
+        still runs.
+        """
+        pause = min(self._worker.hb_interval_sec, self._attempt.lease_ttl_sec / 2)
         while True:
-            await asyncio.sleep(self._worker.hb_interval_sec)
+            await asyncio.sleep(pause)
             now = time.time()
             deadline_ms = int((now + self._attempt.lease_ttl_sec) * 1000)
             run_id = self._info.workflow_run_id or ""

@@ -15,7 +15,9 @@ from flowkit.errors import BadCondition
 from flowkit.graph.cel import compiled, evaluate
 from flowkit.limits import CONDITION_SEC
 
-_MEMORY_BYTES = 2_000_000_000
+TOO_LARGE = "the evaluation needs too much memory"
+
+_MEMORY_BYTES = 600_000_000
 
 
 def main() -> None:
@@ -27,6 +29,8 @@ def main() -> None:
             result: bool | str = evaluate(expression, values)
         except BadCondition as error:
             result = str(error)
+        except MemoryError:
+            result = TOO_LARGE
         sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
 
@@ -39,6 +43,7 @@ def _limit() -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         seconds = int(used.ru_utime + used.ru_stime + CONDITION_SEC + 1)
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 

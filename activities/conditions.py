@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from temporalio import activity
 
 from flowkit import temporal_names
+from flowkit.activities.condition_process import TOO_LARGE
 from flowkit.activities.tasks import check_database, heartbeats
 from flowkit.adapters.tasks.condition_reads import ConditionReads
 from flowkit.adapters.vars.sensitive import DefaultDetector
@@ -38,8 +39,7 @@ _INLINE_BYTES = 8_000
 """Largest values of a condition that is evaluated without a process of its own."""
 
 _TOO_LONG = f"the evaluation takes more than {CONDITION_SEC:g} s"
-_TOO_LARGE = "the evaluation needs too much memory"
-_ENDS = {-signal.SIGABRT: _TOO_LARGE, **({-signal.SIGXCPU: _TOO_LONG} if hasattr(signal, "SIGXCPU") else {})}
+_ENDS = {-signal.SIGABRT: TOO_LARGE, **({-signal.SIGXCPU: _TOO_LONG} if hasattr(signal, "SIGXCPU") else {})}
 """Why a process ended that a condition has ended, by exit code."""
 
 Outcome = bool | str

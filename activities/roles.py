@@ -14,6 +14,7 @@ from temporalio import activity
 
 from flowkit import reason_codes
 from flowkit.activities.attempts import Attempt, AttemptFailed, WorkerContext
+from flowkit.activities.batches.backpressure import backpressure
 from flowkit.activities.batches.batch_sources import Input, InputSettings, Wait
 from flowkit.activities.context import ArtifactsWriter, RunContext
 from flowkit.activities.handlers import BatchResult, FinalizeResult
@@ -179,31 +180,31 @@ class RoleExecutor:
         attempt, handler, invoker = self._attempt, self._handler, self._invoker
         await invoker.call(handler.init, self._info())
         loaded = await invoker.call(handler.load_input, attempt.io.input_ref, inline_of(attempt))
-        source = Input(
-            attempt=attempt,
-            handler=handler,
-            invoker=invoker,
-            artifacts=self._artifacts,
-            tasks=self._tasks,
-            settings=self._roles.inputs,
-            wait=self._wait,
-        )
-        async with aclosing(source.batches(loaded)) as batches:
-            while await self._process_next(batches):
-                pass
+        with backpressure(attempt, self._artifacts, self._tasks) as ahead:
+            source = Input(
+                attempt=attempt,
+                handler=handler,
+                invoker=invoker,
+                artifacts=self._artifacts,
+                tasks=self._tasks,
+                settings=self._roles.inputs,
+                ahead=ahead,
+                wait=self._wait,
+            )
+            async with aclosing(source.batches(loaded)) as batches:
+                while (uid := await self._process_next(batches)) is not None:
+                    ahead.stored(uid)
         return as_final(await invoker.call(handler.finalize, self._ctx))
 
-    async def _process_next(self, batches: AsyncGenerator[Batch, None]) -> bool:
-        """Process the next batch. Return False if there is none.
+    async def _process_next(self, batches: AsyncGenerator[Batch, None]) -> str | None:
+        """Process the next batch and return its uid, or None if there is no batch.
 
         Do not keep the batch afterwards, because the input's byte budget no longer counts it.
         """
         await self._ctx.raise_if_cancelled()
         batch = await anext(batches, None)
         await self._ctx.raise_if_cancelled()
-        if batch is not None:
-            await self._process(batch)
-        return batch is not None
+        return await self._process(batch) if batch is not None else None
 
     def _info(self) -> dict[str, Any]:
         return {
@@ -214,7 +215,7 @@ class RoleExecutor:
             "role": self._attempt.role,
         }
 
-    async def _process(self, batch: Batch) -> None:
+    async def _process(self, batch: Batch) -> str:
         uid = batch.batch_uid or payload_uid(batch)
         try:
             result = as_result(await self._call_handler(batch))
@@ -232,6 +233,7 @@ class RoleExecutor:
             self._on_batch()
         if self._log is not None:
             self._log.batch_ok(uid)
+        return uid
 
     async def _call_handler(self, batch: Batch) -> Any:
         hook = self._handler.process_batch

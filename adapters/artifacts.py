@@ -1,7 +1,7 @@
 """Storage of artifacts, metrics and claims (spec: artifacts, metrics path; protocol: MongoDB contract).
 
 One rule applies to all three: a write of a higher epoch replaces the row, and a write of a lower epoch is rejected.
-A rejected write raises Fenced, which ends an outdated attempt that is still running.
+A rejected write raises Fenced, which ends an outdated attempt that is still running. Claims have a module of their own.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from pymongo import ASCENDING
-from pymongo.errors import BulkWriteError
 
 from flowkit.adapters.batch_uids import uid_text
+from flowkit.adapters.claims import Claims
 from flowkit.adapters.concurrent_writes import together
 from flowkit.adapters.entries import (
     PAGE_BYTES,
@@ -26,9 +26,8 @@ from flowkit.adapters.entries import (
 )
 from flowkit.adapters.fenced_rows import FencedRows
 from flowkit.adapters.metrics import EMPTY_BYTES, storable
-from flowkit.adapters.mongo import DUPLICATE_KEY, Database, ensure_index, moment, translate_errors
+from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
 from flowkit.adapters.notifications import ArtifactNotifier
-from flowkit.errors import Fenced
 from flowkit.protocol.kinds import FINAL_UID
 
 if TYPE_CHECKING:
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
     from flowkit.models import AttemptInput
 
 _NODE_BATCH = [("task_id", ASCENDING), ("node_id", ASCENDING), ("batch_uid", ASCENDING)]
-
-_CLAIM = [(name, ASCENDING) for name in ("task_id", "consumer_node", "from_node", "batch_uid")]
-
 
 _REPLACED_FIELDS = ("artifacts_ref", "error")
 """Optional fields of an artifact that a new write of the same batch removes unless it sets them."""
@@ -53,7 +49,7 @@ class ArtifactStore:
         self._metrics = db.metrics_raw
         self._artifact_rows = FencedRows(self._artifacts)
         self._metrics_rows = FencedRows(self._metrics)
-        self._claims = db.stream_progress
+        self.claims = Claims(db)
         self.notifier = ArtifactNotifier()
         """Notifies pulling nodes in this process when another node in this process stores a batch."""
 
@@ -63,7 +59,7 @@ class ArtifactStore:
         await ensure_index(self._artifacts, _NODE_BATCH[:2], "ix_artifacts_task_node")
         await ensure_index(self._artifacts, _NODE_BATCH, "uniq_artifact_batch_uid", unique=True, sparse=True)
         await ensure_index(self._metrics, _NODE_BATCH, "uniq_metrics_batch", unique=True)
-        await ensure_index(self._claims, _CLAIM, "uniq_stream_claim_batch", unique=True)
+        await self.claims.prepare()
 
     async def store_batch(
         self,
@@ -134,7 +130,7 @@ class ArtifactStore:
     ) -> None:
         fields = {"status": "partial", "meta": meta, "size": size, "worker_id": worker_id, **more}
         await self._store_artifact(attempt, batch_uid, fields, at, size)
-        self.notifier.notify(attempt.task_id, attempt.node_id)
+        self.notifier.notify(attempt.task_id, attempt.node_id, Entry(batch_uid, size))
 
     @translate_errors
     async def _store_artifact(
@@ -231,6 +227,10 @@ class ArtifactStore:
         )
         return entries([partial async for partial in cursor])
 
+    async def stored_uids(self, task_id: str, node_id: str) -> set[str]:
+        """Return the uids of a node's stored batches."""
+        return set(await self._partials(task_id, node_id))
+
     async def _rows(self, task_id: str, node_id: str) -> dict[str, bool]:
         """Return whether a batch failed, for each batch that has a metrics row."""
         cursor = self._metrics.find(
@@ -268,59 +268,16 @@ class ArtifactStore:
         found = {uid_text(partial.get("batch_uid")): partial async for partial in cursor}
         return [found[uid] for uid in map(uid_text, (entry.uid for entry in page)) if uid in found]
 
-    @translate_errors
     async def claim(
         self, attempt: AttemptInput, from_node: str, batch_uids: Sequence[Any], at: float
     ) -> None:
-        """Record that this node received batches of `from_node`, and take over claims of its earlier attempts.
-
-        Raise Fenced if a newer attempt has already claimed one of the batches.
-        """
-        if not batch_uids:
-            return
-        claims = [
-            {
-                "task_id": attempt.task_id,
-                "consumer_node": attempt.node_id,
-                "from_node": from_node,
-                "batch_uid": batch_uid,
-                "attempt_epoch": attempt.epoch,
-                "claimed_at": moment(at),
-            }
-            for batch_uid in batch_uids
-        ]
-        try:
-            await self._claims.insert_many(claims, ordered=False)
-        except BulkWriteError as error:
-            await self._claim_again(attempt, from_node, _refused_uids(error, claims), at)
-
-    async def _claim_again(self, attempt: AttemptInput, from_node: str, uids: list[Any], at: float) -> None:
-        """Take over claims of earlier attempts. Claims of external workers have no epoch and count as earlier."""
-        taken = await self._claims.update_many(
-            {
-                "task_id": attempt.task_id,
-                "consumer_node": attempt.node_id,
-                "from_node": from_node,
-                "batch_uid": {"$in": uids},
-                "attempt_epoch": {"$not": {"$gt": attempt.epoch}},
-            },
-            {"$set": {"attempt_epoch": attempt.epoch, "claimed_at": moment(at)}},
-        )
-        if taken.matched_count < len(uids):
-            raise Fenced(f"a newer attempt of node {attempt.node_id!r} has claimed batches of {from_node!r}")
+        """Record that this node received batches of `from_node` (see Claims.make)."""
+        await self.claims.make(attempt, from_node, batch_uids, at)
 
 
 def _reference(what: str, given: dict[str, Any] | None) -> dict[str, Any]:
     """Return the field that holds a handler's reference, or `{}` if there is no reference."""
     return {} if given is None else {"artifacts_ref": storable(what, given)[0]}
-
-
-def _refused_uids(error: BulkWriteError, claims: list[dict[str, Any]]) -> list[Any]:
-    problems = error.details.get("writeErrors", [])
-    unconfirmed = error.details.get("writeConcernErrors")
-    if unconfirmed or any(problem.get("code") != DUPLICATE_KEY for problem in problems):
-        raise error
-    return [claims[problem["index"]]["batch_uid"] for problem in problems]
 
 
 def _key(attempt: AttemptInput, batch_uid: str) -> dict[str, Any]:

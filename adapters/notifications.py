@@ -1,44 +1,70 @@
-"""Coordination of readers within one process: notifications of new artifacts, and a memory budget for batches."""
+"""Coordination of readers within one process: notifications of new rows, and a memory budget for batches."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from flowkit.adapters.entries import Entry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
+T = TypeVar("T")
 
-class Subscription:
-    """Notifications for one listener about new artifacts of the nodes that it listens to."""
+MOST_KEPT = 1_000
+"""How many notifications with a row a subscription keeps. Beyond that, its listener has to read the database."""
+
+
+class Claimed(NamedTuple):
+    """Claims that a node has just made."""
+
+    consumer: str
+    batches: int
+    """How many batches it has claimed for the first time."""
+
+
+class Subscription(Generic[T]):
+    """Notifications for one listener about the nodes that it listens to."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
+        self._kept: list[tuple[str, T]] = []
+        self._must_read = False
 
-    def notify(self) -> None:
-        """Notify the listener that one of its nodes has stored an artifact."""
+    def notify(self, node: str, row: T | None) -> None:
+        """Notify the listener of a row of `node`. With None, the listener has to read the database."""
+        if row is None or len(self._kept) >= MOST_KEPT:
+            self._must_read = True
+        else:
+            self._kept.append((node, row))
         self._event.set()
 
-    async def wait(self, *, least: float, most: float) -> None:
-        """Return after a notification, but no sooner than `least` seconds and no later than `most` seconds."""
-        await asyncio.sleep(least)
+    async def wait(self, most: float) -> None:
+        """Return after a notification, but no later than after `most` seconds."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._event.wait(), most - least)
+            await asyncio.wait_for(self._event.wait(), most)
+
+    def take(self) -> tuple[list[tuple[str, T]], bool]:
+        """Return the rows since the last call with their nodes, and whether to read the database for others."""
+        taken = self._kept, self._must_read
+        self._kept, self._must_read = [], False
         self._event.clear()
+        return taken
 
 
-class ArtifactNotifier:
-    """Notifies the listeners of a node when the node stores a batch or its complete marker."""
+class Notifier(Generic[T]):
+    """Notifies the listeners of a node of the rows that concern the node, within one process."""
 
     def __init__(self) -> None:
-        self._listeners: defaultdict[tuple[str, str], set[Subscription]] = defaultdict(set)
+        self._listeners: defaultdict[tuple[str, str], set[Subscription[T]]] = defaultdict(set)
 
     @contextmanager
-    def listener(self, task_id: str, nodes: Iterable[str]) -> Iterator[Subscription]:
+    def listener(self, task_id: str, nodes: Iterable[str]) -> Iterator[Subscription[T]]:
         """Subscribe to these nodes of a task until the end of the block."""
-        keys, subscription = [(task_id, node) for node in nodes], Subscription()
+        keys, subscription = [(task_id, node) for node in nodes], Subscription[T]()
         for key in keys:
             self._listeners[key].add(subscription)
         try:
@@ -49,10 +75,18 @@ class ArtifactNotifier:
                 if not self._listeners[key]:
                     del self._listeners[key]
 
-    def notify(self, task_id: str, node: str) -> None:
-        """Notify the listeners that `node` has stored a batch or its complete marker."""
+    def notify(self, task_id: str, node: str, row: T | None = None) -> None:
+        """Notify the listeners of `node` of a stored row. With None, they read the database."""
         for subscription in self._listeners.get((task_id, node), ()):
-            subscription.notify()
+            subscription.notify(node, row)
+
+
+class ArtifactNotifier(Notifier[Entry]):
+    """Notifies the listeners of a node of each batch that the node stores, and of its complete marker (None)."""
+
+
+class ClaimNotifier(Notifier[Claimed]):
+    """Notifies the listeners of a node of the claims that other nodes make of its batches."""
 
 
 class Held:
@@ -67,6 +101,17 @@ class Held:
         if size < self._size:
             self._release(self._size - size)
             self._size = size
+
+    @contextmanager
+    def parked(self) -> Iterator[None]:
+        """Lend the bytes to other readers during the block. Take them back at its end, even beyond the limit."""
+        size, self._size = self._size, 0
+        self._release(size)
+        try:
+            yield
+        finally:
+            self._size = size
+            self._release(-size)
 
 
 class ByteBudget:

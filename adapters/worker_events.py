@@ -41,6 +41,8 @@ class WorkerEvent:
     event_hash: str
     """Identifies the event, so that MongoDB stores it only once even if the attempt reports it repeatedly."""
     payload: dict[str, Any]
+    received_at: float | None = None
+    """When it was received; None if that is when it is stored."""
 
 
 class WorkerEvents:
@@ -56,7 +58,7 @@ class WorkerEvents:
 
     @translate_errors
     async def append(self, events: Sequence[WorkerEvent], at: float) -> None:
-        """Store `events` with `at` as the time of receipt. Events that exist already stay unchanged.
+        """Store `events`. Those without a time of receipt get `at`. Events that exist already stay unchanged.
 
         Raise StoreRefused if MongoDB permanently rejects some of the events; the others are stored.
         """
@@ -71,6 +73,7 @@ class WorkerEvents:
 
 
 def _row(event: WorkerEvent, at: float) -> dict[str, Any]:
+    at = at if event.received_at is None else event.received_at
     return {
         "task_id": event.task_id,
         "node_id": event.node_id,

@@ -24,9 +24,11 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import baseline, external
+from benchmarks import baseline, external, streaming
+from benchmarks.bare_bridge import DISPATCHES as BARE_DISPATCHES
 from benchmarks.batches import BATCHES, bare_loop, one_node
 from benchmarks.cases import CASES, Case, by_flowkit, by_hand, sample
+from benchmarks.streaming import Streaming
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.client import TaskClient
 from flowkit.connection import connect
@@ -46,7 +48,10 @@ OPTIMIZING = "-XX:TieredStopAtLevel=4"
 """Java option for MongoDB's stand-in. Under minutes of load, the optimizing compiler pays off for large documents."""
 
 DATABASES = ("flowkit", "baseline", "baseline_functions", "bare_loop", external.DATABASE)
-COLLECTIONS = ("tasks", "artifacts", "metrics_raw", "worker_events", "dispatches")
+COLLECTIONS = (
+    *("tasks", "artifacts", "metrics_raw", "stream_progress", "worker_events"),
+    *("dispatches", BARE_DISPATCHES),
+)
 
 console = Console(width=120)
 
@@ -58,7 +63,7 @@ def main(
     ),
     only: Annotated[str, typer.Option(help="Only cases with this text in their name.")] = "",
 ) -> None:
-    """Run every case on both sides in turn and print the ratios; takes about four minutes."""
+    """Run every case on both sides in turn and print the ratios; takes about five minutes."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     os.environ.setdefault("_JAVA_OPTIONS", OPTIMIZING)
     with (
@@ -74,27 +79,32 @@ def main(
         for command in external.commands():
             processes.enter_context(_process(command, external.environment(kafka.bootstrap_servers)))
         results = uvloop.run(_measure(rounds, only, kafka.bootstrap_servers))
-    _print(results, "FlowKit compared with a hand-written workflow")
+        latencies = uvloop.run(_latencies(only))
+    _print(
+        results, "FlowKit compared with a hand-written workflow (streaming: with the same stages in sequence)"
+    )
+    _print_latencies(latencies)
     console.print(f"Measured on {_machine()}.")
     console.print(
         f"For scale: a raw activity in a chain, without any MongoDB write, took {RAW_CHAIN_MS:.0f} ms a node on a "
         "quiet 2-core machine; the baseline adds five writes a node."
     )
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(results, indent=2) + "\n")
+    out.write_text(json.dumps([*results, *latencies], indent=2) + "\n")
     console.print(f"figures: {out}")
 
 
 def _commands() -> list[list[str]]:
     flowkit = [str(Path(sys.executable).parent / "flowkit")]
     engine, worker = ["engine", "--queue", QUEUE], ["worker", "benchmarks.handler:OneBatch", "--queue", QUEUE]
-    by_hand_ = [sys.executable, "benchmarks/baseline.py"]
+    by_hand_ = [sys.executable, "-m", "benchmarks.baseline"]
     return [
         [*flowkit, *engine],
         [*flowkit, *worker, "--concurrency", "100"],
+        *([*flowkit, *command] for command in streaming.commands(QUEUE)),
         [*by_hand_, "workflows"],
         [*by_hand_, "activities"],
-        [sys.executable, "benchmarks/baseline_functions.py"],
+        [sys.executable, "-m", "benchmarks.baseline_functions"],
     ]
 
 
@@ -129,6 +139,8 @@ class Comparison:
     """Called before each sample."""
     rounds: int = ROUNDS
     """Samples per side, unless the command asks for fewer."""
+    warms_up: bool = True
+    """Whether each side runs once before its first sample."""
 
 
 async def _comparisons(brokers: str) -> AsyncIterator[Comparison]:
@@ -147,6 +159,10 @@ async def _comparisons(brokers: str) -> AsyncIterator[Comparison]:
     rates = {name: partial(_rate, run) for name, run in batches.items()}
     name = f"{BATCHES:,} batches of a node"
     yield Comparison(name=name, unit="batches/s", target=">= 0.85", sides=rates, clean=clean)
+    stages = Streaming(tasks, mongo["flowkit"]).stages()
+    yield Comparison(
+        name=streaming.STAGES, unit="s", target="<= 0.5", sides=stages, clean=clean, rounds=2, warms_up=False
+    )
     async with external.sides(mongo, brokers) as chains:
         name = f"chain of {external.NODES} external nodes"
         yield Comparison(name=name, unit="ms/node", target="<= 1.20", sides=chains, clean=clean, rounds=5)
@@ -177,10 +193,18 @@ async def _measure(rounds: int, only: str, brokers: str) -> list[dict[str, Any]]
     return results
 
 
+async def _latencies(only: str) -> list[dict[str, Any]]:
+    """Measure the cases of streaming that have no baseline."""
+    mongo: Any = AsyncIOMotorClient(os.environ["MONGO_URL"], tz_aware=True)
+    await _delete_documents(mongo)
+    tasks = TaskClient(await connect(), TaskStore(mongo["flowkit"]), queue=QUEUE)
+    return [latency.result async for latency in Streaming(tasks, mongo["flowkit"]).latencies(only)]
+
+
 async def _result(comparison: Comparison, rounds: int) -> dict[str, Any]:
     samples: dict[str, list[float]] = {name: [] for name in comparison.sides}
     began = time.monotonic()
-    for run in comparison.sides.values():
+    for run in comparison.sides.values() if comparison.warms_up else ():
         await run()
     for round_ in range(rounds):
         for name in sorted(comparison.sides, reverse=bool(round_ % 2)):
@@ -211,6 +235,26 @@ def _print(results: list[dict[str, Any]], title: str | None = None) -> None:
     console.print(table)
 
 
+def _print_latencies(results: list[dict[str, Any]]) -> None:
+    table = Table(
+        "case",
+        "p50",
+        "p90",
+        "range",
+        "target",
+        "took",
+        "load",
+        title="From a stored batch to the child's handler",
+    )
+    for result in results:
+        figures = [f"{result[name]:.0f} ms" for name in ("p50", "p90")]
+        spread = f"{min(result['samples']):.0f}..{max(result['samples']):.0f} ms"
+        took = f"{result['took_sec']:.0f} s"
+        table.add_row(result["case"], *figures, spread, result["target"], took, f"{result['load']:.1f}")
+    if results:
+        console.print(table)
+
+
 def _ratio(result: dict[str, Any]) -> str:
     """Return the ratio of the medians, with the smallest and largest ratio of a single round."""
     return f"{result['ratio']:.3f} ({min(result['ratios']):.2f}..{max(result['ratios']):.2f})"
@@ -218,7 +262,7 @@ def _ratio(result: dict[str, Any]) -> str:
 
 def _machine() -> str:
     """Return the machine, the versions and the time of the measurement."""
-    versions = f"Python {platform.python_version()}, temporalio {temporalio.__version__}"
+    versions = f"Python {platform.python_version()}, temporalio {temporalio.__version__}, load {os.getloadavg()[0]:.1f}"
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {versions}, {when}"
 

@@ -18,6 +18,8 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 ROLE = "bare"
+DISPATCHES = "bare_dispatches"
+"""The collection of its records. The bridge, which uses the same database, would not understand them."""
 
 
 class BareBridge:
@@ -66,20 +68,20 @@ class BareBridge:
         node, path = f"n{index}", f"graph.nodes.{index}"
         key = {"task_id": task, "node_id": node}
         record = _hash({"t": task, "n": node, "e": 1})
-        await self._db.dispatches.insert_one({"_id": record, **key, "attempt_epoch": 1, "state": "open"})
+        await self._db[DISPATCHES].insert_one({"_id": record, **key, "attempt_epoch": 1, "state": "open"})
         held = {"id": task, f"{path}.attempt_epoch": {"$lt": 1}}
         running = {f"{path}.status": "running", f"{path}.attempt_epoch": 1, f"{path}.started_at": _now()}
         await self._db.tasks.update_one(held, {"$set": running})
         command = json.dumps(_command(task, node)).encode()
         sent = await self._producer.send_and_wait(f"cmd.{ROLE}.v1", command, key=f"{task}:{node}".encode())
         offset = asyncio.ensure_future(
-            self._db.dispatches.update_one({"_id": record}, {"$set": {"offset": sent.offset}})
+            self._db[DISPATCHES].update_one({"_id": record}, {"$set": {"offset": sent.offset}})
         )
         while not await self._events(key, record, path):
             await self._consumer.commit()
         reported = {"$set": {"state": "reported"}}
         await asyncio.gather(
-            self._consumer.commit(), offset, self._db.dispatches.update_one({"_id": record}, reported)
+            self._consumer.commit(), offset, self._db[DISPATCHES].update_one({"_id": record}, reported)
         )
 
     async def _events(self, key: dict[str, Any], record: str, path: str) -> bool:
@@ -102,7 +104,7 @@ class BareBridge:
                 await self._accepted(event, key, record, path)
             elif kind == "BATCH_OK":
                 await self._batch(event, key)
-                await self._db.dispatches.update_one({"_id": record}, {"$inc": {"batches": 1}})
+                await self._db[DISPATCHES].update_one({"_id": record}, {"$inc": {"batches": 1}})
             elif kind == "TASK_DONE":
                 await self._done(event, key, record, path)
                 return True
@@ -111,7 +113,7 @@ class BareBridge:
     async def _accepted(self, event: dict[str, Any], key: dict[str, Any], record: str, path: str) -> None:
         lease = event["payload"]
         await asyncio.gather(
-            self._db.dispatches.update_one({"_id": record, "state": "open"}, {"$set": {"lease": lease}}),
+            self._db[DISPATCHES].update_one({"_id": record, "state": "open"}, {"$set": {"lease": lease}}),
             self._db.tasks.update_one({"id": key["task_id"]}, {"$set": {f"{path}.lease": lease}}),
         )
 
@@ -127,7 +129,7 @@ class BareBridge:
 
     async def _done(self, event: dict[str, Any], key: dict[str, Any], record: str, path: str) -> None:
         outcome = {"state": "ended", "outcome": event["payload"]}
-        await self._db.dispatches.find_one_and_update({"_id": record, "state": "open"}, {"$set": outcome})
+        await self._db[DISPATCHES].find_one_and_update({"_id": record, "state": "open"}, {"$set": outcome})
         marker = {**key, "batch_uid": {"$exists": False}}
         finished = {f"{path}.status": "finished", f"{path}.finished_at": _now()}
         await asyncio.gather(

@@ -3,7 +3,7 @@
 It makes the same activity calls (a local activity to open, one activity per node, one to close). For each node it makes
 the same MongoDB writes into documents of the documented structure, and writes independent rows concurrently. Like
 FlowKit, it runs on uvloop and does not compress calls to a server on the same machine.
-Run: `baseline.py workflows|activities`.
+Run: `python -m benchmarks.baseline workflows|activities`.
 """
 
 import asyncio

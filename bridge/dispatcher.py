@@ -22,6 +22,7 @@ from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.attempt.cancelling import pending, request_cancel
 from flowkit.attempt.failures import failed_attempt, from_error, lost, unexpected
 from flowkit.attempt.steps import begin, check_database
+from flowkit.bridge.native_pollers import IDENTITY_PREFIX
 from flowkit.bridge.rules.commands import task_start
 from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, not_in_topic, refused
 from flowkit.bridge.rules.worker_input import pull_of
@@ -116,11 +117,9 @@ class Dispatcher:
             if record is None:
                 await self._check_not_begun(attempt)
         if record is None:
-            record, is_new = await self._insert(attempt, run_id)
-            if is_new:
-                await self._begin_and_send(attempt, record)
-                return
-        await self._adopt(record, run_id)
+            record = await self._start(attempt, run_id)
+        if record is not None:
+            await self._adopt(record, run_id)
 
     async def _find(self, attempt: AttemptInput) -> Dispatch | None:
         return await self._context.db(
@@ -128,20 +127,43 @@ class Dispatcher:
         )
 
     async def _check_not_begun(self, attempt: AttemptInput) -> None:
-        """Raise a loss if a native worker has begun the attempt, before its role moved to external workers."""
-        states = await self._context.db(lambda: self._stores.tasks.node_states(attempt.task_id))
-        _, epoch = states.get(attempt.node_id, (None, 0))
-        if epoch >= attempt.epoch:
+        """Raise a loss if a native worker has begun the attempt, before its role moved to external workers.
+
+        A bridge that has begun it without a record has not sent its command.
+        """
+        holder = await self._context.db(lambda: self._stores.tasks.holder(attempt))
+        if holder is not None and not holder.startswith(IDENTITY_PREFIX):
             text = "the native worker that ran the attempt is gone, and external workers run the role now"
             raise failed_attempt(lost(reason_codes.LEASE_LOST, text))
 
-    async def _insert(self, attempt: AttemptInput, run_id: str) -> tuple[Dispatch, bool]:
-        """Store the record of a new attempt. Return the stored record, and whether this call has stored it."""
+    async def _start(self, attempt: AttemptInput, run_id: str) -> Dispatch | None:
+        """Dispatch a new attempt. If it has a record already, return that one instead."""
+        record = await self._new_record(attempt, run_id)
+        offset: int | None = None
+        try:
+            stored = await self._insert_and_begin(attempt, record)
+            if stored.cancel_token != record.cancel_token:
+                return stored
+            await self._prepare(attempt, record)
+            offset = await self._sender.send(attempt, record)
+        except asyncio.CancelledError:
+            await self._end_undelivered(record, cancelled(self._context.now()))
+            raise
+        except FlowKitError as error:
+            await self._end_undelivered(record, refused(error, self._context.now()))
+            raise
+        finally:
+            self._sender.sent(attempt.role, record.partition, offset)
+        self._supervisor.watch(replace(record, offset=offset))
+        self._in_background(self._store_offset(record, offset))
+        return None
+
+    async def _new_record(self, attempt: AttemptInput, run_id: str) -> Dispatch:
+        """Return the record of a new attempt. It is not stored yet."""
         pull = pull_of(attempt)
         partition, end_offset = await self._sender.choose(attempt.role)
-        token = str(uuid.uuid4())
-        now = self._context.now()
-        record = Dispatch(
+        token, now = str(uuid.uuid4()), self._context.now()
+        return Dispatch(
             attempt=replace(attempt, io=NodeIO()),
             run_id=run_id,
             queue=self._context.config.queue,
@@ -154,36 +176,26 @@ class Dispatcher:
             created_at=now,
             pull=pull,
         )
-        try:
-            stored = await self._context.db(lambda: self._dispatches.insert(record))
-        except BaseException:
-            self._sender.sent(attempt.role, partition, None)
-            raise
-        if stored.cancel_token != token:
-            self._sender.sent(attempt.role, partition, None)
-        return stored, stored.cancel_token == token
 
-    async def _begin_and_send(self, attempt: AttemptInput, record: Dispatch) -> None:
-        offset: int | None = None
-        try:
-            await self._begin(attempt, record)
-            offset = await self._sender.send(attempt, record)
-        except asyncio.CancelledError:
-            await self._end_undelivered(record, cancelled(self._context.now()))
-            raise
-        except FlowKitError as error:
-            await self._end_undelivered(record, refused(error, self._context.now()))
-            raise
-        finally:
-            self._sender.sent(attempt.role, record.partition, offset)
-        if offset is not None:
-            self._supervisor.watch(replace(record, offset=offset))
-            self._in_background(self._store_offset(record, offset))
+    async def _insert_and_begin(self, attempt: AttemptInput, record: Dispatch) -> Dispatch:
+        """Store the record, and concurrently take the epoch in the task document. Return the stored record."""
+        stores, bridge_id = self._stores, self._context.bridge_id
+        stored: Dispatch | BaseException
+        stored, begun = await asyncio.gather(
+            self._context.db(lambda: self._dispatches.insert(record)),
+            self._context.db(
+                lambda: begin(stores.tasks, stores.artifacts, attempt, record.run_id, bridge_id)
+            ),
+            return_exceptions=True,
+        )
+        if isinstance(stored, BaseException):
+            raise stored
+        if isinstance(begun, BaseException) and stored.cancel_token == record.cancel_token:
+            raise begun
+        return stored
 
-    async def _begin(self, attempt: AttemptInput, record: Dispatch) -> None:
-        """Take the epoch in the task document, end earlier attempts of the node, and prepare its inputs."""
-        stores, run_id, bridge_id = self._stores, record.run_id, self._context.bridge_id
-        await self._context.db(lambda: begin(stores.tasks, stores.artifacts, attempt, run_id, bridge_id))
+    async def _prepare(self, attempt: AttemptInput, record: Dispatch) -> None:
+        """End earlier attempts of the node, and prepare its inputs."""
         if attempt.epoch > 1:
             await self._end_earlier(attempt)
             await self._first_batches.resumed(record)

@@ -135,7 +135,10 @@ class Bridge:
         """Return a consumer for the status topic of each role, and one for announcements and replies."""
         context, topics = self.context, self.context.topics
         status = [
-            RecordConsumer(connection, [topics.status(role)], context.status_group(role), self.status.handle)
+            RecordConsumer(
+                *(connection, [topics.status(role)], context.status_group(role)),
+                *(self.status.handle, self.status.settle),
+            )
             for role in self.roles
         ]
         shared = [topics.announce, topics.reply]

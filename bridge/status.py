@@ -1,8 +1,8 @@
 """Processes the status events of external workers: rejects outdated ones, stores batches, and ends attempts.
 
 A poll may contain the events of many nodes. The events of one node are processed in order, those of different nodes
-concurrently. The consumer commits the offsets of a poll only after everything in it is stored. After a crash, the
-same events are therefore processed again, which has no further effect.
+concurrently. The consumer commits the offsets of a poll only after everything in it is stored, which includes the
+renewals of leases and the log (`settle`). After a crash, the same events are therefore processed again, without further effect.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowkit import reason_codes
+from flowkit.adapters.concurrent_writes import together
 from flowkit.adapters.metrics import UNSTORABLE
-from flowkit.bridge.event_log import worker_events
+from flowkit.bridge.event_log import EventLog
+from flowkit.bridge.renewals import Renewals
 from flowkit.bridge.rules.fencing import TERMINAL, Verdict, judge
 from flowkit.bridge.rules.leases import document_deadline_ms, new_lease
 from flowkit.bridge.rules.node_run import NodeRun, record_key
@@ -67,6 +69,8 @@ class StatusEvents:
         self._inputs = inputs
         self._first_batches = first_batches
         self._malformed = malformed
+        self._renewals = Renewals(context, supervisor)
+        self._log = EventLog(context)
         self._stored: OrderedDict[tuple[str, str], str] = OrderedDict()
         """For each batch that this process has stored, by record key and batch uid, the worker that sent it."""
         self._unknown: OrderedDict[str, None] = OrderedDict()
@@ -74,7 +78,7 @@ class StatusEvents:
         """Number of events that this process has handled."""
 
     async def handle(self, records: Sequence[ConsumerRecord[bytes, bytes]]) -> None:
-        """Process one poll. Return once everything is stored."""
+        """Process one poll. Return once everything is stored, except for what `settle` writes."""
         at = self._context.now()
         events = [event for record in records if (event := self._read(record)) is not None]
         by_node: dict[tuple[str, str], list[StatusEvent]] = {}
@@ -86,10 +90,17 @@ class StatusEvents:
             for (task_id, _), some in by_node.items()
         ]
         nodes = (self._handle_node(run, some) for run, some in zip(runs, by_node.values(), strict=True))
-        results = await asyncio.gather(self._log(events, at), *nodes, return_exceptions=True)
-        await self._write_renewals(runs, at)
+        results = await asyncio.gather(*nodes, return_exceptions=True)
+        for run in runs:
+            for key in run.due_renewals():
+                self._renewals.add(run.records[key], run.take_batches(key))
         _raise_first(results)
+        self._log.add(events, at)
         self.handled += len(events)
+
+    async def settle(self) -> None:
+        """Write renewed leases, numbers of batches and the log. Called before the events' offsets are committed."""
+        await together(self._renewals.write(), self._log.write())
 
     async def _flagged_tasks(self, events: Iterable[StatusEvent]) -> set[str]:
         """Return the tasks with a cancel flag, among those for which an attempt ends: workers may see flags first."""
@@ -111,13 +122,6 @@ class StatusEvents:
         if not unknown:
             return known
         return known | await self._context.db(lambda: self._stores.dispatches.find_all(unknown))
-
-    async def _log(self, events: Sequence[StatusEvent], at: float) -> None:
-        rows = worker_events(events)
-        try:
-            await self._context.db(lambda: self._stores.events.append(rows, at))
-        except StoreRefused as error:
-            _logger.warning("%d events were not stored in worker_events: %s", len(rows), error)
 
     async def _handle_node(self, run: NodeRun, events: Sequence[StatusEvent]) -> None:
         """Process the events of one node in order. Batches that follow each other are stored concurrently."""
@@ -254,7 +258,15 @@ class StatusEvents:
     async def _end(self, run: NodeRun, key: str, event: StatusEvent) -> None:
         """End an attempt by a terminal event. If the node pulls, its inputs are checked before it can finish."""
         record = await self._with_cancel(run, run.records[key])
-        outcome, batches = of_event(record, event, run.at), run.take_batches(key)
+        batches = run.take_batches(key) + await self._renewals.take(key)
+        try:
+            await self._store_end(run, record, event, batches)
+        except BaseException:
+            self._renewals.add(record, batches)
+            raise
+
+    async def _store_end(self, run: NodeRun, record: Dispatch, event: StatusEvent, batches: int) -> None:
+        key, outcome = record.key, of_event(record, event, run.at)
         if isinstance(event.event, EvTaskDone) and record.pull is not None and record.cancel is None:
             held = await self._context.db(lambda: self._stores.dispatches.hold(key, outcome, batches))
             if held is not None:
@@ -288,18 +300,6 @@ class StatusEvents:
     def _ended(self, record: Dispatch) -> None:
         self._supervisor.drop(record.key)
         self._delivery.start(record)
-
-    async def _write_renewals(self, runs: Iterable[NodeRun], at: float) -> None:
-        """Write the renewed leases and the counts of a poll: one update for each attempt, all in one call."""
-        renewals = [(run.records[key], run.take_batches(key)) for run in runs for key in run.due_renewals()]
-        if not renewals:
-            return
-        dispatches = self._stores.dispatches
-        if await self._context.db(lambda: dispatches.renew(renewals, at)):
-            for record, _ in renewals:
-                self._supervisor.saw(record)
-        else:
-            self._supervisor.refresh_soon()
 
     def _report_unknown(self, event: StatusEvent) -> None:
         """Log, once for each task, that a worker runs an attempt that this deployment has not dispatched."""

@@ -184,12 +184,19 @@ def test_the_four_links_point_to_the_folders_at_the_root(name: str) -> None:
 @pytest.mark.parametrize(
     ("module", "forbidden"),
     [
-        ("flowkit", ["motor", "pymongo", "temporalio", "flowkit.models", "flowkit.config"]),
+        (
+            "flowkit",
+            ["motor", "pymongo", "temporalio", "cel_expr_python", "flowkit.models", "flowkit.config"],
+        ),
         ("flowkit.cli.up.processes", ["aiokafka"]),
         ("flowkit.cli.doctor.checks", ["aiokafka"]),
-        ("flowkit.workflows.task", ["motor", "pymongo", "flowkit.adapters", "flowkit.activities"]),
+        (
+            "flowkit.workflows.task",
+            ["motor", "pymongo", "cel_expr_python", "flowkit.adapters", "flowkit.activities"],
+        ),
         ("flowkit.workflows.scheduling.scheduler", ["motor", "pymongo", "temporalio"]),
         ("flowkit.graph.validation", ["motor", "pymongo", "temporalio"]),
+        ("flowkit.graph.conditions", ["motor", "pymongo", "temporalio", "cel_expr_python"]),
     ],
 )
 def test_importing_a_module_loads_only_what_it_needs(module: str, forbidden: list[str]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ class RoleLimits:
     def __init__(
         self, *, priority: int, is_draining: Callable[[], bool], on_change: Callable[[], None]
     ) -> None:
-        """`on_change` is called when a node begins or ends its wait for a slot."""
+        """`on_change` is called when a node begins or ends its wait for a slot, and when an attempt has ended."""
         self._priority = priority
         self._is_draining = is_draining
         self._on_change = on_change
@@ -98,12 +99,7 @@ class RoleLimits:
             role=node.type,
             priority=self._priority,
         )
-        reply: SlotReply = await _execute(
-            temporal_names.ACQUIRE_SLOT,
-            request,
-            SlotReply,
-            summary=f"{node.node_id}: slot of role {node.type}",
-        )
+        reply = await self._ask(request, summary=f"{node.node_id}: slot of role {node.type}")
         self._show_wait(node.type, reply.reason)
         if not reply.granted:
             await _execute(
@@ -116,6 +112,18 @@ class RoleLimits:
             )
             self._on_change()
 
+    async def _ask(self, request: SlotRequest, *, summary: str) -> SlotReply:
+        """Ask for a slot, and free the slots of ended attempts with the same activity."""
+        released, self._ended = self._ended, []
+        try:
+            reply: SlotReply = await _execute(
+                temporal_names.ACQUIRE_SLOT, replace(request, release=released), SlotReply, summary=summary
+            )
+        except BaseException:
+            self._ended = [*released, *self._ended]
+            raise
+        return reply
+
     def _show_wait(self, role: str, reason: str) -> None:
         """Show why the nodes of a role wait. `reason` is empty if the first one has its slot."""
         text = f"a slot of role {role} ({reason})" if reason else None
@@ -125,7 +133,14 @@ class RoleLimits:
 
     def _release(self, slot: Slot) -> None:
         self._ended.append(slot)
-        if self._releasing is None:
+        if self._is_draining():
+            self.release_ended()
+        else:
+            self._on_change()
+
+    def release_ended(self) -> None:
+        """Free the slots of ended attempts, in the background. The main loop calls this after it has started nodes."""
+        if self._ended and self._releasing is None:
             self._releasing = asyncio.create_task(self._release_all())
 
     async def _release_all(self) -> None:
@@ -138,11 +153,13 @@ class RoleLimits:
 
     async def flush(self) -> None:
         """Wait until the engine has freed the slots of all attempts that have ended."""
+        self.release_ended()
         while self._releasing is not None:
             await workflow.wait([self._releasing])
 
     async def close(self) -> None:
         """Free all slots of the task, and withdraw its requests."""
+        self._ended.clear()
         await self.flush()
         await self._send([], whole_task=True)
 

@@ -104,6 +104,8 @@ class Task:
             if not self._draining:
                 self._conditions.start(self._scheduler.pop_due())
             await asyncio.sleep(0)  # Let the nodes schedule their activities.
+            if self._limits is not None:
+                self._limits.release_ended()
             self._publish_status()
             await workflow.wait_condition(self._has_events)
             self._process_events()
@@ -150,6 +152,7 @@ class Task:
     def _publish_status(self) -> None:
         """Update the task's own status and its current details."""
         silent = self._silence.nodes
+        self._publisher.silent_nodes = frozenset(self._scheduler.nodes[index].node_id for index in silent)
         running = self._nodes.in_flight > len(silent)
         status = TaskStatus.RUNNING if running else open_status(self._scheduler, silent=bool(silent))
         if self._publisher.set_status(status):
@@ -318,7 +321,9 @@ class Task:
         """Return the statuses of task and nodes, the nodes' epochs, errors and next retries, and handled failures."""
         if not self._is_open:
             return status_view(TaskStatus.QUEUED, None, None)
-        return status_view(self._publisher.status, self._scheduler, self._result)
+        view = status_view(self._publisher.status, self._scheduler, self._result)
+        silent = sorted(self._publisher.silent_nodes)
+        return {**view, "silent_nodes": silent} if silent else view
 
 
 def _cancel_requested() -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +26,7 @@ from flowkit.models import AttemptFailure, FailureKind
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 
+    from flowkit.activities.batches.backpressure import Backpressure
     from flowkit.activities.handler_calls import HandlerInvoker
     from flowkit.activities.handlers import RoleHandler
     from flowkit.adapters.artifacts import ArtifactStore
@@ -62,11 +63,11 @@ class Wait:
     @contextmanager
     def interruptible(self) -> Iterator[None]:
         """Mark the block as a wait that `end` can interrupt. Use it on the attempt's own task."""
-        self._waiting = asyncio.current_task()
+        outer, self._waiting = self._waiting, asyncio.current_task()
         try:
             yield
         finally:
-            self._waiting = None
+            self._waiting = outer
 
     async def each(self, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
         """Yield the items; `end` can interrupt the wait for each of them."""
@@ -91,6 +92,7 @@ class Input:
     artifacts: ArtifactStore
     tasks: TaskStore
     settings: InputSettings
+    ahead: Backpressure
     wait: Wait = field(default_factory=Wait)
 
     async def batches(self, loaded: Any) -> AsyncGenerator[Batch, None]:
@@ -108,9 +110,15 @@ class Input:
                 yield batch
                 del batch
 
+    async def _until_allowed(self) -> None:
+        """Wait while the attempt is too far ahead of the nodes that pull from it."""
+        with self.wait.interruptible():
+            await self.ahead.wait()
+
     async def _own(self, loaded: Any) -> AsyncGenerator[Batch, None]:
         async with aclosing(self.invoker.iterate(self.handler.iter_batches, loaded)) as given:
             async for batch in given:
+                await self._until_allowed()
                 yield as_batch(batch)
                 del batch
 
@@ -125,6 +133,8 @@ class Input:
         try:
             async with aclosing(puller.batches()) as deliveries:
                 async for uid, payload in deliveries:
+                    with puller.parked() if self.ahead.limited else nullcontext():
+                        await self._until_allowed()
                     yield Batch(batch_uid=uid, payload=payload)
                     del payload
         except SourcesIdle:

@@ -119,7 +119,12 @@ class Sources:
     def _status(self, name: str) -> NodeStatus:
         return self._states.get(name, (NodeStatus.QUEUED, 0))[0]
 
-    def check_idle(self) -> None:
-        """Raise SourcesIdle if no source has been running for five seconds."""
-        if self._idle_since is not None and time.monotonic() - self._idle_since > _IDLE_SEC:
-            raise SourcesIdle
+    async def check_idle(self) -> None:
+        """Raise SourcesIdle if no source has been running for five seconds, according to a fresh read."""
+        if self._is_idle():
+            await self._read_states(now=True)
+            if self._is_idle():
+                raise SourcesIdle
+
+    def _is_idle(self) -> bool:
+        return self._idle_since is not None and time.monotonic() - self._idle_since > _IDLE_SEC

@@ -10,11 +10,13 @@ import asyncio
 import logging
 import time
 from collections import deque
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import bson
 
 from flowkit.activities.batches.pull_sources import Sources, SourcesIdle
+from flowkit.activities.batches.scan_schedule import ScanSchedule
 from flowkit.adapters.batch_uids import qualified, uid_text
 from flowkit.adapters.entries import MAX_META_BYTES, PAGE_BYTES, fitting
 from flowkit.adapters.notifications import ByteBudget
@@ -24,11 +26,12 @@ from flowkit.hashing import stable_hash
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from flowkit.activities.batches.pull_sources import Ended
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.entries import Entry, Scan
-    from flowkit.adapters.notifications import Subscription
+    from flowkit.adapters.notifications import Held, Subscription
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.graph.input_adapters import PullArgs
     from flowkit.models import AttemptInput
@@ -42,12 +45,6 @@ Delivery = tuple[str, dict[str, Any]]
 
 _Partial = dict[str, Any]
 """`batch_uid` and `meta` of a stored batch."""
-
-_SCAN_PAUSE_SEC = 0.5
-"""The shortest time between two scans. Together with its reads of source states and cancel flags, a waiting attempt
-reads MongoDB less than 5 times a second."""
-_SCAN_SHARE = 4.0
-"""The pause after a scan is at least this many times as long as the scan, which limits the load of long scans."""
 
 
 class Puller:
@@ -71,7 +68,16 @@ class Puller:
         self._sources = Sources(tasks, attempt, self._names)
         self._taken: dict[str, set[str]] = {source: set() for source in self._names}
         self._done: set[str] = set()
+        self._schedule = ScanSchedule(args.poll_ms / 1000, args.backoff_max_ms / 1000)
+        self._held: Held | None = None
         self._warned = False
+
+    def parked(self) -> AbstractContextManager[None]:
+        """Lend the bytes of the batches that this attempt has read to other readers during the block.
+
+        Use it while the attempt waits for one of these readers.
+        """
+        return self._held.parked() if self._held is not None else nullcontext()
 
     async def batches(self) -> AsyncGenerator[Delivery, None]:
         """Yield all batches and wait for sources that still run. Raise SourcesIdle if none has run for five seconds."""
@@ -81,43 +87,51 @@ class Puller:
         self._done = await retry_while_unavailable(
             lambda: artifacts.batch_uids(attempt.task_id, attempt.node_id)
         )
-        wait_ms = args.poll_ms
         ended: Ended | None = None
         with artifacts.notifier.listener(attempt.task_id, self._names) as subscription:
             while True:
                 began = time.monotonic()
                 scan, still_ended = await asyncio.gather(self._scan(), self._sources.are_still_ended(ended))
-                scan_sec, found = time.monotonic() - began, False
-                async for delivery in self._deliver(scan):
+                took, found = time.monotonic() - began, False
+                async for delivery in self._deliver(scan.batches):
                     found = True
                     yield delivery
                     del delivery
                 if still_ended and self._all_taken(scan):
                     return
+                self._schedule.scanned(began, took, found=found)
                 ended = (
                     await self._sources.ended(scan.markers, scan.unconfirmed)
                     if args.eof_on_task_done
                     else None
                 )
-                wait_ms = args.poll_ms if found else min(wait_ms * 2, args.backoff_max_ms)
                 if ended is None or (still_ended and not found):
-                    await self._pause(subscription, wait_ms / 1000, scan_sec)
+                    async for delivery in self._until_next_scan(subscription):
+                        yield delivery
+                        del delivery
 
     async def _scan(self) -> Scan:
         return await retry_while_unavailable(lambda: self._artifacts.scan(self._attempt.task_id, self._names))
 
-    async def _pause(self, subscription: Subscription, wait_sec: float, scan_sec: float) -> None:
-        """Wait until a source in this process stores an artifact, or until the next scan is due."""
-        least = max(_SCAN_PAUSE_SEC, scan_sec * _SCAN_SHARE)
-        await subscription.wait(least=least, most=max(wait_sec, least))
-        self._sources.check_idle()
+    async def _until_next_scan(self, subscription: Subscription[Entry]) -> AsyncGenerator[Delivery, None]:
+        """Yield the batches that sources in this process store, without a scan, until the next scan is due."""
+        while (left := self._schedule.left(time.monotonic())) > 0:
+            await subscription.wait(left)
+            stored, must_scan = subscription.take()
+            if must_scan:
+                self._schedule.hasten()
+            async for delivery in self._deliver(_by_source(stored)):
+                yield delivery
+                del delivery
+        await self._sources.check_idle()
 
     def _all_taken(self, scan: Scan) -> bool:
         return all(self._taken[source].issuperset(stored) for source, stored in scan.batches.items())
 
-    async def _deliver(self, scan: Scan) -> AsyncGenerator[Delivery, None]:
+    async def _deliver(self, batches: Mapping[str, Mapping[str, Entry]]) -> AsyncGenerator[Delivery, None]:
+        """Claim and yield those of the batches, by source and uid, that this attempt has not yielded yet."""
         try:
-            for source, stored in scan.batches.items():
+            for source, stored in batches.items():
                 async for partial in self._partials(source, self._fresh(source, stored)):
                     deliveries = self._deliveries(source, partial)
                     del partial
@@ -127,6 +141,7 @@ class Puller:
                         del delivery
         except StoreUnavailable as error:
             _logger.warning("%s; node %s scans again", error, self._attempt.node_id)
+            self._schedule.hasten()
 
     def _fresh(self, source: str, stored: Mapping[str, Entry]) -> list[Entry]:
         """Return the batches that are neither taken nor done.
@@ -153,6 +168,7 @@ class Puller:
         while fresh:
             page, fresh = self._cut(fresh)
             async with self._budget.hold(sum(_room(entry) for entry in page)) as held:
+                self._held = held
                 found = deque(await self._artifacts.metas(self._attempt.task_id, source, page))
                 sizes = _sizes(page, found)
                 held.keep(sum(sizes))
@@ -205,6 +221,13 @@ class Puller:
         for number, chunk in enumerate(slices(items, self._args.size)):
             chunk_uid = stable_hash({"src": source, "parent": uid_text(stored), "idx": number})
             yield chunk_uid, {"from_node": source, "items": chunk, "parent": parent}
+
+
+def _by_source(stored: Sequence[tuple[str, Entry]]) -> dict[str, dict[str, Entry]]:
+    found: dict[str, dict[str, Entry]] = {}
+    for source, entry in stored:
+        found.setdefault(source, {})[uid_text(entry.uid)] = entry
+    return found
 
 
 def _room(entry: Entry) -> int:

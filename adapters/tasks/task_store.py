@@ -6,6 +6,7 @@ a task. If the filter matches nothing, FlowKit reads the document afterwards to 
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 from contextlib import suppress
@@ -40,6 +41,7 @@ _GRAPH = {
     "graph.edges": 1,
     "graph.edges_ex": 1,
 }
+_RUNNING = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
 _EPOCHS = {"_id": 0, "run_seq": 1, "graph.nodes.node_id": 1, "graph.nodes.attempt_epoch": 1}
 
 
@@ -252,6 +254,15 @@ class TaskStore:
         await self._attempts.check_hold(attempt, run_id)
 
     @translate_errors
+    async def holder(self, attempt: AttemptInput) -> str | None:
+        """Return the id in the node's lease if this attempt or a later one has begun; None if none has."""
+        begun = {"node_id": attempt.node_id, "attempt_epoch": {"$gte": attempt.epoch}}
+        wanted = {"id": attempt.task_id, "graph.nodes": {"$elemMatch": begun}}
+        stored = await self._tasks.find_one(wanted, {"_id": 0, "graph.nodes.lease.worker_id": 1})
+        lease = stored["graph"]["nodes"][attempt.index].get("lease") if stored else None
+        return None if stored is None else (lease or {}).get("worker_id", "")
+
+    @translate_errors
     async def raised_flag(self, attempt: AttemptInput) -> CancelFlag | None:
         """Return the cancel flag that requests this attempt's node to stop; None if no flag is set."""
         return await self._flags.of(attempt)
@@ -294,6 +305,23 @@ class TaskStore:
         stored = await self._tasks.find_one({"id": task_id}, task_fields.NODE_STATES)
         nodes = stored["graph"]["nodes"] if stored else []
         return {n["node_id"]: (NodeStatus(n["status"]), n.get("attempt_epoch", 0)) for n in nodes}
+
+    @translate_errors
+    async def running(self, task_id: str, node_ids: Sequence[str], at: float) -> set[str]:
+        """Return which of these nodes are running or being cancelled, with a lease that has not expired at `at`.
+
+        After a loss, a node shows its old lease until its next attempt begins. Reads a few bytes for each node, however
+        large the task is.
+        """
+        lasting = {"$not": {"$lt": int(at * 1000)}}
+
+        async def is_running(node_id: str) -> bool:
+            entry = {"node_id": node_id, "status": {"$in": _RUNNING}, "lease.deadline_ts_ms": lasting}
+            found = {"id": task_id, "graph.nodes": {"$elemMatch": entry}}
+            return await self._tasks.find_one(found, {"_id": 1}) is not None
+
+        found = await asyncio.gather(*map(is_running, node_ids))
+        return {node_id for node_id, runs in zip(node_ids, found, strict=True) if runs}
 
     @translate_errors
     async def record(self, record: RecordTask) -> None:

@@ -1,15 +1,20 @@
-"""A consumer of a stable group that commits records only after they are handled."""
+"""A consumer of a stable group that commits records only after they are handled.
+
+It commits in the background while it handles the next records.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flowkit.bridge.kafka import clients
+from flowkit.bridge.kafka.commits import Commits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -19,6 +24,7 @@ if TYPE_CHECKING:
     from flowkit.bridge.kafka.connection import KafkaConnection
 
     Handle = Callable[[Sequence[ConsumerRecord]], Awaitable[None]]
+    Settle = Callable[[], Awaitable[None]]
 
 _logger = logging.getLogger("flowkit.bridge")
 
@@ -30,7 +36,9 @@ PROBE_SEC = 5.0
 AFTER_ERROR_SEC = 1.0
 RECONNECT_PAUSE_SEC = 0.5
 HAND_OVER_SEC = 10.0
-"""How long a rebalance waits for records that are being handled."""
+"""How long a rebalance waits for records that are being handled, and for their commit."""
+LAST_COMMIT_SEC = 2.0
+"""How long a stopping consumer waits for its last commit."""
 _SESSION_MS, _REBALANCE_MS, _REQUEST_MS = 10_000, 30_000, 40_000
 _PARTITION_BYTES, _FETCH_BYTES = 2 << 20, 16 << 20
 _METADATA_MS = 30_000
@@ -54,10 +62,16 @@ class RecordConsumer:
     """Reads topics as a member of a consumer group and passes the records to `handle`, in order.
 
     A record that was handled may be passed again, after an error, a rebalance or a restart; none is skipped.
+    `handle` may leave effects for later. `settle` completes them: the consumer calls it before each commit.
     """
 
     def __init__(
-        self, connection: KafkaConnection, topics: Sequence[str], group: str, handle: Handle
+        self,
+        connection: KafkaConnection,
+        topics: Sequence[str],
+        group: str,
+        handle: Handle,
+        settle: Settle | None = None,
     ) -> None:
         self.health = ConsumerHealth(name=group)
         self.positions: dict[tuple[str, int], int] = {}
@@ -66,7 +80,9 @@ class RecordConsumer:
         self._topics = tuple(topics)
         self._group = group
         self._handle = handle
-        self._watch = _RebalanceWatch(self.positions)
+        self._settle = settle
+        self._commits: Commits
+        self._watch: _RebalanceWatch
         self._probed_at = 0.0
 
     async def run(self) -> None:
@@ -90,7 +106,11 @@ class RecordConsumer:
                 await self._poll(client)
         except clients.kafka_errors() as error:
             self._lost(error)
+        except asyncio.CancelledError:
+            await self._commits.finish(LAST_COMMIT_SEC)
+            raise
         finally:
+            await self._commits.stop()
             await clients.close(client)
 
     def _client(self) -> Any:
@@ -110,20 +130,25 @@ class RecordConsumer:
             max_partition_fetch_bytes=_PARTITION_BYTES,
             fetch_max_bytes=_FETCH_BYTES,
         )
-        self._watch = _RebalanceWatch(self.positions)
+        self._commits = Commits(functools.partial(self._commit, client))
+        self._watch = _RebalanceWatch(self.positions, self._commits)
         client.subscribe(self._topics, listener=self._watch)
         return client
 
     async def _poll(self, client: Any) -> None:
+        self._commits.check()
         batches: Mapping[Any, list[Any]] = await client.getmany(timeout_ms=POLL_MS, max_records=MAX_RECORDS)
         if not batches:
             await self._probe(client)
             return
         self._worked()
+        records = [record for batch in batches.values() for record in batch]
         async with self._watch.handling() as seen:
-            handled = await self._handled([record for batch in batches.values() for record in batch], seen)
-            if handled:
-                await self._commit(client, {place: batch[-1].offset + 1 for place, batch in batches.items()})
+            what = f"handle {len(records)} records"
+            if await self._repeated(lambda: self._handle(records), what, seen):
+                ends = {place: batch[-1].offset + 1 for place, batch in batches.items()}
+                self.positions |= {(place.topic, place.partition): offset for place, offset in ends.items()}
+                self._commits.add(ends)
 
     async def _probe(self, client: Any) -> None:
         """Find out now and then whether Kafka responds: without records, a poll does not show that it is away."""
@@ -138,29 +163,32 @@ class RecordConsumer:
             self._probed_at = time.monotonic()
             self._worked()
 
-    async def _handled(self, records: Sequence[Any], seen: int) -> bool:
-        """Handle records until that succeeds. Return False if their partitions were revoked meanwhile."""
-        while self._watch.revocations == seen:
+    async def _repeated(self, call: Callable[[], Awaitable[None]], what: str, seen: int) -> bool:
+        """Repeat `call` until it succeeds. Return False if the partitions were revoked meanwhile."""
+        while True:
             try:
-                await self._handle(records)
+                await call()
             except (Exception, asyncio.CancelledError) as error:
                 if _is_being_cancelled():
                     raise
                 self._failed(error)
                 _logger.exception(
-                    "the consumer %s cannot handle %d records; it tries again in %g s",
-                    *(self._group, len(records), AFTER_ERROR_SEC),
+                    "the consumer %s cannot %s; it tries again in %g s", self._group, what, AFTER_ERROR_SEC
                 )
                 await self._watch.pause(AFTER_ERROR_SEC)
             else:
                 return True
-        return False
+            if self._watch.revoked or self._watch.revocations != seen:
+                return False
 
     async def _commit(self, client: Any, offsets: Mapping[Any, int]) -> None:
         """Commit handled records. If the group has rebalanced, another member handles them again."""
         from aiokafka.errors import CommitFailedError, IllegalStateError
 
-        self.positions |= {(place.topic, place.partition): offset for place, offset in offsets.items()}
+        if self._settle and not await self._repeated(
+            self._settle, "write what it has handled", self._watch.revocations
+        ):
+            return
         while True:
             try:
                 async with asyncio.timeout(clients.REQUEST_TIMEOUT_SEC):
@@ -207,12 +235,18 @@ def _is_being_cancelled() -> bool:
 class _RebalanceWatch:
     """Delays rebalances until the records in progress are handled and committed, and counts them."""
 
-    def __init__(self, positions: dict[tuple[str, int], int]) -> None:
+    def __init__(self, positions: dict[tuple[str, int], int], commits: Commits) -> None:
         self.revocations = 0
         self._positions = positions
+        self._commits = commits
         self._idle = asyncio.Event()
         self._idle.set()
         self._revoked = asyncio.Event()
+
+    @property
+    def revoked(self) -> bool:
+        """Whether the partitions were revoked, and none are assigned yet."""
+        return self._revoked.is_set()
 
     @contextlib.asynccontextmanager
     async def handling(self) -> AsyncIterator[int]:
@@ -230,12 +264,13 @@ class _RebalanceWatch:
                 await self._revoked.wait()
 
     async def on_partitions_revoked(self, _: object) -> None:
-        """Wait a while for the records in progress. Called by the client before it gives up its partitions."""
+        """Wait a while for the records in progress and their commit. Called before the client gives up partitions."""
         self.revocations += 1
         self._revoked.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HAND_OVER_SEC):
                 await self._idle.wait()
+                await self._commits.finish(HAND_OVER_SEC)
         self._positions.clear()
 
     async def on_partitions_assigned(self, _: object) -> None:

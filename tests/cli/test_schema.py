@@ -45,7 +45,15 @@ def well_formed(graph: object) -> bool:
         return False
     if list(field_checks.graph_problems(graph)) or not isinstance(graph, dict):
         return False
+    if any(map(field_checks.when_problem, conditions_of_edges(graph))):
+        return False
     return not list(field_checks.later_problems(graph, RULES))
+
+
+def conditions_of_edges(graph: dict[str, Any]) -> list[object]:
+    """Return the conditions of edges. `create_task` and the engine check them later than the format."""
+    edges = graph.get("edges_ex") or []
+    return [edge["when"] for edge in edges if edge.get("when") is not None]
 
 
 def test_schema_is_draft_2020_12_in_plain_json() -> None:

@@ -48,3 +48,33 @@ def test_routes_are_part_of_the_json_output(tmp_path: Path, capsys: pytest.Captu
     shown = json.loads(capsys.readouterr().out)
     assert shown["routes"] == {"load": {"on_success": ["publish"], "on_failure": ["restore", "tell"]}}
     assert run(["validate", "--json", "--strict", str(file)]) == 2
+
+
+def test_caret_points_at_the_error_of_a_condition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    load = {"node_id": "load", "type": "t", "depends_on": ["extract"], "when": "vars.sla == gold"}
+    store = {
+        "node_id": "store",
+        "type": "t",
+        "when": "params.day != '' &&\n  nodes.extrcat.status == 'failed'",
+    }
+    edges = [{"from": "extract", "to": "load", "when": "size(vars.rows) +"}]
+    nodes = [{"node_id": "extract", "type": "t"}, load, store]
+    (tmp_path / "graph.json").write_text(json.dumps({"nodes": nodes, "edges_ex": edges}), encoding="utf-8")
+    assert run(["validate", "graph.json"]) == 2
+    assert (
+        capsys.readouterr().err
+        == """\
+flowkit: node 'load': when: undeclared reference to 'gold'; the variables are nodes, params, vars
+  | vars.sla == gold
+  |             ^
+flowkit: graph.edges_ex 'extract' -> 'load': when: the expression is incomplete
+  | size(vars.rows) +
+  |                  ^
+flowkit: node 'store': when: 'extrcat' is not a node; did you mean 'extract'?
+  |   nodes.extrcat.status == 'failed'
+  |   ^
+"""
+    )

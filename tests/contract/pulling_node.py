@@ -38,6 +38,11 @@ class WatchedArtifacts(ArtifactStore):
             self._looked.notify_all()
         return found
 
+    @property
+    def scans(self) -> int:
+        """Return how often the sources were scanned."""
+        return self._looks
+
     async def next_scan(self) -> None:
         """Wait until the puller has scanned the sources at least once more."""
         seen = self._looks
@@ -64,7 +69,7 @@ class Pull:
             artifacts=self._artifacts,
             tasks=self._tasks,
             attempt=attempt("sink", epoch=epoch, sources=sources, qualify_uids=self._qualify_uids),
-            args=PullArgs(from_nodes=from_nodes, poll_ms=1, backoff_max_ms=2, **args),
+            args=PullArgs(from_nodes=from_nodes, **{"poll_ms": 1, "backoff_max_ms": 2, **args}),
             budget=budget,
         )
 

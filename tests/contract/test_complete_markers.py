@@ -15,6 +15,7 @@ from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.entries import Entry
     from flowkit.models import NodeRecord
 
 MANY = 120
@@ -27,10 +28,10 @@ class RecordingNotifier(ArtifactNotifier):
         super().__init__()
         self.nodes: list[str] = []
 
-    def notify(self, task_id: str, node_id: str) -> None:
+    def notify(self, task_id: str, node: str, row: Entry | None = None) -> None:
         """Record the notification."""
-        self.nodes.append(node_id)
-        super().notify(task_id, node_id)
+        self.nodes.append(node)
+        super().notify(task_id, node, row)
 
 
 @pytest.fixture

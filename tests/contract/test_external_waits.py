@@ -50,6 +50,15 @@ def dispatch(node_id: str = "a", index: int = 0) -> Dispatch:
     )
 
 
+async def test_holder_of_an_attempt_is_who_has_begun_it(tasks: TaskStore) -> None:
+    assert await tasks.holder(attempt()) == BRIDGE
+    assert await tasks.holder(attempt("b", index=1)) == BRIDGE
+    assert await tasks.holder(attempt(epoch=2)) is None
+    await tasks.show_lease(attempt(), RUN, LEASE, AT)
+    assert await tasks.holder(attempt()) == "w-1"
+    assert await tasks.holder(attempt("unknown")) is None
+
+
 async def test_wait_is_shown_until_a_worker_accepts_the_attempt(db: Any, tasks: TaskStore) -> None:
     await show(tasks, "a worker")
     assert (await stored_node(db))["waits_for"] == "a worker"

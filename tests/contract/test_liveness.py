@@ -90,13 +90,13 @@ async def test_role_is_served_while_one_of_its_workers_is_online(db: Any) -> Non
 
 
 async def test_last_event_of_an_external_attempt_follows_from_its_lease(db: Any) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"node_id": "new", "accepted_at": 90.0, "lease": {"expires_at": 140.0, "ttl_sec": 60.0}},
         {"node_id": "old", "accepted_at": 20.0, "lease": {"expires_at": 140.0, "ttl_sec": 60.0}},
         {"node_id": "queued", "accepted_at": None, "lease": None},
         {"node_id": "ended", "accepted_at": 20.0, "lease": None, "state": "reported"},
     ]
-    base = {"task_id": "t", "attempt_epoch": 3, "state": "open"}
+    base: dict[str, Any] = {"task_id": "t", "attempt_epoch": 3, "state": "open"}
     for number, row in enumerate(rows):
         await db.dispatches.insert_one({"_id": str(number), **base, **row})
     assert await last_heard(db, "t") == {("new", 3): 90.0, ("old", 3): 80.0}

@@ -1,4 +1,4 @@
-"""The tables and the example of docs/graphs.md that the code determines: gates, routes, and a task with routing."""
+"""The tables and the examples of docs/graphs.md that the code determines: gates, routes, streaming and routing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, NamedTuple
 
+import pytest
 from tests.docs.pages import DOCS
 
 from flowkit.models import FanIn, Graph, Node, NodeState, NodeStatus, SkipReason
@@ -105,8 +106,9 @@ def test_page_has_the_table_of_routes() -> None:
     assert targets() in PAGE, f"docs/graphs.md needs this table:\n{targets()}"
 
 
-def test_example_prints_what_the_page_shows(tmp_path: Path) -> None:
-    text = PAGE.split("\n## Routing\n", 1)[1]
+@pytest.mark.parametrize("section", ["Streaming", "Routing", "Conditions"])
+def test_example_prints_what_the_page_shows(section: str, tmp_path: Path) -> None:
+    text = PAGE.split(f"\n## {section}\n", 1)[1]
     program, printed = re.findall(r"```(?:python|text)\n(.*?)```", text, re.DOTALL)[:2]
     (tmp_path / "example.py").write_text(program, encoding="utf-8")
     done = subprocess.run(

@@ -31,7 +31,7 @@ async def finished(harness: Harness, *task_ids: str) -> None:
     assert {result.status for result in results} == {TaskStatus.FINISHED}
 
 
-async def until_all_slots_are_free(harness: Harness, seconds: float = 10.0) -> None:
+async def until_all_slots_are_free(harness: Harness, seconds: float = 30.0) -> None:
     """Wait until no attempt holds a slot and no request waits."""
 
     async def look() -> bool:

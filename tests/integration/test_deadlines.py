@@ -9,7 +9,7 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
 from flowkit.models import TaskStatus
-from tests.integration.handlers import ALL, Quick
+from tests.integration.handlers import ALL, Quick, Stubborn
 from tests.integration.harness import Harness, eventually, node
 from tests.integration.test_continue_as_new import chain, histories, replay
 from tests.integration.test_large_graphs import run_ids, short_runs
@@ -145,6 +145,33 @@ async def test_deadline_covers_all_attempts_of_a_node_and_starts_its_remediator(
     found = await histories(harness, task_id)
     assert len(deadline_timers(found[0])) == 1
     await replay(found)
+
+
+async def test_handler_that_ignores_its_cancel_fails_after_the_grace_period(harness: Harness) -> None:
+    harness.settings["cancel_grace_sec"] = 2
+    await harness.engine()
+    await harness.worker({"stubborn": Stubborn(), "quick": Quick()})
+    task_id = await harness.create(
+        node("slow", "stubborn", inline={"pause": 20}, deadline_sec=1, allow_failure=True),
+        node("below", "quick", "slow", fan_in="any"),
+    )
+    await harness.until_node(task_id, "slow", "cancelling")
+    assert (await harness.result(task_id)).handled_failures == ["slow"]
+    entry = await harness.node(task_id, "slow")
+    assert (entry["status"], entry["last_error"]) == ("failed", EXCEEDED.format(1))
+    await replay(await histories(harness, task_id))
+
+
+async def test_cancel_of_the_task_while_a_node_stops_cancels_the_node(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker({"stubborn": Stubborn()})
+    task_id = await harness.create(node("slow", "stubborn", inline={"pause": 4}, deadline_sec=1))
+    await harness.until_node(task_id, "slow", "cancelling")
+    await (await harness.handle(task_id)).cancel(reason="enough")
+    document = await harness.until_status(task_id, "cancelled")
+    assert document["coordinator"]["cancel_reason"] == "enough"
+    assert await harness.statuses(task_id) == {"slow": "cancelled"}
+    await replay(await histories(harness, task_id))
 
 
 async def test_task_that_exceeds_its_deadline_cancels_running_nodes_and_fails(harness: Harness) -> None:

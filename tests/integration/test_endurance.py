@@ -94,6 +94,33 @@ async def test_three_stages_process_every_batch_once_under_kills_and_failures(ha
     assert epochs["group"] >= 2, "one failure, and a kill when the other worker had it"
 
 
+def streaming(source: str, **more: Any) -> dict[str, Any]:
+    """Return the `io` of a node that starts on the first batch of a node and pulls from it."""
+    return {"input_inline": pulling(source), "start_when": "first_batch", **more}
+
+
+@pytest.mark.timeout(TIMEOUT_SEC + 60)
+@pytest.mark.parametrize("max_ahead", [None, 50])
+async def test_streaming_stages_process_every_batch_once_under_kills_and_failures(
+    harness: Harness, max_ahead: int | None
+) -> None:
+    """The stages run at the same time in two processes. With `max_ahead`, the faster ones wait for the slower ones."""
+    harness.settings["lease_ttl_sec"] = 4
+    limit = {} if max_ahead is None else {"max_ahead": max_ahead}
+    await harness.engine()
+    workers = [harness.worker_process("Relay"), harness.worker_process("Relay")]
+    task_id = await harness.create(
+        node("extract", "relay", **SOON) | {"io": {"input_inline": {"batches": BATCHES}, **limit}},
+        node("enrich", "relay", "extract", **SOON) | {"io": streaming("extract", **limit)},
+        node("group", "relay", "enrich", **SOON) | {"io": streaming("enrich")},
+    )
+    for share, worker in ((4, workers[0]), (2, workers[1])):
+        await until_stored(harness, task_id, "group", BATCHES // share)
+        await kill_and_replace(harness, worker, "Relay")
+    await finished(harness, task_id)
+    await assert_each_batch_once(harness, task_id, "extract", "enrich", "group")
+
+
 async def test_handler_that_blocks_its_loop_for_three_leases_keeps_its_node(harness: Harness) -> None:
     harness.settings["lease_ttl_sec"] = 2
     await harness.engine()

@@ -59,6 +59,10 @@ async def test_silent_attempt_defers_the_task_until_its_heartbeats_return(watche
     with suspended(process):
         document = await until_liveness(watched, task_id, "silent")
         assert (document["status"], document["coordinator"]["liveness"]["state"]) == ("deferred", "suspected")
+        queried = await (await watched.handle(task_id)).query("status")
+        assert (queried["status"], queried["silent_nodes"]) == ("deferred", ["a"])
+        details = await (await watched.handle(task_id)).query("__temporal_workflow_metadata")
+        assert "| sends no heartbeats |" in str(details)
         shown = await watched.node(task_id, "a")
         assert (shown["liveness"], shown["status"], shown["attempt_epoch"]) == ("silent", "running", 1)
     document = await until_liveness(watched, task_id, None)

@@ -95,6 +95,21 @@ GRAPHS: dict[str, dict[str, Any]] = {
             node("last", "quick", "behind"),
         ]
     },
+    "conditions": {
+        "nodes": [
+            call("set", io={"fn": "vars.set", "fn_args": {"sla": "gold"}}),
+            node("gold", "quick", "set", when="vars.sla == 'gold'"),
+            node("silver", "quick", "set", when="vars.sla == 'silver'"),
+            node("wrong", "quick", "set", when="vars.missing > 1", allow_failure=True),
+            node("join", "quick", "gold", "silver", "set"),
+            node("first", "quick", "gold", "set", fan_in="any"),
+        ],
+        "edges_ex": [
+            {"from": "gold", "to": "join", "when": "nodes.gold.status == 'finished'"},
+            {"from": "set", "to": "join", "when": "has(params.more)"},
+            {"from": "set", "to": "first", "when": "false"},
+        ],
+    },
     "redrawn": {
         "nodes": [
             node("a", "failing", allow_failure=True, **BROKEN),
@@ -154,9 +169,7 @@ GRAPHS: dict[str, dict[str, Any]] = {
         "nodes": [
             node("a", "paced", inline={"pause": 0.5}),
             node("b", "paced", inline={"pause": 0.1}),
-            node("retried", "failing", "a", inline={"failures": 1}, **SOON),
-            call("function", "b"),
-            node("last", "quick", "retried", "function"),
+            call("last", "a", "b"),
         ]
     },
     "refused": {"nodes": [node("a", "quick", "ghost")]},

@@ -54,7 +54,7 @@ async def test_history_of_the_first_release_does_not_replay_as_patched(
 async def test_history_with_empty_sources_does_not_replay_with_the_current_rule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def today(graph: dict[str, Any], *, empty_sources: bool = True) -> Graph:
+    def today(graph: dict[str, Any], **settings: bool) -> Graph:
         return normalized(graph)
 
     monkeypatch.setattr(opening, "normalized", today)

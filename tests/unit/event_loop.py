@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 async def let_other_tasks_run() -> None:
@@ -10,3 +14,10 @@ async def let_other_tasks_run() -> None:
     turned = asyncio.Event()
     asyncio.get_running_loop().call_soon(turned.set)
     await turned.wait()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return after `condition` holds. Raise TimeoutError after ten seconds."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await let_other_tasks_run()

@@ -1,7 +1,7 @@
-"""A reference model of fan-in gates and routes, which recomputes the whole graph for every question.
+"""A reference model of fan-in gates, streams and routes, which recomputes the whole graph for every question.
 
-The model is deliberately slow and stateless: it depends only on how nodes have ended, so it shares no design with
-`Scheduler`, which the tests compare with it.
+The model is deliberately slow and stateless: it depends only on how nodes have ended and which have stored a batch, so
+it shares no design with `Scheduler`, which the tests compare with it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from flowkit.models import NodeStatus, SkipReason
+from flowkit.models import NodeStatus, SkipReason, StartWhen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from flowkit.models import FanIn, Graph, Node, NodeState
 
@@ -105,7 +105,44 @@ def handled(graph: Graph, ends: Sequence[End | None], index: int) -> bool | None
     return helps(index)
 
 
-def settled(graph: Graph, ends: Sequence[End | None]) -> list[End | None]:
+def batch_is_enough(node: Node, parents: Sequence[int], graph: Graph, streamed: Collection[int]) -> bool:
+    """Return whether a batch of any one parent has opened the gate of the node."""
+    sources = {i for i in parents if graph.nodes[i].node_id in node.streams_from}
+    return node.io.start_when is StartWhen.FIRST_BATCH and bool(sources & {*streamed})
+
+
+def edges_of(
+    node: Node, parents: Sequence[End | None], indexes: Sequence[int], graph: Graph, streamed: Collection[int]
+) -> list[End | None]:
+    """Return the ends of the parents; a batch that satisfies an async edge counts as a finish."""
+    waits = node.io.start_when is not StartWhen.FIRST_BATCH
+    names = [graph.nodes[i].node_id in node.streams_from and i in streamed for i in indexes]
+    return [FINISHED if waits and name else end for name, end in zip(names, parents, strict=True)]
+
+
+def turns_failed(graph: Graph, ends: Sequence[End | None], index: int) -> bool:
+    """Return whether a node that has done its work fails, because the ends of its parents would not let it start."""
+    parents = parents_of(graph)
+
+    @cache
+    def turns(at: int) -> bool:
+        node = graph.nodes[at]
+        lost = [i for i in parents[at] if spoils(i)]
+        if not node.streams_from or not lost:
+            return False
+        passed = [i for i in parents[at] if ends[i] == FINISHED or (ends[i] is None and not turns(i))]
+        return {"all": True, "any": not passed}.get(node.fan_in.mode, len(passed) < node.fan_in.count)
+
+    def spoils(at: int) -> bool:
+        node, end = graph.nodes[at], ends[at]
+        if end is None or end.status is NodeStatus.FAILED:
+            return (end is not None or turns(at)) and not (node.allow_failure or node.on_failure)
+        return end != FINISHED and end.reason not in BY_CHOICE
+
+    return turns(index)
+
+
+def settled(graph: Graph, ends: Sequence[End | None], streamed: Collection[int] = ()) -> list[End | None]:
     """Return `ends` with all consequences: nodes that can never start are skipped, and so are their descendants."""
     parents = parents_of(graph)
 
@@ -114,7 +151,9 @@ def settled(graph: Graph, ends: Sequence[End | None]) -> list[End | None]:
         node = graph.nodes[index]
         if ends[index]:
             return ends[index]
-        reasons = [] if can_open(node.fan_in, [end(i) for i in parents[index]]) else why(parents[index])
+        edges = edges_of(node, [end(i) for i in parents[index]], parents[index], graph, streamed)
+        may = can_open(node.fan_in, edges) or batch_is_enough(node, parents[index], graph, streamed)
+        reasons = [] if may else why(parents[index])
         if node.conditional and not can_be_routed(node, routers := routers_of(graph, node), end):
             finished = not routers or any(end(each.index) == FINISHED for each in routers)
             reasons += [SkipReason.ROUTING] * finished + why([each.index for each in routers])
@@ -127,13 +166,17 @@ def settled(graph: Graph, ends: Sequence[End | None]) -> list[End | None]:
     return [end(node.index) for node in graph.nodes]
 
 
-def startable(graph: Graph, ends: Sequence[End | None]) -> set[int]:
+def startable(graph: Graph, ends: Sequence[End | None], streamed: Collection[int] = ()) -> set[int]:
     """Return the nodes that have not ended and whose gates are open."""
     parents = parents_of(graph)
+
+    def opens(node: Node) -> bool:
+        own = parents[node.index]
+        edges = edges_of(node, [ends[i] for i in own], own, graph, streamed)
+        return is_open(node.fan_in, edges) or batch_is_enough(node, own, graph, streamed)
+
     return {
         node.index
         for node in graph.nodes
-        if ends[node.index] is None
-        and is_open(node.fan_in, [ends[i] for i in parents[node.index]])
-        and (not node.conditional or is_routed(graph, node, ends))
+        if ends[node.index] is None and opens(node) and (not node.conditional or is_routed(graph, node, ends))
     }

@@ -243,7 +243,7 @@ def use(found: StatusEvent) -> None:
     judge(held, found)
     assert held.lease is not None
     document_deadline_ms(found, renewed(held.lease, found, NOW))
-    worker_events([found])
+    worker_events([found], 1.0)
     if found.event.kind in TERMINAL:
         assert isinstance(of_event(held, found, NOW), Outcome)
 

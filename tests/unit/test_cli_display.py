@@ -57,8 +57,10 @@ NOTES: list[tuple[NodeView, str]] = [
     (node(), ""),
     (node(waiting=True), "no worker has started it yet"),
     (node(note=ERROR), f"last attempt: {ERROR}"),
+    (node(note=ERROR, silent=True), f"sends no heartbeats; last attempt: {ERROR}"),
     (node(note=ERROR, waiting=True), f"no worker has started it yet; last attempt: {ERROR}"),
     (node(waits_for="a free worker", note=ERROR), f"waits for a free worker; last attempt: {ERROR}"),
+    (node(status="queued", waits_for="a slot of role r (2 of 2)"), "waits for a slot of role r (2 of 2)"),
     (node(worker="w-1"), "external worker w-1"),
     (node(status="finished", worker="w-1"), ""),
     (node(status="cancelling", note=ERROR), f"last attempt: {ERROR}"),
@@ -146,3 +148,12 @@ async def test_truncated_workflow_status_is_not_used_for_the_view(
     description: Any = SimpleNamespace(task_queue="flowkit")
     seen = await task_view.TaskReader(servers, "t", description)._queried()
     assert (seen is None) == bool(omitted)
+
+
+@pytest.mark.parametrize(("status", "shown"), [("queued", True), ("deferred", True), ("running", False)])
+def test_wait_for_a_slot_is_part_of_the_view_until_the_attempt_starts(status: str, shown: bool) -> None:
+    waits_for = "a slot of role r (2 of 2)"
+    entry = {"node_id": "a", "type": "r", "status": status, "waits_for": waits_for, "next_retry_at": 1.0}
+    view = task_view.view_of_query("t", {"status": "running", "nodes": [entry]}, {})
+    assert view.nodes[0].waits_for == (waits_for if shown else "")
+    assert view.nodes[0].next_retry_at is None

@@ -220,3 +220,23 @@ def test_target_shows_the_nodes_whose_routes_it_waits_for(routers: int, named: s
     for router in range(routers):
         scheduler.end(router, NodeStatus.FAILED)
     assert rows(render(TaskStatus.RUNNING, scheduler))[-1][-1] == ""
+
+
+def test_streaming_node_shows_the_parents_whose_first_batch_it_waits_for() -> None:
+    child = node("c", depends_on=["a", "b"], io={"start_when": "first_batch"})
+    graph = parse_graph({"nodes": [node("a"), node("b"), child]})
+    scheduler = Scheduler(graph, [NodeState() for _ in graph.nodes])
+    assert rows(render(TaskStatus.RUNNING, scheduler))[-1][-1] == "waits for the first batch of a, b"
+    scheduler.end(0, NodeStatus.FINISHED)
+    notes = {row[0]: row[-1] for row in rows(render(TaskStatus.RUNNING, scheduler))}
+    assert notes["c"] == "waits for the first batch of b"
+    scheduler.add_batch(1)
+    notes = {row[0]: row[-1] for row in rows(render(TaskStatus.RUNNING, scheduler))}
+    assert notes["c"] == ""
+
+
+def test_note_of_a_node_whose_condition_is_false_shows_the_expression() -> None:
+    skipped = NodeState(status=NodeStatus.SKIPPED, skip_reason=SkipReason.CONDITION)
+    decided = NodeState(status=NodeStatus.SKIPPED, skip_reason=SkipReason.CONDITION, condition=False)
+    assert only_row(decided, when="vars.sla == 'gold'")[-1] == "condition vars.sla == 'gold'"
+    assert only_row(skipped, when="vars.sla == 'gold'")[-1] == "condition"

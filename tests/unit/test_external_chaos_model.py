@@ -9,6 +9,7 @@ import pytest
 from tests.integration.chaos.external.owners import Runs
 from tests.integration.chaos.external.plans import external_node_plan, external_task_plan, large_task_plan
 from tests.integration.chaos.model import task_end
+from tests.integration.chaos.plans import FINAL, NodePlan
 
 from flowkit.graph.validation import parse_graph
 
@@ -24,6 +25,18 @@ def test_every_graph_is_valid_and_sources_share_no_uid_that_a_worker_cannot_dist
             assert external_node_plan(node.node_id) == node
             uids = Counter(uid for source in node.sources for uid in end.nodes[source].rows)
             assert not node.external or node.chunk or max(uids.values(), default=1) == 1
+
+
+def test_nodes_whose_finalize_always_fails_start_after_their_sources() -> None:
+    nodes = [node for number in range(200) for node in large_task_plan(SEED, number).nodes]
+    failing = [node for node in nodes if node.external and node.sources and always_fails_at_the_end(node)]
+    assert failing
+    assert {(node.parents == node.sources, node.fan_in) for node in failing} == {(True, "all")}
+
+
+def always_fails_at_the_end(node: NodePlan) -> bool:
+    """Return whether `finalize` fails in each attempt of a node."""
+    return node.failure is not None and node.failure.times is None and node.failure.at == FINAL
 
 
 def test_tasks_pull_from_nodes_of_every_kind() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -51,6 +52,14 @@ async def test_without_partial_artifacts_the_reference_names_only_the_batch() ->
     sent = await bench.execute(two)
     assert sent[1].payload["artifacts_ref"] == {"batch_uid": "second"}
     assert await bench.db.artifacts.count_documents({}) == 1
+
+
+async def test_refused_artifacts_are_logged_as_a_warning_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "flowkit.testing.external.store")
+    bench = Bench(Misbehavior(partial_refused=True))
+    await bench.execute(two)
+    refused = [entry for entry in caplog.records if "Cannot write the artifact" in entry.message]
+    assert [entry.levelno for entry in refused] == [logging.WARNING, logging.DEBUG]
 
 
 async def failing(run: Any) -> AsyncIterator[Any]:

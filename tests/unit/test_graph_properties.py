@@ -9,9 +9,19 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.unit.property_examples import examples
-from tests.unit.reference_model import End, ends_of, handled, settled, startable
+from tests.unit.reference_model import FINISHED, End, ends_of, handled, settled, startable, turns_failed
 
-from flowkit.models import FanIn, Graph, Node, NodeState, NodeStatus, OnNodeFailure, SkipReason
+from flowkit.models import (
+    FanIn,
+    Graph,
+    Node,
+    NodeIO,
+    NodeState,
+    NodeStatus,
+    OnNodeFailure,
+    SkipReason,
+    StartWhen,
+)
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 THOROUGH = settings(
@@ -36,17 +46,23 @@ STOPS = [SkipReason.TASK_FAILED, SkipReason.TASK_CANCELLED]
 
 
 class Move(NamedTuple):
-    """One node ends; before that, the scheduler may be rebuilt."""
+    """One node ends; before that, the scheduler may be rebuilt, and nodes may store batches."""
 
     pick: int
     end: End
     rebuild: bool
+    streams: list[int]
+    """Which of the running nodes store a batch."""
 
 
 def moves(nodes: int) -> st.SearchStrategy[list[Move]]:
     """Return enough moves to end every node."""
     move = st.builds(
-        Move, st.integers(0, nodes - 1), st.sampled_from(ENDS), st.integers(0, 7).map(lambda n: n == 7)
+        Move,
+        st.integers(0, nodes - 1),
+        st.sampled_from(ENDS),
+        st.integers(0, 7).map(lambda n: n == 7),
+        st.lists(st.integers(0, nodes - 1), max_size=3),
     )
     return st.lists(move, min_size=nodes, max_size=nodes)
 
@@ -64,6 +80,22 @@ def nodes(draw: st.DrawFn, order: list[int], position: int) -> Node:
         fan_in=draw(st.sampled_from([FanIn(), FanIn(mode="any"), *counts])),
         allow_failure=draw(st.booleans()),
     )
+
+
+@st.composite
+def streamed(draw: st.DrawFn, plain: list[Node], *, most: bool = False) -> list[Node]:
+    """Let some nodes, or most, start on the first batch of any parent, and let some edges of others stream."""
+    made = []
+    for node in plain:
+        if not most and draw(st.booleans()):
+            made.append(node)
+        elif node.fan_in.mode != "count" and draw(st.booleans()):
+            io = NodeIO(start_when=StartWhen.FIRST_BATCH)
+            made.append(replace(node, streams_from=node.depends_on, io=io))
+        else:
+            some = tuple(parent for parent in node.depends_on if draw(st.booleans()))
+            made.append(replace(node, streams_from=some))
+    return made
 
 
 @st.composite
@@ -95,9 +127,10 @@ def routes(router: Node, target: Node, kinds: tuple[bool, bool]) -> Node:
 
 @st.composite
 def graphs(draw: st.DrawFn, sizes: st.SearchStrategy[int]) -> Graph:
-    """Generate random DAGs with their nodes in any order, with routing in half of them."""
+    """Generate random DAGs with their nodes in any order, with routing in half of them, and streams in half."""
     order = draw(st.permutations(range(draw(sizes))))
     drawn = [draw(nodes(order, position)) for position in range(len(order))]
+    drawn = draw(streamed(drawn)) if draw(st.booleans()) else drawn
     return Graph(
         nodes=tuple(
             sorted(draw(routed(drawn)) if draw(st.booleans()) else drawn, key=lambda node: node.index)
@@ -112,6 +145,8 @@ class Simulation:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.ends: list[End | None] = settled(graph, [None] * len(graph.nodes))
+        self.streamed: set[int] = set()
+        """The nodes that have stored a batch."""
         self.first_unhandled: set[int] = set()
         """The failures that the first event left without anything that can handle them."""
         self.rebuilt = False
@@ -134,8 +169,19 @@ class Simulation:
         for move in moves:
             if move.rebuild:
                 self.rebuild()
+            for pick in move.streams:
+                if not self.scheduler.done:
+                    self.store_batch(pick)
             if not self.scheduler.done:
                 self.move(move)
+
+    def store_batch(self, pick: int) -> None:
+        """Let one running node store its first batch, or another one, which changes nothing."""
+        running = [i for i in self.released if self.ends[i] is None]
+        index = running[pick % len(running)]
+        assert self.scheduler.add_batch(index) is (index not in self.streamed)
+        self.streamed.add(index)
+        self.check()
 
     def move(self, move: Move) -> None:
         """End one running node or, for a skip, any open node."""
@@ -143,8 +189,10 @@ class Simulation:
         open_ = [i for i, end in enumerate(self.ends) if end is None and (skip or i in self.released)]
         index = open_[move.pick % len(open_)]
         self.scheduler.end(index, *move.end)
-        self.ends[index] = move.end
-        before, self.ends = self.ends, settled(self.graph, self.ends)
+        turns = move.end == FINISHED and turns_failed(self.graph, self.ends, index)
+        self.ends[index] = End(NodeStatus.FAILED) if turns else move.end
+        self.changed |= {index} if turns else set()
+        before, self.ends = self.ends, settled(self.graph, self.ends, self.streamed)
         self.changed |= {i for i, end in enumerate(self.ends) if end != before[i]}
         self.first_unhandled = self.first_unhandled or self.failed(handled=False)
         self.check()
@@ -173,7 +221,7 @@ class Simulation:
         self.released += ready
         assert len(set(self.released)) == len(self.released), "a node was released twice"
         still_open = {i for i in self.released if self.ends[i] is None}
-        assert still_open == startable(self.graph, self.ends)
+        assert still_open == startable(self.graph, self.ends, self.streamed)
         assert all(self.ends[i] is None for i in ready), "an ended node was released"
         assert self.scheduler.done or still_open, "nothing can run although nodes are open"
         for index in ready:
@@ -214,6 +262,27 @@ def test_scheduler_matches_the_model_after_every_end(scenario: tuple[Graph, list
 @THOROUGH
 @given(scenario=SMALL_SCENARIOS)
 def test_scheduler_restored_from_states_continues_the_same_way(scenario: tuple[Graph, list[Move]]) -> None:
+    graph, moves = scenario
+    simulation = Simulation(graph)
+    simulation.run(moves)
+    assert simulation.scheduler.done
+
+
+@st.composite
+def streams_of(draw: st.DrawFn) -> tuple[Graph, list[Move]]:
+    """Generate a graph in which most nodes stream, and moves in which nodes finish or fail."""
+    order = [*range(draw(st.integers(2, 8)))]
+    drawn = draw(streamed([draw(nodes(order, position)) for position in order], most=True))
+    ends = [FINISHED, FINISHED, End(NodeStatus.FAILED)]
+    made = [move._replace(end=draw(st.sampled_from(ends))) for move in draw(moves(len(order)))]
+    return Graph(nodes=tuple(drawn), on_node_failure=OnNodeFailure.CONTINUE), made
+
+
+@THOROUGH
+@given(scenario=streams_of())
+def test_scheduler_matches_the_model_on_graphs_in_which_most_nodes_stream(
+    scenario: tuple[Graph, list[Move]],
+) -> None:
     graph, moves = scenario
     simulation = Simulation(graph)
     simulation.run(moves)

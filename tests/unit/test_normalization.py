@@ -252,3 +252,9 @@ def test_normalization_does_not_change_its_input() -> None:
     graph = two(io=pulling(from_node="extract"), retry_policy={"permanent_on": ["a"]})
     parse_graph(graph)
     assert graph == two(io=pulling(from_node="extract"), retry_policy={"permanent_on": ["a"]})
+
+
+def test_edges_have_no_conditions_in_tasks_of_an_earlier_release() -> None:
+    graph = {"nodes": [node("a"), node("b")], "edges_ex": [{"from": "a", "to": "b", "when": "vars.x"}]}
+    assert parse_graph(graph).nodes[1].edge_when == {"a": "vars.x"}
+    assert normalized(graph, conditional_edges=False).nodes[1].edge_when == {}

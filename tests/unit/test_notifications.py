@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.integration.harness import wait_seconds
 
-from flowkit.adapters.notifications import ArtifactNotifier, ByteBudget, Subscription
+from flowkit.adapters.entries import Entry
+from flowkit.adapters.notifications import MOST_KEPT, ArtifactNotifier, ByteBudget, Subscription
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -29,9 +30,9 @@ async def in_time(work: Coroutine[None, None, None] | asyncio.Task[None]) -> Non
     await asyncio.wait_for(work, TIMEOUT_SEC)
 
 
-async def is_notified(subscription: Subscription) -> bool:
+async def is_notified(subscription: Subscription[Entry]) -> bool:
     """Return whether a notification has arrived."""
-    waiting = asyncio.create_task(subscription.wait(least=0, most=LONG))
+    waiting = asyncio.create_task(subscription.wait(LONG))
     await let_tasks_run()
     waiting.cancel()
     return waiting.done()
@@ -41,39 +42,41 @@ async def is_notified(subscription: Subscription) -> bool:
 
 
 async def test_notification_ends_the_wait() -> None:
-    subscription = Subscription()
-    waiting = asyncio.create_task(subscription.wait(least=0, most=LONG))
+    subscription = Subscription[Entry]()
+    waiting = asyncio.create_task(subscription.wait(LONG))
     await let_tasks_run()
     assert not waiting.done()
-    subscription.notify()
+    subscription.notify("a", None)
     await in_time(waiting)
 
 
 async def test_notification_before_the_wait_is_not_missed() -> None:
-    subscription = Subscription()
-    subscription.notify()
-    await in_time(subscription.wait(least=0, most=LONG))
-
-
-async def test_notification_does_not_end_the_wait_before_its_minimum() -> None:
-    subscription = Subscription()
-    subscription.notify()
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    await in_time(subscription.wait(least=0.2, most=LONG))
-    assert loop.time() - began >= 0.19
+    subscription = Subscription[Entry]()
+    subscription.notify("a", None)
+    await in_time(subscription.wait(LONG))
 
 
 async def test_wait_without_a_notification_ends_at_its_maximum() -> None:
-    await in_time(Subscription().wait(least=0.01, most=0.05))
-    await in_time(Subscription().wait(least=0.01, most=0.01))
+    await in_time(Subscription[Entry]().wait(0.05))
+    await in_time(Subscription[Entry]().wait(0))
 
 
-async def test_notification_is_delivered_once() -> None:
-    subscription = Subscription()
-    subscription.notify()
-    await in_time(subscription.wait(least=0, most=LONG))
+async def test_notification_is_taken_once() -> None:
+    subscription = Subscription[Entry]()
+    subscription.notify("a", Entry("b1", 7))
+    subscription.notify("b", None)
+    await in_time(subscription.wait(LONG))
+    assert subscription.take() == ([("a", Entry("b1", 7))], True)
+    assert subscription.take() == ([], False)
     assert not await is_notified(subscription)
+
+
+async def test_subscription_keeps_a_limited_number_of_rows_and_asks_for_a_read_of_the_others() -> None:
+    subscription = Subscription[Entry]()
+    for number in range(MOST_KEPT + 5):
+        subscription.notify("a", Entry(f"b{number}", 7))
+    rows, must_read = subscription.take()
+    assert (len(rows), must_read) == (MOST_KEPT, True)
 
 
 async def test_subscriber_gets_notifications_of_its_nodes_only() -> None:
@@ -82,16 +85,17 @@ async def test_subscriber_gets_notifications_of_its_nodes_only() -> None:
         for task_id, node in (("t", "c"), ("other", "a"), ("", "")):
             room.notify(task_id, node)
         assert not await is_notified(subscription)
-        room.notify("t", "b")
-        await in_time(subscription.wait(least=0, most=LONG))
+        room.notify("t", "b", Entry("b1", 7))
+        await in_time(subscription.wait(LONG))
+        assert subscription.take() == ([("b", Entry("b1", 7))], False)
 
 
 async def test_all_subscribers_of_a_node_are_notified() -> None:
     room = ArtifactNotifier()
     with room.listener("t", ["a"]) as one, room.listener("t", ["a", "b"]) as other:
         room.notify("t", "a")
-        await in_time(one.wait(least=0, most=LONG))
-        await in_time(other.wait(least=0, most=LONG))
+        await in_time(one.wait(LONG))
+        await in_time(other.wait(LONG))
 
 
 async def test_unsubscribed_reader_gets_no_notifications_and_leaves_no_entry() -> None:
@@ -101,7 +105,7 @@ async def test_unsubscribed_reader_gets_no_notifications_and_leaves_no_entry() -
             raise ValueError("over")
         room.notify("t", "a")
         assert not await is_notified(gone)
-        await in_time(kept.wait(least=0, most=LONG))
+        await in_time(kept.wait(LONG))
     assert room._listeners == {}
 
 

@@ -246,6 +246,17 @@ def test_failure_reaches_every_stage_in_whatever_order_the_stages_end() -> None:
     assert [game.state(name).status for name in names] == [NodeStatus.FAILED] * 4
 
 
+def test_open_parent_that_must_fail_does_not_count_as_one_that_may_finish() -> None:
+    """`b` streams from `a` and will fail with it, so no parent of `c` can finish."""
+    below = node("b", depends_on=["a"], io=FIRST)
+    game = Game(node("a"), below, node("x"), node("c", depends_on=["b", "x"], fan_in="any", io=FIRST))
+    game.batch("a")
+    game.batch("x")
+    game.fail("a", "x")
+    game.end("c")
+    assert game.state("c").status is NodeStatus.FAILED
+
+
 def test_many_stages_need_no_recursion() -> None:
     names = [f"n{i}" for i in range(3_000)]
     game = stages(names)

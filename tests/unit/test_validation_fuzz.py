@@ -24,11 +24,11 @@ FULL: dict[str, Any] = {
     "name": "nightly",
     "on_node_failure": "continue",
     "edges": [["a", "b"]],
-    "edges_ex": [{"from": "a", "to": "c", "mode": "sync"}],
+    "edges_ex": [{"from": "a", "to": "c", "mode": "sync", "when": "vars.x"}],
     "nodes": [
         node("a", io={"input_inline": {"input_args": {"from_nodes": ["b"], "from_node": "c"}}}),
         node("b", depends_on=["a"], fan_in="count:1", io=pulling(RECHUNK, size=2, from_nodes=["a"])),
-        node("c", io=pulling("noop", from_node="a"), allow_failure=True, timeout_sec=1.5, meta={"k": 1}),
+        node("c", io=pulling("noop", from_node="a"), allow_failure=True, timeout_sec=1.5, when="true"),
         node("e", routing={"on_success": ["d"], "on_failure": ["d"]}),
         {
             "node_id": "d",

@@ -36,6 +36,8 @@ class StatusPublisher:
         )
         self._refreshed_at = 0.0
         self._reason: str | None = None
+        self.silent_nodes: frozenset[str] = frozenset()
+        """The ids of the nodes whose attempts send no heartbeats."""
         self.status = TaskStatus(state.status_history[-1].to)
         self._shorten_history()
 
@@ -100,5 +102,7 @@ class StatusPublisher:
     def _refresh_now(self) -> None:
         self._refreshed_at = workflow.now().timestamp()
         workflow.set_current_details(
-            details_markdown.render(self.status, self._scheduler, self._queues, self._reason)
+            details_markdown.render(
+                self.status, self._scheduler, self._queues, self._reason, self.silent_nodes
+            )
         )

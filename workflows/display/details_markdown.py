@@ -18,6 +18,8 @@ from flowkit.workflows.display.reports import DISPLAY_ORDER
 from flowkit.workflows.display.summaries import next_attempt
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from flowkit.models import Node, NodeState
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
@@ -42,8 +44,11 @@ _REASON_CHARS = 200
 _ROLES = 6
 """Largest number of links to task queues."""
 
-_ROUTERS = 3
-"""Largest number of routers that a note names."""
+_NAMED = 3
+"""Largest number of other nodes that a note names."""
+
+SILENT_NOTE = "sends no heartbeats"
+"""The note of a silent node."""
 
 _URL_SAFE = re.compile(r"[A-Za-z0-9_.-]+")
 
@@ -56,13 +61,19 @@ class TaskQueues:
     prefix: str
 
 
-def render(status: TaskStatus, scheduler: Scheduler, queues: TaskQueues, reason: str | None = None) -> str:
+def render(
+    status: TaskStatus,
+    scheduler: Scheduler,
+    queues: TaskQueues,
+    reason: str | None = None,
+    silent_nodes: Collection[str] = (),
+) -> str:
     """Return Markdown with node counts, links to the task queues of running nodes, and a table of nodes."""
     shown = sorted(scheduler.nodes, key=lambda node: _RANK[scheduler.states[node.index].status])[:ROWS]
     note_chars = max(_NOTE_CHARS, _NOTES_CHARS // len(shown))
     heading = _LINE_BREAK.join([_heading(status, scheduler, reason), *_queue_links(scheduler, shown, queues)])
     above_rows = [heading, "", *_TABLE_HEADER]
-    all_rows = (_row(scheduler, node, note_chars) for node in shown)
+    all_rows = (_row(scheduler, node, note_chars, silent=node.node_id in silent_nodes) for node in shown)
     rows = longest_prefix(all_rows, _line_bytes, BYTES - _LAST_LINE_BYTES - sum(map(_line_bytes, above_rows)))
     hidden = len(scheduler.nodes) - len(rows)
     more = [f"\n… and {hidden:,} more nodes; the query `status` has them all"] if hidden else []
@@ -101,9 +112,10 @@ def _link(role: str, queues: TaskQueues) -> str:
     return _cell(f"{role}, queue {queue}", _NAME_CHARS)
 
 
-def _row(scheduler: Scheduler, node: Node, note_chars: int) -> str:
+def _row(scheduler: Scheduler, node: Node, note_chars: int, *, silent: bool) -> str:
     state, label = scheduler.states[node.index], node.io.fn if node.is_function else node.type
-    note = _note(node, state) or _awaited_routes(scheduler, node)
+    own = SILENT_NOTE if silent else _note(node, state)
+    note = own or _awaited_routes(scheduler, node) or _awaited_batches(scheduler, node)
     return _cells(node.node_id, label, state.status.value, state.epoch, note, note_chars)
 
 
@@ -113,9 +125,18 @@ def _awaited_routes(scheduler: Scheduler, node: Node) -> str:
     routers = scheduler.routing.open_routers(node.index, scheduler.states) if waits else []
     if not routers:
         return ""
-    names = ", ".join(scheduler.nodes[router].node_id for router in routers[:_ROUTERS])
-    more = f" and {len(routers) - _ROUTERS} more" if len(routers) > _ROUTERS else ""
-    return f"waits for a route from {names}{more}"
+    return f"waits for a route from {_names(scheduler, routers)}"
+
+
+def _awaited_batches(scheduler: Scheduler, node: Node) -> str:
+    """Return what a node that has not started waits for if it streams."""
+    sources = scheduler.awaited_streams(node.index)
+    return f"waits for the first batch of {_names(scheduler, sources)}" if sources else ""
+
+
+def _names(scheduler: Scheduler, indexes: list[int]) -> str:
+    names = ", ".join(scheduler.nodes[index].node_id for index in indexes[:_NAMED])
+    return names + (f" and {len(indexes) - _NAMED} more" if len(indexes) > _NAMED else "")
 
 
 @lru_cache(maxsize=4096)
@@ -136,7 +157,8 @@ def _note(node: Node, state: NodeState) -> str:
         case NodeStatus.FINISHED:
             return ""
         case NodeStatus.SKIPPED if state.skip_reason:
-            return state.skip_reason.value
+            own = f" {node.when}" if state.condition is False else ""
+            return state.skip_reason.value + own
         case NodeStatus.DEFERRED if state.next_retry_at:
             when = datetime.fromtimestamp(state.next_retry_at, UTC)
             return f"{next_attempt(node, state)} at {when:%Y-%m-%d %H:%M:%S} UTC; {error}"

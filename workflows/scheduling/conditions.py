@@ -35,33 +35,39 @@ class Conditions:
         self._nodes = nodes
         self._states = states
         self._due: list[Due] = []
+        self._asked: set[Due] = set()
 
-    def parent_seen_by(self, child: int, parent: int) -> NodeState | None:
-        """Return how an ended parent counts for the gate of `child`; None while the condition of the edge is undecided."""
-        state = self._states[parent]
-        result = self.edge_result(child, parent) if state.status is NodeStatus.FINISHED else True
-        if result is None:
-            return None
-        return state if result else BY_CONDITION
+    def passes(self, child: int, parent: int) -> bool | None:
+        """Return the result of an edge's condition, and True for an edge without one.
 
-    def edge_result(self, child: int, parent: int) -> bool | None:
-        """Return the result of the condition of an edge, and True without one. None while it is undecided.
-
-        The first call for an edge makes its condition due.
+        The first call for an undecided edge, for which this returns None, makes its condition due.
         """
         if self._nodes[parent].node_id not in self._nodes[child].edge_when:
             return True
         result = self._states[child].edges.get(parent)
         if result is None:
-            self._due.append(Due(child, parent))
+            self._ask(Due(child, parent))
         return result
+
+    def parent_seen_by(self, child: int, parent: int) -> NodeState | None:
+        """Return how an ended parent counts for the gate of `child`; None while the condition of the edge is undecided."""
+        state = self._states[parent]
+        passes = state.status is not NodeStatus.FINISHED or self.passes(child, parent)
+        if passes is None:
+            return None
+        return state if passes else BY_CONDITION
 
     def may_start(self, index: int) -> bool:
         """Return whether a node whose gate has opened may start. If its condition is undecided, it becomes due."""
         if self._nodes[index].when is None or self._states[index].condition:
             return True
-        self._due.append(Due(index))
+        self._ask(Due(index))
         return False
+
+    def _ask(self, due: Due) -> None:
+        if due not in self._asked:
+            self._asked.add(due)
+            self._due.append(due)
 
     def store(self, due: Due, result: bool) -> None:
         """Store the result of a condition in the state of its node."""

@@ -27,7 +27,7 @@ class FanIns:
 
     def count_batch(self, child: int, parent: int) -> None:
         """Count the first batch of a parent from which `child` streams, unless the condition of the edge is undecided."""
-        result = self._conditions.edge_result(child, parent)
+        result = self._conditions.passes(child, parent)
         if result is True:
             add_batch(self._nodes[child], self.gates[child])
         elif result is False:

@@ -118,6 +118,11 @@ class Scheduler:
         """Return the failures that started this node, in the form that its attempts receive."""
         return self.routing.failed_nodes(node.index, self.states) if node.conditional else []
 
+    def awaited_streams(self, index: int) -> list[int]:
+        """Return the parents whose first batch a node that may not start yet waits for."""
+        waits = self.states[index].status is NodeStatus.QUEUED and not self._is_gate_open(index)
+        return self.streams.silent_sources(index, self.states) if waits else []
+
     def counts(self) -> Counter[NodeStatus]:
         """Return the number of nodes with each status."""
         return Counter(state.status for state in self.states)

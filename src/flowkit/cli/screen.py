@@ -86,7 +86,7 @@ class Lines:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._since = time.monotonic()
-        self._nodes: dict[str, tuple[str, int, bool, str, str]] = {}
+        self._nodes: dict[str, tuple[str, int, bool, str, str, bool]] = {}
         self._printed_hints: set[str] = set()
 
     def show(self, view: TaskView, hints: Sequence[str]) -> None:
@@ -96,8 +96,8 @@ class Lines:
                 self._printed_hints.add(hint)
                 self._print(f"! {hint}")
         for node in view.nodes:
-            state = (node.status, node.attempt, node.waiting, node.waits_for, node.worker)
-            if self._nodes.get(node.node_id, (NodeStatus.QUEUED.value, 0, False, "", "")) != state:
+            state = (node.status, node.attempt, node.waiting, node.waits_for, node.worker, node.silent)
+            if self._nodes.get(node.node_id, (NodeStatus.QUEUED.value, 0, False, "", "", False)) != state:
                 self._nodes[node.node_id] = state
                 self._print(node_line(node))
 
@@ -168,9 +168,10 @@ def node_note(node: NodeView) -> str:
         return node.note
     waits = ["no worker has started it yet"] if node.waiting else []
     external = [f"waits for {node.waits_for}"] if node.waits_for else []
+    silent = ["sends no heartbeats"] if node.silent else []
     worker = [f"external worker {node.worker}"] if node.worker else []
     before = [f"last attempt: {node.note}"] if node.note else []
-    return "; ".join([*waits, *external, *worker, *before])
+    return "; ".join([*waits, *silent, *external, *worker, *before])
 
 
 def node_line(node: NodeView) -> str:

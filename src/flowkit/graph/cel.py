@@ -79,12 +79,12 @@ def evaluate(expression: Expression, values: Mapping[str, Any]) -> bool:
         found = expression.program.eval(data=dict(values))
     except (RuntimeError, ValueError, TypeError, OverflowError) as error:
         raise BadCondition(_STATUS.sub("", str(error))) from None
-    result, kind = found.value(), found.type().name().lower()
+    result, kind = found.value(), found.type().name()
     if isinstance(result, bool):
         return result
-    if kind == "error":
+    if kind == "ERROR":
         raise BadCondition(_STATUS.sub("", str(result)).replace("map : ", "map: "))
-    raise BadCondition(f"the result is of type {kind}, not bool")
+    raise BadCondition(f"the result is of type {kind.lower()}, not bool")
 
 
 def _explain(text: str, error: str) -> str:
@@ -94,7 +94,9 @@ def _explain(text: str, error: str) -> str:
         return _STATUS.sub("", error.splitlines()[0])
     line, column, problem = int(match[1]), int(match[2]), _NOISE.sub("", _STATUS.sub("", match[3]))
     if name := _UNDECLARED.search(problem):
-        problem += suggestion(name[1], ROOTS) or f"; the variables are {', '.join(sorted(ROOTS))}"
+        problem += (
+            suggestion(name[1].partition(".")[0], ROOTS) or f"; the variables are {', '.join(sorted(ROOTS))}"
+        )
     lines = text.splitlines() or [""]
     if not 1 <= line <= len(lines):
         return problem

@@ -25,6 +25,8 @@ class SlotRequest:
     epoch: int
     role: str
     priority: int = 0
+    release: list[Slot] = field(default_factory=list)
+    """Slots of the task that become free first, which saves an activity."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,9 +18,10 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from flowkit import Coordinator, CoordinatorConfig
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.dispatches.store import DispatchStore
+from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.bridge.command_sender import CommandSender
+from flowkit.bridge.event_log import EventLog
 from flowkit.bridge.kafka import consumer
-from flowkit.bridge.status import StatusEvents
 from flowkit.protocol.kinds import EventKind
 
 if TYPE_CHECKING:
@@ -33,11 +34,12 @@ NEVER = "never"
 POINTS: dict[str, tuple[type[Any], str, str]] = {
     "before the record": (DispatchStore, "insert", "before"),
     "after the record": (DispatchStore, "insert", "after"),
+    "after the begin, without the record": (TaskStore, "begin_attempt", "after"),
     "before the send": (CommandSender, "send", "before"),
     "after the send": (CommandSender, "send", "after"),
     "before a batch": (ArtifactStore, "store_batch", "before"),
     "after a batch": (ArtifactStore, "store_batch", "after"),
-    "before the commit of a batch": (StatusEvents, "_log", "before"),
+    "before the commit of a batch": (EventLog, "write", "before"),
     "before the end": (DispatchStore, "end", "before"),
     "after the end": (DispatchStore, "end", "after"),
     "after the report": (DispatchStore, "reported", "before"),
@@ -48,6 +50,17 @@ OF_PULLING_NODES: dict[str, tuple[type[Any], str, str]] = {
     "after a child's end": (DispatchStore, "hold", "after"),
 }
 """The same for a node that pulls from others."""
+
+
+NEVER_RETURN: dict[str, tuple[type[Any], str]] = {
+    "after the begin, without the record": (DispatchStore, "insert"),
+}
+"""Methods that do nothing and do not return while the engine waits for its point."""
+
+
+async def no_return(*_: Any) -> None:
+    """Wait forever."""
+    await asyncio.Event().wait()
 
 
 def die() -> None:
@@ -61,7 +74,9 @@ def doom(owner: type[Any], name: str, when: str) -> None:
 
     @functools.wraps(original)
     async def doomed(*args: Any, **options: Any) -> Any:
-        if name == "_log" and not any(event.event.kind is EventKind.BATCH_OK for event in args[1]):
+        if owner is EventLog and not any(
+            row.payload["kind"] == EventKind.BATCH_OK for row in args[0].unwritten
+        ):
             return await original(*args, **options)
         if when == "before":
             die()
@@ -74,6 +89,8 @@ def doom(owner: type[Any], name: str, when: str) -> None:
 async def main(point: str) -> None:
     """Run the engine until it is killed."""
     consumer._SESSION_MS = SESSION_MS
+    if point in NEVER_RETURN:
+        setattr(*NEVER_RETURN[point], no_return)
     if point != NEVER:
         doom(*{**POINTS, **OF_PULLING_NODES}[point])
     mongo: Any = AsyncIOMotorClient(os.environ["MONGO_URL"])

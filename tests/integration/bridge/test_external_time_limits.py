@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -36,7 +35,6 @@ async def test_external_worker_is_signalled_at_the_deadline_of_its_node_only(ext
         await run.raise_if_cancelled()
 
     async def steady(run: Any) -> AsyncIterator[Any]:
-        await asyncio.sleep(0)
         yield Final({"total": 1})
 
     worker = await external.external(watching, steady, db_cancel_poll_ms=BLIND)

@@ -69,6 +69,8 @@ class NodeView:
     """The external worker that runs the attempt."""
     waits_for: str = ""
     """What the node waits for: a slot of the limits across tasks, or an external worker that accepts the attempt."""
+    silent: bool = False
+    """Whether its attempt sends no heartbeats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -253,12 +255,15 @@ def running_roles(view: TaskView) -> list[str]:
 
 def view_of_query(task_id: str, state: dict[str, Any], batches: dict[str, int]) -> TaskView:
     """Return the view from the result of a workflow's `status` query."""
-    nodes = state["nodes"]
+    nodes, silent = state["nodes"], state.get("silent_nodes") or ()
     return TaskView(
         task_id=task_id,
         status=TaskStatus(state["status"]),
         source="workflow",
-        nodes=tuple(_node(node, node.get("next_retry_at"), batches) for node in nodes),
+        nodes=tuple(
+            _node(node, node.get("next_retry_at"), batches, silent=node["node_id"] in silent)
+            for node in nodes
+        ),
         handled_failures=tuple(state.get("handled_failures") or ()),
     )
 
@@ -278,10 +283,11 @@ def view_of_document(document: dict[str, Any], batches: dict[str, int]) -> TaskV
 def _document_nodes(document: dict[str, Any], batches: dict[str, int]) -> Iterator[NodeView]:
     for node in document["graph"]["nodes"]:
         retry_ms = node.get("next_retry_at_ms")
-        yield _node(node, retry_ms / 1000 if retry_ms else None, batches)
+        silent = node.get("liveness") is not None
+        yield _node(node, retry_ms / 1000 if retry_ms else None, batches, silent=silent)
 
 
-def _node(node: dict[str, Any], retry_at: float | None, batches: dict[str, int]) -> NodeView:
+def _node(node: dict[str, Any], retry_at: float | None, batches: dict[str, int], *, silent: bool) -> NodeView:
     status = node["status"]
     error = node.get("last_error") if status != NodeStatus.FINISHED else None
     return NodeView(
@@ -293,6 +299,7 @@ def _node(node: dict[str, Any], retry_at: float | None, batches: dict[str, int])
         next_retry_at=retry_at if status == NodeStatus.DEFERRED and not node.get("waits_for") else None,
         note=" ".join((error or node.get("skip_reason") or "").split()),
         waits_for=(node.get("waits_for") or "") if status in _BEFORE_ATTEMPT else "",
+        silent=silent,
     )
 
 

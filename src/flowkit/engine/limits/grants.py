@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.mongo import Database
     from flowkit.config import CoordinatorConfig
-    from flowkit.models import ReleaseSlots
+    from flowkit.models import ReleaseSlots, Slot
 
 _logger = logging.getLogger("flowkit.engine.limits")
 
@@ -76,6 +76,7 @@ class SlotGrants:
     async def acquire(self, request: SlotRequest) -> SlotReply:
         """Grant a slot if one is free and no other request is first. Otherwise, let the request wait."""
         store = await self.store()
+        await self._free(request.task_id, request.release)
         if await store.holds(request):
             return SlotReply(granted=True)
         others = await store.waiting()
@@ -103,9 +104,14 @@ class SlotGrants:
         store = await self.store()
         if record.whole_task:
             await store.release_task(record.task_id)
-        for slot in record.slots:
-            await store.release(record.task_id, slot.node_id, slot.epoch)
-        self.released.set()
+            self.released.set()
+        await self._free(record.task_id, record.slots)
+
+    async def _free(self, task_id: str, slots: list[Slot]) -> None:
+        store = await self.store()
+        for slot in slots:
+            if await store.release(task_id, slot.node_id, slot.epoch):
+                self.released.set()
 
     async def grant_waiting(self, asking: SlotRequest | None = None) -> None:
         """Grant free slots to the requests that wait, in their order. `asking` is the caller's own request."""

@@ -143,7 +143,7 @@ class Pipeline:
         try:
             return await self._store.write_partial(self._run, uid, metrics)
         except WriteFailed as error:
-            logger.warning("Cannot write the artifact of batch %s: %s", uid, error)
+            self._store.log_refusal(uid, error)
             return own_ref or {"batch_uid": uid}
 
     async def _finish(self, handler: Handler) -> Outgoing:

@@ -47,6 +47,7 @@ class Store:
         self._worker_id = worker_id
         self._clock = clock
         self._misbehavior = misbehavior
+        self._refusal_logged = False
 
     async def ensure_indexes(self) -> None:
         """Create the worker's indexes. Failures are logged."""
@@ -86,6 +87,17 @@ class Store:
         always = {"status": "partial", "meta": metrics, "updated_at": now}
         await self._db["artifacts"].update_one(key, {"$setOnInsert": first, "$set": always}, upsert=True)
         return key
+
+    def log_refusal(self, batch_uid: str, error: Exception) -> None:
+        """Log that the artifact of a batch was not written: the first time as a warning, later at level DEBUG."""
+        level = logging.DEBUG if self._refusal_logged else logging.WARNING
+        self._refusal_logged = True
+        logger.log(
+            level,
+            "Cannot write the artifact of batch %s: %s. The bridge stores the batch anyway (H18). This worker logs "
+            "further failures of this kind at level DEBUG.",
+            *(batch_uid, error),
+        )
 
     async def write_complete(self, run: Run, metrics: dict[str, Any]) -> dict[str, Any]:
         """Write the complete marker of a node and return its reference."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from tests.integration.chaos.plans import Drawing, NodePlan, TaskPlan
+from tests.integration.chaos.plans import FINAL, Drawing, NodePlan, TaskPlan
 from tests.integration.chaos.tasks import drawn_task, place_of
 
 EXTERNAL_ROLES = ("indexer", "enricher")
@@ -38,7 +38,7 @@ class ExternalDrawing(Drawing):
         return f"{self._own['key']}-{super()._uid_format()}"
 
     def _puller(self, sources: list[str]) -> NodePlan:
-        plan = super()._puller(sources)
+        plan = _after_sources(super()._puller(sources))
         again = [node for node in self._above if node.node_id in sources and node.sources]
         if not plan.external or plan.chunk or len(sources) < 2 or not again:
             return plan
@@ -48,6 +48,18 @@ class ExternalDrawing(Drawing):
     def _executor(self) -> dict[str, Any]:
         role = self._chance.choice((*EXTERNAL_ROLES, *EXTERNAL_ROLES, NATIVE_ROLE))
         return {"role": role, "external": role in EXTERNAL_ROLES}
+
+
+def _after_sources(plan: NodePlan) -> NodePlan:
+    """Let an external node whose `finalize` always fails start after its sources, so that it has read all batches then.
+
+    A worker may call `finalize` before it has read the last batches of a running source (H19). If that fails, the
+    attempt has failed, and nothing reads the rest.
+    """
+    failure = plan.failure
+    if not plan.external or failure is None or failure.times is not None or failure.at != FINAL:
+        return plan
+    return replace(plan, parents=plan.sources, fan_in="all")
 
 
 @lru_cache(maxsize=4096)

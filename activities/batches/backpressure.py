@@ -1,0 +1,147 @@
+"""Holds an attempt that is too far ahead of the nodes that pull from it (`io.max_ahead`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from flowkit.adapters.retry import retry_while_unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.notifications import Claimed, Subscription
+    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.models import AttemptInput
+
+_logger = logging.getLogger("flowkit.worker")
+
+_SHORTEST_SEC = 0.05
+"""The pause before the second read of an attempt that is held. It doubles while no claims arrive."""
+_LONGEST_SEC = 0.3
+"""The longest pause between two reads of an attempt that is held or that no running node holds."""
+_SHARE = 4.0
+"""The pause after a read is at least this many times as long as the read."""
+
+
+def is_reached(stored: int, max_ahead: int, claims: Iterable[int]) -> bool:
+    """Return True if a node with `stored` batches is `max_ahead` or more ahead of any of these numbers of claims."""
+    return any(stored - claimed >= max_ahead for claimed in claims)
+
+
+class Backpressure:
+    """The lead of one attempt over its followers, which are the nodes that pull from it.
+
+    Only a follower that runs holds the attempt, not one that waits, has ended, or has lost its worker. Otherwise, an
+    attempt could wait for a node that waits for the attempt's slot.
+
+    The attempt counts its own batches in memory, and hears of claims of its own process. It reads the claims and the
+    statuses of its followers only when it has reached its limit according to what it knows.
+    """
+
+    def __init__(
+        self,
+        attempt: AttemptInput,
+        artifacts: ArtifactStore,
+        tasks: TaskStore,
+        subscription: Subscription[Claimed],
+    ) -> None:
+        self._attempt = attempt
+        self._artifacts = artifacts
+        self._tasks = tasks
+        self._subscription = subscription
+        self._stored: set[str] | None = None
+        self._claims = dict.fromkeys(attempt.followers, 0)
+        self._running: set[str] = set()
+        self._due = 0.0
+        self._pause = _SHORTEST_SEC
+        self._reported = False
+
+    @property
+    def limited(self) -> bool:
+        """Whether the attempt has a limit at all."""
+        return bool(self._attempt.max_ahead and self._attempt.followers)
+
+    def stored(self, uid: str) -> None:
+        """Count a batch that the attempt has stored."""
+        if self._stored is not None:
+            self._stored.add(uid)
+
+    async def wait(self) -> None:
+        """Return when the attempt may process its next batch."""
+        if not self.limited:
+            return
+        attempt, artifacts = self._attempt, self._artifacts
+        if self._stored is None:
+            self._stored = await retry_while_unavailable(
+                lambda: artifacts.stored_uids(attempt.task_id, attempt.node_id)
+            )
+        self._hear()
+        while self._is_reached(self._claims):
+            if time.monotonic() >= self._due:
+                await self._read()
+            if not self._is_reached(self._running):
+                return
+            self._report()
+            await self._subscription.wait(max(0.0, self._due - time.monotonic()))
+            self._hear()
+
+    def _is_reached(self, followers: Iterable[str]) -> bool:
+        claims = [self._claims[follower] for follower in followers]
+        return is_reached(len(self._stored or ()), self._attempt.max_ahead, claims)
+
+    def _report(self) -> None:
+        """Log once that the attempt waits, and for which node."""
+        if self._reported:
+            return
+        self._reported = True
+        slowest = min(self._running, key=lambda follower: self._claims[follower])
+        _logger.info(
+            "node %s of task %s has stored %d batches, of which node %s has claimed %d: it waits (io.max_ahead is %d)",
+            *(self._attempt.node_id, self._attempt.task_id, len(self._stored or ()), slowest),
+            *(self._claims[slowest], self._attempt.max_ahead),
+        )
+
+    def _hear(self) -> None:
+        """Add the claims of this process. Read at once if a follower has claimed that was not running so far."""
+        heard, must_read = self._subscription.take()
+        for _, claimed in heard:
+            if claimed.consumer in self._claims:
+                self._claims[claimed.consumer] += claimed.batches
+                must_read |= claimed.consumer not in self._running
+        if must_read:
+            self._due = 0.0
+
+    async def _read(self) -> None:
+        """Read the claims and statuses of the followers, and decide when to read them again.
+
+        Ignore the notifications that arrived meanwhile, because the read may have included their claims.
+        """
+        began, before = time.monotonic(), self._claims
+        self._running, self._claims = await asyncio.gather(
+            retry_while_unavailable(self._read_running), retry_while_unavailable(self._read_claims)
+        )
+        heard, _ = self._subscription.take()
+        progress = heard or self._claims != before
+        now, self._pause = time.monotonic(), _SHORTEST_SEC if progress else min(2 * self._pause, _LONGEST_SEC)
+        pause = self._pause if self._is_reached(self._running) else _LONGEST_SEC
+        self._due = now + max(pause, (now - began) * _SHARE)
+
+    async def _read_running(self) -> set[str]:
+        return await self._tasks.running(self._attempt.task_id, self._attempt.followers, time.time())
+
+    async def _read_claims(self) -> dict[str, int]:
+        attempt = self._attempt
+        return await self._artifacts.claims.counts(attempt.task_id, attempt.node_id, attempt.followers)
+
+
+@contextmanager
+def backpressure(attempt: AttemptInput, artifacts: ArtifactStore, tasks: TaskStore) -> Iterator[Backpressure]:
+    """Yield the backpressure of an attempt, which hears of claims until the end of the block."""
+    nodes = [attempt.node_id] if attempt.max_ahead else []
+    with artifacts.claims.notifier.listener(attempt.task_id, nodes) as subscription:
+        yield Backpressure(attempt, artifacts, tasks, subscription)

@@ -1,0 +1,343 @@
+"""An attempt with `max_ahead` waits for the slowest running node that pulls from it, and for no other node."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.contract.attempt_executors import Returning, role_executor
+from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, batches, begun, opened, record, shown
+from tests.contract.pulling_node import end
+from tests.integration.harness import eventually, wait_seconds
+
+from flowkit.activities.batches import backpressure
+from flowkit.activities.batches.batch_sources import InputSettings
+from flowkit.activities.batches.puller import Puller
+from flowkit.activities.handlers import BatchResult
+from flowkit.adapters.claims import Claims
+from flowkit.adapters.notifications import ByteBudget
+from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.errors import StoreUnavailable
+from flowkit.graph.input_adapters import PullArgs
+from flowkit.models import NodeIO, NodeStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowkit.activities.roles import RoleExecutor
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.models import AttemptInput
+
+TIMEOUT_SEC = 20.0
+OK = BatchResult(success=True)
+UIDS = [f"b{number}" for number in range(9)]
+X, Y = attempt("x", index=1), attempt("y", index=2)
+
+
+def parent(max_ahead: int, *followers: str, epoch: int = 1) -> AttemptInput:
+    """Return an attempt that these nodes hold."""
+    return replace(attempt("a", epoch=epoch), max_ahead=max_ahead, followers=followers)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a held attempt read ten times a second at least."""
+    monkeypatch.setattr(backpressure, "_LONGEST_SEC", 0.1)
+
+
+async def runs(tasks: TaskStore, node: AttemptInput, ttl_sec: float = 600.0) -> None:
+    """Let a node run with a lease."""
+    await begun(tasks, node, deadline_ms=int((time.time() + ttl_sec) * 1000))
+
+
+class Held:
+    """An attempt of node `a` that stores the batches of `UIDS`, in the background."""
+
+    def __init__(self, db: Any, limited: AttemptInput, *, inputs: InputSettings | None = None) -> None:
+        self._db = db
+        self.handler = Returning(OK, *UIDS)
+        self.executor: RoleExecutor = role_executor(db, limited, self.handler, inputs=inputs)
+        self.running = asyncio.create_task(self.executor.run())
+
+    async def until_stored(self, count: int) -> None:
+        """Wait until node `a` has stored this many batches."""
+
+        async def look() -> bool:
+            return await self._stored() >= count
+
+        await eventually(look, TIMEOUT_SEC)
+
+    async def stops_at(self, count: int) -> None:
+        """Wait until `count` batches are stored, and check that no other follows while the parent reads twice more."""
+        await self.until_stored(count)
+        await wait_seconds(3 * backpressure._LONGEST_SEC)
+        assert await self._stored() == count
+        assert len(self.handler.got) == count, "the next batch is not processed"
+        assert not self.running.done()
+
+    async def stops_again_at(self, count: int) -> None:
+        """Like `stops_at`, for a retry, which stores batches of its predecessor again."""
+        await self.until_stored(count)
+        await wait_seconds(3 * backpressure._LONGEST_SEC)
+        assert (await self._stored(), len(self.handler.got)) == (count, count)
+
+    async def finishes(self, count: int = len(UIDS)) -> None:
+        """Wait for the end of the attempt."""
+        await asyncio.wait_for(self.running, TIMEOUT_SEC)
+        assert await self._stored() == count
+
+    async def _stored(self) -> int:
+        found: int = await self._db.artifacts.count_documents({"node_id": "a", "status": "partial"})
+        return found
+
+
+@pytest.fixture
+async def prepared(db: Any, tasks: TaskStore, artifacts: ArtifactStore) -> Any:
+    """A database with the open task, whose nodes have not begun."""
+    await opened(tasks, "a", "x", "y")
+    return db
+
+
+async def test_parent_stays_within_its_limit_of_a_running_child(
+    prepared: Any, tasks: TaskStore, artifacts: ArtifactStore
+) -> None:
+    await runs(tasks, X)
+    held = Held(prepared, parent(3, "x"))
+    await held.stops_at(3)
+    await artifacts.claim(X, "a", ["b0"], AT)
+    await held.stops_at(4)
+    await artifacts.claim(X, "a", ["b1", "b2", "b3"], AT)
+    await held.stops_at(7)
+    await artifacts.claim(X, "a", UIDS[4:7], AT)
+    await held.finishes()
+
+
+async def test_log_says_once_for_which_node_an_attempt_waits(
+    prepared: Any, tasks: TaskStore, artifacts: ArtifactStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "flowkit.worker")
+    await runs(tasks, X)
+    await runs(tasks, Y)
+    await artifacts.claim(Y, "a", UIDS[:5], AT)
+    held = Held(prepared, parent(2, "x", "y"))
+    await held.stops_at(2)
+    await artifacts.claim(X, "a", UIDS[:4], AT)
+    await held.stops_at(6)
+    text = "node a of task task-1 has stored 2 batches, of which node x has claimed 0: it waits (io.max_ahead is 2)"
+    assert [record.getMessage() for record in caplog.records] == [text]
+    await artifacts.claim(X, "a", UIDS, AT)
+    await artifacts.claim(Y, "a", UIDS, AT)
+    await held.finishes()
+
+
+async def test_claims_in_the_same_process_release_the_parent_without_another_read(
+    prepared: Any, tasks: TaskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_SHORTEST_SEC", "_LONGEST_SEC"):
+        monkeypatch.setattr(backpressure, name, 600.0)
+    await runs(tasks, X)
+    held = Held(prepared, parent(1, "x"))
+    for number in range(len(UIDS) - 1):
+        await held.until_stored(number + 1)
+        await wait_seconds(0.05)
+        await held.executor._artifacts.claim(X, "a", [f"b{number}"], AT)
+    await held.finishes()
+
+
+async def test_slowest_running_child_holds_the_parent(
+    prepared: Any, tasks: TaskStore, artifacts: ArtifactStore
+) -> None:
+    await runs(tasks, X)
+    await runs(tasks, Y)
+    held = Held(prepared, parent(2, "x", "y"))
+    await held.stops_at(2)
+    await artifacts.claim(X, "a", ["b0", "b1"], AT)
+    await held.stops_at(2)
+    await artifacts.claim(Y, "a", ["b0"], AT)
+    await held.stops_at(3)
+    await tasks.record(record(shown("y", NodeStatus.DEFERRED, index=2, epoch=1)))
+    await held.stops_at(4)
+    await tasks.finish_attempt(X, RUN, AT)
+    await held.finishes()
+
+
+@pytest.mark.parametrize("status", [None, NodeStatus.DEFERRED, NodeStatus.FAILED])
+async def test_child_that_does_not_run_holds_no_parent(
+    prepared: Any, tasks: TaskStore, status: NodeStatus | None
+) -> None:
+    if status is not None:
+        await runs(tasks, X)
+        await tasks.record(record(shown("x", status, index=1, epoch=1)))
+    await Held(prepared, parent(1, "x")).finishes()
+
+
+async def test_child_that_has_lost_its_worker_stops_holding_its_parent_when_its_lease_expires(
+    prepared: Any, tasks: TaskStore
+) -> None:
+    """Its next attempt may wait for the slot of the parent. The document still shows the child as running."""
+    await runs(tasks, X, ttl_sec=3)
+    held = Held(prepared, parent(2, "x"))
+    await held.stops_at(2)
+    await held.finishes()
+
+
+async def test_child_that_is_being_cancelled_still_holds_its_parent(
+    prepared: Any, tasks: TaskStore, artifacts: ArtifactStore
+) -> None:
+    """A cancel of the task reaches both. Until then, the parent must not run ahead."""
+    await runs(tasks, X)
+    held = Held(prepared, parent(2, "x"))
+    await held.stops_at(2)
+    await tasks.record(record(shown("x", NodeStatus.CANCELLING, index=1, epoch=1)))
+    await held.stops_at(2)
+    await artifacts.claim(X, "a", UIDS, AT)
+    await held.finishes()
+
+
+async def test_parent_without_a_limit_reads_nothing_about_its_children(
+    prepared: Any, tasks: TaskStore, reads: list[str]
+) -> None:
+    await runs(tasks, X)
+    await Held(prepared, parent(0)).finishes()
+    await Held(prepared, parent(len(UIDS) + 1, "x", epoch=2)).finishes()
+    assert reads == []
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record the reads of claims."""
+    made: list[str] = []
+    counts = Claims.counts
+
+    async def counted(self: Claims, task_id: str, from_node: str, consumers: Sequence[str]) -> Any:
+        made.append(from_node)
+        return await counts(self, task_id, from_node, consumers)
+
+    monkeypatch.setattr(Claims, "counts", counted)
+    return made
+
+
+async def test_held_parent_reads_rarely(
+    prepared: Any,
+    tasks: TaskStore,
+    artifacts: ArtifactStore,
+    reads: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After 0.05 s, 0.15 s, 0.35 s, and then every 0.3 s."""
+    monkeypatch.setattr(backpressure, "_LONGEST_SEC", 0.3)
+    await runs(tasks, X)
+    held = Held(prepared, parent(1, "x"))
+    await held.until_stored(1)
+    await wait_seconds(2.0)
+    assert 4 <= len(reads) <= 12
+    await artifacts.claim(X, "a", UIDS, AT)
+    await held.finishes()
+
+
+async def test_parent_beyond_its_limit_that_no_running_child_holds_reads_rarely(
+    prepared: Any, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backpressure, "_LONGEST_SEC", 600.0)
+    await Held(prepared, parent(1, "x")).finishes()
+    assert len(reads) == 1
+
+
+async def test_batches_that_a_retry_stores_again_count_once(
+    prepared: Any, tasks: TaskStore, artifacts: ArtifactStore
+) -> None:
+    await batches(artifacts, "a", *UIDS[:5])
+    await runs(tasks, X)
+    await artifacts.claim(X, "a", UIDS[:5], AT)
+    held = Held(prepared, parent(2, "x", epoch=2))
+    await held.stops_again_at(7)
+    await artifacts.claim(X, "a", UIDS[5:7], AT)
+    await held.finishes()
+
+
+async def test_claims_of_other_nodes_and_of_other_sources_do_not_count(
+    prepared: Any, tasks: TaskStore, artifacts: ArtifactStore
+) -> None:
+    await runs(tasks, X)
+    held = Held(prepared, parent(2, "x"))
+    await held.until_stored(2)
+    await artifacts.claim(X, "y", ["b0", "b1"], AT)
+    await artifacts.claim(Y, "a", ["b0", "b1"], AT)
+    await held.executor._artifacts.claim(Y, "a", ["b2"], AT)
+    await held.stops_at(2)
+    await artifacts.claim(X, "a", UIDS, AT)
+    await held.finishes()
+
+
+async def test_held_parent_ends_at_a_cancel(prepared: Any, tasks: TaskStore) -> None:
+    await runs(tasks, X)
+    held = Held(prepared, parent(2, "x"))
+    await held.stops_at(2)
+    held.executor.cancel("budget is spent", 600)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(held.running, TIMEOUT_SEC)
+
+
+async def test_held_parent_leaves_its_memory_budget_to_the_child(
+    prepared: Any, tasks: TaskStore, artifacts: ArtifactStore
+) -> None:
+    """The second batch of `u` needs the whole budget of the process, which the child needs to read its first one."""
+    budget = ByteBudget(100, 2)
+    for uid, size in (("b0", 10), ("b1", 1_000)):
+        await artifacts.store_batch(attempt("u"), uid, {"text": "x" * size}, WORKER, AT)
+    await end(artifacts, "u")
+    await runs(tasks, X)
+    pulled = NodeIO(
+        input_inline={"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": ["u"]}}
+    )
+    limited = replace(parent(1, "x"), io=pulled)
+    held = Held(prepared, limited, inputs=InputSettings(budget=budget))
+    await held.stops_at(1)
+    args = PullArgs(from_nodes=("a",), poll_ms=1)
+    child = Puller(artifacts=artifacts, tasks=tasks, attempt=X, args=args, budget=budget).batches()
+    uid, _ = await asyncio.wait_for(anext(child), TIMEOUT_SEC)
+    assert uid == "b0"
+    await held.finishes(2)
+    await child.aclose()
+
+
+async def test_held_parent_continues_after_an_outage(
+    prepared: Any, tasks: TaskStore, artifacts: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, left = TaskStore.running, [1, 2, 3]
+
+    async def unavailable(self: TaskStore, *args: Any) -> Any:
+        if left:
+            left.pop()
+            raise StoreUnavailable("the primary stepped down")
+        return await running(self, *args)
+
+    monkeypatch.setattr(TaskStore, "running", unavailable)
+    await runs(tasks, X)
+    held = Held(prepared, parent(1, "x"))
+    await held.until_stored(1)
+
+    async def over() -> bool:
+        return not left
+
+    await eventually(over, TIMEOUT_SEC)
+    await held.stops_at(1)
+    await artifacts.claim(X, "a", UIDS, AT)
+    await held.finishes()
+
+
+async def test_counts_are_those_of_one_source_and_task(artifacts: ArtifactStore) -> None:
+    for claiming, source, uids in ((X, "a", ["b1", "b2"]), (Y, "a", ["b1"]), (X, "z", ["b9"])):
+        await artifacts.claim(claiming, source, uids, AT)
+    await artifacts.claim(replace(X, task_id="another"), "a", ["b1", "b2", "b3"], AT)
+    assert await artifacts.claims.counts(TASK, "a", ["x", "y", "q"]) == {"x": 2, "y": 1, "q": 0}
+
+
+async def test_running_nodes_are_those_with_that_status(prepared: Any, tasks: TaskStore) -> None:
+    await runs(tasks, X)
+    assert await tasks.running(TASK, ["x", "y", "unknown"], time.time()) == {"x"}
+    assert await tasks.running(TASK, ["x"], time.time() + 700) == set()
+    assert await tasks.running("unknown", ["x"], time.time()) == set()

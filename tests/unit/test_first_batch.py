@@ -1,0 +1,183 @@
+"""The signal about the first batch of an attempt: it is sent once, repeated if Temporal is away, and never fails anything."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from temporalio.service import RPCError, RPCStatusCode
+from temporalio.testing import ActivityEnvironment
+from tests.unit.event_loop import until
+
+from flowkit.adapters.dispatches.record import Dispatch
+from flowkit.attempt.first_batch import FirstBatchSignal, signal_first_batch
+from flowkit.bridge.first_batches import FirstBatches
+from flowkit.models import AttemptInput, FirstBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+DISPATCH: dict[str, Any] = {
+    "run_id": "test-run",
+    "queue": "q",
+    "topic": "cmd.r.v1",
+    "partition": 0,
+    "end_offset": 0,
+    "dedup_id": "d",
+    "cancel_token": "c",
+    "owner": "bridge",
+    "created_at": 0.0,
+}
+BATCH = FirstBatch(node_id="a", run_id="test-run", epoch=2)
+
+
+class FakeClient:
+    """Records signals. The first calls raise `errors`; with `held`, a call waits before it takes effect."""
+
+    def __init__(self, *errors: RPCStatusCode, held: bool = False) -> None:
+        self.addressed: list[tuple[str, str | None]] = []
+        self.received: list[tuple[str, FirstBatch]] = []
+        self.calls = 0
+        self.gate = asyncio.Event()
+        self._errors = [*errors]
+        if not held:
+            self.gate.set()
+
+    def get_workflow_handle(self, task_id: str, *, run_id: str | None = None) -> Any:
+        """Return the handle of a run."""
+        self.addressed.append((task_id, run_id))
+        return self
+
+    async def signal(self, name: str, batch: FirstBatch, *, rpc_timeout: object) -> None:
+        """Record a signal, or raise the next error."""
+        self.calls += 1
+        await self.gate.wait()
+        if self._errors:
+            raise RPCError("refused", self._errors.pop(0), b"")
+        self.received.append((name, batch))
+
+
+def attempt(*, wanted: bool = True) -> AttemptInput:
+    """Return the second attempt of a node."""
+    return AttemptInput(task_id="t", node_id="a", index=0, role="r", epoch=2, signal_first_batch=wanted)
+
+
+async def in_activity(client: Any, work: Callable[[], Awaitable[None]]) -> None:
+    """Run `work` as an activity."""
+    await ActivityEnvironment(client).run(work)
+
+
+async def test_signal_addresses_the_run_and_names_the_attempt() -> None:
+    client: Any = FakeClient()
+    await signal_first_batch(client, attempt(), "test-run")
+    assert client.addressed == [("t", "test-run")]
+    assert client.received == [("first_batch", BATCH)]
+
+
+async def test_signal_is_repeated_while_temporal_is_unavailable() -> None:
+    client: Any = FakeClient(RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED)
+    await signal_first_batch(client, attempt(), "test-run")
+    assert (client.calls, client.received) == (3, [("first_batch", BATCH)])
+
+
+@pytest.mark.parametrize(
+    "status, level",
+    [(RPCStatusCode.NOT_FOUND, logging.DEBUG), (RPCStatusCode.PERMISSION_DENIED, logging.WARNING)],
+)
+async def test_refused_signal_is_logged_and_not_repeated(
+    status: RPCStatusCode, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    client: Any = FakeClient(*[status] * 2)
+    with caplog.at_level(logging.DEBUG, "flowkit.worker"):
+        await signal_first_batch(client, attempt(), "test-run")
+    assert client.calls == 1
+    (record,) = [each for each in caplog.records if each.name == "flowkit.worker"]
+    assert (record.levelno, "node a could not signal" in record.message) == (level, True)
+
+
+async def test_attempt_sends_one_signal_for_many_batches() -> None:
+    client = FakeClient()
+
+    async def work() -> None:
+        async with FirstBatchSignal(attempt()) as signal:
+            for _ in range(3):
+                await asyncio.to_thread(signal.batch_stored)
+            await until(lambda: bool(client.received))
+
+    await in_activity(client, work)
+    assert client.received == [("first_batch", BATCH)]
+
+
+@pytest.mark.parametrize("wanted, stored", [(False, True), (True, False)])
+async def test_attempt_sends_no_signal_that_is_unwanted_or_without_a_batch(
+    wanted: bool, stored: bool
+) -> None:
+    client = FakeClient()
+
+    async def work() -> None:
+        async with FirstBatchSignal(attempt(wanted=wanted)) as signal:
+            if stored:
+                signal.batch_stored()
+            await asyncio.to_thread(lambda: None)
+
+    await in_activity(client, work)
+    assert client.calls == 0
+
+
+async def test_failed_attempt_waits_for_its_signal_and_a_finished_one_does_not() -> None:
+    """The next attempt of a node that pulls may store no batch of its own. The end of a node opens its gates itself."""
+    for error in (ValueError("broken"), None):
+        client = FakeClient(held=True)
+
+        async def work(client: FakeClient = client, error: Exception | None = error) -> None:
+            async with FirstBatchSignal(attempt()) as signal:
+                signal.batch_stored()
+                await until(lambda: client.calls == 1)
+                asyncio.get_running_loop().call_soon(client.gate.set)
+                if error is not None:
+                    raise error
+
+        if error is None:
+            await in_activity(client, work)
+        else:
+            with pytest.raises(ValueError, match="broken"):
+                await in_activity(client, work)
+        assert bool(client.received) is (error is not None)
+
+
+async def test_attempt_without_a_client_continues(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        async with FirstBatchSignal(attempt()) as signal:
+            signal.batch_stored()
+            await until(lambda: bool(caplog.records))
+
+    await in_activity(None, work)
+    assert "node a cannot signal its workflow" in caplog.text
+
+
+async def test_bridge_sends_one_signal_for_each_attempt() -> None:
+    client: Any = FakeClient()
+    context: Any = SimpleNamespace(client=client)
+    batches = FirstBatches(context)
+    for epoch in (2, 2, 3):
+        given = replace(attempt(), epoch=epoch)
+        batches.batch_stored(Dispatch(**DISPATCH, attempt=given))
+    batches.batch_stored(Dispatch(**DISPATCH, attempt=attempt(wanted=False)))
+    await until(lambda: len(client.received) == 2)
+    assert [batch.epoch for _, batch in client.received] == [2, 3]
+    await batches.stop()
+
+
+async def test_stopping_bridge_drops_its_signals() -> None:
+    client: Any = FakeClient(held=True)
+    context: Any = SimpleNamespace(client=client)
+    batches = FirstBatches(context)
+    batches.batch_stored(Dispatch(**DISPATCH, attempt=attempt()))
+    await until(lambda: client.calls == 1)
+    await batches.stop()
+    client.gate.set()
+    assert client.received == []
