@@ -12,13 +12,14 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.fuzz import adapter
 from tests.fuzz.adapter import SUPPORTED
 from tests.fuzz.campaign import campaign, plan_of
 from tests.fuzz.wiring import wiring_of
 from tests.unit.property_examples import examples
 
 from flowkit.models import FanIn, NodeStatus, SkipReason
-from flowkit.workflows.scheduling import gates, routing, scheduler
+from flowkit.workflows.scheduling import conditions, gates, routing, scheduler, streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,6 +109,22 @@ def own_reason(right: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
+def never(right: Callable[..., Any]) -> Callable[..., Any]:
+    """A node that a batch has started never fails with its parents."""
+    return lambda *rest: False
+
+
+def always(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Every condition of an edge is true."""
+    return lambda *rest: True
+
+
+def forgetful(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Continue-as-new forgets which nodes have stored a batch."""
+    return lambda encoded: [replace(state, streamed=False) for state in right(encoded)]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
@@ -116,12 +133,15 @@ def own_reason(right: Callable[..., Any]) -> Callable[..., Any]:
         ("is_open", one_short),
         ("inherited_reason", own_reason),
         ("fires", routes_cancels),
+        ("fails_with_parents", never),
+        ("edge_result", always),
+        ("states_of", forgetful),
     ],
 )
 def test_wrong_rule_is_found_and_shown_with_a_small_graph(
     name: str, wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place in (gates, routing, scheduler):
+    for place in (adapter, conditions.Conditions, gates, routing, scheduler, streams.Streams):
         if hasattr(place, name):
             monkeypatch.setattr(place, name, wrong(getattr(place, name)))
     with pytest.raises(AssertionError) as caught:

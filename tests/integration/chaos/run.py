@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import secrets
 import sys
 import time
@@ -20,6 +21,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from tests.integration.chaos.cluster import after_delay, periodically, retry_until_available, until
 from tests.integration.chaos.faults import NATIVE, faults
 from tests.integration.chaos.histories import replay_problems
+from tests.integration.chaos.signals import send, stray_batches
 from tests.integration.chaos.tasks import task_plan
 from tests.integration.chaos.verify import Comparison, read_stored
 from tests.integration.harness import eventually
@@ -55,6 +57,8 @@ class Figures:
     attempts: int = 0
     interrupted: int = 0
     """Attempts beyond those that the plans ask for."""
+    signals: int = 0
+    """Repeated and wrong signals."""
     histories: int = 0
     worker_lost: int = 0
     """Tasks that are not compared, because a node failed as `worker_lost`."""
@@ -68,7 +72,7 @@ class Figures:
         return (
             f"seed {self.seed}: {self.tasks} tasks{given_up} ({listed(self.statuses)}), {self.nodes} nodes, "
             f"{self.attempts} attempts ({self.interrupted} again after a fault), {self.batches} batches, {self.increments} increments; "
-            f"{self.injected.total()} faults ({listed(self.injected)}); {self.histories} histories replayed; {seconds}"
+            f"{self.injected.total()} faults ({listed(self.injected)}); {self.signals} stray signals; {self.histories} histories replayed; {seconds}"
         )
 
 
@@ -99,6 +103,7 @@ class Run:
         self.figures = Figures(seed=seed, injected=cluster.injected)
         self.plans: dict[str, TaskPlan] = {}
         self.problems: list[str] = []
+        self._chance = random.Random(f"{seed}-signals")
         self._client: Client | None = None
         self._open: set[str] = set()
         self._epochs: dict[tuple[str, Any], int] = {}
@@ -112,6 +117,7 @@ class Run:
         watching = [
             asyncio.create_task(periodically(1.0, self._watch)),
             asyncio.create_task(periodically(0.3, self._look)),
+            asyncio.create_task(periodically(1.0, self._send_stray_signals)),
         ]
         try:
             async with asyncio.TaskGroup() as both:
@@ -191,6 +197,17 @@ class Run:
                     if epoch < self._epochs.get(key, 0):
                         self.problems.append(f"{name} of {row}: was at epoch {self._epochs[key]} before")
                     self._epochs[key] = epoch
+
+    async def _send_stray_signals(self) -> None:
+        """Send repeated and wrong signals to one of the open tasks."""
+        with suppress(PyMongoError, RPCError):
+            if self._open:
+                task_id = self._chance.choice(sorted(self._open))
+                rows = self.harness.db.artifacts.find({"task_id": task_id, "status": "partial"}, _SHOWN)
+                stored = [(row["node_id"], row["attempt_epoch"]) async for row in rows]
+                batches = stray_batches(self._chance, sorted(set(stored)))
+                await send(await self._handle(task_id), batches)
+                self.figures.signals += len(batches)
 
     async def _until_ended(self) -> None:
         async def ended() -> bool:
