@@ -11,9 +11,7 @@ from tests.unit.random_graphs import graphs, nodes, streamed
 from tests.unit.reference_model import FINISHED, End, ends_of, handled, settled, startable, turns_failed
 
 from flowkit.models import (
-    FanIn,
     Graph,
-    Node,
     NodeState,
     NodeStatus,
     OnNodeFailure,
