@@ -39,7 +39,7 @@ def rows(text: str) -> list[list[str]]:
 
 def test_silent_node_has_a_note() -> None:
     states = [NodeState(status=NodeStatus.RUNNING, epoch=1), NodeState(status=NodeStatus.RUNNING, epoch=1)]
-    text = render_at(TaskStatus.DEFERRED, scheduler_of(*states), QUEUES, None, {"n1"})
+    text = render_at(TaskStatus.DEFERRED, scheduler_of(*states), QUEUES, silent_nodes={"n1"})
     assert [row[-1] for row in rows(text)] == ["", "sends no heartbeats"]
 
 
