@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowkit.models import StartWhen
+from flowkit.models import NodeStatus, StartWhen
 from flowkit.workflows.scheduling.conditions import BY_CONDITION
-from flowkit.workflows.scheduling.gates import Gate, add_batch, add_end, higher_precedence, inherited_reason
+from flowkit.workflows.scheduling.gates import (
+    Gate,
+    add_batch,
+    add_end,
+    higher_precedence,
+    inherited_reason,
+    remove_end,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +39,21 @@ class FanIns:
             add_batch(self._nodes[child], self.gates[child])
         elif result is False:
             self._add_end(child, parent, BY_CONDITION)
+
+    def count_late_batch(self, child: int, parent: int) -> None:
+        """Count the first batch of a parent whose end was counted before, because a signal came late.
+
+        The condition of an edge from a finished parent is the same for its batch, so its end has counted already.
+        """
+        end, conditional = self._states[parent], self._has_condition(child, parent)
+        opens = self._nodes[child].io.start_when is StartWhen.FIRST_BATCH
+        if conditional and end.status is NodeStatus.FINISHED:
+            passes = self._conditions.passes(child, parent)
+            self.gates[child].opened_by_batch |= opens and passes is True
+        else:
+            if conditional or not opens:
+                remove_end(self.gates[child], end)
+            self.count_batch(child, parent)
 
     def count_end(self, child: int, parent: int) -> None:
         """Count an ended parent, unless the condition of the edge is undecided or a batch decides about the edge."""
@@ -60,4 +82,7 @@ class FanIns:
         node, source = self._nodes[child], self._nodes[parent]
         if source.node_id not in node.streams_from or not self._states[parent].streamed:
             return False
-        return node.io.start_when is not StartWhen.FIRST_BATCH or source.node_id in node.edge_when
+        return node.io.start_when is not StartWhen.FIRST_BATCH or self._has_condition(child, parent)
+
+    def _has_condition(self, child: int, parent: int) -> bool:
+        return self._nodes[parent].node_id in self._nodes[child].edge_when

@@ -65,7 +65,7 @@ def is_closed(node: Node, gate: Gate) -> bool:
 
 
 def add_batch(node: Node, gate: Gate) -> None:
-    """Note the first stored batch of a parent from which `node` streams, and which has not ended."""
+    """Note the first stored batch of a parent from which `node` streams, and whose end was not noted before."""
     if node.io.start_when is StartWhen.FIRST_BATCH:
         gate.opened_by_batch = True
     else:
@@ -78,6 +78,13 @@ def add_end(gate: Gate, state: NodeState) -> None:
     gate.open_parents -= 1
     gate.satisfied += state.status is NodeStatus.FINISHED
     gate.blocked += closes_all_gate(state)
+
+
+def remove_end(gate: Gate, state: NodeState) -> None:
+    """Undo `add_end`, because a batch of the parent decides about the edge."""
+    gate.open_parents += 1
+    gate.satisfied -= state.status is NodeStatus.FINISHED
+    gate.blocked -= closes_all_gate(state)
 
 
 def closes_all_gate(state: NodeState) -> bool:

@@ -65,7 +65,8 @@ class Scheduler:
         """Derive gates and ready nodes from `states`, which may come from a previous run of the workflow."""
         for index, state in enumerate(self.states):
             if state.streamed:
-                self._record_batch(index)
+                for child in self.streams.children(index):
+                    self._fan_ins.count_batch(child, index)
         ended = [i for i, state in enumerate(self.states) if state.status.ended]
         for index in ended:
             self._record_end(index)
@@ -206,24 +207,23 @@ class Scheduler:
         return NodeStatus.FAILED
 
     def add_batch(self, index: int) -> bool:
-        """Note that an open node has stored its first batch, and open the gates for which this is enough.
+        """Note that a node has stored its first batch, and open the gates for which this is enough.
 
-        Return False if this was known, or if the node has ended and its end decides.
+        The node may have ended meanwhile, because signals and ends can overtake each other. Return False if the batch
+        was known.
         """
         state = self.states[index]
-        if state.streamed or state.status.ended:
+        if state.streamed:
             return False
         state.streamed = True
-        children = self._record_batch(index)
-        self._settle(child for child in children if not self.states[child].status.ended)
-        return True
-
-    def _record_batch(self, index: int) -> Sequence[int]:
-        """Count the first batch of a node for the gates of the children that stream from it. Return the children."""
         children = self.streams.children(index)
         for child in children:
-            self._fan_ins.count_batch(child, index)
-        return children
+            if state.status.ended:
+                self._fan_ins.count_late_batch(child, index)
+            else:
+                self._fan_ins.count_batch(child, index)
+        self._settle(child for child in children if not self.states[child].status.ended)
+        return True
 
     def _skip_reason_of(self, index: int) -> SkipReason:
         """Return why a node is skipped: because of its parents, its routers or both."""
