@@ -9,19 +9,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.unit.property_examples import examples
+from tests.unit.random_streams import streamed
 from tests.unit.reference_model import FINISHED, End, ends_of, handled, settled, startable, turns_failed
 
-from flowkit.models import (
-    FanIn,
-    Graph,
-    Node,
-    NodeIO,
-    NodeState,
-    NodeStatus,
-    OnNodeFailure,
-    SkipReason,
-    StartWhen,
-)
+from flowkit.models import FanIn, Graph, Node, NodeState, NodeStatus, OnNodeFailure, SkipReason
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 THOROUGH = settings(
@@ -80,22 +71,6 @@ def nodes(draw: st.DrawFn, order: list[int], position: int) -> Node:
         fan_in=draw(st.sampled_from([FanIn(), FanIn(mode="any"), *counts])),
         allow_failure=draw(st.booleans()),
     )
-
-
-@st.composite
-def streamed(draw: st.DrawFn, plain: list[Node], *, most: bool = False) -> list[Node]:
-    """Let some nodes, or most, start on the first batch of any parent, and let some edges of others stream."""
-    made = []
-    for node in plain:
-        if not most and draw(st.booleans()):
-            made.append(node)
-        elif node.fan_in.mode != "count" and draw(st.booleans()):
-            io = NodeIO(start_when=StartWhen.FIRST_BATCH)
-            made.append(replace(node, streams_from=node.depends_on, io=io))
-        else:
-            some = tuple(parent for parent in node.depends_on if draw(st.booleans()))
-            made.append(replace(node, streams_from=some))
-    return made
 
 
 @st.composite
