@@ -64,13 +64,19 @@ def is_closed(node: Node, gate: Gate) -> bool:
             return gate.blocked > 0 or (gate.open_parents == 0 and gate.satisfied == 0)
 
 
-def add_batch(node: Node, gate: Gate) -> None:
-    """Note the first stored batch of a parent from which `node` streams, and which has not ended."""
+def add_batch(node: Node, gate: Gate, end: NodeState | None = None) -> None:
+    """Note the first stored batch of a parent from which `node` streams.
+
+    `end` is the state of the parent if its end was noted before, because the news of the batch came late.
+    """
     if node.io.start_when is StartWhen.FIRST_BATCH:
         gate.opened_by_batch = True
-    else:
+    elif end is None:
         gate.open_parents -= 1
         gate.satisfied += 1
+    else:
+        gate.satisfied += end.status is not NodeStatus.FINISHED
+        gate.blocked -= closes_all_gate(end)
 
 
 def add_end(gate: Gate, state: NodeState, *, by_batch: bool) -> None:

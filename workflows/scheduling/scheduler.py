@@ -171,24 +171,25 @@ class Scheduler:
         return NodeStatus.FAILED
 
     def add_batch(self, index: int) -> bool:
-        """Note that an open node has stored its first batch, and open the gates for which this is enough.
+        """Note that a node has stored its first batch, and open the gates for which this is enough.
 
-        Return False if this was known, or if the node has ended and its end decides.
+        The node may have ended meanwhile, because signals and ends can overtake each other. Return False if the batch
+        was known.
         """
         state = self.states[index]
-        if state.streamed or state.status.ended:
+        if state.streamed:
             return False
         state.streamed = True
-        for child in self._record_batch(index):
+        for child in self._record_batch(index, state if state.status.ended else None):
             if not self.states[child].status.ended and self._is_gate_open(child):
                 self._add_ready(child)
         return True
 
-    def _record_batch(self, index: int) -> Sequence[int]:
+    def _record_batch(self, index: int, end: NodeState | None = None) -> Sequence[int]:
         """Count the first batch of a node for the gates of the children that stream from it. Return the children."""
         children = self.streams.children(index)
         for child in children:
-            add_batch(self.nodes[child], self._gates[child])
+            add_batch(self.nodes[child], self._gates[child], end)
         return children
 
     def _skip_reason_of(self, index: int) -> SkipReason:
