@@ -103,8 +103,8 @@ class Held:
             self._size = size
 
     @contextmanager
-    def parked(self) -> Iterator[None]:
-        """Lend the bytes to other readers during the block. Take them back at its end, even beyond the limit."""
+    def released(self) -> Iterator[None]:
+        """Release the bytes during the block, and hold them again after it, even beyond the limit of the budget."""
         size, self._size = self._size, 0
         self._release(size)
         try:

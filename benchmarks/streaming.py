@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 POLL_MS = 300
 STAGE_BATCHES = 1_000
-TASKS = 15
+TASKS = 11
 """Tasks whose first batch is measured."""
 LATER = 40
 """Batches of the task whose later batches are measured."""

@@ -39,8 +39,8 @@ class Backpressure:
     Only a follower that runs holds the attempt, not one that waits, has ended, or has lost its worker. Otherwise, an
     attempt could wait for a node that waits for the attempt's slot.
 
-    The attempt counts its own batches in memory, and hears of claims of its own process. It reads the claims and the
-    statuses of its followers only when it has reached its limit according to what it knows.
+    The attempt counts its own batches in memory, and nodes in the same process notify it of their claims. It reads the
+    claims and the statuses of its followers only when it has reached its limit according to these counts.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Backpressure:
             self._stored = await retry_while_unavailable(
                 lambda: artifacts.stored_uids(attempt.task_id, attempt.node_id)
             )
-        self._hear()
+        self._add_notified_claims()
         while self._is_reached(self._claims):
             if time.monotonic() >= self._due:
                 await self._read()
@@ -88,7 +88,7 @@ class Backpressure:
                 return
             self._report()
             await self._subscription.wait(max(0.0, self._due - time.monotonic()))
-            self._hear()
+            self._add_notified_claims()
 
     def _is_reached(self, followers: Iterable[str]) -> bool:
         claims = [self._claims[follower] for follower in followers]
@@ -106,10 +106,10 @@ class Backpressure:
             *(self._claims[slowest], self._attempt.max_ahead),
         )
 
-    def _hear(self) -> None:
-        """Add the claims of this process. Read at once if a follower has claimed that was not running so far."""
-        heard, must_read = self._subscription.take()
-        for _, claimed in heard:
+    def _add_notified_claims(self) -> None:
+        """Add the claims that nodes in this process have made. Read at once if a follower has claimed that was not running so far."""
+        notified, must_read = self._subscription.take()
+        for _, claimed in notified:
             if claimed.consumer in self._claims:
                 self._claims[claimed.consumer] += claimed.batches
                 must_read |= claimed.consumer not in self._running
@@ -125,8 +125,8 @@ class Backpressure:
         self._running, self._claims = await asyncio.gather(
             retry_while_unavailable(self._read_running), retry_while_unavailable(self._read_claims)
         )
-        heard, _ = self._subscription.take()
-        progress = heard or self._claims != before
+        notified, _ = self._subscription.take()
+        progress = notified or self._claims != before
         now, self._pause = time.monotonic(), _SHORTEST_SEC if progress else min(2 * self._pause, _LONGEST_SEC)
         pause = self._pause if self._is_reached(self._running) else _LONGEST_SEC
         self._due = now + max(pause, (now - began) * _SHARE)
@@ -141,7 +141,7 @@ class Backpressure:
 
 @contextmanager
 def backpressure(attempt: AttemptInput, artifacts: ArtifactStore, tasks: TaskStore) -> Iterator[Backpressure]:
-    """Yield the backpressure of an attempt, which hears of claims until the end of the block."""
+    """Yield the backpressure of an attempt. It receives notifications of claims until the end of the block."""
     nodes = [attempt.node_id] if attempt.max_ahead else []
     with artifacts.claims.notifier.listener(attempt.task_id, nodes) as subscription:
         yield Backpressure(attempt, artifacts, tasks, subscription)

@@ -133,7 +133,7 @@ class Input:
         try:
             async with aclosing(puller.batches()) as deliveries:
                 async for uid, payload in deliveries:
-                    with puller.parked() if self.ahead.limited else nullcontext():
+                    with puller.budget_released() if self.ahead.limited else nullcontext():
                         await self._until_allowed()
                     yield Batch(batch_uid=uid, payload=payload)
                     del payload

@@ -72,12 +72,12 @@ class Puller:
         self._held: Held | None = None
         self._warned = False
 
-    def parked(self) -> AbstractContextManager[None]:
-        """Lend the bytes of the batches that this attempt has read to other readers during the block.
+    def budget_released(self) -> AbstractContextManager[None]:
+        """Let other readers use the bytes that this attempt holds in the memory budget during the block.
 
         Use it while the attempt waits for one of these readers.
         """
-        return self._held.parked() if self._held is not None else nullcontext()
+        return self._held.released() if self._held is not None else nullcontext()
 
     async def batches(self) -> AsyncGenerator[Delivery, None]:
         """Yield all batches and wait for sources that still run. Raise SourcesIdle if none has run for five seconds."""
