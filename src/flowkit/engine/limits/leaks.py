@@ -108,11 +108,10 @@ class SlotLoop:
     async def _once(self) -> None:
         store = await self._grants.store()
         await self._grants.grant_waiting()
-        if not await store.is_used():
-            return
         if time.monotonic() >= self._next_check:
             self._next_check = time.monotonic() + _CHECK_SEC
-            await self._check(store)
+            if await store.is_used():
+                await self._check(store)
 
     async def _check(self, store: SlotStore) -> None:
         """Check all slots that are not new and some of the requests, if it is this engine's turn."""
@@ -160,7 +159,7 @@ class SlotLoop:
         if use is Use.UNDELIVERED and description is not None and description.run_id:
             await self._grants.deliver(holder.task_id, description.run_id, holder.node_id, holder.epoch)
         if use is Use.CLOSED or (use is Use.UNUSED and holder.key in self._unused):
-            await store.release(*holder.key)
+            await store.release(holder.task_id, holder.slot)
             self._grants.released.set()
             _logger.warning(
                 "the slot of node %s, attempt %s, of task %s was freed: %s",
