@@ -41,12 +41,15 @@ _NEW_SEC = 2.0
 
 _CONCURRENT_CHECKS = 10
 
+_CHANGES = (temporal_names.ACQUIRE_SLOT, temporal_names.RELEASE_SLOTS)
+"""Activities that change the slots of their task. While one is open, its task is not checked."""
+
 
 class Use(StrEnum):
     """How an attempt uses its slot."""
 
     IN_FLIGHT = "in_flight"
-    """The attempt is in flight, or the workflow may be about to schedule it."""
+    """The attempt is in flight, or the workflow may be about to schedule it or to free its slot."""
     UNDELIVERED = "undelivered"
     """The workflow still waits for the slot, because the engine that granted it stopped."""
     UNUSED = "unused"
@@ -61,8 +64,8 @@ def use_of(holder: Holder, description: WorkflowExecutionDescription | None) -> 
         return Use.CLOSED
     raw = description.raw_description
     pending = {activity.activity_id for activity in raw.pending_activities}
-    asks = any(each.activity_type.name == temporal_names.ACQUIRE_SLOT for each in raw.pending_activities)
-    if f"{holder.node_id}.{holder.epoch}" in pending or asks:
+    changes = any(each.activity_type.name in _CHANGES for each in raw.pending_activities)
+    if f"{holder.node_id}.{holder.epoch}" in pending or changes:
         return Use.IN_FLIGHT
     if slot_wait_id(holder.node_id, holder.epoch) in pending:
         return Use.UNDELIVERED
