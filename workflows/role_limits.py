@@ -7,7 +7,7 @@ in the workflow, and only the first of them has a request in the engine, so that
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from flowkit.models import ReleaseSlots, Slot, SlotReply, SlotRequest, slot_wait
 from flowkit.workflows.display.summaries import fit_summary
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
     from flowkit.models import Node, NodeState
@@ -50,6 +50,33 @@ class _Role:
     """Held by the node whose request waits in the engine."""
 
 
+class HeldSlot:
+    """Holds a slot while its block runs.
+
+    When a workflow leaves the cache of its worker, Python closes its coroutines with GeneratorExit. The attempt has not
+    ended then, so the slot stays in use.
+    """
+
+    def __init__(
+        self, acquire: Callable[[AsyncExitStack], Awaitable[None]], release: Callable[[], None]
+    ) -> None:
+        self._acquire = acquire
+        self._release = release
+        self._held = AsyncExitStack()
+
+    async def __aenter__(self) -> None:
+        try:
+            await self._acquire(self._held)
+        except (Exception, asyncio.CancelledError):
+            await self._held.aclose()
+            raise
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not GeneratorExit:
+            self._release()
+            await self._held.aclose()
+
+
 class RoleLimits:
     """The slots of one task."""
 
@@ -64,32 +91,33 @@ class RoleLimits:
         self._ended: list[Slot] = []
         self._releasing: asyncio.Task[None] | None = None
 
-    @asynccontextmanager
-    async def slot(self, node: Node, state: NodeState, task_slot: TaskSlot) -> AsyncIterator[None]:
-        """Hold a slot for the next attempt of a node, and one of `task_slot`, the limits of the task itself."""
+    def slot(self, node: Node, state: NodeState, task_slot: TaskSlot) -> HeldSlot:
+        """Return a context manager that holds a slot for the next attempt of a node, and one of `task_slot`.
+
+        `task_slot` are the limits of the task itself.
+        """
         slot = Slot(node_id=node.node_id, epoch=state.epoch + 1, role=node.type)
+        return HeldSlot(
+            acquire=lambda held: self._acquire(node, state, slot, task_slot, held),
+            release=lambda: self._release(slot),
+        )
+
+    async def _acquire(
+        self, node: Node, state: NodeState, slot: Slot, task_slot: TaskSlot, held: AsyncExitStack
+    ) -> None:
         role = self._roles.setdefault(node.type, _Role())
         role.waiting[node.index] = state
-        async with AsyncExitStack() as held:
-            try:
-                state.waits_for = _shown(node.type, role.reason)
-                if not await self._try(slot, role, task_slot, held):
-                    async with role.turn:
-                        await held.enter_async_context(task_slot())
-                        await self._ask(temporal_names.AWAIT_SLOT, slot)
-                self._on_change()
-            finally:
-                role.waiting.pop(node.index, None)
-                state.waits_for = None
-                role.reason = role.reason if role.waiting else None
-            try:
-                yield
-            except GeneratorExit:
-                raise  # Python deletes a workflow that left the worker's cache. The attempt has not ended.
-            except BaseException:
-                self._release(slot)
-                raise
-            self._release(slot)
+        try:
+            state.waits_for = _shown(node.type, role.reason)
+            if not await self._try(slot, role, task_slot, held):
+                async with role.turn:
+                    await held.enter_async_context(task_slot())
+                    await self._ask(temporal_names.AWAIT_SLOT, slot)
+            self._on_change()
+        finally:
+            role.waiting.pop(node.index, None)
+            state.waits_for = None
+            role.reason = role.reason if role.waiting else None
 
     async def _try(self, slot: Slot, role: _Role, task_slot: TaskSlot, held: AsyncExitStack) -> bool:
         """Acquire a slot if one is free, and return whether it was. Do not ask if a node of the role waits already."""
