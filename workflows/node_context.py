@@ -108,10 +108,9 @@ class NodeRunContext:
 
     def slot_of(self, node: Node, state: NodeState) -> AbstractAsyncContextManager[None]:
         """Return a context manager that holds a slot for the next attempt of `node`, in all limits that apply."""
-        task_slot = self.slot(node.type)
         if self.role_limits is None or node.is_function:
-            return task_slot
-        return self.role_limits.slot(node, state, task_slot)
+            return self.slot(node.type)
+        return self.role_limits.slot(node, state, lambda: self.slot(node.type))
 
     def slot(self, role: str) -> AbstractAsyncContextManager[None]:
         """Return a context manager that holds a slot for an attempt of `role`."""

@@ -1,13 +1,14 @@
 """Hold a slot of the limits across tasks while an attempt is in flight.
 
-The engine counts the slots of all tasks. For each role, a task asks for one slot at a time, so that tasks take turns.
+The engine counts the slots of all tasks. A node first asks whether a slot is free. If none is, the nodes of its role wait
+in the workflow, and only the first of them has a request in the engine, so that tasks take turns.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +21,60 @@ from flowkit.models import ReleaseSlots, Slot, SlotReply, SlotRequest, slot_wait
 from flowkit.workflows.display.summaries import fit_summary
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
     from flowkit.models import Node, NodeState
+
+    TaskSlot = Callable[[], AbstractAsyncContextManager[None]]
 
 _CALL_TIMEOUT = timedelta(seconds=10)
 _WAIT_TIMEOUT = timedelta(seconds=60)
 """After this time, `await_slot` runs again and asks for the slot again, in case an engine lost the request."""
 
+_TRIES = 10
+"""How many nodes of a role ask at the same time whether a slot is free."""
+
 _RETRIES = RetryPolicy(initial_interval=timedelta(seconds=0.2), maximum_interval=timedelta(seconds=10))
+
+
+@dataclass
+class _Role:
+    """The nodes of one role that have no slot yet."""
+
+    waiting: dict[int, NodeState] = field(default_factory=dict)
+    reason: str | None = None
+    """Why the role has no free slot. None until a node was refused one, and again once no node waits."""
+    tries: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_TRIES))
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the node whose request waits in the engine."""
+
+
+class HeldSlot:
+    """Holds a slot while its block runs.
+
+    When a workflow leaves the cache of its worker, Python closes its coroutines with GeneratorExit. The attempt has not
+    ended then, so the slot stays in use.
+    """
+
+    def __init__(
+        self, acquire: Callable[[AsyncExitStack], Awaitable[None]], release: Callable[[], None]
+    ) -> None:
+        self._acquire = acquire
+        self._release = release
+        self._held = AsyncExitStack()
+
+    async def __aenter__(self) -> None:
+        try:
+            await self._acquire(self._held)
+        except (Exception, asyncio.CancelledError):
+            await self._held.aclose()
+            raise
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not GeneratorExit:
+            self._release()
+            await self._held.aclose()
 
 
 class RoleLimits:
@@ -42,92 +87,70 @@ class RoleLimits:
         self._priority = priority
         self._is_draining = is_draining
         self._on_change = on_change
-        self._turns: dict[str, asyncio.Lock] = {}
-        self._waiting: dict[str, list[NodeState]] = {}
-        """Nodes that wait for a slot, by role. The first one has asked for it."""
+        self._roles: dict[str, _Role] = {}
         self._ended: list[Slot] = []
         self._releasing: asyncio.Task[None] | None = None
 
-    @asynccontextmanager
-    async def slot(
-        self, node: Node, state: NodeState, task_slot: AbstractAsyncContextManager[None]
-    ) -> AsyncIterator[None]:
-        """Hold a slot for the next attempt of a node. `task_slot` is its slot in the limits of the task."""
-        slot = Slot(node_id=node.node_id, epoch=state.epoch + 1)
-        turn = self._turns.setdefault(node.type, asyncio.Lock())
-        queue = self._waiting.setdefault(node.type, [])
-        queue.append(state)
-        async with AsyncExitStack() as held:
-            try:
-                state.waits_for = queue[0].waits_for
-                async with turn:
-                    await held.enter_async_context(task_slot)
-                    await self._acquire_or_withdraw(node, slot)
-            finally:
-                queue.remove(state)
-                state.waits_for = None
-            try:
-                yield
-            except GeneratorExit:
-                raise  # Python deletes a workflow that left the worker's cache. The attempt has not ended.
-            except BaseException:
-                self._release(slot)
-                raise
-            self._release(slot)
+    def slot(self, node: Node, state: NodeState, task_slot: TaskSlot) -> HeldSlot:
+        """Return a context manager that holds a slot for the next attempt of a node, and one of `task_slot`.
 
-    async def _acquire_or_withdraw(self, node: Node, slot: Slot) -> None:
-        """Acquire a slot. After a cancel, withdraw the request.
-
-        A task that stops withdraws its requests at its end, and a task that continues in a new run repeats them there.
+        `task_slot` are the limits of the task itself.
         """
+        slot = Slot(node_id=node.node_id, epoch=state.epoch + 1, role=node.type)
+        return HeldSlot(
+            acquire=lambda held: self._acquire(node, state, slot, task_slot, held),
+            release=lambda: self._release(slot),
+        )
+
+    async def _acquire(
+        self, node: Node, state: NodeState, slot: Slot, task_slot: TaskSlot, held: AsyncExitStack
+    ) -> None:
+        role = self._roles.setdefault(node.type, _Role())
+        role.waiting[node.index] = state
         try:
-            await self._acquire(node, slot)
+            state.waits_for = _shown(node.type, role.reason)
+            if not await self._try(slot, role, task_slot, held):
+                async with role.turn:
+                    await held.enter_async_context(task_slot())
+                    await self._ask(temporal_names.AWAIT_SLOT, slot)
+            self._on_change()
+        finally:
+            role.waiting.pop(node.index, None)
+            state.waits_for = None
+            role.reason = role.reason if role.waiting else None
+
+    async def _try(self, slot: Slot, role: _Role, task_slot: TaskSlot, held: AsyncExitStack) -> bool:
+        """Acquire a slot if one is free, and return whether it was. Do not ask if a node of the role waits already."""
+        async with role.tries:
+            if role.reason is not None:
+                return False
+            await held.enter_async_context(task_slot())
+            reply = await self._ask(temporal_names.ACQUIRE_SLOT, slot)
+        if reply.granted:
+            return True
+        await held.aclose()
+        role.reason = reply.reason
+        for state in role.waiting.values():
+            state.waits_for = _shown(slot.role, reply.reason)
+        self._on_change()
+        return False
+
+    async def _ask(self, activity: str, slot: Slot) -> SlotReply:
+        """Ask for a slot, and free the slots of ended attempts with the same activity.
+
+        After a cancel, withdraw the request. A task that stops withdraws all of its requests at its end, and a task that
+        continues in a new run repeats them there.
+        """
+        released, self._ended = self._ended, []
+        try:
+            return await _request(activity, slot, self._priority, released)
         except FailureError as error:
+            self._ended = [*released, *self._ended]
             if not self._is_draining():
-                self._release(slot)
+                self._release(replace(slot, withdrawn=True))
             if is_cancelled_exception(error):
                 raise asyncio.CancelledError from error
             raise
-
-    async def _acquire(self, node: Node, slot: Slot) -> None:
-        request = SlotRequest(
-            task_id=workflow.info().workflow_id,
-            node_id=slot.node_id,
-            epoch=slot.epoch,
-            role=node.type,
-            priority=self._priority,
-        )
-        reply = await self._ask(request, summary=f"{node.node_id}: slot of role {node.type}")
-        self._show_wait(node.type, reply.reason)
-        if not reply.granted:
-            await _execute(
-                temporal_names.AWAIT_SLOT,
-                request,
-                SlotReply,
-                summary=f"{node.node_id}: waits for a slot of role {node.type}",
-                activity_id=slot_wait_id(slot.node_id, slot.epoch),
-                start_to_close_timeout=_WAIT_TIMEOUT,
-            )
-            self._on_change()
-
-    async def _ask(self, request: SlotRequest, *, summary: str) -> SlotReply:
-        """Ask for a slot, and free the slots of ended attempts with the same activity."""
-        released, self._ended = self._ended, []
-        try:
-            reply: SlotReply = await _execute(
-                temporal_names.ACQUIRE_SLOT, replace(request, release=released), SlotReply, summary=summary
-            )
-        except BaseException:
-            self._ended = [*released, *self._ended]
-            raise
-        return reply
-
-    def _show_wait(self, role: str, reason: str) -> None:
-        """Show why the nodes of a role wait. `reason` is empty if the first one has its slot."""
-        text = f"a slot of role {role} ({reason})" if reason else None
-        for state in self._waiting[role]:
-            state.waits_for = text
-        self._on_change()
 
     def _release(self, slot: Slot) -> None:
         self._ended.append(slot)
@@ -165,6 +188,35 @@ class RoleLimits:
         record = ReleaseSlots(task_id=workflow.info().workflow_id, slots=slots, whole_task=whole_task)
         count = "all slots" if whole_task else "1 slot" if len(slots) == 1 else f"{len(slots)} slots"
         await _execute(temporal_names.RELEASE_SLOTS, record, None, summary=f"free {count}")
+
+
+async def _request(activity: str, slot: Slot, priority: int, released: list[Slot]) -> SlotReply:
+    """Run `acquire_slot`, which returns at once, or `await_slot`, which returns when the slot is granted."""
+    request = SlotRequest(
+        task_id=workflow.info().workflow_id,
+        node_id=slot.node_id,
+        epoch=slot.epoch,
+        role=slot.role,
+        priority=priority,
+        release=released,
+    )
+    if activity == temporal_names.ACQUIRE_SLOT:
+        summary = f"{slot.node_id}: slot of role {slot.role}"
+        reply: SlotReply = await _execute(activity, request, SlotReply, summary=summary)
+        return reply
+    reply = await _execute(
+        activity,
+        request,
+        SlotReply,
+        summary=f"{slot.node_id}: waits for a slot of role {slot.role}",
+        activity_id=slot_wait_id(slot.node_id, slot.epoch),
+        start_to_close_timeout=_WAIT_TIMEOUT,
+    )
+    return reply
+
+
+def _shown(role: str, reason: str | None) -> str | None:
+    return f"a slot of role {role} ({reason})" if reason else None
 
 
 async def _execute(name: str, record: object, result_type: Any, *, summary: str, **options: Any) -> Any:

@@ -18,14 +18,16 @@ from pymongo.errors import DuplicateKeyError
 
 from flowkit.adapters.limits.rules import Limits, Usage
 from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
-from flowkit.models import SlotRequest
+from flowkit.models import Slot, SlotRequest
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
 Fields = dict[str, Any]
 
-_PAGE = 50
+PAGE = 50
+"""Largest number of requests that are read at once."""
+
 _CHECKED = 20
 _USAGE: Fields = {"total": 1, "counts": 1, "turn": 1}
 _REQUEST = ("task_id", "run_id", "node_id", "epoch", "role", "priority")
@@ -48,6 +50,11 @@ class Holder:
     def key(self) -> tuple[str, str, int]:
         """Task, node and epoch."""
         return self.task_id, self.node_id, self.epoch
+
+    @property
+    def slot(self) -> Slot:
+        """The slot."""
+        return Slot(node_id=self.node_id, epoch=self.epoch, role=self.role)
 
 
 class SlotStore:
@@ -98,25 +105,23 @@ class SlotStore:
         return await self._slots.find_one(held, {"_id": 1}) is not None
 
     @translate_errors
-    async def release(self, task_id: str, node_id: str, epoch: int) -> bool:
-        """Free the slot of an attempt and remove its request. Return False if it holds no slot."""
-        attempt = {"task_id": task_id, "node_id": node_id, "epoch": epoch}
-        await self._requests.delete_many({"queue": self._id, **attempt})
-        stored = await self._slots.find_one({"_id": self._id}, {"holders": {"$elemMatch": attempt}}) or {}
-        for holder in stored.get("holders") or ():
-            done = await self._slots.update_one(
-                {"_id": self._id, "holders": {"$elemMatch": attempt}},
-                {"$pull": {"holders": attempt}, "$inc": {"total": -1, _counter(holder["role"]): -1}},
-            )
-            return bool(done.modified_count)
-        return False
+    async def release(self, task_id: str, slot: Slot) -> bool:
+        """Free the slot of an attempt. Return False if it holds none."""
+        attempt = {"task_id": task_id, "node_id": slot.node_id, "epoch": slot.epoch}
+        if slot.withdrawn:
+            await self._requests.delete_many({"queue": self._id, **attempt})
+        held = {"_id": self._id, "holders": {"$elemMatch": {**attempt, "role": slot.role}}}
+        done = await self._slots.update_one(
+            held, {"$pull": {"holders": attempt}, "$inc": {"total": -1, _counter(slot.role): -1}}
+        )
+        return bool(done.modified_count)
 
     @translate_errors
     async def release_task(self, task_id: str) -> int:
         """Free all slots of a task and remove its requests. Return the number of slots."""
         await self._requests.delete_many({"queue": self._id, "task_id": task_id})
         own = [holder for holder in await self.holders() if holder.task_id == task_id]
-        return sum([await self.release(*holder.key) for holder in own])
+        return sum([await self.release(task_id, holder.slot) for holder in own])
 
     @translate_errors
     async def holders(self) -> list[Holder]:
@@ -146,12 +151,12 @@ class SlotStore:
             await self._slots.update_one({"_id": self._id}, {"$max": {"turn": stored["turn"]}})
 
     @translate_errors
-    async def waiting(self, *, without: Collection[str] = ()) -> list[SlotRequest]:
+    async def waiting(self, *, without: Collection[str] = (), most: int = PAGE) -> list[SlotRequest]:
         """Return the first waiting requests, except for roles in `without`: by turn, then priority, then time."""
         wanted: Fields = {"queue": self._id}
         if without:
             wanted["role"] = {"$nin": sorted(without)}
-        found = self._requests.find(wanted, dict.fromkeys(_REQUEST, 1) | {"_id": 0}).sort(_ORDER).limit(_PAGE)
+        found = self._requests.find(wanted, dict.fromkeys(_REQUEST, 1) | {"_id": 0}).sort(_ORDER).limit(most)
         return [SlotRequest(**request) async for request in found]
 
     @translate_errors

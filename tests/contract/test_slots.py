@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from flowkit.adapters.limits.rules import Limits, Usage
 from flowkit.adapters.limits.store import SlotStore
-from flowkit.models import SlotRequest
+from flowkit.models import Slot, SlotRequest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 NONE = Limits()
 AT = 1_763_788_905.25
+SLOT = Slot(node_id="n", epoch=1, role="slow")
 
 
 @pytest.fixture
@@ -64,8 +66,8 @@ async def test_role_may_be_a_number(slots: SlotStore) -> None:
 async def test_release_frees_the_slot_once(slots: SlotStore) -> None:
     await slots.grant(asked("t"), NONE, AT)
     await slots.grant(asked("u"), NONE, AT)
-    assert [await slots.release("t", "n", 1) for _ in range(2)] == [True, False]
-    assert not await slots.release("u", "n", 2)
+    assert [await slots.release("t", SLOT) for _ in range(2)] == [True, False]
+    assert not await slots.release("u", replace(SLOT, epoch=2))
     assert await slots.usage() == Usage(total=1, by_role={"slow": 1})
     assert [holder.key for holder in await slots.holders()] == [("u", "n", 1)]
 
@@ -76,9 +78,9 @@ async def test_lower_limit_lets_holders_keep_their_slots(slots: SlotStore) -> No
     lower = Limits(by_role={"slow": 1})
     assert not await slots.grant(asked("d"), lower, AT)
     for task in "ab":
-        await slots.release(task, "n", 1)
+        await slots.release(task, SLOT)
     assert not await slots.grant(asked("d"), lower, AT)
-    await slots.release("c", "n", 1)
+    await slots.release("c", SLOT)
     assert await slots.grant(asked("d"), lower, AT)
 
 
@@ -128,9 +130,9 @@ async def test_grant_of_an_earlier_request_keeps_the_one_that_replaced_it(slots:
     assert [request.node_id for request in await slots.waiting()] == ["b"]
 
 
-async def test_release_withdraws_the_request_of_the_attempt(slots: SlotStore) -> None:
+async def test_release_of_a_cancelled_attempt_withdraws_its_request(slots: SlotStore) -> None:
     await slots.enqueue(asked("t"), AT)
-    await slots.release("t", "n", 1)
+    await slots.release("t", replace(SLOT, withdrawn=True))
     assert await order(slots) == []
 
 
@@ -178,7 +180,7 @@ async def test_concurrent_grants_and_releases_never_exceed_the_limit(server_db: 
         assert held <= most
         await asyncio.gather(*_pauses(slots.usage, chance.randrange(3)))
         held -= 1
-        assert await slots.release(request.task_id, "n", 1)
+        assert await slots.release(request.task_id, SLOT)
 
     await asyncio.gather(*(attempt(number) for number in range(20)))
     assert await slots.usage() == Usage(total=0, by_role={"slow": 0})

@@ -96,6 +96,16 @@ async def test_task_of_two_roles_runs_on_plugin_workers_only(harness: Harness) -
     assert len(await harness.rows(task_id, "a")) == 3
 
 
+async def test_engine_in_a_plugin_worker_grants_slots(harness: Harness) -> None:
+    harness.settings["max_global_running"] = 1
+    client = await connected(harness, plugin_of(harness))
+    async with running(harness, *workers_of(harness, client, "quick")):
+        task_id = await harness.create(node("a"), node("b"), node("c", "quick", "a", "b"))
+        assert (await harness.result(task_id)).status is TaskStatus.FINISHED
+    slots: Any = await harness.db.slots.find_one({})
+    assert (slots["total"], slots["holders"]) == (0, [])
+
+
 async def test_user_functions_receive_their_arguments(harness: Harness) -> None:
     calls: list[tuple[str, dict[str, Any]]] = []
 

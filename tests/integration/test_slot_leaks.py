@@ -51,7 +51,7 @@ async def test_killed_engine_leaks_no_slot_and_its_tasks_finish(harness: Harness
     harness.settings["max_global_running"] = 2
     killed = harness.engine_process()
     await harness.worker({"counted": Counted(harness.db)}, concurrency=8)
-    tasks = [await harness.create(*wide(5, inline={"pause": 0.5})) for _ in range(3)]
+    tasks = [await harness.create(*wide(5)) for _ in range(3)]
     await until_requests(harness, 3)
     killed.kill()
     killed.wait(10)
@@ -65,7 +65,7 @@ async def test_engines_killed_one_after_another_never_exceed_the_limit(harness: 
     harness.settings["max_global_running"] = 3
     engines = [harness.engine_process(), harness.engine_process()]
     await harness.worker({"counted": Counted(harness.db)}, concurrency=8)
-    tasks = [await harness.create(*wide(6, inline={"pause": 0.2})) for _ in range(3)]
+    tasks = [await harness.create(*wide(6)) for _ in range(3)]
     for number in range(3):
         await until_started(harness, 3 * (number + 1))
         engines[0].kill()
@@ -172,8 +172,8 @@ async def test_wait_survives_continue_as_new(short_runs: Harness) -> None:
     harness = short_runs
     await limited(harness)
     await harness.worker({"counted": Counted(harness.db)})
-    wide_task = await harness.create(*wide(20))
-    other = await harness.create(*wide(10))
+    wide_task = await harness.create(*wide(20, inline={"pause": 0}))
+    other = await harness.create(*wide(10, inline={"pause": 0}))
     await finished(harness, wide_task, other)
     assert await most(harness) == 1
     assert len(await run_ids(harness, wide_task)) > 1

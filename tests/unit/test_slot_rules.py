@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from flowkit import CoordinatorConfig, temporal_names
 from flowkit.adapters.limits.rules import Limits, Usage, full_roles, has_room, is_full, wait_reason
 from flowkit.adapters.limits.store import Holder
 from flowkit.engine.limits.leaks import Use, use_of
+from flowkit.errors import ConfigError
 from flowkit.models import slot_wait_id
 from flowkit.workflows.role_limits import priority_of
 
@@ -129,3 +131,25 @@ def test_slot_is_leaked_if_its_workflow_neither_runs_nor_starts_the_attempt(
 @given(node_id=st.text(min_size=1), epoch=st.integers(1), other=st.text(min_size=1), later=st.integers(1))
 def test_id_of_a_wait_is_never_the_id_of_an_attempt(node_id: str, epoch: int, other: str, later: int) -> None:
     assert slot_wait_id(node_id, epoch) != f"{other}.{later}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"max_global_running": 0}, "max_global_running is 0; it must be none, or a whole number between 1"),
+        ({"max_global_running": True}, "max_global_running is True; it must be none"),
+        ({"max_type_concurrency": 3}, "max_type_concurrency is 3; it must be a mapping of role to"),
+        ({"max_type_concurrency": {"slow": 0}}, "max_type_concurrency['slow'] is 0; it must be a whole"),
+        ({"max_type_concurrency": {"a b": 1}}, "max_type_concurrency's key is 'a b'; it must be a role"),
+    ],
+)
+def test_limits_that_cannot_work_are_rejected(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        CoordinatorConfig(**settings)
+
+
+def test_configuration_copies_its_limits() -> None:
+    given = {"slow": 1}
+    config = CoordinatorConfig(max_type_concurrency=given)
+    given["slow"] = 2
+    assert config.max_type_concurrency == {"slow": 1}

@@ -13,11 +13,14 @@ class Slot:
 
     node_id: str
     epoch: int
+    role: str
+    withdrawn: bool = False
+    """Whether the attempt may still wait for the slot, so that its request must be removed."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class SlotRequest:
-    """Input of `acquire_slot` and `await_slot`. A task has at most one open request for each role."""
+    """Input of `acquire_slot` and `await_slot`. A task has at most one waiting request for each role."""
 
     task_id: str
     node_id: str

@@ -36,13 +36,13 @@ class SlotActivities:
 
     @activity.defn(name=temporal_names.ACQUIRE_SLOT)
     async def acquire_slot(self, request: SlotRequest) -> SlotReply:
-        """Return whether the attempt has its slot, or why it must wait."""
+        """Return whether the attempt has its slot now, or why it must wait."""
         return await self._guarded(self._grants.acquire(_of_this_run(request)))
 
     @activity.defn(name=temporal_names.AWAIT_SLOT)
     async def await_slot(self, request: SlotRequest) -> SlotReply:
-        """Ask for the slot again. The engine that grants it completes the activity, which occupies no worker meanwhile."""
-        await self._guarded(self._grants.ask_again(_of_this_run(request)))
+        """Let the attempt wait. The engine that grants its slot completes the activity; until then, no worker runs it."""
+        await self._guarded(self._grants.wait(_of_this_run(request)))
         activity.raise_complete_async()
 
     @activity.defn(name=temporal_names.RELEASE_SLOTS)

@@ -15,11 +15,11 @@ from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.adapters.limits.rules import Limits, Usage, full_roles, has_room, is_full, wait_reason
-from flowkit.adapters.limits.store import SlotStore
+from flowkit.adapters.limits.store import PAGE, SlotStore
 from flowkit.adapters.worker_registry import WorkerRegistry
 from flowkit.connection import TemporalUnavailable
 from flowkit.engine.limits.served_roles import ServedRoles
-from flowkit.models import SlotReply, SlotRequest, slot_wait_id
+from flowkit.models import Slot, SlotReply, SlotRequest, slot_wait_id
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.mongo import Database
     from flowkit.config import CoordinatorConfig
-    from flowkit.models import ReleaseSlots, Slot
+    from flowkit.models import ReleaseSlots
 
 _logger = logging.getLogger("flowkit.engine.limits")
 
@@ -74,25 +74,30 @@ class SlotGrants:
         return self._store
 
     async def acquire(self, request: SlotRequest) -> SlotReply:
-        """Grant a slot if one is free and no other request is first. Otherwise, let the request wait."""
+        """Grant a slot if one is free and no waiting request can have it. Return why not otherwise."""
         store = await self.store()
         await self._free(request.task_id, request.release)
-        if await store.holds(request):
+        if await self._is_first(store, request.role) and await store.grant(request, self.limits, time.time()):
             return SlotReply(granted=True)
-        others = await store.waiting()
-        if not others and await self._may_grant(request.role) and await self._grant(store, request):
-            return SlotReply(granted=True)
-        await store.enqueue(request, time.time())
-        await self.grant_waiting(asking=request)
         if await store.holds(request):
             return SlotReply(granted=True)
         limits, usage = self.limits, await store.usage()
         served = await self._may_grant(request.role)
         return SlotReply(granted=False, reason=wait_reason(limits, usage, request.role, served=served))
 
-    async def ask_again(self, request: SlotRequest) -> None:
-        """Complete the activity in which the workflow waits, if the attempt has its slot. Otherwise, let it wait."""
+    async def _is_first(self, store: SlotStore, role: str) -> bool:
+        """Return whether no waiting request can have a slot of which `role` could have one as well."""
+        page = await store.waiting()
+        if page and (len(page) == PAGE or role in {request.role for request in page}):
+            return False
+        limits, usage = self.limits, await store.usage() if page else Usage()
+        others = {request.role for request in page if has_room(limits, usage, request.role)}
+        return await self._may_grant(role) and not any([await self._may_grant(other) for other in others])
+
+    async def wait(self, request: SlotRequest) -> None:
+        """Let a request wait. Once the attempt has its slot, complete the activity in which the workflow waits."""
         store = await self.store()
+        await self._free(request.task_id, request.release)
         if await store.holds(request):
             await self._deliver(request)
         else:
@@ -110,17 +115,19 @@ class SlotGrants:
     async def _free(self, task_id: str, slots: list[Slot]) -> None:
         store = await self.store()
         for slot in slots:
-            if await store.release(task_id, slot.node_id, slot.epoch):
-                self.released.set()
+            await store.release(task_id, slot)
+            self.released.set()
 
-    async def grant_waiting(self, asking: SlotRequest | None = None) -> None:
-        """Grant free slots to the requests that wait, in their order. `asking` is the caller's own request."""
+    async def grant_waiting(self) -> None:
+        """Grant free slots to the requests that wait, in their order."""
         async with self._granting:
             granted = await self._grant_in_order(await self.store())
-        await asyncio.gather(*(self._deliver(request) for request in granted if request != asking))
+        await asyncio.gather(*(self._deliver(request) for request in granted))
 
     async def _grant_in_order(self, store: SlotStore) -> list[SlotRequest]:
         granted: list[SlotRequest] = []
+        if not await store.waiting(most=1):
+            return granted
         limits, usage = self.limits, await store.usage()
         passed = set(full_roles(limits, usage))
         while not is_full(limits, usage) and (page := await store.waiting(without=passed)):
@@ -162,7 +169,8 @@ class SlotGrants:
         try:
             delivered = await self.deliver(request.task_id, request.run_id, request.node_id, request.epoch)
             if not delivered and is_closed(await self.describe(request.task_id)):
-                await (await self.store()).release(request.task_id, request.node_id, request.epoch)
+                slot = Slot(node_id=request.node_id, epoch=request.epoch, role=request.role)
+                await (await self.store()).release(request.task_id, slot)
                 self.released.set()
         except RPCError as error:
             _logger.warning("a slot of task %s was not delivered; retrying: %s", request.task_id, error)

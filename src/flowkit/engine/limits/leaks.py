@@ -41,12 +41,15 @@ _NEW_SEC = 2.0
 
 _CONCURRENT_CHECKS = 10
 
+_CHANGES = (temporal_names.ACQUIRE_SLOT, temporal_names.RELEASE_SLOTS)
+"""Activities that change the slots of their task. While one is open, its task is not checked."""
+
 
 class Use(StrEnum):
     """How an attempt uses its slot."""
 
     IN_FLIGHT = "in_flight"
-    """The attempt is in flight, or the workflow may be about to schedule it."""
+    """The attempt is in flight, or the workflow may be about to schedule it or to free its slot."""
     UNDELIVERED = "undelivered"
     """The workflow still waits for the slot, because the engine that granted it stopped."""
     UNUSED = "unused"
@@ -61,8 +64,8 @@ def use_of(holder: Holder, description: WorkflowExecutionDescription | None) -> 
         return Use.CLOSED
     raw = description.raw_description
     pending = {activity.activity_id for activity in raw.pending_activities}
-    asks = any(each.activity_type.name == temporal_names.ACQUIRE_SLOT for each in raw.pending_activities)
-    if f"{holder.node_id}.{holder.epoch}" in pending or asks:
+    changes = any(each.activity_type.name in _CHANGES for each in raw.pending_activities)
+    if f"{holder.node_id}.{holder.epoch}" in pending or changes:
         return Use.IN_FLIGHT
     if slot_wait_id(holder.node_id, holder.epoch) in pending:
         return Use.UNDELIVERED
@@ -108,11 +111,10 @@ class SlotLoop:
     async def _once(self) -> None:
         store = await self._grants.store()
         await self._grants.grant_waiting()
-        if not await store.is_used():
-            return
         if time.monotonic() >= self._next_check:
             self._next_check = time.monotonic() + _CHECK_SEC
-            await self._check(store)
+            if await store.is_used():
+                await self._check(store)
 
     async def _check(self, store: SlotStore) -> None:
         """Check all slots that are not new and some of the requests, if it is this engine's turn."""
@@ -160,7 +162,7 @@ class SlotLoop:
         if use is Use.UNDELIVERED and description is not None and description.run_id:
             await self._grants.deliver(holder.task_id, description.run_id, holder.node_id, holder.epoch)
         if use is Use.CLOSED or (use is Use.UNUSED and holder.key in self._unused):
-            await store.release(*holder.key)
+            await store.release(holder.task_id, holder.slot)
             self._grants.released.set()
             _logger.warning(
                 "the slot of node %s, attempt %s, of task %s was freed: %s",
