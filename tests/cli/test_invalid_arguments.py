@@ -146,7 +146,7 @@ def test_validate_accepts_a_file_name_that_is_not_utf_8(
 ) -> None:
     (tmp_path / f"{BYTES}.json").write_text(FILES["good.json"], encoding="utf-8")
     assert run(["validate", f"{BYTES}.json"]) == 0
-    assert capsys.readouterr().out == "\\udcff.json is valid: 1 node\n"
+    assert capsys.readouterr().out.startswith("\\udcff.json is valid: 1 node\n")
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,8 @@ REGISTRY_CALLS: dict[str, Callable[[WorkerRegistry], Awaitable[object]]] = {
     "announced": lambda found: found.announced(WORKER, {}, AT),
     "offline": lambda found: found.offline(WORKER, AT),
     "expire": lambda found: found.expire(AT),
-    "serves": lambda found: found.is_served("crawler"),
+    "is_served": lambda found: found.is_served("crawler"),
+    "stopped": lambda found: found.stopped([WORKER]),
 }
 EVENT_CALLS: dict[str, Callable[[WorkerEvents], Awaitable[object]]] = {
     "prepare": lambda found: found.prepare(),
