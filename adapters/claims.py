@@ -28,6 +28,7 @@ class Claims:
         self.notifier = ClaimNotifier()
         """Notifies nodes in this process when another node in this process claims their batches."""
 
+    @translate_errors
     async def prepare(self) -> None:
         """Create the index, under the name that external workers also use."""
         await ensure_index(self._claims, _CLAIM, "uniq_stream_claim_batch", unique=True)

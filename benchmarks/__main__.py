@@ -165,7 +165,9 @@ async def _comparisons(brokers: str) -> AsyncIterator[Comparison]:
     )
     async with external.sides(mongo, brokers) as chains:
         name = f"chain of {external.NODES} external nodes"
-        yield Comparison(name=name, unit="ms/node", target="<= 1.20", sides=chains, clean=clean, rounds=5)
+        yield Comparison(
+            name=name, unit="ms/node", target="<= 1.20", sides=chains, clean=clean, rounds=external.ROUNDS
+        )
 
 
 async def _delete_documents(mongo: Any) -> None:

@@ -1,8 +1,9 @@
 """The baseline for external workers: a bare loop on Kafka and MongoDB, without Temporal and without FlowKit's code.
 
 It runs the nodes of a chain one after another. For each node it sends the same command, waits for the same status
-events, commits the same offsets, and makes the same MongoDB writes as a bridge. Like the bridge, it writes independent
-documents concurrently.
+events, and makes the same MongoDB writes as a bridge. Like the bridge, it writes independent documents concurrently.
+It commits the offsets of a poll before the next one, as the workers of the protocol do; a bridge commits while it
+processes the next events.
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 ROLE = "external"
 QUEUE = "external-benchmark"
 NODES = 20
+ROUNDS = 9
+"""Samples per side. One takes about a second, so a moment of other load changes its ratio, but not the median."""
 DATABASE = "external"
 PARTITIONS = 4
 

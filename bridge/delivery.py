@@ -107,12 +107,10 @@ class Delivery:
     async def _finish_node(self, record: Dispatch, outcome: Outcome) -> int:
         """Write final metrics, complete marker and the end of the node concurrently. Return the number of batches.
 
-        The record's own number is too high if a bridge was killed before it committed events, which then arrive again.
+        The record's own number may be wrong: too high if a bridge was killed before it committed events, which then
+        arrive again, and too low if another bridge changed the lease before the number was written.
         """
         stores, attempt = self._context.stores, record.attempt
-
-        async def count() -> int:
-            return await stores.inputs.stored_batches(attempt) if record.batches else 0
 
         async def write() -> int:
             writes = [
@@ -121,7 +119,9 @@ class Delivery:
             ]
             if outcome.metrics:
                 writes.append(stores.artifacts.store_final(attempt, outcome.metrics, outcome.at))
-            batches, _ = await asyncio.gather(count(), together(*writes))
+            counting = stores.inputs.stored_batches(attempt)
+            batches: int
+            batches, _ = await asyncio.gather(counting, together(*writes))
             return batches
 
         return await self._context.db(write)

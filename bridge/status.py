@@ -156,6 +156,8 @@ class StatusEvents:
     async def _accept(self, run: NodeRun, record: Dispatch, event: StatusEvent) -> None:
         """Make the sender of `event` the owner of the run. Cancel the earlier owner, if it is another worker."""
         lease, at = new_lease(record, event, run.at), run.at
+        # A renewal of the earlier lease would change nothing any more, so its batches become part of the next one.
+        run.add_batches(record.key, await self._renewals.take(record.key))
         taken, _ = await asyncio.gather(
             self._context.db(lambda: self._stores.dispatches.accept(record, lease, at)),
             self._show_lease(record, lease, event, at),

@@ -135,6 +135,7 @@ PURE = (
     "payloads",
     "state_codec",
     "display/details_markdown",
+    "display/notes",
     "display/summaries",
     "display/reports",
 )

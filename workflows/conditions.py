@@ -73,8 +73,8 @@ class ConditionEvaluations:
         return not self._running and not self._results
 
     @property
-    def any_decided(self) -> bool:
-        """Whether `apply` has a result to process or an error to raise."""
+    def has_events(self) -> bool:
+        """Whether `process_events` has a result to process or an error to raise."""
         return bool(self._results) or self._error is not None
 
     def start(self, due: Sequence[Due]) -> None:
@@ -105,7 +105,7 @@ class ConditionEvaluations:
             raise
         self._results += results
 
-    def apply(self) -> None:
+    def process_events(self) -> None:
         """Hand the results to the scheduler, errors first. Raise the unexpected error of an evaluation if there is one."""
         if self._error is not None:
             raise self._error

@@ -35,8 +35,8 @@ class TaskDeadlines:
         self._stop_node = stop_node
         self._timer: asyncio.Task[None] | None = None
         self._armed_for = 0.0
-        self.timer_fired = False
-        """Whether the main loop must call `enforce`."""
+        self.has_events = False
+        """Whether the timer has fired, so that the main loop must call `process_events`."""
         self.task_failure: str | None = None
         """Why the task must fail, once it has exceeded its deadline."""
 
@@ -46,9 +46,9 @@ class TaskDeadlines:
         self._arm()
         return ready
 
-    def enforce(self) -> None:
+    def process_events(self) -> None:
         """Stop the nodes that have exceeded their deadlines, and set `task_failure` if the task has."""
-        self.timer_fired, now = False, workflow.now().timestamp()
+        self.has_events, now = False, workflow.now().timestamp()
         for index in self._deadlines.pop_overdue(now):
             self._stop_node(index, node_failure(self._nodes[index]), reason_codes.DEADLINE)
         self.task_failure = self._deadlines.task_failure(now)
@@ -74,4 +74,4 @@ class TaskDeadlines:
     async def _fire(self, at: float, limits: str) -> None:
         wait_sec = max(at - workflow.now().timestamp(), _SHORTEST_TIMER_SEC)
         await workflow.sleep(wait_sec, summary=deadline_summary(limits, wait_sec))
-        self._timer, self.timer_fired = None, True
+        self._timer, self.has_events = None, True

@@ -90,10 +90,8 @@ class RoleLimits:
             raise
 
     async def _acquire(self, node: Node, slot: Slot) -> None:
-        info = workflow.info()
         request = SlotRequest(
-            task_id=info.workflow_id,
-            run_id=info.run_id,
+            task_id=workflow.info().workflow_id,
             node_id=slot.node_id,
             epoch=slot.epoch,
             role=node.type,

@@ -30,9 +30,9 @@ class Silence:
         self._epochs: dict[int, int] = {}
         """Epochs of the silent attempts, by the index of the node."""
         self._failures: dict[int, AttemptFailure] = {}
-        """Failures of the nodes that `apply` stops, by index."""
-        self.reported = False
-        """Whether the main loop must call `apply`."""
+        """Failures of the nodes that `process_events` stops, by index."""
+        self.has_events = False
+        """Whether there is a new report, so that the main loop must call `process_events`."""
 
     @property
     def nodes(self) -> list[int]:
@@ -53,11 +53,11 @@ class Silence:
         """Note the attempts that are silent now, and those that have been silent for too long."""
         self._epochs = {self._index_of[each.node_id]: each.epoch for each in report.silent}
         self._failures |= dict.fromkeys(self._lost(report), _failure(report))
-        self.reported = True
+        self.has_events = True
 
-    def apply(self) -> None:
+    def process_events(self) -> None:
         """Stop the nodes whose attempts have been silent for too long."""
-        self.reported = False
+        self.has_events = False
         failures, self._failures = self._failures, {}
         for index, failure in failures.items():
             if self._states[index].status is NodeStatus.RUNNING:

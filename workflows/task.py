@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from temporalio import workflow
 from temporalio.api.common.v1 import Payload
@@ -41,6 +41,17 @@ WAKE = "wake-main-loop"
 """Patch id: a node that repeats without backoff wakes the main loop when the task must continue in a new run."""
 
 
+class EventSource(Protocol):
+    """A part of the task that has events for the main loop."""
+
+    @property
+    def has_events(self) -> bool:
+        """Whether the main loop must call `process_events`."""
+
+    def process_events(self) -> None:
+        """Process the events that have occurred since the last call."""
+
+
 @workflow.defn(name=temporal_names.TASK)
 class Task:
     """Run one task. The workflow id is the task id."""
@@ -53,6 +64,8 @@ class Task:
     _conditions: ConditionEvaluations
     _deadlines: TaskDeadlines
     _silence: Silence
+    _event_sources: tuple[EventSource, ...]
+    """Whose events the main loop processes, in this order, after the ends of nodes."""
     _limits: RoleLimits | None
 
     def __init__(self) -> None:
@@ -132,6 +145,7 @@ class Task:
         stops = NodeStops(self._scheduler, self._nodes, self._document)
         self._deadlines = TaskDeadlines(self._state, graph, stop_node=stops.stop_node)
         self._silence = Silence(self._scheduler, run_id=workflow.info().run_id, stop_node=stops.stop_node)
+        self._event_sources = (self._conditions, self._deadlines, self._silence)
         self._is_open = True
         self._document.write_changed_nodes()
         self._publisher.set_status(TaskStatus.RUNNING)
@@ -165,9 +179,7 @@ class Task:
         return (
             self._wake_requested
             or self._nodes.any_ended
-            or self._conditions.any_decided
-            or self._deadlines.timer_fired
-            or self._silence.reported
+            or any(source.has_events for source in self._event_sources)
             or _cancel_requested()
         )
 
@@ -178,7 +190,7 @@ class Task:
             self._document.write_node(index)
 
     def _process_events(self) -> None:
-        """Report ended nodes and results of conditions to the scheduler, and write the changes to the task document.
+        """Report ended nodes and other events to the scheduler, and write the changes to the task document.
 
         Of these nodes, only failed ones are written here: the attempt of a finished node has written its status itself.
         After a failure that stops the task, `_stop` writes the changes.
@@ -189,11 +201,9 @@ class Task:
             self._scheduler.end(index, status)
             if status is NodeStatus.FAILED:
                 self._scheduler.changed.add(index)
-        self._conditions.apply()
-        if self._deadlines.timer_fired:
-            self._deadlines.enforce()
-        if self._silence.reported:
-            self._silence.apply()
+        for source in self._event_sources:
+            if source.has_events:
+                source.process_events()
         if self._scheduler.hard_failure is None:
             self._document.write_changed_nodes()
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Fields = dict[str, Any]
 
 _PAGE = 50
+_CHECKED = 20
 _USAGE: Fields = {"total": 1, "counts": 1, "turn": 1}
 _REQUEST = ("task_id", "run_id", "node_id", "epoch", "role", "priority")
 _ORDER = [("turn", ASCENDING), ("priority", DESCENDING), ("since", ASCENDING)]
@@ -152,6 +153,19 @@ class SlotStore:
             wanted["role"] = {"$nin": sorted(without)}
         found = self._requests.find(wanted, dict.fromkeys(_REQUEST, 1) | {"_id": 0}).sort(_ORDER).limit(_PAGE)
         return [SlotRequest(**request) async for request in found]
+
+    @translate_errors
+    async def is_used(self) -> bool:
+        """Return whether an attempt holds a slot or a request waits."""
+        held = await self._slots.find_one({"_id": self._id, "total": {"$gt": 0}}, {"_id": 1})
+        return held is not None or await self._requests.find_one({"queue": self._id}, {"_id": 1}) is not None
+
+    @translate_errors
+    async def requests_after(self, last: str) -> list[tuple[str, str]]:
+        """Return the key and the task of the next few requests after the key `last`, in the order of the keys."""
+        query = {"queue": self._id, "_id": {"$gt": last}}
+        found = self._requests.find(query, {"task_id": 1}).sort("_id", ASCENDING).limit(_CHECKED)
+        return [(request["_id"], request["task_id"]) async for request in found]
 
     @translate_errors
     async def take_turn(self, owner: str, at: float, seconds: float) -> bool:

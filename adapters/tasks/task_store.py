@@ -193,7 +193,7 @@ class TaskStore:
                     "run_id": run_id,
                     **_NOT_ENDED,
                 },
-                "$unset": {"closed_run_id": ""},
+                "$unset": {"closed_run_id": "", "liveness": ""},
             },
         )
 
@@ -346,7 +346,7 @@ def _check_graph(stored: dict[str, Any], opening: OpenTask) -> None:
         )
 
 
-_NOT_ENDED = {"finished_at": None, "reason": None, "result": None}
+_NOT_ENDED = {"finished_at": None, "reason": None, "result": None, "coordinator.liveness": {"state": "ok"}}
 
-_REOPENED = {"closed_run_id": "", "status_history_omitted": "", **task_fields.TASK_FLAGS}
+_REOPENED = {"closed_run_id": "", "liveness": "", "status_history_omitted": "", **task_fields.TASK_FLAGS}
 """`$unset` for a task that a run continues: fields of an earlier end."""

@@ -50,6 +50,10 @@ class NodeRun:
         self._batches[key] += 1
         self.put(replace(self.records[key], batches=self.records[key].batches + 1))
 
+    def add_batches(self, key: str, batches: int) -> None:
+        """Note batches that earlier polls have stored and that are in no write of the record yet."""
+        self._batches[key] += batches
+
     def take_batches(self, key: str) -> int:
         """Return and forget the number of batches stored since the last write of a record."""
         return self._batches.pop(key, 0)

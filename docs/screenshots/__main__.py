@@ -51,6 +51,7 @@ async def _run(stack: Stack, url: str, *, keep: bool, take: bool) -> None:
         if take:
             async with web_ui(url, PICTURES) as ui:
                 await _take_screenshots(ui, shown)
+                await ui.details("routing", await tasks.routing(), "waits for a route")
             typer.echo("the screenshots are in docs/img")
         if keep:
             _print_addresses(stack, url, shown)

@@ -162,6 +162,17 @@ def graph(day: str, *, backoff_sec: float = 1, **extract: Any) -> dict[str, Any]
     }
 
 
+def routed_graph(day: str) -> dict[str, Any]:
+    """Return the graph of a day on which the end of `enrich_orders` decides what follows."""
+    routed = graph(day)
+    extract, enrich, group, analyse, announce = routed["nodes"]
+    enrich["routing"] = {"on_success": ["group_by_country"], "on_failure": ["ask_for_rates"]}
+    ask = {"fn": "vars.set", "fn_args": {"kv": {"problem": f"no rates of {day}"}}}
+    announce |= {"node_id": "close_day", "depends_on": ["analyse_revenue", "ask_for_rates"], "fan_in": "any"}
+    asking = {"node_id": "ask_for_rates", "type": "coordinator_fn", "io": ask}
+    return {**routed, "nodes": [extract, enrich, group, analyse, asking, announce]}
+
+
 def pulling(node_id: str, role: str, source: str) -> dict[str, Any]:
     """Return a node that starts after `source` and pulls its batches."""
     io = {"input_inline": {"input_adapter": "pull.from_artifacts"}}

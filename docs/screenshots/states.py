@@ -15,7 +15,7 @@ from flowkit.client import TaskCatalog
 from flowkit.connection import connect
 from flowkit.models import TaskStatus
 from flowkit.worker import Worker
-from screenshots.pipeline import FORECAST, NAME, RateService, graph, handlers, pulling
+from screenshots.pipeline import FORECAST, NAME, RateService, graph, handlers, pulling, routed_graph
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -100,15 +100,19 @@ class Pipeline:
         """Create a task that has enriched two of six shops and waits for the rates of the third."""
         return await self._halfway("2026-01-31")
 
+    async def routing(self) -> str:
+        """Create a task whose nodes wait for a route from `enrich_orders`, which hangs like that of `running`."""
+        return await self._halfway("2026-02-01", routed_graph("2026-02-01"))
+
     async def _ended(self, task_id: str, wanted: TaskStatus) -> str:
         status = await self._engine.wait(task_id, timeout=TIMEOUT_SEC)
         if status is not wanted:
             raise RuntimeError(f"task {task_id} is {status}, expected {wanted}")
         return task_id
 
-    async def _halfway(self, day: str) -> str:
+    async def _halfway(self, day: str, wanted: dict[str, Any] | None = None) -> str:
         self._rates.hangs.add(day)
-        task_id = await self._start(day)
+        task_id = await self._create(day, wanted or graph(day))
 
         async def stored() -> bool:
             return (await self._catalog.batches(task_id)).get("enrich_orders", 0) >= 2

@@ -1,4 +1,4 @@
-"""Functions for the texts of errors. They make text safe to encode as UTF-8, and suggest names.
+"""Functions for texts that users read. They make text safe to encode as UTF-8, suggest names, list names and format times.
 
 Handlers, drivers and file names may contain lone surrogates; gRPC, JSON and BSON refuse to encode them.
 """
@@ -10,7 +10,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+_NAMES = 3
+_NAME_CHARS = 40
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 def clean(text: str) -> str:
@@ -42,3 +46,37 @@ def kind_of(value: object) -> str:
     """Return the type of a value with its article, for example `a dict`."""
     name = type(value).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration in its two largest units: `0.5 s`, `45 s`, `10 min`, `1 h 30 min`, `2 d`."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    parts: list[str] = []
+    rest = round(seconds)
+    if seconds >= 3_600:
+        rest = round(seconds / 60) * 60
+    for size, unit in _UNITS:
+        count, rest = divmod(rest, size)
+        if count:
+            parts.append(f"{count} {unit}")
+    if rest:
+        parts.append(f"{rest} s")
+    return " ".join(parts[:2])
+
+
+def names(given: Sequence[str], *, last: str = " and ") -> str:
+    """Return a list of names for a sentence: `a`, `a and b`, `a, b, c and 4 more`. `last` precedes the last name.
+
+    Names of more than 40 characters are shortened, so that the list stays short.
+    """
+    if len(given) > _NAMES + 1:
+        return f"{', '.join(map(shorten, given[:_NAMES]))} and {len(given) - _NAMES:,} more"
+    *first, end = map(shorten, given or [""])
+    return f"{', '.join(first)}{last}{end}" if first else end
+
+
+def shorten(text: str, chars: int = _NAME_CHARS) -> str:
+    """Return a text on one line, of at most `chars` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= chars else line[: chars - 1] + "…"

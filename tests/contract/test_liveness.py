@@ -6,7 +6,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.contract.builders import RUN, attempt, begun, close, opened, record, shown, stored, stored_node
+from tests.contract.builders import (
+    RUN,
+    TASK,
+    attempt,
+    begun,
+    close,
+    opened,
+    record,
+    shown,
+    stored,
+    stored_node,
+)
 
 from flowkit.adapters.dispatches.heard import last_heard
 from flowkit.adapters.tasks.cancel_flags import CancelFlag
@@ -55,6 +66,12 @@ async def test_task_that_failed_for_silence_is_dead(
     failed = shown("a", NodeStatus.FAILED, epoch=1)
     assert await tasks.close_task(close(failed, status=TaskStatus.FAILED, dead=dead))
     assert (await stored(db))["coordinator"]["liveness"] == {"state": state}
+
+
+async def test_task_that_a_later_run_continues_is_no_longer_dead(tasks: TaskStore, db: Any) -> None:
+    await tasks.close_task(close(shown("a", NodeStatus.FAILED, epoch=1), status=TaskStatus.FAILED, dead=True))
+    await tasks.reopen(TASK, "run-2")
+    assert (await stored(db))["coordinator"]["liveness"] == {"state": "ok"}
 
 
 async def test_flag_of_a_single_node_stops_only_its_attempt_and_names_the_run(tasks: TaskStore) -> None:

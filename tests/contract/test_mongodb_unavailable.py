@@ -13,6 +13,7 @@ from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, close, new_t
 from tests.contract.drivers import DRIVERS, connected
 
 from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.claims import Claims
 from flowkit.adapters.entries import Entry
 from flowkit.adapters.mongo import is_outage, translate_errors
 from flowkit.adapters.tasks.open_tasks import OpenTasks
@@ -54,6 +55,7 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "have_restarted": lambda tasks: tasks.have_restarted(TASK, {"a": 1}),
     "node_states": lambda tasks: tasks.node_states(TASK),
     "holder": lambda tasks: tasks.holder(attempt()),
+    "running": lambda tasks: tasks.running(TASK, ["a"], AT),
     "record": lambda tasks: tasks.record(record()),
     "close_task": lambda tasks: tasks.close_task(close()),
 }
@@ -74,8 +76,14 @@ ARTIFACT_CALLS: dict[str, Callable[[ArtifactStore], Awaitable[object]]] = {
     "scan": lambda artifacts: artifacts.scan(TASK, ["a"]),
     "metas": lambda artifacts: artifacts.metas(TASK, "a", [Entry("b1", None)]),
     "batch_uids": lambda artifacts: artifacts.batch_uids(TASK, "a"),
+    "stored_uids": lambda artifacts: artifacts.stored_uids(TASK, "a"),
     "pages": first_page,
     "claim": lambda artifacts: artifacts.claim(attempt(), "a", ["b1"], AT),
+}
+CLAIM_CALLS: dict[str, Callable[[Claims], Awaitable[object]]] = {
+    "prepare": lambda claims: claims.prepare(),
+    "make": lambda claims: claims.make(attempt(), "a", ["b1"], AT),
+    "counts": lambda claims: claims.counts(TASK, "a", ["b"]),
 }
 
 
@@ -93,8 +101,13 @@ OPEN_CALLS: dict[str, Callable[[OpenTasks], Awaitable[object]]] = {
 }
 STORES = pytest.mark.parametrize(
     ("store", "calls"),
-    [(TaskStore, TASK_CALLS), (ArtifactStore, ARTIFACT_CALLS), (OpenTasks, OPEN_CALLS)],
-    ids=["tasks", "artifacts", "open tasks"],
+    [
+        (TaskStore, TASK_CALLS),
+        (ArtifactStore, ARTIFACT_CALLS),
+        (Claims, CLAIM_CALLS),
+        (OpenTasks, OPEN_CALLS),
+    ],
+    ids=["tasks", "artifacts", "claims", "open tasks"],
 )
 
 

@@ -143,6 +143,17 @@ async def test_queues_and_namespaces_have_slots_of_their_own(db: Any, slots: Slo
         assert (await other.usage(), await order(other)) == (Usage(), [])
 
 
+async def test_requests_can_be_read_in_parts(slots: SlotStore) -> None:
+    assert not await slots.is_used()
+    for number in range(30):
+        await slots.enqueue(asked(f"t{number:02}"), AT)
+    assert await slots.is_used()
+    first = await slots.requests_after("")
+    second = await slots.requests_after(first[-1][0])
+    assert [task for _, task in first + second] == [f"t{number:02}" for number in range(30)]
+    assert await slots.requests_after(second[-1][0]) == []
+
+
 async def test_one_engine_at_a_time_checks_for_leaks(slots: SlotStore) -> None:
     assert await slots.take_turn("one", AT, 4)
     assert not await slots.take_turn("two", AT + 3, 4)

@@ -1,21 +1,20 @@
-"""The tables and the examples of docs/graphs.md that the code determines: gates, routes, streaming and routing."""
+"""The tables of docs/graphs.md that the code determines (gates and routes), and its examples, which run."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from tests.docs.pages import DOCS
+from tests.docs.pages import DOCS, Block, blocks, place
 
 from flowkit.models import FanIn, Graph, Node, NodeState, NodeStatus, SkipReason
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 PAGE = (DOCS / "graphs.md").read_text(encoding="utf-8")
@@ -28,6 +27,8 @@ class Parent(NamedTuple):
     status: NodeStatus | None = None
     reason: SkipReason | None = None
     on_failure: tuple[str, ...] = ()
+    streams: bool = False
+    """Whether the edge is async, and the parent has stored a batch."""
 
 
 OPEN = Parent("open")
@@ -37,8 +38,19 @@ ROUTED = Parent("failed, with `on_failure`", NodeStatus.FAILED, on_failure=("rem
 NOT_TAKEN = Parent("skipped: `routing`", NodeStatus.SKIPPED, SkipReason.ROUTING)
 UPSTREAM = Parent("skipped: `upstream_failed`", NodeStatus.SKIPPED, SkipReason.UPSTREAM_FAILED)
 CANCELLED = Parent("cancelled", NodeStatus.CANCELLED)
+STREAMED = Parent("open, with a batch", streams=True)
 
 GATES = {"`all`": FanIn(), "`any`": FanIn(mode="any"), "`count:2`": FanIn(mode="count", count=2)}
+GATES_OF_THREE = {**GATES, "`count:3`": FanIn(mode="count", count=3)}
+
+SAME = [
+    (FINISHED, STREAMED),
+    (FAILED, CANCELLED),
+    (FAILED, UPSTREAM),
+    (NOT_TAKEN, Parent("skipped: `condition`", NodeStatus.SKIPPED, SkipReason.CONDITION)),
+    (NOT_TAKEN, Parent("skipped: `user`", NodeStatus.SKIPPED, SkipReason.USER)),
+]
+"""Ends of which the page shows only the first, and says that the second has the same effect."""
 
 
 def outcome(nodes: list[Node], parents: Iterable[Parent]) -> str:
@@ -47,6 +59,8 @@ def outcome(nodes: list[Node], parents: Iterable[Parent]) -> str:
     scheduler = Scheduler(Graph(nodes=(*nodes, remediator)), [NodeState() for _ in [*nodes, remediator]])
     scheduler.pop_ready()
     for index, parent in enumerate(parents):
+        if parent.streams:
+            scheduler.add_batch(index)
         if parent.status is not None:
             scheduler.end(index, parent.status, parent.reason)
     state = scheduler.states[len(nodes) - 1]
@@ -55,12 +69,16 @@ def outcome(nodes: list[Node], parents: Iterable[Parent]) -> str:
     return "starts" if len(nodes) - 1 in scheduler.pop_ready() else "waits"
 
 
-def gate(parents: tuple[Parent, Parent], fan_in: FanIn) -> str:
-    """Return what happens to a node with two parents."""
+def gate(parents: Sequence[Parent], fan_in: FanIn) -> str:
+    """Return what happens to a node with these parents."""
     above = [
         Node(node_id=f"p{i}", index=i, type="t", on_failure=each.on_failure) for i, each in enumerate(parents)
     ]
-    child = Node(node_id="child", index=2, type="t", depends_on=("p0", "p1"), fan_in=fan_in)
+    ids = tuple(each.node_id for each in above)
+    streams = tuple(node_id for node_id, each in zip(ids, parents, strict=True) if each.streams)
+    child = Node(
+        node_id="child", index=len(above), type="t", depends_on=ids, fan_in=fan_in, streams_from=streams
+    )
     return outcome([*above, child], parents)
 
 
@@ -89,6 +107,20 @@ def gates() -> str:
     return table(["One parent", "The other parent", *GATES], rows)
 
 
+def gates_of_three() -> str:
+    """Return the table of gates by how many of three parents ended in which way."""
+    kinds = [FINISHED, NOT_TAKEN, FAILED, OPEN]
+    triples = [each for each in combinations_with_replacement(kinds, 3) if set(each) != {OPEN}]
+    rows = [
+        [
+            *(str(triple.count(kind) or "") for kind in kinds),
+            *(gate(triple, each) for each in GATES_OF_THREE.values()),
+        ]
+        for triple in triples
+    ]
+    return table([*(kind.text for kind in kinds), *GATES_OF_THREE], rows)
+
+
 def targets() -> str:
     """Return the table of routes by how the router ended."""
     lists = [("on_success",), ("on_failure",), ("on_success", "on_failure")]
@@ -102,16 +134,42 @@ def test_page_has_the_table_of_gates() -> None:
     assert gates() in PAGE, f"docs/graphs.md needs this table:\n{gates()}"
 
 
+def test_page_has_the_table_of_gates_with_three_parents() -> None:
+    assert gates_of_three() in PAGE, f"docs/graphs.md needs this table:\n{gates_of_three()}"
+
+
+@pytest.mark.parametrize(("shown", "other"), SAME, ids=[other.text for _, other in SAME])
+@pytest.mark.parametrize("fan_in", GATES.values(), ids=GATES)
+def test_ends_that_are_not_in_the_table_have_the_effect_that_the_page_names(
+    shown: Parent, other: Parent, fan_in: FanIn
+) -> None:
+    for kind in (FINISHED, OPEN, shown):
+        expected, found = gate((kind, shown), fan_in), gate((other if kind is shown else kind, other), fan_in)
+        if other.reason is not None and other.reason is not SkipReason.UPSTREAM_FAILED:
+            expected = expected.replace(SkipReason.ROUTING.value, other.reason.value)
+        assert found == expected
+
+
 def test_page_has_the_table_of_routes() -> None:
     assert targets() in PAGE, f"docs/graphs.md needs this table:\n{targets()}"
 
 
-@pytest.mark.parametrize("section", ["Streaming", "Routing", "Conditions"])
-def test_example_prints_what_the_page_shows(section: str, tmp_path: Path) -> None:
-    text = PAGE.split(f"\n## {section}\n", 1)[1]
-    program, printed = re.findall(r"```(?:python|text)\n(.*?)```", text, re.DOTALL)[:2]
-    (tmp_path / "example.py").write_text(program, encoding="utf-8")
+def examples() -> list[tuple[Block, Block]]:
+    """Return the programs of the page, each with the block that shows its output."""
+    every = [block for block in blocks(DOCS / "graphs.md") if block.language in ("python", "text")]
+    return [(program, shown) for program, shown in pairwise(every) if "asyncio.run(" in program.text]
+
+
+@pytest.mark.parametrize(("program", "shown"), examples(), ids=[place(program) for program, _ in examples()])
+def test_example_prints_what_the_page_shows(program: Block, shown: Block, tmp_path: Path) -> None:
+    (tmp_path / "example.py").write_text(program.text, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
-    assert (done.stdout, done.returncode) == (printed, 0), done.stderr
+    assert (done.stdout, done.returncode) == (shown.text, 0), done.stderr
+
+
+@pytest.mark.parametrize("heading", ["When a node starts", "Streaming", "Routing", "Conditions"])
+def test_feature_has_an_example_that_runs(heading: str) -> None:
+    text = PAGE.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    assert [program for program, _ in examples() if program.text in text]

@@ -9,8 +9,9 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
 from flowkit.models import TaskStatus
-from tests.integration.handlers import ALL, Quick, Stubborn
-from tests.integration.harness import Harness, eventually, node
+from tests.integration.handlers import ALL, Quick
+from tests.integration.harness import Harness, eventually, node, wait_seconds
+from tests.integration.test_cancel_terminate_reset import reset
 from tests.integration.test_continue_as_new import chain, histories, replay
 from tests.integration.test_large_graphs import run_ids, short_runs
 
@@ -40,6 +41,17 @@ class Remedy(Quick):
         result = await super().process_batch(batch, ctx)
         result.metrics["codes"] = [failed["reason_code"] for failed in ctx.failed_nodes]
         return result
+
+
+class FirstTime(Quick):
+    """Takes a minute in the first attempt of its node, and two seconds in later ones."""
+
+    role = "first_time"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Wait, then return one metrics row."""
+        await ctx.cancellable(wait_seconds(60 if ctx.attempt_epoch == 1 else 2))
+        return await super().process_batch(batch, ctx)
 
 
 async def cancel_reason(harness: Harness, attempt: str) -> str:
@@ -150,27 +162,30 @@ async def test_deadline_covers_all_attempts_of_a_node_and_starts_its_remediator(
 async def test_handler_that_ignores_its_cancel_fails_after_the_grace_period(harness: Harness) -> None:
     harness.settings["cancel_grace_sec"] = 2
     await harness.engine()
-    await harness.worker({"stubborn": Stubborn(), "quick": Quick()})
+    harness.worker_process("Stubborn", "Quick")
     task_id = await harness.create(
-        node("slow", "stubborn", inline={"pause": 20}, deadline_sec=1, allow_failure=True),
+        node("first"),
+        node("slow", "stubborn", "first", inline={"pause": 30}, deadline_sec=5, allow_failure=True),
         node("below", "quick", "slow", fan_in="any"),
     )
     await harness.until_node(task_id, "slow", "cancelling")
     assert (await harness.result(task_id)).handled_failures == ["slow"]
     entry = await harness.node(task_id, "slow")
-    assert (entry["status"], entry["last_error"]) == ("failed", EXCEEDED.format(1))
+    assert (entry["status"], entry["last_error"]) == ("failed", EXCEEDED.format(5))
     await replay(await histories(harness, task_id))
 
 
 async def test_cancel_of_the_task_while_a_node_stops_cancels_the_node(harness: Harness) -> None:
     await harness.engine()
-    await harness.worker({"stubborn": Stubborn()})
-    task_id = await harness.create(node("slow", "stubborn", inline={"pause": 4}, deadline_sec=1))
+    harness.worker_process("Stubborn", "Quick")
+    task_id = await harness.create(
+        node("first"), node("slow", "stubborn", "first", inline={"pause": 30}, deadline_sec=5)
+    )
     await harness.until_node(task_id, "slow", "cancelling")
     await (await harness.handle(task_id)).cancel(reason="enough")
     document = await harness.until_status(task_id, "cancelled")
     assert document["coordinator"]["cancel_reason"] == "enough"
-    assert await harness.statuses(task_id) == {"slow": "cancelled"}
+    assert await harness.statuses(task_id) == {"first": "finished", "slow": "cancelled"}
     await replay(await histories(harness, task_id))
 
 
@@ -203,6 +218,23 @@ async def test_task_within_its_deadlines_finishes_with_at_most_one_timer(harness
     found = await histories(harness, task_id)
     assert deadline_timers(found[0]) == ['"deadline of n0 in 10 min"']
     await replay(found)
+
+
+async def test_deadline_that_has_passed_applies_at_once_after_a_reset(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker({**ALL, "first_time": FirstTime()})
+    task_id = await harness.create(
+        node("slow", "first_time", deadline_sec=4, allow_failure=True),
+        node("aside", "paced", inline={"pause": 1}),
+        node("last", "quick", "aside"),
+    )
+    assert (await harness.result(task_id)).handled_failures == ["slow"]
+    await reset(harness, task_id, "last")
+    assert (await harness.result(task_id)).handled_failures == ["slow"]
+    assert await harness.statuses(task_id) == {"slow": "failed", "aside": "finished", "last": "finished"}
+    assert (await harness.node(task_id, "slow"))["last_error"] == EXCEEDED.format(4)
+    client = await harness.client()
+    await replay([await client.get_workflow_handle(task_id).fetch_history()])
 
 
 async def test_deadline_survives_new_runs_of_the_workflow(short_runs: Harness) -> None:

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.server
 
-LOST = "heartbeat_timeout: the attempt sent no heartbeat for 6 s (heartbeat_hard_sec)"
+LOST = "heartbeat_timeout: the attempt sent no heartbeat for 8 s (heartbeat_hard_sec)"
 
 
 @pytest.fixture
 def watched(harness: Harness) -> Harness:
     """A harness whose engine checks heartbeats, with a lease that is much longer than the soft limit."""
-    harness.settings |= {"lease_ttl_sec": 15, "heartbeat_soft_sec": 3, "heartbeat_hard_sec": 0}
+    harness.settings |= {"lease_ttl_sec": 20, "heartbeat_soft_sec": 5, "heartbeat_hard_sec": 0}
     return harness
 
 
@@ -54,7 +54,7 @@ async def until_liveness(harness: Harness, task_id: str, value: str | None) -> d
 async def test_silent_attempt_defers_the_task_until_its_heartbeats_return(watched: Harness) -> None:
     await watched.engine()
     process = watched.worker_process("Paced")
-    task_id = await watched.create(node("a", "paced", inline={"pause": 15}), node("b", "paced", "a"))
+    task_id = await watched.create(node("a", "paced", inline={"pause": 25}), node("b", "paced", "a"))
     await watched.until_node(task_id, "a", "running")
     with suspended(process):
         document = await until_liveness(watched, task_id, "silent")
@@ -78,7 +78,7 @@ async def test_silent_attempt_defers_the_task_until_its_heartbeats_return(watche
 
 
 async def test_attempt_that_stays_silent_fails_its_node_and_the_task(watched: Harness) -> None:
-    watched.settings["heartbeat_hard_sec"] = 6
+    watched.settings["heartbeat_hard_sec"] = 8
     await watched.engine()
     process = watched.worker_process("Paced")
     task_id = await watched.create(node("a", "paced", inline={"pause": 60}), node("b", "paced", "a"))
@@ -96,11 +96,11 @@ async def test_attempt_that_stays_silent_fails_its_node_and_the_task(watched: Ha
 
 
 async def test_waiting_attempts_and_healthy_ones_are_not_silent(watched: Harness) -> None:
-    watched.settings["heartbeat_hard_sec"] = 4
+    watched.settings |= {"heartbeat_soft_sec": 8, "heartbeat_hard_sec": 9}
     await watched.engine()
     await watched.worker()
     task_id = await watched.create(
-        node("healthy", "paced", inline={"pause": 8}), node("unserved", "nobody", allow_failure=True)
+        node("healthy", "paced", inline={"pause": 12}), node("unserved", "nobody", allow_failure=True)
     )
     await watched.until_node(task_id, "healthy", "finished")
     await watched.worker({"nobody": Quick()})

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flowkit.engine.limits.grants import SlotGrants
+from flowkit.temporal_names import SLOT_ACTIVITIES
 from tests.integration.counted import Counted, holders, most
 from tests.integration.harness import Harness, eventually, node
 from tests.integration.test_cancel_terminate_reset import reset
@@ -176,3 +178,50 @@ async def test_wait_survives_continue_as_new(short_runs: Harness) -> None:
     assert await most(harness) == 1
     assert len(await run_ids(harness, wide_task)) > 1
     await until_all_slots_are_free(harness, LEAK_SEC)
+
+
+async def test_granted_slot_reaches_its_task_although_the_granting_engine_stopped(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stopped(grants: SlotGrants, request: Any) -> None:
+        """Do nothing, like an engine that stops between the grant and its delivery."""
+
+    await limited(harness)
+    await harness.worker()
+    blocker = await harness.create(node("blocker", "paced", inline={"pause": 1}))
+    await harness.until_node(blocker, "blocker", "running")
+    waiting = await harness.create(node("waiting"))
+    await until_requests(harness, 1)
+    monkeypatch.setattr(SlotGrants, "_deliver", stopped)
+    await finished(harness, blocker)
+    await asyncio.wait_for(finished(harness, waiting), LEAK_SEC)
+
+
+async def test_request_of_a_terminated_task_is_withdrawn(harness: Harness) -> None:
+    await limited(harness)
+    unserved = await harness.create(node("a", "unserved"))
+    await until_requests(harness, 1)
+    await terminated(harness, unserved)
+    await until_all_slots_are_free(harness, LEAK_SEC)
+
+
+async def test_cancel_of_a_waiting_task_takes_effect_at_once(harness: Harness) -> None:
+    await limited(harness)
+    unserved = await harness.create(node("a", "unserved"))
+    await until_requests(harness, 1)
+    await cancelled(harness, unserved)
+    document = await asyncio.wait_for(harness.until_status(unserved, "cancelled"), LEAK_SEC)
+    assert await harness.statuses(unserved) == {"a": "skipped"}
+    assert document["coordinator"]["cancelled"]
+    await until_requests(harness, 0)
+
+
+async def test_task_that_was_opened_without_limits_needs_no_slots(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker()
+    task_id = await harness.create(node("a"), node("b", "quick", "a"))
+    await finished(harness, task_id)
+    history = await (await harness.handle(task_id)).fetch_history()
+    scheduled = [event.activity_task_scheduled_event_attributes for event in history.events]
+    assert {each.activity_type.name for each in scheduled} & set(SLOT_ACTIVITIES) == set()
+    assert await holders(harness) == []

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit import condition_model
 from tests.unit.condition_model import FALSE, Place, View
+from tests.unit.random_graphs import graphs
 from tests.unit.reference_model import End, ends_of
-from tests.unit.test_graph_properties import ENDS, LARGE, THOROUGH, graphs
+from tests.unit.test_graph_properties import ENDS, LARGE, THOROUGH
 
 from flowkit.models import Graph, Node, NodeState, NodeStatus
 from flowkit.workflows.scheduling.conditions import Due

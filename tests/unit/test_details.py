@@ -37,6 +37,12 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
 
 
+def test_silent_node_has_a_note() -> None:
+    states = [NodeState(status=NodeStatus.RUNNING, epoch=1), NodeState(status=NodeStatus.RUNNING, epoch=1)]
+    text = render_at(TaskStatus.DEFERRED, scheduler_of(*states), QUEUES, silent_nodes={"n1"})
+    assert [row[-1] for row in rows(text)] == ["", "sends no heartbeats"]
+
+
 def only_row(state: NodeState, **fields: Any) -> list[str]:
     """Return the row of a single node in this state."""
     (row,) = rows(render(TaskStatus.RUNNING, scheduler_of(state, **fields)))
@@ -207,7 +213,7 @@ def test_details_can_be_rendered_for_any_state(
 
 @pytest.mark.parametrize(
     ("routers", "named"),
-    [(1, "r0"), (3, "r0, r1, r2"), (5, "r0, r1, r2 and 2 more")],
+    [(1, "r0"), (3, "r0, r1 and r2"), (5, "r0, r1, r2 and 2 more")],
     ids=["one", "three", "five"],
 )
 def test_target_shows_the_nodes_whose_routes_it_waits_for(routers: int, named: str) -> None:
@@ -215,7 +221,7 @@ def test_target_shows_the_nodes_whose_routes_it_waits_for(routers: int, named: s
     graph = parse_graph({"nodes": [*nodes, node("t")]})
     scheduler = Scheduler(graph, [NodeState() for _ in graph.nodes])
     notes = {row[0]: row[-1] for row in rows(render(TaskStatus.RUNNING, scheduler))}
-    assert notes["t"] == f"waits for a route from {named}"
+    assert notes["t"] == f"waits for a route from {named} (on_failure)"
     assert notes["r0"] == ""
     for router in range(routers):
         scheduler.end(router, NodeStatus.FAILED)
@@ -226,7 +232,7 @@ def test_streaming_node_shows_the_parents_whose_first_batch_it_waits_for() -> No
     child = node("c", depends_on=["a", "b"], io={"start_when": "first_batch"})
     graph = parse_graph({"nodes": [node("a"), node("b"), child]})
     scheduler = Scheduler(graph, [NodeState() for _ in graph.nodes])
-    assert rows(render(TaskStatus.RUNNING, scheduler))[-1][-1] == "waits for the first batch of a, b"
+    assert rows(render(TaskStatus.RUNNING, scheduler))[-1][-1] == "waits for the first batch of a or b"
     scheduler.end(0, NodeStatus.FINISHED)
     notes = {row[0]: row[-1] for row in rows(render(TaskStatus.RUNNING, scheduler))}
     assert notes["c"] == "waits for the first batch of b"
@@ -238,5 +244,5 @@ def test_streaming_node_shows_the_parents_whose_first_batch_it_waits_for() -> No
 def test_note_of_a_node_whose_condition_is_false_shows_the_expression() -> None:
     skipped = NodeState(status=NodeStatus.SKIPPED, skip_reason=SkipReason.CONDITION)
     decided = NodeState(status=NodeStatus.SKIPPED, skip_reason=SkipReason.CONDITION, condition=False)
-    assert only_row(decided, when="vars.sla == 'gold'")[-1] == "condition vars.sla == 'gold'"
+    assert only_row(decided, when="vars.sla == 'gold'")[-1] == "condition: vars.sla == 'gold' is false"
     assert only_row(skipped, when="vars.sla == 'gold'")[-1] == "condition"

@@ -282,6 +282,7 @@ async def refused(
         artifacts=anything,
         tasks=TaskWithoutParents(),
         settings=InputSettings(strict=strict),
+        ahead=anything,
     )
     with pytest.raises(AttemptFailed) as caught:
         await anext(source.batches(proposed))

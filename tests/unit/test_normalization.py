@@ -193,6 +193,11 @@ def test_equal_edges_in_another_order_cause_no_warning() -> None:
     assert parse_graph({"nodes": nodes, "edges": [["b", "c"], ["a", "c"]]}).warnings == ()
 
 
+def test_nodes_without_edges_cause_no_warning() -> None:
+    nodes = [node("a"), node("b", depends_on=["a"]), node("c")]
+    assert parse_graph({"nodes": nodes, "edges": [["b", "c"]]}).warnings == ()
+
+
 def test_cycle_in_overridden_edges_is_ignored() -> None:
     nodes = [node("a"), node("b", depends_on=["a"]), node("c", depends_on=["b"])]
     assert parents({"nodes": nodes, "edges": [["c", "b"]]})["b"] == ["a"]

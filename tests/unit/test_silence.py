@@ -73,9 +73,12 @@ def test_node_is_silent_until_a_report_omits_it() -> None:
     silence = Stopped(running(), running()).silence
     assert silence.problem(report(("n1", 1, 5))) is None
     silence.accept(report(("n1", 1, 5)))
-    assert (silence.nodes, silence.reported) == ([1], True)
-    silence.apply()
-    assert (silence.reported, silence.problem(report(("n1", 1, 6)))) == (False, "the report changes nothing")
+    assert (silence.nodes, silence.has_events) == ([1], True)
+    silence.process_events()
+    assert (silence.has_events, silence.problem(report(("n1", 1, 6)))) == (
+        False,
+        "the report changes nothing",
+    )
     assert silence.problem(report()) is None
     silence.accept(report())
     assert silence.nodes == []
@@ -93,11 +96,11 @@ def test_attempt_that_is_silent_for_too_long_is_stopped_once() -> None:
     task = Stopped(running(), running())
     lost = report(("n0", 1, 7), ("n1", 1, 5), hard_sec=6)
     task.silence.accept(lost)
-    task.silence.apply()
+    task.silence.process_events()
     assert task.calls == [(0, "heartbeat_timeout", "silence")]
     assert task.silence.nodes == [0, 1]
     assert task.silence.problem(lost) == "the report changes nothing"
-    task.silence.apply()
+    task.silence.process_events()
     assert len(task.calls) == 1
 
 
@@ -105,7 +108,7 @@ def test_node_that_ended_after_the_report_is_not_stopped() -> None:
     task = Stopped(running())
     task.silence.accept(report(("n0", 1, 7), hard_sec=6))
     task.scheduler.states[0].status = NodeStatus.FINISHED
-    task.silence.apply()
+    task.silence.process_events()
     assert task.calls == []
 
 

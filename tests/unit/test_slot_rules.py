@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from temporalio.api.common.v1 import ActivityType
 from temporalio.api.workflow.v1 import PendingActivityInfo, PendingWorkflowTaskInfo
 from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import WorkflowExecutionStatus
 
-from flowkit import CoordinatorConfig
+from flowkit import CoordinatorConfig, temporal_names
 from flowkit.adapters.limits.rules import Limits, Usage, full_roles, has_room, is_full, wait_reason
 from flowkit.adapters.limits.store import Holder
 from flowkit.engine.limits.leaks import Use, use_of
@@ -85,13 +86,19 @@ def test_priority_is_an_integer_of_the_params(given_priority: Any, priority: int
     assert priority_of({}) == 0
 
 
+def pending(activity_id: str) -> PendingActivityInfo:
+    """Return a pending activity. An activity with a number as its id asks for a slot."""
+    name = temporal_names.ACQUIRE_SLOT if activity_id.isdigit() else "slow"
+    return PendingActivityInfo(activity_id=activity_id, activity_type=ActivityType(name=name))
+
+
 class Described:
     """A description of a workflow, as far as it matters for slots."""
 
     def __init__(self, status: WorkflowExecutionStatus, *activities: str, task: bool = False) -> None:
         self.status = status
         self.raw_description = DescribeWorkflowExecutionResponse(
-            pending_activities=[PendingActivityInfo(activity_id=each) for each in activities],
+            pending_activities=[pending(each) for each in activities],
             pending_workflow_task=PendingWorkflowTaskInfo() if task else None,
         )
 
@@ -109,6 +116,7 @@ RUNNING = WorkflowExecutionStatus.RUNNING
         (Described(RUNNING, "n.1", "m.2"), Use.UNUSED),
         (Described(RUNNING, slot_wait_id("n", 2)), Use.UNDELIVERED),
         (Described(RUNNING, task=True), Use.IN_FLIGHT),
+        (Described(RUNNING, "7"), Use.IN_FLIGHT),
         (Described(RUNNING), Use.UNUSED),
     ],
 )

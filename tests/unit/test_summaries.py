@@ -9,7 +9,7 @@ from tests.unit.graphs import node
 
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeRecord, NodeState, NodeStatus, RecordTask, TaskStatus
-from flowkit.workflows.display.summaries import attempt_summary, format_duration, next_attempt, timer_summary
+from flowkit.workflows.display.summaries import attempt_summary, next_attempt, timer_summary
 from flowkit.workflows.document_activities import write_summary
 
 LONG_ID = "n" * 200
@@ -18,28 +18,6 @@ LONG_ID = "n" * 200
 def parsed(node_id: str = "enrich", **fields: Any) -> Any:
     """Return a node as the workflow holds it."""
     return parse_graph({"nodes": [node(node_id, **fields)]}).nodes[0]
-
-
-SPANS: list[tuple[float, str]] = [
-    (0.0512, "0.0512 s"),
-    (1, "1 s"),
-    (2.5, "2.5 s"),
-    (59.99, "60 s"),
-    (119, "119 s"),
-    (120, "2 min"),
-    (125, "2 min 5 s"),
-    (599.7, "10 min"),
-    (3_599.7, "1 h"),
-    (5_400, "1 h 30 min"),
-    (86_399, "1 d"),
-    (100_000, "1 d 3 h"),
-    (31_536_000, "365 d"),
-]
-
-
-@pytest.mark.parametrize("seconds, reported", SPANS)
-def test_duration_is_shown_in_its_two_largest_units(seconds: float, reported: str) -> None:
-    assert format_duration(seconds) == reported
 
 
 def test_first_attempt_has_the_name_of_its_node() -> None:

@@ -1,4 +1,4 @@
-"""Texts of errors: valid UTF-8, suggestions of names, types with their articles."""
+"""Texts for users: valid UTF-8, suggestions of names, types with their articles, lists of names, durations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flowkit.text import clean, did_you_mean, error_text, kind_of, suggestion
+from flowkit.text import clean, did_you_mean, error_text, format_duration, kind_of, names, suggestion
 
 KNOWN = ("extract", "count")
 
@@ -45,3 +45,44 @@ def test_an_exception_without_a_readable_message_has_a_text() -> None:
 
     assert error_text(Broken()) == "Broken: its message cannot be read"
     assert error_text(KeyError("source")) == "KeyError: 'source'"
+
+
+@pytest.mark.parametrize(
+    ("count", "listed"),
+    [
+        (0, ""),
+        (1, "n0"),
+        (2, "n0 or n1"),
+        (4, "n0, n1, n2 or n3"),
+        (5, "n0, n1, n2 and 2 more"),
+        (2_003, "n0, n1, n2 and 2,000 more"),
+    ],
+)
+def test_list_names_a_few_and_counts_the_others(count: int, listed: str) -> None:
+    assert names([f"n{i}" for i in range(count)], last=" or ") == listed
+
+
+def test_long_names_are_shortened_in_a_list() -> None:
+    assert names(["x" * 40, "y" * 41]) == f"{'x' * 40} and {'y' * 39}…"
+
+
+SPANS: list[tuple[float, str]] = [
+    (0.0512, "0.0512 s"),
+    (1, "1 s"),
+    (2.5, "2.5 s"),
+    (59.99, "60 s"),
+    (119, "119 s"),
+    (120, "2 min"),
+    (125, "2 min 5 s"),
+    (599.7, "10 min"),
+    (3_599.7, "1 h"),
+    (5_400, "1 h 30 min"),
+    (86_399, "1 d"),
+    (100_000, "1 d 3 h"),
+    (31_536_000, "365 d"),
+]
+
+
+@pytest.mark.parametrize("seconds, reported", SPANS)
+def test_duration_is_shown_in_its_two_largest_units(seconds: float, reported: str) -> None:
+    assert format_duration(seconds) == reported

@@ -9,6 +9,7 @@ from temporalio import workflow
 
 from flowkit.models import StatusChange, TaskStatus
 from flowkit.workflows.display import details_markdown, views
+from flowkit.workflows.display.notes import SlotLimits
 
 if TYPE_CHECKING:
     from flowkit.models import Graph
@@ -33,6 +34,9 @@ class StatusPublisher:
         self._refreshing: asyncio.Task[None] | None = None
         self._queues = details_markdown.TaskQueues(
             namespace=workflow.info().namespace, prefix=state.opened.settings.queue
+        )
+        self._limits = SlotLimits(
+            window=state.opened.settings.window, max_in_flight=state.opened.settings.max_in_flight
         )
         self._refreshed_at = 0.0
         self._reason: str | None = None
@@ -101,8 +105,13 @@ class StatusPublisher:
 
     def _refresh_now(self) -> None:
         self._refreshed_at = workflow.now().timestamp()
-        workflow.set_current_details(
-            details_markdown.render(
-                self.status, self._scheduler, self._queues, self._reason, self.silent_nodes
-            )
+        details = details_markdown.render(
+            self.status,
+            self._scheduler,
+            self._queues,
+            self._reason,
+            self._limits,
+            self._refreshed_at,
+            self.silent_nodes,
         )
+        workflow.set_current_details(details)

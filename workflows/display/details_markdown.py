@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from flowkit.models import NodeStatus, TaskStatus
 from flowkit.temporal_names import role_queue
 from flowkit.workflows.budget import longest_prefix
+from flowkit.workflows.display.notes import Notes, SlotLimits
 from flowkit.workflows.display.reports import DISPLAY_ORDER
-from flowkit.workflows.display.summaries import next_attempt
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from flowkit.models import Node, NodeState
+    from flowkit.models import Node
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
 ROWS = 40
@@ -44,13 +43,10 @@ _REASON_CHARS = 200
 _ROLES = 6
 """Largest number of links to task queues."""
 
-_NAMED = 3
-"""Largest number of other nodes that a note names."""
-
-SILENT_NOTE = "sends no heartbeats"
-"""The note of a silent node."""
-
 _URL_SAFE = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+_NO_LIMITS = SlotLimits()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +62,8 @@ def render(
     scheduler: Scheduler,
     queues: TaskQueues,
     reason: str | None = None,
+    limits: SlotLimits = _NO_LIMITS,
+    now: float = 0.0,
     silent_nodes: Collection[str] = (),
 ) -> str:
     """Return Markdown with node counts, links to the task queues of running nodes, and a table of nodes."""
@@ -73,7 +71,8 @@ def render(
     note_chars = max(_NOTE_CHARS, _NOTES_CHARS // len(shown))
     heading = _LINE_BREAK.join([_heading(status, scheduler, reason), *_queue_links(scheduler, shown, queues)])
     above_rows = [heading, "", *_TABLE_HEADER]
-    all_rows = (_row(scheduler, node, note_chars, silent=node.node_id in silent_nodes) for node in shown)
+    notes = Notes(scheduler, limits, now, silent_nodes)
+    all_rows = (_row(notes, node, note_chars) for node in shown)
     rows = longest_prefix(all_rows, _line_bytes, BYTES - _LAST_LINE_BYTES - sum(map(_line_bytes, above_rows)))
     hidden = len(scheduler.nodes) - len(rows)
     more = [f"\n… and {hidden:,} more nodes; the query `status` has them all"] if hidden else []
@@ -112,31 +111,9 @@ def _link(role: str, queues: TaskQueues) -> str:
     return _cell(f"{role}, queue {queue}", _NAME_CHARS)
 
 
-def _row(scheduler: Scheduler, node: Node, note_chars: int, *, silent: bool) -> str:
-    state, label = scheduler.states[node.index], node.io.fn if node.is_function else node.type
-    own = SILENT_NOTE if silent else _note(node, state)
-    note = own or _awaited_routes(scheduler, node) or _awaited_batches(scheduler, node)
-    return _cells(node.node_id, label, state.status.value, state.epoch, note, note_chars)
-
-
-def _awaited_routes(scheduler: Scheduler, node: Node) -> str:
-    """Return what a node that has not started waits for if only a route can start it."""
-    waits = scheduler.states[node.index].status is NodeStatus.QUEUED
-    routers = scheduler.routing.open_routers(node.index, scheduler.states) if waits else []
-    if not routers:
-        return ""
-    return f"waits for a route from {_names(scheduler, routers)}"
-
-
-def _awaited_batches(scheduler: Scheduler, node: Node) -> str:
-    """Return what a node that has not started waits for if it streams."""
-    sources = scheduler.awaited_streams(node.index)
-    return f"waits for the first batch of {_names(scheduler, sources)}" if sources else ""
-
-
-def _names(scheduler: Scheduler, indexes: list[int]) -> str:
-    names = ", ".join(scheduler.nodes[index].node_id for index in indexes[:_NAMED])
-    return names + (f" and {len(indexes) - _NAMED} more" if len(indexes) > _NAMED else "")
+def _row(notes: Notes, node: Node, note_chars: int) -> str:
+    state, label = notes.scheduler.states[node.index], node.io.fn if node.is_function else node.type
+    return _cells(node.node_id, label, state.status.value, state.epoch, notes.of(node), note_chars)
 
 
 @lru_cache(maxsize=4096)
@@ -145,25 +122,6 @@ def _cells(node_id: str, label: str, status: str, epoch: int, note: str, note_ch
     attempt = str(epoch) if epoch else ""
     names = (_cell(node_id, _NAME_CHARS), _cell(label, _NAME_CHARS), status)
     return "| " + " | ".join([*names, attempt, _cell(note, note_chars)]) + " |"
-
-
-def _note(node: Node, state: NodeState) -> str:
-    error = state.last_error or ""
-    if state.waits_for:
-        return f"waits for {state.waits_for}" + (f"; last attempt: {error}" if error else "")
-    match state.status:
-        case NodeStatus.FAILED:
-            return error
-        case NodeStatus.FINISHED:
-            return ""
-        case NodeStatus.SKIPPED if state.skip_reason:
-            own = f" {node.when}" if state.condition is False else ""
-            return state.skip_reason.value + own
-        case NodeStatus.DEFERRED if state.next_retry_at:
-            when = datetime.fromtimestamp(state.next_retry_at, UTC)
-            return f"{next_attempt(node, state)} at {when:%Y-%m-%d %H:%M:%S} UTC; {error}"
-        case _:
-            return f"last attempt: {error}" if error else ""
 
 
 def _cell(text: str, max_chars: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flowkit import reason_codes
+from flowkit.text import format_duration
 from flowkit.workflows.budget import truncate_utf8
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ _SUMMARY_BYTES = 200
 
 _ID_CHARS = 60
 _ID_BYTES = 120
-_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 def next_attempt(node: Node, state: NodeState) -> str:
@@ -50,23 +50,6 @@ def attempt_summary(node: Node, state: NodeState) -> str:
     if not state.failures:
         return fit_summary(node.node_id)
     return f"{_short_id(node)}, retry {state.failures} of {node.retry_policy.max}"
-
-
-def format_duration(seconds: float) -> str:
-    """Format a duration in its two largest units: `0.5 s`, `45 s`, `10 min`, `1 h 30 min`, `2 d`."""
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    parts: list[str] = []
-    rest = round(seconds)
-    if seconds >= 3_600:
-        rest = round(seconds / 60) * 60
-    for size, unit in _UNITS:
-        count, rest = divmod(rest, size)
-        if count:
-            parts.append(f"{count} {unit}")
-    if rest:
-        parts.append(f"{rest} s")
-    return " ".join(parts[:2])
 
 
 def _short_id(node: Node) -> str:

@@ -118,10 +118,17 @@ class Scheduler:
         """Return the failures that started this node, in the form that its attempts receive."""
         return self.routing.failed_nodes(node.index, self.states) if node.conditional else []
 
-    def awaited_streams(self, index: int) -> list[int]:
-        """Return the parents whose first batch a node that may not start yet waits for."""
-        waits = self.states[index].status is NodeStatus.QUEUED and not self._is_gate_open(index)
-        return self.streams.silent_sources(index, self.states) if waits else []
+    def has_opened(self, index: int) -> bool:
+        """Return whether the gate of a node has opened, so that the node may start when its condition is true."""
+        return index in self._made_ready
+
+    def waits_for_parents(self, index: int) -> bool:
+        """Return whether too few parents of a node have satisfied their edges, whatever its routers do."""
+        return not is_open(self.nodes[index], self._fan_ins.gates[index])
+
+    def satisfied_parents(self, index: int) -> int:
+        """Return how many parents of a node have satisfied their edges."""
+        return self._fan_ins.gates[index].satisfied
 
     def counts(self) -> Counter[NodeStatus]:
         """Return the number of nodes with each status."""

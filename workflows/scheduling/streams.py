@@ -25,13 +25,10 @@ class Streams:
         self._nodes = nodes
         index_of = {node.node_id: node.index for node in nodes}
         self._children: dict[int, list[int]] = {}
-        self._sources: dict[int, list[int]] = {}
-        """The parents from which each node streams."""
         self._parents: dict[int, list[int]] = {}
         """All parents of each node that streams from at least one of them."""
         for node in nodes:
             if node.streams_from:
-                self._sources[node.index] = [index_of[parent] for parent in node.streams_from]
                 self._parents[node.index] = [index_of[parent] for parent in node.depends_on]
             for parent in node.streams_from:
                 self._children.setdefault(index_of[parent], []).append(node.index)
@@ -39,11 +36,6 @@ class Streams:
     def children(self, index: int) -> Sequence[int]:
         """Return the nodes whose edges from this node stream."""
         return self._children.get(index, ())
-
-    def silent_sources(self, index: int, states: Sequence[NodeState]) -> list[int]:
-        """Return the parents from which this node streams, and which have neither stored a batch nor ended."""
-        sources = self._sources.get(index, ())
-        return [parent for parent in sources if not (states[parent].streamed or states[parent].status.ended)]
 
     def followers(self, node: Node) -> tuple[str, ...]:
         """Return the ids of the nodes that may start on a batch of this node and pull its batches."""

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flowkit.models import NodeStatus
-from flowkit.workflows.display.summaries import format_duration
+from flowkit.text import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -120,7 +120,7 @@ def _size_problems(graph: object, params: object, max_nodes: int | None) -> Iter
 def _parents_by_node(graph: dict[str, Any]) -> tuple[dict[str, list[str]], list[str]]:
     """Return the parents of each node, and warnings. `depends_on` takes precedence over edges.
 
-    Edges that only add conditions to parents of `depends_on` cause no warning.
+    A node without edges causes no warning, and neither do edges that only add conditions to its parents.
     """
     wired: dict[str, dict[str, None]] = {}
     pairs, conditional = field_checks.edge_pairs(graph), field_checks.edge_conditions(graph)
@@ -134,7 +134,7 @@ def _parents_by_node(graph: dict[str, Any]) -> tuple[dict[str, list[str]], list[
         by_edges = list(wired.get(node_id, ()))
         parents[node_id] = own or by_edges
         only_conditions = not wires and set(by_edges) <= set(own)
-        if own and wired and set(own) != set(by_edges) and not only_conditions:
+        if own and by_edges and set(own) != set(by_edges) and not only_conditions:
             warnings.append(
                 f"node {node_id!r}: depends_on {own} and edges {by_edges} differ; depends_on takes precedence"
             )

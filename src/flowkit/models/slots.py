@@ -20,10 +20,11 @@ class SlotRequest:
     """Input of `acquire_slot` and `await_slot`. A task has at most one open request for each role."""
 
     task_id: str
-    run_id: str
     node_id: str
     epoch: int
     role: str
+    run_id: str = ""
+    """The run that asks. The activity sets it, because Reset copies the input of an earlier run."""
     priority: int = 0
     release: list[Slot] = field(default_factory=list)
     """Slots of the task that become free first, which saves an activity."""

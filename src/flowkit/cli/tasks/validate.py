@@ -1,6 +1,6 @@
 """`flowkit validate` and `flowkit schema`, which need no server."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,6 +9,7 @@ from flowkit.cli.errors import Exit, shown_problems
 from flowkit.cli.inputs import read_task
 from flowkit.cli.options import AsJson, Verbose
 from flowkit.errors import GraphError
+from flowkit.graph.description import describe, describe_graph
 from flowkit.models import Graph
 from flowkit.schema import graph_schema
 
@@ -34,9 +35,7 @@ def validate(
     warnings = list(checked.warnings) if checked else []
     valid = not problems and not (strict and warnings)
     if as_json:
-        output.document(
-            {"valid": valid, "problems": problems, "warnings": warnings, "routes": _routes(checked)}
-        )
+        output.document({"valid": valid, "problems": problems, "warnings": warnings, **_json(checked)})
     else:
         for warning in warnings:
             (output.error if strict else output.warn)(warning)
@@ -47,21 +46,24 @@ def validate(
     raise typer.Exit(Exit.OK if valid else Exit.USAGE)
 
 
-def _routes(graph: Graph | None) -> dict[str, dict[str, list[str]]]:
-    """Return the targets of each node that routes, without lists that FlowKit ignores."""
-    routers = [node for node in (graph.nodes if graph else ()) if node.on_success or node.on_failure]
-    return {
-        node.node_id: {"on_success": list(node.on_success), "on_failure": list(node.on_failure)}
-        for node in routers
-    }
+def _json(graph: Graph | None) -> dict[str, Any]:
+    """Return the description of a valid graph for programs."""
+    if graph is None:
+        return {"nodes": []}
+    properties = {key: value for each in describe_graph(graph) for key, value in each.fields.items()}
+    return {**properties, "nodes": [node.as_json for node in describe(graph)]}
 
 
 def _print_graph(path: str, graph: Graph) -> None:
     nodes = len(graph.nodes)
-    output.echo(f"{'stdin' if path == '-' else path} is valid: {nodes} node{'' if nodes == 1 else 's'}")
-    for router, lists in _routes(graph).items():
-        shown = [f"{key} starts {', '.join(targets)}" for key, targets in lists.items() if targets]
-        output.echo(f"  {router}: {'; '.join(shown)}")
+    output.echo(f"{'stdin' if path == '-' else path} is valid: {nodes:,} node{'' if nodes == 1 else 's'}")
+    for each in describe_graph(graph):
+        output.echo(each.text)
+    from flowkit.cli.tasks.graph_table import graph_table
+
+    console = output.console()
+    console.print()
+    console.print(graph_table(describe(graph), wide=console.is_terminal))
 
 
 def schema() -> None:

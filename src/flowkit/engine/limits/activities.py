@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from temporalio import activity
@@ -36,12 +37,12 @@ class SlotActivities:
     @activity.defn(name=temporal_names.ACQUIRE_SLOT)
     async def acquire_slot(self, request: SlotRequest) -> SlotReply:
         """Return whether the attempt has its slot, or why it must wait."""
-        return await self._guarded(self._grants.acquire(request))
+        return await self._guarded(self._grants.acquire(_of_this_run(request)))
 
     @activity.defn(name=temporal_names.AWAIT_SLOT)
     async def await_slot(self, request: SlotRequest) -> SlotReply:
         """Ask for the slot again. The engine that grants it completes the activity, which occupies no worker meanwhile."""
-        await self._guarded(self._grants.ask_again(request))
+        await self._guarded(self._grants.ask_again(_of_this_run(request)))
         activity.raise_complete_async()
 
     @activity.defn(name=temporal_names.RELEASE_SLOTS)
@@ -55,3 +56,7 @@ class SlotActivities:
             return await self._portal.run(work)
         except FlowKitError as error:
             raise ApplicationError(cut(str(error)), type=error.code) from None
+
+
+def _of_this_run(request: SlotRequest) -> SlotRequest:
+    return replace(request, run_id=activity.info().workflow_run_id or "")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from temporalio.service import RPCError
 
+from flowkit import temporal_names
 from flowkit.attempt.background import BackgroundLoop
 from flowkit.engine.limits.grants import is_closed
 from flowkit.errors import FlowKitError
@@ -45,6 +46,7 @@ class Use(StrEnum):
     """How an attempt uses its slot."""
 
     IN_FLIGHT = "in_flight"
+    """The attempt is in flight, or the workflow may be about to schedule it."""
     UNDELIVERED = "undelivered"
     """The workflow still waits for the slot, because the engine that granted it stopped."""
     UNUSED = "unused"
@@ -59,7 +61,8 @@ def use_of(holder: Holder, description: WorkflowExecutionDescription | None) -> 
         return Use.CLOSED
     raw = description.raw_description
     pending = {activity.activity_id for activity in raw.pending_activities}
-    if f"{holder.node_id}.{holder.epoch}" in pending:
+    asks = any(each.activity_type.name == temporal_names.ACQUIRE_SLOT for each in raw.pending_activities)
+    if f"{holder.node_id}.{holder.epoch}" in pending or asks:
         return Use.IN_FLIGHT
     if slot_wait_id(holder.node_id, holder.epoch) in pending:
         return Use.UNDELIVERED
@@ -76,6 +79,8 @@ class SlotLoop:
         self._unused: set[tuple[str, str, int]] = set()
         """Slots that the last check found unused. They are freed if the next check finds them unused again."""
         self._next_check = 0.0
+        self._last_request = ""
+        """The request that the last check of requests ended with."""
         self._loop = BackgroundLoop("limits across tasks", self._step)
 
     @property
@@ -103,14 +108,14 @@ class SlotLoop:
     async def _once(self) -> None:
         store = await self._grants.store()
         await self._grants.grant_waiting()
+        if not await store.is_used():
+            return
         if time.monotonic() >= self._next_check:
             self._next_check = time.monotonic() + _CHECK_SEC
             await self._check(store)
 
     async def _check(self, store: SlotStore) -> None:
-        """Check all slots that are not new, if it is this engine's turn."""
-        if not (await store.usage()).total:
-            return
+        """Check all slots that are not new and some of the requests, if it is this engine's turn."""
         if not await store.take_turn(self._owner, time.time(), 2 * _CHECK_SEC):
             self._unused.clear()
             return
@@ -124,6 +129,15 @@ class SlotLoop:
             *(self._check_task(store, holders, checks) for holders in by_task.values())
         )
         self._unused = set().union(*unused)
+        await self._check_requests(store)
+
+    async def _check_requests(self, store: SlotStore) -> None:
+        """Withdraw the requests of ended tasks. Each call checks the next few requests."""
+        page = await store.requests_after(self._last_request)
+        self._last_request = page[-1][0] if page else ""
+        for task_id in dict.fromkeys(task_id for _, task_id in page):
+            if is_closed(await self._grants.describe(task_id)):
+                await store.release_task(task_id)
 
     async def _check_task(
         self, store: SlotStore, holders: list[Holder], checks: asyncio.Semaphore

@@ -1,0 +1,287 @@
+"""Describe a validated graph for its readers: when each node starts, and what differs from the defaults. Pure.
+
+Each feature of the graph language has one function, which yields nothing if a node does not use the feature. A new
+feature adds its function to one of the lists at the end of this module: `GRAPH`, `GATE` or `OPTIONS`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import asdict, dataclass, field
+from graphlib import TopologicalSorter
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from flowkit.graph.routes import ON_FAILURE, ON_SUCCESS
+from flowkit.models import OnNodeFailure, RetryPolicy, StartWhen
+from flowkit.text import format_duration, names, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from flowkit.models import FanIn, Graph, Node
+
+_PARENT_CHARS = 26
+"""Characters of a parent's id before `(first batch)`."""
+
+_EXPRESSION_CHARS = 60
+_EDGES = 3
+"""Largest number of edges whose conditions are shown."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Detail:
+    """One property of a node or a graph."""
+
+    text: str = ""
+    """The property in words; empty if only programs need it."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """The property as JSON values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeDescription:
+    """When a node starts, and how it differs from a node with default values."""
+
+    node_id: str
+    role: str
+    """The role, or the name of the coordinator function."""
+    is_function: bool
+    gate: tuple[Detail, ...]
+    options: tuple[Detail, ...]
+
+    @property
+    def starts(self) -> str:
+        """When the node starts, in words."""
+        return "; ".join(_texts(self.gate)) or "at once"
+
+    @property
+    def differs(self) -> str:
+        """How the node differs from a node with default values, in words; empty if it does not."""
+        return "; ".join(_texts(self.options))
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """The description as JSON."""
+        kind = "fn" if self.is_function else "role"
+        described = {key: value for each in (*self.gate, *self.options) for key, value in each.fields.items()}
+        return {"node_id": self.node_id, kind: self.role, "starts": self.starts, **described}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A node, and the number of equal nodes that follow it."""
+
+    node: NodeDescription
+    others: int = 0
+
+
+Routers = dict[str, dict[str, list[str]]]
+"""For each target of a route: its routers, with the names of their lists that contain it."""
+
+
+def describe(graph: Graph) -> list[NodeDescription]:
+    """Return the descriptions of all nodes, each after its parents and routers, and otherwise in graph order."""
+    routers = _routers(graph)
+    return [_describe_node(node, routers) for node in _topological(graph, routers)]
+
+
+def describe_graph(graph: Graph) -> list[Detail]:
+    """Return the properties of the whole graph."""
+    return [detail for rule in GRAPH for detail in rule(graph)]
+
+
+def rows(nodes: Sequence[NodeDescription], most: int) -> list[Row]:
+    """Return a row for each node. If there are more than `most`, return one row for each series of equal nodes."""
+    if len(nodes) <= most:
+        return [Row(node=node) for node in nodes]
+    series = (
+        list(equal) for _, equal in groupby(nodes, key=lambda each: (each.role, each.starts, each.differs))
+    )
+    return [Row(node=equal[0], others=len(equal) - 1) for equal in series]
+
+
+def _texts(details: Sequence[Detail]) -> list[str]:
+    return [detail.text for detail in details if detail.text]
+
+
+def _describe_node(node: Node, routers: Routers) -> NodeDescription:
+    return NodeDescription(
+        node_id=node.node_id,
+        role=node.io.fn if node.is_function else node.type,
+        is_function=node.is_function,
+        gate=tuple(detail for rule in GATE for detail in rule(node, routers)),
+        options=tuple(detail for rule in OPTIONS for detail in rule(node)),
+    )
+
+
+def _routers(graph: Graph) -> Routers:
+    found: Routers = {}
+    for node in graph.nodes:
+        for key, targets in ((ON_SUCCESS, node.on_success), (ON_FAILURE, node.on_failure)):
+            for target in targets:
+                found.setdefault(target, {}).setdefault(node.node_id, []).append(key)
+    return found
+
+
+def _topological(graph: Graph, routers: Routers) -> Iterator[Node]:
+    index_of = {node.node_id: node.index for node in graph.nodes}
+    earlier = {node.index: [*node.depends_on, *routers.get(node.node_id, ())] for node in graph.nodes}
+    sorter = TopologicalSorter(
+        {index: [index_of[node_id] for node_id in ids] for index, ids in earlier.items()}
+    )
+    sorter.prepare()
+    ready: list[int] = []
+    while sorter.is_active():
+        for index in sorter.get_ready():
+            heapq.heappush(ready, index)
+        index = heapq.heappop(ready)
+        sorter.done(index)
+        yield graph.nodes[index]
+
+
+# --- when a node starts -------------------------------------------------------------------------------------------
+
+
+def _parents(node: Node, routers: Routers) -> Iterator[Detail]:
+    if not node.depends_on:
+        return
+    if node.streams_from and node.io.start_when is StartWhen.FIRST_BATCH:
+        text = f"after the first batch of {names(node.streams_from, last=' or ')}"
+    else:
+        text = f"after {_needed(node.fan_in, [parent_label(node, parent) for parent in node.depends_on])}"
+    fields: dict[str, Any] = {"depends_on": list(node.depends_on), "fan_in": _fan_in(node.fan_in)}
+    if node.streams_from:
+        fields["streams_from"] = list(node.streams_from)
+    yield Detail(text=text, fields=fields)
+
+
+def parent_label(node: Node, parent: str) -> str:
+    """Return the id of a parent, and whether its first batch satisfies the edge to `node`."""
+    return f"{shorten(parent, _PARENT_CHARS)} (first batch)" if parent in node.streams_from else parent
+
+
+def _fan_in(fan_in: FanIn) -> str:
+    return f"count:{fan_in.count}" if fan_in.mode == "count" else fan_in.mode
+
+
+def _needed(fan_in: FanIn, parents: Sequence[str]) -> str:
+    if fan_in.mode == "all" or len(parents) == 1:
+        return names(parents)
+    return f"{fan_in.count if fan_in.mode == 'count' else 'any'} of {names(parents, last=', ')}"
+
+
+def _routes(node: Node, routers: Routers) -> Iterator[Detail]:
+    own = routers.get(node.node_id, {})
+    if own:
+        ends = {
+            (ON_SUCCESS,): "succeeds",
+            (ON_FAILURE,): "fails",
+            (ON_SUCCESS, ON_FAILURE): "succeeds or fails",
+        }
+        by_end = {
+            end: [router for router, keys in own.items() if tuple(keys) == key] for key, end in ends.items()
+        }
+        parts = [f"{names(found, last=' or ')} {end}" for end, found in by_end.items() if found]
+        yield Detail(text=f"if {' or '.join(parts)}", fields={"routed_by": own})
+    elif node.conditional:
+        yield Detail(text="never: only ignored routes lead to it", fields={"routed_by": {}})
+
+
+def _edge_conditions(node: Node, routers: Routers) -> Iterator[Detail]:
+    if node.edge_when:
+        edges = [
+            f"edge from {shorten(parent)} when {shorten(text, _EXPRESSION_CHARS)}"
+            for parent, text in node.edge_when.items()
+        ]
+        more = [f"{len(edges) - _EDGES:,} more edges with conditions"] if len(edges) > _EDGES else []
+        yield Detail(text="; ".join([*edges[:_EDGES], *more]), fields={"edge_when": dict(node.edge_when)})
+
+
+def _condition(node: Node, routers: Routers) -> Iterator[Detail]:
+    if node.when is not None:
+        yield Detail(text=f"when {shorten(node.when, _EXPRESSION_CHARS)}", fields={"when": node.when})
+
+
+# --- how a node differs from the defaults -------------------------------------------------------------------------
+
+
+def _sources(node: Node) -> Iterator[Detail]:
+    if node.pulls:
+        other = set(node.pulls_from) != set(node.depends_on) or not node.pulls_from
+        text = f"pulls from {names(node.pulls_from) or 'no node'}" if other else ""
+        yield Detail(text=text, fields={"pulls_from": list(node.pulls_from)})
+
+
+def _timeout(node: Node) -> Iterator[Detail]:
+    if node.timeout_sec is not None:
+        text = f"timeout {format_duration(node.timeout_sec)}"
+        yield Detail(text=text, fields={"timeout_sec": node.timeout_sec})
+
+
+def _retries(node: Node) -> Iterator[Detail]:
+    policy = node.retry_policy
+    if policy != RetryPolicy():
+        yield Detail(text=_retry_text(policy), fields={"retry_policy": asdict(policy)})
+
+
+def _retry_text(policy: RetryPolicy) -> str:
+    if policy.max == 0:
+        return "no retries"
+    wait = f"after {format_duration(policy.backoff_sec)}"
+    if policy.backoff_coefficient != 1:
+        most = "" if policy.max_backoff_sec is None else f" up to {format_duration(policy.max_backoff_sec)}"
+        wait += f" ×{policy.backoff_coefficient:g}{most}"
+    parts = [f"{policy.max:,} {'retry' if policy.max == 1 else 'retries'} {wait}"]
+    if policy.permanent_on and policy.permanent_on != RetryPolicy().permanent_on:
+        parts.append(f"not after {names(policy.permanent_on, last=' or ')}")
+    return ", ".join(parts)
+
+
+def _max_ahead(node: Node) -> Iterator[Detail]:
+    if node.max_ahead:
+        text = f"at most {node.max_ahead:,} batch{'' if node.max_ahead == 1 else 'es'} ahead"
+        yield Detail(text=text, fields={"max_ahead": node.max_ahead})
+
+
+def _handled(node: Node) -> Iterator[Detail]:
+    if node.on_success or node.on_failure:
+        text = f"failure starts {names(node.on_failure)}" if node.on_failure else ""
+        lists = {ON_SUCCESS: list(node.on_success), ON_FAILURE: list(node.on_failure)}
+        yield Detail(text=text, fields={"routing": lists})
+
+
+def _tolerated(node: Node) -> Iterator[Detail]:
+    if node.allow_failure:
+        yield Detail(text="may fail", fields={"allow_failure": True})
+
+
+# --- how a graph differs from the defaults ------------------------------------------------------------------------
+
+
+def _on_node_failure(graph: Graph) -> Iterator[Detail]:
+    if graph.on_node_failure is OnNodeFailure.CONTINUE:
+        text = "after a failure, the nodes that do not depend on the failed node still run"
+        yield Detail(text=text, fields={"on_node_failure": graph.on_node_failure.value})
+
+
+GRAPH: tuple[Callable[[Graph], Iterator[Detail]], ...] = (_on_node_failure,)
+"""The rules that describe a graph."""
+
+GATE: tuple[Callable[[Node, Routers], Iterator[Detail]], ...] = (
+    _routes,
+    _parents,
+    _edge_conditions,
+    _condition,
+)
+"""The rules that describe when a node starts."""
+
+OPTIONS: tuple[Callable[[Node], Iterator[Detail]], ...] = (
+    _sources,
+    _max_ahead,
+    _timeout,
+    _retries,
+    _handled,
+    _tolerated,
+)
+"""The rules that describe how a node differs from the defaults."""
