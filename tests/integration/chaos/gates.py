@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tests.integration.chaos.conditions import ERROR, FALSE, TRUE
-from tests.integration.chaos.model import FINISHED, gate_parents, is_predictable, node_ends
+from tests.integration.chaos.model import FAILED, FINISHED, gate_parents, is_predictable, node_ends
 from tests.integration.chaos.routes import routers_of
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from tests.integration.chaos.model import NodeEnd
     from tests.integration.chaos.plans import NodePlan
 
     Nodes = tuple[NodePlan, ...]
@@ -61,10 +62,36 @@ def _verdict(chance: random.Random, share: float, *, errors: bool) -> str:
 
 
 def with_streams(chance: random.Random, nodes: Nodes) -> Nodes:
-    """Return the nodes with streaming edges from parents that will finish. The results remain the same."""
+    """Return the nodes with streaming edges. Most come from parents that will finish, so that the results are the same.
+
+    Some nodes on which no other depends stream from a parent that will fail, and may fail with it.
+    """
     ends = node_ends(nodes)
     finished = {node.node_id for node in nodes if ends[node.node_id].status == FINISHED and not node.call}
-    return tuple(_streaming(chance, node, gate_parents(node, nodes), finished) for node in nodes)
+    return tuple(
+        _doomed(node)
+        if chance.random() < 0.5 and _may_fail_with_parents(node, nodes, ends)
+        else _streaming(chance, node, gate_parents(node, nodes), finished)
+        for node in nodes
+    )
+
+
+def _doomed(node: NodePlan) -> NodePlan:
+    """Return a node that starts on a batch of any source, and otherwise has no reason to fail."""
+    return replace(
+        node, parents=node.sources, fan_in="all", first_batch=True, failure=None, when="", edge_when=()
+    )
+
+
+def _may_fail_with_parents(node: NodePlan, nodes: Nodes, ends: Mapping[str, NodeEnd]) -> bool:
+    """Return whether a node pulls from nodes of which some fail, and has no effect on other nodes."""
+    used = {name for each in nodes for name in (*each.parents, *each.sources)}
+    if node.node_id in used or routers_of(node, nodes) or node.on_success or node.on_failure:
+        return False
+    sources = [each for each in nodes if each.node_id in node.sources]
+    fails = [each for each in sources if ends[each.node_id].status == FAILED]
+    others = all(ends[each.node_id].status in {FINISHED, FAILED} for each in sources)
+    return others and bool(fails) and all(not each.allow_failure and not each.on_failure for each in fails)
 
 
 def _streaming(

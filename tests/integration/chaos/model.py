@@ -51,6 +51,8 @@ class NodeEnd:
     """Whether an external worker runs the node; its final metrics do not depend on stored batches."""
     reasons: frozenset[str] = frozenset()
     """Skip reasons that the node passes on if it does not finish. Several if they depend on the order of events."""
+    otherwise: NodeEnd | None = None
+    """How a skipped node ends instead if a batch has started it before its parent failed."""
 
     @property
     def skip_reason(self) -> str | None:
@@ -144,12 +146,19 @@ def node_end(node: NodePlan, above: Mapping[str, NodeEnd], routers: Sequence[Nod
     if ERROR in verdicts:
         return NodeEnd(status=FAILED, code=BAD_CONDITION, reasons=passed_on)
     if reasons := skip_reasons(node, above, routers):
-        return NodeEnd(status=SKIPPED, reasons=reasons)
+        return NodeEnd(status=SKIPPED, reasons=reasons, otherwise=_drained(node, above))
     if node.when == FALSE:
         return NodeEnd(status=SKIPPED, reasons=frozenset([CONDITION]))
     if node.when == ERROR:
         return NodeEnd(status=FAILED, code=BAD_CONDITION, reasons=passed_on)
     return replace(_end_of_run(node, above), reasons=passed_on)
+
+
+def _drained(node: NodePlan, above: Mapping[str, NodeEnd]) -> NodeEnd | None:
+    """Return how a node ends that a batch has started, and that fails with a parent after it has done its work."""
+    if not node.first_batch or all(above[parent].status != FAILED for parent in node.parents):
+        return None
+    return replace(_end_of_run(node, above), status=FAILED, code=UPSTREAM_FAILED)
 
 
 def gate_parents(node: NodePlan, nodes: Sequence[NodePlan]) -> list[str]:

@@ -96,9 +96,14 @@ class Comparison:
     def _problems(self) -> Iterator[str]:
         yield from self._task()
         for node in self.plan.nodes:
-            for problem in self._node(node, self.end.nodes[node.node_id], self.entries[node.node_id]):
+            entry = self.entries[node.node_id]
+            for problem in self._node(node, self._end_of(node, entry), entry):
                 yield f"node {node.node_id!r}: {problem}"
         yield from self._variables()
+
+    def _end_of(self, node: NodePlan, entry: Fields) -> NodeEnd:
+        end = self.end.nodes[node.node_id]
+        return end.otherwise if end.otherwise and entry["status"] in {FAILED, CANCELLED} else end
 
     def _task(self) -> Iterator[str]:
         document = self.found.document
@@ -187,7 +192,8 @@ class Comparison:
 
     def _final(self, node: NodePlan, end: NodeEnd, entry: Fields, metrics: list[Fields]) -> Iterator[str]:
         finals = [row["metrics"] for row in metrics if row["batch_uid"] == FINAL_UID]
-        if entry["status"] == FINISHED:
+        drained = entry["status"] == FAILED and end.code == UPSTREAM_FAILED
+        if entry["status"] == FINISHED or drained:
             if finals != [end.final]:
                 yield f"its final metrics are {finals} and should be {end.final}"
             markers = [row["meta"] for row in self._artifacts(node) if row["status"] == "complete"]
