@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flowkit.attempt.outages import OutageLogger
 from flowkit.bridge.kafka import clients
 from flowkit.bridge.kafka.commits import Commits
 
@@ -84,6 +85,8 @@ class RecordConsumer:
         self._commits: Commits
         self._watch: _RebalanceWatch
         self._probed_at = 0.0
+        # A commit can fail while polls still return records, so it does not count as a lost connection.
+        self._commit_outage = OutageLogger(f"commit the offsets of the group {group}")
 
     async def run(self) -> None:
         """Run until cancelled. Outages of Kafka and errors of `handle` are logged, and the work is repeated."""
@@ -193,6 +196,7 @@ class RecordConsumer:
             try:
                 async with asyncio.timeout(clients.REQUEST_TIMEOUT_SEC):
                     await client.commit(dict(offsets))
+                self._commit_outage.recovered()
                 return
             except (CommitFailedError, IllegalStateError) as error:
                 _logger.info(
@@ -202,7 +206,10 @@ class RecordConsumer:
             except clients.kafka_errors() as error:
                 if not clients.is_transient(error):
                     raise
-                self._lost(error)
+                self._failed(error)
+                self._commit_outage.failed(
+                    clients.unavailable("the commit", self._connection.bootstrap, error)
+                )
             await asyncio.sleep(RECONNECT_PAUSE_SEC)
 
     def _worked(self) -> None:

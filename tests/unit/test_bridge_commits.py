@@ -8,10 +8,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiokafka.errors import KafkaConnectionError
 from tests.unit.bridge_records import NOW, event, record
 
 from flowkit.bridge.event_log import EventLog
+from flowkit.bridge.kafka import consumer
 from flowkit.bridge.kafka.commits import Commits
+from flowkit.bridge.kafka.connection import KafkaConnection
 from flowkit.bridge.renewals import Renewals
 from flowkit.bridge.rules.leases import new_lease
 from flowkit.errors import StoreRefused
@@ -77,6 +80,29 @@ async def test_stopped_commits_are_dropped() -> None:
     await kafka.begun.wait()
     await commits.stop()
     assert kafka.commits == []
+
+
+async def test_failing_commits_are_repeated_and_logged_once_and_the_connection_does_not_count_as_lost(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an outage, polls can succeed before commits do."""
+    monkeypatch.setattr(consumer, "RECONNECT_PAUSE_SEC", 0)
+    kafka, failures = Kafka(), [KafkaConnectionError("away"), KafkaConnectionError("away")]
+
+    async def commit(offsets: Mapping[Any, int]) -> None:
+        if failures:
+            raise failures.pop()
+        await kafka.commit(offsets)
+
+    async def handle(_: object) -> None:
+        pass
+
+    reader = consumer.RecordConsumer(KafkaConnection("broker:9092"), ["topic"], "group", handle)
+    reader.health.connected = True
+    await reader._commit(SimpleNamespace(commit=commit), {"p0": 1})
+    assert kafka.commits == [{"p0": 1}]
+    assert reader.health.connected
+    assert caplog.text.count("cannot commit the offsets of the group group") == 1
 
 
 class Bridge:
