@@ -252,3 +252,21 @@ async def test_errors_are_omitted_if_they_make_the_document_too_large(
     await tasks.record(record(failed))
     node = await stored_node(db)
     assert (node["status"], node.get("last_error")) == ("failed", None)
+
+
+@pytest.mark.parametrize("after_finish", [False, True])
+@pytest.mark.parametrize("others", [0, 1])
+async def test_failure_replaces_a_finish_only_if_the_workflow_decided_after_it(
+    db: Any, tasks: TaskStore, after_finish: bool, others: int
+) -> None:
+    """The parents of a streaming node failed, so the workflow fails a node whose attempt has finished it."""
+    await begun(tasks, attempt("a", epoch=1))
+    await tasks.finish_attempt(attempt("a", epoch=1), RUN, AT)
+    error = "upstream_failed: a parent failed later"
+    failed = shown("a", NodeStatus.FAILED, epoch=1, last_error=error, after_finish=after_finish)
+    await tasks.record(record(failed, *[shown("b", NodeStatus.SKIPPED, index=1)] * others))
+    node = await stored_node(db)
+    expected = ("failed", error) if after_finish else ("finished", None)
+    assert (node["status"], node.get("last_error")) == expected
+    await tasks.record(record(shown("a", NodeStatus.FAILED, after_finish=True)))
+    assert (await stored_node(db))["attempt_epoch"] == 1

@@ -166,3 +166,16 @@ async def test_repeated_and_invalid_signals_change_nothing(harness: Harness) -> 
     await finished(harness, task_id)
     await assert_exact(harness, task_id, "b", 5)
     assert (await harness.node(task_id, "b"))["attempt_epoch"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_totals_of_five_thousand_batches_are_exact(harness: Harness) -> None:
+    """The parent and the child fail once."""
+    parent = Source()
+    parent.gates["a"].set()
+    await served(harness, parent, Sink(fail_at=300))
+    task_id = await harness.create(source(batches=5_000, fail_at=500), streaming("b", "sink", "a"))
+    assert (await (await harness.handle(task_id)).result()).status is TaskStatus.FINISHED
+    await assert_exact(harness, task_id, "b", 5_000)
+    assert [(await harness.node(task_id, name))["attempt_epoch"] for name in "ab"] == [2, 2]

@@ -14,6 +14,7 @@ from flowkit.graph.validation import parse_graph
 from flowkit.limits import PAYLOAD_BYTES, REPORT_BYTES
 from flowkit.models import (
     CloseTask,
+    Node,
     NodeRecord,
     NodeState,
     NodeStatus,
@@ -208,3 +209,18 @@ def test_status_view_works_before_the_scheduler_exists_and_after_the_end() -> No
     }
     result = TaskResult(task_id="t", status=TaskStatus.FINISHED, handled_failures=["a"])
     assert status_view(TaskStatus.FINISHED, None, result)["handled_failures"] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "status, code, expected",
+    [
+        (NodeStatus.FAILED, "upstream_failed", True),
+        (NodeStatus.FAILED, "torn", False),
+        (NodeStatus.DEFERRED, "upstream_failed", False),
+    ],
+)
+def test_record_says_that_a_node_failed_after_its_attempt_finished(
+    status: NodeStatus, code: str, expected: bool
+) -> None:
+    state = NodeState(status=status, epoch=1, reason_code=code)
+    assert node_record(Node(node_id="a", index=0, type="t"), state, pulled=False).after_finish is expected

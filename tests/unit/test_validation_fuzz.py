@@ -24,9 +24,11 @@ FULL: dict[str, Any] = {
     "name": "nightly",
     "on_node_failure": "continue",
     "edges": [["a", "b"]],
-    "edges_ex": [{"from": "a", "to": "c", "mode": "sync", "when": "vars.x"}],
+    "edges_ex": [{"from": "a", "to": "c", "mode": "async", "on_batch": True, "when": "vars.x"}],
     "nodes": [
-        node("a", io={"input_inline": {"input_args": {"from_nodes": ["b"], "from_node": "c"}}}),
+        node(
+            "a", io={"input_inline": {"input_args": {"from_nodes": ["b"], "from_node": "c"}}, "max_ahead": 3}
+        ),
         node("b", depends_on=["a"], fan_in="count:1", io=pulling(RECHUNK, size=2, from_nodes=["a"])),
         node("c", io=pulling("noop", from_node="a"), allow_failure=True, timeout_sec=1.5, when="true"),
         node("e", routing={"on_success": ["d"], "on_failure": ["d"]}),
@@ -36,7 +38,7 @@ FULL: dict[str, Any] = {
             "io": {
                 "fn": "noop",
                 "fn_args": {"k": [1]},
-                "start_when": "ready",
+                "start_when": "first_batch",
                 "batching": {},
                 "input_ref": {},
             },

@@ -84,8 +84,8 @@ def add_end(gate: Gate, state: NodeState) -> None:
 
 def is_satisfied_by_batch(node: Node, parent: Node, state: NodeState) -> bool:
     """Return whether a batch of `parent`, whose state is given, has satisfied the edge that leads to `node`."""
-    streams = node.io.start_when is not StartWhen.FIRST_BATCH and parent.node_id in node.streams_from
-    return streams and state.streamed
+    whole = node.io.start_when is StartWhen.FIRST_BATCH
+    return state.streamed and not whole and parent.node_id in node.streams_from
 
 
 def closes_all_gate(state: NodeState) -> bool:
