@@ -43,7 +43,7 @@ class Move(NamedTuple):
     end: End
     rebuild: bool
     streams: list[int]
-    """Which of the running nodes store a batch."""
+    """Which of the released nodes store a batch."""
 
 
 def moves(nodes: int) -> st.SearchStrategy[list[Move]]:
@@ -151,9 +151,8 @@ class Simulation:
                 self.move(move)
 
     def store_batch(self, pick: int) -> None:
-        """Let one running node store its first batch, or another one, which changes nothing."""
-        running = [i for i in self.released if self.ends[i] is None]
-        index = running[pick % len(running)]
+        """Let one node, which may have ended since, store its first batch, or another one, which changes nothing."""
+        index = self.released[pick % len(self.released)]
         assert self.scheduler.add_batch(index) is (index not in self.streamed)
         self.streamed.add(index)
         self.check()

@@ -133,11 +133,32 @@ def test_parents_without_batches_open_and_close_the_gate_by_their_ends() -> None
     )
 
 
-def test_batch_after_the_end_of_a_node_changes_nothing() -> None:
-    game = diamond("any", FIRST)
-    game.fail("a")
-    assert not game.batch("a")
+def test_signal_that_the_end_of_its_node_overtakes_counts() -> None:
+    """A parent may finish before the workflow has received the signal about its first batch."""
+    game = diamond("all", FIRST)
+    game.end("a")
     assert game.started() == []
+    assert game.batch("a") and not game.batch("a")
+    assert game.started() == ["c"]
+
+
+@pytest.mark.parametrize("carried", [False, True])
+def test_late_batch_of_a_finished_parent_satisfies_its_edge_once(carried: bool) -> None:
+    game = diamond("count:2", edges_ex=edges("a", "b"))
+    game.end("a")
+    game.batch("a")
+    if carried:
+        game.carry()
+    assert "c" not in game.started()
+    game.batch("b")
+    assert game.started() == ["c"]
+
+
+def test_late_batch_of_a_failed_parent_counts_while_the_gate_is_undecided() -> None:
+    game = diamond("any", edges_ex=edges("a", "b"))
+    game.fail("a")
+    game.batch("a")
+    assert game.started() == ["c"]
 
 
 @pytest.mark.parametrize("io, graph", [(FIRST, {}), (None, {"edges_ex": edges("a", "b")})])

@@ -64,15 +64,21 @@ def is_closed(node: Node, gate: Gate) -> bool:
             return gate.blocked > 0 or (gate.open_parents == 0 and gate.satisfied == 0)
 
 
-def add_batch(node: Node, gate: Gate, *, result: bool) -> None:
-    """Note the first stored batch of a parent from which `node` streams. `result` is that of the edge's condition."""
+def add_batch(node: Node, gate: Gate, end: NodeState | None = None, *, result: bool = True) -> None:
+    """Note the first stored batch of a parent from which `node` streams.
+
+    `end` is the state of the parent if its end was noted before, because the news of the batch came late. `result` is that
+    of the edge's condition.
+    """
     if node.io.start_when is StartWhen.FIRST_BATCH:
         gate.opened_by_batch |= result
-        return
-    gate.open_parents -= 1
-    gate.satisfied += result
-    if not result:
-        gate.reason = higher_precedence(gate.reason, SkipReason.CONDITION)
+    elif end is not None:
+        gate.satisfied += end.status is not NodeStatus.FINISHED
+        gate.blocked -= closes_all_gate(end)
+    else:
+        gate.open_parents -= 1
+        gate.satisfied += result
+        gate.reason = higher_precedence(gate.reason, None if result else SkipReason.CONDITION)
 
 
 def add_end(gate: Gate, state: NodeState) -> None:

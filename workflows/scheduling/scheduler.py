@@ -16,7 +16,7 @@ from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 from flowkit import reason_codes
-from flowkit.models import NodeState, NodeStatus, OnNodeFailure, SkipReason
+from flowkit.models import NodeState, NodeStatus, OnNodeFailure, SkipReason, StartWhen
 from flowkit.workflows.retry import note_failure
 from flowkit.workflows.scheduling.conditions import Conditions, Due
 from flowkit.workflows.scheduling.gates import (
@@ -213,24 +213,25 @@ class Scheduler:
         return NodeStatus.FAILED
 
     def add_batch(self, index: int) -> bool:
-        """Note that an open node has stored its first batch, and open the gates for which this is enough.
+        """Note that a node has stored its first batch, and open the gates for which this is enough.
 
-        Return False if this was known, or if the node has ended and its end decides.
+        The node may have ended meanwhile, because signals and ends can overtake each other. Return False if the batch
+        was known.
         """
         state = self.states[index]
-        if state.streamed or state.status.ended:
+        if state.streamed:
             return False
         state.streamed = True
-        for child in self._record_batch(index):
+        for child in self._record_batch(index, state if state.status.ended else None):
             if not self.states[child].status.ended and self._is_gate_open(child):
                 self._add_ready(child)
         return True
 
-    def _record_batch(self, index: int) -> Sequence[int]:
+    def _record_batch(self, index: int, end: NodeState | None = None) -> Sequence[int]:
         """Count the first batch of a node for the gates of the children that stream from it. Return the children."""
         children = self.streams.children(index)
         for child in children:
-            self._count_batch(child, index)
+            self._count_batch(child, index, end)
         return children
 
     def _skip_reason_of(self, index: int) -> SkipReason:
@@ -281,11 +282,17 @@ class Scheduler:
         if self.states[parent].status is NodeStatus.FINISHED:
             self._count_parent(child, parent)
 
-    def _count_batch(self, child: int, parent: int) -> None:
-        """Count the first batch of a parent for the gate of its child, unless the condition of their edge is undecided."""
+    def _count_batch(self, child: int, parent: int, end: NodeState | None = None) -> None:
+        """Count the first batch of a parent for the gate of its child, unless the condition of their edge is undecided.
+
+        `end` is the state of the parent if it has ended before. Its end then decides about an edge with a condition.
+        """
+        node, late = self.nodes[child], end is not None
+        if late and self.nodes[parent].node_id in node.edge_when and node.io.start_when is StartWhen.READY:
+            return
         result = self._conditions.passes(child, parent)
         if result is not None:
-            add_batch(self.nodes[child], self._gates[child], result=result)
+            add_batch(node, self._gates[child], end, result=result)
 
     def _count_parent(self, child: int, parent: int) -> None:
         """Count an ended parent for the gate of its child, unless the condition of their edge is undecided.

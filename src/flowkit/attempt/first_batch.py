@@ -1,7 +1,7 @@
 """Signals the workflow that an attempt has stored its first batch, so that the nodes that stream from it may start.
 
-The signal only makes other nodes start earlier: they start at the latest when the node has finished. It therefore never
-fails an attempt.
+The signal only makes other nodes start earlier: they start at the latest when their parents have finished. It therefore
+never fails an attempt.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _logger = logging.getLogger("flowkit.worker")
 _RPC_TIMEOUT = timedelta(seconds=10)
 _LONGEST_PAUSE_SEC = 5.0
 
-_LAST_CHANCE_SEC = 1.0
-"""How long a failed attempt waits for its signal. The next attempt of a node that pulls may store no batch of its own."""
+_LAST_CHANCE_SEC = 5.0
+"""How long an attempt that has ended waits for its signal. While Temporal is unavailable, its end cannot be sent either."""
 
 _FINAL = (RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.PERMISSION_DENIED)
 
@@ -55,7 +55,7 @@ async def signal_first_batch(client: Client, attempt: AttemptInput, run_id: str)
                 await run.signal(temporal_names.FIRST_BATCH, batch, rpc_timeout=_RPC_TIMEOUT)
     except (RPCError, RuntimeError) as error:
         level = logging.DEBUG if _is_moot(error) else logging.WARNING
-        text = "node %s could not signal its first batch; the nodes that stream from it start when it has finished: %s"
+        text = "node %s could not signal its first batch; the nodes that stream from it start later: %s"
         _logger.log(level, text, attempt.node_id, error_text(error))
 
 
@@ -101,6 +101,6 @@ class FirstBatchSignal:
     ) -> None:
         if self._sending is None:
             return
-        if self._stored.is_set() and isinstance(error, Exception):
+        if self._stored.is_set() and (error is None or isinstance(error, Exception)):
             await asyncio.wait([self._sending], timeout=_LAST_CHANCE_SEC)
         self._sending.cancel()
