@@ -152,6 +152,21 @@ async def test_totals_are_exact_when_the_worker_of_the_parent_is_killed(
     await pair.assert_finished(task_id)
 
 
+async def test_batches_of_an_external_parent_that_has_finished_start_the_child(
+    external: ExternalTasks,
+) -> None:
+    """The end of the parent alone does not open the gate, and may overtake the signal."""
+    pair = Pair(external, "a")
+    await pair.start()
+    parents = [source("fast", role=external.role, hold_at=-1), source("slow", hold_at=0)]
+    task_id = await external.create(*parents, streaming("c", "sink", "fast", "slow"))
+    await external.until_batches(task_id, "c", 5)
+    assert (await external.node(task_id, "slow"))["status"] == "running"
+    pair.source.gates["slow"].set()
+    assert (await external.result(task_id)).status is TaskStatus.FINISHED
+    await assert_exact(external, task_id, "c", 5, sources=2)
+
+
 async def test_next_bridge_signals_what_a_stopped_one_could_not(
     external: ExternalTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
