@@ -6,16 +6,22 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
 from tests.unit.graphs import node
 
-from flowkit.activities.conditions import results_of
+from flowkit.activities.conditions import ConditionActivities, results_of
+from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.adapters.vars.sensitive import DefaultDetector
+from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.errors import BadCondition, GraphError
 from flowkit.graph.cel import ROOTS, compiled, evaluate
 from flowkit.graph.condition_values import selected
 from flowkit.graph.submission import checked
 from flowkit.limits import CONDITION_VALUES_BYTES
+from flowkit.models import DueCondition, EvaluateConditions
 from flowkit.temporal_names import ENGINE_ACTIVITIES
+from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
     from flowkit.models import Graph
@@ -213,3 +219,18 @@ def test_too_large_values_are_refused() -> None:
 
 def test_name_of_the_activity_is_reserved() -> None:
     assert "evaluate_conditions" in ENGINE_ACTIVITIES
+
+
+@pytest.mark.parametrize(
+    ("deployment", "code", "permanent"), [("", "mongo_refused", True), ("another", "wrong_database", False)]
+)
+async def test_activity_refuses_a_task_without_a_document_and_another_database(
+    deployment: str, code: str, permanent: bool
+) -> None:
+    activities = ConditionActivities(tasks=TaskStore(memory_database()), portal=LoopPortal())
+    due = EvaluateConditions(
+        task_id="t", conditions=[DueCondition(node_id="b", when="true")], deployment=deployment
+    )
+    with pytest.raises(ApplicationError) as caught:
+        await ActivityEnvironment().run(activities.evaluate_conditions, due)
+    assert (caught.value.type, caught.value.non_retryable) == (code, permanent)

@@ -30,7 +30,14 @@ FULL: dict[str, Any] = {
             "a", io={"input_inline": {"input_args": {"from_nodes": ["b"], "from_node": "c"}}, "max_ahead": 3}
         ),
         node("b", depends_on=["a"], fan_in="count:1", io=pulling(RECHUNK, size=2, from_nodes=["a"])),
-        node("c", io=pulling("noop", from_node="a"), allow_failure=True, timeout_sec=1.5, when="true"),
+        node(
+            "c",
+            io=pulling("noop", from_node="a"),
+            allow_failure=True,
+            timeout_sec=1.5,
+            when="true",
+            meta={"k": 1},
+        ),
         node("e", routing={"on_success": ["d"], "on_failure": ["d"]}),
         {
             "node_id": "d",
