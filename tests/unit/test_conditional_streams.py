@@ -104,6 +104,31 @@ def test_condition_decides_whether_the_batch_of_any_parent_opens_the_gate(
     assert (2 in scheduler.pop_ready()) is not opens
 
 
+@pytest.mark.parametrize("result", [True, False])
+@pytest.mark.parametrize("decided_before", [True, False])
+def test_batch_whose_signal_comes_after_the_end_counts_once(result: bool, decided_before: bool) -> None:
+    scheduler = scheduled()
+    scheduler.end(0, FINISHED)
+    if decided_before:
+        scheduler.decide(EDGE, result=result)
+    scheduler.add_batch(0)
+    if not decided_before:
+        scheduler.decide(EDGE, result=result)
+    scheduler.end(1, FINISHED)
+    assert scheduler.pop_due() == [] or not decided_before
+    assert 2 in scheduler.pop_ready()
+    assert scheduler.satisfied_parents(2) == 1 + result
+
+
+def test_batch_whose_signal_comes_after_a_failure_does_not_make_the_condition_due() -> None:
+    scheduler = scheduled("any")
+    scheduler.end(0, FAILED)
+    scheduler.add_batch(0)
+    assert scheduler.pop_due() == []
+    scheduler.end(1, FINISHED)
+    assert 2 in scheduler.pop_ready()
+
+
 def test_late_failure_behind_a_false_edge_does_not_fail_the_child() -> None:
     scheduler = scheduled()
     scheduler.add_batch(0)
