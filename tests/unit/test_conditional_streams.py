@@ -120,13 +120,20 @@ def test_batch_whose_signal_comes_after_the_end_counts_once(result: bool, decide
     assert scheduler.satisfied_parents(2) == 1 + result
 
 
-def test_batch_whose_signal_comes_after_a_failure_does_not_make_the_condition_due() -> None:
+@pytest.mark.parametrize("new_run", [False, True])
+@pytest.mark.parametrize("result", [True, False])
+def test_batch_whose_signal_comes_after_a_failure_makes_the_condition_due(
+    result: bool, new_run: bool
+) -> None:
     scheduler = scheduled("any")
     scheduler.end(0, FAILED)
     scheduler.add_batch(0)
-    assert scheduler.pop_due() == []
+    scheduler = restored(scheduler) if new_run else scheduler
+    assert scheduler.pop_due() == [EDGE]
+    scheduler.decide(EDGE, result=result)
+    assert (2 in scheduler.pop_ready()) is result
     scheduler.end(1, FINISHED)
-    assert 2 in scheduler.pop_ready()
+    assert (2 in scheduler.pop_ready()) is not result
 
 
 def test_late_failure_behind_a_false_edge_does_not_fail_the_child() -> None:
