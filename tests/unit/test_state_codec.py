@@ -153,7 +153,9 @@ def test_every_status_and_reason_has_its_own_letter() -> None:
 
 
 def test_every_field_of_a_node_has_a_column() -> None:
-    names = {each.name for each in dataclasses.fields(NodeState)} - {"waits_for"}  # the next run sets it again
+    names = {each.name for each in dataclasses.fields(NodeState)} - {
+        "waits_for"
+    }  # the next run sets it again
     assert columns_of(state().nodes, 10**6).keys() - {"texts"} == names
 
 
