@@ -161,6 +161,18 @@ async def test_row_of_an_external_worker_expires_after_three_minutes(
     assert await registry.expire(AT + 181) == 2
 
 
+async def test_role_is_served_while_one_of_its_workers_is_online(registry: WorkerRegistry) -> None:
+    await registry.online(WORKER, ["crawler", "a.b"], "2.0.0", 1, AT)
+    assert [await registry.is_served(role) for role in ("crawler", "a.b", "crawl", "axb")] == [
+        *(True, True),
+        *(False, False),
+    ]
+    assert await registry.stopped({WORKER, "other"}) == set()
+    await registry.offline(WORKER, AT)
+    assert not await registry.is_served("crawler")
+    assert await registry.stopped({WORKER, "other"}) == {WORKER}
+
+
 async def statuses(db: Any) -> dict[str, str]:
     """Return the status of each worker."""
     return {row["worker_id"]: row["status"] for row in await documents_of(db.worker_registry)}
