@@ -101,6 +101,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"retry_policy": {"permanent_on": []}}, "2 retries after 5 min"),
     ({"timeout_sec": 90}, "timeout 90 s"),
+    ({"timeout_sec": 90, "deadline_sec": 3600}, "timeout 90 s; deadline 1 h"),
     ({"allow_failure": True}, "may fail"),
     ({"routing": {"on_success": ["up"]}}, ""),
     ({"routing": {"on_failure": ["up"]}}, "failure starts up"),

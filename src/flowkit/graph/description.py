@@ -219,6 +219,12 @@ def _timeout(node: Node) -> Iterator[Detail]:
         yield Detail(text=text, fields={"timeout_sec": node.timeout_sec})
 
 
+def _deadline(limited: Node | Graph) -> Iterator[Detail]:
+    if limited.deadline_sec is not None:
+        text = f"deadline {format_duration(limited.deadline_sec)}"
+        yield Detail(text=text, fields={"deadline_sec": limited.deadline_sec})
+
+
 def _retries(node: Node) -> Iterator[Detail]:
     policy = node.retry_policy
     if policy != RetryPolicy():
@@ -265,7 +271,7 @@ def _on_node_failure(graph: Graph) -> Iterator[Detail]:
         yield Detail(text=text, fields={"on_node_failure": graph.on_node_failure.value})
 
 
-GRAPH: tuple[Callable[[Graph], Iterator[Detail]], ...] = (_on_node_failure,)
+GRAPH: tuple[Callable[[Graph], Iterator[Detail]], ...] = (_on_node_failure, _deadline)
 """The rules that describe a graph."""
 
 GATE: tuple[Callable[[Node, Routers], Iterator[Detail]], ...] = (
@@ -280,6 +286,7 @@ OPTIONS: tuple[Callable[[Node], Iterator[Detail]], ...] = (
     _sources,
     _max_ahead,
     _timeout,
+    _deadline,
     _retries,
     _handled,
     _tolerated,
