@@ -188,6 +188,8 @@ def update(attempt: Supervised, record: Dispatch) -> None:
 
     A record that was read may be older than what this process knows from its own writes; that knowledge is kept.
     """
+    if _is_outdated(record, attempt.record):
+        return
     known = attempt.record.lease
     if known is not None and record.lease is not None and record.lease.lease_id == known.lease_id:
         if record.lease.expires_at > known.expires_at:
@@ -195,6 +197,17 @@ def update(attempt: Supervised, record: Dispatch) -> None:
     elif record.lease is not None:
         attempt.queried, attempt.unread_until = False, {}
     attempt.record = _with_known(record, attempt.record)
+
+
+def _is_outdated(record: Dispatch, known: Dispatch) -> bool:
+    """Return whether `record` was read before the worker of `known` accepted the run.
+
+    With it, the next event of that worker would seem to come from a worker that does not own the run.
+    """
+    if known.lease is None or record.lease is None:
+        return known.lease is not None
+    lease_id = record.lease.lease_id
+    return lease_id != known.lease.lease_id and lease_id in known.past_leases
 
 
 def _with_known(record: Dispatch, known: Dispatch) -> Dispatch:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.bridge_records import NOW, NOW_MS, attempt, event, lease, record
 from tests.unit.property_examples import examples
 
+from flowkit.bridge.attempt_checks import Supervised, update
 from flowkit.bridge.rules.dispatch_check import (
     SKIPPED_AFTER_SEC,
     CommandState,
@@ -15,6 +19,9 @@ from flowkit.bridge.rules.dispatch_check import (
     queue_position,
 )
 from flowkit.bridge.rules.leases import document_deadline_ms, new_lease, renewed
+
+if TYPE_CHECKING:
+    from flowkit.adapters.dispatches.record import Dispatch
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -122,3 +129,28 @@ def test_a_group_with_members_and_no_offset_has_skipped_the_command(
 def test_the_position_in_the_queue_counts_the_commands_ahead(committed: int | None, ahead: int) -> None:
     assert queue_position(record(), committed) == ahead
     assert queue_position(record(offset=None), committed) == 0
+
+
+# --- what a bridge knows and what it reads ------------------------------------------------------------------------
+
+BEFORE = record()
+FIRST = record(lease=lease(lease_id="first"))
+SECOND = record(lease=lease(lease_id="second"), past_leases=("first",))
+
+
+@pytest.mark.parametrize(
+    ("known", "read", "kept"),
+    [
+        (BEFORE, FIRST, FIRST),
+        (FIRST, BEFORE, FIRST),
+        (FIRST, SECOND, SECOND),
+        (SECOND, FIRST, SECOND),
+        (SECOND, replace(SECOND, batches=3), replace(SECOND, batches=3)),
+    ],
+)
+def test_record_that_was_read_before_an_acceptance_does_not_replace_the_newer_one(
+    known: Dispatch, read: Dispatch, kept: Dispatch
+) -> None:
+    attempt = Supervised(record=known)
+    update(attempt, read)
+    assert attempt.record == kept
