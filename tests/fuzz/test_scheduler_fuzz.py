@@ -134,7 +134,7 @@ def forgetful(right: Callable[..., Any]) -> Callable[..., Any]:
         ("inherited_reason", own_reason),
         ("fires", routes_cancels),
         ("fails_with_parents", never),
-        ("edge_result", always),
+        ("passes", always),
         ("states_of", forgetful),
     ],
 )

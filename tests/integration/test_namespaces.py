@@ -52,7 +52,7 @@ async def until_swept(*engines: Coordinator) -> None:
     """Wait until each engine has completed three more passes of its sweep."""
     for engine in engines:
         for _ in range(3):
-            [before] = engine.health().loops
+            before = engine.health().loops[0]
             seen = before.last_ok_at
 
             async def again(engine: Coordinator = engine, seen: float | None = seen) -> bool:

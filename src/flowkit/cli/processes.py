@@ -48,7 +48,6 @@ def engine(
         functions=functions or [],
         verbose=verbose,
     )
-    command.load()
     return run_processes(processes, command, HealthOptions(file=health, port=health_port, host=health_host))
 
 
@@ -123,5 +122,4 @@ def worker(
         concurrency=concurrency,
         verbose=verbose,
     )
-    command.load()
     return run_processes(processes, command, HealthOptions(file=health, port=health_port, host=health_host))

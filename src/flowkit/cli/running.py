@@ -56,13 +56,15 @@ class EngineCommand:
     def __call__(self, reports: HealthOptions, number: int) -> None:
         """Run one engine until it is stopped."""
         log_processes(self.verbose)
-        run(self._run(reports))
+        settings, adapters = self.load()
+        run(self._run(settings, adapters, reports))
 
-    async def _run(self, reports: HealthOptions) -> None:
+    async def _run(
+        self, settings: CoordinatorConfig, adapters: dict[str, Any], reports: HealthOptions
+    ) -> None:
         from flowkit.cli import servers
         from flowkit.coordinator import Coordinator
 
-        settings, adapters = self.load()
         async with servers.database(self.where) as db:
             client = await servers.temporal_client()
             process = Coordinator(
@@ -96,15 +98,17 @@ class WorkerCommand:
     def __call__(self, reports: HealthOptions, number: int) -> None:
         """Run one worker until it is stopped."""
         log_processes(self.verbose)
-        run(self._run(reports, number))
-
-    async def _run(self, reports: HealthOptions, number: int) -> None:
-        from flowkit.cli import servers
-        from flowkit.worker import Worker
-
         settings, handlers = self.load()
         if settings.worker_id and number:
             settings = replace(settings, worker_id=f"{settings.worker_id}-{number}")
+        run(self._run(settings, handlers, reports))
+
+    async def _run(
+        self, settings: WorkerConfig, handlers: dict[str, RoleHandler], reports: HealthOptions
+    ) -> None:
+        from flowkit.cli import servers
+        from flowkit.worker import Worker
+
         async with servers.database(self.where) as db:
             client = await servers.temporal_client()
             process = Worker(db=db, cfg=settings, handlers=handlers, client=client)
