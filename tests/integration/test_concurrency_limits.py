@@ -150,14 +150,14 @@ async def test_wait_is_shown_until_the_node_starts(harness: Harness) -> None:
     harness.settings["max_type_concurrency"] = {"counted": 1}
     await harness.engine()
     await harness.worker({"counted": Counted(harness.db)})
-    task_id = await harness.create(*wide(2, inline={"pause": 1}))
+    task_id = await harness.create(*wide(2, inline={"pause": 8}))
     await until_requests(harness, 1)
     handle = await harness.handle(task_id)
     text = "a slot of role counted (1 of 1)"
 
     async def look() -> bool:
         state = await handle.query("status")
-        return [entry.get("waits_for") for entry in state["nodes"]] == [None, text]
+        return {entry.get("waits_for") for entry in state["nodes"]} == {None, text}
 
     await eventually(look)
     assert f"waits for {text}" in await details(harness, task_id)
