@@ -133,7 +133,7 @@ async def test_limits_can_change_while_tasks_run(harness: Harness) -> None:
     harness.settings["max_type_concurrency"] = {"counted": 1}
     engine = await harness.engine()
     await harness.worker({"counted": Counted(harness.db)}, concurrency=8)
-    task_id = await harness.create(*wide(4, inline={"pause": 2}))
+    task_id = await harness.create(*wide(4, inline={"pause": 6}))
     await until_requests(harness, 1)
     assert await most(harness) <= 1
     engine.cfg.max_type_concurrency["counted"] = 3
