@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.server
 
-PACED: dict[str, Any] = {"inline": {"pause": 0.4}}
+PACED: dict[str, Any] = {"inline": {"pause": 1.0}}
 
 
 def wide(count: int, role: str = "counted", **fields: Any) -> list[dict[str, Any]]:
