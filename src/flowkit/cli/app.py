@@ -2,10 +2,12 @@
 
 import sys
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
-from flowkit.cli import processes
+from flowkit import version
+from flowkit.cli import output, processes
 from flowkit.cli.doctor.command import doctor
 from flowkit.cli.errors import EPILOG, exit_code_of, exit_process
 from flowkit.cli.project.command import init
@@ -52,3 +54,18 @@ def run(arguments: list[str]) -> int:
     return exit_code_of(
         lambda: app(arguments, standalone_mode=False), as_json="--json" in arguments, verbose=verbose
     )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        output.echo(f"flowkit {version.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    show: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of all commands."""

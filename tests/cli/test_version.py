@@ -1,0 +1,16 @@
+"""`flowkit --version`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flowkit import version
+from flowkit.cli.app import run
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"flowkit {version.__version__}\n"
