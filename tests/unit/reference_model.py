@@ -153,7 +153,8 @@ def settled(graph: Graph, ends: Sequence[End | None], streamed: Collection[int] 
             return ends[index]
         edges = edges_of(node, [end(i) for i in parents[index]], parents[index], graph, streamed)
         may = can_open(node.fan_in, edges) or batch_is_enough(node, parents[index], graph, streamed)
-        reasons = [] if may else why(parents[index])
+        unsatisfied = [i for i, edge in zip(parents[index], edges, strict=True) if edge != FINISHED]
+        reasons = [] if may else why(unsatisfied)
         if node.conditional and not can_be_routed(node, routers := routers_of(graph, node), end):
             finished = not routers or any(end(each.index) == FINISHED for each in routers)
             reasons += [SkipReason.ROUTING] * finished + why([each.index for each in routers])

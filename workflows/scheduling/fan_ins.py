@@ -18,7 +18,7 @@ from flowkit.workflows.scheduling.gates import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowkit.models import Node, NodeState
+    from flowkit.models import Node, NodeState, SkipReason
     from flowkit.workflows.scheduling.conditions import Conditions
 
 
@@ -29,6 +29,8 @@ class FanIns:
         self._nodes = nodes
         self._states = states
         self._conditions = conditions
+        index_of = {node.node_id: node.index for node in nodes}
+        self._parents = [[index_of[parent] for parent in node.depends_on] for node in nodes]
         self.gates = [Gate(open_parents=len(node.depends_on)) for node in nodes]
         """The gate of each node. A node without parents has one that is open."""
 
@@ -38,7 +40,7 @@ class FanIns:
         if result is True:
             add_batch(self._nodes[child], self.gates[child])
         elif result is False:
-            self._add_end(child, parent, BY_CONDITION)
+            add_end(self.gates[child], BY_CONDITION)
 
     def count_late_batch(self, child: int, parent: int) -> None:
         """Count the first batch of a parent whose end was counted before, because a signal came late.
@@ -60,7 +62,7 @@ class FanIns:
         if not self._is_decided_by_batch(child, parent):
             seen = self._conditions.parent_seen_by(child, parent)
             if seen is not None:
-                self._add_end(child, parent, seen)
+                add_end(self.gates[child], seen)
 
     def count_decided(self, child: int, parent: int) -> None:
         """Count a parent when the condition of its edge, which was undecided, has its result."""
@@ -69,10 +71,22 @@ class FanIns:
         else:
             self.count_end(child, parent)
 
-    def _add_end(self, child: int, parent: int, seen: NodeState) -> None:
-        gate = self.gates[child]
-        add_end(gate, seen)
-        gate.reason = higher_precedence(gate.reason, inherited_reason(self._nodes[parent], seen))
+    def skip_reason(self, child: int) -> SkipReason | None:
+        """Return the skip reason that the parents pass on whose edges are not satisfied; None if no parent does."""
+        reason = None
+        for parent in self._parents[child]:
+            seen = self._unsatisfied(child, parent)
+            if seen is not None:
+                reason = higher_precedence(reason, inherited_reason(self._nodes[parent], seen))
+        return reason
+
+    def _unsatisfied(self, child: int, parent: int) -> NodeState | None:
+        """Return how a parent counts that has ended, or whose edge is false; None if a batch satisfies the edge."""
+        if self._is_decided_by_batch(child, parent):
+            return BY_CONDITION if self._conditions.passes(child, parent) is False else None
+        if not self._states[parent].status.ended:
+            return None
+        return self._conditions.parent_seen_by(child, parent)
 
     def _is_decided_by_batch(self, child: int, parent: int) -> bool:
         """Return whether the first batch of a parent decides about the edge, so that the end of the parent does not.

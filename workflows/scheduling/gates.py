@@ -32,8 +32,6 @@ class Gate:
     """Parents that ended in a way that closes a gate with the mode `all`."""
     opened_by_batch: bool = False
     """Whether a batch of one parent is enough (`start_when: first_batch`), and there is one."""
-    reason: SkipReason | None = None
-    """The skip reason of the node if its gate closes because of its parents."""
     route_reason: SkipReason | None = None
     """The skip reason of the node if no route leads to it."""
 

@@ -228,7 +228,7 @@ class Scheduler:
     def _skip_reason_of(self, index: int) -> SkipReason:
         """Return why a node is skipped: because of its parents, its routers or both."""
         gate, route = self._fan_ins.gates[index], self.routing.gate(index)
-        by_parents = gate.reason if is_closed(self.nodes[index], self._fan_ins.gates[index]) else None
+        by_parents = self._fan_ins.skip_reason(index) if is_closed(self.nodes[index], gate) else None
         not_routed = route is not None and route.is_closed
         by_routers = (gate.route_reason or SkipReason.ROUTING) if not_routed else None
         return higher_precedence(by_parents, by_routers) or SkipReason.UPSTREAM_FAILED
