@@ -18,7 +18,11 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 from temporalio.workflow import NondeterminismError
 
 from flowkit import CoordinatorConfig, WorkerConfig
-from flowkit.engine.component import WorkerComponent
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.attempt.loop_portal import LoopPortal
+from flowkit.engine.component import EngineComponent, WorkerComponent
+from flowkit.engine.worker import activity_name, engine_activities, function_activities, settings_of
 from flowkit.errors import ConfigError
 from flowkit.models import AttemptInput, FailureKind
 from flowkit.plugin import FlowKitPlugin
@@ -54,6 +58,29 @@ async def test_payload_converter_that_cannot_encode_flowkit_records_is_rejected(
     converter = DataConverter(payload_converter_class=Plain)
     with pytest.raises(ConfigError, match="payload converter Plain cannot serialize FlowKit's records"):
         await offline(FlowKitPlugin(), data_converter=converter)
+
+
+async def test_engine_component_registers_each_activity_of_an_engine() -> None:
+    db = memory_database()
+    component = EngineComponent(db, CoordinatorConfig(), {"sum": greet})
+    tasks, artifacts, config = TaskStore(db), ArtifactStore(db), CoordinatorConfig()
+    settings = settings_of(config, deployment="d", search_attributes=(), functions={})
+    portal = LoopPortal()
+    calls = function_activities(
+        config=config, tasks=tasks, artifacts=artifacts, portal=portal, functions={"sum": greet}, identity="e"
+    )
+    grants: Any = object()
+    of_engine = engine_activities(
+        config=config,
+        settings=settings,
+        tasks=tasks,
+        artifacts=artifacts,
+        portal=portal,
+        calls=calls,
+        by_name=True,
+        grants=grants,
+    )
+    assert {*map(activity_name, component.activities)} == {*map(activity_name, of_engine)}
 
 
 async def test_sandbox_passes_flowkit_records_through_and_keeps_user_modules() -> None:

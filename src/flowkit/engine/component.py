@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from temporalio import activity
 
@@ -25,26 +25,16 @@ from flowkit.engine.worker import (
     engine_activities,
     function_activities,
     function_worker,
+    own_activities,
     prepared_settings,
     throttled,
     with_task,
 )
-from flowkit.models import (
-    AttemptInput,
-    AttemptResult,
-    CloseTask,
-    Opened,
-    OpenTask,
-    RecordTask,
-    ReleaseSlots,
-    SlotReply,
-    SlotRequest,
-)
+from flowkit.models import AttemptInput, AttemptResult
 from flowkit.workflows.interceptor import SingleInputInterceptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from typing import Any
 
     from temporalio.worker import Worker, WorkerConfig
 
@@ -81,6 +71,22 @@ class WorkerComponent:
         """Set the activities to which the registered activities of the same names delegate."""
         self._bound = {activity_name(each): each for each in activities}
 
+    def delegate(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return an activity with the name and types of `method`, which `bind` binds to an object.
+
+        Until then it raises KeyError, which Temporal retries.
+        """
+        name = activity_name(method)
+
+        async def run(request: Any) -> Any:
+            return await self._bound[name](request)
+
+        types = get_type_hints(method)
+        result = types.pop("return")
+        [parameter] = types.values()
+        run.__annotations__ = {"request": parameter, "return": result}
+        return activity.defn(name=name)(run)
+
     def attempt(self, name: str) -> Callable[..., Any]:
         """Return an activity that runs attempts, to be registered as `name`."""
 
@@ -101,10 +107,8 @@ class EngineComponent(WorkerComponent):
     """The activity that identifies a worker with this component."""
 
     def __init__(self, db: Database, config: CoordinatorConfig, functions: Mapping[str, Function]) -> None:
-        own: list[Callable[..., Any]] = [self.open_task, self.record, self.close_task]
-        own += [self.acquire_slot, self.await_slot, self.release_slots]
         check_functions(functions)
-        super().__init__([*own, *map(self.attempt, functions)])
+        super().__init__([*map(self.delegate, own_activities()), *map(self.attempt, functions)])
         self._config = config
         self._functions = functions
         self._tasks = TaskStore(db)
@@ -168,39 +172,6 @@ class EngineComponent(WorkerComponent):
         await asyncio.gather(*self._background, return_exceptions=True)
         if self._function_worker is not None:
             await self._function_worker.stop()
-
-    @activity.defn(name=MARK)
-    async def open_task(self, opening: OpenTask) -> Opened:
-        """Run TaskActivities.open_task. Raise KeyError, which Temporal retries, until the component has started."""
-        opened: Opened = await self._bound[temporal_names.OPEN_TASK](opening)
-        return opened
-
-    @activity.defn(name=temporal_names.RECORD)
-    async def record(self, record: RecordTask) -> None:
-        """Run TaskActivities.record."""
-        await self._bound[temporal_names.RECORD](record)
-
-    @activity.defn(name=temporal_names.CLOSE_TASK)
-    async def close_task(self, close: CloseTask) -> bool:
-        """Run TaskActivities.close_task."""
-        return bool(await self._bound[temporal_names.CLOSE_TASK](close))
-
-    @activity.defn(name=temporal_names.ACQUIRE_SLOT)
-    async def acquire_slot(self, request: SlotRequest) -> SlotReply:
-        """Run SlotActivities.acquire_slot."""
-        reply: SlotReply = await self._bound[temporal_names.ACQUIRE_SLOT](request)
-        return reply
-
-    @activity.defn(name=temporal_names.AWAIT_SLOT)
-    async def await_slot(self, request: SlotRequest) -> SlotReply:
-        """Run SlotActivities.await_slot."""
-        reply: SlotReply = await self._bound[temporal_names.AWAIT_SLOT](request)
-        return reply
-
-    @activity.defn(name=temporal_names.RELEASE_SLOTS)
-    async def release_slots(self, record: ReleaseSlots) -> None:
-        """Run SlotActivities.release_slots."""
-        await self._bound[temporal_names.RELEASE_SLOTS](record)
 
 
 class SideWorker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from temporalio import activity
@@ -238,6 +239,12 @@ def activity_name(function: Callable[..., Any]) -> str | None:
     """Return the name of an activity, or None. Temporal's SDK has no public API for this."""
     definition = activity._Definition.from_callable(function)
     return definition.name if definition else None
+
+
+def own_activities() -> list[Callable[..., Any]]:
+    """Return the methods that are the engine's own activities, without those that run functions."""
+    members = (vars(kind).values() for kind in (TaskActivities, ConditionActivities, SlotActivities))
+    return [member for member in chain.from_iterable(members) if activity_name(member)]
 
 
 async def registered_search_attributes(client: Client) -> tuple[str, ...]:
