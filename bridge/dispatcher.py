@@ -19,10 +19,10 @@ from temporalio.exceptions import ApplicationError
 from flowkit import reason_codes
 from flowkit.adapters.dispatches.record import Dispatch
 from flowkit.adapters.tasks.cancel_flags import Flagged
+from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.attempt.cancelling import pending, request_cancel
 from flowkit.attempt.failures import failed_attempt, from_error, lost, unexpected
 from flowkit.attempt.steps import begin, check_database
-from flowkit.bridge.native_pollers import IDENTITY_PREFIX
 from flowkit.bridge.rules.commands import task_start
 from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, not_in_topic, refused
 from flowkit.bridge.rules.worker_input import pull_of
@@ -132,7 +132,7 @@ class Dispatcher:
         A bridge that has begun it without a record has not sent its command.
         """
         holder = await self._context.db(lambda: self._stores.tasks.holder(attempt))
-        if holder is not None and not holder.startswith(IDENTITY_PREFIX):
+        if holder is not None and not holder.startswith(BRIDGE_PREFIX):
             text = "the native worker that ran the attempt is gone, and external workers run the role now"
             raise failed_attempt(lost(reason_codes.LEASE_LOST, text))
 

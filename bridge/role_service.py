@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from flowkit.bridge.native_pollers import native_pollers
+from flowkit.attempt.pollers import native_pollers
 from flowkit.errors import FlowKitError, KafkaUnavailable
 
 if TYPE_CHECKING:

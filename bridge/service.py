@@ -10,6 +10,7 @@ import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.attempt.background import BackgroundLoop, LoopHealth
 from flowkit.attempt.bridge_health import BridgeHealth
 from flowkit.attempt.outages import OutageLogger
@@ -28,7 +29,6 @@ from flowkit.bridge.kafka.offsets import Offsets
 from flowkit.bridge.kafka.producer import Producer
 from flowkit.bridge.kafka.topics import Provisioner, Topics
 from flowkit.bridge.measurements import Measurements
-from flowkit.bridge.native_pollers import IDENTITY_PREFIX
 from flowkit.bridge.placement import Placement
 from flowkit.bridge.pulled_inputs import PulledInputs
 from flowkit.bridge.role_service import RoleService
@@ -73,9 +73,7 @@ class Bridge:
     ) -> None:
         connection = KafkaConnection.from_config(config)
         self.roles = tuple(dict.fromkeys(roles))
-        self.bridge_id = clean(
-            f"{IDENTITY_PREFIX}{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        )
+        self.bridge_id = clean(f"{BRIDGE_PREFIX}{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}")
         self.context = BridgeContext(
             bridge_id=self.bridge_id,
             roles=self.roles,

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flowkit.bridge.native_pollers import IDENTITY_PREFIX
+from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.errors import FlowKitError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class ShownWaits:
 
     async def _show(self, record: Dispatch, text: str | None) -> None:
         tasks, attempt, run_id = self._context.stores.tasks, record.attempt, record.run_id
-        await self._context.portal.run(tasks.show_wait(attempt, run_id, text, holders=IDENTITY_PREFIX))
+        await self._context.portal.run(tasks.show_wait(attempt, run_id, text, holders=BRIDGE_PREFIX))
         if text is None:
             self._shown.pop(record.key, None)
         else:

@@ -10,7 +10,7 @@ import pytest
 from temporalio.worker import Worker
 
 from flowkit import Coordinator, CoordinatorConfig
-from flowkit.cli.tasks.view import polled
+from flowkit.attempt.pollers import recent_pollers
 from flowkit.engine.worker import settings_of
 from flowkit.errors import ConfigError
 from flowkit.models import TaskStatus
@@ -37,7 +37,7 @@ def test_task_keeps_its_function_queue() -> None:
 async def until_polled(harness: Harness) -> None:
     """Wait until a worker polls the queue of functions."""
     client = await harness.client()
-    await eventually(lambda: polled(client, f"{harness.queue}.coordinator_fn", workflows=False))
+    await eventually(lambda: recent_pollers(client, f"{harness.queue}.coordinator_fn"))
 
 
 @pytest.mark.server

@@ -140,10 +140,10 @@ class FakeServers:
 async def test_truncated_workflow_status_is_not_used_for_the_view(
     omitted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def polled(*args: Any, **options: Any) -> bool:
-        return True
+    async def pollers(*args: Any, **options: Any) -> set[str]:
+        return {"engine"}
 
-    monkeypatch.setattr(task_view, "polled", polled)
+    monkeypatch.setattr(task_view, "recent_pollers", pollers)
     servers: Any = SimpleNamespace(temporal=None, tasks=FakeServers(omitted), catalog=FakeServers(omitted))
     description: Any = SimpleNamespace(task_queue="flowkit")
     seen = await task_view.TaskReader(servers, "t", description)._queried()

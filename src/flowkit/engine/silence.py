@@ -13,16 +13,14 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
-from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.client import WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.service import RPCError
 
 from flowkit import temporal_names
 from flowkit.adapters.dispatches.heard import last_heard
-from flowkit.adapters.worker_registry import WorkerRegistry
-from flowkit.bridge.native_pollers import IDENTITY_PREFIX
+from flowkit.adapters.worker_registry import BRIDGE_PREFIX, WorkerRegistry
+from flowkit.attempt.pollers import recent_pollers
 from flowkit.models import SilenceReport, SilentAttempt
 from flowkit.temporal_names import role_queue
 
@@ -38,9 +36,6 @@ _logger = logging.getLogger("flowkit.engine.worker")
 
 _SERVED_SEC = 10.0
 """How long a check of a role counts."""
-
-_RECENT_SEC = 70.0
-"""A process that polls does so at least once a minute, but Temporal still lists stopped ones."""
 
 _RPC_TIMEOUT = timedelta(seconds=10)
 _STARTED = PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
@@ -74,7 +69,7 @@ def running_attempts(pending: Iterable[Any], queue: str) -> Iterator[RunningAtte
             name=each.activity_type.name,
             queue=each.activity_options.task_queue.name or role_queue(queue, each.activity_type.name),
             heard_at=max(moment.ToNanoseconds() / 1e9 for moment in moments),
-            external=each.last_worker_identity.startswith(IDENTITY_PREFIX),
+            external=each.last_worker_identity.startswith(BRIDGE_PREFIX),
         )
 
 
@@ -148,18 +143,11 @@ class SilenceCheck:
         return not attempt.external and await self._is_polled(attempt.queue)
 
     async def _is_polled(self, queue: str) -> bool:
-        request = DescribeTaskQueueRequest(
-            namespace=self._client.namespace,
-            task_queue=TaskQueue(name=queue),
-            task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
-        )
         try:
-            described = await self._client.workflow_service.describe_task_queue(request, timeout=_RPC_TIMEOUT)
+            return bool(await recent_pollers(self._client, queue))
         except RPCError as error:
             _logger.info("the pollers of queue %s are unknown: %s", queue, error.message)
             return False
-        since = time.time() - _RECENT_SEC
-        return any(poller.last_access_time.ToNanoseconds() / 1e9 >= since for poller in described.pollers)
 
     async def _report(self, description: WorkflowExecutionDescription, silent: list[SilentAttempt]) -> None:
         run_id = description.run_id

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.bridge import dispatcher, native_pollers, supervisor
+from flowkit.attempt import pollers
+from flowkit.bridge import dispatcher, supervisor
 from flowkit.bridge.command_sender import CommandSender
 from flowkit.bridge.kafka.topics import Provisioner
 from flowkit.models import TaskStatus
@@ -222,7 +223,7 @@ async def test_run_outlives_a_time_without_any_bridge(external: ExternalTasks, d
 async def test_attempt_of_a_native_worker_is_lost_when_its_role_moves_to_external_workers(
     external: ExternalTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_pollers, "_RECENT_SEC", 1.0)
+    monkeypatch.setattr(pollers, "_RECENT_SEC", 1.0)
     external.settings |= {"lease_ttl_sec": LEASE_SEC, "worker_types": []}
     external.role = "paced"
     await external.engine()

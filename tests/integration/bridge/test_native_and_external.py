@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.bridge import native_pollers
+from flowkit.attempt import pollers
 from flowkit.errors import ConfigError
 from tests.integration.handlers import ALL
 from tests.integration.harness import eventually, node
@@ -55,7 +55,7 @@ async def test_a_bridge_waits_until_native_workers_have_stopped(
     assert "stop these workers, or remove" in waits
 
     await worker.stop()
-    monkeypatch.setattr(native_pollers, "_RECENT_SEC", 1.0)
+    monkeypatch.setattr(pollers, "_RECENT_SEC", 1.0)
     await external.until_served()
     await external.external(one_batch)
     task_id = await external.create(node("a", external.role))

@@ -6,10 +6,9 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
-from flowkit.bridge.native_pollers import native_pollers
+from flowkit.attempt.pollers import native_pollers, recent_pollers
 from flowkit.cli.doctor.findings import Finding, bad, note, ok
 from flowkit.cli.errors import flat
-from flowkit.cli.tasks.view import polled
 from flowkit.config import DEFAULT_QUEUE, CoordinatorConfig
 from flowkit.errors import ConfigError
 from flowkit.temporal_names import role_queue
@@ -35,7 +34,7 @@ async def _check_role(client: Client, queue: str, role: str) -> Finding:
     if native:
         found = f"external ({VARIABLE}), but native workers poll its queue: {', '.join(native)}"
         return bad(name, found, f"stop these workers, or remove {role} from {VARIABLE}")
-    if await polled(client, polls, workflows=False):
+    if await recent_pollers(client, polls):
         return ok(name, "external; a bridge serves it")
     option = "" if queue == DEFAULT_QUEUE else f" --queue {queue}"
     found = f"external ({VARIABLE}), but no bridge serves it"

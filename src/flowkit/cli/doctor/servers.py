@@ -11,11 +11,12 @@ from temporalio.service import RPCError
 
 from flowkit import reason_codes
 from flowkit.adapters.mongo import words
+from flowkit.attempt.pollers import recent_pollers
 from flowkit.cli.doctor.external import check_external_roles
 from flowkit.cli.doctor.findings import Finding, bad, note, ok
 from flowkit.cli.errors import flat
 from flowkit.cli.servers import database, temporal_address, temporal_client, without_password
-from flowkit.cli.tasks.view import missing, polled
+from flowkit.cli.tasks.view import missing
 from flowkit.errors import FlowKitError
 from flowkit.temporal_names import SEARCH_ATTRIBUTES
 
@@ -114,7 +115,7 @@ async def _check_search_attributes(client: Client) -> Finding:
 
 async def _check_engine(client: Client, where: Where) -> Finding:
     queue = where.engine_queue
-    if await polled(client, queue, workflows=True):
+    if await recent_pollers(client, queue, workflows=True):
         return ok("engine", f"an engine polls queue {queue}")
     hint = (await missing(client, queue, []) or [f"no engine polls queue {queue}; start one"])[0]
     found, _, remedy = hint.partition("; ")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
-from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.exceptions import TemporalError
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import temporal_names
+from flowkit.attempt.pollers import recent_pollers
 from flowkit.client import UnknownTask
 from flowkit.config import DEFAULT_QUEUE
 from flowkit.engine.sweep import CLOSE_REASONS
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _QUERY_TIMEOUT = timedelta(seconds=5)
-_ALIVE_SEC = 70.0
-"""Maximum age of a poll. A running process polls at least once a minute, but Temporal still lists stopped ones."""
 
 _NOT_ACCEPTED = "an external worker"
 _BEFORE_ATTEMPT = (NodeStatus.QUEUED, NodeStatus.DEFERRED)
@@ -143,7 +139,7 @@ class TaskReader:
         Return None if no engine responds, or if the result omits nodes.
         """
         self._unresponsive = False
-        if self.queue is None or not await polled(self._servers.temporal, self.queue, workflows=True):
+        if self.queue is None or not await recent_pollers(self._servers.temporal, self.queue, workflows=True):
             return None
         handle = self._servers.tasks.handle(self._task_id)
         try:
@@ -227,24 +223,13 @@ def _with_run(node: NodeView, run: ExternalRun | None) -> NodeView:
 async def missing(client: Client, queue: str, roles: list[str]) -> list[str]:
     """Return a hint if no engine polls the queue, or else one for each role that no worker polls."""
     option = "" if queue == DEFAULT_QUEUE else f" --queue {queue}"
-    if not await polled(client, queue, workflows=True):
+    if not await recent_pollers(client, queue, workflows=True):
         return [f"no engine polls queue {queue}; start one with `flowkit engine{option}`"]
     return [
         f"no worker polls role {role}; start one with `flowkit worker module:Handler{option}`"
         for role in roles
-        if not await polled(client, role_queue(queue, role), workflows=False)
+        if not await recent_pollers(client, role_queue(queue, role))
     ]
-
-
-async def polled(client: Client, queue: str, *, workflows: bool) -> bool:
-    """Return whether a process has polled the queue in the last 70 seconds."""
-    kind = TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW if workflows else TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
-    request = DescribeTaskQueueRequest(
-        namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind
-    )
-    response = await client.workflow_service.describe_task_queue(request)
-    since = time.time() - _ALIVE_SEC
-    return any(poller.last_access_time.seconds > since for poller in response.pollers)
 
 
 def running_roles(view: TaskView) -> list[str]:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from temporalio.api.enums.v1 import TaskQueueType
-from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
-
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
+from flowkit.attempt.pollers import recent_pollers
 from flowkit.temporal_names import role_queue
 
 if TYPE_CHECKING:
@@ -19,10 +15,6 @@ if TYPE_CHECKING:
     from flowkit.adapters.worker_registry import WorkerRegistry
 
 _CACHE_SEC = 3.0
-_RECENT_SEC = 70.0
-"""Pollers with an earlier last poll have stopped: a poll takes about a minute, and Temporal lists them for longer."""
-
-_RPC_TIMEOUT = timedelta(seconds=10)
 
 
 class ServedRoles:
@@ -43,23 +35,10 @@ class ServedRoles:
         return served
 
     async def _look(self, role: str) -> bool:
-        pollers = await self._pollers(role_queue(self._queue, role))
+        pollers = await recent_pollers(self._client, role_queue(self._queue, role))
         if not pollers:
             return False
         native = {poller for poller in pollers if not poller.startswith(BRIDGE_PREFIX)}
         if native - await self._registry.stopped(native):
             return True
         return native != pollers and await self._registry.is_served(role)
-
-    async def _pollers(self, task_queue: str) -> set[str]:
-        """Return the identities of the processes that have polled the task queue recently."""
-        described = await self._client.workflow_service.describe_task_queue(
-            DescribeTaskQueueRequest(
-                namespace=self._client.namespace,
-                task_queue=TaskQueue(name=task_queue),
-                task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
-            ),
-            timeout=_RPC_TIMEOUT,
-        )
-        since = time.time() - _RECENT_SEC
-        return {poller.identity for poller in described.pollers if poller.last_access_time.seconds >= since}
