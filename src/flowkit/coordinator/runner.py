@@ -32,10 +32,8 @@ from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.config import CoordinatorConfig
 from flowkit.connection import InlineWorkers, Namespace, WorkerThread, connect
 from flowkit.core.time import SystemClock
+from flowkit.engine.background import EngineLoops
 from flowkit.engine.limits.grants import SlotGrants
-from flowkit.engine.limits.leaks import SlotLoop
-from flowkit.engine.silence import SilenceCheck
-from flowkit.engine.sweep import Sweep
 from flowkit.engine.worker import check_functions, engine_workers, prepared_settings
 from flowkit.errors import Removed
 from flowkit.protocol.messages import (
@@ -123,9 +121,7 @@ class Coordinator:
         self._client: TaskClient | None = None
         self._own_thread = own_thread
         self._thread: WorkerThread | InlineWorkers | None = None
-        self._sweep: Sweep | None = None
-        self._slots: SlotLoop | None = None
-        self._background: list[asyncio.Task[None]] = []
+        self._loops: EngineLoops | None = None
         self._bridge: Bridge | None = None
 
     @property
@@ -157,7 +153,7 @@ class Coordinator:
             running=self._running,
             error=None if error is None else error_summary(error),
             loops=(
-                *(loop.health for loop in (self._sweep, self._slots) if loop is not None),
+                *(() if self._loops is None else self._loops.health),
                 *(() if bridge is None else bridge.loops),
             ),
             bridge=None if bridge is None else bridge.health(),
@@ -211,10 +207,7 @@ class Coordinator:
         thread = WorkerThread("flowkit-engine", build) if self._own_thread else InlineWorkers(build)
         await thread.start()
         self._thread = thread
-        silence = SilenceCheck(client, self.db, self.cfg)
-        self._sweep = Sweep(client, self._tasks, namespace, every_sec=self.cfg.sweep_sec, silence=silence)
-        self._slots = SlotLoop(grants)
-        self._background = [asyncio.create_task(self._sweep.run()), asyncio.create_task(self._slots.run())]
+        self._loops = EngineLoops(self._tasks, self.cfg, namespace, grants)
 
     def _new_bridge(self, client: Client, settings: Settings, portal: LoopPortal) -> Bridge | None:
         """Return the bridge to the external workers of `worker_types`, or None if there are none."""
@@ -237,10 +230,9 @@ class Coordinator:
         """Stop running tasks. They continue where they stopped once an engine is running again."""
         thread, self._thread = self._thread, None
         self._bridge = None
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
-        self._background, self._sweep, self._slots = [], None, None
+        loops, self._loops = self._loops, None
+        if loops is not None:
+            await loops.stop()
         if thread is not None:
             await thread.stop()
 

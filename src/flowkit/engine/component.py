@@ -15,10 +15,8 @@ from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.attempt.failures import failed_attempt, handed_over
 from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.connection import Namespace
+from flowkit.engine.background import EngineLoops
 from flowkit.engine.limits.grants import SlotGrants
-from flowkit.engine.limits.leaks import SlotLoop
-from flowkit.engine.silence import SilenceCheck
-from flowkit.engine.sweep import Sweep
 from flowkit.engine.worker import (
     activity_name,
     check_functions,
@@ -113,7 +111,7 @@ class EngineComponent(WorkerComponent):
         self._functions = functions
         self._tasks = TaskStore(db)
         self._artifacts = ArtifactStore(db)
-        self._background: list[asyncio.Task[None]] = []
+        self._loops: EngineLoops | None = None
         self._function_worker: SideWorker | None = None
 
     def configured(self, config: WorkerConfig) -> WorkerConfig:
@@ -159,17 +157,12 @@ class EngineComponent(WorkerComponent):
         )
         side_worker = function_worker(worker.client, config=self._config, calls=calls, identity=identity)
         self._function_worker = SideWorker(side_worker, main=worker)
-        silence = SilenceCheck(worker.client, self._tasks.database, self._config)
-        sweep = Sweep(
-            worker.client, self._tasks, namespace, every_sec=self._config.sweep_sec, silence=silence
-        )
-        self._background = [asyncio.create_task(sweep.run()), asyncio.create_task(SlotLoop(grants).run())]
+        self._loops = EngineLoops(self._tasks, self._config, namespace, grants)
 
     async def stop(self) -> None:
         """Stop the background loops and the function worker. Raise the error that ended the function worker, if any."""
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        if self._loops is not None:
+            await self._loops.stop()
         if self._function_worker is not None:
             await self._function_worker.stop()
 
