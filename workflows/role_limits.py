@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from flowkit.models import Node, NodeState
+    from flowkit.workflows.state_codec import TaskState
 
     TaskSlot = Callable[[], AbstractAsyncContextManager[None]]
 
@@ -230,6 +231,15 @@ async def _execute(name: str, record: object, result_type: Any, *, summary: str,
         summary=fit_summary(summary),
         cancellation_type=workflow.ActivityCancellationType.TRY_CANCEL,
     )
+
+
+def role_limits_of(
+    state: TaskState, *, is_draining: Callable[[], bool], on_change: Callable[[], None]
+) -> RoleLimits | None:
+    """Return the slots of a task; None if its engine had no limits across tasks when it opened the task."""
+    if not state.opened.settings.limits:
+        return None
+    return RoleLimits(priority=priority_of(state.params), is_draining=is_draining, on_change=on_change)
 
 
 def priority_of(params: dict[str, Any]) -> int:

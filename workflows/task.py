@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from temporalio import workflow
 from temporalio.api.common.v1 import Payload
@@ -23,8 +23,9 @@ with workflow.unsafe.imports_passed_through():
     from flowkit.workflows.display.current_details import StatusPublisher
     from flowkit.workflows.display.reports import status_view
     from flowkit.workflows.display.views import failure_text, open_status, stop_reason
+    from flowkit.workflows.main_loop import MainLoop, cancel_requested
     from flowkit.workflows.opening import open_or_restore
-    from flowkit.workflows.role_limits import RoleLimits, priority_of
+    from flowkit.workflows.role_limits import RoleLimits, role_limits_of
     from flowkit.workflows.running_nodes import RunningNodes
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.silence import Silence
@@ -36,20 +37,6 @@ _CANCEL_FLAGS_TIMEOUT_SEC = 1.0
 """How long a stopping task waits for its cancel flags to reach MongoDB before it cancels the attempts."""
 
 _NO_INPUT = RawValue(Payload())
-
-WAKE = "wake-main-loop"
-"""Patch id: a node that repeats without backoff wakes the main loop when the task must continue in a new run."""
-
-
-class EventSource(Protocol):
-    """A part of the task that has events for the main loop."""
-
-    @property
-    def has_events(self) -> bool:
-        """Whether the main loop must call `process_events`."""
-
-    def process_events(self) -> None:
-        """Process the events that have occurred since the last call."""
 
 
 @workflow.defn(name=temporal_names.TASK)
@@ -64,25 +51,12 @@ class Task:
     _conditions: ConditionEvaluations
     _deadlines: TaskDeadlines
     _silence: Silence
-    _event_sources: tuple[EventSource, ...]
-    """Whose events the main loop processes, in this order, after the ends of nodes."""
     _limits: RoleLimits | None
 
     def __init__(self) -> None:
         self._is_open = False
         """Whether `_open` has set the attributes above."""
-        self._draining = False
-        """Whether the task has stopped starting attempts."""
-        self._loop_ended = False
-        """Whether the main loop has ended before all nodes ended: the task stops, or continues in a new run."""
-        self._iterations = 0
-        """Number of iterations of the main loop that did not end this run."""
-        self._wake_requested = False
-        """Whether the main loop must iterate although no node has ended: a node began or ended its wait for a retry, has
-        stored its first batch, waits for something else, or is about to repeat without backoff while the task must
-        continue in a new run."""
-        self._progressed = False
-        """Whether this run has processed an event. A run without progress must not continue as new, to avoid a loop."""
+        self._loop = MainLoop()
         self._result: TaskResult | None = None
 
     @workflow.run
@@ -108,19 +82,19 @@ class Task:
         """Run the task until it ends, or until it must continue as a new run with the returned state."""
         await self._open(task)
         while not self._scheduler.done:
-            if _cancel_requested() or self._scheduler.hard_failure or self._deadlines.task_failure:
+            if cancel_requested() or self._scheduler.hard_failure or self._deadlines.task_failure:
                 return await self._stop()
-            if self._should_continue_as_new():
+            if self._loop.should_continue_as_new():
                 return await self._prepare_continue_as_new()
-            self._iterations += 1
+            self._loop.begin_iteration()
             self._nodes.start(self._deadlines.begin(self._scheduler.pop_ready()))
-            if not self._draining:
+            if not self._loop.draining:
                 self._conditions.start(self._scheduler.pop_due())
             await asyncio.sleep(0)  # Let the nodes schedule their activities.
             if self._limits is not None:
                 self._limits.release_ended()
             self._publish_status()
-            await workflow.wait_condition(self._has_events)
+            await workflow.wait_condition(self._loop.has_events)
             self._process_events()
         if self._scheduler.failures:
             return await self._fail()
@@ -132,36 +106,27 @@ class Task:
         self._scheduler = Scheduler(graph, self._state.nodes)
         self._publisher = StatusPublisher(self._state, graph, self._scheduler)
         self._document = TaskDocument(self._state, self._scheduler, self._publisher)
-        self._limits = self._role_limits()
+        self._limits = role_limits_of(
+            self._state, is_draining=self._loop.starts_no_attempts, on_change=self._loop.wake
+        )
         self._nodes = RunningNodes(
             self._scheduler,
             self._state.opened.settings,
-            is_draining=lambda: self._draining or _cancel_requested(),
+            is_draining=self._loop.starts_no_attempts,
             on_retry_state_change=self._on_retry_state_change,
-            before_immediate_retry=self._before_immediate_retry,
+            before_immediate_retry=self._loop.before_immediate_retry,
             role_limits=self._limits,
         )
         self._conditions = ConditionEvaluations(self._scheduler, self._state.opened.settings.deployment)
         stops = NodeStops(self._scheduler, self._nodes, self._document)
         self._deadlines = TaskDeadlines(self._state, graph, stop_node=stops.stop_node)
         self._silence = Silence(self._scheduler, run_id=workflow.info().run_id, stop_node=stops.stop_node)
-        self._event_sources = (self._conditions, self._deadlines, self._silence)
+        self._loop.watch(
+            self._state.opened.settings, self._nodes, self._conditions, self._deadlines, self._silence
+        )
         self._is_open = True
         self._document.write_changed_nodes()
         self._publisher.set_status(TaskStatus.RUNNING)
-
-    def _role_limits(self) -> RoleLimits | None:
-        if not self._state.opened.settings.limits:
-            return None
-        return RoleLimits(
-            priority=priority_of(self._state.params),
-            is_draining=lambda: self._draining or _cancel_requested(),
-            on_change=self._wake,
-        )
-
-    def _wake(self) -> None:
-        """Make the main loop iterate, so that it shows what has changed."""
-        self._wake_requested = True
 
     def _publish_status(self) -> None:
         """Update the task's own status and its current details."""
@@ -174,18 +139,9 @@ class Task:
         self._document.show_silent(silent)
         self._publisher.refresh()
 
-    def _has_events(self) -> bool:
-        """Return whether the main loop must iterate."""
-        return (
-            self._wake_requested
-            or self._nodes.any_ended
-            or any(source.has_events for source in self._event_sources)
-            or _cancel_requested()
-        )
-
     def _on_retry_state_change(self, index: int) -> None:
         """Wake the main loop when a node begins or ends its wait for a retry. Write a wait to the task document."""
-        self._wake_requested = True
+        self._loop.wake()
         if self._state.nodes[index].status is NodeStatus.DEFERRED:
             self._document.write_node(index)
 
@@ -196,70 +152,38 @@ class Task:
         After a failure that stops the task, `_stop` writes the changes.
         """
         ended = self._nodes.pop_ended()
-        self._wake_requested, self._progressed = False, True
+        self._loop.begin_processing()
         for index, status in ended:
             self._scheduler.end(index, status)
             if status is NodeStatus.FAILED:
                 self._scheduler.changed.add(index)
-        for source in self._event_sources:
-            if source.has_events:
-                source.process_events()
+        self._loop.process_events()
         if self._scheduler.hard_failure is None:
             self._document.write_changed_nodes()
 
-    def _should_continue_as_new(self) -> bool:
-        """Return whether the history is long enough to continue as new, and no attempt is in flight.
-
-        If attempts keep being in flight until the history is very long, stop starting new ones.
-        """
-        info, settings = workflow.info(), self._state.opened.settings
-        if not info.is_continue_as_new_suggested():
-            return False
-        events, size = info.get_current_history_length(), info.get_current_history_size()
-        if events >= settings.hold_starts_events or size >= settings.hold_starts_bytes:
-            self._draining = True
-        return self._nodes.in_flight == 0 and self._conditions.is_idle and self._progressed
-
-    async def _before_immediate_retry(self) -> None:
-        """Wake the main loop before an attempt without backoff, if the task must continue in a new run.
-
-        Such an attempt does not wake the main loop by itself. Without this call, a node that repeats forever would fill
-        the history, and a task that has stopped starting attempts would hang after its last attempt.
-        """
-        if self._loop_ended or self._has_events() or not self._must_continue_as_new():
-            return
-        if workflow.patched(WAKE):
-            self._wake_requested, iteration = True, self._iterations
-            await workflow.wait_condition(lambda: self._iterations != iteration or self._draining)
-
-    def _must_continue_as_new(self) -> bool:
-        if self._draining:
-            return self._nodes.in_flight == 0
-        return workflow.info().is_continue_as_new_suggested()
-
     async def _prepare_continue_as_new(self) -> TaskResult | TaskState:
         """End all waits and writes, and return the state for the next run. If the task was cancelled, stop it."""
-        self._draining = self._loop_ended = True
+        self._loop.end()
         await self._cancel_nodes(grace_sec=0)
         self._document.show_silent([])
         await self._document.flush()
         if self._limits is not None:
             await self._limits.flush()
         await workflow.wait_condition(workflow.all_handlers_finished)
-        return await self._stop() if _cancel_requested() else self._state
+        return await self._stop() if cancel_requested() else self._state
 
     async def _stop(self) -> TaskResult:
         """Stop a cancelled or failed task: set the cancel flags, cancel the attempts, close the task document.
 
         A cancel request takes precedence over a failure of a node, and that over the deadline of the task.
         """
-        failed = None if _cancel_requested() else self._scheduler.hard_failure
-        overdue = None if failed or _cancel_requested() else self._deadlines.task_failure
+        failed = None if cancel_requested() else self._scheduler.hard_failure
+        overdue = None if failed or cancel_requested() else self._deadlines.task_failure
         fails = failed is not None or overdue is not None
         reason = stop_reason(
             failed, self._state.nodes, workflow.cancellation_reason(), overdue=overdue is not None
         )
-        self._draining = self._loop_ended = True
+        self._loop.end()
         self._scheduler.mark_cancelling()
         self._document.write_changed_nodes()
         if fails:
@@ -312,7 +236,7 @@ class Task:
         run, which must have the same effect when they are replayed, to a run with another id.
         """
         if self._is_open and self._nodes.add_batch(batch):
-            self._wake_requested = True
+            self._loop.wake()
 
     @workflow.update(name=temporal_names.REPORT_SILENCE)
     async def report_silence(self, report: SilenceReport) -> None:
@@ -334,7 +258,3 @@ class Task:
         view = status_view(self._publisher.status, self._scheduler, self._result)
         silent = sorted(self._publisher.silent_nodes)
         return {**view, "silent_nodes": silent} if silent else view
-
-
-def _cancel_requested() -> bool:
-    return workflow.cancellation_reason() is not None

@@ -11,7 +11,8 @@ from temporalio.worker import Replayer
 
 from flowkit.models import TaskStatus
 from flowkit.worker import BatchResult
-from flowkit.workflows.task import WAKE, Task
+from flowkit.workflows.main_loop import WAKE
+from flowkit.workflows.task import Task
 from tests.integration.handlers import Quick
 from tests.integration.harness import Harness, node
 from tests.integration.test_large_graphs import run_ids, run_of, short_runs, until_only_runs
