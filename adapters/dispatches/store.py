@@ -6,8 +6,10 @@ stored once, and an outdated write changes nothing.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
 from pymongo import ASCENDING, ReturnDocument, UpdateOne
 from pymongo.errors import DuplicateKeyError
 
@@ -25,9 +27,12 @@ from flowkit.adapters.dispatches.record import (
     to_document,
 )
 from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
+from flowkit.errors import StoreRefused
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
+
+_logger = logging.getLogger("flowkit.bridge")
 
 _OPEN = DispatchState.OPEN.value
 _FINISHING = DispatchState.FINISHING.value
@@ -48,6 +53,7 @@ class DispatchStore:
 
     def __init__(self, db: Database) -> None:
         self._records = db.dispatches
+        self._unreadable: set[str] = set()
 
     @translate_errors
     async def prepare(self) -> None:
@@ -63,14 +69,14 @@ class DispatchStore:
             await self._records.insert_one(document)
         except DuplicateKeyError:
             stored = await self._records.find_one({"_id": record.key})
-            return from_document(stored) if stored else record
+            return _record(stored) if stored else record
         return record
 
     @translate_errors
     async def find(self, task_id: str, node_id: str, epoch: int) -> Dispatch | None:
         """Return the record of one attempt, or None."""
         found = await self._records.find_one({"_id": key_of(task_id, node_id, epoch)})
-        return from_document(found) if found else None
+        return _record(found) if found else None
 
     @translate_errors
     async def find_all(self, keys: Collection[str]) -> dict[str, Dispatch]:
@@ -78,7 +84,7 @@ class DispatchStore:
         if not keys:
             return {}
         cursor = self._records.find({"_id": {"$in": list(keys)}})
-        return {document["_id"]: from_document(document) async for document in cursor}
+        return {record.key: record for record in await self._readable(cursor)}
 
     @translate_errors
     async def sent(self, key: str, partition: int, offset: int) -> None:
@@ -93,7 +99,7 @@ class DispatchStore:
             {"$set": {"owner": owner, "updated_at": moment(at)}},
             return_document=ReturnDocument.AFTER,
         )
-        return from_document(found) if found else None
+        return _record(found) if found else None
 
     @translate_errors
     async def accept(self, record: Dispatch, lease: WorkerLease, at: float) -> bool:
@@ -152,7 +158,7 @@ class DispatchStore:
         request = {"cancel": {"reason": reason, "at": at}, "updated_at": moment(at)}
         await self._records.update_one({"_id": key, "state": _ACTIVE, "cancel": None}, {"$set": request})
         found = await self._records.find_one({"_id": key, "state": _ACTIVE})
-        return from_document(found) if found else None
+        return _record(found) if found else None
 
     @translate_errors
     async def hold(self, key: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
@@ -182,7 +188,7 @@ class DispatchStore:
         found = await self._records.find_one_and_update(
             held, {"$set": stored, **_counted(batches)}, return_document=ReturnDocument.AFTER
         )
-        return from_document(found) if found else None
+        return _record(found) if found else None
 
     @translate_errors
     async def reported(self, key: str, batches: int | None = None) -> None:
@@ -207,7 +213,7 @@ class DispatchStore:
     async def unchanged_since(self, before: float, roles: Iterable[str], limit: int = 100) -> list[Dispatch]:
         """Return records of `roles` that are not reported and have not changed since `before`."""
         wanted = {"state": _UNREPORTED, "role": {"$in": list(roles)}, "updated_at": {"$lt": moment(before)}}
-        return [from_document(document) async for document in self._records.find(wanted).limit(limit)]
+        return await self._readable(self._records.find(wanted).limit(limit))
 
     @translate_errors
     async def disown(self, key: str, owner: str) -> None:
@@ -232,7 +238,7 @@ class DispatchStore:
         wanted: Fields = {"state": _ACTIVE, "role": role, "queue": queue}
         found = await self._records.find_one(wanted)
         count = await self._records.count_documents(wanted) if found else 0
-        return count, from_document(found) if found else None
+        return count, _record(found) if found else None
 
     @translate_errors
     async def count_open(self, roles: Iterable[str]) -> dict[str, int]:
@@ -240,7 +246,39 @@ class DispatchStore:
         return {role: await self._records.count_documents({"state": _ACTIVE, "role": role}) for role in roles}
 
     async def _read(self, wanted: Fields) -> list[Dispatch]:
-        return [from_document(document) async for document in self._records.find(wanted)]
+        return await self._readable(self._records.find(wanted))
+
+    async def _readable(self, cursor: Any) -> list[Dispatch]:
+        """Return the records that `cursor` finds. Skip those that cannot be read, with one warning for each."""
+        found = []
+        async for document in cursor:
+            try:
+                found.append(_record(document))
+            except StoreRefused as error:
+                if document["_id"] not in self._unreadable:
+                    self._unreadable.add(document["_id"])
+                    _logger.warning("%s; the bridge ignores it", error)
+        return found
+
+
+def _record(document: Fields) -> Dispatch:
+    """Return the record of a document. Raise StoreRefused if it is none."""
+    try:
+        return from_document(document)
+    except (ValueError, KeyError, TypeError) as error:
+        node, epoch, task = (document.get(name) for name in ("node_id", "attempt_epoch", "task_id"))
+        raise StoreRefused(
+            f"the dispatch record {document['_id']!r} of node {node!r}, attempt {epoch}, of task {task!r} cannot be "
+            f"read: {_problem(error)}. If a newer release of FlowKit wrote it, run that release; otherwise delete it"
+        ) from error
+
+
+def _problem(error: Exception) -> str:
+    """Return the first problem of a document, without its values, which may be large."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _counted(batches: int) -> Fields:

@@ -176,7 +176,7 @@ class SlotGrants:
             _logger.warning("a slot of task %s was not delivered; retrying: %s", request.task_id, error)
 
     async def deliver(self, task_id: str, run_id: str, node_id: str, epoch: int) -> bool:
-        """Tell the workflow that an attempt has its slot. Return False if the workflow does not wait for it."""
+        """Report to the workflow that an attempt has its slot. Return False if the workflow does not wait for it."""
         handle = self.client.get_async_activity_handle(
             workflow_id=task_id, run_id=run_id, activity_id=slot_wait_id(node_id, epoch)
         )
