@@ -69,10 +69,8 @@ def has_room(limits: Limits, usage: Usage, role: str) -> bool:
 
 def wait_reason(limits: Limits, usage: Usage, role: str, *, served: bool) -> str:
     """Return why a request of `role` waits, such as `12 of 12`."""
-    if not served:
-        return "no worker serves the role"
     if role in full_roles(limits, usage):
         return f"{usage.by_role[role]} of {limits.by_role[role]}"
     if is_full(limits, usage):
         return f"{usage.total} of {limits.total} over all roles"
-    return "other tasks are first"
+    return "other tasks are first" if served else "no worker serves the role"

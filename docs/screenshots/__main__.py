@@ -17,6 +17,7 @@ from flowkit.local import Stack
 from screenshots.browser import NoChromium, web_ui
 from screenshots.pipeline import FORECAST
 from screenshots.states import DATABASE, QUEUE, pipeline
+from screenshots.tour import tour
 
 if TYPE_CHECKING:
     from screenshots.browser import WebUI
@@ -42,16 +43,18 @@ def screenshots(
     with tempfile.TemporaryDirectory(prefix="flowkit-screenshots-") as folder, Stack(Path(folder)) as stack:
         os.environ.update(stack.exports)
         assert stack.temporal is not None
-        asyncio.run(_run(stack, stack.temporal.ui_url, keep=keep, take=take))
+        asyncio.run(_run(stack, stack.temporal.ui_url, Path(folder), keep=keep, take=take))
 
 
-async def _run(stack: Stack, url: str, *, keep: bool, take: bool) -> None:
+async def _run(stack: Stack, url: str, folder: Path, *, keep: bool, take: bool) -> None:
     async with pipeline(stack.mongo_url) as tasks:
         shown = await tasks.all_states()
         if take:
             async with web_ui(url, PICTURES) as ui:
                 await _take_screenshots(ui, shown)
                 await ui.details("routing", await tasks.routing(), "waits for a route")
+                (folder / "tour").mkdir()
+                await tour(ui, stack.mongo_url, folder / "tour")
             typer.echo("the screenshots are in docs/img")
         if keep:
             _print_addresses(stack, url, shown)

@@ -71,7 +71,8 @@ def test_slots_are_granted_up_to_the_limits_and_no_further(
     [
         (Usage(total=2, by_role={"slow": 2}), True, "2 of 2"),
         (Usage(total=12, by_role={"slow": 1}), True, "12 of 12 over all roles"),
-        (Usage(total=12, by_role={"slow": 2}), False, "no worker serves the role"),
+        (Usage(total=12, by_role={"slow": 2}), False, "2 of 2"),
+        (Usage(total=11, by_role={"slow": 1}), False, "no worker serves the role"),
         (Usage(total=1), True, "other tasks are first"),
     ],
 )

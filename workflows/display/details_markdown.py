@@ -34,6 +34,9 @@ _LAST_LINE_BYTES = 100
 _RANK = {status: position for position, status in enumerate(DISPLAY_ORDER)}
 _TABLE_HEADER = ("| node | role | status | attempt | note |", "|:---|:---|:---|:---:|:---|")
 _LINE_BREAK = "  \n"  # in Markdown
+_EMPTY_LINE = "\N{NO-BREAK SPACE}"
+"""The Web UI cuts off the lower half of the last line."""
+
 _NAME_CHARS = 60
 _NOTE_CHARS = 80
 _NOTES_CHARS = 1_200
@@ -75,8 +78,8 @@ def render(
     all_rows = (_row(notes, node, note_chars) for node in shown)
     rows = longest_prefix(all_rows, _line_bytes, BYTES - _LAST_LINE_BYTES - sum(map(_line_bytes, above_rows)))
     hidden = len(scheduler.nodes) - len(rows)
-    more = [f"\n… and {hidden:,} more nodes; the query `status` has them all"] if hidden else []
-    return "\n".join([*above_rows, *rows, *more])
+    last = f"… and {hidden:,} more nodes; the query `status` has them all" if hidden else _EMPTY_LINE
+    return "\n".join([*above_rows, *rows, "", last])
 
 
 def _line_bytes(line: str) -> int:
