@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flowkit.engine.limits.grants import SlotGrants
+from flowkit.errors import StoreUnavailable
 from flowkit.models import TaskStatus
 from tests.integration.counted import Counted, holders, most, requests, started
 from tests.integration.harness import eventually, node
@@ -64,6 +66,35 @@ async def test_each_role_has_its_own_limit_and_both_workers_of_a_role_get_work(h
     assert (await most(harness, "slow"), await most(harness, "fast")) == (1, 2)
     nodes = [entry for task_id in tasks for entry in (await harness.document(task_id))["graph"]["nodes"]]
     assert {entry["lease"]["worker_id"] for entry in nodes} == {worker.worker_id for worker in workers}
+
+
+async def test_failed_local_activities_are_repeated_as_regular_ones(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.settings["max_global_running"] = 1
+    fails: set[str] = {"acquire", "release"}
+
+    def failing_once(method: str) -> None:
+        original = getattr(SlotGrants, method)
+
+        async def call(grants: SlotGrants, given: Any) -> Any:
+            if method in fails:
+                fails.remove(method)
+                raise StoreUnavailable("MongoDB does not respond")
+            return await original(grants, given)
+
+        monkeypatch.setattr(SlotGrants, method, call)
+
+    failing_once("acquire")
+    failing_once("release")
+    await harness.engine()
+    await harness.worker()
+    task_id = await harness.create(node("a"))
+    await finished(harness, task_id)
+    history = await (await harness.handle(task_id)).fetch_history()
+    names = [event.activity_task_scheduled_event_attributes.activity_type.name for event in history.events]
+    assert [*filter(None, names)] == ["acquire_slot", "quick", "release_slots", "close_task"]
+    await until_all_slots_are_free(harness)
 
 
 async def test_retry_holds_no_slot_while_it_waits(harness: Harness) -> None:

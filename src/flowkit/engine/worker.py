@@ -82,6 +82,7 @@ def settings_of(
         qualify_uids=True,
         deadlines=True,
         limits=Limits.of(config).configured,
+        local_slots=True,
     )
 
 

@@ -134,6 +134,8 @@ class Settings:
     """Whether `deadline_sec` of the graph applies. False for tasks of an earlier release, which ignored the key."""
     limits: bool = False
     """Whether attempts of the task need a slot of the limits across tasks. The engine reads the numbers live."""
+    local_slots: bool = False
+    """Whether local activities acquire and free the slots. False for tasks of an earlier release."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

@@ -53,6 +53,7 @@ class SlotGrants:
         self._roles = ServedRoles(client, WorkerRegistry(db), config.queue)
         self._store: SlotStore | None = None
         self._granting = asyncio.Lock()
+        self._delivering: set[asyncio.Task[None]] = set()
         self.released = asyncio.Event()
         """Set when a slot has become free, so that waiting requests should be checked."""
 
@@ -119,10 +120,20 @@ class SlotGrants:
             self.released.set()
 
     async def grant_waiting(self) -> None:
-        """Grant free slots to the requests that wait, in their order."""
+        """Grant free slots to the requests that wait, in their order, and begin to deliver them."""
         async with self._granting:
             granted = await self._grant_in_order(await self.store())
-        await asyncio.gather(*(self._deliver(request) for request in granted))
+        for request in granted:
+            delivering = asyncio.create_task(self._deliver(request))
+            self._delivering.add(delivering)
+            delivering.add_done_callback(self._delivering.discard)
+
+    async def stop(self) -> None:
+        """Stop delivering. Another engine delivers what is left, once it finds that the workflows still wait."""
+        delivering = [*self._delivering]
+        for each in delivering:
+            each.cancel()
+        await asyncio.gather(*delivering, return_exceptions=True)
 
     async def _grant_in_order(self, store: SlotStore) -> list[SlotRequest]:
         granted: list[SlotRequest] = []

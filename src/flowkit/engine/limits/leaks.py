@@ -93,7 +93,10 @@ class SlotLoop:
 
     async def run(self) -> None:
         """Run until cancelled. Errors are logged, and the next step retries."""
-        await self._loop.run()
+        try:
+            await self._loop.run()
+        finally:
+            await self._grants.stop()
 
     async def _step(self) -> None:
         tick = _TICK_SEC if self._grants.limits.configured else _IDLE_TICK_SEC
