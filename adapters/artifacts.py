@@ -214,6 +214,12 @@ class ArtifactStore:
         )
         return entries([partial async for partial in cursor])
 
+    @translate_errors
+    async def has_batches(self, task_id: str, node_id: str) -> bool:
+        """Return whether a node has stored a batch."""
+        batch = {"task_id": task_id, "node_id": node_id, "status": "partial", "batch_uid": {"$exists": True}}
+        return await self._artifacts.find_one(batch, {"_id": 1}) is not None
+
     async def stored_uids(self, task_id: str, node_id: str) -> set[str]:
         """Return the uids of a node's stored batches."""
         return set(await self._partials(task_id, node_id))
