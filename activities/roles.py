@@ -79,7 +79,7 @@ class RoleActivities:
                     roles=self._roles,
                     on_batch=signal.batch_stored,
                 )
-                return await Attempt(self._worker, attempt, executor).run()
+                return await Attempt(self._worker, attempt, executor, executor.waits_for).run()
 
         return run_role
 
@@ -118,6 +118,10 @@ class RoleExecutor:
         self._ahead: Backpressure | None = None
         self._wait = Wait()
         self._log: AttemptLog | None = None
+
+    def waits_for(self) -> str | None:
+        """Return what holds the attempt back, for people; None if nothing does. Any thread may call this."""
+        return self._ahead.waits_for if self._ahead is not None else None
 
     def cancel(self, reason: str, grace_sec: float) -> None:
         """Set the handler's cancel flag. An attempt that is waiting for its next batch ends at once."""
