@@ -26,6 +26,8 @@ from flowkit.attempt.steps import check_database
 from flowkit.errors import FlowKitError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flowkit.adapters.tasks.cancel_flags import CancelFlag
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.attempt.loop_portal import LoopPortal
@@ -88,10 +90,18 @@ class WorkerContext:
 class Attempt:
     """Runs one executor within one Temporal activity."""
 
-    def __init__(self, worker: WorkerContext, attempt: AttemptInput, executor: AttemptExecutor) -> None:
+    def __init__(
+        self,
+        worker: WorkerContext,
+        attempt: AttemptInput,
+        executor: AttemptExecutor,
+        waits_for: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """Prepare the attempt. `waits_for` returns what it waits for at the moment; the heartbeats show it."""
         self._worker = worker
         self._attempt = attempt
         self._executor = executor
+        self._waits_for = waits_for
         self._info = activity.info()
         self._clock = AttemptClock()
         self._forced_end: asyncio.Future[AttemptFailure] = asyncio.get_running_loop().create_future()
@@ -225,7 +235,8 @@ class Attempt:
         pause = heartbeats.pause_sec(lease_ttl_sec) - _UNSUPERVISED_SEC
         while True:
             await asyncio.sleep(pause)
-            activity.heartbeat()
+            waits_for = self._waits_for()
+            activity.heartbeat(*([{"state": "running", "waits_for": waits_for}] if waits_for else []))
             pause = heartbeats.pause_sec(lease_ttl_sec)
 
     async def _renew_lease(self) -> None:

@@ -28,19 +28,31 @@ class ArtifactsWriter:
     All methods wait while MongoDB is unavailable.
     """
 
-    def __init__(self, store: ArtifactStore, attempt: AttemptInput, worker_id: str) -> None:
+    def __init__(
+        self,
+        store: ArtifactStore,
+        attempt: AttemptInput,
+        worker_id: str,
+        on_batch: Callable[[str], None] = lambda uid: None,
+    ) -> None:
+        """Prepare the writer. `on_batch` is called with the uid of each batch that `upsert_partial` has stored."""
         self._store = store
         self._attempt = attempt
         self._worker_id = worker_id
+        self._on_batch = on_batch
 
     async def upsert_partial(self, batch_uid: str, meta: dict[str, Any]) -> dict[str, Any]:
-        """Store `meta` as the artifact of a batch and return a reference to it. Raise ValueError for an invalid uid."""
+        """Store `meta` as the artifact of a batch and return a reference to it. Raise ValueError for an invalid uid.
+
+        For nodes that stream from this one, it is a batch like any other: the first one lets them start.
+        """
         if not isinstance(batch_uid, str) or not batch_uid or not is_unicode(batch_uid):
             raise ValueError(f"batch_uid must be a non-empty string, not {shown(batch_uid)}")
         now = time.time()
         await retry_while_unavailable(
             lambda: self._store.upsert_partial(self._attempt, batch_uid, meta, self._worker_id, now)
         )
+        self._on_batch(batch_uid)
         return {**self._ref(), "batch_uid": batch_uid}
 
     async def mark_complete(

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from flowkit.activities.attempt_log import AttemptLog
+    from flowkit.activities.batches.backpressure import Backpressure
     from flowkit.activities.handler_calls import HandlerInvoker
     from flowkit.activities.handlers import Batch, RoleHandler
     from flowkit.activities.processes import ProcessPool
@@ -78,7 +79,7 @@ class RoleActivities:
                     roles=self._roles,
                     on_batch=signal.batch_stored,
                 )
-                return await Attempt(self._worker, attempt, executor).run()
+                return await Attempt(self._worker, attempt, executor, executor.waits_for).run()
 
         return run_role
 
@@ -107,14 +108,20 @@ class RoleExecutor:
         self._ctx = RunContext(
             attempt=attempt,
             worker_id=worker.worker_id,
-            artifacts=ArtifactsWriter(roles.artifacts, attempt, worker.worker_id),
+            artifacts=ArtifactsWriter(roles.artifacts, attempt, worker.worker_id, self._batch_stored),
             tasks=worker.tasks,
             clock=roles.clock,
         )
         self._batches = 0
         self._on_batch = on_batch
+        self._signaled = False
+        self._ahead: Backpressure | None = None
         self._wait = Wait()
         self._log: AttemptLog | None = None
+
+    def waits_for(self) -> str | None:
+        """Return what holds the attempt back, for people; None if nothing does. Any thread may call this."""
+        return self._ahead.waits_for if self._ahead is not None else None
 
     def cancel(self, reason: str, grace_sec: float) -> None:
         """Set the handler's cancel flag. An attempt that is waiting for its next batch ends at once."""
@@ -137,10 +144,22 @@ class RoleExecutor:
         attempt, artifacts = self._attempt, self._artifacts
         if attempt.signal_first_batch and attempt.epoch > 1:
             stored = await retry_while_unavailable(
-                lambda: artifacts.batch_uids(attempt.task_id, attempt.node_id)
+                lambda: artifacts.has_batches(attempt.task_id, attempt.node_id)
             )
             if stored:
-                self._on_batch()
+                self._signal()
+
+    def _signal(self) -> None:
+        """Report the first stored batch, once."""
+        if not self._signaled:
+            self._signaled = True
+            self._on_batch()
+
+    def _batch_stored(self, uid: str) -> None:
+        """Report and count a batch that the attempt has stored, as a result or with `ctx.artifacts.upsert_partial`."""
+        self._signal()
+        if self._ahead is not None:
+            self._ahead.stored(uid)
 
     async def _run(self) -> None:
         try:
@@ -180,7 +199,7 @@ class RoleExecutor:
         attempt, handler, invoker = self._attempt, self._handler, self._invoker
         await invoker.call(handler.init, self._info())
         loaded = await invoker.call(handler.load_input, attempt.io.input_ref, inline_of(attempt))
-        with backpressure(attempt, self._artifacts, self._tasks) as ahead:
+        with backpressure(attempt, self._artifacts, self._tasks) as self._ahead:
             source = Input(
                 attempt=attempt,
                 handler=handler,
@@ -188,23 +207,26 @@ class RoleExecutor:
                 artifacts=self._artifacts,
                 tasks=self._tasks,
                 settings=self._roles.inputs,
-                ahead=ahead,
+                ahead=self._ahead,
                 wait=self._wait,
             )
             async with aclosing(source.batches(loaded)) as batches:
-                while (uid := await self._process_next(batches)) is not None:
-                    ahead.stored(uid)
+                while await self._process_next(batches):
+                    pass
         return as_final(await invoker.call(handler.finalize, self._ctx))
 
-    async def _process_next(self, batches: AsyncGenerator[Batch, None]) -> str | None:
-        """Process the next batch and return its uid, or None if there is no batch.
+    async def _process_next(self, batches: AsyncGenerator[Batch, None]) -> bool:
+        """Process the next batch. Return False if there is none.
 
         Do not keep the batch afterwards, because the input's byte budget no longer counts it.
         """
         await self._ctx.raise_if_cancelled()
         batch = await anext(batches, None)
         await self._ctx.raise_if_cancelled()
-        return await self._process(batch) if batch is not None else None
+        if batch is None:
+            return False
+        await self._process(batch)
+        return True
 
     def _info(self) -> dict[str, Any]:
         return {
@@ -215,7 +237,7 @@ class RoleExecutor:
             "role": self._attempt.role,
         }
 
-    async def _process(self, batch: Batch) -> str:
+    async def _process(self, batch: Batch) -> None:
         uid = batch.batch_uid or payload_uid(batch)
         try:
             result = as_result(await self._call_handler(batch))
@@ -229,11 +251,9 @@ class RoleExecutor:
             raise await self._failed_batch(uid, _unsuccessful(result))
         await self._store(uid, result)
         self._batches += 1
-        if self._batches == 1:
-            self._on_batch()
+        self._batch_stored(uid)
         if self._log is not None:
             self._log.batch_ok(uid)
-        return uid
 
     async def _call_handler(self, batch: Batch) -> Any:
         hook = self._handler.process_batch

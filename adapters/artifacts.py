@@ -18,9 +18,7 @@ from flowkit.adapters.entries import (
     PAGE_BYTES,
     PROJECTION,
     Entry,
-    Scan,
     entries,
-    epoch_of,
     fitting,
     is_whole,
 )
@@ -28,11 +26,13 @@ from flowkit.adapters.fenced_rows import FencedRows
 from flowkit.adapters.metrics import EMPTY_BYTES, storable
 from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
 from flowkit.adapters.notifications import ArtifactNotifier
+from flowkit.adapters.scans import SCANNED, Scan, as_scan, scan_filter
 from flowkit.protocol.kinds import FINAL_UID
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Sequence
+    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
+    from flowkit.adapters.scans import Mark
     from flowkit.models import AttemptInput
 
 _NODE_BATCH = [("task_id", ASCENDING), ("node_id", ASCENDING), ("batch_uid", ASCENDING)]
@@ -190,28 +190,15 @@ class ArtifactStore:
         )
 
     @translate_errors
-    async def scan(self, task_id: str, sources: Sequence[str]) -> Scan:
-        """Return the batches and complete markers of several nodes, without metas. Uses a single query."""
-        cursor = self._artifacts.find(
-            {"task_id": task_id, "node_id": {"$in": list(sources)}},
-            {**PROJECTION, "node_id": 1, "status": 1, "attempt_epoch": 1, "confirmed": 1},
-        )
-        found: dict[str, list[dict[str, Any]]] = {source: [] for source in sources}
-        markers: dict[str, int] = {}
-        unconfirmed: set[str] = set()
-        async for artifact in cursor:
-            source = artifact["node_id"]
-            if artifact.get("status") == "complete":
-                markers[source] = max(markers.get(source, 0), epoch_of(artifact))
-                if not artifact.get("confirmed"):
-                    unconfirmed.add(source)
-            elif artifact.get("status") == "partial":
-                found[source].append(artifact)
-        return Scan(
-            batches={source: entries(batches) for source, batches in found.items()},
-            markers=markers,
-            unconfirmed=unconfirmed,
-        )
+    async def scan(
+        self, task_id: str, sources: Sequence[str], since: Mapping[str, Mark] | None = None
+    ) -> Scan:
+        """Return the batches and complete markers of several nodes, without metas. Uses a single query.
+
+        Omit the batches of the sources in `since` that were stored before the source's mark.
+        """
+        cursor = self._artifacts.find(scan_filter(task_id, sources, since or {}), SCANNED)
+        return as_scan(sources, [artifact async for artifact in cursor])
 
     @translate_errors
     async def batch_uids(self, task_id: str, node_id: str) -> set[str]:
@@ -226,6 +213,12 @@ class ArtifactStore:
             {"task_id": task_id, "node_id": node_id, "status": "partial"}, PROJECTION
         )
         return entries([partial async for partial in cursor])
+
+    @translate_errors
+    async def has_batches(self, task_id: str, node_id: str) -> bool:
+        """Return whether a node has stored a batch."""
+        batch = {"task_id": task_id, "node_id": node_id, "status": "partial", "batch_uid": {"$exists": True}}
+        return await self._artifacts.find_one(batch, {"_id": 1}) is not None
 
     async def stored_uids(self, task_id: str, node_id: str) -> set[str]:
         """Return the uids of a node's stored batches."""

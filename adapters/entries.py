@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,18 +33,6 @@ class Entry(NamedTuple):
     """Size of the meta in bytes; None for a batch that another program or an earlier release stored."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scan:
-    """The batches and complete markers that the sources of a pulling node have stored so far."""
-
-    batches: dict[str, dict[str, Entry]]
-    """Batches of each source, keyed by the text of their uid, oldest first."""
-    markers: dict[str, int]
-    """Epoch of the complete marker, for each source that has a marker."""
-    unconfirmed: set[str] = field(default_factory=set)
-    """Sources whose marker only an external worker has written, or an earlier release."""
-
-
 def entries(partials: Iterable[dict[str, Any]]) -> dict[str, Entry]:
     """Return the batches keyed by the text of their uid, oldest first. Skip documents without a `batch_uid`."""
     batches = [partial for partial in partials if "batch_uid" in partial]
@@ -62,7 +49,12 @@ def _age(partial: dict[str, Any]) -> tuple[float, str]:
     made = partial.get("created_at")
     if not isinstance(made, datetime):
         return float("-inf"), str(partial["_id"])
-    return (made if made.tzinfo else made.replace(tzinfo=UTC)).timestamp(), str(partial["_id"])
+    return utc(made).timestamp(), str(partial["_id"])
+
+
+def utc(read: datetime) -> datetime:
+    """Return a date as MongoDB returned it, with its time zone, which a client may omit."""
+    return read if read.tzinfo else read.replace(tzinfo=UTC)
 
 
 def epoch_of(artifact: dict[str, Any]) -> int:

@@ -33,7 +33,7 @@ NAMES = (_FIRST, _FAR, _NEAR)
 
 def commands(queue: str) -> list[list[str]]:
     """Return the arguments of the two `flowkit worker` processes."""
-    served = (("Ticker", "Near", "Stage"), ("Far", "FarStage"))
+    served = (("Ticker", "Near", "Stage", "LastStage"), ("Far", "FarStage"))
     return [
         ["worker", *(f"benchmarks.streaming_handlers:{name}" for name in names), "--queue", queue]
         for names in served
@@ -120,7 +120,9 @@ class Streaming:
     def stages(self) -> Mapping[str, Callable[[], Awaitable[float]]]:
         """Return functions that run three stages, in sequence and streaming, and return the seconds.
 
-        The batches pass from one process to the other and back. The first call warms up the servers with few batches.
+        The batches pass from one process to the other and back. Each stage has a role of its own, because two stages of
+        one role would share the role's only slot in a worker, and run one after the other. The first call warms up the
+        servers with few batches.
         """
 
         async def run(*, streams: bool) -> float:
@@ -135,7 +137,7 @@ class Streaming:
 
     async def _three_stages(self, batches: int, *, streams: bool) -> None:
         first = {"node_id": "n0", "type": "stage", "io": {"input_inline": {"batches": batches}}}
-        roles = enumerate(("far_stage", "stage"), 1)
+        roles = enumerate(("far_stage", "last_stage"), 1)
         later = [_pulling(f"n{n}", role, f"n{n - 1}", streams=streams) for n, role in roles]
         await self._run([first, *later])
 

@@ -64,3 +64,9 @@ class FarStage(Stage):
     """Runs in another process than the other stages."""
 
     role = "far_stage"
+
+
+class LastStage(Stage):
+    """Runs in the process of the first stage."""
+
+    role = "last_stage"

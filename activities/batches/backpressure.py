@@ -26,6 +26,8 @@ _LONGEST_SEC = 0.3
 """The longest pause between two reads of an attempt that is held or that no running node holds."""
 _SHARE = 4.0
 """The pause after a read is at least this many times as long as the read."""
+_SHOWN_SEC = 5.0
+"""How long to show that the attempt was held."""
 
 
 def is_reached(stored: int, max_ahead: int, claims: Iterable[int]) -> bool:
@@ -60,11 +62,22 @@ class Backpressure:
         self._due = 0.0
         self._pause = _SHORTEST_SEC
         self._reported = False
+        self._shown = ""
+        self._shown_until = 0.0
 
     @property
     def limited(self) -> bool:
         """Whether the attempt has a limit at all."""
         return bool(self._attempt.max_ahead and self._attempt.followers)
+
+    @property
+    def waits_for(self) -> str | None:
+        """What has held the attempt in the last five seconds, for people; None if nothing has. Any thread may read it.
+
+        An attempt at its limit waits again and again. The text stays the same meanwhile, because commands print each
+        change of it.
+        """
+        return self._shown if time.monotonic() < self._shown_until else None
 
     def stored(self, uid: str) -> None:
         """Count a batch that the attempt has stored."""
@@ -81,29 +94,35 @@ class Backpressure:
                 lambda: artifacts.stored_uids(attempt.task_id, attempt.node_id)
             )
         self._add_notified_claims()
-        while self._is_reached(self._claims):
-            if time.monotonic() >= self._due:
-                await self._read()
-            if not self._is_reached(self._running):
-                return
-            self._report()
-            await self._subscription.wait(max(0.0, self._due - time.monotonic()))
-            self._add_notified_claims()
+        try:
+            while self._is_reached(self._claims):
+                if time.monotonic() >= self._due:
+                    await self._read()
+                if not self._is_reached(self._running):
+                    return
+                self._report()
+                await self._subscription.wait(max(0.0, self._due - time.monotonic()))
+                self._add_notified_claims()
+        finally:
+            self._shown_until = min(self._shown_until, time.monotonic() + _SHOWN_SEC)
 
     def _is_reached(self, followers: Iterable[str]) -> bool:
         claims = [self._claims[follower] for follower in followers]
         return is_reached(len(self._stored or ()), self._attempt.max_ahead, claims)
 
     def _report(self) -> None:
-        """Log once that the attempt waits, and for which node."""
+        """Note for which node the attempt waits, and log it the first time."""
+        stored, most = len(self._stored or ()), self._attempt.max_ahead
+        slowest = min(self._running, key=lambda follower: self._claims[follower])
+        claimed = self._claims[slowest]
+        self._shown = f"node {slowest} to claim batches (io.max_ahead is {most:,})"
+        self._shown_until = float("inf")
         if self._reported:
             return
         self._reported = True
-        slowest = min(self._running, key=lambda follower: self._claims[follower])
         _logger.info(
             "node %s of task %s has stored %d batches, of which node %s has claimed %d: it waits (io.max_ahead is %d)",
-            *(self._attempt.node_id, self._attempt.task_id, len(self._stored or ()), slowest),
-            *(self._claims[slowest], self._attempt.max_ahead),
+            *(self._attempt.node_id, self._attempt.task_id, stored, slowest, claimed, most),
         )
 
     def _add_notified_claims(self) -> None:

@@ -1,7 +1,7 @@
 """Reads the artifacts of other nodes as batches (spec: input routing; protocol: pull adapters).
 
 A new attempt of a pulling node resumes: it skips each batch for which the node has already stored a result. The input
-ends when every source has ended and a scan that began afterwards finds nothing left to deliver.
+ends when every source has ended and a complete scan that began afterwards finds nothing left to deliver.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import bson
 
 from flowkit.activities.batches.pull_sources import Sources, SourcesIdle
 from flowkit.activities.batches.scan_schedule import ScanSchedule
+from flowkit.activities.batches.scanner import Scanner
 from flowkit.adapters.batch_uids import qualified, uid_text
 from flowkit.adapters.entries import MAX_META_BYTES, PAGE_BYTES, fitting
 from flowkit.adapters.notifications import ByteBudget
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 
     from flowkit.activities.batches.pull_sources import Ended
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.entries import Entry, Scan
+    from flowkit.adapters.entries import Entry
     from flowkit.adapters.notifications import Held, Subscription
+    from flowkit.adapters.scans import Scan
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.graph.input_adapters import PullArgs
     from flowkit.models import AttemptInput
@@ -66,6 +68,7 @@ class Puller:
         self._names = tuple(dict.fromkeys(args.from_nodes))
         self._qualifies = attempt.qualify_uids and len(self._names) > 1
         self._sources = Sources(tasks, attempt, self._names)
+        self._scanner = Scanner(artifacts, attempt.task_id, self._names)
         self._taken: dict[str, set[str]] = {source: set() for source in self._names}
         self._done: set[str] = set()
         self._schedule = ScanSchedule(args.poll_ms / 1000, args.backoff_max_ms / 1000)
@@ -91,7 +94,9 @@ class Puller:
         with artifacts.notifier.listener(attempt.task_id, self._names) as subscription:
             while True:
                 began = time.monotonic()
-                scan, still_ended = await asyncio.gather(self._scan(), self._sources.are_still_ended(ended))
+                scan, still_ended = await asyncio.gather(
+                    self._scanner.scan(complete=ended is not None), self._sources.are_still_ended(ended)
+                )
                 took, found = time.monotonic() - began, False
                 async for delivery in self._deliver(scan.batches):
                     found = True
@@ -109,9 +114,6 @@ class Puller:
                     async for delivery in self._until_next_scan(subscription):
                         yield delivery
                         del delivery
-
-    async def _scan(self) -> Scan:
-        return await retry_while_unavailable(lambda: self._artifacts.scan(self._attempt.task_id, self._names))
 
     async def _until_next_scan(self, subscription: Subscription[Entry]) -> AsyncGenerator[Delivery, None]:
         """Yield the batches that sources in this process store, without a scan, until the next scan is due."""
@@ -141,6 +143,7 @@ class Puller:
                         del delivery
         except StoreUnavailable as error:
             _logger.warning("%s; node %s scans again", error, self._attempt.node_id)
+            self._scanner.restart()
             self._schedule.hasten()
 
     def _fresh(self, source: str, stored: Mapping[str, Entry]) -> list[Entry]:

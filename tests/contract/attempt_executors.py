@@ -21,7 +21,7 @@ from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.errors import FlowKitError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from flowkit.activities.batches.batch_sources import InputSettings
     from flowkit.activities.worker_registration import EventLog
@@ -71,6 +71,7 @@ def role_executor(
     *,
     inputs: InputSettings | None = None,
     events: EventLog | None = None,
+    on_batch: Callable[[], None] = lambda: None,
 ) -> RoleExecutor:
     """Return an attempt of a role."""
     shared: dict[str, Any] = {"inputs": inputs} if inputs is not None else {}
@@ -81,7 +82,9 @@ def role_executor(
         events=events,
         **shared,
     )
-    return RoleExecutor(attempt=attempt, run_id=RUN, worker=worker_context(db), roles=roles)
+    return RoleExecutor(
+        attempt=attempt, run_id=RUN, worker=worker_context(db), roles=roles, on_batch=on_batch
+    )
 
 
 def function_executor(db: Any, attempt: AttemptInput, function: Any) -> FunctionExecutor:

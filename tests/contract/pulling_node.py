@@ -12,11 +12,11 @@ from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.graph.input_adapters import PullArgs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from flowkit.activities.batches.puller import Delivery
-    from flowkit.adapters.entries import Scan
     from flowkit.adapters.notifications import ByteBudget
+    from flowkit.adapters.scans import Mark, Scan
     from flowkit.adapters.tasks.task_store import TaskStore
 
 TIMEOUT_SEC = 20.0
@@ -30,9 +30,11 @@ class WatchedArtifacts(ArtifactStore):
         self._looks = 0
         self._looked = asyncio.Condition()
 
-    async def scan(self, task_id: str, sources: Sequence[str]) -> Scan:
+    async def scan(
+        self, task_id: str, sources: Sequence[str], since: Mapping[str, Mark] | None = None
+    ) -> Scan:
         """Count the scan and run it."""
-        found = await super().scan(task_id, sources)
+        found = await super().scan(task_id, sources, since)
         async with self._looked:
             self._looks += 1
             self._looked.notify_all()

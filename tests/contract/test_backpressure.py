@@ -115,8 +115,12 @@ async def test_parent_stays_within_its_limit_of_a_running_child(
     await held.finishes()
 
 
-async def test_log_says_once_for_which_node_an_attempt_waits(
-    prepared: Any, tasks: TaskStore, artifacts: ArtifactStore, caplog: pytest.LogCaptureFixture
+async def test_attempt_shows_for_which_node_it_waits_and_logs_it_once(
+    prepared: Any,
+    tasks: TaskStore,
+    artifacts: ArtifactStore,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level("INFO", "flowkit.worker")
     await runs(tasks, X)
@@ -124,13 +128,19 @@ async def test_log_says_once_for_which_node_an_attempt_waits(
     await artifacts.claim(Y, "a", UIDS[:5], AT)
     held = Held(prepared, parent(2, "x", "y"))
     await held.stops_at(2)
+    shown = "node x to claim batches (io.max_ahead is 2)"
+    assert held.executor.waits_for() == shown
     await artifacts.claim(X, "a", UIDS[:4], AT)
     await held.stops_at(6)
+    assert held.executor.waits_for() == shown
     text = "node a of task task-1 has stored 2 batches, of which node x has claimed 0: it waits (io.max_ahead is 2)"
     assert [record.getMessage() for record in caplog.records] == [text]
     await artifacts.claim(X, "a", UIDS, AT)
     await artifacts.claim(Y, "a", UIDS, AT)
+    monkeypatch.setattr(backpressure, "_SHOWN_SEC", 0.1)
     await held.finishes()
+    await wait_seconds(0.1)
+    assert held.executor.waits_for() is None
 
 
 async def test_claims_in_the_same_process_release_the_parent_without_another_read(

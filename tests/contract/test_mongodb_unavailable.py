@@ -77,6 +77,7 @@ ARTIFACT_CALLS: dict[str, Callable[[ArtifactStore], Awaitable[object]]] = {
     "metas": lambda artifacts: artifacts.metas(TASK, "a", [Entry("b1", None)]),
     "batch_uids": lambda artifacts: artifacts.batch_uids(TASK, "a"),
     "stored_uids": lambda artifacts: artifacts.stored_uids(TASK, "a"),
+    "has_batches": lambda artifacts: artifacts.has_batches(TASK, "a"),
     "pages": first_page,
     "claim": lambda artifacts: artifacts.claim(attempt(), "a", ["b1"], AT),
 }

@@ -125,9 +125,9 @@ async def test_batches_stored_together_with_the_marker_are_delivered(
     """A read of many documents is not a snapshot: it may include the marker but miss earlier writes."""
     scan = artifacts.scan
 
-    async def no_batches(task_id: str, sources: Any) -> Any:
+    async def no_batches(*args: Any) -> Any:
         monkeypatch.setattr(artifacts, "scan", scan)
-        found = await scan(task_id, sources)
+        found = await scan(*args)
         found.batches["u"].pop("b2")
         return found
 

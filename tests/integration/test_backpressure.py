@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.cli.servers import Servers
+from flowkit.cli.tasks.view import TaskReader
+from flowkit.client import TaskCatalog, TaskClient
 from flowkit.models import TaskStatus
 from flowkit.worker import Batch, BatchResult
 from tests.integration.handlers import Paced, Quick
@@ -144,6 +149,28 @@ async def test_lead_over_a_running_child_never_exceeds_the_limit(harness: Harnes
     await finished(harness, task_id)
     assert max(source.leads) == 2, "the batch that it processes is the third one"
     assert len(source.leads) == BATCHES - 1
+
+
+async def test_status_shows_for_which_node_a_parent_waits(harness: Harness) -> None:
+    sink = Sink()
+    task_id, _ = await start(harness, sink)
+    await held(harness, task_id)
+    text = "node child to claim batches (io.max_ahead is 3)"
+    client = await harness.client()
+    tasks = TaskClient(client, TaskStore(harness.db), queue=harness.queue)
+    servers = Servers(temporal=client, tasks=tasks, catalog=TaskCatalog(harness.db), db=harness.db)
+
+    async def shown() -> dict[str, str]:
+        view = await (await TaskReader.at(servers, task_id)).view()
+        return {node.node_id: node.waits_for for node in view.nodes}
+
+    async def waits(for_: str) -> bool:
+        return await shown() == {"parent": for_, "child": ""}
+
+    await eventually(partial(waits, text))
+    sink.released.set()
+    await finished(harness, task_id)
+    assert await waits("")
 
 
 async def test_killed_child_stops_holding_its_parent(harness: Harness) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
 
 from flowkit.models import FirstBatch, TaskStatus
 from flowkit.temporal_names import FIRST_BATCH
+from flowkit.worker import Batch, BatchResult
 from tests.integration.handlers import Quick
 from tests.integration.harness import Harness, node
 from tests.integration.streaming import PULL, Sink, Source, assert_exact, signals, source, streaming
@@ -15,6 +17,7 @@ from tests.integration.test_continue_as_new import histories, replay
 
 if TYPE_CHECKING:
     from flowkit.worker import RoleHandler
+    from flowkit.worker.context import RunContext
 
 pytestmark = pytest.mark.server
 
@@ -40,6 +43,35 @@ async def test_child_starts_while_its_parent_runs(harness: Harness) -> None:
     parent.gates["a"].set()
     await finished(harness, task_id)
     await assert_exact(harness, task_id, "b", 5)
+    (history,) = await histories(harness, task_id)
+    assert signals(history) == [FIRST_BATCH]
+
+
+class Publisher(Quick):
+    """Publishes batches from its only batch, and waits before it returns."""
+
+    role = "publisher"
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Publish, and wait."""
+        for number in (1, 2):
+            await ctx.artifacts.upsert_partial(f"published{number}", {"number": number})
+        await ctx.cancellable(self.gate.wait())
+        return BatchResult(success=True, metrics={"number": 0})
+
+
+async def test_child_starts_on_a_batch_that_the_handler_of_its_parent_publishes(harness: Harness) -> None:
+    parent = Publisher()
+    await served(harness, parent, Sink())
+    task_id = await harness.create(node("a", "publisher"), streaming("b", "sink", "a"))
+    await harness.until_batches(task_id, "b", 2)
+    assert (await harness.node(task_id, "a"))["status"] == "running"
+    parent.gate.set()
+    await finished(harness, task_id)
+    await assert_exact(harness, task_id, "b", 3)
     (history,) = await histories(harness, task_id)
     assert signals(history) == [FIRST_BATCH]
 

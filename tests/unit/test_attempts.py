@@ -232,6 +232,33 @@ async def test_error_in_one_background_task_does_not_stop_the_heartbeats(
     assert (await asyncio.wait_for(run(db, FunctionRunner(beats.wait), attempt()), FOREVER)).worker_id == "w"
 
 
+async def test_heartbeats_show_what_the_attempt_waits_for(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    beats: Queue[tuple[Any, ...]] = Queue()
+    waits = iter(["node b", None, None])
+    enough = asyncio.Event()
+
+    def next_wait() -> str | None:
+        wait = next(waits, "")
+        if wait == "":
+            enough.set()
+        return wait
+
+    monkeypatch.setattr(attempts, "_UNSUPERVISED_SEC", 0.0)
+    monkeypatch.setattr(HeartbeatThrottle, "pause_sec", lambda *_: 0.01)
+    environment = ActivityEnvironment()
+    environment.info = replace(environment.info, workflow_id=TASK, workflow_run_id=RUN)
+    environment.on_heartbeat = lambda *details: beats.put(details)
+    worker = WorkerContext(tasks=TaskStore(db), portal=LoopPortal(), worker_id="w")
+
+    async def run_attempt() -> AttemptResult:
+        return await Attempt(worker, attempt(), FunctionRunner(enough.wait), next_wait).run()
+
+    ended: Awaitable[AttemptResult] = environment.run(run_attempt)
+    await asyncio.wait_for(ended, FOREVER)
+    sent = [beats.get_nowait() for _ in range(3)]
+    assert sent == [({"state": "running", "waits_for": "node b"},), (), ()]
+
+
 # --- flags ------------------------------------------------------------------------------------------------------
 
 

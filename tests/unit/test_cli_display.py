@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from temporalio.api.common.v1 import Payload, Payloads
+from temporalio.api.workflow.v1 import PendingActivityInfo
+from temporalio.converter import DataConverter
 
 from flowkit.cli.screen import Lines, node_line, node_note, screen, task_table
 from flowkit.cli.tasks import view as task_view
+from flowkit.cli.tasks.pending import shown_waits
 from flowkit.cli.tasks.show import tasks_table
-from flowkit.cli.tasks.view import NodeView, TaskView, with_waiting
+from flowkit.cli.tasks.view import NodeView, TaskView, with_waiting, with_waits
 from flowkit.client import TaskSummary
 from flowkit.models import TaskStatus
 
@@ -51,6 +55,33 @@ def test_only_a_running_node_waits_for_a_worker(status: str) -> None:
 def test_node_taken_by_a_worker_no_longer_waits() -> None:
     once = with_waiting(task(node("a")), frozenset({"a.1"}))
     assert not with_waiting(once, frozenset()).nodes[0].waiting
+
+
+def heartbeat(activity_id: str, *details: Any) -> PendingActivityInfo:
+    """Return a running attempt with the details of its last heartbeat."""
+    payloads = DataConverter.default.payload_converter.to_payloads(details)
+    return PendingActivityInfo(activity_id=activity_id, heartbeat_details=Payloads(payloads=payloads))
+
+
+async def test_waits_come_from_the_heartbeats_of_running_attempts() -> None:
+    unreadable = Payload(metadata={"encoding": b"secret"}, data=b"?")
+    pending = [
+        heartbeat("a.1", {"state": "running", "waits_for": "node b"}),
+        heartbeat("b.1"),
+        heartbeat("c.1", {"state": "queued", "waits_for": "a worker"}),
+        heartbeat("d.1", {"state": "running", "worker": "w-1"}),
+        heartbeat("e.1", "text"),
+        PendingActivityInfo(activity_id="f.1", heartbeat_details=Payloads(payloads=[unreadable])),
+    ]
+    description: Any = SimpleNamespace(raw_description=SimpleNamespace(pending_activities=pending))
+    assert await shown_waits(description, DataConverter.default) == {"a.1": "node b"}
+    assert await shown_waits(None, DataConverter.default) == {}
+
+
+def test_only_the_current_attempt_of_a_running_node_shows_its_wait() -> None:
+    nodes = node("a"), node("b", attempt=2), node("c", "finished")
+    seen = with_waits(task(*nodes), {"a.1": "node b", "b.1": "node c", "c.1": "node a"})
+    assert [each.waits_for for each in seen.nodes] == ["node b", "", ""]
 
 
 NOTES: list[tuple[NodeView, str]] = [

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.exceptions import TemporalError
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import temporal_names
 from flowkit.attempt.pollers import recent_pollers
+from flowkit.cli.tasks.pending import not_taken, shown_waits
 from flowkit.client import UnknownTask
 from flowkit.config import DEFAULT_QUEUE
 from flowkit.engine.sweep import CLOSE_REASONS
@@ -35,7 +35,6 @@ _QUERY_TIMEOUT = timedelta(seconds=5)
 _NOT_ACCEPTED = "an external worker"
 _BEFORE_ATTEMPT = (NodeStatus.QUEUED, NodeStatus.DEFERRED)
 
-_SCHEDULED = PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
 _ENDS = {
     WorkflowExecutionStatus.COMPLETED: TaskStatus.FINISHED,
     WorkflowExecutionStatus.FAILED: TaskStatus.FAILED,
@@ -64,7 +63,8 @@ class NodeView:
     worker: str = ""
     """The external worker that runs the attempt."""
     waits_for: str = ""
-    """What the node waits for: a slot of the limits across tasks, or an external worker that accepts the attempt."""
+    """What the node waits for: a slot of the limits across tasks, an external worker that accepts the attempt, or a
+    node that pulls from it."""
     silent: bool = False
     """Whether its attempt sends no heartbeats."""
 
@@ -128,9 +128,10 @@ class TaskReader:
         for refresh in (False, True):
             if refresh:
                 self._description = await describe(self._servers.temporal, self._task_id)
-            view = with_waiting(view, _not_taken(self._description))
+            view = with_waiting(view, not_taken(self._description))
             if not any(node.waiting for node in view.nodes):
                 break
+        view = with_waits(view, await shown_waits(self._description, self._servers.temporal.data_converter))
         return with_external(view, await self._from_store(self._servers.catalog.external_runs) or {})
 
     async def _queried(self) -> TaskView | None:
@@ -189,18 +190,23 @@ async def describe(client: Client, task_id: str) -> WorkflowExecutionDescription
     return description if description.workflow_type == temporal_names.TASK else None
 
 
-def _not_taken(description: WorkflowExecutionDescription | None) -> frozenset[str]:
-    """Return the ids of the activities that no worker has started."""
-    pending = description.raw_description.pending_activities if description else []
-    return frozenset(each.activity_id for each in pending if each.state == _SCHEDULED)
-
-
 def with_waiting(view: TaskView, not_taken: frozenset[str]) -> TaskView:
     """Return `view` with `waiting` set for the running nodes whose attempt no worker has started."""
     nodes = tuple(
         replace(
             node, waiting=node.status == NodeStatus.RUNNING and f"{node.node_id}.{node.attempt}" in not_taken
         )
+        for node in view.nodes
+    )
+    return replace(view, nodes=nodes)
+
+
+def with_waits(view: TaskView, waits: Mapping[str, str]) -> TaskView:
+    """Return `view` with what the running attempts wait for, by the ids of their activities."""
+    nodes = tuple(
+        replace(node, waits_for=waits[f"{node.node_id}.{node.attempt}"])
+        if node.status == NodeStatus.RUNNING and f"{node.node_id}.{node.attempt}" in waits
+        else node
         for node in view.nodes
     )
     return replace(view, nodes=nodes)
