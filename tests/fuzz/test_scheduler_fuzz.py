@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import sys
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.fuzz import adapter
 from tests.fuzz.adapter import SUPPORTED
+from tests.fuzz.budget import GRAPHS, MINUTES, SLOTS_SHARE, chosen_seed, show
 from tests.fuzz.campaign import campaign, plan_of
 from tests.fuzz.wiring import wiring_of
 from tests.unit.property_examples import examples
@@ -27,10 +25,6 @@ if TYPE_CHECKING:
 
     from flowkit.models import Node
 
-MINUTES = float(os.environ.get("FLOWKIT_FUZZ_MINUTES") or 2)
-"""Time of the processor; `make fuzz MINUTES=n` sets it."""
-GRAPHS = int(os.environ.get("FLOWKIT_FUZZ_GRAPHS") or 0)
-"""Least number of graphs; `make fuzz GRAPHS=n` sets it."""
 SEED = 1
 PLACES = (
     adapter,
@@ -45,12 +39,6 @@ PLACES = (
 """Where the rules are that the tests make wrong."""
 
 
-def show(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    """Print the text, even when the test passes."""
-    with capsys.disabled():
-        sys.stdout.write(f"\n  {text}\n")
-
-
 def test_scheduler_matches_the_model_on_the_same_graphs_each_time() -> None:
     figures = campaign(SEED, graphs=examples(2_500))
     assert set(figures.statuses) == {"finished", "failed", "cancelled"}
@@ -59,9 +47,9 @@ def test_scheduler_matches_the_model_on_the_same_graphs_each_time() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(MINUTES * 60 * 8 + GRAPHS / 10 + 120)
 def test_scheduler_matches_the_model_on_new_graphs_each_time(capsys: pytest.CaptureFixture[str]) -> None:
-    seed = int(os.environ.get("FLOWKIT_SEED") or secrets.randbelow(1_000_000))
+    seed = chosen_seed()
     show(capsys, f"seed {seed}; `make fuzz SEED={seed}` repeats the graphs and events")
-    figures = campaign(seed, seconds=60 * MINUTES, graphs=GRAPHS)
+    figures = campaign(seed, seconds=60 * MINUTES * (1 - SLOTS_SHARE), graphs=GRAPHS)
     show(capsys, f"seed {seed}: {figures}")
 
 
