@@ -117,9 +117,13 @@ class SlotLoop:
                 await self._check(store)
 
     async def _check(self, store: SlotStore) -> None:
-        """Check all slots that are not new and some of the requests, if it is this engine's turn."""
+        """Check all slots that are not new and some of the requests, if it is this engine's turn.
+
+        Otherwise, ask again at the next tick, so that this engine soon takes over from one that has died.
+        """
         if not await store.take_turn(self._owner, time.time(), 2 * _CHECK_SEC):
             self._unused.clear()
+            self._next_check = time.monotonic() + _TICK_SEC
             return
         since = time.time() - _NEW_SEC
         by_task: dict[str, list[Holder]] = {}
