@@ -166,7 +166,8 @@ class SlotLoop:
         if use is Use.UNDELIVERED and description is not None and description.run_id:
             await self._grants.deliver(holder.task_id, description.run_id, holder.node_id, holder.epoch)
         if use is Use.CLOSED or (use is Use.UNUSED and holder.key in self._unused):
-            await store.release(holder.task_id, holder.slot)
+            if not await store.release_unused(holder):
+                return
             self._grants.released.set()
             _logger.warning(
                 "the slot of node %s, attempt %s, of task %s was freed: %s",
