@@ -31,8 +31,8 @@ _LONGEST_WAIT_SEC = 300.0
 class SlotPlay:
     """Some tasks that share limits. `chance` decides everything that happens."""
 
-    def __init__(self, chance: random.Random) -> None:
-        self._chance = chance
+    def __init__(self, chance: random.Random, events: int) -> None:
+        self._chance, self._events = chance, events
         self.history: list[str] = []
         self.counts: Counter[str] = Counter()
         """Number of events, by kind."""
@@ -47,12 +47,12 @@ class SlotPlay:
         self._store: SlotStore
         self._attempts = 0
 
-    async def run(self, events: int) -> None:
-        """Play this many events, end all tasks, and check that all slots become free."""
+    async def run(self) -> None:
+        """Play the events, end all tasks, and check that all slots become free."""
         with self._world.installed():
             self._engines = [self._world.engine(self._config) for _ in range(2)]
             self._store = await self._engine().grants.store()
-            for _ in range(events):
+            for _ in range(self._events):
                 self._world.now += self._chance.choice([0.01, 0.01, 0.01, 1.0])
                 await self._move()
                 await self._compare()
@@ -94,7 +94,8 @@ class SlotPlay:
     async def _ask(self, task: Task) -> None:
         """Start an attempt: ask for a slot, sometimes twice, because a reply is lost."""
         if task.asking and self._chance.random() < 0.5:
-            attempt = task.asking.pop()
+            attempt = self._chance.choice(sorted(task.asking))
+            task.asking.remove(attempt)
         else:
             self._attempts += 1
             attempt = Attempt(task.name, f"n{self._attempts}", 1, self._chance.choice(ROLES))

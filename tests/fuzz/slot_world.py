@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 from temporalio.api.common.v1 import ActivityType
-from temporalio.api.workflow.v1 import PendingActivityInfo
+from temporalio.api.workflow.v1 import PendingActivityInfo, PendingWorkflowTaskInfo
 from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import CoordinatorConfig, temporal_names
 from flowkit.engine.limits import grants, leaks
-from flowkit.models import SlotRequest, slot_wait_id
+from flowkit.models import SlotReply, SlotRequest, slot_wait_id
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from tests.fuzz.slot_model import Attempt
 
@@ -42,6 +42,10 @@ class Task:
     in_flight: set[Attempt] = field(default_factory=set)
     open_waits: set[Attempt] = field(default_factory=set)
     """Attempts whose activity `await_slot` Temporal lists as open. The workflow may have cancelled its wait."""
+    calls: dict[str, str] = field(default_factory=dict)
+    """Ids and names of other activities that are open."""
+    unread: set[str] = field(default_factory=set)
+    """Ids of activities whose results the workflow has not read, so that a workflow task is pending."""
     releases: list[tuple[Attempt, bool]] = field(default_factory=list)
     """Attempts whose slots the workflow has freed, but no engine yet. The flag says whether they may still wait."""
 
@@ -80,13 +84,15 @@ class Task:
             _pending(slot_wait_id(each.node, each.epoch), temporal_names.AWAIT_SLOT)
             for each in self.open_waits
         ]
-        pending += [_pending("7", temporal_names.RELEASE_SLOTS)] if self.releases else []
+        pending += [_pending(activity_id, name) for activity_id, name in self.calls.items()]
+        pending += [_pending("release", temporal_names.RELEASE_SLOTS)] if self.releases else []
         open_status, closed_status = WorkflowExecutionStatus.RUNNING, WorkflowExecutionStatus.TERMINATED
         return SimpleNamespace(
             status=closed_status if self.closed else open_status,
             run_id=self.run_id,
             raw_description=DescribeWorkflowExecutionResponse(
-                pending_activities=[] if self.closed else pending
+                pending_activities=[] if self.closed else pending,
+                pending_workflow_task=PendingWorkflowTaskInfo() if self.unread else None,
             ),
         )
 
@@ -109,8 +115,12 @@ class World:
         self.tasks = {task.name: task for task in tasks}
         self.served = served
         self._db = memory_database()
+        self.lag: Callable[[], int] = int
+        """How many steps of other coroutines a description is old when it arrives."""
         self.now = 0.0
         """Seconds since the start."""
+        self.replies: dict[tuple[str, Attempt], Callable[[SlotReply], None]] = {}
+        """What to call with the results of activities `await_slot` that workflows wait for, by run."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -130,7 +140,9 @@ class World:
         """Return a handle whose `describe` returns the description of the workflow."""
 
         async def describe() -> Any:
-            return self.tasks[task_id].described()
+            described = self.tasks[task_id].described()
+            await pause(self.lag())
+            return described
 
         return SimpleNamespace(describe=describe)
 
@@ -138,11 +150,13 @@ class World:
         """Return a handle whose `complete` gives a waiting attempt its slot."""
         task = self.tasks[workflow_id]
 
-        async def complete(_: object) -> None:
+        async def complete(reply: SlotReply) -> None:
             found = [each for each in task.open_waits if slot_wait_id(each.node, each.epoch) == activity_id]
             if task.closed or run_id != task.run_id or not found:
                 raise RPCError("not found", RPCStatusCode.NOT_FOUND, b"")
             task.open_waits.remove(found[0])
+            if on_reply := self.replies.pop((run_id, found[0]), None):
+                on_reply(reply)
             if task.waiting.get(found[0].role) == found[0]:
                 del task.waiting[found[0].role]
                 task.in_flight.add(found[0])
@@ -154,6 +168,19 @@ class World:
         client: Any = self
         granting = grants.SlotGrants(client, self._db, _namespace, config)
         return Engine(granting, leaks.SlotLoop(granting))
+
+
+class _Turn:
+    """Lets the other coroutines of the loop run once."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+async def pause(steps: int) -> None:
+    """Let other coroutines run."""
+    for _ in range(steps):
+        await _Turn()
 
 
 async def _namespace() -> str:

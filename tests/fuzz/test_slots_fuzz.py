@@ -5,19 +5,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from pymongo import ASCENDING
 from tests.fuzz.budget import MINUTES, SLOTS_SHARE, chosen_seed, show
-from tests.fuzz.slot_campaign import slot_campaign
+from tests.fuzz.slot_campaign import engine_play, slot_campaign, workflow_play
 from tests.unit.property_examples import examples
 
 from flowkit.adapters.limits import store
 from flowkit.adapters.limits.rules import Limits
 from flowkit.engine.limits import grants, leaks
+from flowkit.workflows import role_limits
+from flowkit.workflows.scheduling.slots import Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,8 +41,13 @@ def quiet() -> Iterator[None]:
 
 
 def test_slots_match_the_model_in_the_same_plays_each_time() -> None:
-    figures = slot_campaign(SEED, plays=examples(150))
+    figures = slot_campaign(engine_play, SEED, plays=examples(150))
     assert figures.events["slot after a wait"] and figures.events["leaked slot"]
+
+
+def test_tasks_share_their_limits_in_the_same_plays_each_time() -> None:
+    figures = slot_campaign(workflow_play, SEED, plays=examples(50))
+    assert {"attempt", "cancelled node", "stopped task", "continued task"} <= figures.events.keys()
 
 
 @pytest.mark.slow
@@ -47,7 +55,16 @@ def test_slots_match_the_model_in_the_same_plays_each_time() -> None:
 def test_slots_match_the_model_in_new_plays_each_time(capsys: pytest.CaptureFixture[str]) -> None:
     seed = chosen_seed()
     show(capsys, f"slots, seed {seed}; `make fuzz SEED={seed}` repeats the plays")
-    show(capsys, f"slots, seed {seed}: {slot_campaign(seed, seconds=60 * MINUTES * SLOTS_SHARE)}")
+    for play_of in (engine_play, workflow_play):
+        figures = slot_campaign(play_of, seed, seconds=60 * MINUTES * SLOTS_SHARE / 2)
+        show(capsys, f"slots, seed {seed}: {figures}")
+
+
+def test_same_seed_gives_the_same_plays() -> None:
+    first, second = (slot_campaign(play_of, SEED, plays=10) for play_of in [engine_play] * 2)
+    assert first == second
+    first, second = (slot_campaign(play_of, SEED, plays=10) for play_of in [workflow_play] * 2)
+    assert first == second
 
 
 def without_limits(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,7 +173,65 @@ def test_wrong_rule_is_found_and_shown_with_a_short_play(
 ) -> None:
     monkeypatch.setattr(place, name, wrong(getattr(place, name)))
     with pytest.raises(AssertionError) as caught:
-        slot_campaign(SEED, plays=300)
+        slot_campaign(engine_play, SEED, plays=300)
     short = str(caught.value).partition("a short play:\n")[2]
     assert "Difference" in short
     assert len(short.splitlines()) < 100
+
+
+def loses_grants(right: Callable[..., Any]) -> Callable[..., Any]:
+    """A slot of a task that becomes free does not reach the node that waits for it."""
+    return lambda slots, role: right(slots, role)[1:]
+
+
+def without_windows(right: Callable[..., Any]) -> Callable[..., Any]:
+    """The limits of a task itself have no effect."""
+
+    def try_acquire(slots: Slots, role: str) -> bool:
+        slots._used[role] += 1
+        return True
+
+    return try_acquire
+
+
+def keeps_slot(right: Callable[..., Any]) -> Callable[..., Any]:
+    """The end of an attempt frees the slot of its task alone."""
+
+    async def leave(slot: role_limits.HeldSlot, *_: object) -> None:
+        await slot._held.aclose()
+
+    return leave
+
+
+class OpenTurn(asyncio.Lock):
+    """Lets several nodes of a role wait in the engine."""
+
+    async def acquire(self) -> Literal[True]:
+        """Return at once."""
+        return True
+
+    def release(self) -> None:
+        """Do nothing."""
+
+
+def without_turn(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Each node of a role has a request in the engine, so that they replace each other."""
+    return lambda **fields: right(turn=OpenTurn(), **fields)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("place", "name", "wrong"),
+    [
+        (Slots, "release", loses_grants),
+        (Slots, "try_acquire", without_windows),
+        (role_limits.HeldSlot, "__aexit__", keeps_slot),
+        (role_limits, "_Role", without_turn),
+    ],
+)
+def test_wrong_use_of_slots_by_a_task_is_found(
+    place: object, name: str, wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, name, wrong(getattr(place, name)))
+    with pytest.raises(AssertionError, match="Difference"):
+        slot_campaign(workflow_play, SEED, plays=100)
