@@ -45,6 +45,8 @@ class Holder:
     role: str
     at: float
     """When it got the slot, in seconds since the Unix epoch."""
+    renewals: int = 0
+    """How often attempts of the queue had asked again for a slot that they held when this one was read."""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -93,16 +95,16 @@ class SlotStore:
         done = await self._slots.update_one(
             free, {"$push": {"holders": holder}, "$inc": {"total": 1, counter: 1}}
         )
-        return bool(done.modified_count) or await self._holds(request)
+        return bool(done.modified_count) or await self._renew(request)
 
     @translate_errors
-    async def holds(self, request: SlotRequest) -> bool:
-        """Return whether the attempt holds a slot."""
-        return await self._holds(request)
+    async def renew(self, request: SlotRequest) -> bool:
+        """Return whether the attempt holds a slot. If it does, `release_unused` frees no holder that was read before."""
+        return await self._renew(request)
 
-    async def _holds(self, request: SlotRequest) -> bool:
+    async def _renew(self, request: SlotRequest) -> bool:
         held = {"_id": self._id, "holders": {"$elemMatch": _attempt_of(request)}}
-        return await self._slots.find_one(held, {"_id": 1}) is not None
+        return bool((await self._slots.update_one(held, {"$inc": {"renewals": 1}})).matched_count)
 
     @translate_errors
     async def release(self, task_id: str, slot: Slot) -> bool:
@@ -110,9 +112,18 @@ class SlotStore:
         attempt = {"task_id": task_id, "node_id": slot.node_id, "epoch": slot.epoch}
         if slot.withdrawn:
             await self._requests.delete_many({"queue": self._id, **attempt})
-        held = {"_id": self._id, "holders": {"$elemMatch": {**attempt, "role": slot.role}}}
+        return await self._release(attempt, slot.role, {})
+
+    @translate_errors
+    async def release_unused(self, holder: Holder) -> bool:
+        """Free a slot that nothing uses. Return False if an attempt has renewed its slot since `holder` was read."""
+        attempt = {"task_id": holder.task_id, "node_id": holder.node_id, "epoch": holder.epoch}
+        return await self._release(attempt, holder.role, {"renewals": holder.renewals or None})
+
+    async def _release(self, attempt: Fields, role: str, fence: Fields) -> bool:
+        held = {"_id": self._id, "holders": {"$elemMatch": {**attempt, "role": role}}, **fence}
         done = await self._slots.update_one(
-            held, {"$pull": {"holders": attempt}, "$inc": {"total": -1, _counter(slot.role): -1}}
+            held, {"$pull": {"holders": attempt}, "$inc": {"total": -1, _counter(role): -1}}
         )
         return bool(done.modified_count)
 
@@ -126,8 +137,9 @@ class SlotStore:
     @translate_errors
     async def holders(self) -> list[Holder]:
         """Return the attempts that hold a slot."""
-        stored = await self._slots.find_one({"_id": self._id}, {"holders": 1}) or {}
-        return [Holder(**holder) for holder in stored.get("holders") or ()]
+        stored = await self._slots.find_one({"_id": self._id}, {"holders": 1, "renewals": 1}) or {}
+        renewals = stored.get("renewals", 0)
+        return [Holder(**holder, renewals=renewals) for holder in stored.get("holders") or ()]
 
     @translate_errors
     async def enqueue(self, request: SlotRequest, at: float) -> None:

@@ -53,8 +53,8 @@ async def test_repeated_grant_uses_no_second_slot(slots: SlotStore) -> None:
     limits = Limits(total=1)
     assert [await slots.grant(asked("t"), limits, AT) for _ in range(3)] == [True] * 3
     assert (await slots.usage()).total == 1
-    assert await slots.holds(asked("t"))
-    assert not await slots.holds(asked("t", epoch=2))
+    assert await slots.renew(asked("t"))
+    assert not await slots.renew(asked("t", epoch=2))
 
 
 async def test_role_may_be_a_number(slots: SlotStore) -> None:
@@ -70,6 +70,19 @@ async def test_release_frees_the_slot_once(slots: SlotStore) -> None:
     assert not await slots.release("u", replace(SLOT, epoch=2))
     assert await slots.usage() == Usage(total=1, by_role={"slow": 1})
     assert [holder.key for holder in await slots.holders()] == [("u", "n", 1)]
+
+
+async def test_check_for_leaks_cannot_free_a_slot_that_its_attempt_has_asked_for_again(
+    slots: SlotStore,
+) -> None:
+    for _ in range(2):
+        await slots.grant(asked("t"), NONE, AT)
+        (seen,) = await slots.holders()
+        assert await slots.renew(asked("t"))
+        assert not await slots.release_unused(seen)
+        (seen,) = await slots.holders()
+        assert await slots.release_unused(seen)
+        assert await slots.usage() == Usage(total=0, by_role={"slow": 0})
 
 
 async def test_lower_limit_lets_holders_keep_their_slots(slots: SlotStore) -> None:

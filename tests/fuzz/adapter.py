@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tests.fuzz.clock import Clock
 from tests.fuzz.model import End
 from tests.fuzz.plans import ERROR, FALSE, TRUE, Features
 
 from flowkit import reason_codes
 from flowkit.graph.validation import parse_graph
-from flowkit.models import ConditionResult, NodeState, NodeStatus, SkipReason
+from flowkit.models import ConditionResult, NodeState, NodeStatus, Opened, Settings, SkipReason
 from flowkit.workflows.conditions import apply_result
+from flowkit.workflows.deadlines import TaskDeadlines
+from flowkit.workflows.retry import note_failure
 from flowkit.workflows.scheduling.conditions import Due
 from flowkit.workflows.scheduling.scheduler import Scheduler
-from flowkit.workflows.state_codec import columns_of, states_of
+from flowkit.workflows.state_codec import TaskState, columns_of, states_of
 
 if TYPE_CHECKING:
     from tests.fuzz.model import Edge
     from tests.fuzz.plans import Arrow, Plan, Step
 
-SUPPORTED = Features(streaming=True, conditions=True)
+    from flowkit.models import AttemptFailure
+
+SUPPORTED = Features(streaming=True, conditions=True, deadlines=True)
 """The features that FlowKit has."""
 
 
@@ -44,7 +49,12 @@ def graph_of(plan: Plan) -> dict[str, Any]:
         "edges": [list(pair) for pair in plan.edges],
         "edges_ex": [_entry(arrow) for arrow in plan.arrows],
         "on_node_failure": "continue" if plan.continues else "fail",
+        **_deadline(plan),
     }
+
+
+def _deadline(part: Plan | Step) -> dict[str, float]:
+    return {} if part.deadline is None else {"deadline_sec": part.deadline}
 
 
 def _node(step: Step) -> dict[str, Any]:
@@ -57,6 +67,7 @@ def _node(step: Step) -> dict[str, Any]:
         "routing": {"on_success": list(step.on_success), "on_failure": list(step.on_failure)},
         "io": {"start_when": "first_batch" if step.first_batch else "ready"},
         **_WHEN.get(step.when, {}),
+        **_deadline(step),
     }
 
 
@@ -72,16 +83,43 @@ class Subject:
     def __init__(self, plan: Plan) -> None:
         self._graph = parse_graph(graph_of(plan))
         self._index = {node.node_id: node.index for node in self._graph.nodes}
-        self._scheduler = Scheduler(self._graph, [NodeState() for _ in self._graph.nodes])
+        self.clock = Clock()
+        self._restore([NodeState() for _ in self._graph.nodes])
+
+    def _restore(self, states: list[NodeState]) -> None:
+        self.clock.stop_timers()
+        self._scheduler = Scheduler(self._graph, states)
+        self._stops: dict[int, AttemptFailure] = {}
+        self._deadlines = TaskDeadlines(_task_state(states), self._graph, stop_node=self._stop_node)
 
     def rebuild(self) -> None:
         """Continue as new: restore a scheduler from the encoded states."""
         encoded = columns_of(self._scheduler.states, 1_000_000)
-        self._scheduler = Scheduler(self._graph, states_of(encoded))
+        self._restore(states_of(encoded))
+
+    def _stop_node(self, index: int, failure: AttemptFailure, reason: str) -> None:
+        """Fail a node that waits. One that runs fails when its attempt has ended."""
+        self._stops[index] = failure
+        state = self._scheduler.states[index]
+        if state.status is NodeStatus.RUNNING:
+            state.status = NodeStatus.CANCELLING
+        else:
+            self._fail_stopped(index)
+
+    def _fail_stopped(self, index: int) -> None:
+        failure = self._stops[index]
+        note_failure(self._scheduler.states[index], failure.code, failure.message)
+        self._scheduler.end(index, NodeStatus.FAILED)
+
+    def fire_timers(self) -> None:
+        """Let the timers fire that are due, and let the workflow process them."""
+        self.clock.fire()
+        if self._deadlines.has_events:
+            self._deadlines.process_events()
 
     def start_ready(self) -> list[str]:
         """Return the nodes that may start now, and start an attempt of each."""
-        ready = self._scheduler.pop_ready()
+        ready = self._deadlines.begin(self._scheduler.pop_ready())
         for index in ready:
             self._begin(index)
         return [self._graph.nodes[index].node_id for index in ready]
@@ -119,8 +157,11 @@ class Subject:
 
     def end(self, name: str, end: End) -> None:
         """End a node."""
-        reason = SkipReason(end.reason) if end.reason else None
-        self._scheduler.end(self._index[name], NodeStatus(end.status), reason)
+        index, reason = self._index[name], SkipReason(end.reason) if end.reason else None
+        if index in self._stops and not self._scheduler.states[index].status.ended:
+            self._fail_stopped(index)
+        else:
+            self._scheduler.end(index, NodeStatus(end.status), reason)
 
     def stop(self, reason: str) -> None:
         """Stop the task."""
@@ -137,6 +178,22 @@ class Subject:
         changed = {self._graph.nodes[index].node_id for index in self._scheduler.changed}
         self._scheduler.changed.clear()
         return changed
+
+    def deadlines(self) -> dict[str, float]:
+        """Return when the open nodes must have ended whose deadlines have begun, in seconds since the task was opened."""
+        states = zip(self._graph.nodes, self._scheduler.states, strict=True)
+        begun = {node.node_id: state.deadline_at for node, state in states if not state.status.ended}
+        return {name: at - self.clock.OPENED_AT for name, at in begun.items() if at is not None}
+
+    def stopping(self) -> set[str]:
+        """Return the nodes that fail when their attempts have ended."""
+        states = zip(self._graph.nodes, self._scheduler.states, strict=True)
+        return {node.node_id for node, state in states if state.status is NodeStatus.CANCELLING}
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the task must fail because it has exceeded its deadline."""
+        return self._deadlines.task_failure is not None
 
     @property
     def done(self) -> bool:
@@ -158,6 +215,14 @@ class Subject:
     def handled_failures(self) -> list[str]:
         """The failures that do not, in graph order."""
         return self._scheduler.handled_failures
+
+
+def _task_state(states: list[NodeState]) -> TaskState:
+    """Return a state whose nodes are the list `states` itself."""
+    opened = Opened(run_seq=1, settings=Settings(deadlines=True), created_at=Clock.OPENED_AT)
+    state = TaskState(params={}, graph={}, opened=opened, nodes=[], status_history=[])
+    state.nodes = states
+    return state
 
 
 def _end_of(state: NodeState) -> End:

@@ -82,7 +82,7 @@ def _report(seed: int, number: int, plan: Plan, play: Play | None, error: Except
             "a small graph that goes wrong:",
             *(_shown(step) for step in small.steps),
             *(_shown(arrow) for arrow in small.arrows),
-            f"edges {small.edges}, continues={small.continues}, order {small.order}",
+            f"edges {small.edges}, continues={small.continues}, order {small.order}, deadline {small.deadline}",
             found or "(the same error did not occur again)",
         ]
     )
@@ -138,6 +138,8 @@ def _simpler(plan: Plan) -> Iterator[Plan]:
     for place, step in enumerate(plan.steps):
         for other in _simpler_steps(step):
             yield replace(plan, steps=(*plan.steps[:place], other, *plan.steps[place + 1 :]))
+    if plan.deadline is not None:
+        yield replace(plan, deadline=None)
     for pair in plan.edges:
         yield replace(plan, edges=tuple(each for each in plan.edges if each != pair))
     for arrow in plan.arrows:
@@ -155,6 +157,7 @@ def _simpler_steps(step: Step) -> Iterator[Step]:
             replace(step, first_batch=False),
             replace(step, allow_failure=False),
             replace(step, when=None),
+            replace(step, deadline=None),
         )
         if other != step
     )
@@ -189,4 +192,5 @@ def _without(plan: Plan, name: str) -> Plan:
         arrows=tuple(arrow for arrow in plan.arrows if name not in (arrow.source, arrow.target)),
         continues=plan.continues,
         order=rest(plan.order),
+        deadline=plan.deadline,
     )

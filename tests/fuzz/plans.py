@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 
 TRUE, FALSE, ERROR = "true", "false", "error"
 ALL, ANY, COUNT = "all", "any", "count"
+NODE_DEADLINES = (0.25, 1.0, 2.0, 2.0, 4.0, 8.0, 60.0)
+TASK_DEADLINES = (0.5, 4.0, 8.0, 16.0, 60.0)
+"""Seconds. An event takes about half a second on average."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,8 @@ class Step:
     on_failure: tuple[str, ...] = ()
     when: str | None = None
     """How the condition of the node will turn out; None if it has none."""
+    deadline: float | None = None
+    """Seconds from the opening of the gate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +57,8 @@ class Plan:
     """Whether `on_node_failure` is `continue`."""
     order: tuple[str, ...] = ()
     """Names in the order in which the graph lists them."""
+    deadline: float | None = None
+    """Seconds from the opening of the task."""
 
     @property
     def pairs(self) -> frozenset[tuple[str, str]]:
@@ -66,6 +73,7 @@ class Features:
     routing: bool = True
     streaming: bool = False
     conditions: bool = False
+    deadlines: bool = False
 
 
 def parents_in(plan: Plan) -> dict[str, tuple[str, ...]]:
@@ -90,6 +98,7 @@ class _Drawing:
         routing = features.routing and self._likely(0.6)
         self._streaming = features.streaming and self._likely(0.6)
         self._conditions = features.conditions and self._likely(0.5)
+        self._deadlines = features.deadlines and self._likely(0.4)
         self._by_edges = self._likely(0.5)
         """Whether some nodes have their parents in edges instead of `depends_on`."""
         self._success = self._routes(0.25 if routing else 0.0)
@@ -114,6 +123,7 @@ class _Drawing:
             arrows=tuple(arrows),
             continues=self._likely(0.7),
             order=tuple(self._chance.sample(self._names, len(self._names))),
+            deadline=self._chance.choice(TASK_DEADLINES) if self._deadlines and self._likely(0.3) else None,
         )
 
     def _beside(self, parents: dict[str, tuple[str, ...]], wired: list[str]) -> list[tuple[str, str]]:
@@ -153,6 +163,7 @@ class _Drawing:
             on_success=self._success[name],
             on_failure=self._failure[name],
             when=self._verdict(0.3),
+            deadline=self._chance.choice(NODE_DEADLINES) if self._deadlines and self._likely(0.5) else None,
         )
 
     def _arrow(self, source: str, target: str) -> Arrow:

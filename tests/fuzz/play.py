@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tests.fuzz.adapter import SUPPORTED, Subject
 from tests.fuzz.model import CANCELLED, FAILED, FINISHED, SKIPPED, USER, End, Model
 from tests.fuzz.plans import ERROR
+from tests.fuzz.time_limits import DEADLINE_EXCEEDED, TimeLimits
 from tests.fuzz.wiring import wiring_of
 
 if TYPE_CHECKING:
@@ -45,19 +46,28 @@ class Play:
         self._continued = False
         self._cancel_after = chance.randint(0, 20) if chance.random() < 0.15 else None
         self._functions = {step.name for step in plan.steps if step.function}
+        self._has_deadlines = plan.deadline is not None or any(step.deadline for step in plan.steps)
+        self._limits = TimeLimits(plan)
         self.model = Model(wiring_of(plan))
         self._subject = Subject(plan)
 
     def run(self) -> str:
         """Play until the task has ended. Return its status."""
+        with self._subject.clock.installed():
+            return self._run()
+
+    def _run(self) -> str:
         self._check(never=())
         while self.model.open():
             if self._cancel_after is not None and len(self.history) >= self._cancel_after:
                 return self._stop(TASK_CANCELLED, CANCELLED)
-            if self._subject.hard_failure and self._chance.random() < 0.7:
+            if self._subject.is_overdue or (self._subject.hard_failure and self._chance.random() < 0.7):
                 break
-            self._move()
-        if self._subject.hard_failure:
+            if self._has_deadlines and self._chance.random() < 0.4:
+                self._pass_time()
+            else:
+                self._move()
+        if self._subject.hard_failure or (self._subject.is_overdue and self.model.open()):
             return self._stop(TASK_FAILED, FAILED)
         return FAILED if self._subject.failures else FINISHED
 
@@ -65,7 +75,7 @@ class Play:
         """Let one thing happen."""
         before, drawn = set(self.model.facts.ends), self._chance.random()
         idle = sorted(set(self.model.open()) - self._started)
-        if drawn < 0.06:
+        if drawn < 0.06 and not self._limits.stopping:
             self._rebuild()
         elif drawn < 0.09 and idle:
             self._end(self._chance.choice(idle), End(SKIPPED, USER))
@@ -77,11 +87,35 @@ class Play:
             raise Difference("nothing can run, although nodes are open")
         self._check(before)
 
+    def _pass_time(self) -> None:
+        """Let time pass, and let the timer fire for each deadline, sometimes late."""
+        clock, is_late = self._subject.clock, self._chance.random() < 0.15
+        until = clock.now + self._chance.choice([0.0, 0.25, 0.5, 0.5, 1.0, 2.0])
+        while (at := self._limits.next(self.model.open())) is not None and at <= until and not is_late:
+            clock.now = max(at, clock.now)
+            self._fire_timers()
+            if self._limits.is_overdue:
+                return
+        clock.now = until
+        self._note("time", f"passes until {until:g}")
+        if not is_late:
+            self._fire_timers()
+
+    def _fire_timers(self) -> None:
+        before = set(self.model.facts.ends)
+        self._note("timer", f"at {self._subject.clock.now:g}")
+        self._subject.fire_timers()
+        for name in self._limits.pass_until(self._subject.clock.now, self.model.open(), self._running):
+            self._note("deadline", name)
+            self._waiting.discard(name)
+            self.model.end(name, End(FAILED, DEADLINE_EXCEEDED))
+        self._check(before)
+
     def _act(self) -> None:
         """Let something happen to a node."""
         moves: list[tuple[int, Callable[[str], None], Collection[str]]] = [
             (6, self._end, self._running),
-            (1, self._retry, self._running),
+            (1, self._retry, self._running - self._limits.stopping),
             (2, self._again, self._waiting),
             (3 if SUPPORTED.streaming else 0, self._stream, self._running - self._functions),
             (self._chance.choice([0, 0, 1]), self._late, self.model.facts.ends),
@@ -106,11 +140,12 @@ class Play:
 
     def _end(self, name: str, end: End | None = None) -> None:
         end = end or self._chance.choice(_ENDS)
-        self._note(end.status, name)
+        self._note(f"{end.status} after its deadline" if name in self._limits.stopping else end.status, name)
         self._running.discard(name)
         self._waiting.discard(name)
         self._subject.end(name, end)
-        self.model.end(name, end)
+        self.model.end(name, End(FAILED, DEADLINE_EXCEEDED) if name in self._limits.stopping else end)
+        self._limits.stopping.discard(name)
 
     def _late(self, name: str) -> None:
         """Report the end of a node that has ended."""
@@ -137,8 +172,9 @@ class Play:
         self._subject.run_again(name)
 
     def _rebuild(self) -> None:
-        """Continue as new. The next run starts all open nodes again whose gates are open."""
-        self._note("continue as new", "")
+        """Continue as new, sometimes late. The next run starts all open nodes again whose gates are open."""
+        self._subject.clock.now += self._chance.choice([0, 0, 0, 4])
+        self._note("continue as new", f"at {self._subject.clock.now:g}")
         self._continued = True
         self._running.clear()
         self._waiting.clear()
@@ -153,6 +189,7 @@ class Play:
         self._running.clear()
         self._waiting.clear()
         self._due.clear()
+        self._limits.stopping.clear()
         self._check(before, stopped=True)
         return status
 
@@ -166,6 +203,7 @@ class Play:
             raise Difference(f"skipped nodes that are not written: {missing}")
         self._check_ready()
         self._check_due()
+        self._check_deadlines()
         self._check_failures(stopped=stopped)
         _same("done", self._subject.done, not self.model.open())
 
@@ -184,7 +222,14 @@ class Play:
             raise Difference(f"started twice: {twice}")
         self._started |= set(ready)
         self._running |= set(ready)
-        _same("started and open", self._running | self._waiting, self.model.startable())
+        startable = self.model.startable()
+        _same("started and open", self._running | self._waiting, startable)
+        self._limits.begin(startable, self._subject.clock.now)
+
+    def _check_deadlines(self) -> None:
+        _same("deadlines", self._subject.deadlines(), self._limits.begun(self.model.open()))
+        _same("nodes to stop", self._subject.stopping(), self._limits.stopping)
+        _same("exceeded deadline of the task", self._subject.is_overdue, self._limits.is_overdue)
 
     def _check_due(self) -> None:
         due, new = self.model.due(), self._subject.take_due()

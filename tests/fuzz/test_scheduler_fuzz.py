@@ -5,38 +5,38 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import sys
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.fuzz import adapter
 from tests.fuzz.adapter import SUPPORTED
+from tests.fuzz.budget import GRAPHS, MINUTES, SLOTS_SHARE, chosen_seed, show
 from tests.fuzz.campaign import campaign, plan_of
 from tests.fuzz.wiring import wiring_of
 from tests.unit.property_examples import examples
 
 from flowkit.models import FanIn, NodeStatus, SkipReason
-from flowkit.workflows.scheduling import conditions, gates, routing, scheduler, streams
+from flowkit.workflows.deadlines import TaskDeadlines
+from flowkit.workflows.scheduling import conditions, deadlines, gates, routing, scheduler, streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from flowkit.models import Node
 
-MINUTES = float(os.environ.get("FLOWKIT_FUZZ_MINUTES") or 2)
-"""Time of the processor; `make fuzz MINUTES=n` sets it."""
-GRAPHS = int(os.environ.get("FLOWKIT_FUZZ_GRAPHS") or 0)
-"""Least number of graphs; `make fuzz GRAPHS=n` sets it."""
 SEED = 1
-
-
-def show(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    """Print the text, even when the test passes."""
-    with capsys.disabled():
-        sys.stdout.write(f"\n  {text}\n")
+PLACES = (
+    adapter,
+    conditions.Conditions,
+    deadlines.Deadlines,
+    gates,
+    routing,
+    scheduler,
+    streams.Streams,
+    TaskDeadlines,
+)
+"""Where the rules are that the tests make wrong."""
 
 
 def test_scheduler_matches_the_model_on_the_same_graphs_each_time() -> None:
@@ -47,9 +47,9 @@ def test_scheduler_matches_the_model_on_the_same_graphs_each_time() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(MINUTES * 60 * 8 + GRAPHS / 10 + 120)
 def test_scheduler_matches_the_model_on_new_graphs_each_time(capsys: pytest.CaptureFixture[str]) -> None:
-    seed = int(os.environ.get("FLOWKIT_SEED") or secrets.randbelow(1_000_000))
+    seed = chosen_seed()
     show(capsys, f"seed {seed}; `make fuzz SEED={seed}` repeats the graphs and events")
-    figures = campaign(seed, seconds=60 * MINUTES, graphs=GRAPHS)
+    figures = campaign(seed, seconds=60 * MINUTES * (1 - SLOTS_SHARE), graphs=GRAPHS)
     show(capsys, f"seed {seed}: {figures}")
 
 
@@ -72,7 +72,9 @@ def test_random_graphs_cover_every_feature() -> None:
     used = {
         field.name for step in steps for field in fields(step) if getattr(step, field.name) != field.default
     }
-    assert ("first_batch" in used, "when" in used) == (SUPPORTED.streaming, SUPPORTED.conditions)
+    features = (SUPPORTED.streaming, SUPPORTED.conditions, SUPPORTED.deadlines)
+    assert ("first_batch" in used, "when" in used, "deadline" in used) == features
+    assert any(wiring.plan.deadline for wiring in wirings)
 
 
 def always_closed(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,6 +126,31 @@ def forgetful(right: Callable[..., Any]) -> Callable[..., Any]:
     return lambda encoded: [replace(state, streamed=False) for state in right(encoded)]
 
 
+def fresh_deadlines(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Continue-as-new begins the deadlines of nodes again."""
+    return lambda encoded: [replace(state, deadline_at=None) for state in right(encoded)]
+
+
+def keeps_timer(right: Callable[..., Any]) -> Callable[..., Any]:
+    """A timer stays armed for a later deadline than the earliest one."""
+    return lambda limits: None if limits._timer else right(limits)
+
+
+def first_alone(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Only one of the nodes fails that have exceeded their deadlines together."""
+    return lambda limits, now: right(limits, now)[:1]
+
+
+def without_task(right: Callable[..., Any]) -> Callable[..., Any]:
+    """The deadline of the task has no timer."""
+
+    def next_due(limits: object) -> Any:
+        due = right(limits)
+        return None if due and due[1] == "the task" else due
+
+    return next_due
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "wrong"),
@@ -136,12 +163,16 @@ def forgetful(right: Callable[..., Any]) -> Callable[..., Any]:
         ("fails_with_parents", never),
         ("passes", always),
         ("states_of", forgetful),
+        ("states_of", fresh_deadlines),
+        ("_arm", keeps_timer),
+        ("pop_overdue", first_alone),
+        ("next_due", without_task),
     ],
 )
 def test_wrong_rule_is_found_and_shown_with_a_small_graph(
     name: str, wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place in (adapter, conditions.Conditions, gates, routing, scheduler, streams.Streams):
+    for place in PLACES:
         if hasattr(place, name):
             monkeypatch.setattr(place, name, wrong(getattr(place, name)))
     with pytest.raises(AssertionError) as caught:

@@ -9,7 +9,6 @@ import pytest
 from tests.integration.chaos.external.owners import Runs
 from tests.integration.chaos.external.plans import external_node_plan, external_task_plan, large_task_plan
 from tests.integration.chaos.model import task_end
-from tests.integration.chaos.plans import FINAL, NodePlan
 
 from flowkit.graph.validation import parse_graph
 
@@ -29,14 +28,26 @@ def test_every_graph_is_valid_and_sources_share_no_uid_that_a_worker_cannot_dist
 
 def test_nodes_whose_finalize_always_fails_start_after_their_sources() -> None:
     nodes = [node for number in range(200) for node in large_task_plan(SEED, number).nodes]
-    failing = [node for node in nodes if node.external and node.sources and always_fails_at_the_end(node)]
+    failing = [node for node in nodes if node.needs_all_sources]
     assert failing
     assert {(node.parents == node.sources, node.fan_in) for node in failing} == {(True, "all")}
+    assert not any(node.first_batch or node.streams for node in failing)
 
 
-def always_fails_at_the_end(node: NodePlan) -> bool:
-    """Return whether `finalize` fails in each attempt of a node."""
-    return node.failure is not None and node.failure.times is None and node.failure.at == FINAL
+def test_tasks_have_routes_conditions_and_streams_between_nodes_of_every_kind() -> None:
+    routed: Counter[tuple[str, str]] = Counter()
+    streamed: Counter[tuple[str, str]] = Counter()
+    for number in range(200):
+        nodes = {node.node_id: node for node in external_task_plan(SEED, number).nodes}
+        for node in nodes.values():
+            routed.update(
+                (kind_of(node), kind_of(nodes[each])) for each in (*node.on_success, *node.on_failure)
+            )
+            above = node.parents if node.first_batch else node.streams
+            streamed.update((kind_of(nodes[each]), kind_of(node)) for each in above)
+    assert len(routed) == 9, routed
+    workers = ("external", "native")
+    assert {(above, below) for above in workers for below in workers} <= set(streamed), streamed
 
 
 def test_tasks_pull_from_nodes_of_every_kind() -> None:

@@ -97,7 +97,7 @@ def _may_fail_with_parents(node: NodePlan, nodes: Nodes, ends: Mapping[str, Node
 def _streaming(
     chance: random.Random, node: NodePlan, parents: Sequence[str], finished: Collection[str]
 ) -> NodePlan:
-    if node.call or chance.random() < 0.3:
+    if node.call or node.needs_all_sources or chance.random() < 0.3:
         return node
     errors = ERROR in dict(node.edge_when).values()
     if parents and not errors and all(parent in finished for parent in parents) and chance.random() < 0.5:

@@ -106,6 +106,13 @@ class NodePlan:
     streams: tuple[str, ...] = ()
     """Parents whose edges are `async`."""
 
+    @property
+    def needs_all_sources(self) -> bool:
+        """Whether the node reads all batches only if its sources have ended before: its `finalize` always fails."""
+        failure = self.failure
+        always = failure is not None and failure.times is None and failure.at == FINAL
+        return self.external and bool(self.sources) and always
+
     def as_graph(self) -> dict[str, Any]:
         """Return the node as a user writes it."""
         always_fails = self.failure is not None and self.failure.times is None
@@ -162,8 +169,6 @@ class Drawing:
 
     letter = "s"
     """First letter of the node ids."""
-    gates = True
-    """Whether the nodes have routes, conditions and streaming edges."""
     fewest_nodes = 3
     most_nodes = MOST_NODES
 

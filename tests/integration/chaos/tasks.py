@@ -37,7 +37,7 @@ def drawn_task(seed: int, number: int, drawing: type[Drawing]) -> TaskPlan:
         nodes.append(drawing(chance, node_id, key, nodes, sizes).node())
     return TaskPlan(
         task_id=f"chaos-{seed}-{number}",
-        nodes=_with_gates(f"{seed}-{number}", tuple(nodes)) if drawing.gates else tuple(nodes),
+        nodes=_with_gates(f"{seed}-{number}", tuple(nodes)),
         order=tuple(chance.sample(range(len(nodes)), len(nodes))),
         continues=chance.random() < 0.75,
         cancel_after=chance.uniform(0.1, 6.0) if chance.random() < 0.08 else None,

@@ -80,7 +80,7 @@ class SlotGrants:
         await self._free(request.task_id, request.release)
         if await self._is_first(store, request.role) and await store.grant(request, self.limits, time.time()):
             return SlotReply(granted=True)
-        if await store.holds(request):
+        if await store.renew(request):
             return SlotReply(granted=True)
         limits, usage = self.limits, await store.usage()
         served = await self._may_grant(request.role)
@@ -99,7 +99,7 @@ class SlotGrants:
         """Let a request wait. Once the attempt has its slot, complete the activity in which the workflow waits."""
         store = await self.store()
         await self._free(request.task_id, request.release)
-        if await store.holds(request):
+        if await store.renew(request):
             await self._deliver(request)
         else:
             await store.enqueue(request, time.time())

@@ -120,9 +120,13 @@ class SlotLoop:
                 await self._check(store)
 
     async def _check(self, store: SlotStore) -> None:
-        """Check all slots that are not new and some of the requests, if it is this engine's turn."""
+        """Check all slots that are not new and some of the requests, if it is this engine's turn.
+
+        Otherwise, ask again at the next tick, so that this engine soon takes over from one that has died.
+        """
         if not await store.take_turn(self._owner, time.time(), 2 * _CHECK_SEC):
             self._unused.clear()
+            self._next_check = time.monotonic() + _TICK_SEC
             return
         since = time.time() - _NEW_SEC
         by_task: dict[str, list[Holder]] = {}
@@ -165,7 +169,8 @@ class SlotLoop:
         if use is Use.UNDELIVERED and description is not None and description.run_id:
             await self._grants.deliver(holder.task_id, description.run_id, holder.node_id, holder.epoch)
         if use is Use.CLOSED or (use is Use.UNUSED and holder.key in self._unused):
-            await store.release(holder.task_id, holder.slot)
+            if not await store.release_unused(holder):
+                return
             self._grants.released.set()
             _logger.warning(
                 "the slot of node %s, attempt %s, of task %s was freed: %s",

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from tests.integration.chaos.plans import FINAL, Drawing, NodePlan, TaskPlan
+from tests.integration.chaos.plans import Drawing, NodePlan, TaskPlan
 from tests.integration.chaos.tasks import drawn_task, place_of
 
 EXTERNAL_ROLES = ("indexer", "enricher")
@@ -22,7 +22,6 @@ class ExternalDrawing(Drawing):
     """
 
     letter = "x"
-    gates = False
     most_nodes = 7
 
     def _sources(self) -> list[str]:
@@ -56,10 +55,7 @@ def _after_sources(plan: NodePlan) -> NodePlan:
     A worker may call `finalize` before it has read the last batches of a running source (H19). If that fails, the
     attempt has failed, and nothing reads the rest.
     """
-    failure = plan.failure
-    if not plan.external or failure is None or failure.times is not None or failure.at != FINAL:
-        return plan
-    return replace(plan, parents=plan.sources, fan_in="all")
+    return replace(plan, parents=plan.sources, fan_in="all") if plan.needs_all_sources else plan
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,29 @@
+"""How long the fuzz runs, and with which seed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+MINUTES = float(os.environ.get("FLOWKIT_FUZZ_MINUTES") or 2)
+"""Time of the processor for all campaigns together; `make fuzz MINUTES=n` sets it."""
+SLOTS_SHARE = 1 / 6
+"""The part of this time for the limits across tasks. The rest is for the scheduler."""
+GRAPHS = int(os.environ.get("FLOWKIT_FUZZ_GRAPHS") or 0)
+"""Least number of graphs; `make fuzz GRAPHS=n` sets it."""
+
+
+def chosen_seed() -> int:
+    """Return the seed that `make fuzz SEED=n` sets, or a new one."""
+    return int(os.environ.get("FLOWKIT_SEED") or secrets.randbelow(1_000_000))
+
+
+def show(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    """Print the text, even when the test passes."""
+    with capsys.disabled():
+        sys.stdout.write(f"\n  {text}\n")

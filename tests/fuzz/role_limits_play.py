@@ -1,0 +1,322 @@
+"""Plays tasks that share limits on one event loop: the workflow's part of the limits together with the engine's part."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, CancelledError
+from tests.fuzz.play import Difference
+from tests.fuzz.slot_model import Attempt
+from tests.fuzz.slot_play import LEAK_SEC, ROLES
+from tests.fuzz.slot_world import Task, World, pause
+
+from flowkit import CoordinatorConfig, temporal_names
+from flowkit.models import NodeState, SlotReply, SlotRequest
+from flowkit.workflows import role_limits
+from flowkit.workflows.node_context import SharedSlots
+from flowkit.workflows.role_limits import RoleLimits
+from flowkit.workflows.scheduling.slots import Slots
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterator
+
+    from tests.fuzz.slot_world import Engine
+
+    from flowkit.adapters.limits.store import SlotStore
+
+_CURRENT: ContextVar[Task] = ContextVar("task")
+_TICK_SEC = 0.5
+_MOST_TICKS = 3_000
+
+
+class Temporal:
+    """Runs activities on the engines, late, sometimes twice, and on after a cancel of the workflow."""
+
+    ActivityCancellationType = workflow.ActivityCancellationType
+
+    def __init__(self, chance: random.Random, world: World, engines: list[Engine]) -> None:
+        self._chance, self._world, self._engines = chance, world, engines
+        self._number = 0
+        self._ignored: set[str] = set()
+        """Ids of activities that the workflow has cancelled."""
+        self.running: set[asyncio.Task[Any]] = set()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Let the limits of tasks use this server."""
+        with patch.multiple(role_limits, workflow=self):
+            yield
+
+    def info(self) -> Any:
+        """Return the id of the task whose code runs."""
+        return SimpleNamespace(workflow_id=_CURRENT.get().name)
+
+    async def wait(self, tasks: list[asyncio.Task[Any]]) -> None:
+        """Wait for tasks."""
+        await asyncio.wait(tasks)
+
+    async def execute_activity(self, name: str, record: Any, **options: Any) -> Any:
+        """Run an activity. A cancel ends the wait at once, but not the activity."""
+        self._number += 1
+        task, number = _CURRENT.get(), str(self._number)
+        activity = asyncio.create_task(self._run(task, number, name, record))
+        self.running.add(activity)
+        activity.add_done_callback(self.running.discard)
+        try:
+            result = await asyncio.shield(activity)
+            task.unread.discard(number)
+            return result
+        except asyncio.CancelledError:
+            self._ignored.add(number)
+            task.unread.discard(number)
+            if name == temporal_names.AWAIT_SLOT and self._chance.random() < 0.5:
+                task.open_waits.discard(_attempt_of(record))
+            raise ActivityError(
+                "cancelled",
+                scheduled_event_id=1,
+                started_event_id=1,
+                identity="",
+                activity_type=name,
+                activity_id=number,
+                retry_state=None,
+            ) from CancelledError("cancelled")
+
+    async def _run(self, task: Task, number: str, name: str, record: Any) -> Any:
+        task.calls[number] = name
+        if isinstance(record, SlotRequest):
+            record = replace(record, run_id=task.run_id)
+        if name == temporal_names.AWAIT_SLOT:
+            del task.calls[number]
+            return await self._wait(task, number, record)
+        result = await self._call(name, record)
+        del task.calls[number]
+        self._end(task, number)
+        return result
+
+    def _end(self, task: Task, number: str) -> None:
+        """Let the workflow read the result of an activity, unless it has cancelled the activity."""
+        if number not in self._ignored:
+            task.unread.add(number)
+
+    async def _wait(self, task: Task, number: str, request: SlotRequest) -> Any:
+        attempt = _attempt_of(request)
+        task.open_waits.add(attempt)
+        awaited = asyncio.get_running_loop().create_future()
+
+        def on_reply(reply: SlotReply) -> None:
+            awaited.set_result(reply)
+            self._end(task, number)
+
+        self._world.replies[request.run_id, attempt] = on_reply
+        await self._call(temporal_names.AWAIT_SLOT, request)
+        return await awaited
+
+    async def _call(self, name: str, record: Any) -> Any:
+        """Call an engine. The first calls may be in vain, because their results are lost."""
+        result = None
+        for _ in range(self._chance.choice([1, 1, 1, 2])):
+            await pause(self._chance.randint(0, 6))
+            engine = self._chance.choice(self._engines).grants
+            calls: dict[str, Any] = {
+                temporal_names.ACQUIRE_SLOT: engine.acquire,
+                temporal_names.AWAIT_SLOT: engine.wait,
+                temporal_names.RELEASE_SLOTS: engine.release,
+            }
+            result = await calls[name](record)
+            await pause(self._chance.randint(0, 3))
+        return result
+
+
+class LimitedTask:
+    """One task: it runs its nodes, sometimes cancels one or all of them, and sometimes continues as new."""
+
+    def __init__(
+        self,
+        chance: random.Random,
+        task: Task,
+        note: Callable[[str, object], None],
+        most_nodes: int,
+        *,
+        undisturbed: bool,
+    ) -> None:
+        self._chance, self.task, self._note = chance, task, note
+        self._undisturbed = undisturbed
+        self._left: dict[int, tuple[Any, NodeState]] = {
+            index: (SimpleNamespace(node_id=f"n{index}", index=index, type=chance.choice(ROLES)), NodeState())
+            for index in range(chance.randint(1, most_nodes))
+        }
+        """The nodes that have not ended, with their states."""
+        self._draining = False
+        self._stops = chance.random() < 0.2
+        self.ended = False
+
+    async def run(self) -> None:
+        """Run all nodes, then free all slots."""
+        _CURRENT.set(self.task)
+        while self._left:
+            await self._run_nodes()
+            self.task.run += 1
+            self.task.open_waits.clear()
+        self.task.closed = self.ended = True
+
+    async def _run_nodes(self) -> None:
+        """Run the nodes that are left in one run of the workflow."""
+        self._draining = False
+        limits = RoleLimits(
+            priority=self.task.priority, is_draining=lambda: self._draining, on_change=lambda: None
+        )
+        self._limit, self._window = self._chance.choice([1, 3, 9]), self._chance.choice([1, 3, 9])
+        slots = SharedSlots(Slots(limit=self._limit, window=self._window))
+        running = {index: asyncio.create_task(self._node(index, limits, slots)) for index in self._left}
+        while not all(each.done() for each in running.values()) and not self._draining:
+            limits.release_ended()
+            await pause(1)
+            self._disturb(running)
+        await self._cancel(list(running.values()))
+        if self._left:
+            await limits.flush()
+        else:
+            await limits.close()
+
+    def _disturb(self, running: dict[int, asyncio.Task[None]]) -> None:
+        """Cancel one node or all, or begin to continue as new, which needs that no attempt is in flight."""
+        drawn = self._chance.random() + self._undisturbed
+        if drawn < 0.01:
+            index = self._chance.choice(list(running))
+            if running[index].cancel():
+                self._note("cancelled node", (self.task.name, index))
+                self._left.pop(index, None)
+        elif drawn < 0.02 and self._stops:
+            self._note("stopped task", self.task.name)
+            self._draining = True
+            self._left.clear()
+        elif drawn < 0.025 and not self.task.in_flight and self._left:
+            self._note("continued task", self.task.name)
+            self._draining = True
+
+    async def _cancel(self, running: list[asyncio.Task[None]]) -> None:
+        for each in running:
+            each.cancel()
+        for each in running:
+            with suppress(asyncio.CancelledError):
+                await each
+
+    async def _node(self, index: int, limits: RoleLimits, slots: SharedSlots) -> None:
+        node, state = self._left[index]
+        for _ in range(self._chance.choice([1, 1, 2])):
+            async with limits.slot(node, state, lambda: slots.slot(node.type)):
+                state.epoch += 1
+                attempt = Attempt(self.task.name, node.node_id, state.epoch, node.type)
+                self.task.in_flight.add(attempt)
+                self._note("attempt", attempt)
+                self._check_limits()
+                try:
+                    await pause(self._chance.randint(0, 30))
+                finally:
+                    self.task.in_flight.remove(attempt)
+        self._left.pop(index, None)
+
+    def _check_limits(self) -> None:
+        """Check the limits of the task itself."""
+        by_role = Counter(attempt.role for attempt in self.task.in_flight)
+        if len(self.task.in_flight) > self._limit or max(by_role.values()) > self._window:
+            raise Difference(
+                f"{by_role} exceeds the {self._limit} slots of the task, {self._window} of a role"
+            )
+
+
+class LimitedPlay:
+    """Some tasks under limits across tasks."""
+
+    def __init__(self, chance: random.Random, most_nodes: int) -> None:
+        self._chance = chance
+        self.counts: Counter[str] = Counter()
+        self.history: list[str] = []
+        """What the nodes did."""
+        self.longest_leak_sec = 0.0
+        made = [Task(f"t{n}", chance.choice([0, 0, 5])) for n in range(chance.randint(1, 4))]
+        self._undisturbed = chance.random() < 0.3
+        """Whether nothing is cancelled or continued, so that no slot leaks and no check for leaks is needed."""
+        self._tasks = [
+            LimitedTask(chance, task, self._note, most_nodes, undisturbed=self._undisturbed) for task in made
+        ]
+        self._world = World(made, set(ROLES))
+        self._world.lag = lambda: chance.randint(0, 12)
+        self._total = chance.choice([None, 1, 2, 5])
+        self._by_role = {role: chance.choice([1, 1, 2, 4]) for role in ROLES if chance.random() < 0.7}
+
+    def _note(self, kind: str, what: object) -> None:
+        self.counts[kind] += 1
+        self.history.append(f"{self._world.now:g} {kind} {what}")
+
+    async def run(self) -> None:
+        """Play until all tasks have ended and all slots are free."""
+        config = CoordinatorConfig(max_global_running=self._total, max_type_concurrency=self._by_role)
+        with self._world.installed():
+            engines = [self._world.engine(config) for _ in range(2)]
+            temporal = Temporal(self._chance, self._world, engines)
+            store = await engines[0].grants.store()
+            with temporal.installed():
+                running = [asyncio.create_task(task.run()) for task in self._tasks]
+                try:
+                    await self._tick_until_ended(store, engines, running)
+                finally:
+                    await cancel_all([*running, *temporal.running])
+            await self._tick_until_free(store, engines)
+
+    async def _tick_until_ended(
+        self, store: SlotStore, engines: list[Engine], running: list[asyncio.Task[None]]
+    ) -> None:
+        for _ in range(_MOST_TICKS):
+            if all(each.done() for each in running):
+                await asyncio.gather(*running)
+                return
+            await self._tick(self._chance.choice(engines))
+            await self._compare(store)
+        raise Difference(f"tasks that do not end: {[task.task for task in self._tasks if not task.ended]}")
+
+    async def _tick(self, engine: Engine) -> None:
+        self._world.now += _TICK_SEC
+        await pause(self._chance.randint(0, 8))
+        await (engine.grants.grant_waiting() if self._undisturbed else engine.loop._once())
+
+    async def _compare(self, store: SlotStore) -> None:
+        holders = {Attempt(*holder.key, holder.role) for holder in await store.holders()}
+        in_flight = {attempt for task in self._tasks for attempt in task.task.in_flight}
+        if without := in_flight - holders:
+            raise Difference(f"attempts without a slot: {without}")
+        by_role = Counter(attempt.role for attempt in holders)
+        if any(by_role[role] > limit for role, limit in self._by_role.items()):
+            raise Difference(f"{by_role} exceeds {self._by_role}")
+        if self._total is not None and len(holders) > self._total:
+            raise Difference(f"{len(holders)} attempts exceed {self._total}")
+
+    async def _tick_until_free(self, store: SlotStore, engines: list[Engine]) -> None:
+        ended_at = self._world.now
+        while await store.is_used():
+            self.counts["leaked slot"] += len(await store.holders())
+            self.longest_leak_sec = self._world.now - ended_at
+            if self.longest_leak_sec > LEAK_SEC:
+                raise Difference(f"leaked: {await store.holders()}, {await store.waiting()}")
+            for engine in engines:
+                await self._tick(engine)
+
+
+async def cancel_all(tasks: list[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _attempt_of(request: SlotRequest) -> Attempt:
+    return Attempt(request.task_id, request.node_id, request.epoch, request.role)
