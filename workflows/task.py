@@ -30,6 +30,7 @@ with workflow.unsafe.imports_passed_through():
     from flowkit.workflows.silence import Silence
     from flowkit.workflows.state_codec import TaskState, encode_state
     from flowkit.workflows.stopping import NodeStops
+    from flowkit.workflows.stored_graphs import is_mostly_graph
     from flowkit.workflows.task_document import TaskDocument
 
 _CANCEL_FLAGS_TIMEOUT_SEC = 1.0
@@ -213,7 +214,7 @@ class Task:
         If attempts keep being in flight until the history is very long, stop starting new ones.
         """
         info, settings = workflow.info(), self._state.opened.settings
-        if not info.is_continue_as_new_suggested():
+        if not info.is_continue_as_new_suggested() or is_mostly_graph(self._state.stored):
             return False
         events, size = info.get_current_history_length(), info.get_current_history_size()
         if events >= settings.hold_starts_events or size >= settings.hold_starts_bytes:
