@@ -14,7 +14,7 @@ from flowkit.models import NodeState, StatusChange, TaskStatus
 from flowkit.text import clean
 from flowkit.workflows.document_activities import open_document
 from flowkit.workflows.state_codec import TaskState, is_state, parse_state
-from flowkit.workflows.stored_graphs import is_stored, read_task, stored_in
+from flowkit.workflows.stored_graphs import end_workflow_task, is_stored, read_task, stored_in
 
 if TYPE_CHECKING:
     from temporalio.common import RawValue
@@ -34,7 +34,10 @@ async def open_or_restore(task: RawValue | None) -> tuple[TaskState, Graph]:
     given = None if task is None else _decode(task)
     if workflow.info().continued_run_id and is_state(given):
         state = parse_state(given, await read_task(stored_in(given)) if is_stored(given) else None)
-        return state, _under_settings(state.graph, state.opened.settings)
+        graph = _under_settings(state.graph, state.opened.settings)
+        if state.stored is not None:
+            await end_workflow_task()
+        return state, graph
     if is_stored(given):
         return await _open_stored(stored_in(given))
     try:
@@ -51,7 +54,9 @@ async def _open_stored(stored: StoredGraph) -> tuple[TaskState, Graph]:
     """
     opened = await open_document(NewTask(stored=stored))
     task = await read_task(stored)
-    return _opened_state(NewTask(**task, stored=stored), normalized(task["graph"]), opened)
+    state, graph = _opened_state(NewTask(**task, stored=stored), normalized(task["graph"]), opened)
+    await end_workflow_task()
+    return state, graph
 
 
 def _under_settings(graph: dict[str, Any], settings: Settings) -> Graph:

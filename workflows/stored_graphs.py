@@ -18,6 +18,7 @@ STORED_GRAPH = "stored_graph"
 """Key of the reference in the input of a task, and in the state that one run hands over to the next."""
 
 _RETRIES = RetryPolicy(initial_interval=timedelta(seconds=0.2), maximum_interval=timedelta(seconds=10))
+_PAUSE = timedelta(milliseconds=1)
 _READ_TIMEOUT = timedelta(seconds=30)
 _SUGGESTED_BYTES = 4 * 2**20
 _SUGGESTED_EVENTS = 4_096
@@ -47,6 +48,11 @@ async def read_task(stored: StoredGraph) -> dict[str, Any]:
     parts = [await _read_part(stored, part) for part in range(stored.parts)]
     task: dict[str, Any] = json.loads(zlib.decompress(b"".join(parts)))
     return task
+
+
+async def end_workflow_task() -> None:
+    """Continue in another workflow task. One may take two seconds, and each step of opening a large graph takes long."""
+    await workflow.sleep(_PAUSE, summary="prepare the graph in steps")
 
 
 async def _read_part(stored: StoredGraph, part: int) -> bytes:

@@ -23,9 +23,7 @@ pytestmark = pytest.mark.server
 __all__ = ["printed_figures"]
 
 LARGE = bool(os.environ.get("FLOWKIT_LARGE"))
-SIZES = (
-    [int(size) for size in os.environ.get("FLOWKIT_SIZES", "1000,5000,20000").split(",")] if LARGE else [400]
-)
+SIZES = [int(size) for size in os.environ.get("FLOWKIT_SIZES", "400").split(",")] if LARGE else [400]
 """Numbers of nodes; `make large` measures the large ones."""
 
 TIMEOUT_SEC = 900.0

@@ -87,7 +87,10 @@ def normalized(graph: dict[str, Any], *, empty_sources: bool = True, conditional
         _node(index, raw, parents[raw["node_id"]], routes, empty_sources, edge_when.get(raw["node_id"], {}))
         for index, raw in enumerate(graph["nodes"])
     )
-    nodes = tuple(replace(node, streams_from=streams.parents.get(node.node_id, ())) for node in plain)
+    nodes = tuple(
+        replace(node, streams_from=own) if (own := streams.parents.get(node.node_id)) else node
+        for node in plain
+    )
     return Graph(
         nodes=nodes,
         name=graph.get("name") if isinstance(graph.get("name"), str) else None,
@@ -255,7 +258,7 @@ def _node(
         retry_policy=_retry_policy(raw.get("retry_policy") or {}),
         allow_failure=bool(raw.get("allow_failure", False)),
         timeout_sec=raw.get("timeout_sec"),
-        io_bytes=json_bytes(io),
+        io_bytes=json_bytes(io) if io else len("{}"),
         max_ahead=io.get("max_ahead") or 0,
         deadline_sec=raw.get("deadline_sec"),
         on_success=routes.on_success.get(node_id, ()),
