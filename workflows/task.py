@@ -173,7 +173,7 @@ class Task:
         if self._publisher.set_status(status):
             self._document.write_task()
         self._document.show_silent(silent)
-        self._publisher.refresh()
+        self._publisher.refresh(self._nodes)
 
     def _has_events(self) -> bool:
         """Return whether the main loop must iterate."""

@@ -66,6 +66,11 @@ class Scheduler:
         """The position of each node in a topological order. Most tasks need none, and large ones take long for it."""
         return _topological_positions(self.nodes, self.routing)
 
+    @cached_property
+    def index_of(self) -> dict[str, int]:
+        """The index of each node by its id."""
+        return {node.node_id: node.index for node in self.nodes}
+
     def _rebuild(self) -> None:
         """Derive gates and ready nodes from `states`, which may come from a previous run of the workflow."""
         for index, state in enumerate(self.states):
