@@ -14,7 +14,8 @@ from temporalio import activity
 
 from flowkit import temporal_names
 from flowkit.activities.condition_process import TOO_LARGE
-from flowkit.activities.tasks import check_database, heartbeats
+from flowkit.activities.stored_tasks import check_database
+from flowkit.activities.tasks import heartbeats
 from flowkit.adapters.tasks.condition_reads import ConditionReads
 from flowkit.adapters.vars.sensitive import DefaultDetector
 from flowkit.attempt.failures import cut, refusal

@@ -238,20 +238,35 @@ class BuiltInFunctionExecutor(FunctionExecutor):
 
 def check_arguments(name: str, function: Function, task_id: str, arguments: Mapping[str, Any]) -> None:
     """Raise AdapterError if the function does not accept these arguments. A retry would fail in the same way."""
+    signature = _signature(function)
     try:
-        inspect.signature(function).bind(task_id, **arguments)
+        if signature is not None:
+            signature.bind(task_id, **arguments)
     except TypeError as error:
         raise AdapterError(f"io.fn_args do not match the parameters of {name!r}: {error}") from None
-    except ValueError:
-        return
 
 
 def has_parameter(function: Function, name: str) -> bool:
     """Return whether the function has a parameter of this name."""
+    signature = _signature(function)
+    return signature is not None and name in signature.parameters
+
+
+def _signature(function: Function) -> inspect.Signature | None:
+    """Return the signature of a function, or None if it has none, as some functions written in C."""
+    bound_to = getattr(function, "__self__", None)
     try:
-        return name in inspect.signature(function).parameters
+        if isinstance(bound_to, CoordinatorAdapters):
+            return _built_in_signature(type(bound_to), function.__name__)
+        return inspect.signature(function)
     except (TypeError, ValueError):
-        return False
+        return None
+
+
+@functools.cache
+def _built_in_signature(kind: type[CoordinatorAdapters], method: str) -> inspect.Signature:
+    """Return the signature of a built-in function. Cached because it takes as long as the call itself."""
+    return inspect.signature(getattr(kind, method).__get__(object()))
 
 
 async def called(threads: Threads, function: Function, task_id: str, arguments: Mapping[str, Any]) -> Any:

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
 
 from flowkit import temporal_names
+from flowkit.activities.stored_tasks import StoredTasks, check_database
 from flowkit.adapters.markers import Markers
 from flowkit.attempt.failures import refusal
 from flowkit.errors import (
@@ -18,15 +18,15 @@ from flowkit.errors import (
     StoreRefused,
     StoreTooLarge,
     StoreUnavailable,
-    WrongDeployment,
 )
 from flowkit.graph.conditions import condition_problems, has_conditions
+from flowkit.graph.document_size import external_problem
 from flowkit.graph.validation import normalized, raise_if, too_many_nodes, unknown_function
-from flowkit.models import CloseTask, Opened, OpenTask, RecordTask
+from flowkit.models import CloseTask, Opened, OpenTask, ReadStoredGraph, RecordTask
 from flowkit.storable import storage_problems
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.task_store import TaskStore
@@ -59,6 +59,7 @@ class TaskActivities:
         settings: Settings,
         functions: Mapping[str, Any],
         max_nodes: int,
+        external_roles: Collection[str] = (),
         namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
     ) -> None:
         self._tasks = tasks
@@ -67,17 +68,28 @@ class TaskActivities:
         self._settings = settings
         self._functions = functions
         self._max_nodes = max_nodes
+        self._external_roles = external_roles
+        self._stored = StoredTasks(tasks)
         self._namespace_id = namespace_id
 
     @property
     def all(self) -> list[Callable[..., Any]]:
         """Return the activities to register with a Temporal worker."""
-        return [self.open_task, self.record, self.close_task]
+        return [self.open_task, self.record, self.close_task, self.read_stored_graph]
 
     @activity.defn(name=temporal_names.OPEN_TASK)
     async def open_task(self, opening: OpenTask) -> Opened:
         """Insert the task document or take over an existing one. Return the settings that the task keeps."""
-        return await self._guarded(self._open(opening, await self._namespace_id()))
+        work = self._open(opening, await self._namespace_id())
+        if opening.stored is None:
+            return await self._guarded(work)
+        async with heartbeats():
+            return await self._guarded(work)
+
+    @activity.defn(name=temporal_names.READ_STORED_GRAPH)
+    async def read_stored_graph(self, read: ReadStoredGraph) -> bytes:
+        """Return one part of a stored graph."""
+        return await self._guarded(self._stored.part(read.task_id, read.stored, read.part))
 
     @activity.defn(name=temporal_names.RECORD)
     async def record(self, record: RecordTask) -> None:
@@ -98,6 +110,8 @@ class TaskActivities:
             raise refusal(error) from None
 
     async def _open(self, opening: OpenTask, namespace_id: str) -> Opened:
+        if opening.stored is not None:
+            opening = await self._stored.completed(opening, opening.stored)
         self._check(opening)
         if has_conditions(opening.graph):
             await asyncio.to_thread(_check_conditions, opening.graph)
@@ -112,10 +126,11 @@ class TaskActivities:
         return Opened(run_seq=run_seq, settings=self._settings, created_at=opening.at, epochs=epochs)
 
     def _check(self, opening: OpenTask) -> None:
-        """Raise GraphError if the graph exceeds the engine's own node limit or names a function it does not have."""
+        """Raise GraphError if the graph exceeds the engine's own limits or names a function it does not have."""
         nodes = opening.graph["nodes"]
         problems = [unknown_function(node, self._functions) for node in nodes]
         problems.append(too_many_nodes(len(nodes), self._max_nodes))
+        problems.append(external_problem(nodes, self._external_roles))
         if found := [problem for problem in problems if problem]:
             raise GraphError(found)
 
@@ -147,17 +162,6 @@ class TaskActivities:
 def _check_conditions(graph: dict[str, Any]) -> None:
     """Raise GraphError if a condition is not valid. Takes seconds for thousands of conditions."""
     raise_if(condition_problems(graph, normalized(graph)))
-
-
-async def check_database(tasks: TaskStore, task_id: str, wanted: str) -> None:
-    """Raise an error if the task uses a different database. Temporal retries it, since another engine may fit."""
-    ours = await tasks.deployment()
-    if wanted and wanted != ours:
-        raise ApplicationError(
-            f"the document of task {task_id!r} is in the database with id {wanted}, but this engine uses {ours}: "
-            "set the same MONGO_URL and MONGO_DATABASE for all engines of the queue",
-            type=WrongDeployment.code,
-        )
 
 
 @asynccontextmanager

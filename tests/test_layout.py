@@ -31,7 +31,10 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"flowkit.adapters"}),
     frozenset({"flowkit.attempt"}),
     frozenset({"flowkit.activities", "flowkit.bridge"}),
-    frozenset({"flowkit.engine", "flowkit.worker", "flowkit.connection", "flowkit.loops"}),
+    frozenset(
+        {"flowkit.engine", "flowkit.worker", "flowkit.connection", "flowkit.loops"}
+        | {"flowkit.payload_converter"}
+    ),
 )
 """Each layer can import those before it. Above them is the public API: client, coordinator, plugin, command line."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,9 @@ _WRITE_SEC_PER_NODE = 0.1
 """Time limits of a write. Most take milliseconds, but one for thousands of nodes may write a marker for each."""
 
 _LOCAL_TIMEOUT = timedelta(seconds=2)
+_OPEN_STORED_SEC = 300.0
+"""Time limit for opening a task with a stored graph, which the engine reads and validates meanwhile."""
+
 _OPEN_SUMMARY = "open the task in MongoDB"
 
 
@@ -44,7 +48,10 @@ async def open_document(new: NewTask) -> Opened:
         at=workflow.now().timestamp(),
         graph=new.graph,
         params=new.params,
+        stored=new.stored,
     )
+    if new.stored is not None:
+        return await _open_stored(opening)
     try:
         return await _open_locally(opening)
     except FailureError as error:
@@ -52,6 +59,19 @@ async def open_document(new: NewTask) -> Opened:
         if isinstance(cause, ApplicationError) and cause.non_retryable:
             raise cause from None
     opened: Opened = await _execute_with_retries(temporal_names.OPEN_TASK, opening, _OPEN_SUMMARY, Opened)
+    return opened
+
+
+async def _open_stored(opening: OpenTask) -> Opened:
+    """Open a task whose graph is stored. This takes longer than a local activity may take."""
+    large = replace(opening, graph={}, params={})
+    limit = timedelta(seconds=_OPEN_STORED_SEC)
+    try:
+        opened: Opened = await _execute_with_retries(
+            temporal_names.OPEN_TASK, large, _OPEN_SUMMARY, Opened, time_limit=limit
+        )
+    except ActivityError as error:
+        raise (error.cause if isinstance(error.cause, ApplicationError) else error) from None
     return opened
 
 

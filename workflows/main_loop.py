@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from temporalio import workflow
 
+from flowkit.workflows.stored_graphs import is_mostly_graph
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowkit.models import Settings
     from flowkit.workflows.conditions import ConditionEvaluations
     from flowkit.workflows.running_nodes import RunningNodes
+    from flowkit.workflows.state_codec import TaskState
 
 WAKE = "wake-main-loop"
 """Patch id: a node that repeats without backoff wakes the main loop when the task must continue in a new run."""
@@ -31,7 +33,7 @@ class EventSource(Protocol):
 class MainLoop:
     """Decides when the main loop iterates, and when the history is long enough to continue as a new run."""
 
-    _settings: Settings
+    _state: TaskState
     _nodes: RunningNodes
     _conditions: ConditionEvaluations
     _sources: Sequence[EventSource]
@@ -51,13 +53,13 @@ class MainLoop:
 
     def watch(
         self,
-        settings: Settings,
+        state: TaskState,
         nodes: RunningNodes,
         conditions: ConditionEvaluations,
         *others: EventSource,
     ) -> None:
         """Set the parts of the opened task. Their events are processed in this order, after the ends of nodes."""
-        self._settings = settings
+        self._state = state
         self._nodes = nodes
         self._conditions = conditions
         self._sources = (conditions, *others)
@@ -107,11 +109,11 @@ class MainLoop:
 
         If attempts keep being in flight until the history is very long, stop starting new ones.
         """
-        info = workflow.info()
-        if not info.is_continue_as_new_suggested():
+        info, settings = workflow.info(), self._state.opened.settings
+        if not info.is_continue_as_new_suggested() or is_mostly_graph(self._state.stored):
             return False
         events, size = info.get_current_history_length(), info.get_current_history_size()
-        if events >= self._settings.hold_starts_events or size >= self._settings.hold_starts_bytes:
+        if events >= settings.hold_starts_events or size >= settings.hold_starts_bytes:
             self._draining = True
         return self._nodes.in_flight == 0 and self._conditions.is_idle and self._progressed
 

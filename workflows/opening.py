@@ -8,18 +8,18 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from flowkit.errors import GraphError
-from flowkit.graph.task_input import parse_input
+from flowkit.graph.task_input import NewTask, parse_input
 from flowkit.graph.validation import FIRST_RULES, RULES, normalized, parse_graph
 from flowkit.models import NodeState, StatusChange, TaskStatus
 from flowkit.text import clean
 from flowkit.workflows.document_activities import open_document
 from flowkit.workflows.state_codec import TaskState, is_state, parse_state
+from flowkit.workflows.stored_graphs import end_workflow_task, is_stored, read_task, stored_in
 
 if TYPE_CHECKING:
     from temporalio.common import RawValue
 
-    from flowkit.graph.task_input import NewTask
-    from flowkit.models import Graph, Settings
+    from flowkit.models import Graph, Opened, Settings, StoredGraph
 
 _REJECTION_CHARS = 8_000
 """Largest size of an error message about the input. It lists up to ten problems; one may be a cycle of many nodes."""
@@ -33,13 +33,30 @@ async def open_or_restore(task: RawValue | None) -> tuple[TaskState, Graph]:
     """
     given = None if task is None else _decode(task)
     if workflow.info().continued_run_id and is_state(given):
-        state = parse_state(given)
-        return state, _under_settings(state.graph, state.opened.settings)
+        state = parse_state(given, await read_task(stored_in(given)) if is_stored(given) else None)
+        graph = _under_settings(state.graph, state.opened.settings)
+        if state.stored is not None:
+            await end_workflow_task()
+        return state, graph
+    if is_stored(given):
+        return await _open_stored(stored_in(given))
     try:
         new = parse_input(workflow.info().workflow_id, given)
     except GraphError as error:
         raise rejection(error) from None
     return await _open(new, _validate(new))
+
+
+async def _open_stored(stored: StoredGraph) -> tuple[TaskState, Graph]:
+    """Open a task whose graph is stored.
+
+    The engine validates the graph when it opens the document, because that may take longer than a workflow task may.
+    """
+    opened = await open_document(NewTask(stored=stored))
+    task = await read_task(stored)
+    state, graph = _opened_state(NewTask(**task, stored=stored), normalized(task["graph"]), opened)
+    await end_workflow_task()
+    return state, graph
 
 
 def _under_settings(graph: dict[str, Any], settings: Settings) -> Graph:
@@ -86,10 +103,20 @@ async def _open(new: NewTask, graph: Graph) -> tuple[TaskState, Graph]:
     """Open the task document, and return the state in which the task begins."""
     for warning in graph.warnings:
         workflow.logger.warning("graph: %s", warning)
-    opened = await open_document(new)
+    return _opened_state(new, graph, await open_document(new))
+
+
+def _opened_state(new: NewTask, graph: Graph, opened: Opened) -> tuple[TaskState, Graph]:
     if not (opened.settings.empty_sources and opened.settings.edge_conditions):
         graph = _under_settings(new.graph, opened.settings)
     nodes = [NodeState(epoch=opened.epochs.get(node.node_id, 0)) for node in graph.nodes]
     history = [StatusChange(from_=None, to=TaskStatus.QUEUED.value, at=opened.created_at)]
-    state = TaskState(params=new.params, graph=new.graph, opened=opened, nodes=nodes, status_history=history)
+    state = TaskState(
+        params=new.params,
+        graph=new.graph,
+        opened=opened,
+        nodes=nodes,
+        status_history=history,
+        stored=new.stored,
+    )
     return state, graph

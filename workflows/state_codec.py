@@ -18,8 +18,9 @@ from pydantic import TypeAdapter
 from pydantic import dataclasses as wire
 
 from flowkit.limits import CARRIED_STATE_BYTES
-from flowkit.models import NodeState, NodeStatus, Opened, SkipReason, StatusChange
+from flowkit.models import NodeState, NodeStatus, Opened, SkipReason, StatusChange, StoredGraph
 from flowkit.workflows.budget import json_size, truncate_longest
+from flowkit.workflows.stored_graphs import input_of, is_stored, stored_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,6 +76,8 @@ class TaskState:
     status_history: list[StatusChange]
     status_history_omitted: int = 0
     """Number of entries dropped from the middle of `status_history`."""
+    stored: StoredGraph | None = None
+    """Where graph and params are stored, if `create_task` stored them. The next run reads them again."""
 
 
 def is_state(value: object) -> TypeGuard[dict[str, Any]]:
@@ -83,23 +86,34 @@ def is_state(value: object) -> TypeGuard[dict[str, Any]]:
 
 
 def encode_state(state: TaskState) -> dict[str, Any]:
-    """Return `state` as input of the next run, in at most CARRIED_STATE_BYTES plus the size of graph and params."""
+    """Return `state` as input of the next run, in at most CARRIED_STATE_BYTES plus the size of graph and params.
+
+    If graph and params are stored, the result only refers to them.
+    """
     carried = {
         "opened": _opened_adapter().dump_python(replace(state.opened, epochs={}), mode="json"),
         "status_history": [[change.from_, change.to, change.at] for change in state.status_history],
         "status_history_omitted": state.status_history_omitted,
     }
     remaining = CARRIED_STATE_BYTES - json_size(carried)
-    task = {"graph": state.graph, "params": state.params}
-    return {**carried, "task": pack(task), "nodes": pack(columns_of(state.nodes, remaining))}
+    if state.stored is None:
+        task = {"task": pack({"graph": state.graph, "params": state.params})}
+    else:
+        task = input_of(state.stored)
+    return {**carried, **task, "nodes": pack(columns_of(state.nodes, remaining))}
 
 
-def parse_state(value: dict[str, Any]) -> TaskState:
-    """Decode the state that the previous run of the task handed over. Accept the first release's format as well."""
-    if "task" not in value:
+def parse_state(value: dict[str, Any], task: dict[str, Any] | None = None) -> TaskState:
+    """Decode the state that the previous run of the task handed over. Accept the first release's format as well.
+
+    `task` is the stored graph and params, if the state refers to them.
+    """
+    stored = stored_in(value) if is_stored(value) else None
+    if stored is None and "task" not in value:
         return _first_release_format().validate_python(value)
     return TaskState(
-        **unpack(value["task"]),
+        **(unpack(value["task"]) if stored is None else task or {}),
+        stored=stored,
         opened=_opened_adapter().validate_python(value["opened"]),
         nodes=states_of(unpack(value["nodes"])),
         status_history=[StatusChange(from_=from_, to=to, at=at) for from_, to, at in value["status_history"]],

@@ -121,9 +121,7 @@ class Task:
         stops = NodeStops(self._scheduler, self._nodes, self._document)
         self._deadlines = TaskDeadlines(self._state, graph, stop_node=stops.stop_node)
         self._silence = Silence(self._scheduler, run_id=workflow.info().run_id, stop_node=stops.stop_node)
-        self._loop.watch(
-            self._state.opened.settings, self._nodes, self._conditions, self._deadlines, self._silence
-        )
+        self._loop.watch(self._state, self._nodes, self._conditions, self._deadlines, self._silence)
         self._is_open = True
         self._document.write_changed_nodes()
         self._publisher.set_status(TaskStatus.RUNNING)
@@ -137,7 +135,7 @@ class Task:
         if self._publisher.set_status(status):
             self._document.write_task()
         self._document.show_silent(silent)
-        self._publisher.refresh()
+        self._publisher.refresh(self._nodes)
 
     def _on_retry_state_change(self, index: int) -> None:
         """Wake the main loop when a node begins or ends its wait for a retry. Write a wait to the task document."""

@@ -88,7 +88,7 @@ class TaskDocument:
         await self.flush()
         record = self._close_record(reason)
         while not await close_document(record, nodes=len(self._scheduler.nodes)):
-            await open_document(NewTask(params=self._state.params, graph=self._state.graph))
+            await open_document(_new_task(self._state))
 
     def _start_writing(self) -> None:
         if self._writing is None:
@@ -147,3 +147,7 @@ class TaskDocument:
         node = self._scheduler.nodes[index]
         pulled = node.node_id in self._pulled
         return node_record(node, self._scheduler.states[index], pulled=pulled, cancel_reason=cancel_reason)
+
+
+def _new_task(state: TaskState) -> NewTask:
+    return NewTask(params=state.params, graph=state.graph, stored=state.stored)

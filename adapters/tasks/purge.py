@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 Fields = dict[str, Any]
 
-BELONGINGS = ("artifacts", "metrics_raw", "stream_progress", "worker_events", "dispatches")
+BELONGINGS = (
+    *("artifacts", "metrics_raw", "stream_progress", "worker_events", "dispatches"),
+    *("stored_graphs",),
+)
 """Collections whose rows belong to a task, which the field `task_id` names."""
 
 _TASKS_PER_STEP = 20
@@ -29,6 +32,11 @@ class Purge:
 
     def __init__(self, db: Database, *, before: float, statuses: Collection[str], namespace_id: str) -> None:
         self._db = db
+        self._unused: Fields = {
+            "part": 0,
+            "created_at": {"$lt": moment(before)},
+            "namespace_id": {"$in": [namespace_id, ""]},
+        }
         self._ended: Fields = {
             "status": {"$in": list(statuses)},
             "finished_at": {"$lt": moment(before)},
@@ -36,17 +44,27 @@ class Purge:
         }
 
     async def steps(self) -> AsyncIterator[list[str]]:
-        """Yield the ids of the tasks, one step at a time."""
+        """Yield the ids of the tasks, one step at a time. The last steps are tasks of which only a stored graph exists."""
         after: Fields = {}
         while page := await self._page(after):
             yield [document["id"] for document in page]
             after = {"_id": {"$gt": page[-1]["_id"]}}
+        unused = await self._unused_graphs()
+        for place in range(0, len(unused), _TASKS_PER_STEP):
+            yield unused[place : place + _TASKS_PER_STEP]
 
     @translate_errors
     async def _page(self, after: Fields) -> list[Fields]:
         wanted = {**self._ended, "id": {"$type": "string"}, **after}
         found = self._db.tasks.find(wanted, {"id": 1}).sort("_id", ASCENDING).limit(_TASKS_PER_STEP)
         return [document async for document in found]
+
+    @translate_errors
+    async def _unused_graphs(self) -> list[str]:
+        """Return the ids of tasks with a stored graph but no document: `create_task` could not start them."""
+        found = [row["task_id"] async for row in self._db.stored_graphs.find(self._unused, {"task_id": 1})]
+        known = self._db.tasks.find({"id": {"$in": found}}, {"id": 1})
+        return sorted({*found} - {document["id"] async for document in known})
 
     @translate_errors
     async def count(self, task_ids: Sequence[str]) -> dict[str, int]:

@@ -21,6 +21,7 @@ from flowkit.adapters.tasks.attempt_writes import AttemptWrites
 from flowkit.adapters.tasks.cancel_flags import CancelFlags
 from flowkit.adapters.tasks.closing import Closing
 from flowkit.adapters.tasks.recording import Recording
+from flowkit.adapters.tasks.stored_graphs import StoredGraphs
 from flowkit.adapters.tasks.task_queries import TaskQueries
 from flowkit.errors import TaskIdTaken
 from flowkit.models import NodeStatus, TaskStatus
@@ -80,6 +81,7 @@ class TaskStore:
                 raise
             raise await denial(self._db, error) from None
         await TaskQueries(self._db).prepare()
+        await StoredGraphs(self._db).prepare()
 
     @translate_errors
     async def deployment(self) -> str:

@@ -18,6 +18,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import limits, reason_codes, temporal_names
 from flowkit.adapters.tasks import task_fields
+from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task
 from flowkit.adapters.tasks.task_queries import TaskQueries
 from flowkit.arguments import (
     check_wait,
@@ -38,11 +39,13 @@ from flowkit.errors import (
     TaskStillOpen,
     UnknownTask,
 )
+from flowkit.graph.field_checks import json_bytes
 from flowkit.graph.submission import checked, jsonable
 from flowkit.graph.validation import raise_if, unknown_function
 from flowkit.models import TaskResult, TaskStatus
 from flowkit.text import clean
 from flowkit.workflows.display.views import pipeline_name
+from flowkit.workflows.stored_graphs import input_of
 from flowkit.workflows.task import Task
 
 if TYPE_CHECKING:
@@ -146,15 +149,16 @@ class TaskClient:
         """Start a task and return its id. If a task with this id is already running, leave it unchanged.
 
         Raise GraphError if the graph, the params or the id is invalid. The caller's objects are not changed.
-        Once the workflow has started, MongoDB errors do not fail this call, because the workflow writes the
-        task document as well.
+        Graph and params of more than 1 MB are stored in MongoDB first; raise StoreUnavailable if that fails. Once the
+        workflow has started, MongoDB errors do not fail this call, because the workflow writes the task document as
+        well.
         """
         task_id = str(uuid.uuid4()) if task_id is None else task_id
         raise_if([problem] if (problem := new_task_id_problem(task_id)) else [])
         own_params = {} if params is None else jsonable("params", params)
         given = {"params": own_params, "graph": jsonable("graph", graph)}
-        self._check(task_id, given, functions)
-        await self._start(task_id, given)
+        await asyncio.to_thread(self._check, task_id, given, functions)
+        await self._start(task_id, given, await self._input(task_id, given))
         await self._write_document(task_id, given)
         return task_id
 
@@ -166,13 +170,24 @@ class TaskClient:
             problems = [unknown_function(node, functions) for node in given["graph"]["nodes"]]
             raise_if([problem for problem in problems if problem])
 
-    async def _start(self, task_id: str, given: dict[str, Any]) -> None:
+    async def _input(self, task_id: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the input of the workflow. If graph and params are too large for it, store them and refer to them."""
+        if json_bytes(given["graph"]) + json_bytes(given["params"]) <= limits.TASK_INPUT_BYTES:
+            return given
+        content = await asyncio.to_thread(pack_task, given)
+        owner = {
+            "namespace_id": await self._namespace.id(),
+            "database_id": await self._tasks.deployment(),
+        }
+        return input_of(await StoredGraphs(self._tasks.database).put(task_id, content, **owner))
+
+    async def _start(self, task_id: str, given: dict[str, Any], workflow_input: dict[str, Any]) -> None:
         graph_name = given["graph"].get("name")
         name = pipeline_name(graph_name if isinstance(graph_name, str) else None, given["params"])
         try:
             await self._client.start_workflow(
                 temporal_names.TASK,
-                given,
+                workflow_input,
                 id=task_id,
                 task_queue=self._queue,
                 id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,

@@ -131,7 +131,7 @@ class CoordinatorConfig(_Kafka):
     """Maximum number of attempts that all tasks of the queue have in flight together; None for no limit."""
     max_type_concurrency: dict[str, int] = field(default_factory=dict)
     """The same limit for single roles, by role."""
-    max_nodes: int = 5_000
+    max_nodes: int = 20_000
     function_timeout_sec: float = 300
     function_slots: int = 100
     """Maximum number of calls of user-defined functions that one engine process runs concurrently."""
@@ -262,7 +262,7 @@ RULES = {
     "max_in_flight": checks.whole(1, 1_500),
     "max_global_running": checks.optional(checks.whole(1, checks.MOST_SLOTS)),
     "max_type_concurrency": checks.by_role(),
-    "max_nodes": checks.whole(1, 10_000),
+    "max_nodes": checks.whole(1, 20_000),
     "function_timeout_sec": checks.seconds(),
     "function_slots": checks.whole(1, checks.MOST_SLOTS),
     "sweep_sec": checks.seconds(),

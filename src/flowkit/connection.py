@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 from temporalio.service import GrpcCompression, RPCError, RPCStatusCode
 
 from flowkit import reason_codes
 from flowkit.errors import FlowKitError
 from flowkit.loops import new_event_loop
+from flowkit.payload_converter import DATA_CONVERTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,9 +56,7 @@ async def connect() -> Client:
     settings.setdefault("namespace", "default")
     compression = GrpcCompression.NONE if is_loopback(settings["target_host"]) else GrpcCompression.GZIP
     try:
-        client = await Client.connect(
-            **settings, data_converter=pydantic_data_converter, grpc_compression=compression
-        )
+        client = await Client.connect(**settings, data_converter=DATA_CONVERTER, grpc_compression=compression)
         await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace))
         return client
     except (RPCError, RuntimeError) as error:

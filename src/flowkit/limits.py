@@ -9,7 +9,16 @@ from __future__ import annotations
 import re
 
 TASK_INPUT_BYTES = 1_000_000
-"""Largest graph and params of one task together."""
+"""Largest graph and params together in the input of a workflow. `create_task` stores larger ones in MongoDB."""
+
+TASK_DOCUMENT_BYTES = 12_000_000
+"""Largest BSON size of a task document that `create_task` accepts, including the state that its nodes will have."""
+
+NODE_STATE_BYTES = 450
+"""BSON size of the state that FlowKit stores for a node in the task document, as counted for TASK_DOCUMENT_BYTES."""
+
+STORED_PART_BYTES = 1_000_000
+"""Largest part of a stored graph. Each part is the result of one activity, which Temporal limits to 2 MB."""
 
 DOCUMENT_LEVELS = 100
 """Nesting levels of a MongoDB document. The document itself is the first; each nested object or list adds one."""
@@ -20,8 +29,11 @@ DOCUMENT_BYTES = 16_777_216
 NODE_IO_BYTES = 64_000
 """Largest `io` of one node."""
 
-MAX_NODES = 5_000
+MAX_NODES = 20_000
 """Maximum number of nodes in a graph; `CoordinatorConfig.max_nodes` overrides it."""
+
+EXTERNAL_NODES = 5_000
+"""Maximum number of nodes in a graph with external roles, whose workers read the task document twice a second."""
 
 MAX_RETRIES = 10_000
 """Largest `retry_policy.max` of a node."""

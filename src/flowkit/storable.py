@@ -38,6 +38,11 @@ def storage_problems(document: Mapping[str, Any]) -> list[str]:
     return problems
 
 
+def stored_bytes(document: Mapping[str, Any]) -> int:
+    """Return the BSON size, in bytes, of a document in which `storage_problems` finds no problem."""
+    return _Search().members(document, None, 1)
+
+
 class _Search:
     """Computes the BSON size of a document and collects the values that MongoDB cannot store."""
 

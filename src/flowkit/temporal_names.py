@@ -23,6 +23,7 @@ OPEN_TASK: Final = "open_task"
 RECORD: Final = "record"
 CLOSE_TASK: Final = "close_task"
 EVALUATE_CONDITIONS: Final = "evaluate_conditions"
+READ_STORED_GRAPH: Final = "read_stored_graph"
 
 ACQUIRE_SLOT: Final = "acquire_slot"
 AWAIT_SLOT: Final = "await_slot"
@@ -30,7 +31,10 @@ RELEASE_SLOTS: Final = "release_slots"
 SLOT_ACTIVITIES: Final = (ACQUIRE_SLOT, AWAIT_SLOT, RELEASE_SLOTS)
 """The activities of the limits across tasks."""
 
-ENGINE_ACTIVITIES: Final = (OPEN_TASK, RECORD, CLOSE_TASK, EVALUATE_CONDITIONS, *SLOT_ACTIVITIES)
+ENGINE_ACTIVITIES: Final = (
+    *(OPEN_TASK, RECORD, CLOSE_TASK, EVALUATE_CONDITIONS, READ_STORED_GRAPH),
+    *SLOT_ACTIVITIES,
+)
 """The engine's own activities. All other activities have the name of a role or of a coordinator function."""
 
 PIPELINE_ATTRIBUTE: Final = "FlowkitPipeline"

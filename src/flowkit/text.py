@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from contextlib import suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def names(given: Sequence[str], *, last: str = " and ") -> str:
     return f"{', '.join(first)}{last}{end}" if first else end
 
 
+@lru_cache(maxsize=4096)
 def shorten(text: str, chars: int = _NAME_CHARS) -> str:
     """Return a text on one line, of at most `chars` characters."""
     line = " ".join(text.split())

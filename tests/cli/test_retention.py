@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from tests.cli.conftest import Program, ProgramOutput
     from tests.integration.harness import Harness
 
-TASK_COLLECTIONS = ("artifacts", "metrics_raw", "stream_progress", "worker_events", "dispatches")
+TASK_COLLECTIONS = (
+    *("artifacts", "metrics_raw", "stream_progress", "worker_events", "dispatches"),
+    *("stored_graphs",),
+)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +100,21 @@ async def test_purge_removes_older_tasks_with_all_their_documents(harness: Harne
     assert done.out.splitlines() == ["deleted 2 tasks", *(f"  {name}: 2" for name in TASK_COLLECTIONS)]
     assert done.err == "deleted 2 tasks so far\n"
     assert await left(harness) == everywhere("young", "elsewhere")
+
+
+@pytest.mark.server
+async def test_purge_removes_stored_graphs_of_tasks_that_never_started(
+    harness: Harness, program: Program
+) -> None:
+    here = await Namespace(await harness.client()).id()
+    await ended(harness, "young", hours=0.5, namespace_id=here)
+    for task_id, hours in (("unused", 2.0), ("new", 0.5), ("young", 2.0)):
+        created_at = datetime.now(UTC) - timedelta(hours=hours)
+        row = {"task_id": task_id, "namespace_id": here, "part": 0, "created_at": created_at}
+        await harness.db.stored_graphs.insert_one(row)
+    output = await purge(program, harness)
+    assert output.out.splitlines() == ["deleted 0 tasks", "  stored_graphs: 1"]
+    assert (await left(harness))["stored_graphs"] == {"new", "young"}
 
 
 @pytest.mark.server

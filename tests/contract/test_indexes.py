@@ -33,6 +33,7 @@ EXPECTED: dict[str, dict[str, dict[str, Any]]] = {
             "unique": True,
         }
     },
+    "stored_graphs": {"ix_stored_graphs_task": {"key": [("task_id", 1)]}},
 }
 UNIQUE = [
     (collection, name)

@@ -40,7 +40,9 @@ def _text(text: str, secrets: list[str]) -> str:
 
 
 def _payload(data: str, secrets: list[str]) -> str:
-    return base64.b64encode(_text(base64.b64decode(data).decode(), secrets).encode()).decode()
+    """Return a payload without secrets. A stored graph is binary, which the error handler keeps as it is."""
+    text = _text(base64.b64decode(data).decode(errors="surrogateescape"), secrets)
+    return base64.b64encode(text.encode(errors="surrogateescape")).decode()
 
 
 def payload_texts(value: Any) -> list[str]:
@@ -50,5 +52,5 @@ def payload_texts(value: Any) -> list[str]:
     if not isinstance(value, dict):
         return []
     if set(value) == {"metadata", "data"}:
-        return [base64.b64decode(value["data"]).decode()]
+        return [base64.b64decode(value["data"]).decode(errors="surrogateescape")]
     return [text for item in value.values() for text in payload_texts(item)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from temporalio.client import WorkflowFailureError
 
-from flowkit import temporal_names
+from flowkit import limits, temporal_names
 from flowkit.models import SilenceReport, SilentAttempt
 from tests.integration.harness import node
 
@@ -173,6 +174,7 @@ GRAPHS: dict[str, dict[str, Any]] = {
         ]
     },
     "refused": {"nodes": [node("a", "quick", "ghost")]},
+    "stored_graph": {"nodes": [node("a"), call("count", "a", io=incr("n")), node("b", "quick", "count")]},
 }  # fmt: skip
 
 
@@ -259,6 +261,12 @@ async def refused(harness: Harness, name: str) -> None:
     await ended(harness, name)
 
 
+async def stored(harness: Harness, name: str) -> None:
+    """Store the graph in MongoDB, as `create_task` does with large ones."""
+    with mock.patch.object(limits, "TASK_INPUT_BYTES", 0):
+        await ran(harness, name)
+
+
 WAYS: dict[str, Callable[[Harness, str], Awaitable[None]]] = {
     **dict.fromkeys(GRAPHS, ran),
     "cancel": cancelled,
@@ -267,5 +275,6 @@ WAYS: dict[str, Callable[[Harness, str], Awaitable[None]]] = {
     "refused": refused,
     "streaming": streamed,
     "silence": silent,
+    "stored_graph": stored,
     "yielding": yielded,
 }

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from flowkit.graph.validation import parse_graph
-from flowkit.limits import LAST_ERROR_CHARS, MAX_NODES, REASON_CODE_CHARS, TASK_INPUT_BYTES
+from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS, TASK_INPUT_BYTES
 from flowkit.models import Graph, NodeState, NodeStatus
 from flowkit.workflows.budget import json_size
 from flowkit.workflows.scheduling.scheduler import Scheduler
@@ -27,7 +27,7 @@ def words(rng: random.Random, alphabet: str, length: int) -> str:
     return _noise(alphabet)[start : start + length]
 
 
-def many_nodes(count: int = MAX_NODES) -> dict[str, Any]:
+def many_nodes(count: int = 5_000) -> dict[str, Any]:
     """Return a graph of `count` nodes whose ids, of four-byte characters, use up the byte limit of a graph."""
     rng = random.Random(7)
     bare = [{"node_id": "", "type": "r", "allow_failure": True} for _ in range(count)]

@@ -152,7 +152,7 @@ def test_later_layers_take_precedence(file: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("WORKER_TYPES", " a ,, b,")
     config = CoordinatorConfig.load(str(file), overrides={"kafka_bootstrap": "given:1", "sweep_sec": 0.5})
     assert (config.kafka_bootstrap, config.worker_types) == ("given:1", ["a", "b"])
-    assert (config.window, config.sweep_sec, config.max_nodes) == (7, 0.5, 5_000)
+    assert (config.window, config.sweep_sec, config.max_nodes) == (7, 0.5, 20_000)
     assert CoordinatorConfig.load(file).kafka_bootstrap == "env:1, env:2"
 
 
@@ -295,7 +295,7 @@ def test_count_is_a_whole_number(name: str, value: object) -> None:
     [
         ("window", 2_000),
         ("max_in_flight", 1_500),
-        ("max_nodes", 10_000),
+        ("max_nodes", 20_000),
         ("hold_starts_events", 50_000),
         ("hold_starts_bytes", 50_000_000),
     ],

@@ -196,8 +196,10 @@ def test_longest_node_id_is_accepted_and_one_more_character_rejected() -> None:
 
 def test_largest_number_of_nodes_is_accepted_and_one_more_rejected() -> None:
     nodes = [node(f"n{i}") for i in range(limits.MAX_NODES + 1)]
-    parse_graph({"nodes": nodes[:-1]})
-    assert "graph.nodes has 5,001 entries, more than 5,000: split the task" in str(refusal({"nodes": nodes}))
+    parse_graph({"nodes": nodes[:-1]}, max_bytes=None)
+    assert "graph.nodes has 20,001 entries, more than 20,000: split the task" in str(
+        refusal({"nodes": nodes})
+    )
 
 
 def test_max_nodes_setting_replaces_the_limit() -> None:
@@ -231,6 +233,10 @@ def test_largest_graph_and_params_are_accepted_and_one_more_byte_rejected() -> N
     text = str(refusal(one(), params={"p": largest + "x"}))
     for part in ("graph and params", "1,000,001 bytes", "1,000,000", "pass a reference"):
         assert part in text
+
+
+def test_graph_that_create_task_stores_may_be_larger() -> None:
+    parse_graph(one(meta="x" * limits.TASK_INPUT_BYTES), max_bytes=None)
 
 
 def test_large_graph_is_rejected_even_without_params() -> None:

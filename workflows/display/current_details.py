@@ -13,6 +13,7 @@ from flowkit.workflows.display.notes import SlotLimits
 
 if TYPE_CHECKING:
     from flowkit.models import Graph
+    from flowkit.workflows.running_nodes import RunningNodes
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState
 
@@ -71,11 +72,21 @@ class StatusPublisher:
             workflow.upsert_search_attributes(updates)
         return True
 
-    def refresh(self) -> None:
+    def refresh(self, running: RunningNodes) -> None:
         """Update the current details.
 
-        For a large graph, this happens at most once per second. A change is shown after at most five seconds.
+        For a large graph, this happens at most once per second. A change is shown after at most five seconds. For a
+        small graph, it happens at most once per second while only a local activity runs: the next change follows soon,
+        and rendering takes as long as the rest of such a step.
         """
+        if (
+            len(self._scheduler.nodes) <= details_markdown.ROWS
+            and running.only_local
+            and not self._is_outdated()
+        ):
+            if self._refreshing is None:
+                self._refreshing = asyncio.create_task(self._refresh_after_local(running))
+            return
         if len(self._scheduler.nodes) <= details_markdown.ROWS or self._refreshing and self._is_outdated():
             self._refresh_now()
         elif self._refreshing is None:
@@ -95,6 +106,12 @@ class StatusPublisher:
         if self._refreshing is not None:
             self._refreshing.cancel()
             self._refreshing = None
+
+    async def _refresh_after_local(self, running: RunningNodes) -> None:
+        """Update the details when a regular activity follows, as if the local one failed. This starts no timer."""
+        await workflow.wait_condition(lambda: running.in_flight > 0 and not running.only_local)
+        self._refreshing = None
+        self._refresh_now()
 
     async def _refresh_twice(self) -> None:
         """Update the details now, and again later for the changes in between."""

@@ -82,6 +82,7 @@ def render(
     return "\n".join([*above_rows, *rows, "", last])
 
 
+@lru_cache(maxsize=4096)
 def _line_bytes(line: str) -> int:
     return len(line.encode("utf-8", "replace")) + 1
 

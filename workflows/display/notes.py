@@ -57,13 +57,9 @@ class Notes:
             node.type for node, state in pairs if state.status in (NodeStatus.RUNNING, NodeStatus.CANCELLING)
         )
 
-    @cached_property
-    def _index_of(self) -> dict[str, int]:
-        return {node.node_id: node.index for node in self.scheduler.nodes}
-
     def index(self, node_id: str) -> int:
         """Return the index of a node."""
-        return self._index_of[node_id]
+        return self.scheduler.index_of[node_id]
 
     def state(self, node_id: str) -> NodeState:
         """Return the state of a node."""
@@ -79,6 +75,8 @@ class Notes:
         error = state.last_error or ""
         if node.node_id in self._silent_nodes:
             return SILENT
+        if state.status is NodeStatus.FINISHED:
+            return ""  # Most nodes of a task that nears its end.
         match state.status:
             case NodeStatus.QUEUED:
                 waits = [wait for rule in BEFORE_START if (wait := rule(self, node))]
@@ -89,8 +87,6 @@ class Notes:
                 return "waits for its attempt to stop"
             case NodeStatus.FAILED:
                 return f"{_consequence(self, node)}{error}"
-            case NodeStatus.FINISHED:
-                return ""
             case NodeStatus.SKIPPED if state.skip_reason:
                 return _skipped(self, node, state.skip_reason)
             case _:
@@ -107,11 +103,9 @@ def _last_attempt(error: str) -> str:
 def _parents(notes: Notes, node: Node) -> str:
     if not notes.scheduler.waits_for_parents(node.index):
         return ""
-    parents = [
-        parent_label(node, parent)
-        for parent in notes.open(node.depends_on)
-        if not _has_batch(notes, node, parent)
-    ]
+    parents = notes.open(node.depends_on)
+    if node.streams_from:
+        parents = [parent_label(node, parent) for parent in parents if not _has_batch(notes, node, parent)]
     if node.streams_from and node.io.start_when is StartWhen.FIRST_BATCH:
         silent = [each for each in notes.open(node.streams_from) if not _has_batch(notes, node, each)]
         return (
@@ -140,6 +134,8 @@ def _some(needed: int, parents: list[str]) -> str:
 
 def _routes(notes: Notes, node: Node) -> str:
     """Return the routers that can still start a target, or that must end before it starts."""
+    if not node.conditional:
+        return ""
     routing, nodes = notes.scheduler.routing, notes.scheduler.nodes
     routers = [nodes[each] for each in routing.open_routers(node.index, notes.scheduler.states)]
     route = routing.gate(node.index)
@@ -156,7 +152,7 @@ def _routes(notes: Notes, node: Node) -> str:
 
 
 def _edge_conditions(notes: Notes, node: Node) -> str:
-    if not notes.scheduler.waits_for_parents(node.index):
+    if not node.edge_when or not notes.scheduler.waits_for_parents(node.index):
         return ""
     decided = notes.scheduler.states[node.index].edges
     due = [
@@ -169,8 +165,9 @@ def _edge_conditions(notes: Notes, node: Node) -> str:
 
 
 def _condition(notes: Notes, node: Node) -> str:
-    undecided = node.when is not None and notes.scheduler.states[node.index].condition is None
-    return "its condition" if undecided and notes.scheduler.has_opened(node.index) else ""
+    if node.when is None or notes.scheduler.states[node.index].condition is not None:
+        return ""
+    return "its condition" if notes.scheduler.has_opened(node.index) else ""
 
 
 def _slot(notes: Notes, node: Node) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from functools import cached_property
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,6 @@ class Scheduler:
         self.routing = Routing(graph.nodes)
         self.streams = Streams(graph.nodes)
         self._children = _children(graph.nodes)
-        self._position = _topological_positions(graph.nodes, self.routing)
         self._conditions = Conditions(graph.nodes, states)
         self._fan_ins = FanIns(graph.nodes, states, self._conditions)
         self._open_nodes = len(graph.nodes)
@@ -60,6 +60,16 @@ class Scheduler:
         self._made_ready: set[int] = set()
         self._rebuild()
         self._skip_unreachable()
+
+    @cached_property
+    def _position(self) -> list[int]:
+        """The position of each node in a topological order. Most tasks need none, and large ones take long for it."""
+        return _topological_positions(self.nodes, self.routing)
+
+    @cached_property
+    def index_of(self) -> dict[str, int]:
+        """The index of each node by its id."""
+        return {node.node_id: node.index for node in self.nodes}
 
     def _rebuild(self) -> None:
         """Derive gates and ready nodes from `states`, which may come from a previous run of the workflow."""

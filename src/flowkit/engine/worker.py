@@ -157,6 +157,7 @@ def engine_activities(
         settings=settings,
         functions=calls.functions,
         max_nodes=config.max_nodes,
+        external_roles=config.worker_types,
         namespace_id=namespace_id,
     )
     conditions = ConditionActivities(tasks=tasks, portal=portal)

@@ -6,12 +6,15 @@ Malformed input fails with a message, because an error while decoding would be r
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowkit.arguments import is_task_id, printed
 from flowkit.errors import GraphError
 from flowkit.limits import ID_CHARS
 from flowkit.text import did_you_mean
+
+if TYPE_CHECKING:
+    from flowkit.models import StoredGraph
 
 _KEYS = ("params", "graph")
 
@@ -22,6 +25,8 @@ class NewTask:
 
     params: dict[str, Any] = field(default_factory=dict)
     graph: dict[str, Any] = field(default_factory=dict)
+    stored: StoredGraph | None = None
+    """Where both are stored, if `create_task` stored them."""
 
 
 def parse_input(task_id: str, given: object) -> NewTask:

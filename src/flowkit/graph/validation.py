@@ -52,14 +52,16 @@ def parse_graph(
     *,
     params: object = None,
     max_nodes: int | None = limits.MAX_NODES,
+    max_bytes: int | None = limits.TASK_INPUT_BYTES,
     rules: int = RULES,
 ) -> Graph:
     """Validate `graph` and return it normalized. Raise GraphError with the problems found.
 
-    `params` counts only toward the size limit. With `max_nodes` None, the engine enforces that limit. `rules` is the
-    version of the rules to apply. `Graph.warnings` lists problems that do not prevent the graph from running.
+    `params` counts only toward the size limit `max_bytes`. With `max_nodes` None, the engine enforces that limit.
+    `rules` is the version of the rules to apply. `Graph.warnings` lists problems that do not prevent the graph from
+    running.
     """
-    raise_if(list(_size_problems(graph, params, max_nodes)))
+    raise_if(list(_size_problems(graph, params, max_nodes, max_bytes)))
     raise_if(_first(field_checks.graph_problems(graph)))
     assert isinstance(graph, dict)
     raise_if(_first(field_checks.later_problems(graph, rules)))
@@ -85,7 +87,10 @@ def normalized(graph: dict[str, Any], *, empty_sources: bool = True, conditional
         _node(index, raw, parents[raw["node_id"]], routes, empty_sources, edge_when.get(raw["node_id"], {}))
         for index, raw in enumerate(graph["nodes"])
     )
-    nodes = tuple(replace(node, streams_from=streams.parents.get(node.node_id, ())) for node in plain)
+    nodes = tuple(
+        replace(node, streams_from=own) if (own := streams.parents.get(node.node_id)) else node
+        for node in plain
+    )
     return Graph(
         nodes=nodes,
         name=graph.get("name") if isinstance(graph.get("name"), str) else None,
@@ -101,12 +106,14 @@ def raise_if(problems: list[str]) -> None:
         raise GraphError(problems)
 
 
-def _size_problems(graph: object, params: object, max_nodes: int | None) -> Iterator[str]:
+def _size_problems(
+    graph: object, params: object, max_nodes: int | None, max_bytes: int | None
+) -> Iterator[str]:
     size = json_bytes(graph, "graph") + json_bytes(params, "params")
-    if size > limits.TASK_INPUT_BYTES:
+    if max_bytes is not None and size > max_bytes:
         yield (
-            f"graph and params together are {size:,} bytes of JSON, more than {limits.TASK_INPUT_BYTES:,}: "
-            "put data into a store and pass a reference"
+            f"graph and params together are {size:,} bytes of JSON, more than {max_bytes:,}: "
+            "start the task with create_task, or put data into a store and pass a reference"
         )
     nodes = graph.get("nodes") if isinstance(graph, dict) else None
     if (
@@ -251,7 +258,7 @@ def _node(
         retry_policy=_retry_policy(raw.get("retry_policy") or {}),
         allow_failure=bool(raw.get("allow_failure", False)),
         timeout_sec=raw.get("timeout_sec"),
-        io_bytes=json_bytes(io),
+        io_bytes=json_bytes(io) if io else len("{}"),
         max_ahead=io.get("max_ahead") or 0,
         deadline_sec=raw.get("deadline_sec"),
         on_success=routes.on_success.get(node_id, ()),

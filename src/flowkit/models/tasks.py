@@ -139,6 +139,28 @@ class Settings:
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
+class StoredGraph:
+    """Refers to the graph and params of a task that `create_task` stored because they are too large for Temporal."""
+
+    graph_id: str
+    """SHA-256 of the content."""
+    parts: int
+    size: int
+    """Bytes of all parts together."""
+    deployment: str
+    """Database id of the database that holds the parts."""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class ReadStoredGraph:
+    """Input of `read_stored_graph`: one part of the stored graph of a task."""
+
+    task_id: str
+    stored: StoredGraph
+    part: int
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
 class OpenTask:
     """Input of `open_task`."""
 
@@ -148,6 +170,8 @@ class OpenTask:
     at: float
     graph: dict[str, Any]
     params: dict[str, Any]
+    stored: StoredGraph | None = None
+    """Where to read graph and params, which are then empty here."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,69 @@
+"""Storage of graphs and params that are too large for the input of a workflow, in parts that fit into a payload."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from datetime import UTC, datetime
+from typing import Any
+
+from pymongo import ASCENDING
+
+from flowkit.adapters.mongo import Database, ensure_index, translate_errors
+from flowkit.limits import STORED_PART_BYTES
+from flowkit.models import StoredGraph
+
+
+def pack_task(task: dict[str, Any]) -> bytes:
+    """Return graph and params of a task as compressed JSON. Takes time for large graphs."""
+    return zlib.compress(json.dumps(task, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+def unpack_task(content: bytes) -> dict[str, Any]:
+    """Return the graph and params that `pack_task` received."""
+    task: dict[str, Any] = json.loads(zlib.decompress(content))
+    return task
+
+
+class StoredGraphs:
+    """The collection `stored_graphs`. Rows never change, so a task reads the same graph in each of its runs.
+
+    Raises StoreUnavailable if MongoDB does not respond.
+    """
+
+    def __init__(self, db: Database) -> None:
+        self._rows = db.stored_graphs
+
+    @translate_errors
+    async def prepare(self) -> None:
+        """Create the index by which `flowkit purge` finds the rows of a task."""
+        await ensure_index(self._rows, [("task_id", ASCENDING)], "ix_stored_graphs_task")
+
+    @translate_errors
+    async def put(self, task_id: str, content: bytes, *, namespace_id: str, database_id: str) -> StoredGraph:
+        """Store the content of `pack_task`. Storing equal content again for the same task changes nothing."""
+        digest = hashlib.sha256(content).hexdigest()
+        offsets = range(0, len(content), STORED_PART_BYTES)
+        for part, offset in enumerate(offsets):
+            row = {
+                "task_id": task_id,
+                "graph_id": digest,
+                "part": part,
+                "data": content[offset : offset + STORED_PART_BYTES],
+                "namespace_id": namespace_id,
+                "created_at": datetime.now(UTC),
+            }
+            key = {"_id": _row_id(task_id, digest, part)}
+            await self._rows.update_one(key, {"$setOnInsert": row}, upsert=True)
+        return StoredGraph(graph_id=digest, parts=len(offsets), size=len(content), deployment=database_id)
+
+    @translate_errors
+    async def part(self, task_id: str, graph_id: str, part: int) -> bytes | None:
+        """Return one part of a stored graph, or None if MongoDB does not have it."""
+        found = await self._rows.find_one({"_id": _row_id(task_id, graph_id, part)}, {"data": 1})
+        return None if found is None else bytes(found["data"])
+
+
+def _row_id(task_id: str, graph_id: str, part: int) -> str:
+    return f"{graph_id}.{part}.{task_id}"

@@ -1,0 +1,89 @@
+"""The cost of a node stays the same as graphs grow: time, history and memory of the engine over the number of nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit.models import TaskStatus
+from tests.integration.test_large_graphs import layers, printed_figures, run_ids
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from tests.integration.harness import Harness
+
+pytestmark = pytest.mark.server
+
+__all__ = ["printed_figures"]
+
+LARGE = bool(os.environ.get("FLOWKIT_LARGE"))
+SIZES = [int(size) for size in os.environ.get("FLOWKIT_SIZES", "400").split(",")] if LARGE else [400]
+"""Numbers of nodes; `make large` measures the large ones."""
+
+TIMEOUT_SEC = 900.0
+MOST_GROWTH = 1.5
+"""Largest ratio between the time of a node in the largest graph and in the smallest."""
+
+
+def quick_layers(count: int) -> list[dict[str, Any]]:
+    """Return layers of 100 nodes, all with the same role."""
+    return [{**each, "type": "quick"} for each in layers(count)]
+
+
+def peak_mb(process: subprocess.Popen[bytes]) -> int:
+    """Return the largest memory (RSS) that a process has used, in MB; 0 where the system does not report it."""
+    status = Path(f"/proc/{process.pid}/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return next((int(line.split()[1]) // 1_000 for line in lines if line.startswith("VmHWM")), 0)
+
+
+async def events(harness: Harness, task_id: str) -> tuple[int, int]:
+    """Return the number of events in all runs of a task, and the number of runs."""
+    client, runs = await harness.client(), await run_ids(harness, task_id)
+    described = [await client.get_workflow_handle(task_id, run_id=run).describe() for run in runs]
+    return sum(each.history_length for each in described), len(runs)
+
+
+async def measure(harness: Harness, size: int) -> tuple[float, str]:
+    """Run a graph on an engine of its own. Return the milliseconds per node, and a line with all figures."""
+    engine = harness.engine_process()
+    before = await first_task(harness, engine)
+    nodes = quick_layers(size // 100)
+    began = time.monotonic()
+    task_id = await harness.create(*nodes)
+    submitted = time.monotonic() - began
+    result = await asyncio.wait_for((await harness.handle(task_id)).result(), TIMEOUT_SEC)
+    assert result.status is TaskStatus.FINISHED
+    seconds, peak = time.monotonic() - began, peak_mb(engine)
+    engine.terminate()
+    length, runs = await events(harness, task_id)
+    each = 1_000 * seconds / size
+    return each, (
+        f"{size:,} nodes: {seconds:.1f} s ({submitted:.1f} s to submit), {each:.1f} ms a node, {length:,} events in "
+        f"{runs} runs, engine {peak} MB (idle {before} MB)"
+    )
+
+
+async def first_task(harness: Harness, engine: subprocess.Popen[bytes]) -> int:
+    """Run a small task, so that engine and worker are ready, and return the memory of the engine."""
+    await harness.result(await harness.create(*quick_layers(1)))
+    return peak_mb(engine)
+
+
+@pytest.mark.timeout(TIMEOUT_SEC * len(SIZES))
+async def test_cost_of_a_node_does_not_grow_with_the_graph(
+    harness: Harness, printed_figures: list[str]
+) -> None:
+    harness.process("worker", "tests.integration.handlers:Quick", "--concurrency", "100")
+    found = []
+    for size in SIZES:
+        each, line = await measure(harness, size)
+        printed_figures.append(line)
+        found.append(each)
+    assert found[-1] <= MOST_GROWTH * found[0]

@@ -1,0 +1,100 @@
+"""Graphs that are too large for the input of a workflow: `create_task` stores them, and the workflow reads them."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from temporalio.client import WorkflowFailureError
+
+from flowkit import limits
+from flowkit.models import TaskStatus
+from tests.integration.handlers import Quick
+from tests.integration.harness import Harness, node
+from tests.integration.test_large_graphs import run_ids, short_runs
+
+if TYPE_CHECKING:
+    from temporalio.client import WorkflowHandle
+
+    from flowkit.models import TaskResult
+    from flowkit.workflows.task import Task
+
+pytestmark = pytest.mark.server
+
+__all__ = ["short_runs"]
+
+NODES = 40
+
+
+def large(count: int = NODES) -> list[dict[str, Any]]:
+    """Return a chain of nodes with 1.6 MB of random text, which compression only halves."""
+    rng = random.Random(1)
+    parents = [(), *((f"n{index}",) for index in range(count - 1))]
+    return [
+        node(f"n{index}", "quick", *own, inline={"text": rng.randbytes(20_000).hex()})
+        for index, own in enumerate(parents)
+    ]
+
+
+async def start(harness: Harness) -> None:
+    """Start an engine and a worker."""
+    await harness.engine()
+    await harness.worker({"quick": Quick()})
+
+
+async def assert_finished(harness: Harness, task_id: str, nodes: list[dict[str, Any]]) -> None:
+    """Wait for the end of the task, and check that its document has every node with its input, and as finished."""
+    assert (await harness.result(task_id)).status is TaskStatus.FINISHED
+    entries = (await harness.document(task_id))["graph"]["nodes"]
+    assert [entry["io"] for entry in entries] == [each["io"] for each in nodes]
+    assert {(entry["status"], entry["attempt_epoch"]) for entry in entries} == {("finished", 1)}
+
+
+async def reason(handle: WorkflowHandle[Task, TaskResult]) -> str:
+    """Return the reason with which a task fails."""
+    with pytest.raises(WorkflowFailureError) as caught:
+        await handle.result()
+    return str(caught.value.cause)
+
+
+async def test_graph_of_several_parts_runs(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowkit.adapters.tasks.stored_graphs.STORED_PART_BYTES", 400_000)
+    await start(harness)
+    nodes = large()
+    assert len(json.dumps(nodes)) > limits.TASK_INPUT_BYTES
+    task_id = await harness.create(*nodes)
+    await assert_finished(harness, task_id, nodes)
+    assert await harness.db.stored_graphs.count_documents({"task_id": task_id}) > 1
+
+
+async def test_small_graph_is_not_stored(harness: Harness) -> None:
+    await start(harness)
+    task_id = await harness.create(node("a"))
+    await harness.result(task_id)
+    assert await harness.db.stored_graphs.count_documents({}) == 0
+
+
+async def test_every_run_of_a_task_reads_the_stored_graph(short_runs: Harness) -> None:
+    await start(short_runs)
+    nodes = large()
+    task_id = await short_runs.create(*nodes)
+    await assert_finished(short_runs, task_id, nodes)
+    assert len(await run_ids(short_runs, task_id)) > 1
+
+
+async def test_task_fails_if_its_stored_graph_was_deleted(harness: Harness) -> None:
+    task_id = await harness.create(*large())
+    await harness.db.stored_graphs.delete_many({})
+    await start(harness)
+    text = await reason(await harness.handle(task_id))
+    assert "part 1 of 1 of the graph of task" in text
+    assert "create the task again" in text
+
+
+async def test_engine_applies_its_own_limits_to_a_stored_graph(harness: Harness) -> None:
+    task_id = await harness.create(*large())
+    harness.settings["max_nodes"] = NODES - 1
+    await harness.engine()
+    assert "40 entries, more than 39" in await reason(await harness.handle(task_id))

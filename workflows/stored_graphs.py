@@ -1,0 +1,76 @@
+"""Read the graph and params of a task that `create_task` stored in MongoDB, because they are too large for its input."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from datetime import timedelta
+from typing import Any, TypeGuard
+
+from pydantic import TypeAdapter
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+
+from flowkit import temporal_names
+from flowkit.models import ReadStoredGraph, StoredGraph
+
+STORED_GRAPH = "stored_graph"
+"""Key of the reference in the input of a task, and in the state that one run hands over to the next."""
+
+_RETRIES = RetryPolicy(initial_interval=timedelta(seconds=0.2), maximum_interval=timedelta(seconds=10))
+_PAUSE = timedelta(milliseconds=1)
+_READ_TIMEOUT = timedelta(seconds=30)
+_SUGGESTED_BYTES = 4 * 2**20
+_SUGGESTED_EVENTS = 4_096
+"""Size and length of a history at which Temporal suggests continue-as-new."""
+
+
+def is_stored(given: object) -> TypeGuard[dict[str, Any]]:
+    """Return whether the input of a task refers to a stored graph."""
+    return isinstance(given, dict) and isinstance(given.get(STORED_GRAPH), dict)
+
+
+def input_of(stored: StoredGraph) -> dict[str, Any]:
+    """Return the input with which `create_task` starts a task whose graph is stored."""
+    return {STORED_GRAPH: TypeAdapter(StoredGraph).dump_python(stored)}
+
+
+def stored_in(given: dict[str, Any]) -> StoredGraph:
+    """Return the reference in an input or a state for which `is_stored` is true."""
+    return TypeAdapter(StoredGraph).validate_python(given[STORED_GRAPH])
+
+
+async def read_task(stored: StoredGraph) -> dict[str, Any]:
+    """Return the stored graph and params. Waits while MongoDB is unavailable.
+
+    Each part is the result of an activity, so that a replay reads it from the history.
+    """
+    parts = [await _read_part(stored, part) for part in range(stored.parts)]
+    task: dict[str, Any] = json.loads(zlib.decompress(b"".join(parts)))
+    return task
+
+
+async def end_workflow_task() -> None:
+    """Continue in another workflow task. One may take two seconds, and each step of opening a large graph takes long."""
+    await workflow.sleep(_PAUSE, summary="prepare the graph in steps")
+
+
+async def _read_part(stored: StoredGraph, part: int) -> bytes:
+    content: bytes = await workflow.execute_activity(
+        temporal_names.READ_STORED_GRAPH,
+        ReadStoredGraph(task_id=workflow.info().workflow_id, stored=stored, part=part),
+        result_type=bytes,
+        start_to_close_timeout=_READ_TIMEOUT,
+        retry_policy=_RETRIES,
+        summary=f"read the graph from MongoDB, part {part + 1} of {stored.parts}",
+    )
+    return content
+
+
+def is_mostly_graph(stored: StoredGraph | None) -> bool:
+    """Return whether the history is only long because of the stored graph, so that a new run would be as long."""
+    info = workflow.info()
+    if stored is None or stored.size < _SUGGESTED_BYTES // 2:
+        return False
+    own_bytes = info.get_current_history_size() - stored.size
+    return own_bytes < _SUGGESTED_BYTES and info.get_current_history_length() < _SUGGESTED_EVENTS
