@@ -42,6 +42,15 @@ NOOP: Final = "noop"
 """The coordinator function of a node that names none."""
 
 
+INLINE_PREFIX: Final = "inline:"
+"""Beginning of the name of a local activity that runs attempts of a role inside the engine."""
+
+
+def inline_activity(role: str) -> str:
+    """Return the name of the local activity that runs attempts of `role`. No role and no queue contains a colon."""
+    return f"{INLINE_PREFIX}{role}"
+
+
 def role_queue(queue: str, role: str) -> str:
     """Return the task queue of a role's attempts. `queue` is the task queue of the engine."""
     return f"{queue}.{role}"

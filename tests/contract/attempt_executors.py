@@ -71,6 +71,7 @@ def role_executor(
     *,
     inputs: InputSettings | None = None,
     events: EventLog | None = None,
+    may_repeat: bool = False,
 ) -> RoleExecutor:
     """Return an attempt of a role."""
     shared: dict[str, Any] = {"inputs": inputs} if inputs is not None else {}
@@ -81,7 +82,9 @@ def role_executor(
         events=events,
         **shared,
     )
-    return RoleExecutor(attempt=attempt, run_id=RUN, worker=worker_context(db), roles=roles)
+    return RoleExecutor(
+        attempt=attempt, run_id=RUN, worker=worker_context(db), roles=roles, may_repeat=may_repeat
+    )
 
 
 def function_executor(db: Any, attempt: AttemptInput, function: Any) -> FunctionExecutor:

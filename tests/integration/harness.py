@@ -89,9 +89,9 @@ class Harness:
         """Return a Temporal client."""
         return await connect()
 
-    async def engine(self, **adapters: Any) -> Coordinator:
-        """Start an engine in this process."""
-        engine = Coordinator(db=self.db, cfg=self.config, adapters=adapters)
+    async def engine(self, handlers: dict[str, RoleHandler] | None = None, **adapters: Any) -> Coordinator:
+        """Start an engine in this process, which hosts `handlers`."""
+        engine = Coordinator(db=self.db, cfg=self.config, adapters=adapters, handlers=handlers)
         await engine.start()
         self._started.append(engine)
         self._coordinator = self._coordinator or engine

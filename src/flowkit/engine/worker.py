@@ -25,7 +25,7 @@ from flowkit.models import (
     COORDINATOR_FN,
     Settings,
 )
-from flowkit.temporal_names import SEARCH_ATTRIBUTES, role_queue
+from flowkit.temporal_names import INLINE_PREFIX, SEARCH_ATTRIBUTES, role_queue
 from flowkit.workflows.interceptor import SingleInputInterceptor
 from flowkit.workflows.task import Task
 
@@ -61,6 +61,7 @@ def settings_of(
     deployment: str,
     search_attributes: tuple[str, ...],
     functions: Mapping[str, Function],
+    inline_roles: tuple[str, ...] = (),
 ) -> Settings:
     """Return the part of the engine's settings that a task stores in its history."""
     return Settings(
@@ -81,6 +82,7 @@ def settings_of(
         qualify_uids=True,
         deadlines=True,
         limits=Limits.of(config).configured,
+        inline_roles=inline_roles,
     )
 
 
@@ -91,7 +93,8 @@ def function_queue(queue: str) -> str:
 
 def check_functions(functions: Iterable[str]) -> None:
     """Raise ConfigError if a coordinator function has the name of one of the engine's own activities."""
-    if taken := sorted(RESERVED_FUNCTIONS.intersection(functions)):
+    reserved = {name for name in functions if name in RESERVED_FUNCTIONS or name.startswith(INLINE_PREFIX)}
+    if taken := sorted(reserved):
         raise ConfigError(
             f"the coordinator function name {taken[0]!r} is reserved for the engine; choose another name"
         )
@@ -104,6 +107,7 @@ async def prepared_settings(
     tasks: TaskStore,
     artifacts: ArtifactStore,
     functions: Mapping[str, Function],
+    inline_roles: tuple[str, ...] = (),
 ) -> Settings:
     """Create the indexes and return the settings of tasks, with the values that MongoDB and Temporal provide."""
     await tasks.prepare()
@@ -113,6 +117,7 @@ async def prepared_settings(
         deployment=await tasks.deployment(),
         search_attributes=await registered_search_attributes(client),
         functions=functions,
+        inline_roles=inline_roles,
     )
 
 
@@ -178,8 +183,11 @@ def engine_workers(
     identity: str,
     namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
     grants: SlotGrants | None = None,
+    inline: Sequence[Callable[..., Any]] = (),
 ) -> list[Worker]:
     """Return the Temporal workers of an engine. Call this on the loop that will run them.
+
+    `inline` are the local activities of the roles that the engine hosts.
 
     The workers run without Temporal's sandbox, which would take a third of the engine's time. They run only FlowKit's
     own workflow, and every test run replays recorded histories of it in the sandbox.
@@ -201,7 +209,7 @@ def engine_workers(
         client,
         task_queue=config.queue,
         workflows=[Task],
-        activities=activities,
+        activities=[*activities, *inline],
         workflow_runner=UnsandboxedWorkflowRunner(),
         interceptors=[SingleInputInterceptor()],
         identity=identity,

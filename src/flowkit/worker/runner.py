@@ -44,6 +44,8 @@ from flowkit.errors import ConfigError
 from flowkit.temporal_names import role_queue
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from temporalio.client import Client
 
     from flowkit.activities.worker_registration import EventLog
@@ -122,9 +124,7 @@ class Worker:
             await self.stop()
         client = self._given_client or await connect()
         activities = await self.open()
-        thread = WorkerThread(
-            "flowkit-worker", lambda: [self._poller(client, activities, role) for role in self.roles]
-        )
+        thread = WorkerThread("flowkit-worker", lambda: self.pollers(client, activities))
         try:
             await thread.start()
         except BaseException:
@@ -206,6 +206,10 @@ class Worker:
             budget=ByteBudget(int(cfg.max_buffered_mb * 2**20), slots),
         )
 
+    def pollers(self, client: Client, activities: RoleActivities) -> list[temporal.Worker]:
+        """Return the Temporal workers that poll the roles' task queues. Call this on the loop that will run them."""
+        return [self._poller(client, activities, role) for role in self.roles]
+
     def _poller(self, client: Client, activities: RoleActivities, role: str) -> temporal.Worker:
         return temporal.Worker(
             client,
@@ -246,6 +250,11 @@ class Worker:
         """Wait until the worker ends on its own, and raise the error that ended it, if any."""
         if self._thread is not None:
             await asyncio.shield(self._thread.failed)
+
+
+def inline_roles(handlers: Mapping[str, RoleHandler]) -> tuple[str, ...]:
+    """Return the sorted roles whose handlers are inline."""
+    return tuple(sorted(role for role, handler in handlers.items() if handler.inline))
 
 
 def _built_in(roles: list[str]) -> dict[str, RoleHandler]:
