@@ -114,11 +114,12 @@ class Harness:
         self._processes.append(started)
         return started
 
-    def engine_process(self) -> subprocess.Popen[bytes]:
-        """Start an engine in its own process."""
+    def engine_process(self, *handlers: str) -> subprocess.Popen[bytes]:
+        """Start an engine in its own process, which hosts these handlers of `handlers.py`."""
         config = Path(self.environment.get("TMPDIR", "/tmp")) / f"{self.queue}.json"
         config.write_text(self.config_json())
-        return self.process("engine", "--config", str(config))
+        roles = [part for name in handlers for part in ("--role", f"tests.integration.handlers:{name}")]
+        return self.process("engine", "--config", str(config), *roles)
 
     def config_json(self) -> str:
         """Return the engine settings of this harness as JSON text."""
