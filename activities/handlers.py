@@ -54,6 +54,8 @@ class RoleHandler:
 
     Set it if an attempt takes well below two seconds. It has no effect in a worker.
     """
+    handler_version: str = ""
+    """Version of an inline handler in `worker_registry`. Empty means a hash of the source of its class."""
 
     async def init(self, info: dict[str, Any]) -> None:
         """Prepare a run. `info` contains `task_id`, `node_id`, `attempt_epoch`, `worker_id` and `role`."""

@@ -16,13 +16,13 @@ from tests.integration.harness import eventually, node
 from tests.integration.test_process_failures import assert_every_batch_counts_once
 
 if TYPE_CHECKING:
-    from flowkit.worker import Batch, BatchResult
+    from flowkit.worker import Batch, BatchResult, RoleHandler
     from flowkit.worker.context import RunContext
     from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
 
-INLINE = {"inline": InlineQuick()}
+INLINE: dict[str, RoleHandler] = {"inline": InlineQuick()}
 ONCE: dict[str, Any] = {"retry_policy": {"max": 0}}
 SOON: dict[str, Any] = {"retry_policy": {"max": 2, "backoff_sec": 0.1}}
 PULL = {"input_adapter": "pull.from_artifacts"}
@@ -282,6 +282,41 @@ async def test_limits_count_inline_attempts(harness: Harness, limit: dict[str, A
     task_id = await harness.create(*(node(f"n{i}", "inline", inline={"pause": 0.2}) for i in range(6)))
     await harness.result(task_id)
     assert handler.most == 2
+
+
+# --- versions ---------------------------------------------------------------------------------------------------
+
+
+class OtherVersion(InlineQuick):
+    """The same handler with other code."""
+
+
+async def registered(harness: Harness, worker_id: str) -> dict[str, Any]:
+    """Return a row of the registry."""
+    row: Any = await harness.db.worker_registry.find_one({"worker_id": worker_id})
+    return dict(row)
+
+
+async def test_registry_shows_that_engine_and_worker_host_different_versions(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    await harness.engine(handlers=INLINE)
+    host: Any = await harness.db.worker_registry.find_one({})
+    assert host["version_conflicts"] == []
+    worker = await harness.worker({"inline": OtherVersion()})
+    row = await registered(harness, worker.worker_id)
+    [own], [others] = row["handlers"], host["handlers"]
+    assert (own["engine"], others["engine"]) == (False, True)
+    assert own["version"] != others["version"]
+    conflict = {"role": "inline", "worker_id": host["worker_id"], "version": others["version"]}
+    assert row["version_conflicts"] == [conflict]
+    assert "hosts another version of the handler of role inline" in caplog.text
+
+
+async def test_registry_shows_no_conflict_between_equal_versions(harness: Harness) -> None:
+    await harness.engine(handlers=INLINE)
+    worker = await harness.worker(INLINE)
+    assert (await registered(harness, worker.worker_id))["version_conflicts"] == []
 
 
 # --- crashes ----------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class HostedRoles:
     async def open(self) -> None:
         """Create the indexes, register the engine as a worker of its roles, and prepare the activities."""
         if self._worker is not None:
-            self._activities = await self._worker.open()
+            self._activities = await self._worker.open(in_engine=True)
 
     @property
     def local_activities(self) -> Sequence[Callable[..., Any]]:

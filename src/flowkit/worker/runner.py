@@ -16,6 +16,7 @@ from flowkit.activities.attempts import WorkerContext
 from flowkit.activities.batches.batch_sources import InputSettings
 from flowkit.activities.echo import EchoHandler
 from flowkit.activities.handler_calls import HandlerInvoker
+from flowkit.activities.handler_versions import hosted_handlers
 from flowkit.activities.handlers import RoleHandler
 from flowkit.activities.processes import ProcessPool
 from flowkit.activities.roles import RoleActivities, RoleContext
@@ -44,11 +45,12 @@ from flowkit.errors import ConfigError
 from flowkit.temporal_names import role_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from temporalio.client import Client
 
     from flowkit.activities.worker_registration import EventLog
+    from flowkit.adapters.worker_registry import HostedHandler
     from flowkit.core.time import Clock
 
 __all__ = ["Worker", "WorkerConfig"]
@@ -133,15 +135,16 @@ class Worker:
         self._thread = thread
         _logger.info("worker %s runs %s (process %d)", self.worker_id, ", ".join(self.roles), os.getpid())
 
-    async def open(self) -> RoleActivities:
+    async def open(self, *, in_engine: bool = False) -> RoleActivities:
         """Do everything that `start` does except polling, and return the activities to poll for.
 
+        With `in_engine`, the registry shows that an engine hosts the handlers.
         This creates the indexes and registers the worker. `stop` undoes it. Raise ConfigError if external workers
         still run attempts of one of the roles.
         """
         await self._check_not_external()
         await self._artifacts.prepare()
-        registration = self._new_registration()
+        registration = self._new_registration(hosted_handlers(self._own_handlers, in_engine=in_engine))
         await registration.prepare()
         activities = self._activities(registration.events)
         self._registration = registration
@@ -163,7 +166,12 @@ class Worker:
                 f"run, or let them end, before native workers take the role over"
             )
 
-    def _new_registration(self) -> WorkerRegistration:
+    @property
+    def _own_handlers(self) -> dict[str, RoleHandler]:
+        """The handlers of the roles that this worker runs."""
+        return {role: self.handlers[role] for role in self.roles}
+
+    def _new_registration(self, handlers: Sequence[HostedHandler]) -> WorkerRegistration:
         return WorkerRegistration(
             self.db,
             worker_id=self.worker_id,
@@ -173,6 +181,7 @@ class Worker:
             announce_interval_sec=self.cfg.announce_interval_sec,
             leaked_threads=lambda: self._threads.leaked if self._threads else 0,
             hb_interval_sec=self.cfg.hb_interval_sec,
+            handlers=handlers,
         )
 
     def _activities(self, events: EventLog | None = None) -> RoleActivities:
