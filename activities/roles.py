@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio import activity
 
-from flowkit import reason_codes
+from flowkit import reason_codes, temporal_names
 from flowkit.activities.attempts import Attempt, AttemptFailed, WorkerContext
 from flowkit.activities.batches.backpressure import backpressure
 from flowkit.activities.batches.batch_sources import Input, InputSettings, Wait
 from flowkit.activities.context import ArtifactsWriter, RunContext
-from flowkit.activities.local_attempts import LocalAttempt
+from flowkit.activities.local_attempts import LocalAttempt, not_hosted
 from flowkit.activities.processes import ProcessDied
 from flowkit.activities.results import as_final, as_result, payload_uid, unsuccessful
 from flowkit.adapters.concurrent_writes import together
@@ -29,11 +29,10 @@ from flowkit.attempt.steps import begin, mark
 from flowkit.errors import FlowKitError, TriedBefore
 from flowkit.graph.input_adapters import inline_of
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
-from flowkit.temporal_names import inline_activity
 from flowkit.text import error_text
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 
     from flowkit.activities.attempt_log import AttemptLog
     from flowkit.activities.handler_calls import HandlerInvoker
@@ -83,11 +82,13 @@ class RoleActivities:
 
         return run_role
 
-    def inline(self, role: str) -> Callable[..., Awaitable[AttemptResult]]:
-        """Return the local activity that runs attempts of `role` inside an engine."""
+    def inline(self, roles: Collection[str]) -> Callable[..., Awaitable[AttemptResult]]:
+        """Return the local activity that runs attempts of `roles` inside an engine."""
 
-        @activity.defn(name=inline_activity(role))
+        @activity.defn(name=temporal_names.INLINE_ATTEMPT)
         async def run_inline(attempt: AttemptInput) -> AttemptResult:
+            if attempt.role not in roles:
+                raise not_hosted(attempt.role)
             executor = RoleExecutor(
                 attempt=attempt,
                 run_id=activity.info().workflow_run_id or "",

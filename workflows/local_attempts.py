@@ -11,8 +11,8 @@ from temporalio.exceptions import ActivityError, ApplicationError, FailureError,
 
 from flowkit import reason_codes
 from flowkit.models import AttemptFailure, FailureKind
-from flowkit.temporal_names import inline_activity
-from flowkit.workflows.display.summaries import attempt_summary
+from flowkit.temporal_names import INLINE_ATTEMPT
+from flowkit.workflows.display.summaries import attempt_summary, inline_summary
 from flowkit.workflows.retry import find_report
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ FALLBACK = AttemptFailure(
 async def run_inline(node: Node, state: NodeState, payload: dict[str, Any], *, timeout_sec: float) -> None:
     """Run the node's current attempt inside the engine. Raise FailureError as an ordinary attempt does."""
     await workflow.execute_local_activity(
-        inline_activity(node.type),
+        INLINE_ATTEMPT,
         payload,
         result_type=RawValue,
         activity_id=f"{node.node_id}.{state.epoch}",
         schedule_to_close_timeout=timedelta(seconds=timeout_sec),
         retry_policy=_ONCE,
         cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-        summary=attempt_summary(node, state),
+        summary=inline_summary(node, state),
     )
 
 
@@ -66,8 +66,8 @@ async def try_function(node: Node, state: NodeState, payload: dict[str, Any], *,
 def falls_back(error: FailureError) -> bool:
     """Return whether an inline attempt must be repeated as an ordinary one.
 
-    Its engine does not host the role, or it did not end in time. An engine that has no such activity reports, as for an
-    unknown function, that the command is lost.
+    Its engine does not host the role, or it did not end in time. An engine of an earlier release, which has no such
+    activity, reports an unknown function.
     """
     if is_cancelled_exception(error):
         return False

@@ -30,6 +30,13 @@ RELEASE_SLOTS: Final = "release_slots"
 SLOT_ACTIVITIES: Final = (ACQUIRE_SLOT, AWAIT_SLOT, RELEASE_SLOTS)
 """The activities of the limits across tasks."""
 
+INLINE_ATTEMPT: Final = "inline attempt"
+"""The local activity that runs an attempt inside the engine.
+
+It has the same name for all roles, because Temporal's SDK rejects a workflow that names a local activity which its worker
+has not registered, even in a replay, and engines do not know the roles that other engines host.
+"""
+
 ENGINE_ACTIVITIES: Final = (OPEN_TASK, RECORD, CLOSE_TASK, EVALUATE_CONDITIONS, *SLOT_ACTIVITIES)
 """The engine's own activities. All other activities have the name of a role or of a coordinator function."""
 
@@ -40,15 +47,6 @@ SEARCH_ATTRIBUTES: Final = (PIPELINE_ATTRIBUTE, STATUS_ATTRIBUTE)
 
 NOOP: Final = "noop"
 """The coordinator function of a node that names none."""
-
-
-INLINE_PREFIX: Final = "inline:"
-"""Beginning of the name of a local activity that runs attempts of a role inside the engine."""
-
-
-def inline_activity(role: str) -> str:
-    """Return the name of the local activity that runs attempts of `role`. No role and no queue contains a colon."""
-    return f"{INLINE_PREFIX}{role}"
 
 
 def role_queue(queue: str, role: str) -> str:

@@ -105,10 +105,10 @@ async def test_web_ui_shows_the_node_of_a_local_activity(harness: Harness) -> No
         event for event in await events_of(harness, task_id) if event.marker_recorded_event_attributes.details
     ]
     summaries = [event.user_metadata.summary.data.decode() for event in marked][1:]
-    assert summaries == ['"n0"', '"n0, retry 1 of 2"']
+    assert summaries == ['"n0, role inline"', '"n0, retry 1 of 2, role inline"']
     failure = marked[1].marker_recorded_event_attributes.failure
     assert (failure.message, failure.application_failure_info.type) == ("as ordered", "flaky")
-    assert b"inline:inline" in marked[1].marker_recorded_event_attributes.details["data"].payloads[0].data
+    assert b"inline attempt" in marked[1].marker_recorded_event_attributes.details["data"].payloads[0].data
 
 
 # --- an optimization only ---------------------------------------------------------------------------------------

@@ -5,12 +5,13 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from flowkit.activities.local_attempts import refuse_inline
 from flowkit.config import WorkerConfig
 from flowkit.errors import ConfigError
 from flowkit.worker.runner import Worker, inline_roles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from temporalio import worker as temporal
     from temporalio.client import Client
@@ -34,7 +35,7 @@ class HostedRoles:
         cfg: CoordinatorConfig,
         handlers: Mapping[str, RoleHandler],
         clock: Any,
-        own_thread: bool,
+        own_thread: bool = True,
     ) -> None:
         """Raise ConfigError if the engine cannot host the handlers.
 
@@ -60,9 +61,9 @@ class HostedRoles:
             self._activities = await self._worker.open(in_engine=True)
 
     @property
-    def local_activities(self) -> Sequence[Callable[..., Any]]:
-        """The local activities that run the attempts of inline roles."""
-        return [] if self._activities is None else [*map(self._activities.inline, self.inline_roles)]
+    def local_activity(self) -> Callable[..., Any]:
+        """The local activity that runs the attempts of inline roles, or refuses all if there are none."""
+        return refuse_inline if self._activities is None else self._activities.inline(self.inline_roles)
 
     def pollers(self, client: Client) -> list[temporal.Worker]:
         """Return the Temporal workers of the roles' task queues, for the loop that runs the engine's workers."""

@@ -212,7 +212,7 @@ class Coordinator(RemovedAttributes):
                 identity=clean(f"engine-{os.getpid()}@{socket.gethostname()}"),
                 namespace_id=namespace.id,
                 grants=grants,
-                inline=self._hosted.local_activities,
+                inline=self._hosted.local_activity,
             )
             return [*workers, *self._hosted.pollers(client), *([bridge] if bridge is not None else [])]
 

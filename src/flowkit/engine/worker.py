@@ -14,6 +14,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from flowkit.activities.attempts import WorkerContext
 from flowkit.activities.conditions import ConditionActivities
 from flowkit.activities.functions import FunctionActivities, built_in
+from flowkit.activities.local_attempts import refuse_inline
 from flowkit.activities.tasks import TaskActivities, unknown_namespace
 from flowkit.activities.threads import Threads
 from flowkit.adapters.limits.rules import Limits
@@ -25,7 +26,7 @@ from flowkit.models import (
     COORDINATOR_FN,
     Settings,
 )
-from flowkit.temporal_names import INLINE_PREFIX, SEARCH_ATTRIBUTES, role_queue
+from flowkit.temporal_names import INLINE_ATTEMPT, SEARCH_ATTRIBUTES, role_queue
 from flowkit.workflows.interceptor import SingleInputInterceptor
 from flowkit.workflows.task import Task
 
@@ -93,8 +94,7 @@ def function_queue(queue: str) -> str:
 
 def check_functions(functions: Iterable[str]) -> None:
     """Raise ConfigError if a coordinator function has the name of one of the engine's own activities."""
-    reserved = {name for name in functions if name in RESERVED_FUNCTIONS or name.startswith(INLINE_PREFIX)}
-    if taken := sorted(reserved):
+    if taken := sorted({*RESERVED_FUNCTIONS, INLINE_ATTEMPT}.intersection(functions)):
         raise ConfigError(
             f"the coordinator function name {taken[0]!r} is reserved for the engine; choose another name"
         )
@@ -183,11 +183,11 @@ def engine_workers(
     identity: str,
     namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
     grants: SlotGrants | None = None,
-    inline: Sequence[Callable[..., Any]] = (),
+    inline: Callable[..., Any] = refuse_inline,
 ) -> list[Worker]:
     """Return the Temporal workers of an engine. Call this on the loop that will run them.
 
-    `inline` are the local activities of the roles that the engine hosts.
+    `inline` is the local activity that runs attempts of the roles that the engine hosts.
 
     The workers run without Temporal's sandbox, which would take a third of the engine's time. They run only FlowKit's
     own workflow, and every test run replays recorded histories of it in the sandbox.
@@ -209,7 +209,7 @@ def engine_workers(
         client,
         task_queue=config.queue,
         workflows=[Task],
-        activities=[*activities, *inline],
+        activities=[*activities, inline],
         workflow_runner=UnsandboxedWorkflowRunner(),
         interceptors=[SingleInputInterceptor()],
         identity=identity,
