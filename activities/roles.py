@@ -156,7 +156,7 @@ class RoleExecutor:
                 may_repeat=self._may_repeat,
             )
         except TriedBefore as earlier:
-            if not earlier.finished:
+            if not earlier.finished or not await self._restore_end():
                 raise
             return AttemptResult(worker_id=self._worker_id, batches=await self._stored_batches())
         await self._signal_earlier_batches()
@@ -195,7 +195,8 @@ class RoleExecutor:
     async def _end(self, final: FinalizeResult) -> None:
         """Write the final metrics, the complete marker and the end of the attempt concurrently: each is independent.
 
-        An attempt that may be repeated writes its end last, because a later try that finds the end writes nothing.
+        A later try of an attempt that may be repeated completes these writes from the marker (`_restore_end`). If the
+        handler has written a marker itself, that would be ambiguous, so *finished* is the last write.
         """
         attempt, artifacts, now = self._attempt, self._artifacts, time.time()
         metrics, _ = storable("metrics of finalize", final.metrics)
@@ -203,11 +204,22 @@ class RoleExecutor:
         writes = [mark(artifacts, attempt, metrics, self._worker_id, ref or final.artifacts_ref)]
         if metrics:
             writes.append(retry_while_unavailable(lambda: artifacts.store_final(attempt, metrics, now)))
-        if self._may_repeat:
+        if self._may_repeat and self._ctx.artifacts.marked:
             await together(*writes)
             writes = []
         finish = retry_while_unavailable(lambda: self._tasks.finish_attempt(attempt, self._run_id, now))
         await together(*writes, finish)
+
+    async def _restore_end(self) -> bool:
+        """Complete the last writes of an earlier try, which has finished the node. Return False if that is not possible.
+
+        The marker contains the final metrics. Without it, another attempt must run.
+        """
+        attempt, now = self._attempt, time.time()
+        metrics = await retry_while_unavailable(lambda: self._artifacts.complete_meta(attempt))
+        if metrics:
+            await retry_while_unavailable(lambda: self._artifacts.store_final(attempt, metrics, now))
+        return metrics is not None
 
     def _refuse_stray_cancel(self) -> None:
         """Raise AttemptFailed if the handler raised CancelledError without a cancel. The failure can be retried."""

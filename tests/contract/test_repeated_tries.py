@@ -20,6 +20,7 @@ from tests.contract.builders import (
 
 from flowkit import reason_codes
 from flowkit.activities.handlers import BatchResult, FinalizeResult
+from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.errors import EpochTaken, Fenced, TriedBefore
 from flowkit.models import FailureKind
 
@@ -31,7 +32,8 @@ LATER: dict[str, Any] = {**LEASE, "lease_id": "second"}
 
 
 @pytest.fixture(autouse=True)
-async def _open(tasks: TaskStore) -> None:
+async def _open(db: Any, tasks: TaskStore) -> None:
+    await ArtifactStore(db).prepare()
     await opened(tasks, "a", "b")
 
 
@@ -40,6 +42,13 @@ def counting(*uids: str) -> Returning:
     return Returning(
         BatchResult(success=True, metrics={"n": 1}), *uids, final=FinalizeResult(metrics={"n": 1})
     )
+
+
+async def documents(db: Any) -> list[dict[str, Any]]:
+    """Return the documents of the attempt, without ids and times."""
+    found = [each for name in ("tasks", "artifacts", "metrics_raw") for each in await documents_of(db[name])]
+    times = {"_id", "ts_ms", "created_at", "updated_at"}
+    return [{name: value for name, value in each.items() if name not in times} for each in found]
 
 
 async def test_repeated_write_of_the_same_try_succeeds(db: Any, tasks: TaskStore) -> None:
@@ -90,19 +99,44 @@ async def test_try_that_was_interrupted_is_a_loss(db: Any, tasks: TaskStore) -> 
 
 async def test_try_after_a_finished_one_succeeds_without_calling_the_handler(db: Any) -> None:
     await role_executor(db, attempt(), counting("u", "v"), may_repeat=True).run()
-    before = [await documents_of(collection) for collection in (db.tasks, db.artifacts, db.metrics_raw)]
+    before = await documents(db)
     again = counting("u", "v")
     result = await role_executor(db, attempt(), again, may_repeat=True).run()
     assert (result.batches, again.got) == (2, [])
-    assert [
-        await documents_of(collection) for collection in (db.tasks, db.artifacts, db.metrics_raw)
-    ] == before
+    assert await documents(db) == before
 
 
-async def test_attempt_that_may_be_repeated_writes_its_end_last(
+async def test_later_try_completes_the_last_writes_of_a_finished_one(db: Any) -> None:
+    await role_executor(db, attempt(), counting("u"), may_repeat=True).run()
+    before = await documents(db)
+    await db.metrics_raw.delete_one({"batch_uid": "__final__"})
+    await role_executor(db, attempt(), counting("u"), may_repeat=True).run()
+    assert await documents(db) == before
+
+
+async def test_finished_try_without_a_marker_is_a_loss(db: Any) -> None:
+    await role_executor(db, attempt(), counting("u"), may_repeat=True).run()
+    await db.artifacts.delete_one({"batch_uid": {"$exists": False}})
+    failure = await failure_of(role_executor(db, attempt(), counting("u"), may_repeat=True))
+    assert (failure.kind, failure.code) == (FailureKind.LOSS, reason_codes.LEASE_LOST)
+
+
+class Marking(Returning):
+    """Writes the complete marker itself."""
+
+    async def process_batch(self, batch: Any, ctx: Any) -> BatchResult:
+        """Write the marker."""
+        await ctx.artifacts.mark_complete({"own": 1})
+        return await super().process_batch(batch, ctx)
+
+
+async def test_end_is_the_last_write_if_the_handler_writes_a_marker(
     db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor = role_executor(db, attempt(), counting("u"), may_repeat=True)
+    handler = Marking(
+        BatchResult(success=True, metrics={"n": 1}), "u", final=FinalizeResult(metrics={"n": 1})
+    )
+    executor = role_executor(db, attempt(), handler, may_repeat=True)
     seen: list[int] = []
     finish = executor._tasks.finish_attempt
 
