@@ -23,10 +23,11 @@ from flowkit.activities.results import as_final, as_result, payload_uid, unsucce
 from flowkit.adapters.concurrent_writes import together
 from flowkit.adapters.metrics import UNSTORABLE, storable
 from flowkit.adapters.retry import retry_while_unavailable
-from flowkit.attempt.failures import failure, from_error, unexpected
+from flowkit.adapters.tasks.attempt_writes import TriedBefore
+from flowkit.attempt.failures import failure, from_error, lost, unexpected
 from flowkit.attempt.first_batch import FirstBatchSignal
 from flowkit.attempt.steps import begin, mark
-from flowkit.errors import FlowKitError, TriedBefore
+from flowkit.errors import FlowKitError
 from flowkit.graph.input_adapters import inline_of
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
 from flowkit.text import error_text
@@ -157,7 +158,7 @@ class RoleExecutor:
             )
         except TriedBefore as earlier:
             if not earlier.finished or not await self._restore_end():
-                raise
+                raise AttemptFailed(lost(reason_codes.LEASE_LOST, str(earlier))) from None
             return AttemptResult(worker_id=self._worker_id, batches=await self._stored_batches())
         await self._signal_earlier_batches()
         events = self._roles.events

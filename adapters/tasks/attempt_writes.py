@@ -10,7 +10,7 @@ from pymongo import UpdateOne
 
 from flowkit.adapters.group_commit import GroupCommit
 from flowkit.adapters.tasks import task_fields
-from flowkit.errors import EpochTaken, Fenced, StoreRefused, TriedBefore
+from flowkit.errors import EpochTaken, Fenced, StoreRefused
 from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
@@ -30,6 +30,17 @@ class _Write:
     """Filter under which a group may contain the write. It may be narrower than the filter of `alone`."""
     update: Update
     alone: Callable[[], Awaitable[None]]
+
+
+class TriedBefore(Exception):
+    """Raised if an earlier try of an attempt has begun. Temporal runs a local activity again after a crash."""
+
+    def __init__(self, node_id: str, *, finished: bool) -> None:
+        self.finished = finished
+        """Whether the earlier try has also finished the node."""
+        super().__init__(
+            f"the engine that ran this attempt of node {node_id!r} stopped, or its workflow task timed out"
+        )
 
 
 class AttemptWrites:

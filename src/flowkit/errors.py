@@ -15,7 +15,6 @@ The first line of a class's docstring is its default message.
     + CommandTooLarge
     + Fenced
     + EpochTaken
-    + TriedBefore
     + TaskIdTaken
     + WrongDeployment
     + UnknownTask (also LookupError)
@@ -130,19 +129,6 @@ class EpochTaken(FlowKitError):
     def __init__(self, current: int) -> None:
         self.current = current
         super().__init__(f"the node is already at epoch {current}")
-
-
-class TriedBefore(FlowKitError):
-    """An earlier try of this attempt has begun, because Temporal runs a local activity again after a crash."""
-
-    code = reason_codes.LEASE_LOST
-
-    def __init__(self, node_id: str, *, finished: bool) -> None:
-        self.finished = finished
-        """Whether the earlier try has also finished the node."""
-        super().__init__(
-            f"the engine that ran this attempt of node {node_id!r} stopped, or its workflow task timed out"
-        )
 
 
 class TaskIdTaken(FlowKitError):

@@ -21,7 +21,8 @@ from tests.contract.builders import (
 from flowkit import reason_codes
 from flowkit.activities.handlers import BatchResult, FinalizeResult
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.errors import EpochTaken, Fenced, TriedBefore
+from flowkit.adapters.tasks.attempt_writes import TriedBefore
+from flowkit.errors import EpochTaken, Fenced
 from flowkit.models import FailureKind
 
 if TYPE_CHECKING:

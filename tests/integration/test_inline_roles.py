@@ -12,7 +12,7 @@ from temporalio.api.enums.v1 import EventType
 
 from flowkit.models import TaskStatus
 from tests.integration.handlers import InlineQuick, Paced
-from tests.integration.harness import eventually, node
+from tests.integration.harness import node
 from tests.integration.test_process_failures import assert_every_batch_counts_once
 
 if TYPE_CHECKING:
@@ -317,22 +317,3 @@ async def test_registry_shows_no_conflict_between_equal_versions(harness: Harnes
     await harness.engine(handlers=INLINE)
     worker = await harness.worker(INLINE)
     assert (await registered(harness, worker.worker_id))["version_conflicts"] == []
-
-
-# --- crashes ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("batches", [1, 3])
-async def test_attempt_of_a_killed_engine_counts_nothing_twice(harness: Harness, batches: int) -> None:
-    killed = harness.engine_process("InlineQuick")
-    loaded = {"noted": True, "pause": 0.5, "batches": batches}
-    task_id = await harness.create(
-        node("a", "inline", inline=loaded, **ONCE), node("b", "inline", "a", **ONCE)
-    )
-    await eventually(lambda: harness.db.notes.find_one({"node_id": "a"}))
-    killed.kill()
-    killed.wait(10)
-    harness.engine_process("InlineQuick")
-    assert (await harness.result(task_id)).status is TaskStatus.FINISHED
-    assert await attempts(harness, task_id) == {"a": ("finished", 2), "b": ("finished", 1)}
-    await assert_every_batch_counts_once(harness, task_id, "a", batches)

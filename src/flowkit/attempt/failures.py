@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from flowkit import reason_codes
-from flowkit.errors import EpochTaken, Fenced, FlowKitError, StoreUnavailable, TriedBefore
+from flowkit.errors import EpochTaken, Fenced, FlowKitError, StoreUnavailable
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind
 from flowkit.text import clean, error_text
@@ -53,8 +53,6 @@ def from_error(error: FlowKitError) -> AttemptFailure:
             )
         case Fenced():
             return AttemptFailure(kind=FailureKind.FENCED, code=error.code, message=message)
-        case TriedBefore():
-            return lost(error.code, message)
         case StoreUnavailable():
             return not_now(error.code, message)
         case _:
