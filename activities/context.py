@@ -40,6 +40,8 @@ class ArtifactsWriter:
         self._attempt = attempt
         self._worker_id = worker_id
         self._on_batch = on_batch
+        self.marked = False
+        """Whether the handler has written the complete marker itself."""
 
     async def upsert_partial(self, batch_uid: str, meta: dict[str, Any]) -> dict[str, Any]:
         """Store `meta` as the artifact of a batch and return a reference to it. Raise ValueError for an invalid uid.
@@ -59,6 +61,7 @@ class ArtifactsWriter:
         self, meta: dict[str, Any], artifacts_ref: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """Write the node's complete marker and return a reference to it. FlowKit also writes it when the run ends."""
+        self.marked = True
         attempt, now = self._attempt, time.time()
         await retry_while_unavailable(
             lambda: self._store.mark_complete(

@@ -257,14 +257,15 @@ def _signature(function: Function) -> inspect.Signature | None:
     bound_to = getattr(function, "__self__", None)
     try:
         if isinstance(bound_to, CoordinatorAdapters):
-            return _built_in_signature(type(bound_to), function.__name__)
+            kind: Any = type(bound_to)
+            return _built_in_signature(kind, function.__name__)
         return inspect.signature(function)
     except (TypeError, ValueError):
         return None
 
 
 @functools.cache
-def _built_in_signature(kind: type[CoordinatorAdapters], method: str) -> inspect.Signature:
+def _built_in_signature(kind: Any, method: str) -> inspect.Signature:
     """Return the signature of a built-in function. Cached because it takes as long as the call itself."""
     return inspect.signature(getattr(kind, method).__get__(object()))
 

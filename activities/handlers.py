@@ -49,6 +49,13 @@ class RoleHandler:
     """
 
     role: str = ""
+    inline: bool = False
+    """Whether an engine that hosts this handler runs its attempts itself, as local activities (docs/performance.md).
+
+    Set it if an attempt takes well below two seconds. It has no effect in a worker.
+    """
+    handler_version: str = ""
+    """Version of an inline handler in `worker_registry`. Empty means a hash of the source of its class."""
 
     async def init(self, info: dict[str, Any]) -> None:
         """Prepare a run. `info` contains `task_id`, `node_id`, `attempt_epoch`, `worker_id` and `role`."""

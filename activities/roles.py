@@ -12,32 +12,33 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio import activity
 
-from flowkit import reason_codes
+from flowkit import reason_codes, temporal_names
 from flowkit.activities.attempts import Attempt, AttemptFailed, WorkerContext
 from flowkit.activities.batches.backpressure import backpressure
 from flowkit.activities.batches.batch_sources import Input, InputSettings, Wait
 from flowkit.activities.context import ArtifactsWriter, RunContext
-from flowkit.activities.handlers import BatchResult, FinalizeResult
+from flowkit.activities.local_attempts import LocalAttempt, not_hosted
 from flowkit.activities.processes import ProcessDied
+from flowkit.activities.results import as_final, as_result, payload_uid, unsuccessful
 from flowkit.adapters.concurrent_writes import together
 from flowkit.adapters.metrics import UNSTORABLE, storable
 from flowkit.adapters.retry import retry_while_unavailable
-from flowkit.attempt.failures import failure, from_error, unexpected
+from flowkit.adapters.tasks.attempt_writes import TriedBefore
+from flowkit.attempt.failures import failure, from_error, lost, unexpected
 from flowkit.attempt.first_batch import FirstBatchSignal
-from flowkit.attempt.steps import begin, mark
+from flowkit.attempt.steps import begin, complete_end, mark
 from flowkit.errors import FlowKitError
 from flowkit.graph.input_adapters import inline_of
-from flowkit.hashing import stable_hash
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
 from flowkit.text import error_text
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 
     from flowkit.activities.attempt_log import AttemptLog
     from flowkit.activities.batches.backpressure import Backpressure
     from flowkit.activities.handler_calls import HandlerInvoker
-    from flowkit.activities.handlers import Batch, RoleHandler
+    from flowkit.activities.handlers import Batch, BatchResult, FinalizeResult, RoleHandler
     from flowkit.activities.processes import ProcessPool
     from flowkit.activities.worker_registration import EventLog
     from flowkit.adapters.artifacts import ArtifactStore
@@ -83,6 +84,24 @@ class RoleActivities:
 
         return run_role
 
+    def inline(self, roles: Collection[str]) -> Callable[..., Awaitable[AttemptResult]]:
+        """Return the local activity that runs attempts of `roles` inside an engine."""
+
+        @activity.defn(name=temporal_names.INLINE_ATTEMPT)
+        async def run_inline(attempt: AttemptInput) -> AttemptResult:
+            if attempt.role not in roles:
+                raise not_hosted(attempt.role)
+            executor = RoleExecutor(
+                attempt=attempt,
+                run_id=activity.info().workflow_run_id or "",
+                worker=self._worker,
+                roles=self._roles,
+                may_repeat=True,
+            )
+            return await LocalAttempt(self._worker, attempt, executor).run()
+
+        return run_inline
+
 
 class RoleExecutor:
     """Runs a handler for one attempt, on the handler's own loop."""
@@ -95,8 +114,12 @@ class RoleExecutor:
         worker: WorkerContext,
         roles: RoleContext,
         on_batch: Callable[[], None] = lambda: None,
+        may_repeat: bool = False,
     ) -> None:
-        """Prepare the attempt. `on_batch` is called when the attempt, or an earlier one, has stored its first batch."""
+        """Prepare the attempt. `on_batch` is called when the attempt, or an earlier one, has stored its first batch.
+
+        With `may_repeat`, Temporal may run the attempt again from the start, as it does for a local activity.
+        """
         self._attempt = attempt
         self._run_id = run_id
         self._roles = roles
@@ -116,6 +139,7 @@ class RoleExecutor:
         self._on_batch = on_batch
         self._signaled = False
         self._ahead: Backpressure | None = None
+        self._may_repeat = may_repeat
         self._wait = Wait()
         self._log: AttemptLog | None = None
 
@@ -129,8 +153,21 @@ class RoleExecutor:
         self._wait.end()
 
     async def run(self) -> AttemptResult:
-        """Run the whole attempt, from its first write to its last."""
-        lease = await begin(self._tasks, self._artifacts, self._attempt, self._run_id, self._worker_id)
+        """Run the whole attempt, from its first write to its last. Return at once if an earlier try has finished it."""
+        try:
+            lease = await begin(
+                self._tasks,
+                self._artifacts,
+                self._attempt,
+                self._run_id,
+                self._worker_id,
+                may_repeat=self._may_repeat,
+            )
+        except TriedBefore as earlier:
+            batches = await complete_end(self._artifacts, self._attempt) if earlier.finished else None
+            if batches is None:
+                raise AttemptFailed(lost(reason_codes.LEASE_LOST, str(earlier))) from None
+            return AttemptResult(worker_id=self._worker_id, batches=batches)
         await self._signal_earlier_batches()
         events = self._roles.events
         with (
@@ -176,17 +213,22 @@ class RoleExecutor:
         await self._end(final)
 
     async def _end(self, final: FinalizeResult) -> None:
-        """Write the final metrics, the complete marker and the end of the attempt concurrently: each is independent."""
+        """Write the final metrics, the complete marker and the end of the attempt concurrently: each is independent.
+
+        A later try of an attempt that may be repeated completes these writes from the marker (`complete_end`). If the
+        handler has written a marker itself, that would be ambiguous, so *finished* is the last write.
+        """
         attempt, artifacts, now = self._attempt, self._artifacts, time.time()
         metrics, _ = storable("metrics of finalize", final.metrics)
         ref, _ = storable("artifacts_ref of finalize", final.artifacts_ref or {})
-        writes = [
-            mark(artifacts, attempt, metrics, self._worker_id, ref or final.artifacts_ref),
-            retry_while_unavailable(lambda: self._tasks.finish_attempt(attempt, self._run_id, now)),
-        ]
+        writes = [mark(artifacts, attempt, metrics, self._worker_id, ref or final.artifacts_ref)]
         if metrics:
             writes.append(retry_while_unavailable(lambda: artifacts.store_final(attempt, metrics, now)))
-        await together(*writes)
+        if self._may_repeat and self._ctx.artifacts.marked:
+            await together(*writes)
+            writes = []
+        finish = retry_while_unavailable(lambda: self._tasks.finish_attempt(attempt, self._run_id, now))
+        await together(*writes, finish)
 
     def _refuse_stray_cancel(self) -> None:
         """Raise AttemptFailed if the handler raised CancelledError without a cancel. The failure can be retried."""
@@ -248,7 +290,7 @@ class RoleExecutor:
         except Exception as error:
             raise await self._failed_batch(uid, self._classified(error)) from error
         if not result.success:
-            raise await self._failed_batch(uid, _unsuccessful(result))
+            raise await self._failed_batch(uid, unsuccessful(result))
         await self._store(uid, result)
         self._batches += 1
         self._batch_stored(uid)
@@ -295,36 +337,3 @@ class RoleExecutor:
         except Exception:
             _logger.exception("classify_error of role %s raised an exception", self._attempt.role)
             return unexpected(error)
-
-
-def payload_uid(batch: Batch) -> str:
-    """Return the uid for a batch that has none: a hash of its payload. Raise TypeError if JSON cannot hold it."""
-    try:
-        return stable_hash({"payload": batch.payload})
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"a batch without batch_uid needs a payload that is valid JSON: {error}") from None
-
-
-def as_result(given: Any) -> BatchResult:
-    """Return `given`, the result of `process_batch`. Raise TypeError if it is not a BatchResult."""
-    if isinstance(given, BatchResult):
-        return given
-    raise TypeError(
-        f"process_batch must return BatchResult(success=..., metrics={{...}}), not {type(given).__name__}"
-    )
-
-
-def as_final(given: Any) -> FinalizeResult:
-    """Return `given`, the result of `finalize`, or an empty result for None. Raise TypeError for anything else."""
-    if given is None:
-        return FinalizeResult()
-    if isinstance(given, FinalizeResult):
-        return given
-    raise TypeError(
-        f"finalize must return FinalizeResult(metrics={{...}}) or None, not {type(given).__name__}"
-    )
-
-
-def _unsuccessful(result: BatchResult) -> AttemptFailure:
-    code = result.reason_code or reason_codes.ERROR
-    return failure(code, result.error or "", permanent=result.permanent)

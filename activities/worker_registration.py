@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.mongo import Database
     from flowkit.adapters.worker_events import WorkerEvent
+    from flowkit.adapters.worker_registry import HostedHandler
     from flowkit.models import AttemptInput
 
 _logger = logging.getLogger("flowkit.worker")
@@ -205,7 +206,10 @@ class WorkerRegistration:
         announce_interval_sec: float,
         leaked_threads: Callable[[], int] = lambda: 0,
         hb_interval_sec: float = _HEARTBEAT_SEC,
+        handlers: Sequence[HostedHandler] = (),
     ) -> None:
+        self._handlers = handlers
+        self._conflicts: list[dict[str, Any]] = []
         self._leaked_threads = leaked_threads
         self._registry = WorkerRegistry(db)
         self._worker_id = worker_id
@@ -287,8 +291,24 @@ class WorkerRegistration:
                 session=self._session,
                 leaked_threads=self._leaked_threads(),
                 announce_interval_sec=self._interval_sec,
+                handlers=self._handlers,
             )
             self._is_registered = True
+        if self._handlers:
+            self._log_conflicts(await self._registry.show_conflicts(self._worker_id, self._handlers))
+
+    def _log_conflicts(self, conflicts: list[dict[str, Any]]) -> None:
+        """Log the processes that host another version of a handler, if they have changed."""
+        if conflicts != self._conflicts:
+            for each in conflicts:
+                _logger.warning(
+                    "%s hosts another version of the handler of role %s than %s, which hosts %s",
+                    self._worker_id,
+                    each["role"],
+                    each["worker_id"],
+                    each["version"],
+                )
+        self._conflicts = conflicts
 
     async def _refresh_row(self) -> bool:
         return await self._registry.seen(

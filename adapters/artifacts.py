@@ -178,6 +178,13 @@ class ArtifactStore:
         self.notifier.notify(task_id, node_id)
 
     @translate_errors
+    async def complete_meta(self, attempt: AttemptInput) -> dict[str, Any] | None:
+        """Return the `meta` of the complete marker that this attempt has written; None if it has written none."""
+        key = {"task_id": attempt.task_id, "node_id": attempt.node_id, "batch_uid": {"$exists": False}}
+        marker = await self._artifacts.find_one({**key, "attempt_epoch": attempt.epoch}, {"meta": 1})
+        return None if marker is None else dict(marker.get("meta") or {})
+
+    @translate_errors
     async def drop_marker(self, attempt: AttemptInput) -> None:
         """Remove the complete marker of an earlier attempt before a new attempt starts."""
         await self._artifacts.delete_one(

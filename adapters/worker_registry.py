@@ -7,6 +7,7 @@ attempt only while a worker serves its role, and only roles with a worker get sl
 from __future__ import annotations
 
 import re
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 _SILENT_SEC = 180.0
 """Seconds without an announce after which a worker that reports no interval is offline: 3 times the usual interval."""
 
+_SHOWN_CONFLICTS = 10
+"""Processes with another version of a handler that a row names."""
+
 BRIDGE_PREFIX = "flowkit-bridge-"
 """Beginning of the Temporal identity of every bridge."""
 
@@ -30,6 +34,16 @@ class WorkerStatus(StrEnum):
 
     ONLINE = "online"
     OFFLINE = "offline"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostedHandler:
+    """An inline handler that an engine or a worker hosts."""
+
+    role: str
+    version: str
+    engine: bool
+    """Whether the process is an engine."""
 
 
 class WorkerRegistry:
@@ -59,6 +73,7 @@ class WorkerRegistry:
         session: str = "",
         leaked_threads: int | None = None,
         announce_interval_sec: float | None = None,
+        handlers: Sequence[HostedHandler] = (),
     ) -> None:
         """Register a process that has started. As in announces, `type` contains all its roles, joined by commas."""
         shown = {
@@ -67,12 +82,32 @@ class WorkerRegistry:
             "version": version,
             "capacity": {"tasks": capacity},
             "announce_interval_sec": announce_interval_sec,
+            **({"handlers": [asdict(each) for each in handlers]} if handlers else {}),
             **_alive(at, session, leaked_threads),
         }
         try:
             await self._workers.update_one({"worker_id": worker_id}, {"$set": shown}, upsert=True)
         except DuplicateKeyError:
             await self._workers.update_one({"worker_id": worker_id}, {"$set": shown})
+
+    @translate_errors
+    async def show_conflicts(self, worker_id: str, handlers: Sequence[HostedHandler]) -> list[dict[str, Any]]:
+        """Show in the row, and return, the online processes of the other kind that host another version of a handler.
+
+        An engine is compared with workers, and a worker with engines.
+        """
+        others = {"worker_id": {"$ne": worker_id}, "status": WorkerStatus.ONLINE.value}
+        found = []
+        for own in handlers:
+            other = {"role": own.role, "engine": not own.engine, "version": {"$ne": own.version}}
+            query = {**others, "handlers": {"$elemMatch": other}}
+            async for row in self._workers.find(query, {"worker_id": 1, "handlers": 1}).limit(
+                _SHOWN_CONFLICTS
+            ):
+                version = next(each["version"] for each in row["handlers"] if each["role"] == own.role)
+                found.append({"role": own.role, "worker_id": row["worker_id"], "version": version})
+        await self._workers.update_one({"worker_id": worker_id}, {"$set": {"version_conflicts": found}})
+        return found
 
     @translate_errors
     async def announced(self, worker_id: str, fields: dict[str, Any], at: float) -> None:

@@ -24,7 +24,7 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import baseline, external, streaming
+from benchmarks import baseline, external, inline, streaming
 from benchmarks.bare_bridge import DISPATCHES as BARE_DISPATCHES
 from benchmarks.batches import BATCHES, bare_loop, one_node
 from benchmarks.cases import CASES, Case, by_flowkit, by_hand, sample
@@ -35,7 +35,7 @@ from flowkit.connection import connect
 from flowkit.local import Kafka, Stack
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 
 ROUNDS = 7
 """Samples per side of a short case; a case may ask for fewer."""
@@ -100,6 +100,7 @@ def _commands() -> list[list[str]]:
     by_hand_ = [sys.executable, "-m", "benchmarks.baseline"]
     return [
         [*flowkit, *engine],
+        [*flowkit, *inline.command()],
         [*flowkit, *worker, "--concurrency", "100"],
         *([*flowkit, *command] for command in streaming.commands(QUEUE)),
         [*by_hand_, "workflows"],
@@ -149,12 +150,11 @@ async def _comparisons(brokers: str) -> AsyncIterator[Comparison]:
     tasks = TaskClient(await connect(), TaskStore(mongo["flowkit"]), queue=QUEUE)
     sides = {"baseline": by_hand_, "flowkit": by_flowkit(tasks)}
     clean = partial(_delete_documents, mongo)
-    for case in CASES:
-        unit = "ms/node" if case.per_node else "nodes/s"
-        samples = {name: partial(_sample, case, run_one) for name, run_one in sides.items()}
-        yield Comparison(
-            name=case.name, unit=unit, target=case.target, sides=samples, clean=clean, rounds=case.rounds
-        )
+    for compared in _cases(CASES, sides, clean):
+        yield compared
+    hosted = TaskClient(await connect(), TaskStore(mongo["flowkit"]), queue=inline.QUEUE)
+    for compared in _cases(inline.cases(), {"baseline": by_hand_, "flowkit": by_flowkit(hosted)}, clean):
+        yield compared
     batches = {"baseline": bare_loop(mongo["bare_loop"]), "flowkit": one_node(tasks, mongo["flowkit"])}
     rates = {name: partial(_rate, run) for name, run in batches.items()}
     name = f"{BATCHES:,} batches of a node"
@@ -167,6 +167,19 @@ async def _comparisons(brokers: str) -> AsyncIterator[Comparison]:
         name = f"chain of {external.NODES} external nodes"
         yield Comparison(
             name=name, unit="ms/node", target="<= 1.20", sides=chains, clean=clean, rounds=external.ROUNDS
+        )
+
+
+def _cases(
+    cases: Iterable[Case],
+    sides: Mapping[str, Callable[[Case], Awaitable[None]]],
+    clean: Callable[[], Awaitable[None]],
+) -> Iterator[Comparison]:
+    for case in cases:
+        unit = "ms/node" if case.per_node else "nodes/s"
+        samples = {name: partial(_sample, case, run_one) for name, run_one in sides.items()}
+        yield Comparison(
+            name=case.name, unit=unit, target=case.target, sides=samples, clean=clean, rounds=case.rounds
         )
 
 

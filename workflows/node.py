@@ -3,7 +3,7 @@
 The module follows the order of an attempt:
 
 1. `_run_attempt` increments the epoch.
-2. `_execute` schedules the attempt as an activity, or a built-in function as a local activity.
+2. `_execute` schedules the attempt as an activity, or as a local one (`local_attempts`).
 3. `read_failure` translates Temporal's error into an `AttemptFailure`, with `retry.classify` for reported errors.
 4. `_prepare_retry` stores in the node's state what `retry.decide` returns: another attempt or the node's failure.
 5. `_wait_for_retry` waits until the next attempt may start.
@@ -13,17 +13,15 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from temporalio import workflow
 from temporalio.common import RawValue, RetryPolicy
 from temporalio.exceptions import (
-    ActivityError,
     ApplicationError,
     CancelledError,
     FailureError,
     TimeoutType,
-    is_cancelled_exception,
 )
 from temporalio.exceptions import (
     TimeoutError as AttemptTimeout,
@@ -34,6 +32,7 @@ from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeStatus
 from flowkit.temporal_names import role_queue
 from flowkit.workflows.budget import json_size
 from flowkit.workflows.display.summaries import attempt_summary, timer_summary
+from flowkit.workflows.local_attempts import FALLBACK, cause_of, falls_back, run_inline, try_function
 from flowkit.workflows.payloads import without_defaults
 from flowkit.workflows.retry import (
     NOT_REGISTERED,
@@ -41,7 +40,6 @@ from flowkit.workflows.retry import (
     Fail,
     classify,
     decide,
-    find_report,
     note_failure,
 )
 
@@ -64,9 +62,6 @@ other errors are non-retryable for Temporal, so that this module decides about r
 _NO_TIMEOUT = timedelta(days=365)
 """Temporal requires a timeout. Workers, engines and bridges enforce `timeout_sec`, so that outages do not count."""
 
-_LOCAL_TIMEOUT = timedelta(seconds=2)
-"""Time limit of a local activity. It is short, because the workflow receives no cancel requests meanwhile."""
-
 _MAX_CONSECUTIVE_LOCAL = 50
 """After this many consecutive local activities, a regular one runs, so that the workflow receives cancel requests."""
 
@@ -85,11 +80,13 @@ async def run_node(context: NodeRunContext, node: Node, state: NodeState) -> Nod
     while not context.is_draining():
         await _wait_for_retry(context, node, state)
         async with context.slot_of(node, state):
-            await context.reserve_input_bytes(_input_bytes(context, node))
+            inline = await context.choose_inline(node, state)
+            if not inline:
+                await context.reserve_input_bytes(_input_bytes(context, node))
             if context.is_draining():
                 return None
             with context.count_in_flight():
-                failure = await _run_attempt(context, node, state)
+                failure = await _run_attempt(context, node, state, inline=inline)
         if context.is_draining() and state.status is NodeStatus.CANCELLING:
             return None  # The main loop ends the node.
         failure = context.stop_failure(node.index) or failure
@@ -109,7 +106,9 @@ def _input_bytes(context: NodeRunContext, node: Node) -> int:
     return node.io_bytes + _INPUT_OVERHEAD_BYTES + (json_size(failed) if failed else 0)
 
 
-async def _run_attempt(context: NodeRunContext, node: Node, state: NodeState) -> AttemptFailure | None:
+async def _run_attempt(
+    context: NodeRunContext, node: Node, state: NodeState, *, inline: bool
+) -> AttemptFailure | None:
     """Run the node's next attempt. Return why it failed, or None if it succeeded."""
     follows_wait, started_at = state.status is NodeStatus.DEFERRED, workflow.now()
     state.epoch += 1
@@ -117,23 +116,36 @@ async def _run_attempt(context: NodeRunContext, node: Node, state: NodeState) ->
     if follows_wait:
         context.on_retry_state_change(node.index)
     try:
-        await _execute(context, node, state)
+        await _execute(context, node, state, inline=inline)
     except FailureError as error:
         if (workflow.now() - started_at).total_seconds() >= _YIELD_RESET_SEC:
             state.yields = 0
-        return read_failure(error) or UNREQUESTED_CANCEL
+        failure = read_failure(error) or UNREQUESTED_CANCEL
+        return _after_inline(state, error, failure) if inline else failure
     return None
 
 
-async def _execute(context: NodeRunContext, node: Node, state: NodeState) -> None:
+def _after_inline(state: NodeState, error: FailureError, failure: AttemptFailure) -> AttemptFailure:
+    """Return the failure of an inline attempt. The node stays ordinary if the engine could not run it to its end."""
+    fallback = falls_back(error)
+    state.ordinary = fallback or failure.kind is FailureKind.LOSS
+    return FALLBACK if fallback else failure
+
+
+async def _execute(context: NodeRunContext, node: Node, state: NodeState, *, inline: bool) -> None:
     """Run the activity of the current attempt.
 
     The result is not decoded because the workflow does not use it, and a newer worker may return a different type.
     """
     payload, settings = without_defaults(attempt_input(context, node, state)), context.settings
-    if _choose_local(context, node) and await _try_locally(node, state, payload):
+    if inline:
+        return await run_inline(node, state, payload, timeout_sec=context.start_local())
+    if _choose_local(context, node) and await try_function(
+        node, state, payload, timeout_sec=context.start_local()
+    ):
         return
     context.consecutive_local_activities = 0
+    context.hold_local()
     await workflow.execute_activity(
         node.io.fn if node.is_function else node.type,
         payload,
@@ -185,31 +197,9 @@ def _choose_local(context: NodeRunContext, node: Node) -> bool:
     """Decide whether to run the attempt as a local activity, and count it if so."""
     built_in = node.is_function and node.io.fn in context.settings.local_functions
     few = context.consecutive_local_activities < _MAX_CONSECUTIVE_LOCAL
-    may = built_in and context.is_only_running_node() and few
+    may = built_in and context.is_only_running_node() and few and context.may_start_local()
     context.consecutive_local_activities += may
     return may
-
-
-async def _try_locally(node: Node, state: NodeState, payload: dict[str, Any]) -> bool:
-    """Run a built-in function once as a local activity, which saves a round trip through the server.
-
-    Return whether it succeeded. Raise FailureError if it was cancelled or reported an error; after any other failure,
-    such as a timeout, the caller runs it as a regular activity.
-    """
-    try:
-        await workflow.execute_local_activity(
-            node.io.fn,
-            payload,
-            result_type=RawValue,
-            schedule_to_close_timeout=_LOCAL_TIMEOUT,
-            retry_policy=RetryPolicy(maximum_attempts=1),
-            summary=attempt_summary(node, state),
-        )
-    except FailureError as error:
-        if is_cancelled_exception(error) or is_reported(error):
-            raise
-        return False
-    return True
 
 
 def read_failure(error: FailureError) -> AttemptFailure | None:
@@ -218,7 +208,7 @@ def read_failure(error: FailureError) -> AttemptFailure | None:
     Errors come from other processes, which may run a newer release or other software. The function therefore accepts
     any form of error; an exception raised here would make the workflow task fail repeatedly.
     """
-    match _cause(error):
+    match cause_of(error):
         case CancelledError():
             return None
         case AttemptTimeout(type=TimeoutType.START_TO_CLOSE):
@@ -231,17 +221,6 @@ def read_failure(error: FailureError) -> AttemptFailure | None:
             return classify(failure.type, failure.message, failure.details, permanent=failure.non_retryable)
         case other:
             return classify(None, str(other), details=(), permanent=False)
-
-
-def is_reported(error: FailureError) -> bool:
-    """Return whether a worker or engine of FlowKit reported the error; otherwise, it comes from another component."""
-    cause = _cause(error)
-    return isinstance(cause, ApplicationError) and find_report(cause.details) is not None
-
-
-def _cause(error: FailureError) -> BaseException | None:
-    """Return the error inside an ActivityError. A local activity raises its error without wrapping it."""
-    return error.cause if isinstance(error, ActivityError) else error
 
 
 def _prepare_retry(context: NodeRunContext, node: Node, state: NodeState, failure: AttemptFailure) -> bool:

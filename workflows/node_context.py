@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from temporalio import workflow
 
 from flowkit.limits import ACTIVATION_INPUT_BYTES
+from flowkit.workflows.scheduling.local_activities import MAX_END_SEC, LocalActivities, is_inline
 from flowkit.workflows.scheduling.slots import Slots
 from flowkit.workflows.scheduling.streams import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
     from contextlib import AbstractAsyncContextManager
 
     from flowkit.models import AttemptFailure, Node, NodeState, Settings
@@ -99,6 +100,8 @@ class NodeRunContext:
     """Number of attempts that are scheduled or running."""
     consecutive_local_activities: int = 0
     """Number of local activities since the last regular activity."""
+    _local: LocalActivities = field(default_factory=LocalActivities)
+    _ending_streak: asyncio.Lock = field(default_factory=asyncio.Lock)
     _windows: dict[str, asyncio.Semaphore] = field(default_factory=dict)
     _reserved: int = 0
     """Bytes of input that nodes have reserved in the present workflow task."""
@@ -139,6 +142,47 @@ class NodeRunContext:
         finally:
             self.in_flight -= 1
 
+    def note_starts(self, nodes: Iterable[tuple[Node, NodeState]]) -> None:
+        """Note the nodes that start now. If some are ordinary, inline ones among them would delay these."""
+        if self.settings.inline_roles and len({self._is_inline(*each) for each in nodes}) > 1:
+            self.hold_local()
+
+    def hold_local(self) -> None:
+        """Start no local activity in this workflow task, because the command of an ordinary one would wait for it."""
+        self._enter_workflow_task().hold_for_ordinary()
+
+    async def choose_inline(self, node: Node, state: NodeState) -> bool:
+        """Return whether the next attempt of `node` runs inside the engine.
+
+        After a second of consecutive local activities, wait for the next workflow task by means of a very short timer:
+        the workflow receives cancel requests then.
+        """
+        if not self._is_inline(node, state):
+            return False
+        async with self._ending_streak:
+            while self._enter_workflow_task().is_over(_now()):
+                await workflow.sleep(0.001, summary="receive cancel requests")
+        return not self._local.delays_ordinary
+
+    def may_start_local(self) -> bool:
+        """Return whether a built-in function may run as a local activity now."""
+        if not self.settings.inline_roles:
+            return True
+        local = self._enter_workflow_task()
+        return not (local.delays_ordinary or local.is_over(_now()))
+
+    def start_local(self) -> float:
+        """Count a local activity that starts now. Return the seconds after which it times out."""
+        return self._enter_workflow_task().start(_now()) if self.settings.inline_roles else MAX_END_SEC
+
+    def _is_inline(self, node: Node, state: NodeState) -> bool:
+        return is_inline(node, state, roles=self.settings.inline_roles, streams=self.streams)
+
+    def _enter_workflow_task(self) -> LocalActivities:
+        """Return the local activities of the current workflow task."""
+        self._local.enter(workflow.info().get_current_history_length())
+        return self._local
+
     async def reserve_input_bytes(self, size: int) -> None:
         """Reserve `size` bytes for the input of an activity.
 
@@ -155,3 +199,7 @@ class NodeRunContext:
         if length != self._reserved_at:
             self._reserved, self._reserved_at = 0, length
         return self._reserved == 0 or self._reserved + size <= ACTIVATION_INPUT_BYTES
+
+
+def _now() -> float:
+    return workflow.now().timestamp()

@@ -75,9 +75,10 @@ class RunningNodes:
 
     def start(self, indexes: Iterable[int]) -> None:
         """Start these nodes."""
-        for index in indexes:
-            node, state = self._scheduler.nodes[index], self._scheduler.states[index]
-            self._running[index] = asyncio.create_task(self._run(node, state))
+        starting = [(self._scheduler.nodes[index], self._scheduler.states[index]) for index in indexes]
+        self._context.note_starts(starting)
+        for node, state in starting:
+            self._running[node.index] = asyncio.create_task(self._run(node, state))
 
     async def _run(self, node: Node, state: NodeState) -> None:
         try:

@@ -11,6 +11,7 @@ from pymongo import UpdateOne
 from flowkit.adapters.group_commit import GroupCommit
 from flowkit.adapters.tasks import task_fields
 from flowkit.errors import EpochTaken, Fenced, StoreRefused
+from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -31,6 +32,17 @@ class _Write:
     alone: Callable[[], Awaitable[None]]
 
 
+class TriedBefore(Exception):
+    """Raised if an earlier try of an attempt has begun. Temporal runs a local activity again after a crash."""
+
+    def __init__(self, node_id: str, *, finished: bool) -> None:
+        self.finished = finished
+        """Whether the earlier try has also finished the node."""
+        super().__init__(
+            f"the engine that ran this attempt of node {node_id!r} stopped, or its workflow task timed out"
+        )
+
+
 class AttemptWrites:
     """Writes the begin and the end of attempts to the collection `tasks`. Each write's own filter is its fence."""
 
@@ -43,20 +55,22 @@ class AttemptWrites:
         """Called with a task id and the id of the run that continues the task."""
         self._writes = GroupCommit[_Write](alone=lambda write: write.alone(), together=self._write_together)
 
-    async def begin(self, attempt: AttemptInput, run_id: str, lease: Fields, at: float) -> None:
+    async def begin(
+        self, attempt: AttemptInput, run_id: str, lease: Fields, at: float, *, once: bool = False
+    ) -> None:
         """Take the node's epoch for an attempt.
 
         Raise EpochTaken if another run has used the epoch, Fenced if this run has closed the task, and Flagged if a
-        cancel flag is set that is not from an earlier run.
+        cancel flag is set that is not from an earlier run. With `once`, raise TriedBefore if this run has taken the
+        epoch with another lease.
         """
         update = {
             "$set": task_fields.attempt_begun(attempt, run_id, lease, at),
             "$unset": task_fields.attempt_unset(attempt),
         }
-        fence, alone = (
-            task_fields.fresh_attempt_filter(attempt),
-            partial(self._begin, attempt, run_id, update),
-        )
+        fence = task_fields.fresh_attempt_filter(attempt)
+        take = partial(self._begin_once, lease) if once else self._begin
+        alone = partial(take, attempt, run_id, update)
         await self._writes.write(_Write(attempt=attempt, fence=fence, update=update, alone=alone))
 
     async def finish(self, attempt: AttemptInput, run_id: str, at: float) -> None:
@@ -74,6 +88,23 @@ class AttemptWrites:
         held = {**task_fields.fence_filter(attempt, run_id), **any_status}
         if await self._tasks.find_one(held, {"_id": 1}) is None:
             raise Fenced(f"node {attempt.node_id!r} has replaced its attempt {attempt.epoch}")
+
+    async def _begin_once(self, lease: Fields, attempt: AttemptInput, run_id: str, update: Update) -> None:
+        """Take the epoch unless an earlier try has. The lease tells a repeated write of this try from those."""
+        begun = await self._tasks.update_one(task_fields.own_attempt_filter(attempt, lease), update)
+        if not begun.matched_count:
+            await self._check_tries(attempt, run_id)
+            await self._begin(attempt, run_id, update)
+
+    async def _check_tries(self, attempt: AttemptInput, run_id: str) -> None:
+        """Raise TriedBefore if this run has already taken the epoch."""
+        taken = {"node_id": attempt.node_id, "attempt_epoch": attempt.epoch, "run_id": run_id}
+        stored = await self._tasks.find_one(
+            {"id": attempt.task_id, "graph.nodes": {"$elemMatch": taken}}, task_fields.NODE_STATES
+        )
+        if stored is not None:
+            status = stored["graph"]["nodes"][attempt.index]["status"]
+            raise TriedBefore(attempt.node_id, finished=status == NodeStatus.FINISHED)
 
     async def _begin(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
         begun = await self._tasks.update_one(task_fields.open_attempt_filter(attempt, run_id), update)

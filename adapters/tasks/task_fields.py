@@ -202,6 +202,15 @@ def fresh_attempt_filter(attempt: AttemptInput) -> Fields:
     }
 
 
+def own_attempt_filter(attempt: AttemptInput, lease: Fields) -> Fields:
+    """Return the filter of `fresh_attempt_filter`, which also matches if the epoch was taken with this lease."""
+    node = f"graph.nodes.{attempt.index}"
+    fresh = fresh_attempt_filter(attempt)
+    epoch = fresh.pop(f"{node}.attempt_epoch")
+    own = {f"{node}.attempt_epoch": attempt.epoch, f"{node}.lease.lease_id": lease["lease_id"]}
+    return {**fresh, "$or": [{f"{node}.attempt_epoch": epoch}, own]}
+
+
 def attempt_begun(attempt: AttemptInput, run_id: str, lease: Fields, at: float) -> Fields:
     """Return the `$set` of an attempt's first write."""
     node = f"graph.nodes.{attempt.index}"

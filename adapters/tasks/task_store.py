@@ -175,14 +175,14 @@ class TaskStore:
 
     @translate_errors
     async def begin_attempt(
-        self, attempt: AttemptInput, run_id: str, lease: dict[str, Any], at: float
+        self, attempt: AttemptInput, run_id: str, lease: dict[str, Any], at: float, *, once: bool = False
     ) -> None:
         """Perform the first write of an attempt, which takes the node's epoch. Clear cancel flags of an earlier run.
 
         Raise EpochTaken if another run has used the epoch, Fenced if this run has closed the task, and Flagged if a
-        current cancel flag is set.
+        current cancel flag is set. With `once`, raise TriedBefore if this run has taken the epoch with another lease.
         """
-        await self._attempts.begin(attempt, run_id, lease, at)
+        await self._attempts.begin(attempt, run_id, lease, at, once=once)
 
     @translate_errors
     async def reopen(self, task_id: str, run_id: str) -> None:

@@ -23,6 +23,7 @@ from flowkit.arguments import (
     settings_problem,
 )
 from flowkit.config import DEFAULT_QUEUE, CoordinatorConfig, WorkerConfig
+from flowkit.coordinator.hosting import HostedRoles
 from flowkit.engine.component import EngineComponent, WorkerComponent
 from flowkit.engine.worker import activity_name, check_functions, throttled, with_task
 from flowkit.errors import ConfigError
@@ -57,7 +58,7 @@ class FlowKitPlugin(SimplePlugin):
 
     `db` is a Motor database, or one with the same interface. The plugin uses it on the loop that runs the worker.
     `functions` maps names to coordinator functions, in addition to the built-in ones. `handlers` maps roles to
-    handlers. The plugin copies both configurations; the default of `config` is `CoordinatorConfig.load()`.
+    handlers; the worker that runs tasks hosts the inline ones. The plugin copies both configurations; the default of `config` is `CoordinatorConfig.load()`.
     """
 
     def __init__(
@@ -142,7 +143,9 @@ class FlowKitPlugin(SimplePlugin):
     def _component(self, role: str) -> WorkerComponent:
         if role:
             return RoleComponent(self._db, self._worker_config, role, self._handlers)
-        return EngineComponent(self._db, self._config, self._functions)
+        inline = {name: handler for name, handler in self._handlers.items() if handler.inline}
+        hosted = HostedRoles(db=self._db, cfg=self._config, handlers=inline, clock=None)
+        return EngineComponent(self._db, self._config, self._functions, hosted)
 
     def _check_not_idle(self, config: temporal.WorkerConfig, *, asked_for: bool) -> None:
         """Raise ConfigError for a queue that FlowKit does not use.

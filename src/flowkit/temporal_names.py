@@ -31,6 +31,13 @@ RELEASE_SLOTS: Final = "release_slots"
 SLOT_ACTIVITIES: Final = (ACQUIRE_SLOT, AWAIT_SLOT, RELEASE_SLOTS)
 """The activities of the limits across tasks."""
 
+INLINE_ATTEMPT: Final = "inline attempt"
+"""The local activity that runs an attempt inside the engine.
+
+It has the same name for all roles, because Temporal's SDK rejects a workflow that names a local activity which its worker
+has not registered, even in a replay, and engines do not know the roles that other engines host.
+"""
+
 ENGINE_ACTIVITIES: Final = (
     *(OPEN_TASK, RECORD, CLOSE_TASK, EVALUATE_CONDITIONS, READ_STORED_GRAPH),
     *SLOT_ACTIVITIES,

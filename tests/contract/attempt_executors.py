@@ -72,6 +72,7 @@ def role_executor(
     inputs: InputSettings | None = None,
     events: EventLog | None = None,
     on_batch: Callable[[], None] = lambda: None,
+    may_repeat: bool = False,
 ) -> RoleExecutor:
     """Return an attempt of a role."""
     shared: dict[str, Any] = {"inputs": inputs} if inputs is not None else {}
@@ -83,7 +84,12 @@ def role_executor(
         **shared,
     )
     return RoleExecutor(
-        attempt=attempt, run_id=RUN, worker=worker_context(db), roles=roles, on_batch=on_batch
+        attempt=attempt,
+        run_id=RUN,
+        worker=worker_context(db),
+        roles=roles,
+        on_batch=on_batch,
+        may_repeat=may_repeat,
     )
 
 

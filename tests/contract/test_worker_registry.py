@@ -16,7 +16,7 @@ from tests.integration.harness import eventually
 from flowkit.activities.worker_registration import WorkerRegistration
 from flowkit.adapters.mongo import moment
 from flowkit.adapters.worker_events import WorkerEvents, done
-from flowkit.adapters.worker_registry import WorkerRegistry
+from flowkit.adapters.worker_registry import HostedHandler, WorkerRegistry
 from flowkit.errors import StoreRefused, StoreUnavailable
 from flowkit.local.ports import HOST, free_port
 from flowkit.testing import memory_database
@@ -191,9 +191,11 @@ async def test_no_update_of_the_registry_names_a_path_twice() -> None:
 # --- without a server ---------------------------------------------------------------------------------------
 
 
+HANDLER = HostedHandler(role="crawler", version="1", engine=True)
 REGISTRY_CALLS: dict[str, Callable[[WorkerRegistry], Awaitable[object]]] = {
     "prepare": lambda found: found.prepare(),
     "online": lambda found: found.online(WORKER, ["crawler"], "2.0.0", 1, AT),
+    "show_conflicts": lambda found: found.show_conflicts(WORKER, [HANDLER]),
     "seen": lambda found: found.seen(WORKER, AT),
     "announced": lambda found: found.announced(WORKER, {}, AT),
     "offline": lambda found: found.offline(WORKER, AT),

@@ -38,6 +38,18 @@ _TICK_SEC = 0.5
 _MOST_TICKS = 3_000
 
 
+def _error(text: str, activity: str, number: str = "") -> ActivityError:
+    return ActivityError(
+        text,
+        scheduled_event_id=1,
+        started_event_id=1,
+        identity="",
+        activity_type=activity,
+        activity_id=number,
+        retry_state=None,
+    )
+
+
 class Temporal:
     """Runs activities on the engines, late, sometimes twice, and on after a cancel of the workflow."""
 
@@ -80,15 +92,17 @@ class Temporal:
             task.unread.discard(number)
             if name == temporal_names.AWAIT_SLOT and self._chance.random() < 0.5:
                 task.open_waits.discard(_attempt_of(record))
-            raise ActivityError(
-                "cancelled",
-                scheduled_event_id=1,
-                started_event_id=1,
-                identity="",
-                activity_type=name,
-                activity_id=number,
-                retry_state=None,
-            ) from CancelledError("cancelled")
+            raise _error("cancelled", name, number) from CancelledError("cancelled")
+
+    async def execute_local_activity(self, name: str, record: Any, **options: Any) -> Any:
+        """Run a local activity. It may fail, with or without effect, as after its time limit."""
+        fails = self._chance.random() < 0.1
+        if fails and self._chance.random() < 0.5:
+            raise _error("no effect", name)
+        result = await self.execute_activity(name, record, **options)
+        if fails:
+            raise _error("the result is lost", name)
+        return result
 
     async def _run(self, task: Task, number: str, name: str, record: Any) -> Any:
         task.calls[number] = name
@@ -156,6 +170,7 @@ class LimitedTask:
         }
         """The nodes that have not ended, with their states."""
         self._draining = False
+        self._local = chance.random() < 0.5
         self._stops = chance.random() < 0.2
         self.ended = False
 
@@ -172,7 +187,10 @@ class LimitedTask:
         """Run the nodes that are left in one run of the workflow."""
         self._draining = False
         limits = RoleLimits(
-            priority=self.task.priority, is_draining=lambda: self._draining, on_change=lambda: None
+            priority=self.task.priority,
+            local=self._local,
+            is_draining=lambda: self._draining,
+            on_change=lambda: None,
         )
         self._limit, self._window = self._chance.choice([1, 3, 9]), self._chance.choice([1, 3, 9])
         slots = SharedSlots(Slots(limit=self._limit, window=self._window))

@@ -124,10 +124,9 @@ class SlotModel:
         return not full and (role in self.served or not limited)
 
     def _reason(self, role: str) -> str:
-        if role not in self.served and (self.total is not None or role in self.by_role):
-            return "no worker serves the role"
         if self._is_full(role):
             return f"{self.in_use(role)} of {self.by_role[role]}"
         if self.total is not None and self.in_use() >= self.total:
             return f"{self.in_use()} of {self.total} over all roles"
-        return "other tasks are first"
+        limited = self.total is not None or role in self.by_role
+        return "no worker serves the role" if limited and role not in self.served else "other tasks are first"

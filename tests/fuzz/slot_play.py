@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -204,6 +205,7 @@ class SlotPlay:
                 self.model.release(attempt)
         used = {attempt for attempt in self.model.holders if self._world.tasks[attempt.task].uses(attempt)}
         await self._engines[number].loop._once()
+        await asyncio.gather(*self._engines[number].grants._delivering)
         holders = await self._holders()
         self.counts["leaked slot"] += len(self.model.holders - holders)
         if lost := used - holders:

@@ -167,3 +167,20 @@ class ConcurrencyCounter(Quick):
         await asyncio.sleep(0.1)
         self.now -= 1
         return await super().process_batch(batch, ctx)
+
+
+class InlineQuick(Quick):
+    """A Quick that runs inside an engine. It waits `pause` seconds in each batch, and counts its calls in `notes`."""
+
+    role = "inline"
+    inline = True
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Wait, and fail in the first `failures` attempts."""
+        if batch.payload.get("noted"):
+            await note({"node_id": ctx.node_id, "epoch": ctx.attempt_epoch, "worker_id": ctx.worker_id})
+        await asyncio.sleep(batch.payload.get("pause", 0))
+        if ctx.attempt_epoch <= batch.payload.get("failures", 0):
+            permanent = batch.payload.get("permanent", False)
+            return BatchResult(success=False, reason_code="flaky", permanent=permanent, error="as ordered")
+        return await super().process_batch(batch, ctx)

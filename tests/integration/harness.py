@@ -89,9 +89,9 @@ class Harness:
         """Return a Temporal client."""
         return await connect()
 
-    async def engine(self, **adapters: Any) -> Coordinator:
-        """Start an engine in this process."""
-        engine = Coordinator(db=self.db, cfg=self.config, adapters=adapters)
+    async def engine(self, handlers: dict[str, RoleHandler] | None = None, **adapters: Any) -> Coordinator:
+        """Start an engine in this process, which hosts `handlers`."""
+        engine = Coordinator(db=self.db, cfg=self.config, adapters=adapters, handlers=handlers)
         await engine.start()
         self._started.append(engine)
         self._coordinator = self._coordinator or engine
@@ -114,11 +114,12 @@ class Harness:
         self._processes.append(started)
         return started
 
-    def engine_process(self) -> subprocess.Popen[bytes]:
-        """Start an engine in its own process."""
+    def engine_process(self, *handlers: str) -> subprocess.Popen[bytes]:
+        """Start an engine in its own process, which hosts these handlers of `handlers.py`."""
         config = Path(self.environment.get("TMPDIR", "/tmp")) / f"{self.queue}.json"
         config.write_text(self.config_json())
-        return self.process("engine", "--config", str(config))
+        roles = [part for name in handlers for part in ("--role", f"tests.integration.handlers:{name}")]
+        return self.process("engine", "--config", str(config), *roles)
 
     def config_json(self) -> str:
         """Return the engine settings of this harness as JSON text."""

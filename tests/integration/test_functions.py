@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +15,7 @@ from flowkit import Coordinator
 from flowkit.client import TaskFailed
 from flowkit.coordinator.adapters import AdapterError, default_adapters
 from flowkit.models import TaskStatus
-from flowkit.workflows import node as workflow_node
+from flowkit.workflows import node_context
 from tests.integration.harness import node, wait_seconds
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ async def markers(harness: Harness, task_id: str) -> int:
 @pytest.fixture(autouse=True)
 def patient_local_activities(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no local activity time out on a busy machine, since a regular one would follow it."""
-    monkeypatch.setattr(workflow_node, "_LOCAL_TIMEOUT", timedelta(seconds=60))
+    monkeypatch.setattr(node_context, "MAX_END_SEC", 60.0)
 
 
 async def failure(harness: Harness, task_id: str) -> str:

@@ -6,7 +6,7 @@ import base64
 import re
 from typing import Any
 
-_HOSTED = re.compile(r"\b(engine)-\d+@[^\s\"']+")
+_HOSTED = re.compile(r"\b(engine)-(?:\d+@[^\s\"']+|[0-9a-f]{8}\b)")
 _WORKER = re.compile(r"\bw-[0-9a-f]{8}\b")
 _DROPPED = frozenset({"stackTrace", "workerVersion", "meteringMetadata", "requestId"})
 """`sdkMetadata` stays: without its flags, a replay does not detect changed activities."""

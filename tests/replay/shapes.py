@@ -173,6 +173,19 @@ GRAPHS: dict[str, dict[str, Any]] = {
             call("last", "a", "b"),
         ]
     },
+    "inline": {
+        "nodes": [
+            node("n0", "inline", inline={"pause": 0.4}),
+            *(node(f"n{i}", "inline", f"n{i - 1}", inline={"pause": 0.4}) for i in range(1, 5)),
+            node("again", "inline", "n4", inline={"failures": 1}, **SOON),
+            *(node(f"wide{i}", "inline", "again") for i in range(3)),
+            call("f", "wide0", "wide1", "wide2"),
+            node("beside", "inline", "f"),
+            node("ordinary", "quick", "f"),
+            node("slow", "inline", "beside", "ordinary", inline={"pause": 2.5}),
+            node("last", "inline", "slow"),
+        ]
+    },
     "refused": {"nodes": [node("a", "quick", "ghost")]},
     "stored_graph": {"nodes": [node("a"), call("count", "a", io=incr("n")), node("b", "quick", "count")]},
 }  # fmt: skip
@@ -254,6 +267,20 @@ async def limited(harness: Harness, name: str) -> None:
     harness.queue = queue
 
 
+async def inlined(harness: Harness, name: str) -> None:
+    """Run the task on a queue whose engine hosts an inline role. One of its nodes falls back."""
+    from tests.integration.handlers import InlineQuick
+
+    queue, harness.queue = harness.queue, f"{harness.queue}-inline"
+    engine = await harness.engine(handlers={"inline": InlineQuick()})
+    await harness.worker()
+    await engine.create_task(params={}, graph=GRAPHS[name], task_id=name)
+    await ended(harness, name)
+    epochs = [(await harness.node(name, each))["attempt_epoch"] for each in ("n4", "beside", "slow")]
+    assert epochs == [1, 1, 2]
+    harness.queue = queue
+
+
 async def refused(harness: Harness, name: str) -> None:
     """Start an invalid graph with a Temporal client, because `create_task` would reject it."""
     client = await harness.client()
@@ -270,6 +297,7 @@ async def stored(harness: Harness, name: str) -> None:
 WAYS: dict[str, Callable[[Harness, str], Awaitable[None]]] = {
     **dict.fromkeys(GRAPHS, ran),
     "cancel": cancelled,
+    "inline": inlined,
     "limits": limited,
     "native_loss": lost,
     "refused": refused,

@@ -26,6 +26,7 @@ from flowkit.engine.worker import activity_name, engine_activities, function_act
 from flowkit.errors import ConfigError
 from flowkit.models import AttemptInput, FailureKind
 from flowkit.plugin import FlowKitPlugin
+from flowkit.temporal_names import INLINE_ATTEMPT
 from flowkit.testing import memory_database
 from flowkit.worker import RoleHandler
 from flowkit.workflows.task import Task
@@ -62,7 +63,8 @@ async def test_payload_converter_that_cannot_encode_flowkit_records_is_rejected(
 
 async def test_engine_component_registers_each_activity_of_an_engine() -> None:
     db = memory_database()
-    component = EngineComponent(db, CoordinatorConfig(), {"sum": greet})
+    inline: Any = object()
+    component = EngineComponent(db, CoordinatorConfig(), {"sum": greet}, inline)
     tasks, artifacts, config = TaskStore(db), ArtifactStore(db), CoordinatorConfig()
     settings = settings_of(config, deployment="d", search_attributes=(), functions={})
     portal = LoopPortal()
@@ -80,7 +82,7 @@ async def test_engine_component_registers_each_activity_of_an_engine() -> None:
         by_name=True,
         grants=grants,
     )
-    assert {*map(activity_name, component.activities)} == {*map(activity_name, of_engine)}
+    assert {*map(activity_name, component.activities)} == {*map(activity_name, of_engine), INLINE_ATTEMPT}
 
 
 async def test_sandbox_passes_flowkit_records_through_and_keeps_user_modules() -> None:

@@ -41,7 +41,7 @@ def state(nodes: list[NodeState] | None = None, graph: dict[str, Any] | None = N
         graph=graph or one(),
         opened=Opened(
             run_seq=3,
-            settings=Settings(queue="q", window=7, search_attributes=("FlowkitStatus",), max_in_flight=9),
+            settings=Settings(queue="q", window=7, search_attributes=("FlowkitStatus",), inline_roles=("a",)),
             created_at=12.5,
         ),
         nodes=nodes
@@ -55,6 +55,7 @@ def state(nodes: list[NodeState] | None = None, graph: dict[str, Any] | None = N
                 yields=4,
                 free=True,
                 streamed=True,
+                ordinary=True,
                 next_retry_at=99.25,
                 last_error="flaky: no",
                 reason_code="flaky",

@@ -52,6 +52,11 @@ def attempt_summary(node: Node, state: NodeState) -> str:
     return f"{_short_id(node)}, retry {state.failures} of {node.retry_policy.max}"
 
 
+def inline_summary(node: Node, state: NodeState) -> str:
+    """Return the summary of an inline attempt, with its role: the type of its activity does not name it."""
+    return fit_summary(f"{truncate_utf8(attempt_summary(node, state), _ID_BYTES)}, role {node.type}")
+
+
 def _short_id(node: Node) -> str:
     return truncate_utf8(_truncate(node.node_id, _ID_CHARS), _ID_BYTES)
 

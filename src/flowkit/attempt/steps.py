@@ -26,12 +26,21 @@ def check_database(attempt: AttemptInput, ours: str, process: str) -> None:
 
 
 async def begin(
-    tasks: TaskStore, artifacts: ArtifactStore, attempt: AttemptInput, run_id: str, worker_id: str
+    tasks: TaskStore,
+    artifacts: ArtifactStore,
+    attempt: AttemptInput,
+    run_id: str,
+    worker_id: str,
+    *,
+    may_repeat: bool = False,
 ) -> dict[str, Any]:
-    """Take the attempt's epoch, remove the complete marker of an earlier attempt, and return the new lease."""
+    """Take the attempt's epoch, remove the complete marker of an earlier attempt, and return the new lease.
+
+    With `may_repeat`, raise TriedBefore if an earlier try of the same attempt has taken the epoch.
+    """
     now = time.time()
     lease = new_lease(worker_id, now + attempt.lease_ttl_sec)
-    await retry_while_unavailable(lambda: tasks.begin_attempt(attempt, run_id, lease, now))
+    await retry_while_unavailable(lambda: tasks.begin_attempt(attempt, run_id, lease, now, once=may_repeat))
     if attempt.epoch > 1:
         await retry_while_unavailable(lambda: artifacts.drop_marker(attempt))
     return lease
@@ -62,3 +71,19 @@ async def mark(
             artifacts_ref=artifacts_ref,
         )
     )
+
+
+async def complete_end(artifacts: ArtifactStore, attempt: AttemptInput) -> int | None:
+    """Complete the last writes of an earlier try of an attempt, which has finished the node.
+
+    The complete marker contains the final metrics. Return the number of batches that the node has stored; None if there
+    is no marker, so that another attempt must run.
+    """
+    metrics = await retry_while_unavailable(lambda: artifacts.complete_meta(attempt))
+    if metrics is None:
+        return None
+    if metrics:
+        now = time.time()
+        await retry_while_unavailable(lambda: artifacts.store_final(attempt, metrics, now))
+    stored = await retry_while_unavailable(lambda: artifacts.batch_uids(attempt.task_id, attempt.node_id))
+    return len(stored)

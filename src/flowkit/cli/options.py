@@ -104,6 +104,14 @@ Processes = Annotated[
 Functions = Annotated[
     list[str] | None, typer.Option("--function", help="Coordinator function, as NAME=module:function.")
 ]
+HostedRoles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--role",
+        help="Handler that the engine hosts, as module:CLASS or module:object. It runs inline handlers itself. "
+        "Can be repeated.",
+    ),
+]
 TaskId = Annotated[str, typer.Argument(callback=_checked_id, help="Id of the task.")]
 NewTaskId = Annotated[
     str | None,

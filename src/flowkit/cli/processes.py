@@ -17,6 +17,7 @@ from flowkit.cli.options import (
     HealthOptions,
     HealthPath,
     HealthPort,
+    HostedRoles,
     MongoDatabase,
     MongoUrl,
     Processes,
@@ -35,6 +36,7 @@ def engine(
     queue: Queue = None,
     config: Annotated[str | None, typer.Option(help="JSON file with CoordinatorConfig settings.")] = None,
     functions: Functions = None,
+    roles: HostedRoles = None,
     processes: Processes = 1,
     health: HealthPath = None,
     health_port: HealthPort = None,
@@ -46,6 +48,7 @@ def engine(
         where=Where(mongo_url=mongo_url, database=database, queue=queue),
         config=config,
         functions=functions or [],
+        handlers=roles or [],
         verbose=verbose,
     )
     return run_processes(processes, command, HealthOptions(file=health, port=health_port, host=health_host))

@@ -46,21 +46,26 @@ class EngineCommand:
     where: Where
     config: str | None
     functions: list[str]
+    handlers: list[str]
+    """Handlers that the engine hosts."""
     verbose: bool
 
-    def load(self) -> tuple[CoordinatorConfig, dict[str, Any]]:
-        """Return the settings and the coordinator functions. Raise ConfigError if an option is invalid."""
+    def load(self) -> tuple[CoordinatorConfig, dict[str, Any], dict[str, RoleHandler]]:
+        """Return the settings, functions, and hosted handlers by role. Raise ConfigError if an option is invalid."""
         settings = load_config(self.config, {"queue": self.where.queue} if self.where.queue else {})
-        return settings, load_functions(self.functions)
+        return settings, load_functions(self.functions), load_handlers(self.handlers)
 
     def __call__(self, reports: HealthOptions, number: int) -> None:
         """Run one engine until it is stopped."""
         log_processes(self.verbose)
-        settings, adapters = self.load()
-        run(self._run(settings, adapters, reports))
+        run(self._run(*self.load(), reports))
 
     async def _run(
-        self, settings: CoordinatorConfig, adapters: dict[str, Any], reports: HealthOptions
+        self,
+        settings: CoordinatorConfig,
+        adapters: dict[str, Any],
+        handlers: dict[str, RoleHandler],
+        reports: HealthOptions,
     ) -> None:
         from flowkit.cli import servers
         from flowkit.coordinator import Coordinator
@@ -68,9 +73,15 @@ class EngineCommand:
         async with servers.database(self.where) as db:
             client = await servers.temporal_client()
             process = Coordinator(
-                db=db, cfg=settings, adapters=adapters, client=client, own_thread=bool(adapters)
+                db=db,
+                cfg=settings,
+                adapters=adapters,
+                client=client,
+                own_thread=bool(adapters or handlers),
+                handlers=handlers,
             )
-            await run_until_stopped(process, f"engine polls queue {settings.queue}", reports)
+            hosted = f" and hosts {', '.join(handlers)}" if handlers else ""
+            await run_until_stopped(process, f"engine polls queue {settings.queue}{hosted}", reports)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,6 +21,7 @@ from flowkit.arguments import (
     clock_problem,
     database_problem,
     functions_problem,
+    handlers_problem,
     require,
     roles_problem,
     settings_problem,
@@ -31,11 +32,12 @@ from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.config import CoordinatorConfig
 from flowkit.connection import InlineWorkers, Namespace, WorkerThread, connect
+from flowkit.coordinator.hosting import HostedRoles
+from flowkit.coordinator.removed import RemovedAttributes
 from flowkit.core.time import SystemClock
 from flowkit.engine.background import EngineLoops
 from flowkit.engine.limits.grants import SlotGrants
 from flowkit.engine.worker import check_functions, engine_workers, prepared_settings
-from flowkit.errors import Removed
 from flowkit.protocol.messages import (
     Envelope,
     EventKind,
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 
     from temporalio.client import Client
 
+    from flowkit.activities.handlers import RoleHandler
     from flowkit.bridge.service import Bridge
     from flowkit.client import TaskSummary
     from flowkit.connection import Service
@@ -74,7 +77,7 @@ _logger = logging.getLogger("flowkit.engine.worker")
 T = TypeVar("T")
 
 
-class Coordinator:
+class Coordinator(RemovedAttributes):
     """An engine and a client in one object. Between `start` and `stop` it runs tasks; a client needs no `start`.
 
     Any number of coordinators can run in parallel.
@@ -87,8 +90,11 @@ class Coordinator:
     ones. To add a function later, set `coordinator.adapters[name] = fn`. `clock` provides the times that functions
     write. `sensitive_detector` decides which variables look like secrets.
 
+    `handlers` maps roles to handlers that the engine hosts: it serves these roles as a worker does, and runs the
+    attempts of handlers with `inline = True` as local activities. They run on the event loop that calls `start`.
+
     Temporal's worker runs on a separate thread, so your code may block this event loop. `own_thread=False` is faster
-    if nothing blocks the loop.
+    if nothing blocks the loop; handlers could, so they need the thread.
     """
 
     def __init__(
@@ -102,8 +108,11 @@ class Coordinator:
         sensitive_detector: Any = None,
         client: Client | None = None,
         own_thread: bool = True,
+        handlers: dict[str, RoleHandler] | None = None,
     ) -> None:
-        require(database_problem(db), clock_problem(clock), client_problem(client))
+        require(
+            database_problem(db), clock_problem(clock), client_problem(client), handlers_problem(handlers)
+        )
         require(settings_problem(cfg, "cfg", CoordinatorConfig), roles_problem(worker_types, "worker_types"))
         require(functions_problem(adapters or {}, "adapters"))
         self.db = db
@@ -120,25 +129,12 @@ class Coordinator:
         self._artifacts = ArtifactStore(db)
         self._client: TaskClient | None = None
         self._own_thread = own_thread
+        self._hosted = HostedRoles(
+            db=db, cfg=self.cfg, handlers=handlers or {}, clock=self.clock, own_thread=own_thread
+        )
         self._thread: WorkerThread | InlineWorkers | None = None
         self._loops: EngineLoops | None = None
         self._bridge: Bridge | None = None
-
-    @property
-    def bus(self) -> Any:
-        """Removed. Raise `Removed`, an AttributeError, so that `hasattr` returns False."""
-        raise Removed(
-            "Coordinator.bus was removed: engines and workers communicate through Temporal. Omit it; to exchange Kafka "
-            "messages with external workers, use the models in flowkit.protocol.messages and a Kafka client"
-        )
-
-    @property
-    def outbox(self) -> Any:
-        """Removed. Raise `Removed`, an AttributeError, so that `hasattr` returns False."""
-        raise Removed(
-            "Coordinator.outbox was removed: Temporal workflows now dispatch attempts durably. Omit it; you do not need "
-            "a replacement"
-        )
 
     @property
     def _running(self) -> bool:
@@ -154,6 +150,7 @@ class Coordinator:
             error=None if error is None else error_summary(error),
             loops=(
                 *(() if self._loops is None else self._loops.health),
+                *self._hosted.loops,
                 *(() if bridge is None else bridge.loops),
             ),
             bridge=None if bridge is None else bridge.health(),
@@ -167,9 +164,19 @@ class Coordinator:
             await self.stop()
         client = await self._connect()
         settings = await prepared_settings(
-            client, config=self.cfg, tasks=self._tasks, artifacts=self._artifacts, functions=self.adapters
+            client,
+            config=self.cfg,
+            tasks=self._tasks,
+            artifacts=self._artifacts,
+            functions=self.adapters,
+            inline_roles=self._hosted.inline_roles,
         )
-        await self._run(client, settings, Namespace(client))
+        try:
+            await self._hosted.open()
+            await self._run(client, settings, Namespace(client))
+        except BaseException:
+            await self._hosted.stop()
+            raise
         self.log.info("engine %s runs tasks of queue %r", version.__version__, self.cfg.queue)
 
     async def _connect(self) -> Client:
@@ -201,8 +208,9 @@ class Coordinator:
                 identity=clean(f"engine-{os.getpid()}@{socket.gethostname()}"),
                 namespace_id=namespace.id,
                 grants=grants,
+                inline=self._hosted.local_activity,
             )
-            return [*workers, *([bridge] if bridge is not None else [])]
+            return [*workers, *self._hosted.pollers(client), *([bridge] if bridge is not None else [])]
 
         thread = WorkerThread("flowkit-engine", build) if self._own_thread else InlineWorkers(build)
         await thread.start()
@@ -235,6 +243,7 @@ class Coordinator:
             await loops.stop()
         if thread is not None:
             await thread.stop()
+        await self._hosted.stop()
 
     async def restart(self) -> None:
         """Stop and start again."""

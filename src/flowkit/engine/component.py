@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
 
 from temporalio import activity
 
@@ -98,15 +98,39 @@ class WorkerComponent:
         return run_attempt
 
 
+class InlineRoles(Protocol):
+    """The inline roles that an engine hosts."""
+
+    inline_roles: tuple[str, ...]
+
+    async def open(self) -> None:
+        """Register the engine, and prepare the activities."""
+
+    @property
+    def local_activity(self) -> Callable[..., Any]:
+        """The local activity that runs the attempts, once it is open."""
+
+    async def stop(self) -> None:
+        """Release what `open` created."""
+
+
 class EngineComponent(WorkerComponent):
     """Makes a Temporal worker run tasks: the workflow, its activities, the coordinator functions and the sweep."""
 
     MARK = temporal_names.OPEN_TASK
     """The activity that identifies a worker with this component."""
 
-    def __init__(self, db: Database, config: CoordinatorConfig, functions: Mapping[str, Function]) -> None:
+    def __init__(
+        self,
+        db: Database,
+        config: CoordinatorConfig,
+        functions: Mapping[str, Function],
+        inline: InlineRoles,
+    ) -> None:
         check_functions(functions)
-        super().__init__([*map(self.delegate, own_activities()), *map(self.attempt, functions)])
+        attempts = (*functions, temporal_names.INLINE_ATTEMPT)
+        super().__init__([*map(self.delegate, own_activities()), *map(self.attempt, attempts)])
+        self._inline = inline
         self._config = config
         self._functions = functions
         self._tasks = TaskStore(db)
@@ -128,7 +152,9 @@ class EngineComponent(WorkerComponent):
             tasks=self._tasks,
             artifacts=self._artifacts,
             functions=self._functions,
+            inline_roles=self._inline.inline_roles,
         )
+        await self._inline.open()
         namespace = Namespace(worker.client)
         await namespace.id()
         portal = LoopPortal()
@@ -142,19 +168,18 @@ class EngineComponent(WorkerComponent):
             functions=self._functions,
             identity=identity,
         )
-        self.bind(
-            engine_activities(
-                config=self._config,
-                settings=settings,
-                tasks=self._tasks,
-                artifacts=self._artifacts,
-                portal=portal,
-                calls=calls,
-                by_name=True,
-                namespace_id=namespace.id,
-                grants=grants,
-            )
+        own = engine_activities(
+            config=self._config,
+            settings=settings,
+            tasks=self._tasks,
+            artifacts=self._artifacts,
+            portal=portal,
+            calls=calls,
+            by_name=True,
+            namespace_id=namespace.id,
+            grants=grants,
         )
+        self.bind([*own, self._inline.local_activity])
         side_worker = function_worker(worker.client, config=self._config, calls=calls, identity=identity)
         self._function_worker = SideWorker(side_worker, main=worker)
         self._loops = EngineLoops(self._tasks, self._config, namespace, grants)
@@ -163,6 +188,7 @@ class EngineComponent(WorkerComponent):
         """Stop the background loops and the function worker. Raise the error that ended the function worker, if any."""
         if self._loops is not None:
             await self._loops.stop()
+        await self._inline.stop()
         if self._function_worker is not None:
             await self._function_worker.stop()
 

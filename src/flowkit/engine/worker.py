@@ -15,6 +15,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from flowkit.activities.attempts import WorkerContext
 from flowkit.activities.conditions import ConditionActivities
 from flowkit.activities.functions import FunctionActivities, built_in
+from flowkit.activities.local_attempts import refuse_inline
 from flowkit.activities.tasks import TaskActivities, unknown_namespace
 from flowkit.activities.threads import Threads
 from flowkit.adapters.limits.rules import Limits
@@ -26,7 +27,7 @@ from flowkit.models import (
     COORDINATOR_FN,
     Settings,
 )
-from flowkit.temporal_names import SEARCH_ATTRIBUTES, role_queue
+from flowkit.temporal_names import INLINE_ATTEMPT, SEARCH_ATTRIBUTES, role_queue
 from flowkit.workflows.interceptor import SingleInputInterceptor
 from flowkit.workflows.task import Task
 
@@ -62,6 +63,7 @@ def settings_of(
     deployment: str,
     search_attributes: tuple[str, ...],
     functions: Mapping[str, Function],
+    inline_roles: tuple[str, ...] = (),
 ) -> Settings:
     """Return the part of the engine's settings that a task stores in its history."""
     return Settings(
@@ -83,6 +85,7 @@ def settings_of(
         deadlines=True,
         limits=Limits.of(config).configured,
         local_slots=True,
+        inline_roles=inline_roles,
     )
 
 
@@ -93,7 +96,7 @@ def function_queue(queue: str) -> str:
 
 def check_functions(functions: Iterable[str]) -> None:
     """Raise ConfigError if a coordinator function has the name of one of the engine's own activities."""
-    if taken := sorted(RESERVED_FUNCTIONS.intersection(functions)):
+    if taken := sorted({*RESERVED_FUNCTIONS, INLINE_ATTEMPT}.intersection(functions)):
         raise ConfigError(
             f"the coordinator function name {taken[0]!r} is reserved for the engine; choose another name"
         )
@@ -106,6 +109,7 @@ async def prepared_settings(
     tasks: TaskStore,
     artifacts: ArtifactStore,
     functions: Mapping[str, Function],
+    inline_roles: tuple[str, ...] = (),
 ) -> Settings:
     """Create the indexes and return the settings of tasks, with the values that MongoDB and Temporal provide."""
     await tasks.prepare()
@@ -115,6 +119,7 @@ async def prepared_settings(
         deployment=await tasks.deployment(),
         search_attributes=await registered_search_attributes(client),
         functions=functions,
+        inline_roles=inline_roles,
     )
 
 
@@ -181,8 +186,11 @@ def engine_workers(
     identity: str,
     namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
     grants: SlotGrants | None = None,
+    inline: Callable[..., Any] = refuse_inline,
 ) -> list[Worker]:
     """Return the Temporal workers of an engine. Call this on the loop that will run them.
+
+    `inline` is the local activity that runs attempts of the roles that the engine hosts.
 
     The workers run without Temporal's sandbox, which would take a third of the engine's time. They run only FlowKit's
     own workflow, and every test run replays recorded histories of it in the sandbox.
@@ -204,7 +212,7 @@ def engine_workers(
         client,
         task_queue=config.queue,
         workflows=[Task],
-        activities=activities,
+        activities=[*activities, inline],
         workflow_runner=UnsandboxedWorkflowRunner(),
         interceptors=[SingleInputInterceptor()],
         identity=identity,

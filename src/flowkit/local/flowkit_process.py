@@ -52,12 +52,14 @@ def engine_process(
     folder: Path,
     *,
     functions: Sequence[str] = (),
+    roles: Sequence[str] = (),
     options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> FlowkitProcess:
-    """Return an engine with these coordinator functions (`NAME=module:function`) and command options."""
-    function_options = [part for function in functions for part in ("--function", function)]
-    return FlowkitProcess(folder, "engine", ["engine", *function_options, *options], environment)
+    """Return an engine with these coordinator functions (`NAME=module:function`), hosted handlers and command options."""
+    given = [part for function in functions for part in ("--function", function)]
+    given += [part for role in roles for part in ("--role", role)]
+    return FlowkitProcess(folder, "engine", ["engine", *given, *options], environment)
 
 
 def bridge_process(

@@ -98,6 +98,8 @@ class NodeState:
     """The results of the conditions of edges to this node, by the index of the parent."""
     deadline_at: float | None = None
     """When the node must have ended. Set when its gate opens, if the node has a `deadline_sec`."""
+    ordinary: bool = False
+    """Whether the attempts of the node stay ordinary activities, although an engine hosts its role inline."""
     waits_for: str | None = None
     """What the node waits for before its next attempt. Only for display: the next run of the task sets it again."""
 
@@ -134,6 +136,8 @@ class Settings:
     """Whether `deadline_sec` of the graph applies. False for tasks of an earlier release, which ignored the key."""
     limits: bool = False
     """Whether attempts of the task need a slot of the limits across tasks. The engine reads the numbers live."""
+    inline_roles: tuple[str, ...] = ()
+    """Roles whose attempts the engine that opened the task runs itself, as local activities."""
     local_slots: bool = False
     """Whether local activities acquire and free the slots. False for tasks of an earlier release."""
 

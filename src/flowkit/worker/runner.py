@@ -16,6 +16,7 @@ from flowkit.activities.attempts import WorkerContext
 from flowkit.activities.batches.batch_sources import InputSettings
 from flowkit.activities.echo import EchoHandler
 from flowkit.activities.handler_calls import HandlerInvoker
+from flowkit.activities.handler_versions import hosted_handlers
 from flowkit.activities.handlers import RoleHandler
 from flowkit.activities.processes import ProcessPool
 from flowkit.activities.roles import RoleActivities, RoleContext
@@ -44,9 +45,12 @@ from flowkit.errors import ConfigError
 from flowkit.temporal_names import role_queue
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from temporalio.client import Client
 
     from flowkit.activities.worker_registration import EventLog
+    from flowkit.adapters.worker_registry import HostedHandler
     from flowkit.core.time import Clock
 
 __all__ = ["Worker", "WorkerConfig"]
@@ -122,9 +126,7 @@ class Worker:
             await self.stop()
         client = self._given_client or await connect()
         activities = await self.open()
-        thread = WorkerThread(
-            "flowkit-worker", lambda: [self._poller(client, activities, role) for role in self.roles]
-        )
+        thread = WorkerThread("flowkit-worker", lambda: self.pollers(client, activities))
         try:
             await thread.start()
         except BaseException:
@@ -133,15 +135,16 @@ class Worker:
         self._thread = thread
         _logger.info("worker %s runs %s (process %d)", self.worker_id, ", ".join(self.roles), os.getpid())
 
-    async def open(self) -> RoleActivities:
+    async def open(self, *, in_engine: bool = False) -> RoleActivities:
         """Do everything that `start` does except polling, and return the activities to poll for.
 
+        With `in_engine`, the registry shows that an engine hosts the handlers.
         This creates the indexes and registers the worker. `stop` undoes it. Raise ConfigError if external workers
         still run attempts of one of the roles.
         """
         await self._check_not_external()
         await self._artifacts.prepare()
-        registration = self._new_registration()
+        registration = self._new_registration(hosted_handlers(self._own_handlers, in_engine=in_engine))
         await registration.prepare()
         activities = self._activities(registration.events)
         self._registration = registration
@@ -163,7 +166,12 @@ class Worker:
                 f"run, or let them end, before native workers take the role over"
             )
 
-    def _new_registration(self) -> WorkerRegistration:
+    @property
+    def _own_handlers(self) -> dict[str, RoleHandler]:
+        """The handlers of the roles that this worker runs."""
+        return {role: self.handlers[role] for role in self.roles}
+
+    def _new_registration(self, handlers: Sequence[HostedHandler]) -> WorkerRegistration:
         return WorkerRegistration(
             self.db,
             worker_id=self.worker_id,
@@ -173,6 +181,7 @@ class Worker:
             announce_interval_sec=self.cfg.announce_interval_sec,
             leaked_threads=lambda: self._threads.leaked if self._threads else 0,
             hb_interval_sec=self.cfg.hb_interval_sec,
+            handlers=handlers,
         )
 
     def _activities(self, events: EventLog | None = None) -> RoleActivities:
@@ -205,6 +214,10 @@ class Worker:
             strict=cfg.strict_input_adapters,
             budget=ByteBudget(int(cfg.max_buffered_mb * 2**20), slots),
         )
+
+    def pollers(self, client: Client, activities: RoleActivities) -> list[temporal.Worker]:
+        """Return the Temporal workers that poll the roles' task queues. Call this on the loop that will run them."""
+        return [self._poller(client, activities, role) for role in self.roles]
 
     def _poller(self, client: Client, activities: RoleActivities, role: str) -> temporal.Worker:
         return temporal.Worker(
@@ -246,6 +259,11 @@ class Worker:
         """Wait until the worker ends on its own, and raise the error that ended it, if any."""
         if self._thread is not None:
             await asyncio.shield(self._thread.failed)
+
+
+def inline_roles(handlers: Mapping[str, RoleHandler]) -> tuple[str, ...]:
+    """Return the sorted roles whose handlers are inline."""
+    return tuple(sorted(role for role, handler in handlers.items() if handler.inline))
 
 
 def _built_in(roles: list[str]) -> dict[str, RoleHandler]:

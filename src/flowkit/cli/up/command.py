@@ -9,7 +9,15 @@ import typer
 
 from flowkit.cli import output
 from flowkit.cli.logs import log_warnings
-from flowkit.cli.options import DEFAULT_DATABASE, Functions, MongoDatabase, PortBase, Queue, Verbose
+from flowkit.cli.options import (
+    DEFAULT_DATABASE,
+    Functions,
+    HostedRoles,
+    MongoDatabase,
+    PortBase,
+    Queue,
+    Verbose,
+)
 from flowkit.config import DEFAULT_QUEUE
 
 
@@ -38,6 +46,7 @@ def up(
     ] = None,
     port_base: PortBase = None,
     functions: Functions = None,
+    roles: HostedRoles = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Number of worker processes.  [default: 1]")
     ] = None,
@@ -55,16 +64,17 @@ def up(
     from flowkit.cli.loading import check_names
     from flowkit.cli.up.plan import Part, UpOptions, make_plan, parse_external, parse_parts
 
-    roles = parse_external(external or [])
+    external_roles = parse_external(external or [])
     if install:
-        return _install([*(parse_parts(only or []) or Part), *(["kafka"] if roles else [])])
+        return _install([*(parse_parts(only or []) or Part), *(["kafka"] if external_roles else [])])
     options = UpOptions(
         handlers=tuple(handlers or ()),
         only=tuple(only or ()),
         data=data,
         port_base=port_base,
         functions=tuple(functions or ()),
-        external=roles,
+        roles=tuple(roles or ()),
+        external=external_roles,
         workers=workers,
         concurrency=concurrency,
         queue=queue or DEFAULT_QUEUE,
@@ -72,7 +82,7 @@ def up(
         verbose=verbose,
     )
     plan = make_plan(options, os.environ)
-    check_names([*options.handlers, *_targets(functions or [])])
+    check_names([*options.handlers, *options.roles, *_targets(functions or [])])
     from flowkit.cli.up.run import run
 
     return run(plan)

@@ -54,6 +54,8 @@ class UpOptions:
     data: Path | None = None
     port_base: int | None = None
     functions: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    """Handlers that the engine hosts."""
     external: tuple[str, ...] = ()
     """Roles that external workers serve through Kafka."""
     workers: int | None = None
@@ -136,6 +138,7 @@ def _check_options(options: UpOptions, parts: frozenset[Part]) -> None:
         ("--workers is given", options.workers, Part.WORKER),
         ("--concurrency is given", options.concurrency, Part.WORKER),
         ("--function is given", options.functions, Part.ENGINE),
+        ("--role is given", options.roles, Part.ENGINE),
     ):
         if value and part not in parts:
             raise remedied(ConfigError(f"{name}, but this command starts no {part}"), _remedy(part, options))

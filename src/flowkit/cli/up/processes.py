@@ -60,7 +60,11 @@ def create_processes(plan: Plan, folder: Path) -> Processes:
     options, verbose = plan.options, ["--verbose"] if plan.options.verbose else []
     if Part.ENGINE in plan.parts:
         processes.engine = flowkit_process.engine_process(
-            folder, functions=options.functions, options=verbose, environment=processes.exports
+            folder,
+            functions=options.functions,
+            roles=options.roles,
+            options=verbose,
+            environment=processes.exports,
         )
     if plan.starts_bridge:
         processes.bridge = flowkit_process.bridge_process(

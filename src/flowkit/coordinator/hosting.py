@@ -1,0 +1,94 @@
+"""The roles that an engine hosts: it serves their task queues as a worker does, and runs inline handlers itself."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from flowkit.activities.local_attempts import refuse_inline
+from flowkit.config import WorkerConfig
+from flowkit.errors import ConfigError
+from flowkit.worker.runner import Worker, inline_roles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from temporalio import worker as temporal
+    from temporalio.client import Client
+
+    from flowkit.activities.handlers import RoleHandler
+    from flowkit.activities.roles import RoleActivities
+    from flowkit.attempt.background import LoopHealth
+    from flowkit.config import CoordinatorConfig
+
+_INLINE_SLOTS = 10
+"""Ordinary attempts of an inline role, such as fallbacks, that one engine runs at once; also its threads for hooks."""
+
+
+class HostedRoles:
+    """Hosts the handlers of one engine on the loop that calls `open`. Without handlers, it does nothing."""
+
+    def __init__(
+        self,
+        *,
+        db: Any,
+        cfg: CoordinatorConfig,
+        handlers: Mapping[str, RoleHandler],
+        clock: Any,
+        own_thread: bool = True,
+    ) -> None:
+        """Raise ConfigError if the engine cannot host the handlers.
+
+        This applies if it runs on the loop of the handlers (`own_thread` is False), or if a role has external workers.
+        """
+        if handlers and not own_thread:
+            raise ConfigError(
+                "own_thread is False, but handlers are given, which must not share an event loop with the engine: "
+                "omit own_thread"
+            )
+        if external := sorted(set(handlers) & set(cfg.worker_types)):
+            raise ConfigError(
+                f"role {external[0]!r} has both a handler and external workers: remove it from worker_types, or do "
+                "not pass its handler"
+            )
+        self.inline_roles = inline_roles(handlers)
+        self._worker = _worker(db, cfg, handlers, clock) if handlers else None
+        self._activities: RoleActivities | None = None
+
+    async def open(self) -> None:
+        """Create the indexes, register the engine as a worker of its roles, and prepare the activities."""
+        if self._worker is not None:
+            self._activities = await self._worker.open(in_engine=True)
+
+    @property
+    def local_activity(self) -> Callable[..., Any]:
+        """The local activity that runs the attempts of inline roles, or refuses all if there are none."""
+        return refuse_inline if self._activities is None else self._activities.inline(self.inline_roles)
+
+    def pollers(self, client: Client) -> list[temporal.Worker]:
+        """Return the Temporal workers of the roles' task queues, for the loop that runs the engine's workers."""
+        if self._worker is None or self._activities is None:
+            return []
+        return self._worker.pollers(client, self._activities)
+
+    @property
+    def loops(self) -> tuple[LoopHealth, ...]:
+        """The health of the background loops."""
+        return () if self._worker is None else self._worker.health().loops
+
+    async def stop(self) -> None:
+        """Release what `open` created. Call this after the Temporal workers have ended."""
+        self._activities = None
+        if self._worker is not None:
+            await self._worker.stop()
+
+
+def _worker(db: Any, cfg: CoordinatorConfig, handlers: Mapping[str, RoleHandler], clock: Any) -> Worker:
+    inline = inline_roles(handlers)
+    settings = WorkerConfig(
+        roles=list(handlers),
+        queue=cfg.queue,
+        worker_id=f"engine-{secrets.token_hex(4)}",
+        max_concurrent=dict.fromkeys(inline, _INLINE_SLOTS),
+    )
+    return Worker(db=db, cfg=settings, handlers=dict(handlers), clock=clock)

@@ -1,0 +1,150 @@
+"""An attempt that Temporal runs again under the same epoch, as it does for a local activity after a crash."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.contract.attempt_executors import Returning, failure_of, role_executor
+from tests.contract.builders import (
+    AT,
+    RUN,
+    WORKER,
+    attempt,
+    close,
+    documents_of,
+    opened,
+    stored,
+    stored_node,
+)
+
+from flowkit import reason_codes
+from flowkit.activities.handlers import BatchResult, FinalizeResult
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.tasks.attempt_writes import TriedBefore
+from flowkit.errors import EpochTaken, Fenced
+from flowkit.models import FailureKind
+
+if TYPE_CHECKING:
+    from flowkit.adapters.tasks.task_store import TaskStore
+
+LEASE: dict[str, Any] = {"worker_id": WORKER, "lease_id": "first", "deadline_ts_ms": 1}
+LATER: dict[str, Any] = {**LEASE, "lease_id": "second"}
+
+
+@pytest.fixture(autouse=True)
+async def _open(db: Any, tasks: TaskStore) -> None:
+    await ArtifactStore(db).prepare()
+    await opened(tasks, "a", "b")
+
+
+def counting(*uids: str) -> Returning:
+    """Return a handler with these batches and a final metric."""
+    return Returning(
+        BatchResult(success=True, metrics={"n": 1}), *uids, final=FinalizeResult(metrics={"n": 1})
+    )
+
+
+async def documents(db: Any) -> list[dict[str, Any]]:
+    """Return the documents of the attempt, without ids and times."""
+    found = [each for name in ("tasks", "artifacts", "metrics_raw") for each in await documents_of(db[name])]
+    times = {"_id", "ts_ms", "created_at", "updated_at"}
+    return [{name: value for name, value in each.items() if name not in times} for each in found]
+
+
+async def test_repeated_write_of_the_same_try_succeeds(db: Any, tasks: TaskStore) -> None:
+    for _ in range(2):
+        await tasks.begin_attempt(attempt(), RUN, LEASE, AT, once=True)
+    assert (await stored_node(db))["lease"]["lease_id"] == "first"
+
+
+async def test_second_try_of_a_begun_attempt_is_refused_and_changes_nothing(
+    db: Any, tasks: TaskStore
+) -> None:
+    await tasks.begin_attempt(attempt(), RUN, LEASE, AT, once=True)
+    before = await stored(db)
+    with pytest.raises(TriedBefore) as caught:
+        await tasks.begin_attempt(attempt(), RUN, LATER, AT + 5, once=True)
+    assert not caught.value.finished
+    assert await stored(db) == before
+
+
+async def test_second_try_of_a_finished_attempt_learns_that_it_has_finished(tasks: TaskStore) -> None:
+    await tasks.begin_attempt(attempt(), RUN, LEASE, AT, once=True)
+    await tasks.finish_attempt(attempt(), RUN, AT)
+    with pytest.raises(TriedBefore) as caught:
+        await tasks.begin_attempt(attempt(), RUN, LATER, AT, once=True)
+    assert caught.value.finished
+
+
+async def test_epoch_of_another_run_is_taken(tasks: TaskStore) -> None:
+    await tasks.begin_attempt(attempt(), "other-run", LEASE, AT, once=True)
+    with pytest.raises(EpochTaken) as caught:
+        await tasks.begin_attempt(attempt(), RUN, LATER, AT, once=True)
+    assert caught.value.current == 1
+
+
+async def test_first_try_after_the_end_of_the_task_is_fenced(tasks: TaskStore) -> None:
+    await tasks.close_task(close())
+    with pytest.raises(Fenced):
+        await tasks.begin_attempt(attempt(), RUN, LEASE, AT, once=True)
+
+
+async def test_try_that_was_interrupted_is_a_loss(db: Any, tasks: TaskStore) -> None:
+    await tasks.begin_attempt(attempt(), RUN, LEASE, AT, once=True)
+    handler = counting("u")
+    failure = await failure_of(role_executor(db, attempt(), handler, may_repeat=True))
+    assert (failure.kind, failure.code) == (FailureKind.LOSS, reason_codes.LEASE_LOST)
+    assert handler.got == []
+
+
+async def test_try_after_a_finished_one_succeeds_without_calling_the_handler(db: Any) -> None:
+    await role_executor(db, attempt(), counting("u", "v"), may_repeat=True).run()
+    before = await documents(db)
+    again = counting("u", "v")
+    result = await role_executor(db, attempt(), again, may_repeat=True).run()
+    assert (result.batches, again.got) == (2, [])
+    assert await documents(db) == before
+
+
+async def test_later_try_completes_the_last_writes_of_a_finished_one(db: Any) -> None:
+    await role_executor(db, attempt(), counting("u"), may_repeat=True).run()
+    before = await documents(db)
+    await db.metrics_raw.delete_one({"batch_uid": "__final__"})
+    await role_executor(db, attempt(), counting("u"), may_repeat=True).run()
+    assert await documents(db) == before
+
+
+async def test_finished_try_without_a_marker_is_a_loss(db: Any) -> None:
+    await role_executor(db, attempt(), counting("u"), may_repeat=True).run()
+    await db.artifacts.delete_one({"batch_uid": {"$exists": False}})
+    failure = await failure_of(role_executor(db, attempt(), counting("u"), may_repeat=True))
+    assert (failure.kind, failure.code) == (FailureKind.LOSS, reason_codes.LEASE_LOST)
+
+
+class Marking(Returning):
+    """Writes the complete marker itself."""
+
+    async def process_batch(self, batch: Any, ctx: Any) -> BatchResult:
+        """Write the marker."""
+        await ctx.artifacts.mark_complete({"own": 1})
+        return await super().process_batch(batch, ctx)
+
+
+async def test_end_is_the_last_write_if_the_handler_writes_a_marker(
+    db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = Marking(
+        BatchResult(success=True, metrics={"n": 1}), "u", final=FinalizeResult(metrics={"n": 1})
+    )
+    executor = role_executor(db, attempt(), handler, may_repeat=True)
+    seen: list[int] = []
+    finish = executor._tasks.finish_attempt
+
+    async def finish_and_look(*arguments: Any) -> None:
+        seen.append(len(await documents_of(db.artifacts)) + len(await documents_of(db.metrics_raw)))
+        await finish(*arguments)
+
+    monkeypatch.setattr(executor._tasks, "finish_attempt", finish_and_look)
+    await executor.run()
+    assert seen == [4]  # one artifact and one row of metrics for the batch, the marker, and the final metrics

@@ -1,0 +1,92 @@
+"""Inline attempts while engines are killed or frozen: every batch counts exactly once."""
+
+from __future__ import annotations
+
+import random
+import signal
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit.models import TaskStatus
+from tests.integration.harness import eventually, node, wait_seconds
+from tests.integration.test_inline_roles import ONCE, attempts, chain
+from tests.integration.test_process_failures import assert_every_batch_counts_once
+
+if TYPE_CHECKING:
+    from tests.integration.harness import Harness
+
+pytestmark = pytest.mark.server
+
+KILLS = 4
+LENGTH = 20
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+async def test_attempt_of_a_killed_engine_counts_nothing_twice(harness: Harness, batches: int) -> None:
+    killed = harness.engine_process("InlineQuick")
+    loaded = {"noted": True, "pause": 0.5, "batches": batches}
+    task_id = await harness.create(
+        node("a", "inline", inline=loaded, **ONCE), node("b", "inline", "a", **ONCE)
+    )
+    await eventually(lambda: harness.db.notes.find_one({"node_id": "a"}))
+    killed.kill()
+    killed.wait(10)
+    harness.engine_process("InlineQuick")
+    assert (await harness.result(task_id)).status is TaskStatus.FINISHED
+    assert await attempts(harness, task_id) == {"a": ("finished", 2), "b": ("finished", 1)}
+    await assert_every_batch_counts_once(harness, task_id, "a", batches)
+
+
+async def test_engines_killed_at_any_point_count_nothing_twice(harness: Harness) -> None:
+    chance = random.Random(harness.queue)
+    task_id = await harness.create(*chain(LENGTH, inline={"pause": 0.1, "batches": 2}, **ONCE))
+    for _ in range(KILLS):
+        engine = harness.engine_process("InlineQuick")
+        done = await finished_nodes(harness, task_id)
+        await eventually(partial(more_finished, harness, task_id, done))
+        await wait_seconds(chance.uniform(0.0, 0.5))
+        engine.kill()
+        engine.wait(10)
+    harness.engine_process("InlineQuick")
+    assert (await harness.result(task_id)).status is TaskStatus.FINISHED
+    for number in range(LENGTH):
+        await assert_every_batch_counts_once(harness, task_id, f"n{number}", 2)
+    finals = [
+        row async for row in harness.db.metrics_raw.find({"task_id": task_id, "batch_uid": "__final__"})
+    ]
+    markers = {"task_id": task_id, "status": "complete"}
+    assert (len(finals), await harness.db.artifacts.count_documents(markers)) == (LENGTH, LENGTH)
+
+
+async def finished_nodes(harness: Harness, task_id: str) -> int:
+    """Return how many nodes of the task have finished."""
+    document: dict[str, Any] = await harness.db.tasks.find_one({"id": task_id}) or {}
+    nodes = document.get("graph", {}).get("nodes", [])
+    return sum(each["status"] == "finished" for each in nodes)
+
+
+async def more_finished(harness: Harness, task_id: str, before: int) -> bool:
+    """Return whether more nodes have finished, or all have."""
+    return await finished_nodes(harness, task_id) > min(before, LENGTH - 1)
+
+
+async def test_engine_that_was_frozen_beyond_its_workflow_task_does_not_disturb_the_next_attempt(
+    harness: Harness,
+) -> None:
+    frozen = harness.engine_process("InlineQuick")
+    loaded = {"noted": True, "pause": 0.8, "batches": 2}
+    task_id = await harness.create(
+        node("a", "inline", inline=loaded, **ONCE), node("b", "inline", "a", **ONCE)
+    )
+    first: Any = await eventually(lambda: harness.db.notes.find_one({"node_id": "a"}))
+    frozen.send_signal(signal.SIGSTOP)
+    harness.engine_process("InlineQuick")
+    await harness.until_node(task_id, "a", "running", epoch=2)
+    frozen.send_signal(signal.SIGCONT)
+    assert (await harness.result(task_id)).status is TaskStatus.FINISHED
+    found = await harness.node(task_id, "a")
+    assert (found["status"], found["attempt_epoch"]) == ("finished", 2)
+    assert found["lease"]["worker_id"] != first["worker_id"]
+    await assert_every_batch_counts_once(harness, task_id, "a", 2)

@@ -1,0 +1,111 @@
+"""Which attempts run inside the engine, and how long consecutive local activities may take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from temporalio.exceptions import ApplicationError, CancelledError, TimeoutType
+from temporalio.exceptions import TimeoutError as AttemptTimeout
+from tests.unit.graphs import node, pulling
+
+from flowkit import reason_codes
+from flowkit.attempt.failures import failed_attempt, failure, lost
+from flowkit.graph.validation import parse_graph
+from flowkit.models import NodeState
+from flowkit.workflows.local_attempts import falls_back
+from flowkit.workflows.scheduling.local_activities import LocalActivities, is_inline
+from flowkit.workflows.scheduling.streams import Streams
+
+STREAMS = {"start_when": "first_batch", **pulling()}
+
+
+def inline(node_id: str, *nodes: dict[str, Any], roles: tuple[str, ...] = ("crawler",), **state: Any) -> bool:
+    """Return whether the next attempt of a node runs inside an engine that hosts `roles`."""
+    graph = parse_graph({"nodes": list(nodes)})
+    found = next(each for each in graph.nodes if each.node_id == node_id)
+    return is_inline(found, NodeState(**state), roles=roles, streams=Streams(graph.nodes))
+
+
+# --- which nodes ------------------------------------------------------------------------------------------------
+
+
+def test_node_of_a_hosted_role_is_inline() -> None:
+    assert inline("extract", node())
+    assert not inline("extract", node(), roles=())
+    assert not inline("extract", node(), roles=("other",))
+
+
+def test_node_that_fell_back_stays_ordinary() -> None:
+    assert not inline("extract", node(), ordinary=True)
+
+
+def test_node_that_pulls_is_not_inline() -> None:
+    parent, child = node(), node("load", depends_on=["extract"], io=pulling())
+    assert not inline("load", parent, child)
+    assert inline("extract", parent, child)
+
+
+def test_neither_end_of_a_streaming_edge_is_inline() -> None:
+    parent, child = node(), node("load", depends_on=["extract"], io=STREAMS)
+    assert not inline("extract", parent, child)
+    assert not inline("load", parent, child)
+
+
+def test_function_is_not_inline() -> None:
+    assert not inline("f", {"node_id": "f", "type": "coordinator_fn"}, roles=("coordinator_fn",))
+
+
+# --- consecutive local activities -------------------------------------------------------------------------------
+
+
+def test_local_activities_start_in_the_first_second_of_a_streak_and_end_within_two() -> None:
+    local = LocalActivities()
+    local.enter(3)
+    assert local.start(100.0) == 2.0
+    assert not local.is_over(100.9)
+    assert local.start(100.9) == pytest.approx(1.1)
+    assert local.is_over(101.0)
+
+
+def test_next_workflow_task_begins_without_a_streak() -> None:
+    local = LocalActivities()
+    local.enter(3)
+    local.start(100.0)
+    local.hold_for_ordinary()
+    local.enter(3)
+    assert local.is_over(102.0)
+    assert local.delays_ordinary
+    local.enter(9)
+    assert not local.is_over(102.0)
+    assert not local.delays_ordinary
+    assert local.start(102.0) == 2.0
+
+
+# --- what follows -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AttemptTimeout("late", type=TimeoutType.SCHEDULE_TO_CLOSE, last_heartbeat_details=[]),
+        ApplicationError("no such activity", type="NotFoundError"),
+        failed_attempt(lost(reason_codes.DISPATCH_LOST, "no such function")),
+    ],
+    ids=["timeout", "not registered", "unknown function"],
+)
+def test_attempt_that_the_engine_cannot_run_falls_back(error: Any) -> None:
+    assert falls_back(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        failed_attempt(failure("flaky", "no", permanent=False)),
+        failed_attempt(lost(reason_codes.LEASE_LOST, "the engine stopped")),
+        CancelledError("stop"),
+    ],
+    ids=["failure", "loss", "cancel"],
+)
+def test_attempt_that_ended_does_not_fall_back(error: Any) -> None:
+    assert not falls_back(error)
