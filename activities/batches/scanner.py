@@ -1,9 +1,10 @@
-"""Reads the sources of a pulling attempt again and again: only what is new where a source has many batches."""
+"""Reads the sources of a pulling attempt again and again: only what is new where they have many batches."""
 
 from __future__ import annotations
 
 import time
 from datetime import timedelta
+from heapq import nlargest
 from typing import TYPE_CHECKING
 
 from flowkit.adapters.retry import retry_while_unavailable
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from flowkit.adapters.scans import Scan
 
 MANY = 1_000
-"""A source with fewer batches is always read completely, which takes a few milliseconds."""
+"""Sources that have fewer batches together are always read completely, which takes a few milliseconds."""
+MOST_MARKS = 10
+"""The largest number of sources of which a scan reads the new batches only; each one makes the scan's filter slower."""
 OVERLAP = timedelta(seconds=5)
 """How much of the time before the newest batch each scan reads again.
 
@@ -41,7 +44,7 @@ class Scanner:
         self._task_id = task_id
         self._sources = sources
         self._marks: dict[str, Mark] = {}
-        """The marks of the sources with many batches."""
+        """The marks of the sources with the most batches."""
         self._full_due = 0.0
 
     async def scan(self, *, complete: bool) -> Scan:
@@ -64,7 +67,11 @@ class Scanner:
         self._marks = {}
 
     def _advance(self, found: Scan) -> None:
-        for source, newest in found.newest.items():
-            known = self._marks.get(source)
-            if known is not None or len(found.batches[source]) >= MANY:
-                self._marks[source] = max(newest, known or newest)
+        """Move the marks to the newest batches, and add marks if the sources without one have many batches."""
+        self._marks = {
+            source: max(mark, found.newest.get(source, mark)) for source, mark in self._marks.items()
+        }
+        read = {source: len(found.batches[source]) for source in found.newest if source not in self._marks}
+        if sum(read.values()) >= MANY:
+            largest = nlargest(MOST_MARKS - len(self._marks), read, key=lambda source: read[source])
+            self._marks |= {source: found.newest[source] for source in largest}

@@ -126,6 +126,31 @@ async def test_source_with_few_batches_is_always_scanned_completely(artifacts: W
 
 
 @pytest.mark.usefixtures("few")
+async def test_only_the_largest_of_several_sources_are_read_for_new_batches(
+    artifacts: WatchedArtifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scanner, "MOST_MARKS", 2)
+    sizes = {"u": 2, "v": 4, "w": 3}
+    for node, size in sizes.items():
+        for number in range(size):
+            await stored(artifacts, f"b{number}", at=AT + HOUR * number, node=node)
+    scans = Scanner(artifacts, TASK, [*sizes])
+
+    async def counts() -> dict[str, int]:
+        found = await scans.scan(complete=False)
+        return {source: len(batches) for source, batches in found.batches.items()}
+
+    assert await counts() == sizes
+    assert await counts() == {"u": 2, "v": 1, "w": 1}
+    for number in (7, 8):
+        await stored(artifacts, f"b{number}", at=AT + HOUR * number, node="u")
+    assert await counts() == {"u": 4, "v": 1, "w": 1}
+    assert await counts() == {"u": 4, "v": 1, "w": 1}, "two sources have marks"
+    assert (await scans.scan(complete=True)).batches["v"].keys() == {"b0", "b1", "b2", "b3"}
+    assert await counts() == {"u": 1, "v": 1, "w": 3}
+
+
+@pytest.mark.usefixtures("few")
 async def test_retry_on_a_machine_whose_clock_is_behind_is_read_at_once(artifacts: WatchedArtifacts) -> None:
     for number in range(3):
         await stored(artifacts, f"b{number}")
