@@ -70,7 +70,7 @@ chaos: setup ## Random tasks while processes and servers are killed: make chaos 
 		$(if $(filter external,$(ONLY)),,tests/integration/test_chaos.py) \
 		$(if $(filter native,$(ONLY)),,tests/integration/test_external_chaos.py)
 
-fuzz: setup ## Random graphs against a model, and property tests with twenty times the examples: make fuzz [MINUTES=10] [SEED=n] [GRAPHS=n].
+fuzz: setup ## Random graphs and shared limits against models, and property tests with twenty times the examples: make fuzz [MINUTES=10] [SEED=n] [GRAPHS=n].
 	FLOWKIT_FUZZ_MINUTES="$(MINUTES)" FLOWKIT_FUZZ_GRAPHS="$(GRAPHS)" FLOWKIT_SEED="$(SEED)" $(BIN)/pytest -q -s tests/fuzz
 	FLOWKIT_THOROUGH=1 $(BIN)/pytest -q -n $(JOBS) --dist worksteal -o timeout=3600 \
 		tests/unit/test_graph_properties.py tests/unit/test_condition_properties.py tests/unit/test_validation_fuzz.py tests/contract/test_vars_model.py tests/contract/test_group_commit.py
