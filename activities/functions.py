@@ -257,17 +257,16 @@ def _signature(function: Function) -> inspect.Signature | None:
     bound_to = getattr(function, "__self__", None)
     try:
         if isinstance(bound_to, CoordinatorAdapters):
-            kind: Any = type(bound_to)
-            return _built_in_signature(kind, function.__name__)
+            return _built_in_signature(function.__func__)
         return inspect.signature(function)
     except (TypeError, ValueError):
         return None
 
 
 @functools.cache
-def _built_in_signature(kind: Any, method: str) -> inspect.Signature:
-    """Return the signature of a built-in function. Cached because it takes as long as the call itself."""
-    return inspect.signature(getattr(kind, method).__get__(object()))
+def _built_in_signature(method: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a built-in function. Cached because it takes as long as the rest of the call."""
+    return inspect.signature(method.__get__(object()))
 
 
 async def called(threads: Threads, function: Function, task_id: str, arguments: Mapping[str, Any]) -> Any:

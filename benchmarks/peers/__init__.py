@@ -1,0 +1,1 @@
+"""The same work in other engines: DBOS and Prefect, from the optional dependency group `peers`."""

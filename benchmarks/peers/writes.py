@@ -1,0 +1,69 @@
+"""What every peer shares: the MongoDB writes of one node, and the loop that runs the samples that the benchmark requests.
+
+The writes are those of the hand-written workflow (`benchmarks.baseline`): one document for each run, and five writes for
+each node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from motor.motor_asyncio import AsyncIOMotorClient
+
+from benchmarks.baseline import Activities
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+WINDOW = 100
+"""Largest number of nodes of one run in flight, as in the other sides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One sample: `tasks` concurrent runs of `nodes` nodes, `repeats` times in a row."""
+
+    nodes: int
+    wide: bool
+    tasks: int
+    repeats: int
+
+
+def writes(database: str) -> Activities:
+    """Return the writes of a run and of its nodes, in a database of their own."""
+    return Activities(AsyncIOMotorClient(os.environ["MONGO_URL"])[database])
+
+
+async def in_window(plan: dict[str, Any], node: Callable[[int], Awaitable[None]]) -> None:
+    """Run the nodes of one run: in a chain, or concurrently within the window."""
+    if not plan["wide"]:
+        for index in range(plan["nodes"]):
+            await node(index)
+        return
+    gate = asyncio.Semaphore(WINDOW)
+
+    async def gated(index: int) -> None:
+        async with gate:
+            await node(index)
+
+    await asyncio.gather(*(gated(index) for index in range(plan["nodes"])))
+
+
+async def serve(run: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+    """Run one sample for each line of stdin, which holds a `Plan` as JSON, and print its seconds."""
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        plan = Plan(**json.loads(line))
+        run_plan = {"nodes": plan.nodes, "wide": plan.wide}
+        began = time.perf_counter()
+        for _ in range(plan.repeats):
+            await asyncio.gather(*(run(run_plan) for _ in range(plan.tasks)))
+        sys.stdout.write(f"seconds {time.perf_counter() - began}\n")
+        sys.stdout.flush()
