@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from temporalio import activity
@@ -9,10 +10,14 @@ from temporalio.exceptions import ApplicationError
 
 from flowkit import reason_codes, temporal_names
 from flowkit.activities.attempts import Attempt, AttemptFailed
+from flowkit.adapters.retry import retry_while_unavailable
+from flowkit.adapters.tasks.epochs import Epochs
 from flowkit.attempt.cancelling import pending, request_cancel
+from flowkit.errors import EpochTaken, Fenced
 from flowkit.models import AttemptInput, AttemptResult
 
 if TYPE_CHECKING:
+    from flowkit.activities.attempts import AttemptExecutor, WorkerContext
     from flowkit.adapters.tasks.cancel_flags import CancelFlag
 
 
@@ -23,10 +28,44 @@ def not_hosted(role: str) -> ApplicationError:
     )
 
 
+def check_age(attempt: AttemptInput) -> None:
+    """Raise ApplicationError if the attempt must not begin any more. An ordinary attempt follows."""
+    if attempt.begin_by and time.time() > attempt.begin_by:
+        late = time.time() - attempt.begin_by
+        raise ApplicationError(
+            f"the inline attempt of node {attempt.node_id!r} begins {late:.1f} s too late: the engine is overloaded, "
+            "was suspended, or its clock differs from that of the Temporal server",
+            type=reason_codes.NOT_LOCAL,
+            non_retryable=True,
+        )
+
+
 @activity.defn(name=temporal_names.INLINE_ATTEMPT)
 async def refuse_inline(attempt: AttemptInput) -> AttemptResult:
     """Refuse an inline attempt, in an engine that hosts no roles."""
     raise not_hosted(attempt.role)
+
+
+class InlineExecutor:
+    """Runs an executor in an engine, which may be frozen so long that another engine continues the workflow."""
+
+    def __init__(self, worker: WorkerContext, attempt: AttemptInput, executor: AttemptExecutor) -> None:
+        self._attempt = attempt
+        self._executor = executor
+        self._epochs = Epochs(worker.tasks.database)
+
+    def cancel(self, reason: str, grace_sec: float) -> None:
+        """Request that the work stop."""
+        self._executor.cancel(reason, grace_sec)
+
+    async def run(self) -> AttemptResult:
+        """Do the work. An attempt that another one has replaced ends at no charge, because both may be current."""
+        try:
+            return await self._executor.run()
+        except Fenced as error:
+            attempt = self._attempt
+            current = await retry_while_unavailable(lambda: self._epochs.current(attempt))
+            raise (EpochTaken(current) if current > attempt.epoch else error) from None
 
 
 class LocalAttempt(Attempt):

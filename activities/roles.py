@@ -17,7 +17,7 @@ from flowkit.activities.attempts import Attempt, AttemptFailed, WorkerContext
 from flowkit.activities.batches.backpressure import backpressure
 from flowkit.activities.batches.batch_sources import Input, InputSettings, Wait
 from flowkit.activities.context import ArtifactsWriter, RunContext
-from flowkit.activities.local_attempts import LocalAttempt, not_hosted
+from flowkit.activities.local_attempts import InlineExecutor, LocalAttempt, check_age, not_hosted
 from flowkit.activities.processes import ProcessDied
 from flowkit.activities.results import as_final, as_result, payload_uid, unsuccessful
 from flowkit.adapters.concurrent_writes import together
@@ -27,7 +27,7 @@ from flowkit.adapters.tasks.attempt_writes import TriedBefore
 from flowkit.attempt.failures import failure, from_error, lost, unexpected
 from flowkit.attempt.first_batch import FirstBatchSignal
 from flowkit.attempt.steps import begin, complete_end, mark
-from flowkit.errors import FlowKitError
+from flowkit.errors import EpochTaken, FlowKitError
 from flowkit.graph.input_adapters import inline_of
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
 from flowkit.text import error_text
@@ -91,6 +91,7 @@ class RoleActivities:
         async def run_inline(attempt: AttemptInput) -> AttemptResult:
             if attempt.role not in roles:
                 raise not_hosted(attempt.role)
+            check_age(attempt)
             executor = RoleExecutor(
                 attempt=attempt,
                 run_id=activity.info().workflow_run_id or "",
@@ -98,7 +99,8 @@ class RoleActivities:
                 roles=self._roles,
                 may_repeat=True,
             )
-            return await LocalAttempt(self._worker, attempt, executor).run()
+            guarded = InlineExecutor(self._worker, attempt, executor)
+            return await LocalAttempt(self._worker, attempt, guarded).run()
 
         return run_inline
 
@@ -154,20 +156,11 @@ class RoleExecutor:
 
     async def run(self) -> AttemptResult:
         """Run the whole attempt, from its first write to its last. Return at once if an earlier try has finished it."""
+        stores, attempt = (self._tasks, self._artifacts), self._attempt
         try:
-            lease = await begin(
-                self._tasks,
-                self._artifacts,
-                self._attempt,
-                self._run_id,
-                self._worker_id,
-                may_repeat=self._may_repeat,
-            )
+            lease = await begin(*stores, attempt, self._run_id, self._worker_id, once=True)
         except TriedBefore as earlier:
-            batches = await complete_end(self._artifacts, self._attempt) if earlier.finished else None
-            if batches is None:
-                raise AttemptFailed(lost(reason_codes.LEASE_LOST, str(earlier))) from None
-            return AttemptResult(worker_id=self._worker_id, batches=batches)
+            return await self._after_earlier_try(earlier)
         await self._signal_earlier_batches()
         events = self._roles.events
         with (
@@ -175,6 +168,18 @@ class RoleExecutor:
         ) as self._log:
             await self._run()
         return AttemptResult(worker_id=self._worker_id, batches=self._batches)
+
+    async def _after_earlier_try(self, earlier: TriedBefore) -> AttemptResult:
+        """Return the result of an earlier try. Raise a loss if it did not finish.
+
+        An ordinary attempt runs once. If its epoch is taken, an engine that was suspended has taken it for an inline one.
+        """
+        if not self._may_repeat:
+            raise EpochTaken(self._attempt.epoch)
+        batches = await complete_end(self._artifacts, self._attempt) if earlier.finished else None
+        if batches is None:
+            raise AttemptFailed(lost(reason_codes.LEASE_LOST, str(earlier)))
+        return AttemptResult(worker_id=self._worker_id, batches=batches)
 
     async def _signal_earlier_batches(self) -> None:
         """Report the batches of an earlier attempt, which failed before its signal. This one may store no more."""

@@ -12,6 +12,7 @@ The module follows the order of an attempt:
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -126,9 +127,13 @@ async def _run_attempt(
 
 
 def _after_inline(state: NodeState, error: FailureError, failure: AttemptFailure) -> AttemptFailure:
-    """Return the failure of an inline attempt. The node stays ordinary if the engine could not run it to its end."""
+    """Return the failure of an inline attempt.
+
+    The node stays ordinary if the engine could not run it to its end, or if another attempt has the epoch: only the
+    server's acceptance of an ordinary attempt shows which of two engines still runs the workflow.
+    """
     fallback = falls_back(error)
-    state.ordinary = fallback or failure.kind is FailureKind.LOSS
+    state.ordinary = fallback or failure.kind in {FailureKind.LOSS, FailureKind.EPOCH_TAKEN}
     return FALLBACK if fallback else failure
 
 
@@ -137,9 +142,11 @@ async def _execute(context: NodeRunContext, node: Node, state: NodeState, *, inl
 
     The result is not decoded because the workflow does not use it, and a newer worker may return a different type.
     """
-    payload, settings = without_defaults(attempt_input(context, node, state)), context.settings
+    attempt, settings = attempt_input(context, node, state), context.settings
     if inline:
+        payload = without_defaults(replace(attempt, begin_by=context.begin_by()))
         return await run_inline(node, state, payload, timeout_sec=context.start_local())
+    payload = without_defaults(attempt)
     if _choose_local(context, node) and await try_function(
         node, state, payload, timeout_sec=context.start_local()
     ):

@@ -100,7 +100,8 @@ class NodeRunContext:
     """Number of attempts that are scheduled or running."""
     consecutive_local_activities: int = 0
     """Number of local activities since the last regular activity."""
-    _local: LocalActivities = field(default_factory=LocalActivities)
+    local: LocalActivities = field(default_factory=LocalActivities)
+    """The local activities of the current workflow task."""
     _ending_streak: asyncio.Lock = field(default_factory=asyncio.Lock)
     _windows: dict[str, asyncio.Semaphore] = field(default_factory=dict)
     _reserved: int = 0
@@ -162,7 +163,7 @@ class NodeRunContext:
         async with self._ending_streak:
             while self._enter_workflow_task().is_over(_now()):
                 await workflow.sleep(0.001, summary="receive cancel requests")
-        return not self._local.delays_ordinary
+        return not self.local.delays_ordinary
 
     def may_start_local(self) -> bool:
         """Return whether a built-in function may run as a local activity now."""
@@ -178,10 +179,13 @@ class NodeRunContext:
     def _is_inline(self, node: Node, state: NodeState) -> bool:
         return is_inline(node, state, roles=self.settings.inline_roles, streams=self.streams)
 
+    def begin_by(self) -> float:
+        """Return the time after which an inline attempt of this workflow task must not begin."""
+        timeout = workflow.info().task_timeout.total_seconds()
+        return self._enter_workflow_task().begin_by(timeout)
+
     def _enter_workflow_task(self) -> LocalActivities:
-        """Return the local activities of the current workflow task."""
-        self._local.enter(workflow.info().get_current_history_length())
-        return self._local
+        return entered(self.local)
 
     async def reserve_input_bytes(self, size: int) -> None:
         """Reserve `size` bytes for the input of an activity.
@@ -199,6 +203,12 @@ class NodeRunContext:
         if length != self._reserved_at:
             self._reserved, self._reserved_at = 0, length
         return self._reserved == 0 or self._reserved + size <= ACTIVATION_INPUT_BYTES
+
+
+def entered(local: LocalActivities) -> LocalActivities:
+    """Return `local` for the current workflow task."""
+    local.enter(workflow.info().get_current_history_length(), _now())
+    return local
 
 
 def _now() -> float:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from flowkit.models import AttemptFailure, FirstBatch, Node, NodeState, Settings
     from flowkit.workflows.role_limits import RoleLimits
+    from flowkit.workflows.scheduling.local_activities import LocalActivities
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
 
@@ -32,6 +33,7 @@ class RunningNodes:
         is_draining: Callable[[], bool],
         on_retry_state_change: Callable[[int], None],
         before_immediate_retry: Callable[[], Awaitable[None]],
+        local: LocalActivities,
         role_limits: RoleLimits | None = None,
     ) -> None:
         """Run the nodes of `scheduler`. The callbacks are those of `NodeRunContext`."""
@@ -55,6 +57,7 @@ class RunningNodes:
             is_only_running_node=lambda: len(self._running) == 1,
             before_immediate_retry=before_immediate_retry,
             stop_failure=self._stops.get,
+            local=local,
             role_limits=role_limits,
         )
 

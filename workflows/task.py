@@ -24,9 +24,11 @@ with workflow.unsafe.imports_passed_through():
     from flowkit.workflows.display.reports import status_view
     from flowkit.workflows.display.views import failure_text, open_status, stop_reason
     from flowkit.workflows.main_loop import MainLoop, cancel_requested
+    from flowkit.workflows.node_context import entered
     from flowkit.workflows.opening import open_or_restore
     from flowkit.workflows.role_limits import RoleLimits, role_limits_of
     from flowkit.workflows.running_nodes import RunningNodes
+    from flowkit.workflows.scheduling.local_activities import LocalActivities
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.silence import Silence
     from flowkit.workflows.state_codec import TaskState, encode_state
@@ -102,6 +104,7 @@ class Task:
 
     async def _open(self, task: RawValue) -> None:
         """Parse the input, and open the task or restore the state of the previous run."""
+        local = entered(LocalActivities())
         self._state, graph = await open_or_restore(None if task is _NO_INPUT else task)
         self._scheduler = Scheduler(graph, self._state.nodes)
         self._publisher = StatusPublisher(self._state, graph, self._scheduler)
@@ -115,6 +118,7 @@ class Task:
             is_draining=self._loop.starts_no_attempts,
             on_retry_state_change=self._on_retry_state_change,
             before_immediate_retry=self._loop.before_immediate_retry,
+            local=local,
             role_limits=self._limits,
         )
         self._conditions = ConditionEvaluations(self._scheduler, self._state.opened.settings.deployment)

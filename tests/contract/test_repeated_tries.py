@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.contract.attempt_executors import Returning, failure_of, role_executor
+from temporalio.exceptions import ApplicationError
+from tests.contract.attempt_executors import Returning, failure_of, role_executor, worker_context
 from tests.contract.builders import (
     AT,
     RUN,
@@ -20,6 +23,7 @@ from tests.contract.builders import (
 
 from flowkit import reason_codes
 from flowkit.activities.handlers import BatchResult, FinalizeResult
+from flowkit.activities.local_attempts import InlineExecutor, check_age
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.attempt_writes import TriedBefore
 from flowkit.errors import EpochTaken, Fenced
@@ -148,3 +152,31 @@ async def test_end_is_the_last_write_if_the_handler_writes_a_marker(
     monkeypatch.setattr(executor._tasks, "finish_attempt", finish_and_look)
     await executor.run()
     assert seen == [4]  # one artifact and one row of metrics for the batch, the marker, and the final metrics
+
+
+async def test_ordinary_attempt_whose_epoch_an_inline_one_has_taken_leaves_it(
+    db: Any, tasks: TaskStore
+) -> None:
+    await tasks.begin_attempt(attempt(), RUN, LEASE, AT, once=True)
+    failure = await failure_of(role_executor(db, attempt(), counting("u")))
+    assert (failure.kind, failure.current_epoch) == (FailureKind.EPOCH_TAKEN, 1)
+
+
+async def test_inline_attempt_that_a_later_one_replaces_ends_at_no_charge(db: Any, tasks: TaskStore) -> None:
+    class Replaced(Returning):
+        async def process_batch(self, batch: Any, ctx: Any) -> BatchResult:
+            await tasks.begin_attempt(attempt(epoch=3), RUN, LATER, AT, once=True)
+            return await super().process_batch(batch, ctx)
+
+    executor = role_executor(db, attempt(), Replaced(BatchResult(success=True), "u"), may_repeat=True)
+    guarded: Any = InlineExecutor(worker_context(db), attempt(), executor)
+    failure = await failure_of(guarded)
+    assert (failure.kind, failure.current_epoch) == (FailureKind.EPOCH_TAKEN, 3)
+
+
+def test_inline_attempt_does_not_begin_late() -> None:
+    check_age(attempt())
+    check_age(replace(attempt(), begin_by=time.time() + 5))
+    with pytest.raises(ApplicationError, match="begins .* s too late") as caught:
+        check_age(replace(attempt(), begin_by=time.time() - 5))
+    assert caught.value.type == reason_codes.NOT_LOCAL

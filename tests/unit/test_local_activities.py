@@ -61,7 +61,7 @@ def test_function_is_not_inline() -> None:
 
 def test_local_activities_start_in_the_first_second_of_a_streak_and_end_within_two() -> None:
     local = LocalActivities()
-    local.enter(3)
+    local.enter(3, 100.0)
     assert local.start(100.0) == 2.0
     assert not local.is_over(100.9)
     assert local.start(100.9) == pytest.approx(1.1)
@@ -70,13 +70,13 @@ def test_local_activities_start_in_the_first_second_of_a_streak_and_end_within_t
 
 def test_next_workflow_task_begins_without_a_streak() -> None:
     local = LocalActivities()
-    local.enter(3)
+    local.enter(3, 100.0)
     local.start(100.0)
     local.hold_for_ordinary()
-    local.enter(3)
+    local.enter(3, 100.0)
     assert local.is_over(102.0)
     assert local.delays_ordinary
-    local.enter(9)
+    local.enter(9, 102.0)
     assert not local.is_over(102.0)
     assert not local.delays_ordinary
     assert local.start(102.0) == 2.0
@@ -109,3 +109,12 @@ def test_attempt_that_the_engine_cannot_run_falls_back(error: Any) -> None:
 )
 def test_attempt_that_ended_does_not_fall_back(error: Any) -> None:
     assert not falls_back(error)
+
+
+def test_no_attempt_begins_late_in_a_workflow_task() -> None:
+    local = LocalActivities()
+    local.enter(3, 100.0)
+    local.start(101.0)
+    local.enter(3, 101.5)
+    assert local.begin_by(10.0) == 105.0
+    assert local.begin_by(2.0) == 101.0

@@ -22,6 +22,14 @@ MAX_END_SEC = 2.0
 """Age of a streak at which its last local activity times out; also the longest time that an inline attempt has."""
 
 
+MAX_BEGIN_SEC = 5.0
+"""Age of a workflow task at which no local activity may begin.
+
+It is half of Temporal's usual timeout of a workflow task. After that timeout, another engine runs the workflow, and an
+engine that was frozen meanwhile would run local activities of a state that is outdated.
+"""
+
+
 def is_inline(node: Node, state: NodeState, *, roles: Collection[str], streams: Streams) -> bool:
     """Return whether attempts of a node may run inside the engine, which hosts `roles`.
 
@@ -44,15 +52,25 @@ class LocalActivities:
     def __init__(self) -> None:
         self._workflow_task = -1
         """Length of the history in the workflow task to which the other fields apply."""
+        self._entered_at = 0.0
+        """Time at which the workflow task began, by the server's clock."""
         self._began_at: float | None = None
         """Time at which the streak began; None without one."""
         self._ordinary = False
         """Whether a command for an ordinary activity waits for the end of the workflow task, or is about to."""
 
-    def enter(self, workflow_task: int) -> None:
-        """Set the current workflow task. A new one begins without a streak."""
+    def enter(self, workflow_task: int, now: float) -> None:
+        """Set the current workflow task. A new one begins without a streak.
+
+        Call this before the first local activity of each workflow task, because that one changes the workflow's time.
+        """
         if workflow_task != self._workflow_task:
-            self._workflow_task, self._began_at, self._ordinary = workflow_task, None, False
+            self._workflow_task, self._entered_at = workflow_task, now
+            self._began_at, self._ordinary = None, False
+
+    def begin_by(self, task_timeout_sec: float) -> float:
+        """Return the time after which no attempt may begin. The server's timeout of a workflow task limits it."""
+        return self._entered_at + min(MAX_BEGIN_SEC, task_timeout_sec / 2)
 
     def hold_for_ordinary(self) -> None:
         """Start no further local activity in this workflow task, because it would delay an ordinary activity."""

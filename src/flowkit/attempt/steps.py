@@ -32,15 +32,15 @@ async def begin(
     run_id: str,
     worker_id: str,
     *,
-    may_repeat: bool = False,
+    once: bool = False,
 ) -> dict[str, Any]:
     """Take the attempt's epoch, remove the complete marker of an earlier attempt, and return the new lease.
 
-    With `may_repeat`, raise TriedBefore if an earlier try of the same attempt has taken the epoch.
+    With `once`, raise TriedBefore if an earlier try of the same attempt has taken the epoch.
     """
     now = time.time()
     lease = new_lease(worker_id, now + attempt.lease_ttl_sec)
-    await retry_while_unavailable(lambda: tasks.begin_attempt(attempt, run_id, lease, now, once=may_repeat))
+    await retry_while_unavailable(lambda: tasks.begin_attempt(attempt, run_id, lease, now, once=once))
     if attempt.epoch > 1:
         await retry_while_unavailable(lambda: artifacts.drop_marker(attempt))
     return lease
