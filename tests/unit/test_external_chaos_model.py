@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.integration.chaos.external.owners import Runs
+from tests.integration.chaos.external.owners import Runs, is_abandoned
 from tests.integration.chaos.external.plans import external_node_plan, external_task_plan, large_task_plan
 from tests.integration.chaos.model import task_end
 
@@ -64,6 +64,13 @@ def test_tasks_pull_from_nodes_of_every_kind() -> None:
 def kind_of(node: Any) -> str:
     """Return who runs a node."""
     return "function" if node.call else "external" if node.external else "native"
+
+
+def test_record_of_an_attempt_is_abandoned_if_its_bridge_has_died() -> None:
+    owned = {"owner": "flowkit-bridge-some-host-41-a1b2c3"}
+    assert is_abandoned(owned, {7, 42})
+    assert not is_abandoned(owned, {7, 41})
+    assert not is_abandoned({"owner": ""}, {7})
 
 
 def event(kind: str, worker: str, epoch: int = 1, **payload: str) -> dict[str, Any]:

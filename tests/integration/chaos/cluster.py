@@ -72,6 +72,11 @@ class ManagedProcess:
         """Whether the process is alive."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int | None:
+        """The id of the process; None if it is not alive."""
+        return self._process.pid if self._process is not None and self.runs else None
+
     def ensure_started(self) -> None:
         """Start the process unless it runs or its outage lasts.
 
@@ -184,6 +189,11 @@ class Cluster:
     def freeze(self, process: ManagedProcess, away: float) -> None:
         """Freeze a process for this time, in the background."""
         self._suspensions.append(asyncio.create_task(frozen(away, process.signal)))
+
+    @property
+    def pids(self) -> set[int]:
+        """The ids of the living processes."""
+        return {process.pid for process in self.processes if process.pid is not None}
 
     async def resumed(self) -> None:
         """Wait until every frozen process has resumed."""
