@@ -12,6 +12,7 @@ WORKER_PYTHON ?=
 WORKER_COMMAND ?=
 SEED ?=
 GRAPHS ?=
+PEERS ?=
 SIZES ?= 1000,5000,20000
 STAND_IN_JAVA ?= -XX:TieredStopAtLevel=4 -Xmx3g -Xmn2g
 SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctrees docs build/docs
@@ -80,8 +81,8 @@ demo: setup ## Index a source tree: make demo [SOURCE=folder] [WORKERS=3] [CHAOS
 		$(if $(WORKERS),--workers "$(WORKERS)") $(if $(filter-out 0,$(CHAOS)),--chaos) \
 		$(if $(filter-out 0,$(EXTERNAL)),--external) $(if $(filter-out 0,$(KEEP)),--keep) $(if $(REPORT),--report "$(REPORT)")
 
-bench: setup ## Compare FlowKit with a hand-written workflow (some minutes).
-	@PYTHONPATH=. $(BIN)/python -m benchmarks
+bench: setup ## Compare FlowKit with a hand-written workflow (some minutes): make bench [PEERS=1], which also measures DBOS and Prefect.
+	@PYTHONPATH=. $(BIN)/python -m benchmarks $(if $(filter-out 0,$(PEERS)),--peers)
 
 bench-load: setup ## A bridge with 1,000 external nodes in flight: memory, CPU time, events per second (some minutes).
 	@PYTHONPATH=. $(BIN)/python -m benchmarks.external_load

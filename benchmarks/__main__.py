@@ -28,6 +28,7 @@ from benchmarks import baseline, external, inline, streaming
 from benchmarks.bare_bridge import DISPATCHES as BARE_DISPATCHES
 from benchmarks.batches import BATCHES, bare_loop, one_node
 from benchmarks.cases import CASES, Case, by_flowkit, by_hand, sample
+from benchmarks.peers import compare
 from benchmarks.streaming import Streaming
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.client import TaskClient
@@ -47,7 +48,10 @@ RAW_CHAIN_MS = 9.0
 OPTIMIZING = "-XX:TieredStopAtLevel=4"
 """Java option for MongoDB's stand-in. Under minutes of load, the optimizing compiler pays off for large documents."""
 
-DATABASES = ("flowkit", "baseline", "baseline_functions", "bare_loop", external.DATABASE)
+DATABASES = (
+    *("flowkit", "baseline", "baseline_functions", "bare_loop", external.DATABASE),
+    *compare.DATABASES,
+)
 COLLECTIONS = (
     *("tasks", "artifacts", "metrics_raw", "stream_progress", "worker_events"),
     *("dispatches", BARE_DISPATCHES),
@@ -62,8 +66,12 @@ def main(
         "benchmarks/results/latest.json"
     ),
     only: Annotated[str, typer.Option(help="Only cases with this text in their name.")] = "",
+    peers: Annotated[bool, typer.Option("--peers", help="Measure DBOS and Prefect too.")] = False,
 ) -> None:
     """Run every case on both sides in turn and print the ratios; takes about five minutes."""
+    if peers and (problem := compare.missing()):
+        console.print(problem, soft_wrap=True)
+        raise typer.Exit(2)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     os.environ.setdefault("_JAVA_OPTIONS", OPTIMIZING)
     with (
@@ -80,17 +88,20 @@ def main(
             processes.enter_context(_process(command, external.environment(kafka.bootstrap_servers)))
         results = uvloop.run(_measure(rounds, only, kafka.bootstrap_servers))
         latencies = uvloop.run(_latencies(only))
+        others = uvloop.run(_peers(Path(folder), only, rounds)) if peers else []
     _print(
         results, "FlowKit compared with a hand-written workflow (streaming: with the same stages in sequence)"
     )
     _print_latencies(latencies)
+    if others:
+        console.print(compare.table(others))
     console.print(f"Measured on {_machine()}.")
     console.print(
         f"For scale: a raw activity in a chain, without any MongoDB write, took {RAW_CHAIN_MS:.0f} ms a node on a "
         "quiet 2-core machine; the baseline adds five writes a node."
     )
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps([*results, *latencies], indent=2) + "\n")
+    out.write_text(json.dumps([*results, *latencies, *others], indent=2) + "\n")
     console.print(f"figures: {out}")
 
 
@@ -206,6 +217,12 @@ async def _measure(rounds: int, only: str, brokers: str) -> list[dict[str, Any]]
             results.append(await _result(comparison, min(rounds, comparison.rounds)))
             _print(results[-1:])
     return results
+
+
+async def _peers(folder: Path, only: str, rounds: int) -> list[dict[str, Any]]:
+    mongo: Any = AsyncIOMotorClient(os.environ["MONGO_URL"])
+    tasks = TaskClient(await connect(), TaskStore(mongo["flowkit"]), queue=QUEUE)
+    return await compare.measure(folder, only, rounds, by_flowkit(tasks), partial(_delete_documents, mongo))
 
 
 async def _latencies(only: str) -> list[dict[str, Any]]:

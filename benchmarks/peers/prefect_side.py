@@ -1,6 +1,6 @@
 """Prefect with its own server on SQLite: an asynchronous flow whose nodes are tasks, as Prefect's guide shows.
 
-Run: `python -m benchmarks.peers.prefect_side FOLDER`, with PREFECT_API_URL set to a server.
+Run: `python -m benchmarks.peers.prefect_side`, with PREFECT_API_URL set to a server.
 """
 
 from __future__ import annotations

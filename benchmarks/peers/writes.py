@@ -11,28 +11,18 @@ import json
 import os
 import sys
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from motor.motor_asyncio import AsyncIOMotorClient
 
 from benchmarks.baseline import Activities
+from benchmarks.peers.plan import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 WINDOW = 100
 """Largest number of nodes of one run in flight, as in the other sides."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """One sample: `tasks` concurrent runs of `nodes` nodes, `repeats` times in a row."""
-
-    nodes: int
-    wide: bool
-    tasks: int
-    repeats: int
 
 
 def writes(database: str) -> Activities:
