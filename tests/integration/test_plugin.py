@@ -106,6 +106,16 @@ async def test_engine_in_a_plugin_worker_grants_slots(harness: Harness) -> None:
     assert (slots["total"], slots["holders"]) == (0, [])
 
 
+async def test_engine_in_a_plugin_worker_evaluates_conditions(harness: Harness) -> None:
+    client = await connected(harness, plugin_of(harness))
+    async with running(harness, *workers_of(harness, client, "quick")):
+        task_id = await harness.create(
+            node("a"), node("b", "quick", "a", when="false"), node("c", "quick", "a")
+        )
+        assert (await harness.result(task_id)).status is TaskStatus.FINISHED
+    assert await harness.statuses(task_id) == {"a": "finished", "b": "skipped", "c": "finished"}
+
+
 async def test_user_functions_receive_their_arguments(harness: Harness) -> None:
     calls: list[tuple[str, dict[str, Any]]] = []
 

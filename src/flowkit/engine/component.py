@@ -33,6 +33,8 @@ from flowkit.models import (
     AttemptInput,
     AttemptResult,
     CloseTask,
+    ConditionResults,
+    EvaluateConditions,
     Opened,
     OpenTask,
     RecordTask,
@@ -124,7 +126,7 @@ class EngineComponent(WorkerComponent):
         inline: InlineRoles,
     ) -> None:
         own: list[Callable[..., Any]] = [self.open_task, self.record, self.close_task]
-        own += [self.acquire_slot, self.await_slot, self.release_slots]
+        own += [self.evaluate_conditions, self.acquire_slot, self.await_slot, self.release_slots]
         check_functions(functions)
         super().__init__([*own, *map(self.attempt, (*functions, temporal_names.INLINE_ATTEMPT))])
         self._inline = inline
@@ -209,6 +211,12 @@ class EngineComponent(WorkerComponent):
     async def close_task(self, close: CloseTask) -> bool:
         """Run TaskActivities.close_task."""
         return bool(await self._bound[temporal_names.CLOSE_TASK](close))
+
+    @activity.defn(name=temporal_names.EVALUATE_CONDITIONS)
+    async def evaluate_conditions(self, due: EvaluateConditions) -> ConditionResults:
+        """Run ConditionActivities.evaluate_conditions."""
+        results: ConditionResults = await self._bound[temporal_names.EVALUATE_CONDITIONS](due)
+        return results
 
     @activity.defn(name=temporal_names.ACQUIRE_SLOT)
     async def acquire_slot(self, request: SlotRequest) -> SlotReply:
