@@ -21,7 +21,8 @@ from tests.unit.property_examples import examples
 
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind, NodeState, RetryPolicy
-from flowkit.workflows.node import is_reported, read_failure
+from flowkit.workflows.local_attempts import is_reported
+from flowkit.workflows.node import read_failure
 from flowkit.workflows.retry import decide
 
 
