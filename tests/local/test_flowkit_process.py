@@ -45,6 +45,20 @@ async def test_an_engine_and_workers_start_together_and_run_a_task(harness: Harn
 
 
 @pytest.mark.server
+async def test_an_engine_hosts_roles_without_a_worker(harness: Harness, tmp_path: Path) -> None:
+    engine = engine_process(
+        tmp_path, roles=["tests.integration.handlers:InlineQuick"], environment=harness.environment
+    )
+    start_all([engine])
+    try:
+        assert engine.summary == f"engine polls queue {harness.queue} and hosts inline"
+        assert (await harness.result(await harness.create(node("a", "inline")))).status == "finished"
+    finally:
+        stop_all([engine])
+    assert engine.exit_code == 0
+
+
+@pytest.mark.server
 async def test_a_function_that_does_not_exist_is_a_usage_error(harness: Harness, tmp_path: Path) -> None:
     wrong = engine_process(tmp_path, functions=["f=json:nothing"], environment=harness.environment)
     with pytest.raises(ProcessMisused) as caught:

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
             ["--only", "mongo", "--function", "a=b:c"],
             "--function is given, but this command starts no engine",
         ),
+        (
+            ["--only", "mongo", "--role", "shop:Shop"],
+            "--role is given, but this command starts no engine",
+        ),
+        (["--role", "nowhere:Shop"], "module 'nowhere' was not found"),
         (["nowhere:Shop"], "module 'nowhere' was not found; run flowkit in the folder that contains it"),
         (["--function", "f=nowhere:f"], "module 'nowhere' was not found"),
         (["shop"], "'shop' is not module:name; for example"),
