@@ -272,6 +272,15 @@ async def test_inline_node_is_ordinary_while_an_ordinary_sibling_is_ready(harnes
     assert await counts(harness, task_id) == (1, 1)
 
 
+async def test_inline_node_is_ordinary_while_a_condition_is_due(harness: Harness) -> None:
+    await harness.engine(handlers=INLINE)
+    task_id = await harness.create(
+        node("first", "inline"), node("i", "inline", "first"), node("when", "inline", "first", when="true")
+    )
+    await harness.result(task_id)
+    assert await counts(harness, task_id) == (2, 1)
+
+
 @pytest.mark.parametrize(
     "limit", [{"max_type_concurrency": {"inline": 2}}, {"window": 2}, {"max_in_flight": 2}]
 )
