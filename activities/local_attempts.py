@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from flowkit import reason_codes, temporal_names
 from flowkit.activities.attempts import Attempt, AttemptFailed
@@ -21,23 +22,29 @@ if TYPE_CHECKING:
     from flowkit.adapters.tasks.cancel_flags import CancelFlag
 
 
+_logger = logging.getLogger("flowkit.worker")
+
+
 def not_hosted(role: str) -> ApplicationError:
     """Return the error with which an engine refuses an inline attempt. An ordinary attempt follows."""
-    return ApplicationError(
-        f"this engine does not host role {role!r}", type=reason_codes.NOT_LOCAL, non_retryable=True
-    )
+    return _not_local(f"this engine does not host role {role!r}")
 
 
 def check_age(attempt: AttemptInput) -> None:
     """Raise ApplicationError if the attempt must not begin any more. An ordinary attempt follows."""
-    if attempt.begin_by and time.time() > attempt.begin_by:
-        late = time.time() - attempt.begin_by
-        raise ApplicationError(
+    late = time.time() - attempt.begin_by
+    if attempt.begin_by and late > 0:
+        raise _not_local(
             f"the inline attempt of node {attempt.node_id!r} begins {late:.1f} s too late: the engine is overloaded, "
-            "was suspended, or its clock differs from that of the Temporal server",
-            type=reason_codes.NOT_LOCAL,
-            non_retryable=True,
+            "was suspended, or its clock differs from that of the Temporal server"
         )
+
+
+def _not_local(message: str) -> ApplicationError:
+    """Return an expected error, for which Temporal's log shows no traceback."""
+    return ApplicationError(
+        message, type=reason_codes.NOT_LOCAL, non_retryable=True, category=ApplicationErrorCategory.BENIGN
+    )
 
 
 @activity.defn(name=temporal_names.INLINE_ATTEMPT)
@@ -81,3 +88,17 @@ class LocalAttempt(Attempt):
         """Report the flag, and yield: Temporal cannot cancel a local activity, but it cancels the next attempt."""
         refused = await request_cancel(self._attempt, flag)
         raise AttemptFailed(refused or pending(flag))
+
+    def _interruption_error(self) -> BaseException:
+        """Return the error that ends the attempt. After the time limit, Temporal no longer waits for it."""
+        details = activity.cancellation_details()
+        if details is not None and (details.cancel_requested or details.worker_shutdown):
+            return super()._interruption_error()
+        node_id, role = self._attempt.node_id, self._attempt.role
+        _logger.warning(
+            "the inline attempt of node %s took too long; an ordinary attempt follows. If most attempts of role %s "
+            "take a second or more, its handler should not be inline",
+            node_id,
+            role,
+        )
+        return _not_local(f"the inline attempt of node {node_id!r} took too long")

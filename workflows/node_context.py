@@ -143,9 +143,15 @@ class NodeRunContext:
         finally:
             self.in_flight -= 1
 
-    def note_starts(self, nodes: Iterable[tuple[Node, NodeState]]) -> None:
-        """Note the nodes that start now. If some are ordinary, inline ones among them would delay these."""
-        if self.settings.inline_roles and len({self._is_inline(*each) for each in nodes}) > 1:
+    def note_starts(self, nodes: Iterable[tuple[Node, NodeState]], *, with_conditions: bool) -> None:
+        """Note the nodes that start now, and whether conditions are due.
+
+        If some of the nodes are ordinary, inline ones among them would delay these, as they would delay the evaluation of
+        the conditions.
+        """
+        if not self.settings.inline_roles:
+            return
+        if with_conditions or len({self._is_inline(*each) for each in nodes}) > 1:
             self.hold_local()
 
     def hold_local(self) -> None:

@@ -79,7 +79,7 @@ class RunningNodes:
     def start(self, indexes: Iterable[int]) -> None:
         """Start these nodes."""
         starting = [(self._scheduler.nodes[index], self._scheduler.states[index]) for index in indexes]
-        self._context.note_starts(starting)
+        self._context.note_starts(starting, with_conditions=self._scheduler.any_due)
         for node, state in starting:
             self._running[node.index] = asyncio.create_task(self._run(node, state))
 

@@ -212,7 +212,7 @@ async def test_streaks_of_local_activities_are_separated_by_timers(harness: Harn
 
 
 async def test_attempt_that_takes_too_long_continues_as_an_ordinary_one_at_no_charge(
-    harness: Harness,
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     await harness.engine(handlers=INLINE)
     task_id = await harness.create(*chain(1, inline={"pause": 2.5, "batches": 1}, **ONCE))
@@ -220,6 +220,8 @@ async def test_attempt_that_takes_too_long_continues_as_an_ordinary_one_at_no_ch
     assert await attempts(harness, task_id) == {"n0": ("finished", 2)}
     assert await counts(harness, task_id) == (1, 1)
     await assert_every_batch_counts_once(harness, task_id, "n0", 1)
+    assert "the inline attempt of node n0 took too long; an ordinary attempt follows" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 async def test_node_that_fell_back_stays_ordinary(harness: Harness) -> None:
@@ -270,6 +272,15 @@ async def test_inline_node_is_ordinary_while_an_ordinary_sibling_is_ready(harnes
     )
     await harness.result(task_id)
     assert await counts(harness, task_id) == (1, 1)
+
+
+async def test_inline_node_is_ordinary_while_a_condition_is_due(harness: Harness) -> None:
+    await harness.engine(handlers=INLINE)
+    task_id = await harness.create(
+        node("first", "inline"), node("i", "inline", "first"), node("when", "inline", "first", when="true")
+    )
+    await harness.result(task_id)
+    assert await counts(harness, task_id) == (2, 1)
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,11 @@ class Conditions:
         else:
             self._states[due.node].edges[due.parent] = result
 
+    @property
+    def any_due(self) -> bool:
+        """Whether `pop_due` has conditions to return."""
+        return bool(self._due)
+
     def pop_due(self) -> list[Due]:
         """Return the conditions that have become due since the last call."""
         due, self._due = self._due, []

@@ -154,6 +154,11 @@ class Scheduler:
         self._ready.clear()
         return ready
 
+    @property
+    def any_due(self) -> bool:
+        """Whether conditions have become due since the last call of `pop_due`."""
+        return self._conditions.any_due
+
     def pop_due(self) -> list[Due]:
         """Return the conditions that have become due since the last call, in the order of becoming due."""
         return [due for due in self._conditions.pop_due() if self.awaits(due)]
