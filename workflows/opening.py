@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
@@ -39,12 +40,20 @@ async def open_or_restore(task: RawValue | None) -> tuple[TaskState, Graph]:
             await end_workflow_task()
         return state, graph
     if is_stored(given):
-        return await _open_stored(stored_in(given))
+        return await _open_stored(_reference(given))
     try:
         new = parse_input(workflow.info().workflow_id, given)
     except GraphError as error:
         raise rejection(error) from None
     return await _open(new, _validate(new))
+
+
+def _reference(given: dict[str, Any]) -> StoredGraph:
+    try:
+        return stored_in(given)
+    except ValidationError:
+        problem = "stored_graph is a key that only create_task sets; pass 'params' and 'graph'"
+        raise rejection(GraphError([problem])) from None
 
 
 async def _open_stored(stored: StoredGraph) -> tuple[TaskState, Graph]:

@@ -172,7 +172,8 @@ class TaskClient:
 
     async def _input(self, task_id: str, given: dict[str, Any]) -> dict[str, Any]:
         """Return the input of the workflow. If graph and params are too large for it, store them and refer to them."""
-        if json_bytes(given["graph"]) + json_bytes(given["params"]) <= limits.TASK_INPUT_BYTES:
+        size = json_bytes(given["graph"]) + json_bytes(given["params"])
+        if size <= limits.TASK_INPUT_BYTES and len(given["graph"]["nodes"]) <= limits.INPUT_NODES:
             return given
         content = await asyncio.to_thread(pack_task, given)
         owner = {

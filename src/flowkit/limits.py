@@ -11,6 +11,9 @@ import re
 TASK_INPUT_BYTES = 1_000_000
 """Largest graph and params together in the input of a workflow. `create_task` stores larger ones in MongoDB."""
 
+INPUT_NODES = 5_000
+"""Largest number of nodes that `create_task` passes in the input of a workflow. It stores larger graphs in MongoDB."""
+
 TASK_DOCUMENT_BYTES = 12_000_000
 """Largest BSON size of a task document that `create_task` accepts, including the state that its nodes will have."""
 

@@ -76,6 +76,9 @@ MALFORMED: dict[str, InvalidStart] = {
     "params_number": InvalidStart(["params", "7", "object"], [{"params": 7, "graph": one()}]),
     "two_inputs": InvalidStart(["takes one input", "not 2"], [{}, {"graph": one()}]),
     "state_forged": InvalidStart(["unknown key 'opened'"], [{"graph": one(), "opened": {}}]),
+    "stored_forged": InvalidStart(["stored_graph", "only create_task"], [{"stored_graph": {"parts": 1}}]),
+    "stored_text": InvalidStart(["unknown key 'stored_graph'"], [{"stored_graph": "x"}]),
+    "input_large": bad(one(), "1,0", "bytes", "1,000,000", "create_task", params={"p": "x" * 1_000_000}),
 }
 
 GRAPHS: dict[str, InvalidStart] = {
@@ -91,7 +94,6 @@ GRAPHS: dict[str, InvalidStart] = {
     "function_typo": bad(function("nooop"), "node 'call'", "io.fn", "'nooop'", "did you mean 'noop'?"),
     "function": bad(function("zzzz"), "node 'call'", "io.fn", "'zzzz'", "known here: merge.generic"),
     "io_large": bad(one(io={"input_ref": {"key": LONG}}), "'extract'", "io is 64,", "more than 64,000"),
-    "input_large": bad(one(), "1,0", "bytes", "1,000,000", "reference", params={"p": "x" * 1_000_000}),
     "nodes_many": bad({"nodes": [node(f"n{i}") for i in range(5_001)]}, "5,001", "5,000", "split"),
 }
 
@@ -133,6 +135,7 @@ async def problem_of(client: Client, workflow_id: str, case: InvalidStart) -> st
 async def test_invalid_start_fails_immediately_with_a_message_and_writes_nothing(
     harness: Harness, cases: dict[str, InvalidStart]
 ) -> None:
+    harness.settings["max_nodes"] = 5_000
     await harness.engine()
     client = await harness.client()
     ids = {name: f"{harness.queue}-{name}" for name in cases}
@@ -143,6 +146,7 @@ async def test_invalid_start_fails_immediately_with_a_message_and_writes_nothing
 
 
 async def test_workflow_and_create_task_reject_a_graph_with_the_same_text(harness: Harness) -> None:
+    harness.settings["max_nodes"] = 5_000
     await harness.engine()
     client = await harness.client()
     cases = {**GRAPHS, "params": MALFORMED["params_number"], "graph": MALFORMED["graph_number"]}
@@ -261,6 +265,7 @@ async def test_input_that_cannot_be_decoded_or_stored_fails(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, cases: dict[str, list[Any]]
 ) -> None:
     monkeypatch.setattr("tests.integration.test_plain_client_start.FAILURE_TIMEOUT_SEC", 10.0)
+    harness.settings["max_nodes"] = 5_000
     await harness.engine()
     client = await harness.client()
     ids = {name: f"{harness.queue}-{name}" for name in cases}

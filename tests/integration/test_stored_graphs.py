@@ -69,6 +69,16 @@ async def test_graph_of_several_parts_runs(harness: Harness, monkeypatch: pytest
     assert await harness.db.stored_graphs.count_documents({"task_id": task_id}) > 1
 
 
+async def test_graph_of_many_nodes_is_stored_whatever_its_size(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "INPUT_NODES", 1)
+    await start(harness)
+    task_id = await harness.create(node("a"), node("b", "quick", "a"))
+    await harness.result(task_id)
+    assert await harness.db.stored_graphs.count_documents({"task_id": task_id}) == 1
+
+
 async def test_small_graph_is_not_stored(harness: Harness) -> None:
     await start(harness)
     task_id = await harness.create(node("a"))

@@ -18,7 +18,7 @@ from tests.unit.graphs import one
 from tests.unit.property_examples import examples
 
 from flowkit.limits import CARRIED_STATE_BYTES, PAYLOAD_BYTES, TASK_INPUT_BYTES
-from flowkit.models import NodeState, NodeStatus, Opened, Settings, SkipReason, StatusChange
+from flowkit.models import NodeState, NodeStatus, Opened, Settings, SkipReason, StatusChange, StoredGraph
 from flowkit.workflows import state_codec
 from flowkit.workflows.budget import json_size
 from flowkit.workflows.state_codec import (
@@ -146,6 +146,14 @@ NODES = st.builds(
     edges=st.dictionaries(st.integers(0, 5_000), st.booleans(), max_size=3),
     deadline_at=st.none() | st.floats(1, 1e12),
 )
+
+
+def test_stored_graph_is_only_referred_to() -> None:
+    stored = StoredGraph(graph_id="0f", parts=2, size=1_234_567, deployment="db-1")
+    given = dataclasses.replace(state(), stored=stored)
+    sent = json.loads(json.dumps(encode_state(given)))
+    assert "task" not in sent
+    assert parse_state(sent, {"graph": given.graph, "params": given.params}) == given
 
 
 @settings(max_examples=examples(300), deadline=None, print_blob=True)
