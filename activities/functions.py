@@ -238,9 +238,8 @@ class BuiltInFunctionExecutor(FunctionExecutor):
 
 def check_arguments(name: str, function: Function, task_id: str, arguments: Mapping[str, Any]) -> None:
     """Raise AdapterError if the function does not accept these arguments. A retry would fail in the same way."""
-    signature = _signature(function)
     try:
-        if signature is not None:
+        if (signature := _signature(function)) is not None:
             signature.bind(task_id, **arguments)
     except TypeError as error:
         raise AdapterError(f"io.fn_args do not match the parameters of {name!r}: {error}") from None
@@ -248,18 +247,23 @@ def check_arguments(name: str, function: Function, task_id: str, arguments: Mapp
 
 def has_parameter(function: Function, name: str) -> bool:
     """Return whether the function has a parameter of this name."""
-    signature = _signature(function)
+    try:
+        signature = _signature(function)
+    except TypeError:
+        return False
     return signature is not None and name in signature.parameters
 
 
 def _signature(function: Function) -> inspect.Signature | None:
-    """Return the signature of a function, or None if it has none, as some functions written in C."""
-    bound_to = getattr(function, "__self__", None)
+    """Return the signature of a function, or None if it has none, as some functions written in C.
+
+    Raise TypeError if `function` cannot be called.
+    """
     try:
-        if isinstance(bound_to, CoordinatorAdapters):
+        if isinstance(getattr(function, "__self__", None), CoordinatorAdapters):
             return _built_in_signature(function.__func__)
         return inspect.signature(function)
-    except (TypeError, ValueError):
+    except ValueError:
         return None
 
 

@@ -47,6 +47,7 @@ async def read_task(stored: StoredGraph) -> dict[str, Any]:
     """
     parts = [await _read_part(stored, part) for part in range(stored.parts)]
     task: dict[str, Any] = json.loads(zlib.decompress(b"".join(parts)))
+    await end_workflow_task()
     return task
 
 
