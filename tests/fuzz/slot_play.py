@@ -25,6 +25,8 @@ LEAK_SEC = 10.0
 MOST_OVERTAKEN = 2
 """How often a task may get a slot while an attempt of another waits: once as it was first, once for its priority."""
 _TICK_SEC = 1.0
+_WAIT_TIMEOUT_SEC = 60.0
+"""Temporal repeats a wait after this time, because a late call of a cancelled attempt may have taken its place."""
 _LONGEST_WAIT_SEC = 300.0
 """By then, the last attempt of a play has had its turn, even if each slot before it leaked."""
 
@@ -276,9 +278,14 @@ class SlotPlay:
             self._engines.pop(self._chance.randrange(len(self._engines)))
         held_since: dict[Attempt, float] = {}
         latest = self._world.now + _LONGEST_WAIT_SEC
+        repeat_at = self._world.now + _WAIT_TIMEOUT_SEC
         while self.model.holders or self.model.places or any(task.is_busy for task in tasks):
             for task in tasks:
                 await self._settle(task, cancels=cancels)
+                if self._world.now > repeat_at:
+                    for attempt in sorted(task.waiting.values()):
+                        await self._enqueue(task, attempt)
+            repeat_at += _WAIT_TIMEOUT_SEC * (self._world.now > repeat_at)
             await self._pass_second()
             held_since = {each: held_since.get(each, self._world.now) for each in self.model.holders}
             longest = max((self._world.now - since for since in held_since.values()), default=0.0)
