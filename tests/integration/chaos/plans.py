@@ -192,12 +192,19 @@ class Drawing:
 
     def node(self) -> NodePlan:
         """Return a node that makes batches, pulls batches, or calls a function."""
+        if self._mostly_inline and self._chance.random() < 0.4:
+            return self._maker()
         drawn = self._chance.random()
         if self._above and drawn < 0.45 and (sources := self._sources()):
             return self._puller(sources)
         if self._above and drawn < 0.75:
             return self._function()
         return self._maker()
+
+    @property
+    def _mostly_inline(self) -> bool:
+        """Whether the task is one of many inline nodes, which run inline while no ordinary node becomes ready."""
+        return bool(self._above) and self._above[0].role == INLINE_ROLE
 
     def _sources(self) -> list[str]:
         sources: list[str] = []
@@ -257,6 +264,8 @@ class Drawing:
 
     def _executor(self) -> dict[str, Any]:
         """Return the fields that say who runs the node."""
+        if self._mostly_inline and self._chance.random() < 0.8:
+            return {"role": INLINE_ROLE}
         return {"role": self._chance.choice((*ROLES, INLINE_ROLE, INLINE_ROLE))}
 
     def _seconds(self, role: str) -> float:
