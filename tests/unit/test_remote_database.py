@@ -10,7 +10,6 @@ import pytest
 
 from flowkit.attempt.remote_database import RemoteDatabase
 from flowkit.coordinator.handler_thread import HandlerThread
-from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -29,18 +28,6 @@ def remote(database: Any) -> Any:
     made = RemoteDatabase(database)
     made.bind()
     return made
-
-
-async def test_other_loop_writes_and_reads_documents(thread: HandlerThread) -> None:
-    db = remote(memory_database())
-
-    async def use() -> tuple[list[int], list[int], Any]:
-        await db.numbers.insert_many([{"_id": n} for n in (3, 1, 2)])
-        every = [row["_id"] async for row in db["numbers"].find({}).sort("_id", -1).limit(2)]
-        again = [row["_id"] async for row in db.numbers.find({"_id": {"$lt": 2}})]
-        return every, again, await db.numbers.find_one({"_id": 3})
-
-    assert await thread.portal.run(use()) == ([3, 2], [1], {"_id": 3})
 
 
 class Recording:
