@@ -58,7 +58,7 @@ class FlowKitPlugin(SimplePlugin):
 
     `db` is a Motor database, or one with the same interface. The plugin uses it on the loop that runs the worker.
     `functions` maps names to coordinator functions, in addition to the built-in ones. `handlers` maps roles to
-    handlers; the worker that runs tasks hosts the inline ones. The plugin copies both configurations; the default of `config` is `CoordinatorConfig.load()`.
+    handlers; the worker that runs tasks hosts the inline ones, on a thread with its own event loop. The plugin copies both configurations; the default of `config` is `CoordinatorConfig.load()`.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class FlowKitPlugin(SimplePlugin):
         if role:
             return RoleComponent(self._db, self._worker_config, role, self._handlers)
         inline = {name: handler for name, handler in self._handlers.items() if handler.inline}
-        hosted = HostedRoles(db=self._db, cfg=self._config, handlers=inline, clock=None)
+        hosted = HostedRoles(db=self._db, cfg=self._config, handlers=inline, clock=None, own_loop=True)
         return EngineComponent(self._db, self._config, self._functions, hosted)
 
     def _check_not_idle(self, config: temporal.WorkerConfig, *, asked_for: bool) -> None:

@@ -82,7 +82,7 @@ def test_same_seed_gives_the_same_tasks_and_every_graph_is_valid() -> None:
 
 
 def test_random_tasks_cover_every_feature() -> None:
-    plans = [task_plan(SEED, number) for number in range(60)]
+    plans = [task_plan(SEED, number) for number in range(100)]
     nodes = [each for plan in plans for each in plan.nodes]
     assert {"all", "any", "count:2"} <= {each.fan_in for each in nodes}
     called = {each.call.fn for each in nodes if each.call}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit.activities.local_attempts import refuse_inline
+from flowkit.attempt.remote_database import RemoteDatabase
 from flowkit.config import WorkerConfig
+from flowkit.coordinator.handler_thread import HandlerThread
 from flowkit.errors import ConfigError
 from flowkit.worker.runner import Worker, inline_roles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from temporalio import worker as temporal
     from temporalio.client import Client
@@ -21,12 +23,18 @@ if TYPE_CHECKING:
     from flowkit.attempt.background import LoopHealth
     from flowkit.config import CoordinatorConfig
 
+T = TypeVar("T")
+
 _INLINE_SLOTS = 10
 """Ordinary attempts of an inline role, such as fallbacks, that one engine runs at once; also its threads for hooks."""
 
 
 class HostedRoles:
-    """Hosts the handlers of one engine on the loop that calls `open`. Without handlers, it does nothing."""
+    """Hosts the handlers of one engine. Without handlers, it does nothing.
+
+    The handlers run on the loop that calls `open`, or with `own_loop` on a loop of their own. That loop also runs
+    everything else that concerns them, but calls the database on the loop of `open`.
+    """
 
     def __init__(
         self,
@@ -36,6 +44,7 @@ class HostedRoles:
         handlers: Mapping[str, RoleHandler],
         clock: Any,
         own_thread: bool = True,
+        own_loop: bool = False,
     ) -> None:
         """Raise ConfigError if the engine cannot host the handlers.
 
@@ -52,13 +61,19 @@ class HostedRoles:
                 "not pass its handler"
             )
         self.inline_roles = inline_roles(handlers)
-        self._worker = _worker(db, cfg, handlers, clock) if handlers else None
+        self._remote = RemoteDatabase(db) if own_loop else None
+        self._worker = _worker(self._remote or db, cfg, handlers, clock) if handlers else None
+        self._thread: HandlerThread | None = None
         self._activities: RoleActivities | None = None
 
     async def open(self) -> None:
         """Create the indexes, register the engine as a worker of its roles, and prepare the activities."""
-        if self._worker is not None:
-            self._activities = await self._worker.open(in_engine=True)
+        if self._worker is None:
+            return
+        if self._remote is not None:
+            self._remote.bind()
+            self._thread = await HandlerThread.started()
+        self._activities = await self._run(self._worker.open(in_engine=True))
 
     @property
     def local_activity(self) -> Callable[..., Any]:
@@ -80,7 +95,14 @@ class HostedRoles:
         """Release what `open` created. Call this after the Temporal workers have ended."""
         self._activities = None
         if self._worker is not None:
-            await self._worker.stop()
+            await self._run(self._worker.stop())
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            await thread.stop()
+
+    async def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` on the loop of the handlers."""
+        return await (work if self._thread is None else self._thread.portal.run(work))
 
 
 def _worker(db: Any, cfg: CoordinatorConfig, handlers: Mapping[str, RoleHandler], clock: Any) -> Worker:

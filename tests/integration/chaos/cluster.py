@@ -141,10 +141,10 @@ class Cluster:
 
     def add_processes(self, folder: Path) -> None:
         """Create engines and workers."""
-        handlers = [f"{HANDLERS}:{name}" for name in ("READER", "BUILDER", "WRITER")]
+        handlers = [f"{HANDLERS}:{name}" for name in ("READER", "BUILDER", "WRITER", "STAMPER")]
         worker = ("worker", "--concurrency", "6", *handlers)
         workers = [ManagedProcess(self.harness, folder, f"worker-{n}", *worker) for n in range(WORKERS)]
-        engines = self.engines(folder, HANDLERS)
+        engines = self.engines(folder, HANDLERS, "--role", f"{HANDLERS}:STAMPER")
         self.processes = [*engines, *workers]
         self.ends = {
             KILL_ENGINE: (engines, kill),
@@ -155,10 +155,12 @@ class Cluster:
             FREEZE_WORKER: (workers, self.freeze),
         }
 
-    def engines(self, folder: Path, handlers: str) -> list[ManagedProcess]:
-        """Return the engines, with the user function of a module."""
+    def engines(self, folder: Path, handlers: str, *options: str) -> list[ManagedProcess]:
+        """Return the engines, with the user function of a module and further options."""
         arguments = ("engine", "--config", str(self.config_file), "--function", f"{TOUCH}={handlers}:touch")
-        return [ManagedProcess(self.harness, folder, f"engine-{n}", *arguments) for n in range(ENGINES)]
+        return [
+            ManagedProcess(self.harness, folder, f"engine-{n}", *arguments, *options) for n in range(ENGINES)
+        ]
 
     async def supervise(self) -> None:
         """Start processes that ended, until cancelled."""

@@ -13,7 +13,7 @@ from pymongo.errors import PyMongoError
 from flowkit.coordinator.adapters import AdapterError
 from flowkit.errors import StoreUnavailable
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
-from tests.integration.chaos.plans import FINAL, ROLES
+from tests.integration.chaos.plans import FINAL, INLINE_ROLE, ROLES
 from tests.integration.chaos.tasks import node_plan
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class Planned(RoleHandler):
 
     def __init__(self, role: str, pace: float = 1.0, plan_of: Callable[[str], NodePlan] = node_plan) -> None:
         self.role = role
+        self.inline = role == INLINE_ROLE
         self._plan_of = plan_of
         self._pace = pace
         """Factor for all pauses; 0 disables them."""
@@ -96,7 +97,7 @@ async def _stored(ctx: RunContext) -> list[dict[str, Any]]:
             await asyncio.sleep(0.2)
 
 
-READER, BUILDER, WRITER = (Planned(role) for role in ROLES)
+READER, BUILDER, WRITER, STAMPER = (Planned(role) for role in ROLES)
 
 
 def touching(counted: Callable[[str], Awaitable[int]], pace: float = 1.0) -> Callable[..., Awaitable[None]]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer, UnsandboxedWorkflowRunner
 
+from flowkit import reason_codes, temporal_names
 from flowkit.workflows.task import Task
 from tests.integration.chaos.cluster import retry_until_available
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from temporalio.api.failure.v1 import Failure
     from temporalio.client import Client, WorkflowHistory
 
 _HARMLESS = {
@@ -24,23 +29,38 @@ _HARMLESS = {
 """Causes on the server's side. The workflow task runs again and loses nothing."""
 
 
-async def replay_problems(client: Client, task_ids: Sequence[str]) -> tuple[int, list[str]]:
-    """Replay the histories of these tasks. Returns their number and the problems found."""
+INLINE, FELL_BACK = "inline attempts", "of them fell back"
+
+
+@dataclass
+class Replayed:
+    """What the histories of tasks contain."""
+
+    histories: int = 0
+    inline: Counter[str] = field(default_factory=Counter)
+    """Number of inline attempts, and of those that ordinary attempts followed."""
+    problems: list[str] = field(default_factory=list)
+
+
+async def replayed(client: Client, task_ids: Sequence[str]) -> Replayed:
+    """Replay the histories of these tasks."""
     # Without the sandbox, as in the engine. tests/replay uses the sandbox, which takes several times as long.
     replayer = Replayer(
         workflows=[Task],
         data_converter=pydantic_data_converter,
         workflow_runner=UnsandboxedWorkflowRunner(),
     )
-    count, problems = 0, []
+    found = Replayed()
     for task_id in task_ids:
         async for history in histories(client, task_id):
-            count += 1
-            problems += failed_steps(history)
+            found.histories += 1
+            found.inline += inline_attempts(history)
+            found.problems += failed_steps(history)
             result = await replayer.replay_workflow(history, raise_on_replay_failure=False)
             if result.replay_failure is not None:
-                problems.append(f"{task_id}: its history does not replay: {result.replay_failure!r}")
-    return count, problems
+                problem = f"{task_id}: its history does not replay: {result.replay_failure!r}"
+                found.problems.append(problem)
+    return found
 
 
 async def histories(client: Client, task_id: str) -> AsyncIterator[WorkflowHistory]:
@@ -65,3 +85,24 @@ def failed_steps(history: WorkflowHistory) -> list[str]:
         for each in failed
         if each.cause not in _HARMLESS
     ]
+
+
+def inline_attempts(history: WorkflowHistory) -> Counter[str]:
+    """Count the inline attempts of a run. The SDK records each local activity as a marker with its type."""
+    counts = Counter[str]()
+    for event in history.events:
+        marker = event.marker_recorded_event_attributes
+        data = marker.details["data"].payloads if "data" in marker.details else []
+        if any(json.loads(each.data).get("activity_type") == temporal_names.INLINE_ATTEMPT for each in data):
+            counts[INLINE] += 1
+            counts[FELL_BACK] += marker.HasField("failure") and _falls_back(marker.failure)
+    return counts
+
+
+def _falls_back(failure: Failure) -> bool:
+    """Return whether an attempt took too long, or its engine refused it."""
+    causes = [failure, failure.cause]
+    return any(
+        each.HasField("timeout_failure_info") or each.application_failure_info.type == reason_codes.NOT_LOCAL
+        for each in causes
+    )

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-ROLES = ("reader", "builder", "writer")
+INLINE_ROLE = "stamper"
+"""A role whose attempts the engines run themselves, unless a node of it pulls or is slow."""
+ROLES = ("reader", "builder", "writer", INLINE_ROLE)
 TOUCH = "touch"
 """Name of the user function."""
 
@@ -25,6 +27,8 @@ MOST_NODES = 9
 MOST_BATCHES = 6
 MOST_PULLED = 24
 LONGEST_NODE_SEC = 2.0
+SLOW_INLINE_SEC = (2.2, 3.0)
+"""Duration of an inline node that takes too long, so that an ordinary attempt follows."""
 PULL = "pull.from_artifacts"
 RECHUNK = "pull.from_artifacts.rechunk:size"
 TAILS = ("", "", "", " é/%", "@1")
@@ -188,12 +192,19 @@ class Drawing:
 
     def node(self) -> NodePlan:
         """Return a node that makes batches, pulls batches, or calls a function."""
+        if self._mostly_inline and self._chance.random() < 0.4:
+            return self._maker()
         drawn = self._chance.random()
         if self._above and drawn < 0.45 and (sources := self._sources()):
             return self._puller(sources)
         if self._above and drawn < 0.75:
             return self._function()
         return self._maker()
+
+    @property
+    def _mostly_inline(self) -> bool:
+        """Whether the task is one of many inline nodes, which run inline while no ordinary node becomes ready."""
+        return bool(self._above) and self._above[0].role == INLINE_ROLE
 
     def _sources(self) -> list[str]:
         sources: list[str] = []
@@ -239,20 +250,30 @@ class Drawing:
         return self._worker(parents, count, sources=tuple(sources), names_sources=named, chunk=chunk)
 
     def _worker(self, parents: list[str], count: int, **fields: Any) -> NodePlan:
+        executor = self._executor()
         return NodePlan(
             **self._own,
-            **self._executor(),
+            **executor,
             parents=tuple(parents),
             fan_in=self._fan_in(parents),
             failure=self._failure(count, pulls="sources" in fields),
             allow_failure=self._chance.random() < 0.5,
-            pause=self._chance.uniform(0.0, LONGEST_NODE_SEC) / (count + 1),
+            pause=self._seconds(executor["role"]) / (count + 1),
             **fields,
         )
 
     def _executor(self) -> dict[str, Any]:
         """Return the fields that say who runs the node."""
-        return {"role": self._chance.choice(ROLES)}
+        if self._mostly_inline and self._chance.random() < 0.8:
+            return {"role": INLINE_ROLE}
+        return {"role": self._chance.choice((*ROLES, INLINE_ROLE, INLINE_ROLE))}
+
+    def _seconds(self, role: str) -> float:
+        """Return how long all batches and `finalize` take together."""
+        slow = role == INLINE_ROLE and self._chance.random() < 0.2
+        if slow:
+            return self._chance.uniform(*SLOW_INLINE_SEC)
+        return self._chance.uniform(0.0, LONGEST_NODE_SEC / (2 if role == INLINE_ROLE else 1))
 
     def _failure(self, count: int, *, pulls: bool) -> PlannedFailure | None:
         drawn, chance = self._chance.random(), self._chance

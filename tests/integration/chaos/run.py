@@ -20,7 +20,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from tests.integration.chaos.cluster import after_delay, periodically, retry_until_available, until
 from tests.integration.chaos.faults import NATIVE, faults
-from tests.integration.chaos.histories import replay_problems
+from tests.integration.chaos.histories import replayed
 from tests.integration.chaos.signals import send, stray_batches
 from tests.integration.chaos.tasks import task_plan
 from tests.integration.chaos.verify import Comparison, read_stored
@@ -56,10 +56,12 @@ class Figures:
     increments: int = 0
     attempts: int = 0
     interrupted: int = 0
-    """Attempts beyond those that the plans ask for."""
+    """Attempts beyond those that the plans ask for, after faults and after inline attempts that fell back."""
     signals: int = 0
     """Repeated and wrong signals."""
     histories: int = 0
+    inline: Counter[str] = field(default_factory=Counter)
+    """Inline attempts, and those of them that fell back."""
     worker_lost: int = 0
     """Tasks that are not compared, because a node failed as `worker_lost`."""
     statuses: Counter[str] = field(default_factory=Counter)
@@ -68,10 +70,11 @@ class Figures:
 
     def __str__(self) -> str:
         given_up = f", {self.worker_lost} with worker_lost" if self.worker_lost else ""
+        inline = f"{listed(self.inline)}, " if self.inline else ""
         seconds = ", ".join(f"{seconds:.0f} s {what}" for what, seconds in self.seconds.items())
         return (
             f"seed {self.seed}: {self.tasks} tasks{given_up} ({listed(self.statuses)}), {self.nodes} nodes, "
-            f"{self.attempts} attempts ({self.interrupted} again after a fault), {self.batches} batches, {self.increments} increments; "
+            f"{self.attempts} attempts ({self.interrupted} again after a fault or a fallback), {inline}{self.batches} batches, {self.increments} increments; "
             f"{self.injected.total()} faults ({listed(self.injected)}); {self.signals} stray signals; {self.histories} histories replayed; {seconds}"
         )
 
@@ -227,8 +230,9 @@ class Run:
         if unknown := set(ids) - self.plans.keys():
             self.problems.append(f"documents that belong to no task of this run: {unknown}")
         client = await self.harness.client()
-        self.figures.histories, found = await replay_problems(client, sorted(self.plans))
-        self.problems += found
+        found = await replayed(client, sorted(self.plans))
+        self.figures.histories, self.figures.inline = found.histories, found.inline
+        self.problems += found.problems
         self.figures.seconds["to compare"] = time.monotonic() - begun
 
     def _compare(self, plan: TaskPlan, found: Stored) -> None:
