@@ -81,10 +81,13 @@ async def test_inline_handlers_run_on_a_thread_that_ends_with_the_engine(harness
 class Using(InlineQuick):
     """Uses everything of its context that belongs to an event loop."""
 
+    def __init__(self) -> None:
+        self.cleaned_on = ""
+
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         """Store an artifact, read variables, run a command, and register a cleanup."""
         await ctx.artifacts.upsert_partial("own", {"n": 1})
-        ctx.on_cleanup(lambda: asyncio.sleep(0))
+        ctx.on_cleanup(self._clean_up)
         code = await ctx.run_subprocess(sys.executable, "-S", "-c", "")
         return BatchResult(success=True, metrics={"code": code, "vars": await ctx.vars()})
 
@@ -93,9 +96,13 @@ class Using(InlineQuick):
         stored = [partial["batch_uid"] async for partial in ctx.artifacts.partials()]
         return FinalizeResult(metrics={"stored": len(stored)})
 
+    async def _clean_up(self) -> None:
+        self.cleaned_on = threading.current_thread().name
+
 
 async def test_context_of_an_inline_handler_works_on_its_loop(harness: Harness) -> None:
-    engine, _ = await workers_of(harness, Using())
+    handler = Using()
+    engine, _ = await workers_of(harness, handler)
     setting: dict[str, Any] = {"fn": "vars.set", "fn_args": {"kv": {"x": 1}}}
     async with running(harness, engine):
         task_id = await harness.create(
@@ -103,5 +110,6 @@ async def test_context_of_an_inline_handler_works_on_its_loop(harness: Harness) 
         )
         assert (await harness.result(task_id)).status is TaskStatus.FINISHED
     assert (await attempts(harness, task_id))["a"] == ("finished", 1)
+    assert handler.cleaned_on == "flowkit-handlers"
     [row] = await harness.rows(task_id, "a")
     assert row["metrics"] == {"code": 0, "vars": {"x": 1}}
