@@ -47,7 +47,7 @@ async def test_running_node_links_to_the_workers_of_its_role(harness: Harness) -
     reported = await eventually(running)
     assert f"[nobody](namespaces/default/task-queues/{harness.queue}.nobody)" in reported
     rows = ["| a | nobody | running | 1 |  |", "| b | quick | queued |  | waits for a |"]
-    assert reported.splitlines()[5:] == rows
+    assert reported.rstrip().splitlines()[5:] == rows
 
 
 async def test_details_of_a_large_graph_include_its_last_change(harness: Harness) -> None:

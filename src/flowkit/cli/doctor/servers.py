@@ -35,6 +35,7 @@ INDEXES: dict[str, tuple[str, ...]] = {
     "stream_progress": ("uniq_stream_claim_batch",),
     "worker_registry": ("uniq_worker",),
     "worker_events": ("uniq_worker_event",),
+    "stored_graphs": ("ix_stored_graphs_task",),
 }
 """Indexes that engines and workers create when they start."""
 
