@@ -20,11 +20,11 @@ from flowkit.models import (
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 THOROUGH = settings(
-    max_examples=examples(400), deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(200), deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 LARGE = settings(
     THOROUGH,
-    max_examples=examples(40),
+    max_examples=examples(20),
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
