@@ -13,7 +13,7 @@ import pytest
 
 from flowkit.local import MongoServer, TemporalServer
 from tests.integration.chaos.cluster import Cluster
-from tests.integration.chaos.histories import FELL_BACK, INLINE
+from tests.integration.chaos.histories import INLINE
 from tests.integration.chaos.run import DRAIN_SEC, Run, chosen_seed, show
 from tests.integration.harness import Harness
 from tests.servers import copy_logs
@@ -61,7 +61,7 @@ async def test_random_tasks_end_as_predicted_and_count_once_under_random_faults(
         await run.compare()
         figures = run.figures
         assert not run.problems, "\n".join(run.problems)
-        assert figures.inline[INLINE] > figures.inline[FELL_BACK]
+        assert figures.inline[INLINE], "no attempt ran inline"
         assert figures.tasks and figures.worker_lost <= figures.tasks // 20
     except BaseException as error:
         error.add_note(f"seed {seed}: repeat it with `make chaos ONLY=native SEED={seed}`")
