@@ -90,7 +90,7 @@ class AttemptWrites:
             raise Fenced(f"node {attempt.node_id!r} has replaced its attempt {attempt.epoch}")
 
     async def _begin_once(self, lease: Fields, attempt: AttemptInput, run_id: str, update: Update) -> None:
-        """Take the epoch unless an earlier try has. The lease tells a repeated write of this try from those."""
+        """Take the epoch unless an earlier try has. The lease distinguishes a repeated write of this try."""
         begun = await self._tasks.update_one(task_fields.own_attempt_filter(attempt, lease), update)
         if not begun.matched_count:
             await self._check_tries(attempt, run_id)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import secrets
+import socket
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -17,6 +20,11 @@ _logger = logging.getLogger("flowkit.loops")
 
 _AFTER_ERROR_SEC = 1.0
 """The pause after an unexpected error, so that a step that always fails does not run in a tight loop."""
+
+
+def new_owner() -> str:
+    """Return a unique id of a part of this process, under which it takes its turn among the engines."""
+    return f"{os.getpid()}@{socket.gethostname()}#{secrets.token_hex(4)}"
 
 
 def error_summary(error: BaseException) -> str:

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import secrets
-import socket
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -23,7 +20,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from flowkit import reason_codes
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.worker_registry import WorkerRegistry
-from flowkit.attempt.background import BackgroundLoop
+from flowkit.attempt.background import BackgroundLoop, new_owner
 from flowkit.errors import FlowKitError, StoreUnavailable
 from flowkit.limits import LAST_ERROR_CHARS
 
@@ -93,7 +90,7 @@ class Sweep:
         self._every_sec = every_sec
         self._second_check_sec = second_check_sec
         self._silence = silence
-        self._owner = f"{os.getpid()}@{socket.gethostname()}#{secrets.token_hex(4)}"
+        self._owner = new_owner()
         self._missing: dict[str, float] = {}
         """When a check first found no workflow for a document, in seconds of the monotonic clock."""
         self._reported: set[str] = set()

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import secrets
-import socket
 import time
 from contextlib import suppress
 from enum import StrEnum
@@ -15,7 +12,7 @@ from typing import TYPE_CHECKING
 from temporalio.service import RPCError
 
 from flowkit import temporal_names
-from flowkit.attempt.background import BackgroundLoop
+from flowkit.attempt.background import BackgroundLoop, new_owner
 from flowkit.engine.limits.grants import is_closed
 from flowkit.errors import FlowKitError
 from flowkit.models import slot_wait_id
@@ -78,7 +75,7 @@ class SlotLoop:
 
     def __init__(self, grants: SlotGrants) -> None:
         self._grants = grants
-        self._owner = f"{os.getpid()}@{socket.gethostname()}#{secrets.token_hex(4)}"
+        self._owner = new_owner()
         self._unused: set[tuple[str, str, int]] = set()
         """Slots that the last check found unused. They are freed if the next check finds them unused again."""
         self._next_check = 0.0
