@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.contract.builders import opened
 from tests.contract.drivers import DRIVERS, connected
+from tests.contract.pulling_node import Pull
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
@@ -60,6 +61,12 @@ async def artifacts(db: Any) -> ArtifactStore:
     store = ArtifactStore(db)
     await store.prepare()
     return store
+
+
+@pytest.fixture
+def pull(artifacts: ArtifactStore, tasks: TaskStore) -> Pull:
+    """A pulling node, which reads the artifacts of the fixture of the test's module."""
+    return Pull(artifacts, tasks)
 
 
 @pytest.fixture

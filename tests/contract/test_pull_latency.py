@@ -31,11 +31,6 @@ async def artifacts(db: Any) -> WatchedArtifacts:
     return store
 
 
-@pytest.fixture
-def pull(artifacts: WatchedArtifacts, tasks: TaskStore) -> Pull:
-    return Pull(artifacts, tasks)
-
-
 class Stream:
     """The batches of a waiting pull."""
 

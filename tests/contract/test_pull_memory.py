@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from flowkit.activities.batches.puller import Puller
-    from flowkit.adapters.tasks.task_store import TaskStore
 
 LIMIT = 100_000
 READERS = 4
@@ -53,11 +52,6 @@ async def artifacts(db: Any) -> Measured:
     store = Measured(db)
     await store.prepare()
     return store
-
-
-@pytest.fixture
-def pull(artifacts: Measured, tasks: TaskStore) -> Pull:
-    return Pull(artifacts, tasks)
 
 
 async def source(artifacts: Measured, *sizes: int) -> None:

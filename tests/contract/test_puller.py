@@ -23,11 +23,6 @@ async def artifacts(db: Any) -> WatchedArtifacts:
     return store
 
 
-@pytest.fixture
-def pull(artifacts: WatchedArtifacts, tasks: TaskStore) -> Pull:
-    return Pull(artifacts, tasks)
-
-
 # --- what is delivered ------------------------------------------------------------------------------------------
 
 

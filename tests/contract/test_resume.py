@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pymongo.errors import AutoReconnect
@@ -16,15 +16,7 @@ from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.errors import Fenced
 
-if TYPE_CHECKING:
-    from flowkit.adapters.tasks.task_store import TaskStore
-
 EACH_DOCUMENT_MISSING = pytest.mark.parametrize("missing", ["metrics_raw", "artifacts"])
-
-
-@pytest.fixture
-def pull(artifacts: ArtifactStore, tasks: TaskStore) -> Pull:
-    return Pull(artifacts, tasks)
 
 
 async def killed_before(db: Any, missing: str, metrics: dict[str, Any], uid: str = "b1") -> None:

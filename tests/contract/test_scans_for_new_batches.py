@@ -35,11 +35,6 @@ async def artifacts(db: Any) -> WatchedArtifacts:
 
 
 @pytest.fixture
-def pull(artifacts: WatchedArtifacts, tasks: TaskStore) -> Pull:
-    return Pull(artifacts, tasks)
-
-
-@pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let three batches be many, and never let a complete scan become due."""
     monkeypatch.setattr(scanner, "MANY", 3)
