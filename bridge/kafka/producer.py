@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 from flowkit.bridge.kafka import clients
@@ -144,6 +145,7 @@ class Producer:
             max_request_size=MAX_REQUEST_BYTES,
             request_timeout_ms=int(CONNECT_TIMEOUT_SEC * 1000),
         )
+        _never_expire_records(client)
         return await clients.started(client)
 
     async def _replace(self, client: Any) -> None:
@@ -196,6 +198,15 @@ def _too_large(topic: str, value: bytes) -> CommandTooLarge:
         f"a record for the topic {topic} has {len(value)} bytes; the bridge sends at most {MAX_REQUEST_BYTES}, and "
         "the topic may allow less (max.message.bytes); pass a reference instead of data"
     )
+
+
+def _never_expire_records(client: Any) -> None:
+    """Let records wait however long their partition has no leader, as it has none while a broker restarts.
+
+    aiokafka drops such records after the request timeout, also when the producer is idempotent and they may be stored
+    already. It offers no setting for this.
+    """
+    client._message_accumulator._batch_ttl = math.inf
 
 
 async def _close(client: Any) -> None:

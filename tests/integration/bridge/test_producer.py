@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import OutOfOrderSequenceNumber, UnknownProducerId
 from aiokafka.partitioner import murmur2
+from aiokafka.producer import message_accumulator
 
 from flowkit.bridge.kafka.offsets import Offsets
 from flowkit.bridge.kafka.producer import MAX_REQUEST_BYTES, Producer
@@ -126,6 +129,34 @@ async def test_a_producer_that_was_stopped_sends_nothing(names: Names) -> None:
         pass
     with pytest.raises(KafkaUnavailable, match="stopped"):
         await producer.send(topic, "k", b"{}", 0)
+
+
+@pytest.mark.parametrize("leader", [None, -1])
+async def test_a_record_waits_an_hour_while_its_partition_has_no_leader(
+    names: Names, leader: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await command_topic(names)
+    async with producing(names) as producer:
+        await producer.send(topic, "k", b"{}", 0)
+        client: Any = producer._client
+        looked = 0
+        looked_often = asyncio.Event()
+
+        def without_leader(_: object) -> int | None:
+            nonlocal looked
+            looked += 1
+            if looked == 3:
+                looked_often.set()
+            return leader
+
+        clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600 * looked)
+        async with asyncio.timeout(LONG_SEC):
+            with monkeypatch.context() as patch:
+                patch.setattr(message_accumulator, "time", clock)
+                patch.setattr(client.client.cluster, "leader_for_partition", without_leader)
+                sending = asyncio.create_task(producer.send(topic, "k", b"{}", 0))
+                await looked_often.wait()
+            assert await sending == (0, 1)
 
 
 @during_outage
