@@ -11,6 +11,7 @@ import pytest
 from flowkit.local import Stack
 from flowkit.text import clean
 from tests.kafka_server import kafka
+from tests.run_order import arranged
 from tests.servers import SharedServers, started_by
 
 if TYPE_CHECKING:
@@ -32,6 +33,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("FLOWKIT_SERVERS", "path,cache,download")
     config.stash[OWNED] = SharedServers()
     gc.disable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the tests for the test processes of pytest-xdist, of which each orders them in the same way."""
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if processes > 1:
+        items[:] = arranged(items, processes)
 
 
 def pytest_collection_finish() -> None:
