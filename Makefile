@@ -65,7 +65,7 @@ large: setup ## The large cases: 5,000 batches a stage, 1,000 increments under k
 	@FLOWKIT_LARGE=1 FLOWKIT_SIZES="$(SIZES)" _JAVA_OPTIONS="$(STAND_IN_JAVA)" $(BIN)/pytest -q -s \
 		tests/integration/test_endurance.py tests/integration/test_exactly_once.py \
 		tests/integration/test_many_pulling_nodes.py tests/integration/test_growth.py \
-		tests/integration/test_streaming.py::test_totals_of_many_batches_are_exact
+		tests/integration/test_large_graphs.py tests/integration/test_streaming.py::test_totals_of_many_batches_are_exact
 
 chaos: setup ## Random tasks while processes and servers are killed: make chaos [MINUTES=10] [SEED=n] [ONLY=native|external] [TASKS=100].
 	@FLOWKIT_CHAOS_MINUTES="$(MINUTES)" FLOWKIT_SEED="$(SEED)" FLOWKIT_CHAOS_TASKS="$(TASKS)" $(BIN)/pytest -q -s \

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -33,9 +34,11 @@ CLOSING = WorkflowHistoryEventFilterType.CLOSE_EVENT
 ROLES = ("fetch", "parse", "index", "rank")
 SUGGESTED_EVENTS = 100
 HELD_EVENTS = 400
-MOST_LAYERS = 20
+LARGE = bool(os.environ.get("FLOWKIT_LARGE"))
+MOST_LAYERS = 20 if LARGE else 8
+"""Layers of the largest graph; `make large` runs the large case."""
 BARRIERS = 3
-LAYERS = 20
+LAYERS = 20 if LARGE else 8
 """Layers next to a node that runs all the time."""
 WIDTH = 100
 TIMEOUT_SEC = 300.0
