@@ -74,6 +74,20 @@ class Paced(Quick):
         return await super().process_batch(batch, ctx)
 
 
+class Gated(Quick):
+    """Waits in each batch until the test opens its gate."""
+
+    role = "gated"
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Wait, then return one metrics row."""
+        await ctx.cancellable(self.gate.wait())
+        return await super().process_batch(batch, ctx)
+
+
 class Failing(Quick):
     """Fails with `code` in its first `failures` attempts."""
 
@@ -170,7 +184,10 @@ class ConcurrencyCounter(Quick):
 
 
 class InlineQuick(Quick):
-    """A Quick that runs inside an engine. It waits `pause` seconds in each batch, and counts its calls in `notes`."""
+    """A Quick that runs inside an engine. It waits `pause` seconds in each batch, and counts its calls in `notes`.
+
+    In the first attempt, it waits `first_pause` seconds instead, if that is given.
+    """
 
     role = "inline"
     inline = True
@@ -179,7 +196,8 @@ class InlineQuick(Quick):
         """Wait, and fail in the first `failures` attempts."""
         if batch.payload.get("noted"):
             await note({"node_id": ctx.node_id, "epoch": ctx.attempt_epoch, "worker_id": ctx.worker_id})
-        await asyncio.sleep(batch.payload.get("pause", 0))
+        first = batch.payload.get("first_pause") if ctx.attempt_epoch == 1 else None
+        await asyncio.sleep(batch.payload.get("pause", 0) if first is None else first)
         if ctx.attempt_epoch <= batch.payload.get("failures", 0):
             permanent = batch.payload.get("permanent", False)
             return BatchResult(success=False, reason_code="flaky", permanent=permanent, error="as ordered")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.models import TaskStatus
+from flowkit.workflows.scheduling import local_activities
 from tests.integration.handlers import Stubborn
 from tests.integration.harness import node
 from tests.integration.test_inline_roles import INLINE, ONCE, attempts, chain, counts
@@ -39,6 +40,7 @@ async def test_handler_that_does_not_stop_cannot_disturb_the_ordinary_attempt(ha
     assert {row["attempt_epoch"] for row in await harness.rows(task_id, "a")} == {2}
 
 
+@pytest.mark.usefixtures("patient")
 async def test_time_limit_of_the_node_uses_a_retry_as_in_a_worker(harness: Harness) -> None:
     await harness.engine(handlers=INLINE)
     task_id = await harness.create(
@@ -79,9 +81,12 @@ async def test_sibling_of_a_failed_inline_node_does_not_finish_the_task(harness:
     assert (await harness.document(task_id))["status"] == "failed"
 
 
-async def test_inline_nodes_continue_in_the_next_run_of_the_workflow(short_runs: Harness) -> None:
+async def test_inline_nodes_continue_in_the_next_run_of_the_workflow(
+    short_runs: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_activities, "MAX_END_SEC", 6.0)
     await short_runs.engine(handlers=INLINE)
-    slow = node("slow", "inline", inline={"pause": 2.2})
+    slow = node("slow", "inline", inline={"pause": 6.5})
     task_id = await short_runs.create(slow, node("n0", "inline", "slow"), *chain(LENGTH)[1:])
     assert (await short_runs.result(task_id)).status is TaskStatus.FINISHED
     assert len(await run_ids(short_runs, task_id)) > 1

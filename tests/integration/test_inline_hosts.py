@@ -12,7 +12,7 @@ from temporalio.worker import Worker as TemporalWorker
 from flowkit import Coordinator, CoordinatorConfig
 from flowkit.errors import ConfigError
 from flowkit.models import TaskStatus
-from tests.integration.handlers import InlineQuick, Paced
+from tests.integration.handlers import Gated, InlineQuick, Paced
 from tests.integration.harness import eventually, node
 from tests.integration.test_inline_roles import INLINE, attempts, chain, counts
 from tests.integration.test_plugin import connected, plugin_of, running
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 
+@pytest.mark.usefixtures("patient")
 async def test_plugin_hosts_inline_handlers_on_the_worker_that_runs_tasks(harness: Harness) -> None:
     client = await connected(harness, plugin_of(harness, handlers={**INLINE, "paced": Paced()}))
     workers = [
@@ -38,12 +39,12 @@ async def test_plugin_hosts_inline_handlers_on_the_worker_that_runs_tasks(harnes
 
 async def test_plugin_engine_without_the_role_falls_back(harness: Harness) -> None:
     host = await harness.engine(handlers=INLINE)
-    worker = await harness.worker({"paced": Paced(), **INLINE})
-    task_id = await harness.create(
-        node("long", "paced", inline={"pause": 2}), node("after", "inline", "long")
-    )
+    gated = Gated()
+    worker = await harness.worker({"gated": gated, **INLINE})
+    task_id = await harness.create(node("long", "gated"), node("after", "inline", "long"))
     await harness.until_node(task_id, "long", "running")
     await host.stop()
+    gated.gate.set()
     client = await connected(harness, plugin_of(harness))
     async with running(harness, TemporalWorker(client, task_queue=harness.queue)):
         assert (await harness.result(task_id)).status is TaskStatus.FINISHED
@@ -74,9 +75,10 @@ async def test_stopping_the_engine_during_an_inline_attempt_loses_no_budget(harn
     assert len(await harness.rows(task_id, "a")) == 1
 
 
+@pytest.mark.usefixtures("patient")
 async def test_slow_coroutine_of_a_handler_does_not_delay_other_tasks(harness: Harness) -> None:
     await harness.engine(handlers={"inline": InlineQuick()})
-    slow = await harness.create(*(node(f"n{i}", "inline", inline={"pause": 1.5}) for i in range(3)))
+    slow = await harness.create(*(node(f"n{i}", "inline", inline={"pause": 8.0}) for i in range(3)))
     await harness.until_node(slow, "n0", "running")
     quick = await harness.create(*chain(2))
     await harness.result(quick)
