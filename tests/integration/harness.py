@@ -16,6 +16,7 @@ from temporalio.client import WorkflowFailureError
 
 from flowkit import Coordinator, CoordinatorConfig, WorkerConfig
 from flowkit.connection import connect
+from flowkit.testing import ExternalWorker
 from flowkit.worker import Worker
 from flowkit.workflows.task import Task
 from tests.integration.handlers import ALL
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowHandle
 
     from flowkit.models import TaskResult
+    from flowkit.testing.external.journal import Entry
     from flowkit.worker import RoleHandler
 
 T = TypeVar("T")
@@ -50,6 +52,14 @@ async def eventually(look: Callable[[], Awaitable[T | None]], timeout_sec: float
 async def wait_seconds(seconds: float) -> None:
     """Wait for a number of seconds, in tests of the time itself, such as an outage."""
     await asyncio.sleep(seconds)
+
+
+class PatientWorker(ExternalWorker):
+    """An external worker on a machine that may be busy."""
+
+    async def wait_for(self, kind: str, *, within: float = EVENT_TIMEOUT_SEC, **about: Any) -> Entry:
+        """Return an entry as soon as it exists."""
+        return await super().wait_for(kind, within=within, **about)
 
 
 class Harness:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
-from flowkit.testing import ExternalWorker, memory_database
+from flowkit.testing import memory_database
+from tests.integration.harness import PatientWorker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,10 +57,10 @@ class KafkaSide:
     async def __aexit__(self, *_: object) -> None:
         await self._producer.stop()
 
-    def worker(self, *handlers: Any, misbehavior: Misbehavior | None = None, **more: Any) -> ExternalWorker:
+    def worker(self, *handlers: Any, misbehavior: Misbehavior | None = None, **more: Any) -> PatientWorker:
         """Return a worker that is not started: the first handler runs this side's role, the second the other."""
         roles = (self.role, self.other_role)
-        return ExternalWorker(
+        return PatientWorker(
             self.db,
             dict(zip(roles, handlers, strict=False)),
             bootstrap_servers=self.broker.bootstrap_servers,

@@ -7,8 +7,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit.connection import WorkerThread
-from flowkit.testing import ExternalWorker
-from tests.integration.harness import Harness, eventually
+from tests.integration.harness import EVENT_TIMEOUT_SEC, Harness, PatientWorker, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -76,10 +75,10 @@ class ExternalTasks(Harness):
 
     def new_external(
         self, *handlers: Any, misbehavior: Misbehavior | None = None, **settings: Any
-    ) -> ExternalWorker:
+    ) -> PatientWorker:
         """Return a worker that is not started: the first handler runs this test's role, the second the other one."""
         roles = (self.role, self.other_role)
-        return ExternalWorker(
+        return PatientWorker(
             self.db,
             dict(zip(roles, handlers, strict=False)),
             bootstrap_servers=self.names.bootstrap,
@@ -88,7 +87,7 @@ class ExternalTasks(Harness):
             **{**QUICK_WORKER, **self.topics, **settings},
         )
 
-    async def external(self, *handlers: Any, **options: Any) -> ExternalWorker:
+    async def external(self, *handlers: Any, **options: Any) -> PatientWorker:
         """Start an external worker, which stops with the harness."""
         return await self._workers.enter_async_context(self.new_external(*handlers, **options))
 
@@ -123,7 +122,7 @@ class ExternalTasks(Harness):
 
     async def close(self) -> None:
         """Stop workers, processes and engines, and remove the data."""
-        await asyncio.wait_for(self._workers.aclose(), 30)
+        await asyncio.wait_for(self._workers.aclose(), EVENT_TIMEOUT_SEC)
         await super().close()
 
 

@@ -37,24 +37,22 @@ async def test_external_worker_is_signalled_at_the_deadline_of_its_node_only(ext
     async def steady(run: Any) -> AsyncIterator[Any]:
         yield Final({"total": 1})
 
-    worker = await external.external(watching, steady, db_cancel_poll_ms=BLIND)
+    worker = await external.external(watching, db_cancel_poll_ms=BLIND)
+    await external.external(steady, steady, roles=[external.other_role])
     task_id = await external.create(
-        node("slow", external.role, deadline_sec=4, allow_failure=True),
+        node("slow", external.role, deadline_sec=10, allow_failure=True),
         node("behind", external.other_role, "slow", fan_in="any"),
         node("aside", external.other_role),
     )
-    await worker.wait_for("CANCELLED", within=40)
+    await worker.wait_for("CANCELLED")
     result = await external.result(task_id)
     assert (result.status, result.handled_failures) == (TaskStatus.FINISHED, ["slow"])
     assert reasons == ["deadline"]
     entry = await external.node(task_id, "slow")
-    epoch = entry[
-        "attempt_epoch"
-    ]  # The worker drops the first command if it is busy with the other node (H2).
-    (first, *_) = await until_signals(external, "slow", bool, epoch)
+    (first, *_) = await until_signals(external, "slow", bool)
     assert first["payload"]["reason"] == "deadline"
-    assert (await outcome(external, task_id, "slow", epoch))["kind"] == "cancelled"
-    assert entry["last_error"].startswith("deadline_exceeded: the node took longer than 4 s")
+    assert (await outcome(external, task_id, "slow"))["kind"] == "cancelled"
+    assert entry["last_error"].startswith("deadline_exceeded: the node took longer than 10 s")
     expected = {"slow": "failed", "behind": "skipped", "aside": "finished"}
     assert await external.statuses(task_id) == expected
 
@@ -62,12 +60,12 @@ async def test_external_worker_is_signalled_at_the_deadline_of_its_node_only(ext
 async def test_attempt_of_an_external_worker_ends_at_its_time_limit(external: ExternalTasks) -> None:
     await external.served_engine()
     worker = await external.external(waiting, db_cancel_poll_ms=BLIND)
-    task_id = await external.create(node("n", external.role, timeout_sec=2, retry_policy={"max": 0}))
+    task_id = await external.create(node("n", external.role, timeout_sec=8, retry_policy={"max": 0}))
     with pytest.raises(WorkflowFailureError):
         await external.result(task_id)
     error = (await external.node(task_id, "n"))["last_error"]
-    assert error == "timeout: the attempt took longer than 2 s (timeout_sec)"
-    await worker.wait_for("CANCELLED", within=40)
+    assert error == "timeout: the attempt took longer than 8 s (timeout_sec)"
+    await worker.wait_for("CANCELLED")
 
 
 async def test_silent_external_worker_defers_the_task_and_then_fails_it(external: ExternalTasks) -> None:

@@ -115,7 +115,7 @@ async def test_an_outage_ends_calls_within_seconds_and_is_survived(frail: Names,
         began = time.monotonic()
         with pytest.raises(KafkaUnavailable, match=frail.bootstrap):
             await call()
-        assert time.monotonic() - began < 12
+        assert time.monotonic() - began < LONG_SEC, "five seconds, and the time that a busy machine needs"
     await asyncio.to_thread(frail_broker.start)
     assert await offsets.ends(topic) == before
     assert await offsets.committed(group, topic) == {0: None, 1: None, 2: None}

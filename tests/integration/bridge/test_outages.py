@@ -136,7 +136,7 @@ async def test_task_can_be_cancelled_and_the_engine_stopped_while_kafka_is_unava
     await external.dispatch(task_id, "extract")
     await external.coordinator.cancel_task(task_id)
     assert (await cancelled(external, task_id))["status"] == "cancelled"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await external.coordinator.stop()
     await asyncio.to_thread(frail_broker.start)
     assert [each.task_id for each in worker.sent_for("extract", "TASK_DONE")] == [first]
