@@ -11,7 +11,8 @@ from flowkit.engine.limits.grants import SlotGrants
 from flowkit.errors import StoreUnavailable
 from flowkit.models import TaskStatus
 from tests.integration.counted import Counted, holders, most, requests, started
-from tests.integration.harness import eventually, node
+from tests.integration.handlers import Gated
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, node
 from tests.integration.test_web_ui import details
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ async def finished(harness: Harness, *task_ids: str) -> None:
     assert {result.status for result in results} == {TaskStatus.FINISHED}
 
 
-async def until_all_slots_are_free(harness: Harness, seconds: float = 30.0) -> None:
+async def until_all_slots_are_free(harness: Harness, seconds: float = EVENT_TIMEOUT_SEC) -> None:
     """Wait until no attempt holds a slot and no request waits."""
 
     async def look() -> bool:
@@ -178,13 +179,14 @@ async def test_limits_can_change_while_tasks_run(harness: Harness) -> None:
 
 
 async def test_wait_is_shown_until_the_node_starts(harness: Harness) -> None:
-    harness.settings["max_type_concurrency"] = {"counted": 1}
+    harness.settings["max_type_concurrency"] = {"gated": 1}
     await harness.engine()
-    await harness.worker({"counted": Counted(harness.db)})
-    task_id = await harness.create(*wide(2, inline={"pause": 8}))
+    gated = Gated()
+    await harness.worker({"gated": gated})
+    task_id = await harness.create(*wide(2, "gated"))
     await until_requests(harness, 1)
     handle = await harness.handle(task_id)
-    text = "a slot of role counted (1 of 1)"
+    text = "a slot of role gated (1 of 1)"
 
     async def look() -> bool:
         state = await handle.query("status")
@@ -192,5 +194,6 @@ async def test_wait_is_shown_until_the_node_starts(harness: Harness) -> None:
 
     await eventually(look)
     assert f"waits for {text}" in await details(harness, task_id)
+    gated.gate.set()
     await finished(harness, task_id)
     assert all("waits_for" not in entry for entry in (await handle.query("status"))["nodes"])

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.server
 __all__ = ["short_runs"]
 
 LONG: dict[str, Any] = {"inline": {"pause": 600}}
-LEAK_SEC = 30.0
+LEAK_SEC = 60.0
 """Time within which a leaked slot becomes free: ten seconds, or longer on a busy machine."""
 
 
