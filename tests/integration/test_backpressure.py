@@ -231,7 +231,7 @@ async def test_middle_stage_is_held_and_holds_its_own_parent(harness: Harness) -
 
 async def test_worker_renews_the_lease_in_the_document_before_it_expires(harness: Harness) -> None:
     """Otherwise, the child would seem to have lost its worker. The setting `hb_interval_sec` is 20 s."""
-    harness.settings["lease_ttl_sec"] = 8
+    harness.settings["lease_ttl_sec"] = 15
     await harness.engine()
     await harness.worker({"paced": Paced()})
     task_id = await harness.create(node("a", "paced", inline={"pause": 600}))
@@ -261,5 +261,5 @@ async def test_held_parent_ends_at_a_cancel(harness: Harness) -> None:
     task_id, _ = await start(harness, sink)
     count = await held(harness, task_id)
     await harness.coordinator.cancel_task(task_id)
-    await asyncio.wait_for(cancelled(harness, task_id), 30)
+    await asyncio.wait_for(cancelled(harness, task_id), 45)
     assert len(await stored(harness, task_id)) == count

@@ -16,6 +16,7 @@ from flowkit.client import TaskFailed
 from flowkit.coordinator.adapters import AdapterError, default_adapters
 from flowkit.models import TaskStatus
 from flowkit.workflows import node_context
+from tests.integration.handlers import Gated
 from tests.integration.harness import node, wait_seconds
 
 if TYPE_CHECKING:
@@ -291,19 +292,20 @@ async def test_node_moves_from_an_engine_without_its_function_to_one_that_has_it
         db=harness.db, cfg=harness.config, adapters={"late_registered": late_registered}
     )
     await with_function.start()
-    gate = {"retry_policy": {"max": 0}}
-    await harness.worker()
+    gated = Gated()
+    await harness.worker({"gated": gated})
     task_id = await with_function.create_task(
         params={},
         graph={
             "nodes": [
-                node("first", "paced", inline={"pause": 0.5}),
-                call("r", "late_registered", "first", **gate),
+                node("first", "gated"),
+                call("r", "late_registered", "first", **ONCE),
             ]
         },
     )
     await harness.until_node(task_id, "first", "running")
     await with_function.stop()
+    gated.gate.set()
     without_function = await harness.engine()
     deferred = await harness.until_node(task_id, "r", "deferred")
     assert "dispatch_lost" in deferred["last_error"]

@@ -262,9 +262,8 @@ EXPECTED_TEXTS = {
 
 @pytest.mark.parametrize("cases", [UNREADABLE, UNSTORABLE], ids=["unreadable", "unstorable"])
 async def test_input_that_cannot_be_decoded_or_stored_fails(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, cases: dict[str, list[Any]]
+    harness: Harness, cases: dict[str, list[Any]]
 ) -> None:
-    monkeypatch.setattr("tests.integration.test_plain_client_start.FAILURE_TIMEOUT_SEC", 10.0)
     harness.settings["max_nodes"] = 5_000
     await harness.engine()
     client = await harness.client()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from temporalio.client import WorkflowFailureError
 
-from tests.integration.handlers import Failing, Paced, Quick
+from tests.integration.handlers import Failing, Gated, Paced, Quick
 from tests.integration.harness import ROOT, eventually, node
 
 if TYPE_CHECKING:
@@ -207,12 +207,14 @@ def healthy(workers: int, pending: int) -> dict[str, Any]:
 
 async def test_health_check_reflects_engine_workers_and_tasks(harness: Harness) -> None:
     assert await health(harness.coordinator) == "stopped"
-    task_id = await harness.create(node("only", "paced", inline={"pause": 0.5}))
+    gated = Gated()
+    task_id = await harness.create(node("only", "gated"))
     engine = await harness.engine()
     assert await health(engine) == healthy(0, 1)
-    worker = await harness.worker({"paced": Paced()})
-    other = await harness.worker({"paced": Paced()})
+    worker = await harness.worker({"gated": gated})
+    other = await harness.worker({"gated": gated})
     assert await health(engine) == healthy(2, 1)
+    gated.gate.set()
     await harness.result(task_id)
     assert await health(engine) == healthy(2, 0)
     await other.stop()

@@ -109,7 +109,7 @@ async def test_time_without_mongodb_does_not_count_towards_timeout_sec(
     own: tuple[Harness, TemporalServer, MongoServer],
 ) -> None:
     harness, _, mongo = own
-    harness.settings["function_timeout_sec"] = 3
+    harness.settings["function_timeout_sec"] = 6
 
     async def plain(task_id: str) -> None:
         await wait_seconds(1.0)
@@ -117,7 +117,7 @@ async def test_time_without_mongodb_does_not_count_towards_timeout_sec(
     await harness.engine(plain=plain)
     await harness.worker()
     task_id = await harness.create(
-        node("role", "paced", inline={"batches": 4, "pause": 0.5}, timeout_sec=4, **NO_RETRIES),
+        node("role", "paced", inline={"batches": 4, "pause": 0.5}, timeout_sec=8, **NO_RETRIES),
         node("function", "coordinator_fn", io={"fn": "plain"}, **NO_RETRIES),
     )
     await harness.until_batches(task_id, "role", 1)

@@ -10,6 +10,7 @@ from temporalio.exceptions import ApplicationError
 
 from flowkit.errors import GraphError
 from flowkit.models import TaskStatus
+from tests.integration.handlers import ALL, Gated
 from tests.integration.harness import node
 
 if TYPE_CHECKING:
@@ -169,14 +170,17 @@ async def test_tolerated_failure_lets_the_task_finish_and_is_listed(harness: Har
 
 
 async def test_count_of_n_starts_before_the_other_parents_have_finished(harness: Harness) -> None:
+    gated = Gated()
     await harness.engine()
-    await harness.worker()
+    await harness.worker({**ALL, "gated": gated})
     task_id = await harness.create(
         node("x"),
         node("y"),
-        node("slow", "paced", inline={"pause": 2.0}),
+        node("slow", "gated"),
         node("two", "quick", "x", "y", "slow", fan_in="count:2"),
     )
+    await harness.until_node(task_id, "two", "finished")
+    gated.gate.set()
     await harness.result(task_id)
     nodes = {n["node_id"]: n for n in (await harness.document(task_id))["graph"]["nodes"]}
     assert nodes["two"]["finished_at"] < nodes["slow"]["finished_at"]

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.server
 
-LIMIT_SEC = 2.0
-OUTAGE_SEC = 5.0
+LIMIT_SEC = 3.0
+OUTAGE_SEC = 6.0
 
 
 @dataclass
