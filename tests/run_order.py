@@ -55,10 +55,11 @@ def _weight(test: Marked) -> float:
 
 
 def _groups(tests: Iterable[Test]) -> list[list[Test]]:
-    """Return the tests of each file and weight, heaviest tests first."""
+    """Return the tests of each file and weight, heaviest tests first. Each of the heaviest is a group of its own."""
     groups: dict[tuple[float, str], list[Test]] = defaultdict(list)
     for test in tests:
-        groups[-_weight(test), test.nodeid.partition("::")[0]].append(test)
+        weight, file = _weight(test), test.nodeid.partition("::")[0]
+        groups[-weight, test.nodeid if weight >= WEIGHTS["timeout"] else file].append(test)
     return [groups[key] for key in sorted(groups)]
 
 

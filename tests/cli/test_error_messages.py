@@ -261,7 +261,7 @@ async def test_watched_task_without_an_engine_reports_the_missing_engine(
     harness: Harness, files: Program
 ) -> None:
     environment = harness.environment
-    output = await files.call("run", "good.json", "--watch", "--timeout", "3", env=environment)
+    output = await files.call("run", "good.json", "--watch", "--timeout", "10", env=environment)
     assert (
         f"no engine polls queue {harness.queue}; start one with `flowkit engine --queue {harness.queue}`"
         in output.out

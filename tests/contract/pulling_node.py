@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.scans import Mark, Scan
     from flowkit.adapters.tasks.task_store import TaskStore
 
-TIMEOUT_SEC = 20.0
+TIMEOUT_SEC = 60.0
 
 
 class WatchedArtifacts(ArtifactStore):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.models import AttemptInput
 
-TIMEOUT_SEC = 20.0
+TIMEOUT_SEC = 60.0
 OK = BatchResult(success=True)
 UIDS = [f"b{number}" for number in range(9)]
 X, Y = attempt("x", index=1), attempt("y", index=2)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.task_store import TaskStore
 
-SOON = 5.0
+SOON = 25.0
 """Seconds; much less than the grace period, and less than the longest pause between two reads."""
 
 OK = BatchResult(success=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.task_store import TaskStore
 
-TIMEOUT_SEC = 20.0
+TIMEOUT_SEC = 60.0
 OK = BatchResult(success=True)
 
 

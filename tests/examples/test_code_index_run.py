@@ -87,6 +87,8 @@ class StoredBatches:
 
 
 @pytest.mark.server
+@pytest.mark.slow
+@pytest.mark.timeout(2 * TIMEOUT_SEC + 60)
 def test_node_of_a_killed_worker_resumes_without_loss_or_repetition(db: Any, source: Path) -> None:
     printed = demo(source, "--chaos", "--workers", "1")
     assert "SIGKILL to worker-1, which held enrich, attempt 1, 1/3 batches" in printed
@@ -113,6 +115,8 @@ def test_node_of_a_killed_worker_resumes_without_loss_or_repetition(db: Any, sou
 
 
 @pytest.mark.server
+@pytest.mark.slow
+@pytest.mark.timeout(2 * TIMEOUT_SEC + 60)
 def test_run_retries_failures_prints_the_result_and_writes_the_report(
     db: Any, source: Path, tmp_path: Path
 ) -> None:
@@ -126,6 +130,8 @@ def test_run_retries_failures_prints_the_result_and_writes_the_report(
 
 
 @pytest.mark.server
+@pytest.mark.slow
+@pytest.mark.timeout(2 * TIMEOUT_SEC + 60)
 def test_external_worker_runs_one_role_with_the_same_result(
     db: Any, source: Path, kafka: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,7 @@ class Counted(Paced):
 async def most(harness: Harness, counter: str = ALL_ROLES) -> int:
     """Return the largest number of attempts that ran at once."""
     found = await harness.db.running.find_one({"_id": counter})
-    return int(found["most"]) if found else 0
+    return int(found.get("most", 0)) if found else 0
 
 
 async def started(harness: Harness) -> list[dict[str, Any]]:
