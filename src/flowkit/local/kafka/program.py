@@ -1,12 +1,13 @@
 """The programs of Kafka: a distribution on PATH, a container image, or jars from Maven."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from flowkit.local import sources
 from flowkit.local.install.commands import require_program
+from flowkit.local.kafka.class_archive import archive_options, create_archive, recording_option
 from flowkit.local.kafka.jars import JARS, NAME, VERSION
 from flowkit.local.server import container_program
 from flowkit.local.sources import Finder, Program, Source
@@ -44,11 +45,22 @@ def format_command(program: Program, arguments: Sequence[str]) -> list[str]:
     return [*_java(program), "kafka.tools.StorageTool", "format", *arguments]
 
 
-def start_command(program: Program, settings: Path) -> list[str]:
-    """Return the command that runs a broker with a settings file, outside a container."""
+def start_command(program: Program, settings: Path, record_to: Path | None = None) -> list[str]:
+    """Return the command that runs a broker with a settings file, outside a container.
+
+    With `record_to`, a broker that runs from jars writes the classes that it has loaded to this file when it stops.
+    """
     if program.source is Source.PATH:
         return [program.install(), str(settings)]
-    return [*_java(program), "kafka.Kafka", str(settings)]
+    java, *options = _java(program)
+    recording = [recording_option(record_to)] if record_to else []
+    return [java, *recording, *options, "kafka.Kafka", str(settings)]
+
+
+def archive_classes(program: Program, record: Callable[[Path], None]) -> None:
+    """Let `record(file)` run a broker once, so that brokers that run from jars start faster from then on."""
+    if program.source in (Source.CACHE, Source.DOWNLOAD):
+        create_archive(require_program("java", remedy=REMEDY), program.install(), record)
 
 
 def storage_program(start: Path) -> Path:
@@ -57,7 +69,8 @@ def storage_program(start: Path) -> Path:
 
 
 def _java(program: Program) -> list[str]:
-    return [require_program("java", remedy=REMEDY), *JVM_FLAGS, "-cp", program.install()]
+    java, classpath = require_program("java", remedy=REMEDY), program.install()
+    return [java, *JVM_FLAGS, *archive_options(java, classpath), "-cp", classpath]
 
 
 def _on_path() -> Program | None:

@@ -2,6 +2,7 @@
 
 import base64
 import shlex
+import tempfile
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from flowkit.local.install.commands import run_command
 from flowkit.local.kafka.program import (
     HEAP,
     IMAGE_PROGRAMS,
+    archive_classes,
     format_command,
     kafka_program,
     start_command,
@@ -50,6 +52,7 @@ class Kafka(LocalServer):
         self.port = port or free_port()
         self.security = security or BrokerSecurity()
         self._controller_port = controller_port or free_port()
+        self._record_to: Path | None = None
         super().__init__(folder, self.port, self._controller_port)
 
     @property
@@ -63,8 +66,18 @@ class Kafka(LocalServer):
 
     @classmethod
     def install(cls) -> None:
-        """Pull the image or download Kafka, unless it is installed."""
-        kafka_program(sources.allowed_sources()).install()
+        """Pull the image or download Kafka, unless it is installed. Archive its classes, for faster starts."""
+        program = kafka_program(sources.allowed_sources())
+        program.install()
+        archive_classes(program, cls._record_classes)
+
+    @classmethod
+    def _record_classes(cls, file: Path) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            broker = cls(Path(folder))
+            broker._record_to = file
+            with broker:
+                pass
 
     def environment(self) -> Mapping[str, str]:
         """Return the settings of a distribution on PATH: its heap and the folder of its own logs."""
@@ -78,7 +91,7 @@ class Kafka(LocalServer):
         settings = self._write_files(self._home, HOST)
         if not self._formatted:
             run_command(format_command(self.program, self._format_arguments(settings)), folder=self._home)
-        return start_command(self.program, settings)
+        return start_command(self.program, settings, self._record_to)
 
     def is_ready(self) -> bool:
         """Whether the broker serves requests."""
