@@ -11,6 +11,7 @@ Readers do not see these comments, neither on GitHub nor on the site:
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,8 +51,13 @@ class Block:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
-def blocks(page: Path) -> Iterator[Block]:
-    """Yield all blocks of a page in order, each with the marks of the comment before it."""
+@functools.cache
+def blocks(page: Path) -> tuple[Block, ...]:
+    """Return all blocks of a page in order, each with the marks of the comment before it."""
+    return tuple(_blocks(page))
+
+
+def _blocks(page: Path) -> Iterator[Block]:
     tokens = MarkdownIt("commonmark").parse(page.read_text(encoding="utf-8"))
     waiting: Block | None = None
     for token in tokens:
