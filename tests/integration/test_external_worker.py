@@ -64,7 +64,8 @@ async def test_a_run_sends_its_events_in_order_and_byte_for_byte(side: KafkaSide
         entry.value for entry in worker.sent if entry.topic == side.topic("topic_status_fmt")
     ]
     assert {record.key for record in records} == {b"t:a"}
-    assert '"name":"é"'.encode() in records[-2].value
+    batches = [record.value for record in records if b'"kind":"BATCH_OK"' in record.value]
+    assert '"name":"é"'.encode() in batches[-1]
     state = await side.db.worker_state.find_one({"_id": worker.worker_id})
     assert state["active_run"] is None
     assert worker.runs[0].outcome == "TASK_DONE"
