@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from flowkit.activities import attempt_log
 from flowkit.workflows.scheduling import local_activities
 from tests.integration.harness import Harness
 
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no inline attempt take too long on a busy machine, since an ordinary one would follow it."""
     monkeypatch.setattr(local_activities, "MAX_END_SEC", 60.0)
+
+
+@pytest.fixture
+def quick_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every success count as a quick one in the log of attempts, however long a busy machine takes for it."""
+    monkeypatch.setattr(attempt_log, "YOUNG_SEC", 600.0)
 
 
 @pytest.fixture

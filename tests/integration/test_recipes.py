@@ -225,6 +225,7 @@ async def test_health_check_reflects_engine_workers_and_tasks(harness: Harness) 
     assert await health(engine) == "stopped"
 
 
+@pytest.mark.usefixtures("quick_attempts")
 async def test_metrics_count_tasks_and_workers_by_status_and_recent_events(harness: Harness) -> None:
     engine = await harness.engine()
     assert await collect_coordinator_metrics(engine) == {"tasks": {}, "workers": {}, "recent_events": 0}
@@ -244,6 +245,7 @@ async def test_metrics_count_tasks_and_workers_by_status_and_recent_events(harne
     }
 
 
+@pytest.mark.usefixtures("quick_attempts")
 async def test_recent_events_are_those_of_the_last_hour(harness: Harness) -> None:
     engine = await harness.engine()
     await harness.worker({"quick": Quick()})
@@ -282,6 +284,7 @@ def own_recipes() -> dict[str, Any]:
     return made
 
 
+@pytest.mark.usefixtures("quick_attempts")
 async def test_recipes_of_the_monitoring_page_report_what_happened(harness: Harness) -> None:
     own, db = own_recipes(), harness.db
     engine = await harness.engine()

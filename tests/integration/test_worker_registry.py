@@ -104,6 +104,7 @@ async def test_killed_worker_goes_offline_after_its_expiry(harness: Harness) -> 
     assert (await until_worker(harness, "online"))["worker_id"] != "killed"
 
 
+@pytest.mark.usefixtures("quick_attempts")
 async def test_attempt_logs_its_end_and_also_its_start_unless_it_ends_quickly(harness: Harness) -> None:
     await harness.engine()
     await harness.worker({"quick": Quick(), "failing": Failing()})
