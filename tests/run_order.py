@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-WEIGHTS = {"timeout": 60.0, "slow": 15.0, "server": 2.0}
+WEIGHTS = {"slow": 15.0, "timeout": 60.0, "server": 2.0}
 """About how many seconds a test takes, by the first of these marks that it has."""
 OTHER = 0.05
 """The same for a test without such a mark: most of them take milliseconds of the processor, and wait for nothing."""
@@ -55,11 +55,10 @@ def _weight(test: Marked) -> float:
 
 
 def _groups(tests: Iterable[Test]) -> list[list[Test]]:
-    """Return the tests of each file and weight, heaviest tests first. Each of the heaviest is a group of its own."""
+    """Return the tests of each file and weight, heaviest tests first."""
     groups: dict[tuple[float, str], list[Test]] = defaultdict(list)
     for test in tests:
-        weight, file = _weight(test), test.nodeid.partition("::")[0]
-        groups[-weight, test.nodeid if weight >= WEIGHTS["timeout"] else file].append(test)
+        groups[-_weight(test), test.nodeid.partition("::")[0]].append(test)
     return [groups[key] for key in sorted(groups)]
 
 
