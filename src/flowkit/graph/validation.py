@@ -293,7 +293,12 @@ def _with_sources(
     return {**inline, "input_args": args}
 
 
+_DEFAULT_RETRIES = RetryPolicy()
+
+
 def _retry_policy(raw: dict[str, Any]) -> RetryPolicy:
+    if not raw:
+        return _DEFAULT_RETRIES
     given = {key: value for key, value in raw.items() if value is not None and not key.startswith("x-")}
     if "permanent_on" in given:
         given["permanent_on"] = tuple(given["permanent_on"])
