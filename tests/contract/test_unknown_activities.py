@@ -13,9 +13,9 @@ from tests.unit.event_loop import until
 from flowkit import CoordinatorConfig
 from flowkit.adapters.dispatches.store import DispatchStore
 from flowkit.adapters.tasks.task_store import TaskStore
-from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.bridge.context import BridgeContext, Stores
 from flowkit.bridge.supervisor import Supervisor
+from flowkit.core.loop_portal import LoopPortal
 
 if TYPE_CHECKING:
     from flowkit.adapters.dispatches.record import Dispatch
