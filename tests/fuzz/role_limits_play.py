@@ -20,7 +20,7 @@ from tests.fuzz.slot_world import Task, World, pause
 
 from flowkit import CoordinatorConfig, temporal_names
 from flowkit.models import NodeState, SlotReply, SlotRequest
-from flowkit.workflows import role_limits
+from flowkit.workflows import document_activities, role_limits
 from flowkit.workflows.node_context import SharedSlots
 from flowkit.workflows.role_limits import RoleLimits
 from flowkit.workflows.scheduling.slots import Slots
@@ -65,7 +65,7 @@ class Temporal:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Let the limits of tasks use this server."""
-        with patch.multiple(role_limits, workflow=self):
+        with patch.multiple(role_limits, workflow=self), patch.multiple(document_activities, workflow=self):
             yield
 
     def info(self) -> Any:
