@@ -223,7 +223,7 @@ class RoleLimits:
             return reply
         reply = await _run(
             activity,
-            request,
+            replace(request, asked_at=workflow.now().timestamp()),
             SlotReply,
             summary=f"{slot.node_id}: waits for a slot of role {slot.role}",
             activity_id=slot_wait_id(slot.node_id, slot.epoch),

@@ -7,6 +7,7 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -71,6 +72,11 @@ class Temporal:
     def info(self) -> Any:
         """Return the id of the task whose code runs."""
         return SimpleNamespace(workflow_id=_CURRENT.get().name)
+
+    def now(self) -> datetime:
+        """Return a time that is later than all earlier ones."""
+        self._number += 1
+        return datetime.fromtimestamp(self._number, UTC)
 
     async def wait(self, tasks: list[asyncio.Task[Any]]) -> None:
         """Wait for tasks."""
