@@ -3,8 +3,8 @@
 A single writer does not wait. The busier the database, the larger the groups: a hundred concurrent attempts need far
 fewer than a hundred calls. Each caller still waits until MongoDB has acknowledged its own write.
 
-A write to a large document takes as long as a group of a hundred. With a `Pace`, groups of slow writes therefore wait
-until no further write arrives for a moment.
+A write to a large document takes as long as a hundred writes to it together. With a `Pace`, groups of slow writes
+therefore wait until no further write arrives for a moment.
 """
 
 from __future__ import annotations
@@ -46,8 +46,12 @@ class _Waiter(Generic[T]):
             self.written.set_exception(error)
 
 
-class Pace:
-    """Decides how long a group waits for more writes. Groups wait only if writes are slow and concurrent."""
+class Pace(Generic[T]):
+    """Decides how long a group waits for more writes. Groups wait only if writes to a document are slow and concurrent.
+
+    `documents` returns the number of documents that a group changes: a group of many small documents is slow as well,
+    but does not become faster by waiting.
+    """
 
     SLOW_SEC = 0.05
     """Writes that take less do not wait. A document of a thousand nodes takes less, on a machine without other load."""
@@ -64,12 +68,14 @@ class Pace:
     _GAPS = 3
     """In how many parts a group divides its longest wait. It ends after the first part in which no write arrives."""
 
-    def __init__(self) -> None:
+    def __init__(self, documents: Callable[[Sequence[T]], int]) -> None:
+        self._documents = documents
         self._latest: deque[tuple[float, int]] = deque(maxlen=self._SAMPLES)
+        """The seconds for each document, and the number of writes."""
 
-    def wrote(self, seconds: float, size: int) -> None:
-        """Record the time that a group of `size` writes took."""
-        self._latest.append((seconds, size))
+    def wrote(self, items: Sequence[T], seconds: float) -> None:
+        """Record the time that a group took."""
+        self._latest.append((seconds / self._documents(items), len(items)))
 
     @property
     def wait_sec(self) -> float:
@@ -104,7 +110,7 @@ class GroupCommit(Generic[T]):
         self,
         alone: Callable[[T], Awaitable[None]],
         together: Callable[[Sequence[T]], Awaitable[Collection[int]]],
-        pace: Pace | None = None,
+        pace: Pace[T] | None = None,
     ) -> None:
         self._pace = pace
         self._alone = alone
@@ -124,20 +130,20 @@ class GroupCommit(Generic[T]):
             return
         self._busy = True
         try:
-            with self._measured(1):
+            with self._measured([item]):
                 await self._alone(item)
         finally:
             self._start_next_group()
 
     @contextmanager
-    def _measured(self, size: int) -> Iterator[None]:
-        """Record the time of the block, which makes `size` writes."""
+    def _measured(self, items: Sequence[T]) -> Iterator[None]:
+        """Record the time of the block, which writes `items`."""
         began = time.monotonic()
         try:
             yield
         finally:
             if self._pace:
-                self._pace.wrote(time.monotonic() - began, size)
+                self._pace.wrote(items, time.monotonic() - began)
 
     def _start_next_group(self) -> None:
         """Start writing the items that arrived during the previous call, if any."""
@@ -175,7 +181,7 @@ class GroupCommit(Generic[T]):
     async def _write_together(self, items: Sequence[T]) -> Collection[int]:
         """Return the indexes of the items that still have to be written one by one."""
         try:
-            with self._measured(len(items)):
+            with self._measured(items):
                 return await self._together(items)
         except Exception as error:
             if isinstance(error, PyMongoError) and is_outage(error):

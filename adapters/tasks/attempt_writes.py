@@ -54,7 +54,9 @@ class AttemptWrites:
         self._reopen = reopen
         """Called with a task id and the id of the run that continues the task."""
         self._writes = GroupCommit[_Write](
-            alone=lambda write: write.alone(), together=self._write_together, pace=Pace()
+            alone=lambda write: write.alone(),
+            together=self._write_together,
+            pace=Pace(documents=lambda writes: len({write.attempt.task_id for write in writes})),
         )
 
     async def begin(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Collector:
     """Records each write, and blocks it until the test releases it."""
 
-    def __init__(self, pace: Pace | None = None) -> None:
+    def __init__(self, pace: Pace[str] | None = None) -> None:
         self.alone: list[str] = []
         self.groups: list[list[str]] = []
         self.gate = asyncio.Event()
@@ -162,11 +162,11 @@ async def test_next_write_starts_if_all_writers_of_a_group_are_cancelled(collect
 # --- slow writes --------------------------------------------------------------------------------------------------
 
 
-def paced(*writes: tuple[float, int]) -> Pace:
-    """Return the pace after groups with these times and sizes."""
-    pace = Pace()
+def paced(*writes: tuple[float, int], documents: int = 1) -> Pace[str]:
+    """Return the pace after groups with these times and sizes, each of which changed so many documents."""
+    pace = Pace[str](documents=lambda _: documents)
     for seconds, size in writes:
-        pace.wrote(seconds, size)
+        pace.wrote(["w"] * size, seconds)
     return pace
 
 
@@ -189,6 +189,11 @@ def test_groups_wait_as_long_as_a_slow_write_takes() -> None:
 )
 def test_groups_do_not_wait_after_fast_or_single_writes(writes: list[tuple[float, int]]) -> None:
     assert paced(*writes).wait_sec == 0.0
+
+
+def test_groups_of_many_documents_do_not_wait() -> None:
+    assert paced(*[(0.4, 100)] * 4, documents=100).wait_sec == 0.0
+    assert paced(*[(0.4, 100)] * 4, documents=4).wait_sec == 0.1
 
 
 async def test_first_write_after_slow_ones_waits_for_those_that_follow() -> None:
