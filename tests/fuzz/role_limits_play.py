@@ -113,6 +113,8 @@ class Temporal:
     async def _run(self, task: Task, number: str, name: str, record: Any) -> Any:
         task.calls[number] = name
         if isinstance(record, SlotRequest):
+            if bool(record.asked_at) != (name == temporal_names.AWAIT_SLOT):
+                raise Difference(f"only a request that waits says since when: {name} {record}")
             record = replace(record, run_id=task.run_id)
         if name == temporal_names.AWAIT_SLOT:
             del task.calls[number]
@@ -201,11 +203,13 @@ class LimitedTask:
         self._limit, self._window = self._chance.choice([1, 3, 9]), self._chance.choice([1, 3, 9])
         slots = SharedSlots(Slots(limit=self._limit, window=self._window))
         running = {index: asyncio.create_task(self._node(index, limits, slots)) for index in self._left}
-        while not all(each.done() for each in running.values()) and not self._draining:
-            limits.release_ended()
-            await pause(1)
-            self._disturb(running)
-        await self._cancel(list(running.values()))
+        try:
+            while not all(each.done() for each in running.values()) and not self._draining:
+                limits.release_ended()
+                await pause(1)
+                self._disturb(running)
+        finally:
+            await self._cancel(list(running.values()))
         if self._left:
             await limits.flush()
         else:
