@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from flowkit.adapters.tasks.task_store import TaskStore
-    from flowkit.attempt.loop_portal import LoopPortal
+    from flowkit.core.loop_portal import LoopPortal
     from flowkit.graph.cel import Expression
 
 _PROCESS_TIMEOUT_SEC = 60.0

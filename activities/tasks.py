@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.task_store import TaskStore
-    from flowkit.attempt.loop_portal import LoopPortal
+    from flowkit.core.loop_portal import LoopPortal
     from flowkit.models import Settings
 
 T = TypeVar("T")

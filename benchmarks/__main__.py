@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import temporalio
 import typer
 import uvloop
 from motor.motor_asyncio import AsyncIOMotorClient
@@ -28,7 +25,7 @@ from benchmarks import baseline, external, inline, streaming
 from benchmarks.bare_bridge import DISPATCHES as BARE_DISPATCHES
 from benchmarks.batches import BATCHES, bare_loop, one_node
 from benchmarks.cases import CASES, Case, by_flowkit, by_hand, sample
-from benchmarks.peers import compare
+from benchmarks.processes import OPTIMIZING, flowkit, machine, process
 from benchmarks.streaming import Streaming
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.client import TaskClient
@@ -45,13 +42,7 @@ QUEUE = "benchmark"
 RAW_CHAIN_MS = 9.0
 """Milliseconds per node in a chain of raw activities without MongoDB writes, measured once on a quiet machine."""
 
-OPTIMIZING = "-XX:TieredStopAtLevel=4"
-"""Java option for MongoDB's stand-in. Under minutes of load, the optimizing compiler pays off for large documents."""
-
-DATABASES = (
-    *("flowkit", "baseline", "baseline_functions", "bare_loop", external.DATABASE),
-    *compare.DATABASES,
-)
+DATABASES = ("flowkit", "baseline", "baseline_functions", "bare_loop", external.DATABASE)
 COLLECTIONS = (
     *("tasks", "artifacts", "metrics_raw", "stream_progress", "worker_events"),
     *("dispatches", BARE_DISPATCHES),
@@ -66,12 +57,8 @@ def main(
         "benchmarks/results/latest.json"
     ),
     only: Annotated[str, typer.Option(help="Only cases with this text in their name.")] = "",
-    peers: Annotated[bool, typer.Option("--peers", help="Measure DBOS and Prefect too.")] = False,
 ) -> None:
     """Run every case on both sides in turn and print the ratios; takes about five minutes."""
-    if peers and (problem := compare.missing()):
-        console.print(problem, soft_wrap=True)
-        raise typer.Exit(2)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     os.environ.setdefault("_JAVA_OPTIONS", OPTIMIZING)
     with (
@@ -82,60 +69,38 @@ def main(
     ):
         os.environ.update(stack.exports)
         for command in _commands():
-            processes.enter_context(_process(command))
+            processes.enter_context(process(command))
         uvloop.run(external.provision(kafka.bootstrap_servers))
         for command in external.commands():
-            processes.enter_context(_process(command, external.environment(kafka.bootstrap_servers)))
+            processes.enter_context(process(command, external.environment(kafka.bootstrap_servers)))
         results = uvloop.run(_measure(rounds, only, kafka.bootstrap_servers))
         latencies = uvloop.run(_latencies(only))
-        others = uvloop.run(_peers(Path(folder), only, rounds)) if peers else []
     _print(
         results, "FlowKit compared with a hand-written workflow (streaming: with the same stages in sequence)"
     )
     _print_latencies(latencies)
-    if others:
-        console.print(compare.table(others))
-    console.print(f"Measured on {_machine()}.")
+    console.print(f"Measured on {machine()}.")
     console.print(
         f"For scale: a raw activity in a chain, without any MongoDB write, took {RAW_CHAIN_MS:.0f} ms a node on a "
         "quiet 2-core machine; the baseline adds five writes a node."
     )
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps([*results, *latencies, *others], indent=2) + "\n")
+    out.write_text(json.dumps([*results, *latencies], indent=2) + "\n")
     console.print(f"figures: {out}")
 
 
 def _commands() -> list[list[str]]:
-    flowkit = [str(Path(sys.executable).parent / "flowkit")]
     engine, worker = ["engine", "--queue", QUEUE], ["worker", "benchmarks.handler:OneBatch", "--queue", QUEUE]
     by_hand_ = [sys.executable, "-m", "benchmarks.baseline"]
     return [
-        [*flowkit, *engine],
-        [*flowkit, *inline.command()],
-        [*flowkit, *worker, "--concurrency", "100"],
-        *([*flowkit, *command] for command in streaming.commands(QUEUE)),
+        flowkit(*engine),
+        flowkit(*inline.command()),
+        flowkit(*worker, "--concurrency", "100"),
+        *(flowkit(*command) for command in streaming.commands(QUEUE)),
         [*by_hand_, "workflows"],
         [*by_hand_, "activities"],
         [sys.executable, "-m", "benchmarks.baseline_functions"],
     ]
-
-
-@contextmanager
-def _process(command: list[str], environment: Mapping[str, str] = os.environ) -> Iterator[None]:
-    process = subprocess.Popen(command, env=_with_bytecode(environment))
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def _with_bytecode(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without PYTHONDONTWRITEBYTECODE: both sides cache bytecode, as installed programs do.
-
-    Without the cache, programs compile modules at each import, and a sandboxed workflow imports its own in every run.
-    """
-    return {name: value for name, value in environment.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,12 +184,6 @@ async def _measure(rounds: int, only: str, brokers: str) -> list[dict[str, Any]]
     return results
 
 
-async def _peers(folder: Path, only: str, rounds: int) -> list[dict[str, Any]]:
-    mongo: Any = AsyncIOMotorClient(os.environ["MONGO_URL"])
-    tasks = TaskClient(await connect(), TaskStore(mongo["flowkit"]), queue=QUEUE)
-    return await compare.measure(folder, only, rounds, by_flowkit(tasks), partial(_delete_documents, mongo))
-
-
 async def _latencies(only: str) -> list[dict[str, Any]]:
     """Measure the cases of streaming that have no baseline."""
     mongo: Any = AsyncIOMotorClient(os.environ["MONGO_URL"], tz_aware=True)
@@ -290,13 +249,6 @@ def _print_latencies(results: list[dict[str, Any]]) -> None:
 def _ratio(result: dict[str, Any]) -> str:
     """Return the ratio of the medians, with the smallest and largest ratio of a single round."""
     return f"{result['ratio']:.3f} ({min(result['ratios']):.2f}..{max(result['ratios']):.2f})"
-
-
-def _machine() -> str:
-    """Return the machine, the versions and the time of the measurement."""
-    versions = f"Python {platform.python_version()}, temporalio {temporalio.__version__}, load {os.getloadavg()[0]:.1f}"
-    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {versions}, {when}"
 
 
 def _cell(result: dict[str, Any], name: str) -> str:

@@ -88,6 +88,13 @@ class Activities:
         )
 
 
+async def create_indexes(db: Any) -> None:
+    """Create the indexes that the writes of a node need, as FlowKit does."""
+    await db.tasks.create_index("id", unique=True)
+    for name in ("artifacts", "metrics_raw"):
+        await db[name].create_index([("task_id", 1), ("node_id", 1), ("batch_uid", 1)], unique=True)
+
+
 async def connect() -> Client:
     """Connect without compression, which only costs time when the server is on the same machine."""
     return await Client.connect(os.environ["TEMPORAL_ADDRESS"], grpc_compression=GrpcCompression.NONE)
@@ -98,9 +105,7 @@ async def main(part: str) -> None:
     client = await connect()
     own = Activities(AsyncIOMotorClient(os.environ["MONGO_URL"])["baseline"])
     if part == "workflows":
-        await own.db.tasks.create_index("id", unique=True)
-        for name in ("artifacts", "metrics_raw"):
-            await own.db[name].create_index([("task_id", 1), ("node_id", 1), ("batch_uid", 1)], unique=True)
+        await create_indexes(own.db)
         calls: list[Any] = [own.open_run, own.close_run]
         rest: Any = {"activities": calls, "workflow_runner": UnsandboxedWorkflowRunner()}
         await Worker(client, task_queue=QUEUE, workflows=[Baseline], **rest).run()

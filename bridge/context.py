@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.dispatches.record import Dispatch
     from flowkit.adapters.tasks.task_store import TaskStore
-    from flowkit.attempt.loop_portal import LoopPortal
     from flowkit.bridge.kafka.offsets import Offsets
     from flowkit.bridge.kafka.producer import Producer
     from flowkit.bridge.kafka.topics import Topics
     from flowkit.config import CoordinatorConfig
+    from flowkit.core.loop_portal import LoopPortal
 
 T = TypeVar("T")
 

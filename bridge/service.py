@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.task_store import TaskStore
-    from flowkit.attempt.loop_portal import LoopPortal
     from flowkit.config import CoordinatorConfig
+    from flowkit.core.loop_portal import LoopPortal
 
 _logger = logging.getLogger("flowkit.bridge")
 

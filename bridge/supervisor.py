@@ -237,12 +237,16 @@ class Supervisor:
         return {"state": "running", "worker": record.lease.worker_id, "batches": record.batches}
 
     async def _unknown_to_temporal(self, attempt: Supervised) -> None:
-        """Stop supervising an attempt whose activity Temporal does not know. If its workflow is closed, end it."""
+        """Stop supervising an attempt whose activity Temporal does not know.
+
+        End it if its workflow is closed, or if it was to be cancelled: a workflow that stops runs no activity again, so
+        no bridge would adopt the record.
+        """
+        closed = await self._is_closed(attempt.record)
         record = attempt.record
-        closed = await self._is_closed(record)
         if closed is None or self._attempts.get(record.key) is not attempt:
             return
-        if closed:
+        if closed or record.cancel is not None:
             await self._checks.end(attempt, cancelled(self._context.now()), stop_worker=True)
         else:
             owner = self._context.bridge_id

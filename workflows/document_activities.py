@@ -1,4 +1,7 @@
-"""Call the activities that open, update and close the task document."""
+"""Call the activities that open, update and close the task document.
+
+Other modules use the same retry policy, and the same way to run an activity of the engine as a local one.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,11 @@ if TYPE_CHECKING:
     from flowkit.graph.task_input import NewTask
     from flowkit.models import CloseTask, EvaluateConditions, RecordTask
 
-_UNLIMITED_RETRIES = RetryPolicy(
+UNLIMITED_RETRIES = RetryPolicy(
     initial_interval=timedelta(seconds=0.2), maximum_interval=timedelta(seconds=10)
 )
+"""For an activity of the engine, without which the task cannot continue: it waits until MongoDB is available."""
+
 _WRITE_HEARTBEAT_TIMEOUT = timedelta(seconds=10)
 """Time after which Temporal retries an activity whose engine crashed. `record` and `close_task` send heartbeats."""
 
@@ -53,7 +58,8 @@ async def open_document(new: NewTask) -> Opened:
     if new.stored is not None:
         return await _open_stored(opening)
     try:
-        return await _open_locally(opening)
+        local: Opened = await execute_locally(temporal_names.OPEN_TASK, opening, Opened, _OPEN_SUMMARY)
+        return local
     except FailureError as error:
         cause = error.cause if isinstance(error, ActivityError) else error
         if isinstance(cause, ApplicationError) and cause.non_retryable:
@@ -75,20 +81,20 @@ async def _open_stored(opening: OpenTask) -> Opened:
     return opened
 
 
-async def _open_locally(opening: OpenTask) -> Opened:
-    """Run the activity once as a local activity, which saves a round trip through the server.
+async def execute_locally(name: str, record: object, result_type: type[Any] | None, summary: str) -> Any:
+    """Run an activity of the engine once as a local activity, which saves a round trip through the server.
 
-    It has no retries, because the workflow receives no cancel requests while a local activity runs.
+    It has no retries and little time, because the workflow receives no events while a local activity runs. After a
+    FailureError, the caller runs the regular activity.
     """
-    opened: Opened = await workflow.execute_local_activity(
-        temporal_names.OPEN_TASK,
-        opening,
-        result_type=Opened,
+    return await workflow.execute_local_activity(
+        name,
+        record,
+        result_type=result_type,
         schedule_to_close_timeout=_LOCAL_TIMEOUT,
         retry_policy=RetryPolicy(maximum_attempts=1),
-        summary=_OPEN_SUMMARY,
+        summary=summary,
     )
-    return opened
 
 
 async def _execute_with_retries(
@@ -109,7 +115,7 @@ async def _execute_with_retries(
         result_type=result_type,
         start_to_close_timeout=time_limit or _WRITE_HEARTBEAT_TIMEOUT,
         heartbeat_timeout=_WRITE_HEARTBEAT_TIMEOUT if time_limit else None,
-        retry_policy=_UNLIMITED_RETRIES,
+        retry_policy=UNLIMITED_RETRIES,
         summary=summary,
     )
 

@@ -10,7 +10,7 @@ from temporalio.exceptions import ApplicationError
 
 from flowkit.errors import GraphError
 from flowkit.graph.task_input import NewTask, parse_input
-from flowkit.graph.validation import FIRST_RULES, RULES, normalized, parse_graph
+from flowkit.graph.validation import FIRST_RULES, RULES, normalized, normalizing, parse_graph
 from flowkit.models import NodeState, StatusChange, TaskStatus
 from flowkit.text import clean
 from flowkit.workflows.document_activities import open_document
@@ -18,9 +18,14 @@ from flowkit.workflows.state_codec import TaskState, is_state, parse_state
 from flowkit.workflows.stored_graphs import end_workflow_task, is_stored, read_task, stored_in
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from temporalio.common import RawValue
 
     from flowkit.models import Graph, Opened, Settings, StoredGraph
+
+STEPS = "normalize-in-steps"
+"""Patch id: a graph of more than 5,000 nodes is normalized in several workflow tasks."""
 
 _REJECTION_CHARS = 8_000
 """Largest size of an error message about the input. It lists up to ten problems; one may be a cycle of many nodes."""
@@ -35,9 +40,10 @@ async def open_or_restore(task: RawValue | None) -> tuple[TaskState, Graph]:
     given = None if task is None else _decode(task)
     if workflow.info().continued_run_id and is_state(given):
         state = parse_state(given, await read_task(stored_in(given)) if is_stored(given) else None)
-        graph = _under_settings(state.graph, state.opened.settings)
-        if state.stored is not None:
-            await end_workflow_task()
+        if state.stored is None:
+            return state, _under_settings(state.graph, state.opened.settings)
+        graph = await _in_steps(normalizing(state.graph, **_rules(state.opened.settings)))
+        await end_workflow_task()
         return state, graph
     if is_stored(given):
         return await _open_stored(_reference(given))
@@ -63,14 +69,29 @@ async def _open_stored(stored: StoredGraph) -> tuple[TaskState, Graph]:
     """
     opened = await open_document(NewTask(stored=stored))
     task = await read_task(stored)
-    state, graph = _opened_state(NewTask(**task, stored=stored), normalized(task["graph"]), opened)
+    normal = await _in_steps(normalizing(task["graph"]))
+    state, graph = _opened_state(NewTask(**task, stored=stored), normal, opened)
     await end_workflow_task()
     return state, graph
 
 
+async def _in_steps(steps: Iterator[Graph | None]) -> Graph:
+    """Return the last of these steps. Each runs in a workflow task of its own."""
+    for graph in steps:
+        if graph is not None:
+            return graph
+        if workflow.patched(STEPS):
+            await end_workflow_task()
+    raise AssertionError("the last step yields the graph")
+
+
 def _under_settings(graph: dict[str, Any], settings: Settings) -> Graph:
     """Return the normalized graph of a task with these settings, which the release that opened it determines."""
-    return normalized(graph, empty_sources=settings.empty_sources, conditional_edges=settings.edge_conditions)
+    return normalized(graph, **_rules(settings))
+
+
+def _rules(settings: Settings) -> dict[str, bool]:
+    return {"empty_sources": settings.empty_sources, "conditional_edges": settings.edge_conditions}
 
 
 def _decode(task: RawValue) -> Any:

@@ -13,12 +13,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
 from temporalio.exceptions import FailureError, is_cancelled_exception
 
 from flowkit import temporal_names
 from flowkit.models import ReleaseSlots, Slot, SlotReply, SlotRequest, slot_wait_id
 from flowkit.workflows.display.summaries import fit_summary
+from flowkit.workflows.document_activities import UNLIMITED_RETRIES, execute_locally
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -29,15 +29,12 @@ if TYPE_CHECKING:
 
     TaskSlot = Callable[[], AbstractAsyncContextManager[None]]
 
-_LOCAL_TIMEOUT = timedelta(seconds=2)
 _CALL_TIMEOUT = timedelta(seconds=10)
 _WAIT_TIMEOUT = timedelta(seconds=60)
 """After this time, `await_slot` runs again and asks for the slot again, in case an engine lost the request."""
 
 _TRIES = 10
 """How many nodes of a role ask at the same time whether a slot is free."""
-
-_RETRIES = RetryPolicy(initial_interval=timedelta(seconds=0.2), maximum_interval=timedelta(seconds=10))
 
 
 @dataclass
@@ -226,7 +223,7 @@ class RoleLimits:
             return reply
         reply = await _run(
             activity,
-            request,
+            replace(request, asked_at=workflow.now().timestamp()),
             SlotReply,
             summary=f"{slot.node_id}: waits for a slot of role {slot.role}",
             activity_id=slot_wait_id(slot.node_id, slot.epoch),
@@ -240,19 +237,9 @@ def _shown(role: str, reason: str | None) -> str | None:
 
 
 async def _run_locally(name: str, record: object, result_type: Any, *, summary: str) -> Any:
-    """Run a local activity, which saves a round trip through the server. If it fails, run the regular activity.
-
-    It has no retries and little time, because the workflow receives no events while a local activity runs.
-    """
+    """Run a local activity. If it fails, run the regular activity."""
     try:
-        return await workflow.execute_local_activity(
-            name,
-            record,
-            result_type=result_type,
-            schedule_to_close_timeout=_LOCAL_TIMEOUT,
-            retry_policy=RetryPolicy(maximum_attempts=1),
-            summary=fit_summary(summary),
-        )
+        return await execute_locally(name, record, result_type, fit_summary(summary))
     except FailureError as error:
         if is_cancelled_exception(error):
             raise
@@ -266,7 +253,7 @@ async def _run(name: str, record: object, result_type: Any, *, summary: str, **o
         record,
         result_type=result_type,
         **{"start_to_close_timeout": _CALL_TIMEOUT, **options},
-        retry_policy=_RETRIES,
+        retry_policy=UNLIMITED_RETRIES,
         summary=fit_summary(summary),
         cancellation_type=workflow.ActivityCancellationType.TRY_CANCEL,
     )

@@ -9,15 +9,14 @@ from typing import Any, TypeGuard
 
 from pydantic import TypeAdapter
 from temporalio import workflow
-from temporalio.common import RetryPolicy
 
 from flowkit import temporal_names
 from flowkit.models import ReadStoredGraph, StoredGraph
+from flowkit.workflows.document_activities import UNLIMITED_RETRIES
 
 STORED_GRAPH = "stored_graph"
 """Key of the reference in the input of a task, and in the state that one run hands over to the next."""
 
-_RETRIES = RetryPolicy(initial_interval=timedelta(seconds=0.2), maximum_interval=timedelta(seconds=10))
 _PAUSE = timedelta(milliseconds=1)
 _READ_TIMEOUT = timedelta(seconds=30)
 _SUGGESTED_BYTES = 4 * 2**20
@@ -62,7 +61,7 @@ async def _read_part(stored: StoredGraph, part: int) -> bytes:
         ReadStoredGraph(task_id=workflow.info().workflow_id, stored=stored, part=part),
         result_type=bytes,
         start_to_close_timeout=_READ_TIMEOUT,
-        retry_policy=_RETRIES,
+        retry_policy=UNLIMITED_RETRIES,
         summary=f"read the graph from MongoDB, part {part + 1} of {stored.parts}",
     )
     return content

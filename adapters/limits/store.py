@@ -30,7 +30,7 @@ PAGE = 50
 
 _CHECKED = 20
 _USAGE: Fields = {"total": 1, "counts": 1, "turn": 1}
-_REQUEST = ("task_id", "run_id", "node_id", "epoch", "role", "priority")
+_REQUEST = ("task_id", "run_id", "node_id", "epoch", "role", "priority", "asked_at")
 _ORDER = [("turn", ASCENDING), ("priority", DESCENDING), ("since", ASCENDING)]
 
 
@@ -145,14 +145,24 @@ class SlotStore:
     async def enqueue(self, request: SlotRequest, at: float) -> None:
         """Let a request wait. It replaces an earlier one of the same task and role, and keeps its place.
 
+        It does not replace a later one. The activity of a request that the workflow has withdrawn may still run, and the
+        workflow does not repeat the later request for a minute.
+
         Its turn is the one after the present turn, so that a task that gets a slot waits for all others before the next.
         """
         own = dict(zip(_REQUEST, (getattr(request, name) for name in _REQUEST), strict=True))
         turn = (await self.usage()).turn + 1
         first = {"queue": self._id, "turn": turn, "since": moment(at)}
         key = json.dumps([self._id, request.task_id, request.role])
-        with suppress(DuplicateKeyError):
-            await self._requests.update_one({"_id": key}, {"$set": own, "$setOnInsert": first}, upsert=True)
+        same: Fields = {"_id": key}
+        if request.asked_at:
+            same["asked_at"] = {"$not": {"$gt": request.asked_at}}
+        for _ in range(
+            2
+        ):  # The insert fails if there is a later request, or if another engine has just inserted one.
+            with suppress(DuplicateKeyError):
+                await self._requests.update_one(same, {"$set": own, "$setOnInsert": first}, upsert=True)
+                return
 
     @translate_errors
     async def dequeue(self, request: SlotRequest) -> None:

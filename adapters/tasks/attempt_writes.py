@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo import UpdateOne
 
-from flowkit.adapters.group_commit import GroupCommit
+from flowkit.adapters.group_commit import GroupCommit, Pace
 from flowkit.adapters.tasks import task_fields
 from flowkit.errors import EpochTaken, Fenced, StoreRefused
 from flowkit.models import NodeStatus
@@ -53,7 +53,11 @@ class AttemptWrites:
         self._flags = flags
         self._reopen = reopen
         """Called with a task id and the id of the run that continues the task."""
-        self._writes = GroupCommit[_Write](alone=lambda write: write.alone(), together=self._write_together)
+        self._writes = GroupCommit[_Write](
+            alone=lambda write: write.alone(),
+            together=self._write_together,
+            pace=Pace(documents=lambda writes: len({write.attempt.task_id for write in writes})),
+        )
 
     async def begin(
         self, attempt: AttemptInput, run_id: str, lease: Fields, at: float, *, once: bool = False

@@ -1,207 +1,189 @@
-"""Run the cases of the benchmark in DBOS and Prefect too, in turns with FlowKit."""
+"""Run the cases of the benchmark in other engines too, in turns with FlowKit's ordinary and inline nodes."""
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
-import json
 import os
-import socket
 import statistics
-import subprocess
-import sys
 import time
-import urllib.request
-from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from benchmarks.cases import CASES, Case, sample
-from benchmarks.peers.plan import Plan
+from benchmarks.peers.engines import ENGINES, Engine, TookTooLong
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
-PACKAGES = ("dbos", "prefect")
-DATABASES = ("peer_dbos", "peer_prefect")
-DBOS, PREFECT = "DBOS (SQLite)", "Prefect (SQLite)"
-ROUNDS = 3
-"""Largest number of samples per side. Prefect takes up to a minute for one."""
+CASE_SEC = 180.0
+"""No round of a case starts after this time. The first round always runs."""
 
-_START_SEC = 120.0
-"""Longest time that Prefect's server may take to start."""
+ROUNDS = 5
+"""Largest number of samples per side, after a first round that only warms up."""
 
-_LOG_CHARS = 2_000
+TARGETS = {"chain of 30": "<= 0.60", "100 tasks x 10 nodes": ">= 1.30"}
+"""The ratio of FlowKit's inline nodes to DBOS. Only these cases run inline."""
 
+FLOWKIT = "flowkit"
 
-def missing() -> str | None:
-    """Return an error text if a peer is not installed, or None."""
-    absent = [name for name in PACKAGES if find_spec(name) is None]
-    if not absent:
-        return None
-    return (
-        f"the peers are not installed ({', '.join(absent)}): run {sys.prefix}/bin/pip install --group peers"
-    )
+Count = dict[str, int]
+"""The number of documents by collection."""
 
 
-class Peer:
-    """A process that runs samples of one peer."""
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What measurements share."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        self._answer("ready")
-
-    async def sample(self, case: Case) -> float:
-        """Run one sample and return the seconds per node."""
-        plan = Plan(nodes=case.nodes, wide=case.wide, tasks=case.tasks, repeats=case.repeats)
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(dataclasses.asdict(plan)) + "\n")
-        self._process.stdin.flush()
-        seconds = await asyncio.to_thread(self._answer, "seconds")
-        return float(seconds) / (case.nodes * case.tasks * case.repeats)
-
-    def _answer(self, word: str) -> str:
-        """Return the text after `word` in the next line that starts with it. Libraries may print other lines."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith(word):
-                return line.removeprefix(word).strip()
-        raise RuntimeError(f"{self._process.args!r} ended; its error is above")
+    ordinary: Callable[[Case], Awaitable[None]]
+    """Runs one task of a case on FlowKit, in a worker."""
+    inline: Callable[[Case], Awaitable[None]]
+    """Runs one task of a case on FlowKit, in the engine."""
+    clean: Callable[[], Awaitable[None]]
+    """Empties the collections."""
+    count: Callable[[str], Awaitable[Count]]
+    """Counts the documents of a database."""
+    folder: Path
+    """For the files of the other engines."""
+    say: Callable[[str], None]
+    """Prints a sentence."""
 
 
-@contextmanager
-def dbos(folder: Path) -> Iterator[Peer]:
-    """Run DBOS for the block."""
-    with _process(["-m", "benchmarks.peers.dbos_side", str(folder)], os.environ) as process:
-        yield Peer(process)
+async def measure(setting: Setting, engine_name: str, only: str, rounds: int) -> list[dict[str, Any]]:
+    """Measure the cases of roles on FlowKit and on each other engine in turn. `only` selects cases by name.
 
-
-@contextmanager
-def prefect(folder: Path) -> Iterator[Peer]:
-    """Run Prefect and its own server for the block."""
-    port, log = _free_port(), folder / "prefect-server.log"
-    environment = {
-        **os.environ,
-        "PREFECT_HOME": str(folder / "prefect"),
-        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
-        "PREFECT_LOGGING_LEVEL": "ERROR",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "DO_NOT_TRACK": "1",
-    }
-    serve = ["-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui"]
-    with log.open("w") as output, _process(serve, environment, output):
-        _await_server(f"http://127.0.0.1:{port}/api/health", log)
-        with _process(["-m", "benchmarks.peers.prefect_side"], environment) as process:
-            yield Peer(process)
-
-
-@contextmanager
-def _process(
-    arguments: list[str], environment: Mapping[str, str], log: IO[str] | None = None
-) -> Iterator[subprocess.Popen[str]]:
-    output: Any = {"stdout": subprocess.PIPE} if log is None else {"stdout": log, "stderr": log}
-    process = subprocess.Popen(
-        [sys.executable, *arguments], env=environment, stdin=subprocess.PIPE, text=True, **output
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def _free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
-
-
-def _await_server(url: str, log: Path) -> None:
-    end = time.monotonic() + _START_SEC
-    while time.monotonic() < end:
-        try:
-            with urllib.request.urlopen(url, timeout=2):
-                return
-        except OSError:
-            time.sleep(0.5)
-    shown = log.read_text()[-_LOG_CHARS:]
-    raise RuntimeError(
-        f"Prefect's server did not respond at {url} within {_START_SEC:.0f} s. Its log ends:\n{shown}"
-    )
-
-
-def _started(name: str, folder: Path) -> AbstractContextManager[Peer]:
-    return dbos(folder) if name == DBOS else prefect(folder)
-
-
-async def measure(
-    folder: Path,
-    only: str,
-    rounds: int,
-    by_flowkit: Callable[[Case], Awaitable[None]],
-    clean: Callable[[], Awaitable[None]],
-) -> list[dict[str, Any]]:
-    """Measure the cases of roles on FlowKit and on each peer in turn. `clean` empties the collections.
-
-    Only one peer runs at a time, because Prefect's server needs the processor even when no flow runs.
+    Only one other engine runs at a time, because Prefect's server needs the processor even when no flow runs.
     """
-    cases = [case for case in CASES if only in case.name and not case.functions]
     results = []
-    for name in (DBOS, PREFECT) if cases else ():
-        with _started(name, folder) as peer:
-            for case in (each for each in cases if _bears(name, each)):
-                sides = {"flowkit": partial(sample, case, by_flowkit), "peer": partial(peer.sample, case)}
-                results.append(await _measured(case, name, sides, min(rounds, ROUNDS), clean))
+    for engine in (each for each in ENGINES if engine_name in each.name):
+        if cases := list(_cases(engine, only)):
+            if absent := engine.missing():
+                setting.say(absent)
+            else:
+                results += await _measured(setting, engine, cases, rounds)
     return results
 
 
-async def _measured(
-    case: Case,
-    peer: str,
-    sides: Mapping[str, Callable[[], Awaitable[float]]],
-    rounds: int,
-    clean: Callable[[], Awaitable[None]],
+def _cases(engine: Engine, only: str) -> Iterator[Case]:
+    for case in CASES:
+        if only in case.name and not case.functions and case.tasks <= engine.most_tasks:
+            yield replace(case, rounds=min(case.rounds, ROUNDS))
+
+
+async def _measured(setting: Setting, engine: Engine, cases: list[Case], rounds: int) -> list[dict[str, Any]]:
+    results = []
+    with engine.start(setting.folder) as peer:
+        for case in cases:
+            sides = {FLOWKIT: Side(FLOWKIT, partial(sample, case, setting.ordinary))}
+            if case.name in TARGETS:
+                sides["inline"] = Side(FLOWKIT, partial(sample, case, setting.inline))
+            sides["peer"] = Side(engine.database, partial(peer.sample, case))
+            try:
+                results.append(await _result(setting, engine, case, sides, min(rounds, case.rounds)))
+            except TookTooLong as error:
+                setting.say(f"skipping the remaining cases of {engine.name}: {error}")
+                break
+            setting.say(f"{engine.name}, {case.name}: {results[-1]['took_sec']:.0f} s")
+    return results
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison."""
+
+    database: str
+    run: Callable[[], Awaitable[float]]
+    """Runs one sample and returns the seconds per node."""
+
+
+async def _result(
+    setting: Setting, engine: Engine, case: Case, sides: Mapping[str, Side], rounds: int
 ) -> dict[str, Any]:
-    samples: dict[str, list[float]] = {name: [] for name in sides}
-    for round_ in range(rounds + 1):
-        for name, run in sides.items():
-            await clean()
-            seconds = await run()
-            if round_:  # the first round warms up both sides
-                samples[name].append(seconds * 1_000 if case.per_node else 1 / seconds)
-    medians = {name: statistics.median(values) for name, values in samples.items()}
+    began = time.monotonic()
+    seconds = await _samples(setting, case, sides, rounds)
+    figures = {name: [_figure(case, each) for each in values] for name, values in seconds.items()}
     return {
         "case": case.name,
-        "peer": peer,
+        "peer": engine.name,
         "unit": "ms/node" if case.per_node else "nodes/s",
-        "samples": samples,
-        "median": medians,
-        "ratio": medians["flowkit"] / medians["peer"],
+        "samples": figures,
+        "median": {name: statistics.median(values) for name, values in figures.items()},
+        "target": TARGETS.get(case.name, "") if engine.judged else "",
+        "took_sec": time.monotonic() - began,
         "load": os.getloadavg()[0],
     }
 
 
-def _bears(peer: str, case: Case) -> bool:
-    """Return whether a peer can run a case. A hundred flows at once exceed the timeouts of Prefect on SQLite."""
-    return peer != PREFECT or case.tasks == 1
+async def _samples(
+    setting: Setting, case: Case, sides: Mapping[str, Side], rounds: int
+) -> dict[str, list[float]]:
+    """Return the samples of each side, in seconds per node, without the first, which warms up all sides."""
+    samples: dict[str, list[float]] = {name: [] for name in sides}
+    began = time.monotonic()
+    for round_ in range(rounds + 1):
+        if round_ > 1 and time.monotonic() - began > CASE_SEC:
+            break
+        for name in sorted(sides, reverse=bool(round_ % 2)):
+            samples[name].append(await _sample(setting, case, sides[name]))
+    return {name: values[1:] for name, values in samples.items()}
+
+
+def _figure(case: Case, seconds_per_node: float) -> float:
+    return seconds_per_node * 1_000 if case.per_node else 1 / seconds_per_node
+
+
+async def _sample(setting: Setting, case: Case, side: Side) -> float:
+    await setting.clean()
+    seconds = await side.run()
+    stored, expected = await setting.count(side.database), documents(case)
+    if stored != expected:
+        raise RuntimeError(f"after a sample of {case.name!r}, {side.database} holds {stored}, not {expected}")
+    return seconds
+
+
+def documents(case: Case) -> Count:
+    """Return how many documents each side stores for one sample: the writes that all sides must make."""
+    runs = case.tasks * case.repeats
+    nodes = runs * case.nodes
+    return {"tasks": runs, "finished_nodes": nodes, "metrics_raw": nodes, "artifacts": 2 * nodes}
+
+
+async def count(mongo: Any, name: str) -> Count:
+    """Count the documents of a database, and the finished nodes in its task documents."""
+    database = mongo[name]
+    finished = {"$match": {"graph.nodes.status": "finished"}}
+    pipeline = [{"$unwind": "$graph.nodes"}, finished, {"$count": "nodes"}]
+    found = await database.tasks.aggregate(pipeline).to_list(None)
+    stored = {each: await database[each].count_documents({}) for each in ("metrics_raw", "artifacts")}
+    tasks = await database.tasks.count_documents({"status": "finished"})
+    return {"tasks": tasks, "finished_nodes": sum(each["nodes"] for each in found), **stored}
 
 
 def table(results: list[dict[str, Any]]) -> Table:
-    """Return one row for each case and peer, with the ratio of FlowKit's median to the peer's."""
-    title = "FlowKit compared with other engines that make the same writes per node"
-    shown = Table("case", "peer", "its figure", "FlowKit", "ratio", "load", title=title)
+    """Return one row for each case and engine, with the ratios of FlowKit's medians to the engine's."""
+    heads = ("case", "engine", "its figure", "FlowKit", "ratio", "FlowKit inline", "ratio", "target", "load")
+    shown = Table(*heads, title="FlowKit compared with other engines that make the same writes per node")
     for result in results:
-        cells = [_cell(result, name) for name in ("peer", "flowkit")]
+        cells = [cell for name in (FLOWKIT, "inline") for cell in (_cell(result, name), _ratio(result, name))]
         load = f"{result['load']:.1f}"
-        shown.add_row(result["case"], result["peer"], *cells, f"{result['ratio']:.3f}", load)
+        first = (f"{result['case']}, {result['unit']}", result["peer"], _cell(result, "peer"))
+        shown.add_row(*first, *cells, result["target"] or "–", load)
     return shown
 
 
 def _cell(result: dict[str, Any], name: str) -> str:
-    values = result["samples"][name]
-    return f"{result['median'][name]:.1f} ({min(values):.1f}..{max(values):.1f}) {result['unit']}"
+    """Return the median, with the smallest and the largest sample."""
+    values = result["samples"].get(name)
+    return f"{result['median'][name]:.1f} ({min(values):.1f}..{max(values):.1f})" if values else "–"
+
+
+def _ratio(result: dict[str, Any], name: str) -> str:
+    """Return the ratio of the medians, with the smallest and largest ratio of a single round."""
+    if name not in result["samples"]:
+        return "–"
+    pairs = zip(result["samples"][name], result["samples"]["peer"], strict=True)
+    ratios = [ours / theirs for ours, theirs in pairs]
+    ratio = result["median"][name] / result["median"]["peer"]
+    return f"{ratio:.2f} ({min(ratios):.2f}..{max(ratios):.2f})"

@@ -1,13 +1,12 @@
-"""DBOS on SQLite: a workflow whose nodes are steps, in one process, as the DBOS guide shows.
+"""DBOS on SQLite or PostgreSQL: a workflow whose nodes are steps, in one process, as the DBOS guide shows.
 
-Run: `python -m benchmarks.peers.dbos_side FOLDER`.
+Run: `python -m benchmarks.peers.dbos_side DATABASE_URL`.
 """
 
 from __future__ import annotations
 
 import sys
 import uuid
-from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -50,16 +49,18 @@ async def run_one(plan: dict[str, Any]) -> None:
     await handle.get_result()
 
 
-async def main(folder: Path) -> None:
+async def main(url: str) -> None:
     """Serve samples until stdin ends."""
-    url = f"sqlite:///{folder / 'dbos.sqlite'}"
-    DBOS(config={"name": "benchmark", "system_database_url": url, "log_level": "ERROR"})
+    names = {"name": "benchmark", "dbos_system_schema": "flowkit_benchmark"}
+    # DBOS recovers the workflows of its own version when it starts, here none.
+    fresh = {"application_version": str(uuid.uuid4())}
+    DBOS(config={**names, **fresh, "system_database_url": url, "log_level": "ERROR"})
     DBOS.launch()
     try:
-        await serve(run_one)
+        await serve(run_one, _own)
     finally:
         DBOS.destroy()
 
 
 if __name__ == "__main__":
-    uvloop.run(main(Path(sys.argv[1])))
+    uvloop.run(main(sys.argv[1]))

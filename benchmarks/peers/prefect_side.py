@@ -44,4 +44,4 @@ async def run(plan: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(run))
+    uvloop.run(serve(run, _own))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from motor.motor_asyncio import AsyncIOMotorClient
 
-from benchmarks.baseline import Activities
+from benchmarks.baseline import Activities, create_indexes
 from benchmarks.peers.plan import Plan
 
 if TYPE_CHECKING:
@@ -45,8 +45,9 @@ async def in_window(plan: dict[str, Any], node: Callable[[int], Awaitable[None]]
     await asyncio.gather(*(gated(index) for index in range(plan["nodes"])))
 
 
-async def serve(run: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+async def serve(run: Callable[[dict[str, Any]], Awaitable[None]], own: Activities) -> None:
     """Run one sample for each line of stdin, which holds a `Plan` as JSON, and print its seconds."""
+    await create_indexes(own.db)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     while line := await asyncio.to_thread(sys.stdin.readline):

@@ -13,11 +13,11 @@ from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.arguments import client_problem, database_problem, require, roles_problem, settings_problem
 from flowkit.attempt.background import Health, error_summary
-from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.bridge.kafka.topics import Topics
 from flowkit.bridge.service import Bridge
 from flowkit.config import CoordinatorConfig
 from flowkit.connection import InlineWorkers, connect
+from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ from flowkit.arguments import (
     task_id_problem,
     whole_problem,
 )
+from flowkit.attempt.pollers import bridged_problems
 from flowkit.connection import Namespace
 from flowkit.errors import (
     ConfigError,
@@ -158,6 +159,7 @@ class TaskClient:
         own_params = {} if params is None else jsonable("params", params)
         given = {"params": own_params, "graph": jsonable("graph", graph)}
         await asyncio.to_thread(self._check, task_id, given, functions)
+        raise_if(await bridged_problems(self._client, self._queue, given["graph"]["nodes"]))
         await self._start(task_id, given, await self._input(task_id, given))
         await self._write_document(task_id, given)
         return task_id

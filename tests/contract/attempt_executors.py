@@ -16,8 +16,8 @@ from flowkit.activities.threads import Threads
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.attempt.failures import from_error
-from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.coordinator.adapters import CoordinatorAdapters
+from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import FlowKitError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from flowkit.activities import tasks as activities
 from flowkit.activities.tasks import TaskActivities
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
-from flowkit.attempt.loop_portal import LoopPortal
+from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import StoreRefused, StoreTooLarge
 from flowkit.models import NodeStatus, Settings, TaskStatus
 from flowkit.testing import memory_database

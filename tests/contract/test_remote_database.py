@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowkit import CoordinatorConfig
-from flowkit.attempt.remote_database import RemoteDatabase
+from flowkit.adapters.remote_database import RemoteDatabase
 from flowkit.coordinator.handler_thread import HandlerThread
 from flowkit.coordinator.hosting import HostedRoles
 from flowkit.worker import RoleHandler

@@ -143,6 +143,16 @@ async def test_grant_of_an_earlier_request_keeps_the_one_that_replaced_it(slots:
     assert [request.node_id for request in await slots.waiting()] == ["b"]
 
 
+async def test_request_that_arrives_late_does_not_replace_a_later_one(slots: SlotStore) -> None:
+    withdrawn, later = asked("t", "a", asked_at=AT), asked("t", "b", asked_at=AT + 1)
+    await slots.release("t", replace(SLOT, node_id="a", withdrawn=True))
+    for request in (later, withdrawn, later):
+        await slots.enqueue(request, AT)
+        assert await slots.waiting() == [later]
+    await slots.enqueue(asked("t", "c"), AT)
+    assert [request.node_id for request in await slots.waiting()] == ["c"], "an earlier release asks"
+
+
 async def test_release_of_a_cancelled_attempt_withdraws_its_request(slots: SlotStore) -> None:
     await slots.enqueue(asked("t"), AT)
     await slots.release("t", replace(SLOT, withdrawn=True))

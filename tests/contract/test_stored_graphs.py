@@ -15,7 +15,7 @@ from flowkit.activities.tasks import TaskActivities
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks import stored_graphs
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task, unpack_task
-from flowkit.attempt.loop_portal import LoopPortal
+from flowkit.core.loop_portal import LoopPortal
 from flowkit.models import Opened, OpenTask, ReadStoredGraph, Settings, StoredGraph
 
 if TYPE_CHECKING:

@@ -4,150 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
-from dataclasses import replace
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
-from temporalio import workflow
-from temporalio.exceptions import ActivityError, CancelledError
 from tests.fuzz.play import Difference
 from tests.fuzz.slot_model import Attempt
 from tests.fuzz.slot_play import LEAK_SEC, ROLES
+from tests.fuzz.slot_temporal import CURRENT, Temporal
 from tests.fuzz.slot_world import Task, World, pause
 
-from flowkit import CoordinatorConfig, temporal_names
-from flowkit.models import NodeState, SlotReply, SlotRequest
-from flowkit.workflows import role_limits
+from flowkit import CoordinatorConfig
+from flowkit.models import NodeState
 from flowkit.workflows.node_context import SharedSlots
 from flowkit.workflows.role_limits import RoleLimits
 from flowkit.workflows.scheduling.slots import Slots
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tests.fuzz.slot_world import Engine
 
     from flowkit.adapters.limits.store import SlotStore
 
-_CURRENT: ContextVar[Task] = ContextVar("task")
 _TICK_SEC = 0.5
 _MOST_TICKS = 3_000
-
-
-def _error(text: str, activity: str, number: str = "") -> ActivityError:
-    return ActivityError(
-        text,
-        scheduled_event_id=1,
-        started_event_id=1,
-        identity="",
-        activity_type=activity,
-        activity_id=number,
-        retry_state=None,
-    )
-
-
-class Temporal:
-    """Runs activities on the engines, late, sometimes twice, and on after a cancel of the workflow."""
-
-    ActivityCancellationType = workflow.ActivityCancellationType
-
-    def __init__(self, chance: random.Random, world: World, engines: list[Engine]) -> None:
-        self._chance, self._world, self._engines = chance, world, engines
-        self._number = 0
-        self._ignored: set[str] = set()
-        """Ids of activities that the workflow has cancelled."""
-        self.running: set[asyncio.Task[Any]] = set()
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Let the limits of tasks use this server."""
-        with patch.multiple(role_limits, workflow=self):
-            yield
-
-    def info(self) -> Any:
-        """Return the id of the task whose code runs."""
-        return SimpleNamespace(workflow_id=_CURRENT.get().name)
-
-    async def wait(self, tasks: list[asyncio.Task[Any]]) -> None:
-        """Wait for tasks."""
-        await asyncio.wait(tasks)
-
-    async def execute_activity(self, name: str, record: Any, **options: Any) -> Any:
-        """Run an activity. A cancel ends the wait at once, but not the activity."""
-        self._number += 1
-        task, number = _CURRENT.get(), str(self._number)
-        activity = asyncio.create_task(self._run(task, number, name, record))
-        self.running.add(activity)
-        activity.add_done_callback(self.running.discard)
-        try:
-            result = await asyncio.shield(activity)
-            task.unread.discard(number)
-            return result
-        except asyncio.CancelledError:
-            self._ignored.add(number)
-            task.unread.discard(number)
-            if name == temporal_names.AWAIT_SLOT and self._chance.random() < 0.5:
-                task.open_waits.discard(_attempt_of(record))
-            raise _error("cancelled", name, number) from CancelledError("cancelled")
-
-    async def execute_local_activity(self, name: str, record: Any, **options: Any) -> Any:
-        """Run a local activity. It may fail, with or without effect, as after its time limit."""
-        fails = self._chance.random() < 0.1
-        if fails and self._chance.random() < 0.5:
-            raise _error("no effect", name)
-        result = await self.execute_activity(name, record, **options)
-        if fails:
-            raise _error("the result is lost", name)
-        return result
-
-    async def _run(self, task: Task, number: str, name: str, record: Any) -> Any:
-        task.calls[number] = name
-        if isinstance(record, SlotRequest):
-            record = replace(record, run_id=task.run_id)
-        if name == temporal_names.AWAIT_SLOT:
-            del task.calls[number]
-            return await self._wait(task, number, record)
-        result = await self._call(name, record)
-        del task.calls[number]
-        self._end(task, number)
-        return result
-
-    def _end(self, task: Task, number: str) -> None:
-        """Let the workflow read the result of an activity, unless it has cancelled the activity."""
-        if number not in self._ignored:
-            task.unread.add(number)
-
-    async def _wait(self, task: Task, number: str, request: SlotRequest) -> Any:
-        attempt = _attempt_of(request)
-        task.open_waits.add(attempt)
-        awaited = asyncio.get_running_loop().create_future()
-
-        def on_reply(reply: SlotReply) -> None:
-            awaited.set_result(reply)
-            self._end(task, number)
-
-        self._world.replies[request.run_id, attempt] = on_reply
-        await self._call(temporal_names.AWAIT_SLOT, request)
-        return await awaited
-
-    async def _call(self, name: str, record: Any) -> Any:
-        """Call an engine. The first calls may be in vain, because their results are lost."""
-        result = None
-        for _ in range(self._chance.choice([1, 1, 1, 2])):
-            await pause(self._chance.randint(0, 6))
-            engine = self._chance.choice(self._engines).grants
-            calls: dict[str, Any] = {
-                temporal_names.ACQUIRE_SLOT: engine.acquire,
-                temporal_names.AWAIT_SLOT: engine.wait,
-                temporal_names.RELEASE_SLOTS: engine.release,
-            }
-            result = await calls[name](record)
-            await pause(self._chance.randint(0, 3))
-        return result
 
 
 class LimitedTask:
@@ -176,7 +58,7 @@ class LimitedTask:
 
     async def run(self) -> None:
         """Run all nodes, then free all slots."""
-        _CURRENT.set(self.task)
+        CURRENT.set(self.task)
         while self._left:
             await self._run_nodes()
             self.task.run += 1
@@ -195,11 +77,13 @@ class LimitedTask:
         self._limit, self._window = self._chance.choice([1, 3, 9]), self._chance.choice([1, 3, 9])
         slots = SharedSlots(Slots(limit=self._limit, window=self._window))
         running = {index: asyncio.create_task(self._node(index, limits, slots)) for index in self._left}
-        while not all(each.done() for each in running.values()) and not self._draining:
-            limits.release_ended()
-            await pause(1)
-            self._disturb(running)
-        await self._cancel(list(running.values()))
+        try:
+            while not all(each.done() for each in running.values()) and not self._draining:
+                limits.release_ended()
+                await pause(1)
+                self._disturb(running)
+        finally:
+            await self._cancel(list(running.values()))
         if self._left:
             await limits.flush()
         else:
@@ -334,7 +218,3 @@ async def cancel_all(tasks: list[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _attempt_of(request: SlotRequest) -> Attempt:
-    return Attempt(request.task_id, request.node_id, request.epoch, request.role)

@@ -10,10 +10,13 @@ import pytest
 from temporalio.client import WorkflowFailureError
 
 from flowkit import limits
+from flowkit.graph import validation
 from flowkit.models import TaskStatus
+from flowkit.workflows.opening import STEPS
 from tests.integration.handlers import Quick
 from tests.integration.harness import Harness, node
 from tests.integration.test_large_graphs import run_ids, short_runs
+from tests.replay.test_replay import replay
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHandle
@@ -92,6 +95,39 @@ async def test_every_run_of_a_task_reads_the_stored_graph(short_runs: Harness) -
     task_id = await short_runs.create(*nodes)
     await assert_finished(short_runs, task_id, nodes)
     assert len(await run_ids(short_runs, task_id)) > 1
+
+
+async def test_large_graph_is_normalized_in_several_workflow_tasks_of_each_run(
+    short_runs: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await start(short_runs)
+    monkeypatch.setattr(validation, "STEP_NODES", NODES)
+    whole = await patches_of_each_run(short_runs)
+    monkeypatch.setattr(validation, "STEP_NODES", NODES // 4)
+    in_steps = await patches_of_each_run(short_runs)
+    assert len(in_steps) > 1
+    assert set(whole) == {0}
+    assert set(in_steps) == {1}
+
+
+async def patches_of_each_run(harness: Harness) -> list[int]:
+    """Run a task whose graph is stored, replay each of its runs, and return in how many of them the patch applies."""
+    nodes = large()
+    task_id = await harness.create(*nodes)
+    await assert_finished(harness, task_id, nodes)
+    client = await harness.client()
+    runs = [client.get_workflow_handle(task_id, run_id=run) for run in await run_ids(harness, task_id)]
+    histories = [await run.fetch_history() for run in runs]
+    for history in histories:
+        await replay(history)
+    return [
+        sum(
+            STEPS in str(event)
+            for event in history.events
+            if event.marker_recorded_event_attributes.marker_name
+        )
+        for history in histories
+    ]
 
 
 async def test_task_fails_if_its_stored_graph_was_deleted(harness: Harness) -> None:

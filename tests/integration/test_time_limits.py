@@ -15,7 +15,7 @@ from flowkit import CoordinatorConfig
 from flowkit.activities.builtin_functions import CoordinatorAdapters, default_adapters
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
-from flowkit.attempt.loop_portal import LoopPortal
+from flowkit.core.loop_portal import LoopPortal
 from flowkit.engine.worker import function_activities
 from flowkit.local import MongoServer
 from flowkit.models import AttemptResult, FailureKind, NodeIO, OpenTask

@@ -20,7 +20,7 @@ from flowkit.activities.attempts import Attempt, WorkerContext
 from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.attempt.liveness import HeartbeatThrottle
-from flowkit.attempt.loop_portal import LoopPortal
+from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import StoreUnavailable
 from flowkit.models import AttemptResult, FailureKind
 from flowkit.testing import memory_database

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flowkit.attempt import background
-from flowkit.attempt.background import BackgroundLoop, Health
+from flowkit.attempt.background import BackgroundLoop, Expected, Health
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +27,10 @@ class Steps:
     def __init__(self, *each: Callable[[], object]) -> None:
         self._left = list(each)
         self.done = asyncio.Event()
+
+    def then(self, step: Callable[[], object]) -> None:
+        """Add a step."""
+        self._left.append(step)
 
     async def step(self) -> None:
         """Run the next step."""
@@ -93,3 +97,24 @@ async def test_successful_step_is_recorded() -> None:
     assert loop.health.last_ok_at is None
     loop.worked()
     assert loop.health.last_ok_at is not None
+
+
+async def test_expected_error_is_logged_by_the_owner_and_the_loop_counts_all_other_steps_as_successes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    logged: list[Exception] = []
+    away, steps = ConnectionError("away"), Steps(lambda: None)
+    expected = Expected(errors=(ConnectionError,), log=logged.append)
+    loop = BackgroundLoop("the test", steps.step, expected=expected)
+
+    def refuse() -> None:
+        assert loop.health.last_ok_at is not None
+        loop.health.last_ok_at = None
+        raise away
+
+    steps.then(refuse)
+    task = asyncio.create_task(loop.run())
+    await asyncio.wait_for(steps.done.wait(), 10)
+    assert (logged, loop.health.last_error, loop.health.last_ok_at) == ([away], "away", None)
+    assert not caplog.records
+    task.cancel()

@@ -7,26 +7,28 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
-def run(program: str) -> str:
+def run(program: str, **variables: str) -> str:
     """Run a program that imports the benchmark, in a process of its own, and return what it prints.
 
     The folder `benchmarks` is not on the import path of the tests.
     """
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    command = [sys.executable, "-c", f"from benchmarks.peers import compare\n{program}"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", **variables}
+    command = [sys.executable, "-c", f"from benchmarks.peers import compare, engines, postgres\n{program}"]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_missing_peers_are_named_with_the_command_that_installs_them() -> None:
-    found = run("compare.PACKAGES = ('json', 'no_such_peer')\nprint(compare.missing())")
+    found = run("engines.PACKAGES = ('json', 'no_such_peer')\nprint(engines.missing())")
     assert found.startswith("the peers are not installed (no_such_peer): run ")
     assert found.strip().endswith("/bin/pip install --group peers")
-    assert run("compare.PACKAGES = ('json',)\nprint(compare.missing())") == "None\n"
+    assert run("engines.PACKAGES = ('json',)\nprint(engines.missing())") == "None\n"
 
 
 SAMPLES = """
@@ -42,7 +44,7 @@ for line in sys.stdin:
 '''
 pipe = subprocess.PIPE
 with subprocess.Popen([sys.executable, "-c", ECHO], stdin=pipe, stdout=pipe, text=True) as process:
-    peer = compare.Peer(process)
+    peer = engines.Peer(process)
     for case in (Case(name="c", nodes=30, repeats=3), Case(name="t", nodes=10, tasks=100)):
         print(asyncio.run(peer.sample(case)))
     process.stdin.close()
@@ -57,22 +59,129 @@ def test_sample_of_a_peer_is_its_time_per_node_and_its_end_an_error() -> None:
     assert run(SAMPLES).splitlines() == ["2.0", "2.0", "(' ended', '; its error is above')"]
 
 
-TABLE = """
-from rich.console import Console
-sides = {"flowkit": [8.0, 9.0, 10.0], "peer": [18.0, 18.0, 20.0]}
-result = {"case": "chain of 30", "peer": compare.DBOS, "unit": "ms/node", "samples": sides, "load": 1.25}
-medians = {"flowkit": 9.0, "peer": 18.0}
-Console(width=200).print(compare.table([{**result, "median": medians, "ratio": 0.5}]))
+SLOW = """
+import asyncio, subprocess, sys
+from benchmarks.cases import Case
+engines.SAMPLE_SEC = 0.05
+pipe = subprocess.PIPE
+program = "import sys; print('ready', flush=True); sys.stdin.readline(); sys.stdin.readline()"
+with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, text=True) as process:
+    try:
+        asyncio.run(engines.Peer(process).sample(Case(name="chain", nodes=30)))
+    except engines.TookTooLong as error:
+        print(error)
 """
 
 
-def test_table_compares_each_peer_with_flowkit() -> None:
-    text = run(TABLE)
-    for part in (
-        "chain of 30",
-        "DBOS (SQLite)",
-        "18.0 (18.0..20.0) ms/node",
-        "9.0 (8.0..10.0) ms/node",
-        "0.500",
-    ):
-        assert part in text
+def test_sample_that_takes_too_long_ends_with_its_process() -> None:
+    assert run(SLOW) == "a sample of 'chain' took longer than 0 s\n"
+
+
+MEASURE = """
+import asyncio, contextlib
+from pathlib import Path
+
+import pytest
+
+class Fake:
+    async def sample(self, case):
+        if case.wide:
+            raise engines.TookTooLong("too slow")
+        counts.append(compare.documents(case))
+        return 0.02
+
+@contextlib.contextmanager
+def started(folder):
+    yield Fake()
+
+async def one(case):
+    if len(ran) % (case.tasks * case.repeats) == 0:
+        counts.append(compare.documents(case))
+    ran.append(case.name)
+
+async def clean():
+    counts.clear()
+    ran.clear()
+
+async def count(database):
+    return counts[-1] | {"tasks": counts[-1]["tasks"] + LESS}
+
+counts, ran = [], []
+compare.ENGINES = [
+    engines.Engine(name="absent", database="peer", start=started, missing=lambda: "it is not here"),
+    engines.Engine(name="fake", database="peer", start=started, judged=True, most_tasks=1),
+]
+setting = compare.Setting(ordinary=one, inline=one, clean=clean, count=count, folder=Path("."), say=print)
+for result in asyncio.run(compare.measure(setting, "", "", 2)):
+    print(result["case"], result["peer"], result["target"], {n: len(v) for n, v in result["samples"].items()})
+"""
+
+
+def test_engine_that_is_absent_or_too_slow_is_skipped_with_a_sentence() -> None:
+    *said, result = run(f"LESS = 0\n{MEASURE}").splitlines()
+    assert said == [
+        "it is not here",
+        "fake, chain of 30: 0 s",
+        "skipping the remaining cases of fake: too slow",
+    ]
+    assert result == "chain of 30 fake <= 0.60 {'flowkit': 2, 'inline': 2, 'peer': 2}"
+
+
+def test_side_that_makes_other_writes_is_an_error() -> None:
+    program = MEASURE.replace("for result", "try:\n  for result").replace(
+        "    print(result", "      print(result"
+    )
+    found = run(f"LESS = -1\n{program}except RuntimeError as error:\n  print(error)")
+    assert "after a sample of 'chain of 30', " in found
+    assert "holds {'tasks': 2, 'finished_nodes': 90, 'metrics_raw': 90, 'artifacts': 180}, not" in found
+
+
+def test_without_postgresql_the_sentence_says_how_to_get_it(tmp_path: Path) -> None:
+    program = "postgres.DEBIAN = 'nowhere/*'\nprint(postgres.missing())"
+    found = run(program, PATH=str(tmp_path), POSTGRES_URL="")
+    assert found.startswith("skipping DBOS on PostgreSQL: POSTGRES_URL is not set, and neither PATH nor ")
+    assert "install the package postgresql, or set the variable" in found
+
+
+def test_postgresql_of_the_variable_is_used(tmp_path: Path) -> None:
+    program = "with postgres.postgres() as url: print(postgres.missing(), url)"
+    url = "postgresql://someone@example/test"
+    assert run(program, PATH=str(tmp_path), POSTGRES_URL=url) == f"None {url}\n"
+
+
+def test_temporary_postgresql_accepts_connections_until_the_end_of_the_block() -> None:
+    if run("print(postgres.missing())", POSTGRES_URL="") != "None\n":
+        pytest.skip("this machine has no PostgreSQL")
+    program = """
+import socket
+from urllib.parse import urlsplit
+with postgres.postgres() as url:
+    address = urlsplit(url).hostname, urlsplit(url).port
+    socket.create_connection(address).close()
+try:
+    socket.create_connection(address).close()
+except ConnectionRefusedError:
+    print("ended")
+"""
+    assert run(program, POSTGRES_URL="") == "ended\n"
+
+
+TABLE = """
+from rich.console import Console
+sides = {"flowkit": [18.0, 20.0, 24.0], "inline": [8.0, 9.0, 10.0], "peer": [16.0, 18.0, 20.0]}
+medians = {"flowkit": 20.0, "inline": 9.0, "peer": 18.0}
+chain = {"case": "chain of 30", "peer": "DBOS (SQLite)", "unit": "ms/node", "load": 1.25, "target": "<= 0.60"}
+wide = {**chain, "case": "fan-out of 500", "target": "", "samples": {"flowkit": [4.0], "peer": [8.0]}}
+results = [{**chain, "samples": sides, "median": medians}, {**wide, "median": {"flowkit": 4.0, "peer": 8.0}}]
+Console(width=200).print(compare.table(results))
+"""
+
+
+def test_table_compares_each_engine_with_ordinary_and_inline_nodes() -> None:
+    chain, fan_out = (line for line in run(TABLE).splitlines() if "DBOS (SQLite)" in line)
+    cells = ["chain of 30, ms/node", "DBOS (SQLite)", "18.0 (16.0..20.0)", "20.0 (18.0..24.0)"]
+    cells += ["1.11 (1.11..1.20)", "9.0 (8.0..10.0)", "0.50 (0.50..0.50)", "<= 0.60", "1.2"]
+    assert [cell.strip() for cell in chain.strip(" │").split("│")] == cells
+    cells = ["fan-out of 500, ms/node", "DBOS (SQLite)", "8.0 (8.0..8.0)", "4.0 (4.0..4.0)"]
+    cells += ["0.50 (0.50..0.50)", "–", "–", "–", "1.2"]
+    assert [cell.strip() for cell in fan_out.strip(" │").split("│")] == cells

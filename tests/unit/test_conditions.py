@@ -13,7 +13,7 @@ from tests.unit.graphs import node
 from flowkit.activities.conditions import ConditionActivities, results_of
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.adapters.vars.sensitive import DefaultDetector
-from flowkit.attempt.loop_portal import LoopPortal
+from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import BadCondition, GraphError
 from flowkit.graph.cel import ROOTS, compiled, evaluate
 from flowkit.graph.condition_values import selected

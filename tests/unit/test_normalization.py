@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.graphs import PULL, RECHUNK, node, one, pulling, two
 
+from flowkit.graph import validation
 from flowkit.graph.validation import normalized, parse_graph
 from flowkit.models import FanIn, NodeIO, OnNodeFailure, RetryPolicy
 
@@ -263,3 +264,14 @@ def test_edges_have_no_conditions_in_tasks_of_an_earlier_release() -> None:
     graph = {"nodes": [node("a"), node("b")], "edges_ex": [{"from": "a", "to": "b", "when": "vars.x"}]}
     assert parse_graph(graph).nodes[1].edge_when == {"a": "vars.x"}
     assert normalized(graph, conditional_edges=False).nodes[1].edge_when == {}
+
+
+@pytest.mark.parametrize(("nodes", "steps"), [(4, 1), (5, 3), (9, 4)])
+def test_large_graph_is_normalized_in_steps(monkeypatch: pytest.MonkeyPatch, nodes: int, steps: int) -> None:
+    monkeypatch.setattr(validation, "STEP_NODES", 4)
+    graph = {"nodes": [{"node_id": f"n{index}", "type": "quick"} for index in range(nodes)]}
+    *pauses, last = validation.normalizing(graph)
+    assert (set(pauses), len(pauses) + 1) == ({None} if steps > 1 else set(), steps)
+    assert last == normalized(graph)
+    assert last is not None
+    assert [node.node_id for node in last.nodes] == [node["node_id"] for node in graph["nodes"]]

@@ -20,7 +20,7 @@ from temporalio.workflow import NondeterminismError
 from flowkit import CoordinatorConfig, WorkerConfig
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
-from flowkit.attempt.loop_portal import LoopPortal
+from flowkit.core.loop_portal import LoopPortal
 from flowkit.engine.component import EngineComponent, WorkerComponent
 from flowkit.engine.worker import activity_name, engine_activities, function_activities, settings_of
 from flowkit.errors import ConfigError

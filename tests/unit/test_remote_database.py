@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.attempt.remote_database import RemoteDatabase
+from flowkit.adapters.remote_database import RemoteDatabase
 from flowkit.coordinator.handler_thread import HandlerThread
 
 if TYPE_CHECKING:

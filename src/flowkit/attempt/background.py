@@ -67,16 +67,34 @@ class Health:
         return self.running and all(loop.running for loop in self.loops)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expected:
+    """The errors that a step raises while a server is unavailable. The next step retries."""
+
+    errors: tuple[type[Exception], ...]
+    log: Callable[[Exception], object]
+    """Logs such an error."""
+
+
 class BackgroundLoop:
     """Calls `step` repeatedly. If a step raises an error, the loop logs and records it, then continues.
 
-    The step reports its own success by calling `worked`, and expected errors by calling `failed`.
+    With `expected`, every step without an error counts as a success. Otherwise, the step reports its own success by
+    calling `worked`, and expected errors by calling `failed`.
     """
 
-    def __init__(self, name: str, step: Callable[[], Awaitable[object]], *, pause_sec: float = 0.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        step: Callable[[], Awaitable[object]],
+        *,
+        pause_sec: float = 0.0,
+        expected: Expected | None = None,
+    ) -> None:
         self.health = LoopHealth(name=name)
         self._step = step
         self._pause_sec = pause_sec
+        self._expected = expected
 
     async def run(self) -> None:
         """Run until cancelled, even if the step suppresses the cancel, as PyMongo's asynchronous client may."""
@@ -92,7 +110,13 @@ class BackgroundLoop:
     async def _once(self) -> None:
         try:
             await self._step()
+            if self._expected:
+                self.worked()
         except Exception as error:
+            if self._expected and isinstance(error, self._expected.errors):
+                self._expected.log(error)
+                self.failed(error)
+                return
             _logger.exception("unexpected error in %s; it continues", self.health.name)
             self.failed(error)
             await asyncio.sleep(_AFTER_ERROR_SEC)

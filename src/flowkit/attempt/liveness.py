@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from flowkit.adapters.tasks.task_store import TaskStore
-    from flowkit.attempt.loop_portal import LoopPortal
+    from flowkit.core.loop_portal import LoopPortal
 
 _logger = logging.getLogger("flowkit.worker")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Self
 
-from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.connection import WorkerThread
+from flowkit.core.loop_portal import LoopPortal
 
 
 class HandlerThread:

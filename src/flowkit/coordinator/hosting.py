@@ -6,7 +6,7 @@ import secrets
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit.activities.local_attempts import refuse_inline
-from flowkit.attempt.remote_database import RemoteDatabase
+from flowkit.adapters.remote_database import RemoteDatabase
 from flowkit.config import WorkerConfig
 from flowkit.coordinator.handler_thread import HandlerThread
 from flowkit.errors import ConfigError

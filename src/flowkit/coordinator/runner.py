@@ -28,12 +28,12 @@ from flowkit.arguments import (
     task_id_problem,
 )
 from flowkit.attempt.background import Health, error_summary
-from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.config import CoordinatorConfig
 from flowkit.connection import InlineWorkers, Namespace, WorkerThread, connect
 from flowkit.coordinator.hosting import HostedRoles
 from flowkit.coordinator.removed import RemovedAttributes
+from flowkit.core.loop_portal import LoopPortal
 from flowkit.core.time import SystemClock
 from flowkit.engine.background import EngineLoops
 from flowkit.engine.limits.grants import SlotGrants

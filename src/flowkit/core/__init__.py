@@ -1,1 +1,1 @@
-"""Shared utilities: logging, clocks, JSON, hashes and settings."""
+"""Shared utilities: logging, clocks, event loops, JSON, hashes and settings."""

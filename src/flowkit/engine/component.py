@@ -13,8 +13,8 @@ from flowkit import temporal_names
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.attempt.failures import failed_attempt, handed_over
-from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.connection import Namespace
+from flowkit.core.loop_portal import LoopPortal
 from flowkit.engine.background import EngineLoops
 from flowkit.engine.limits.grants import SlotGrants
 from flowkit.engine.worker import (

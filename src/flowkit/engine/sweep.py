@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
@@ -20,7 +21,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from flowkit import reason_codes
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.worker_registry import WorkerRegistry
-from flowkit.attempt.background import BackgroundLoop, new_owner
+from flowkit.attempt.background import BackgroundLoop, Expected, new_owner
 from flowkit.errors import FlowKitError, StoreUnavailable
 from flowkit.limits import LAST_ERROR_CHARS
 
@@ -95,7 +96,9 @@ class Sweep:
         """When a check first found no workflow for a document, in seconds of the monotonic clock."""
         self._reported: set[str] = set()
         """Documents that could not be checked; each is logged once."""
-        self._loop = BackgroundLoop("the sweep", self._sweep_once, pause_sec=every_sec)
+        log = partial(_logger.warning, "the sweep stopped early and continues next time: %s")
+        outages = Expected(errors=(FlowKitError, RPCError), log=log)
+        self._loop = BackgroundLoop("the sweep", self._sweep_once, pause_sec=every_sec, expected=outages)
 
     @property
     def health(self) -> LoopHealth:
@@ -110,14 +113,8 @@ class Sweep:
             await asyncio.shield(self._end_turn())
 
     async def _sweep_once(self) -> None:
-        try:
-            await self._workers.expire(time.time())
-            await self.once()
-        except (FlowKitError, RPCError) as error:
-            _logger.warning("the sweep stopped early and continues next time: %s", error)
-            self._loop.failed(error)
-        else:
-            self._loop.worked()
+        await self._workers.expire(time.time())
+        await self.once()
 
     async def once(self) -> list[str]:
         """Close documents without a workflow, if it is this engine's turn. Return the ids of the closed tasks."""

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from flowkit.activities.functions import Function
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.task_store import TaskStore
-    from flowkit.attempt.loop_portal import LoopPortal
     from flowkit.config import CoordinatorConfig
+    from flowkit.core.loop_portal import LoopPortal
     from flowkit.engine.limits.grants import SlotGrants
 
 _logger = logging.getLogger("flowkit.engine.worker")

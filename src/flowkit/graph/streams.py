@@ -34,7 +34,8 @@ class Streaming:
 
 def start_when_of(io: Mapping[str, Any]) -> StartWhen:
     """Return when the gate of a node may open. `io` is the valid input of the node."""
-    return StartWhen((io.get("start_when") or StartWhen.READY).lower())
+    given = io.get("start_when")
+    return StartWhen(given.lower()) if given else StartWhen.READY
 
 
 def start_when_problems(value: object) -> Iterator[str]:

@@ -76,6 +76,18 @@ def normalized(graph: dict[str, Any], *, empty_sources: bool = True, conditional
     Both settings are False for tasks of an earlier release. Without `empty_sources`, an explicit `from_nodes: []` means
     the parents. Without `conditional_edges`, the key `when` of an edge has no effect.
     """
+    *_, found = normalizing(graph, empty_sources=empty_sources, conditional_edges=conditional_edges)
+    assert found is not None, "the last step yields the graph"
+    return found
+
+
+def normalizing(
+    graph: dict[str, Any], *, empty_sources: bool = True, conditional_edges: bool = True
+) -> Iterator[Graph | None]:
+    """Normalize a graph as `normalized` does, in steps of at most STEP_NODES nodes.
+
+    Yield None between two steps, and in the end the graph.
+    """
     parents, warnings = _parents_by_node(graph)
     routes = resolve_routes(graph, parents, field_checks.edge_pairs(graph))
     fan_ins = {
@@ -83,19 +95,19 @@ def normalized(graph: dict[str, Any], *, empty_sources: bool = True, conditional
     }
     streams = resolve_streams(graph, routes.parents, fan_ins)
     edge_when = field_checks.edge_conditions(graph) if conditional_edges else {}
-    plain = (
-        _node(index, raw, parents[raw["node_id"]], routes, empty_sources, edge_when.get(raw["node_id"], {}))
-        for index, raw in enumerate(graph["nodes"])
-    )
-    nodes = tuple(
-        replace(node, streams_from=own) if (own := streams.parents.get(node.node_id)) else node
-        for node in plain
-    )
-    return Graph(
-        nodes=nodes,
+    nodes: list[Node] = []
+    for index, raw in enumerate(graph["nodes"]):
+        if len(graph["nodes"]) > STEP_NODES and index % STEP_NODES == 0:
+            yield None
+        node_id = raw["node_id"]
+        node = _node(index, raw, parents[node_id], routes, empty_sources, edge_when.get(node_id, {}))
+        own = streams.parents.get(node_id)
+        nodes.append(replace(node, streams_from=own) if own else node)
+    yield Graph(
+        nodes=tuple(nodes),
         name=graph.get("name") if isinstance(graph.get("name"), str) else None,
         on_node_failure=OnNodeFailure(graph.get("on_node_failure", "fail")),
-        warnings=(*warnings, *routes.warnings, *streams.warnings, *max_ahead_warnings(nodes)),
+        warnings=(*warnings, *routes.warnings, *streams.warnings, *max_ahead_warnings(tuple(nodes))),
         deadline_sec=field_checks.graph_deadline(graph),
     )
 
@@ -293,7 +305,15 @@ def _with_sources(
     return {**inline, "input_args": args}
 
 
+STEP_NODES = 5_000
+"""A step takes a tenth of a second on a machine without other load. A workflow task may take two seconds."""
+
+_DEFAULT_RETRIES = RetryPolicy()
+
+
 def _retry_policy(raw: dict[str, Any]) -> RetryPolicy:
+    if not raw:
+        return _DEFAULT_RETRIES
     given = {key: value for key, value in raw.items() if value is not None and not key.startswith("x-")}
     if "permanent_on" in given:
         given["permanent_on"] = tuple(given["permanent_on"])

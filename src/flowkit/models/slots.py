@@ -31,6 +31,8 @@ class SlotRequest:
     priority: int = 0
     release: list[Slot] = field(default_factory=list)
     """Slots of the task that become free first, which saves an activity."""
+    asked_at: float = 0.0
+    """When the workflow began to wait for the slot. 0 if it does not wait, or if an earlier release asks."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

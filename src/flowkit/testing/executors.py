@@ -10,8 +10,8 @@ from temporalio.testing import ActivityEnvironment
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
-from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.config import CoordinatorConfig
+from flowkit.core.loop_portal import LoopPortal
 from flowkit.engine.worker import activity_name, engine_activities, function_activities, settings_of
 from flowkit.errors import ConfigError
 from flowkit.worker.runner import Worker

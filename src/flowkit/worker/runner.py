@@ -37,9 +37,9 @@ from flowkit.arguments import (
 )
 from flowkit.attempt.background import Health, error_summary
 from flowkit.attempt.liveness import HEARTBEAT_THROTTLE
-from flowkit.attempt.loop_portal import LoopPortal
 from flowkit.config import WorkerConfig
 from flowkit.connection import WorkerThread, connect
+from flowkit.core.loop_portal import LoopPortal
 from flowkit.core.time import SystemClock
 from flowkit.errors import ConfigError
 from flowkit.temporal_names import role_queue

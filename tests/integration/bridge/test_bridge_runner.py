@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.bridge_runner import BridgeRunner
-from flowkit.errors import ConfigError
+from flowkit.errors import ConfigError, GraphError
 from flowkit.local.ports import free_port
 from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT, eventually, node
 from tests.kafka_server import Broker
@@ -123,6 +123,23 @@ async def test_a_bridge_process_runs_nodes_and_reports_its_health(
     assert json.loads(bridge.health_file.read_text())["bridge"]["bridge_id"] == body["bridge"]["bridge_id"]
     assert await asyncio.to_thread(bridge.stop) == 0
     assert not bridge.health_file.exists()
+
+
+async def test_large_graph_with_a_role_of_another_process_is_rejected(
+    external: ExternalTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    external.settings["worker_types"] = []
+    await external.engine()
+    for module in ("flowkit.attempt.pollers", "flowkit.graph.document_size"):
+        monkeypatch.setattr(f"{module}.EXTERNAL_NODES", 1)
+    nodes = [node("a", external.role), node("b", "native", "a")]
+    await external.coordinator.cancel_task(await external.create(*nodes))
+    runner = BridgeRunner(db=external.db, cfg=external.config, roles=[external.role])
+    await runner.start()
+    await eventually(lambda: served(runner))
+    with pytest.raises(GraphError, match=rf"external role '{external.role}', and graph.nodes has 2 entries"):
+        await external.create(*nodes)
+    await runner.stop()
 
 
 async def test_without_kafka_a_bridge_warns_and_keeps_trying(

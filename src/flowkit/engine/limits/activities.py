@@ -16,7 +16,7 @@ from flowkit.models import ReleaseSlots, SlotReply, SlotRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from flowkit.attempt.loop_portal import LoopPortal
+    from flowkit.core.loop_portal import LoopPortal
     from flowkit.engine.limits.grants import SlotGrants
 
 T = TypeVar("T")

@@ -7,12 +7,13 @@ import logging
 import time
 from contextlib import suppress
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from temporalio.service import RPCError
 
 from flowkit import temporal_names
-from flowkit.attempt.background import BackgroundLoop, new_owner
+from flowkit.attempt.background import BackgroundLoop, Expected, new_owner
 from flowkit.engine.limits.grants import is_closed
 from flowkit.errors import FlowKitError
 from flowkit.models import slot_wait_id
@@ -81,7 +82,9 @@ class SlotLoop:
         self._next_check = 0.0
         self._last_request = ""
         """The request that the last check of requests ended with."""
-        self._loop = BackgroundLoop("limits across tasks", self._step)
+        log = partial(_logger.warning, "slots of the limits across tasks are checked again later: %s")
+        outages = Expected(errors=(FlowKitError, RPCError), log=log)
+        self._loop = BackgroundLoop("limits across tasks", self._step, expected=outages)
 
     @property
     def health(self) -> LoopHealth:
@@ -100,13 +103,7 @@ class SlotLoop:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._grants.released.wait(), tick)
         self._grants.released.clear()
-        try:
-            await self._once()
-        except (FlowKitError, RPCError) as error:
-            _logger.warning("slots of the limits across tasks are checked again later: %s", error)
-            self._loop.failed(error)
-        else:
-            self._loop.worked()
+        await self._once()
 
     async def _once(self) -> None:
         store = await self._grants.store()

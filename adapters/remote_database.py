@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flowkit.attempt.loop_portal import LoopPortal
+from flowkit.core.loop_portal import LoopPortal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

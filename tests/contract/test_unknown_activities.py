@@ -1,0 +1,142 @@
+"""A bridge stops supervising an attempt whose activity Temporal does not know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from temporalio.client import WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+from tests.contract.test_dispatch_renewals import accepted
+from tests.unit.event_loop import until
+
+from flowkit import CoordinatorConfig
+from flowkit.adapters.dispatches.store import DispatchStore
+from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.bridge.context import BridgeContext, Stores
+from flowkit.bridge.supervisor import Supervisor
+from flowkit.core.loop_portal import LoopPortal
+
+if TYPE_CHECKING:
+    from flowkit.adapters.dispatches.record import Dispatch
+
+UNUSED: Any = None
+OVERDUE_SEC = 5.0
+"""After this time, a bridge has sent its first heartbeat for an attempt."""
+
+
+class Temporal:
+    """Knows the workflow of an attempt, and not its activity."""
+
+    def __init__(self, status: WorkflowExecutionStatus) -> None:
+        self.status = status
+
+    def get_async_activity_handle(self, **_: Any) -> Temporal:
+        """Return the handle of an activity."""
+        return self
+
+    def get_workflow_handle(self, _: str, **__: Any) -> Temporal:
+        """Return the handle of a workflow."""
+        return self
+
+    async def heartbeat(self, *_: Any, **__: Any) -> None:
+        """Do not find the activity."""
+        raise RPCError("not found", RPCStatusCode.NOT_FOUND, b"")
+
+    async def describe(self, **_: Any) -> Temporal:
+        """Return the description of the workflow."""
+        return self
+
+
+class Parts:
+    """Stands for the other parts of the bridge, and records which attempts they end."""
+
+    def __init__(self) -> None:
+        self.delivered: list[str] = []
+        self.stopped: list[str] = []
+
+    def start(self, record: Dispatch) -> None:
+        """Deliver an outcome."""
+        self.delivered.append(record.key)
+
+    def stop_owner(self, record: Dispatch) -> None:
+        """Signal the worker to stop."""
+        self.stopped.append(record.key)
+
+    def cancel(self, *_: Any, **__: Any) -> None:
+        """Signal a cancel."""
+
+    def discover(self, *_: Any) -> None:
+        """Send a query."""
+
+    async def refresh(self, _: list[Dispatch]) -> None:
+        """Read where the workers are in the topics."""
+
+
+class Context(BridgeContext):
+    """The context of a bridge whose time the test sets."""
+
+    at: float
+
+    def now(self) -> float:
+        """Return the time of the test."""
+        return self.at
+
+
+def context_of(db: Any, temporal: Any, at: float) -> Context:
+    """Return the context of a bridge without Kafka."""
+    unused = dict.fromkeys(("topics", "producer", "offsets"), UNUSED)
+    stores = Stores(tasks=TaskStore(db), artifacts=UNUSED)
+    own = Context(
+        bridge_id="bridge-1",
+        roles=(),
+        config=CoordinatorConfig(),
+        client=temporal,
+        stores=stores,
+        portal=LoopPortal(),
+        database_id="",
+        **unused,
+    )
+    own.at = at
+    return own
+
+
+async def after_heartbeat(
+    db: Any, status: WorkflowExecutionStatus, *, cancel: bool
+) -> tuple[Dispatch, Parts]:
+    """Let a bridge send a heartbeat. Return the stored record of the attempt, and what the bridge did."""
+    store, parts = DispatchStore(db), Parts()
+    any_part: Any = parts
+    record = await accepted(store, "a")
+    assert record.lease is not None
+    context = context_of(db, Temporal(status), record.created_at)
+    others = dict.fromkeys(("delivery", "signals", "inputs", "commands"), any_part)
+    supervisor = Supervisor(context, **others)
+    supervisor.watch(record)
+    if cancel:
+        asked = await store.request_cancel(record.key, "cancelled", record.created_at + OVERDUE_SEC)
+        assert asked is not None
+        supervisor.saw(asked)
+    context.at += OVERDUE_SEC - 1
+    await supervisor.tick()
+    await until(lambda: not supervisor.attempts)
+    return (await store.find_all([record.key]))[record.key], parts
+
+
+@pytest.mark.parametrize(
+    ("status", "cancel"),
+    [(WorkflowExecutionStatus.RUNNING, True), (WorkflowExecutionStatus.TERMINATED, False)],
+    ids=["cancel requested", "workflow closed"],
+)
+async def test_attempt_that_is_not_run_again_ends(
+    db: Any, status: WorkflowExecutionStatus, cancel: bool
+) -> None:
+    record, parts = await after_heartbeat(db, status, cancel=cancel)
+    assert (record.active, record.outcome and record.outcome.kind) == (False, "cancelled")
+    assert (parts.delivered, parts.stopped) == ([record.key], [record.key])
+
+
+async def test_attempt_that_temporal_may_run_again_keeps_its_record_for_the_next_bridge(db: Any) -> None:
+    record, parts = await after_heartbeat(db, WorkflowExecutionStatus.RUNNING, cancel=False)
+    assert (record.active, record.owner, record.outcome) == (True, "", None)
+    assert (parts.delivered, parts.stopped) == ([], [])
