@@ -108,6 +108,7 @@ class Attempt:
         """Resolved when the attempt must end although Temporal has not cancelled it."""
         self._flag_failure: asyncio.Task[AttemptFailure] | None = None
         """Determines the failure of an attempt that a cancel flag stopped, in case Temporal does not cancel it."""
+        self._supervision: asyncio.Task[None] | None = None
 
     async def run(self) -> AttemptResult:
         """Run the executor and return its result. Raise ApplicationError or CancelledError, as the workflow expects."""
@@ -118,16 +119,25 @@ class Attempt:
         with measured_by(self._clock):
             guard = run_checked(self._worker, self._attempt, self._executor)
             work = asyncio.create_task(self._worker.portal.run_to_end(guard))
-        supervision = asyncio.create_task(self._supervise())
+        supervision = self._start_supervision()
         try:
             with self._worker.heartbeats.attempt():
                 return await self._until_done(work)
         except AttemptFailed as error:
             raise failed_attempt(error.failure) from None
         finally:
-            for task in (work, supervision, self._flag_failure):
+            supervision.cancel()
+            for task in (work, self._supervision, self._flag_failure):
                 if task is not None:
                     task.cancel()
+
+    def _start_supervision(self) -> asyncio.TimerHandle:
+        """Return the timer that starts the supervision. A very short attempt ends before it, and costs no task."""
+        after_sec = min(_UNSUPERVISED_SEC, self._attempt.lease_ttl_sec / 4)
+        return asyncio.get_running_loop().call_later(after_sec, self._begin_supervision)
+
+    def _begin_supervision(self) -> None:
+        self._supervision = asyncio.create_task(self._supervise())
 
     async def _until_done(self, work: asyncio.Task[AttemptResult]) -> AttemptResult:
         limit = self._attempt.timeout_sec
@@ -225,8 +235,7 @@ class Attempt:
             _logger.warning("node %s does not stop; its worker continues without it", self._attempt.node_id)
 
     async def _supervise(self) -> None:
-        """Send heartbeats, renew the lease and watch the cancel flag. A very short attempt ends before this starts."""
-        await asyncio.sleep(min(_UNSUPERVISED_SEC, self._attempt.lease_ttl_sec / 4))
+        """Send heartbeats, renew the lease and watch the cancel flag."""
         loops = (self._send_heartbeats, self._renew_lease, self._watch_flag)
         await asyncio.gather(*(restart_on_error(loop, self._attempt.node_id) for loop in loops))
 

@@ -161,6 +161,8 @@ class CoordinatorAdapters:
 
     def _log_change(self, task_id: str, change: Change, hits: int, *, first: bool) -> None:
         """Log one record with paths and counts. Values are never logged, because they may be secrets."""
+        if not _logger.isEnabledFor(logging.INFO):
+            return
         fields: dict[str, Any] = {"keys": change.paths, "n": len(change.paths)}
         if change.sets:
             fields["sensitive_hits"] = hits

@@ -33,18 +33,28 @@ async def retry_while_unavailable(call: Callable[[], Awaitable[T]]) -> T:
 
     The clock of the current attempt does not run in the meantime. Only the end of the attempt cancels the retries.
     """
-    with clock_stopped():
-        try:
+    clock = _clock.get()
+    if clock is None:
+        return await _result_of(call)
+    wait = clock.stop()
+    try:
+        return await _result_of(call)
+    finally:
+        clock.resume(wait)
+
+
+async def _result_of(call: Callable[[], Awaitable[T]]) -> T:
+    try:
+        return await call()
+    except StoreUnavailable as error:
+        _logger.warning("%s; retrying", error)
+    async for attempt in AsyncRetrying(
+        retry=retry_if_exception_type(StoreUnavailable),
+        wait=wait_exponential_jitter(multiplier=0.1, max=2.0),
+        reraise=True,
+    ):
+        with attempt:
             return await call()
-        except StoreUnavailable as error:
-            _logger.warning("%s; retrying", error)
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(StoreUnavailable),
-            wait=wait_exponential_jitter(multiplier=0.1, max=2.0),
-            reraise=True,
-        ):
-            with attempt:
-                return await call()
     raise AssertionError("tenacity stopped retrying, although no limit is set")
 
 
@@ -66,21 +76,28 @@ class AttemptClock:
     @contextmanager
     def stopped(self) -> Iterator[None]:
         """Stop the clock during the block. A block of at most 0.1 s counts after all. Blocks may overlap."""
-        wait = object()
-        with self._lock:
-            self._waiting[wait] = self._now()
+        wait = self.stop()
         try:
             yield
         finally:
-            with self._lock:
-                self._resume(self._waiting.pop(wait), self._now())
+            self.resume(wait)
 
-    def _resume(self, since: float, until: float) -> None:
-        if until - since > _SHORT_WAIT_SEC:
-            self._waited.append((since, until))
-        if not self._waiting:
-            self._not_counted += covered(self._waited)
-            self._waited.clear()
+    def stop(self) -> object:
+        """Stop the clock, as `stopped` does, until `resume` is called with the returned object."""
+        wait = object()
+        with self._lock:
+            self._waiting[wait] = self._now()
+        return wait
+
+    def resume(self, wait: object) -> None:
+        """End a wait that `stop` began."""
+        with self._lock:
+            since, until = self._waiting.pop(wait), self._now()
+            if until - since > _SHORT_WAIT_SEC:
+                self._waited.append((since, until))
+            if not self._waiting and self._waited:
+                self._not_counted += covered(self._waited)
+                self._waited.clear()
 
     def spent(self) -> float:
         """Return the seconds that count toward the attempt's time."""

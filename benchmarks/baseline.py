@@ -1,8 +1,8 @@
 """The baseline: what an expert would write on plain Temporal, without any FlowKit code.
 
 It makes the same activity calls (a local activity to open, one activity per node, one to close). For each node it makes
-the same MongoDB writes into documents of the documented structure, and writes independent rows concurrently. Like
-FlowKit, it runs on uvloop and does not compress calls to a server on the same machine.
+the same MongoDB writes with the same fields, and writes independent rows concurrently. Like FlowKit, it runs on uvloop
+and does not compress calls to a server on the same machine.
 Run: `python -m benchmarks.baseline workflows|activities`.
 """
 
@@ -10,7 +10,7 @@ import asyncio
 import os
 import sys
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import uvloop
@@ -54,38 +54,78 @@ class Baseline:
 class Activities:
     """The activities: insert the run's document, mark it as finished, and make the five writes of a one-batch node."""
 
+    KIND: ClassVar[dict[str, Any]] = {"type": "node"}
+    """The part of a node's entry that describes its work."""
+
     def __init__(self, db: Any) -> None:
         self.db = db
+        self.ids = {"worker_id": "w-12345678", "run_id": str(uuid4())}
 
     @activity.defn
     async def open_run(self, task: str, nodes: int) -> None:
-        node = {"type": "node", "depends_on": [], "fan_in": "all", "stats": {}, "lease": {}}
+        now = datetime.now(UTC)
+        node = {**self.KIND, "depends_on": [], "fan_in": "all", "stats": {}, "lease": {}}
         fresh = {**node, "status": "queued", "attempt_epoch": 0}
-        graph = {"nodes": [{"node_id": f"n{i}", **fresh} for i in range(nodes)]}
-        await self.db.tasks.insert_one({"id": task, "status": "running", "graph": graph})
+        graph = {"nodes": [{"node_id": f"n{i}", **fresh} for i in range(nodes)], "edges": [], "edges_ex": []}
+        began = {"from": None, "to": "running", "at": now.isoformat()}
+        unset = dict.fromkeys(("result", "reason", "next_retry_at_ms", "finished_at"))
+        run = {"id": task, "pipeline_id": task, "status": "running", "params": {}, "graph": graph, **unset}
+        shown = {"status_history": [began], "coordinator": {"liveness": {"state": "ok"}}, "run_seq": 1}
+        times = {"started_at": now.isoformat(), **seen(now)}
+        await self.db.tasks.insert_one({**run, **shown, **times, "run_id": self.ids["run_id"]})
 
     @activity.defn
     async def close_run(self, task: str) -> None:
-        await self.db.tasks.update_one({"id": task}, {"$set": {"status": "finished"}})
+        now = datetime.now(UTC)
+        ended = {"status": "finished", "finished_at": now, "updated_at": now}
+        await self.db.tasks.update_one({"id": task}, {"$set": ended})
 
     @activity.defn
     async def node(self, task: str, index: int) -> None:
         path, key = f"graph.nodes.{index}", {"task_id": task, "node_id": f"n{index}"}
         held, now = {"id": task, f"{path}.attempt_epoch": {"$lt": 1}}, datetime.now(UTC)
-        lease = {"worker_id": "w-12345678", "lease_id": str(uuid4()), "deadline_ts_ms": 1}
-        began = {f"{path}.status": "running", f"{path}.attempt_epoch": 1, f"{path}.started_at": now}
-        running = {**began, f"{path}.lease": lease, "updated_at": now}
-        await self.db.tasks.update_one(held, {"$set": running})
-        partial = {"batch_uid": "b0", "status": "partial", "meta": {"n": 1}}
+        await self.db.tasks.update_one(held, {"$set": {**self.begun(path, now), **seen(now)}})
+        now, meta = datetime.now(UTC), {"n": 1}
+        row = {"batch_uid": "b0", "attempt_epoch": 1, "created_at": now}
+        metrics = {"metrics": meta, "failed": False, "reason": None, "ts_ms": milliseconds(now)}
+        partial = {"status": "partial", "meta": meta, "size": 12, "payload": None, "updated_at": now}
+        worker = {"worker_id": self.ids["worker_id"]}
         await asyncio.gather(
-            self.db.metrics_raw.insert_one({**key, "batch_uid": "b0", "metrics": {"n": 1}}),
-            self.db.artifacts.insert_one({**key, **partial}),
+            self.db.metrics_raw.insert_one({**key, **row, **metrics}),
+            self.db.artifacts.insert_one({**key, **row, **partial, **worker}),
         )
-        ended = {f"{path}.status": "finished", f"{path}.finished_at": datetime.now(UTC)}
+        now = datetime.now(UTC)
+        ended = {f"{path}.status": "finished", **ended_at(path, now), **seen(now)}
         await asyncio.gather(
-            self.db.artifacts.insert_one({**key, "status": "complete"}),
+            self.db.artifacts.insert_one(self.marker(key, now)),
             self.db.tasks.update_one({"id": task, f"{path}.attempt_epoch": 1}, {"$set": ended}),
         )
+
+    def begun(self, path: str, now: datetime) -> dict[str, Any]:
+        """Return the fields of a node that begins."""
+        lease = {"worker_id": self.ids["worker_id"], "lease_id": str(uuid4()), "deadline_ts_ms": 1}
+        taken = {f"{path}.status": "running", f"{path}.attempt_epoch": 1, f"{path}.started_at": now}
+        return {**taken, f"{path}.run_id": self.ids["run_id"], f"{path}.lease": lease}
+
+    def marker(self, key: dict[str, Any], now: datetime) -> dict[str, Any]:
+        """Return the complete marker of a node."""
+        complete = {"status": "complete", "meta": {}, "confirmed": True, "attempt_epoch": 1}
+        return {**key, **complete, "worker_id": self.ids["worker_id"], "created_at": now, "updated_at": now}
+
+
+def seen(now: datetime) -> dict[str, Any]:
+    """Return the fields of a run that change with each event."""
+    return {"last_event_recv_ms": milliseconds(now), "updated_at": now}
+
+
+def ended_at(path: str, now: datetime) -> dict[str, Any]:
+    """Return the times of a node that ends."""
+    return {f"{path}.finished_at": now, f"{path}.last_event_recv_ms": milliseconds(now)}
+
+
+def milliseconds(now: datetime) -> int:
+    """Return the time in milliseconds since the Unix epoch."""
+    return int(now.timestamp() * 1000)
 
 
 async def create_indexes(db: Any) -> None:

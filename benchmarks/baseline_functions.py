@@ -5,7 +5,7 @@ Each activity increments a number and marks its node as finished in one update. 
 
 import os
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import uvloop
 from temporalio import activity, workflow
@@ -14,7 +14,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 with workflow.unsafe.imports_passed_through():
     from motor.motor_asyncio import AsyncIOMotorClient
 
-    from benchmarks.baseline import Activities, connect
+    from benchmarks.baseline import Activities, connect, ended_at, seen
 
 QUEUE = "baseline-functions"
 
@@ -37,15 +37,19 @@ class BaselineFunctions:
 class Functions(Activities):
     """Adds the activity for the two writes of a function."""
 
+    KIND: ClassVar[dict[str, Any]] = {
+        "type": "coordinator_fn",
+        "io": {"fn": "vars.incr", "fn_args": {"key": "n"}},
+    }
+
     @activity.defn
     async def increment(self, task: str, index: int) -> None:
         path, now = f"graph.nodes.{index}", datetime.now(UTC)
-        ended = {f"{path}.status": "finished", f"{path}.finished_at": now, f"{path}.attempt_epoch": 1}
-        fields = {**ended, f"{path}.started_at": now, "updated_at": now}
+        ended = {**self.begun(path, now), f"{path}.status": "finished", **ended_at(path, now), **seen(now)}
         held = {"id": task, f"{path}.attempt_epoch": {"$lt": 1}}
-        await self.db.tasks.update_one(held, {"$set": fields, "$inc": {"coordinator.vars.n": 1}})
-        marker = {"task_id": task, "node_id": f"n{index}", "status": "complete"}
-        await self.db.artifacts.insert_one(marker)
+        await self.db.tasks.update_one(held, {"$set": ended, "$inc": {"coordinator.vars.n": 1}})
+        key = {"task_id": task, "node_id": f"n{index}"}
+        await self.db.artifacts.insert_one(self.marker(key, datetime.now(UTC)))
 
 
 async def main() -> None:

@@ -10,7 +10,7 @@ To learn how a task runs, read these modules in this order:
 The other modules support these. `task_document` mirrors the task in MongoDB (`document_activities`, `reports`).
 `current_details` shows it in Temporal's Web UI (`details_markdown`, `summaries`, `views`). `state_codec`
 encodes the state for the next run of the workflow (continue-as-new). `budget` keeps payloads within byte limits,
-`payloads` shortens the input of activities, and `interceptor` rejects tasks that are started with several inputs.
+`payloads` shortens the input of activities, and `interceptor` rejects several inputs and supplies the current details.
 
 "Pure" in the first line of a module means that its code decides and formats only. It may change the state that a caller
 passes, but uses neither Temporal's API nor I/O nor a clock. The glossary (docs/glossary.md) defines the terms, such as

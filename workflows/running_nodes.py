@@ -67,11 +67,6 @@ class RunningNodes:
         return self._context.in_flight
 
     @property
-    def only_local(self) -> bool:
-        """Whether the only attempt in flight is a local activity, which ends within two seconds."""
-        return self.in_flight == 1 and self._context.consecutive_local_activities > 0
-
-    @property
     def any_ended(self) -> bool:
         """Whether `pop_ended` has a node to return or an error to raise."""
         return bool(self._ended) or self._error is not None

@@ -131,7 +131,7 @@ class Task:
         self._publisher.set_status(TaskStatus.RUNNING)
 
     def _publish_status(self) -> None:
-        """Update the task's own status and its current details."""
+        """Update the task's own status."""
         silent = self._silence.nodes
         self._publisher.silent_nodes = frozenset(self._scheduler.nodes[index].node_id for index in silent)
         running = self._nodes.in_flight > len(silent)
@@ -139,7 +139,7 @@ class Task:
         if self._publisher.set_status(status):
             self._document.write_task()
         self._document.show_silent(silent)
-        self._publisher.refresh(self._nodes)
+        self._publisher.repeat_timer()
 
     def _on_retry_state_change(self, index: int) -> None:
         """Wake the main loop when a node begins or ends its wait for a retry. Write a wait to the task document."""
@@ -205,7 +205,7 @@ class Task:
         return await self._close(TaskStatus.CANCELLED, reason)
 
     async def _cancel_nodes(self, grace_sec: float) -> None:
-        self._publisher.stop_refreshing()
+        self._publisher.cancel_timer()
         await self._conditions.cancel()
         await self._nodes.cancel(grace_sec)
 
@@ -251,6 +251,11 @@ class Task:
         problem = self._silence.problem(report) if self._is_open else "the task is not open"
         if problem is not None:
             raise ApplicationError(problem, type=reason_codes.FENCED, non_retryable=True)
+
+    @property
+    def current_details(self) -> str:
+        """The details that Temporal's Web UI shows; empty while the task is not open."""
+        return self._publisher.details() if self._is_open else ""
 
     @workflow.query
     def status(self) -> dict[str, Any]:

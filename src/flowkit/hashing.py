@@ -6,8 +6,9 @@ import hashlib
 import json
 from typing import Any
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
 
 def stable_hash(value: Any) -> str:
     """Return the BLAKE2b-160 hash of the value's canonical JSON, in hexadecimal (protocol: stable_hash)."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
+    return hashlib.blake2b(_CANONICAL.encode(value).encode(), digest_size=20).hexdigest()

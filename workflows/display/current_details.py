@@ -1,4 +1,4 @@
-"""Publish what Temporal shows of a running task: its status as search attributes, and its current details."""
+"""What Temporal shows of a running task: its status as search attributes, and its current details."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from flowkit.workflows.display.notes import SlotLimits
 
 if TYPE_CHECKING:
     from flowkit.models import Graph
-    from flowkit.workflows.running_nodes import RunningNodes
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState
 
-_REFRESH_EVERY_SEC = 1.0
-_SECOND_REFRESH_SEC = 5.0
-"""Delay of the second refresh. It is long because a timer costs the server half as much as a node."""
+_REFRESH_SEC = 5.0
+"""Duration of the timers in the histories of tasks that an earlier release opened."""
 
 
 class StatusPublisher:
-    """Keep the task's status and status history, and publish them to Temporal.
+    """Keep the task's status and status history, publish them to Temporal, and render the current details.
 
     The current details are Markdown that the Web UI shows on the page of the run (see `details_markdown`).
     """
@@ -32,14 +30,13 @@ class StatusPublisher:
         self._state = state
         self._graph = graph
         self._scheduler = scheduler
-        self._refreshing: asyncio.Task[None] | None = None
+        self._timer: asyncio.Task[None] | None = None
         self._queues = details_markdown.TaskQueues(
             namespace=workflow.info().namespace, prefix=state.opened.settings.queue
         )
         self._limits = SlotLimits(
             window=state.opened.settings.window, max_in_flight=state.opened.settings.max_in_flight
         )
-        self._refreshed_at = 0.0
         self._reason: str | None = None
         self.silent_nodes: frozenset[str] = frozenset()
         """The ids of the nodes whose attempts send no heartbeats."""
@@ -72,63 +69,36 @@ class StatusPublisher:
             workflow.upsert_search_attributes(updates)
         return True
 
-    def refresh(self, running: RunningNodes) -> None:
-        """Update the current details.
-
-        For a large graph, this happens at most once per second. A change is shown after at most five seconds. For a
-        small graph, it happens at most once per second while only a local activity runs: the next change follows soon,
-        and rendering takes as long as the rest of such a step.
-        """
-        if (
-            len(self._scheduler.nodes) <= details_markdown.ROWS
-            and running.only_local
-            and not self._is_outdated()
-        ):
-            if self._refreshing is None:
-                self._refreshing = asyncio.create_task(self._refresh_after_local(running))
-            return
-        if len(self._scheduler.nodes) <= details_markdown.ROWS or self._refreshing and self._is_outdated():
-            self._refresh_now()
-        elif self._refreshing is None:
-            self._refreshing = asyncio.create_task(self._refresh_twice())
-
-    def _is_outdated(self) -> bool:
-        return workflow.now().timestamp() - self._refreshed_at >= _REFRESH_EVERY_SEC
-
-    def finish(self, reason: str | None) -> None:
-        """Publish the final details. `reason` says why the task was stopped; None if it was not stopped."""
-        self._reason = reason
-        self.stop_refreshing()
-        self._refresh_now()
-
-    def stop_refreshing(self) -> None:
-        """Cancel the pending refresh, if there is one."""
-        if self._refreshing is not None:
-            self._refreshing.cancel()
-            self._refreshing = None
-
-    async def _refresh_after_local(self, running: RunningNodes) -> None:
-        """Update the details when a regular activity follows, as if the local one failed. This starts no timer."""
-        await workflow.wait_condition(lambda: running.in_flight > 0 and not running.only_local)
-        self._refreshing = None
-        self._refresh_now()
-
-    async def _refresh_twice(self) -> None:
-        """Update the details now, and again later for the changes in between."""
-        self._refresh_now()
-        await workflow.sleep(_SECOND_REFRESH_SEC, summary="refresh the details")
-        self._refresh_now()
-        self._refreshing = None
-
-    def _refresh_now(self) -> None:
-        self._refreshed_at = workflow.now().timestamp()
-        details = details_markdown.render(
+    def details(self) -> str:
+        """Return the current details. They are rendered when they are queried, because few of them are ever read."""
+        return details_markdown.render(
             self.status,
             self._scheduler,
             self._queues,
             self._reason,
             self._limits,
-            self._refreshed_at,
+            workflow.now().timestamp(),
             self.silent_nodes,
         )
-        workflow.set_current_details(details)
+
+    def repeat_timer(self) -> None:
+        """Start the timer with which an earlier release refreshed the details of a large graph, as its history does."""
+        if not self._state.opened.settings.refresh_timers or self._timer is not None:
+            return
+        if len(self._scheduler.nodes) > details_markdown.ROWS:
+            self._timer = asyncio.create_task(self._run_timer())
+
+    async def _run_timer(self) -> None:
+        await workflow.sleep(_REFRESH_SEC, summary="refresh the details")
+        self._timer = None
+
+    def finish(self, reason: str | None) -> None:
+        """Note in the details why the task was stopped; None if it was not stopped."""
+        self._reason = reason
+        self.cancel_timer()
+
+    def cancel_timer(self) -> None:
+        """Cancel the timer that `repeat_timer` has started, if it runs."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -29,14 +29,13 @@ class LoopPortal:
         if asyncio.get_running_loop() is self._loop:
             return await work
         remote = _RemoteTask(self._loop, work)
-        ended = asyncio.wrap_future(remote.ended)
         try:
-            return await asyncio.shield(ended)
+            return await asyncio.shield(remote.ended)
         except asyncio.CancelledError:
-            if ended.done():
+            if remote.ended.done():
                 raise
             remote.cancel()
-            return await asyncio.shield(ended)
+            return await asyncio.shield(remote.ended)
 
     def call(self, function: Any, *args: Any) -> None:
         """Schedule a call of `function` on the portal's loop. This method is safe to call from any thread."""
@@ -48,8 +47,10 @@ class _RemoteTask(Generic[T]):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
         self._loop = loop
+        self._caller = asyncio.get_running_loop()
         self._task: asyncio.Task[T] | None = None
-        self.ended: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self.ended: asyncio.Future[T] = self._caller.create_future()
+        """The outcome, on the loop of the caller."""
         loop.call_soon_threadsafe(self._begin, work)
 
     def cancel(self) -> None:
@@ -65,6 +66,10 @@ class _RemoteTask(Generic[T]):
             self._task.cancel()
 
     def _end(self, task: asyncio.Task[T]) -> None:
+        with suppress(RuntimeError):  # the caller's loop is closed
+            self._caller.call_soon_threadsafe(self._settle, task)
+
+    def _settle(self, task: asyncio.Task[T]) -> None:
         if task.cancelled():
             self.ended.cancel()
         elif (error := task.exception()) is not None:

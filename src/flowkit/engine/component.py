@@ -29,7 +29,7 @@ from flowkit.engine.worker import (
     with_task,
 )
 from flowkit.models import AttemptInput, AttemptResult
-from flowkit.workflows.interceptor import SingleInputInterceptor
+from flowkit.workflows.interceptor import TaskInterceptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -141,7 +141,7 @@ class EngineComponent(WorkerComponent):
     def configured(self, config: WorkerConfig) -> WorkerConfig:
         """Return the worker's settings with the Task workflow, its interceptor and the activities added."""
         config["workflows"] = with_task(config.get("workflows"))
-        config["interceptors"] = [*(config.get("interceptors") or ()), SingleInputInterceptor()]
+        config["interceptors"] = [*(config.get("interceptors") or ()), TaskInterceptor()]
         return super().configured(throttled(config))
 
     async def start(self, worker: Worker) -> None:

@@ -28,7 +28,7 @@ from flowkit.models import (
     Settings,
 )
 from flowkit.temporal_names import INLINE_ATTEMPT, SEARCH_ATTRIBUTES, role_queue
-from flowkit.workflows.interceptor import SingleInputInterceptor
+from flowkit.workflows.interceptor import TaskInterceptor
 from flowkit.workflows.task import Task
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def settings_of(
         deadlines=True,
         limits=Limits.of(config).configured,
         local_slots=True,
+        refresh_timers=False,
         inline_roles=inline_roles,
     )
 
@@ -214,7 +215,7 @@ def engine_workers(
         workflows=[Task],
         activities=[*activities, inline],
         workflow_runner=UnsandboxedWorkflowRunner(),
-        interceptors=[SingleInputInterceptor()],
+        interceptors=[TaskInterceptor()],
         identity=identity,
         max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,

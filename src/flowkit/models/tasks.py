@@ -140,6 +140,8 @@ class Settings:
     """Roles whose attempts the engine that opened the task runs itself, as local activities."""
     local_slots: bool = False
     """Whether local activities acquire and free the slots. False for tasks of an earlier release."""
+    refresh_timers: bool = True
+    """Whether timers refresh the details of large graphs, as in an earlier release. New tasks render them on demand."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
