@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import UpdateOne
 
 from flowkit.adapters.group_commit import GroupCommit
+from flowkit.adapters.mongo import translate_errors
 from flowkit.adapters.tasks import task_fields
 from flowkit.errors import EpochTaken, Fenced, StoreRefused
 from flowkit.models import NodeStatus
@@ -71,6 +72,16 @@ class AttemptWrites:
         fence = task_fields.fresh_attempt_filter(attempt)
         take = partial(self._begin_once, lease) if once else self._begin
         alone = partial(take, attempt, run_id, update)
+        await self._writes.write(_Write(attempt=attempt, fence=fence, update=update, alone=alone))
+
+    @translate_errors
+    async def begin_and_finish(
+        self, attempt: AttemptInput, run_id: str, lease: Fields, at: float, ended_at: float
+    ) -> None:
+        """Begin and finish an attempt in one write. Raise the errors of `begin` with `once`."""
+        update = task_fields.attempt_at_once(attempt, run_id, lease, at, ended_at)
+        fence = task_fields.fresh_attempt_filter(attempt)
+        alone = partial(self._begin_once, lease, attempt, run_id, update)
         await self._writes.write(_Write(attempt=attempt, fence=fence, update=update, alone=alone))
 
     async def finish(self, attempt: AttemptInput, run_id: str, at: float) -> None:

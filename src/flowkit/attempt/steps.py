@@ -31,19 +31,31 @@ async def begin(
     attempt: AttemptInput,
     run_id: str,
     worker_id: str,
+) -> dict[str, Any]:
+    """Take the attempt's epoch, remove the complete marker of an earlier attempt, and return the new lease."""
+    now = time.time()
+    lease = new_lease(worker_id, now + attempt.lease_ttl_sec)
+    await take_epoch(tasks, artifacts, attempt, run_id, lease, now)
+    return lease
+
+
+async def take_epoch(
+    tasks: TaskStore,
+    artifacts: ArtifactStore,
+    attempt: AttemptInput,
+    run_id: str,
+    lease: dict[str, Any],
+    at: float,
     *,
     once: bool = False,
-) -> dict[str, Any]:
-    """Take the attempt's epoch, remove the complete marker of an earlier attempt, and return the new lease.
+) -> None:
+    """Take the attempt's epoch with this lease, and remove the complete marker of an earlier attempt.
 
     With `once`, raise TriedBefore if an earlier try of the same attempt has taken the epoch.
     """
-    now = time.time()
-    lease = new_lease(worker_id, now + attempt.lease_ttl_sec)
-    await retry_while_unavailable(lambda: tasks.begin_attempt(attempt, run_id, lease, now, once=once))
+    await retry_while_unavailable(lambda: tasks.begin_attempt(attempt, run_id, lease, at, once=once))
     if attempt.epoch > 1:
         await retry_while_unavailable(lambda: artifacts.drop_marker(attempt))
-    return lease
 
 
 def new_lease(worker_id: str, until: float) -> dict[str, Any]:
