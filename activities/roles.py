@@ -186,7 +186,7 @@ class RoleExecutor:
         """
         if not self._may_repeat:
             raise EpochTaken(self._attempt.epoch)
-        batches = await complete_end(self._artifacts, self._attempt) if earlier.finished else None
+        batches = await complete_end(self._artifacts, self._attempt, earlier) if earlier.finished else None
         if batches is None:
             raise AttemptFailed(lost(reason_codes.LEASE_LOST, str(earlier)))
         return AttemptResult(worker_id=self._worker_id, batches=batches)

@@ -191,10 +191,14 @@ class ArtifactStore:
         self.notifier.notify(task_id, node_id)
 
     @translate_errors
-    async def complete_meta(self, attempt: AttemptInput) -> dict[str, Any] | None:
-        """Return the `meta` of the complete marker that this attempt has written; None if it has written none."""
+    async def complete_meta(self, attempt: AttemptInput, lease_id: str) -> dict[str, Any] | None:
+        """Return the `meta` of the complete marker that an attempt has written; None if it has written none.
+
+        Ignore a marker of another try than the one with this lease, which holds the epoch.
+        """
         key = {"task_id": attempt.task_id, "node_id": attempt.node_id, "batch_uid": {"$exists": False}}
-        marker = await self._artifacts.find_one({**key, "attempt_epoch": attempt.epoch}, {"meta": 1})
+        own = {"attempt_epoch": attempt.epoch, "lease_id": {"$in": [None, lease_id]}}
+        marker = await self._artifacts.find_one({**key, **own}, {"meta": 1})
         return None if marker is None else dict(marker.get("meta") or {})
 
     @translate_errors

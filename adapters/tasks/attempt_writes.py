@@ -36,9 +36,11 @@ class _Write:
 class TriedBefore(Exception):
     """Raised if an earlier try of an attempt has begun. Temporal runs a local activity again after a crash."""
 
-    def __init__(self, node_id: str, *, finished: bool) -> None:
+    def __init__(self, node_id: str, *, finished: bool, lease_id: str) -> None:
         self.finished = finished
         """Whether the earlier try has also finished the node."""
+        self.lease_id = lease_id
+        """The lease of the earlier try."""
         super().__init__(
             f"the engine that ran this attempt of node {node_id!r} stopped, or its workflow task timed out"
         )
@@ -111,11 +113,14 @@ class AttemptWrites:
         """Raise TriedBefore if this run has already taken the epoch."""
         taken = {"node_id": attempt.node_id, "attempt_epoch": attempt.epoch, "run_id": run_id}
         stored = await self._tasks.find_one(
-            {"id": attempt.task_id, "graph.nodes": {"$elemMatch": taken}}, task_fields.NODE_STATES
+            {"id": attempt.task_id, "graph.nodes": {"$elemMatch": taken}},
+            {**task_fields.NODE_STATES, "graph.nodes.lease.lease_id": 1},
         )
         if stored is not None:
-            status = stored["graph"]["nodes"][attempt.index]["status"]
-            raise TriedBefore(attempt.node_id, finished=status == NodeStatus.FINISHED)
+            node = stored["graph"]["nodes"][attempt.index]
+            finished = node["status"] == NodeStatus.FINISHED
+            lease_id = node.get("lease", {}).get("lease_id", "")
+            raise TriedBefore(attempt.node_id, finished=finished, lease_id=lease_id)
 
     async def _begin(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
         begun = await self._tasks.update_one(task_fields.open_attempt_filter(attempt, run_id), update)

@@ -25,6 +25,7 @@ from flowkit import reason_codes
 from flowkit.activities.handlers import BatchResult, FinalizeResult
 from flowkit.activities.local_attempts import InlineExecutor, check_age
 from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.fenced_rows import OWNER_FIELDS
 from flowkit.adapters.tasks.attempt_writes import TriedBefore
 from flowkit.errors import EpochTaken, Fenced
 from flowkit.models import FailureKind
@@ -50,9 +51,9 @@ def counting(*uids: str) -> Returning:
 
 
 async def documents(db: Any) -> list[dict[str, Any]]:
-    """Return the documents of the attempt, without ids and times."""
+    """Return the documents of the attempt, without ids, times and the owners of rows."""
     found = [each for name in ("tasks", "artifacts", "metrics_raw") for each in await documents_of(db[name])]
-    times = {"_id", "ts_ms", "created_at", "updated_at"}
+    times = {"_id", "ts_ms", "created_at", "updated_at", *OWNER_FIELDS}
     return [{name: value for name, value in each.items() if name not in times} for each in found]
 
 

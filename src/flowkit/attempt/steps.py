@@ -12,6 +12,7 @@ from flowkit.text import clean
 
 if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.tasks.attempt_writes import TriedBefore
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.models import AttemptInput
 
@@ -85,13 +86,13 @@ async def mark(
     )
 
 
-async def complete_end(artifacts: ArtifactStore, attempt: AttemptInput) -> int | None:
+async def complete_end(artifacts: ArtifactStore, attempt: AttemptInput, earlier: TriedBefore) -> int | None:
     """Complete the last writes of an earlier try of an attempt, which has finished the node.
 
     The complete marker contains the final metrics. Return the number of batches that the node has stored; None if there
     is no marker, so that another attempt must run.
     """
-    metrics = await retry_while_unavailable(lambda: artifacts.complete_meta(attempt))
+    metrics = await retry_while_unavailable(lambda: artifacts.complete_meta(attempt, earlier.lease_id))
     if metrics is None:
         return None
     if metrics:
