@@ -40,7 +40,7 @@ class AttemptLog:
         self._lease = lease
         self._add = add
         self._begun_at = time.time()
-        self._start: WorkerEvent | None = accepted(attempt, lease, self._begun_at)
+        self._started = False
         self._batch_gap_sec = batch_gap_sec
         self._heartbeat_sec = heartbeat_sec
         self._batches = 0
@@ -69,9 +69,9 @@ class AttemptLog:
 
     def begin(self) -> None:
         """Add the start event, unless it was already added."""
-        start, self._start = self._start, None
-        if start is not None:
-            self._add(start)
+        if not self._started:
+            self._started = True
+            self._add(accepted(self._attempt, self._lease, self._begun_at))
 
     def end(self, event: WorkerEvent, *, failed: bool) -> None:
         """Add the end event, after the start and batch events that explain it. A quick success adds only its end."""
