@@ -186,6 +186,29 @@ async def test_epoch_of_another_run_is_taken(db: Any, tasks: TaskStore) -> None:
     assert (failure.kind, failure.current_epoch) == (FailureKind.EPOCH_TAKEN, 1)
 
 
+class Failing(Returning):
+    """Raises an error before its first batch, or in it."""
+
+    async def load_input(self, input_ref: Any, input_inline: Any) -> Any:
+        """Fail if there are no batches."""
+        if not self._uids:
+            raise ValueError("no batches")
+
+    async def process_batch(self, batch: Any, ctx: Any) -> BatchResult:
+        """Fail."""
+        raise ValueError("no result")
+
+
+@pytest.mark.parametrize("uids", [("u",), ()], ids=["in a batch", "before the first batch"])
+async def test_taken_epoch_takes_precedence_over_a_failure(
+    db: Any, tasks: TaskStore, uids: tuple[str, ...]
+) -> None:
+    await tasks.begin_attempt(attempt(), "other-run", {"lease_id": "other"}, AT)
+    failure = await failure_of(inline(db, Failing(BatchResult(success=True), *uids)))
+    assert failure.kind is FailureKind.EPOCH_TAKEN
+    assert await documents_of(db.metrics_raw) == []
+
+
 async def test_attempt_of_a_closed_task_is_fenced(db: Any, tasks: TaskStore) -> None:
     await tasks.close_task(close())
     before = await stored(db)

@@ -59,6 +59,7 @@ class AttemptStorage:
         self._begun = False
         self._beginning: asyncio.Task[None] | None = None
         self._runner: asyncio.Task[Any] | None = None
+        """The task to cancel if the attempt must not begin."""
 
     # --- begin ----------------------------------------------------------------------------------------------------
 
@@ -73,6 +74,7 @@ class AttemptStorage:
         if not self._begun:
             self._begin_in_background()
             assert self._beginning is not None
+            self._runner = None  # the caller receives the error
             await asyncio.shield(self._beginning)
 
     @contextmanager
