@@ -40,7 +40,7 @@ class AttemptLog:
         self._lease = lease
         self._add = add
         self._begun_at = time.time()
-        self._has_start = False
+        self._started = False
         self._batch_gap_sec = batch_gap_sec
         self._heartbeat_sec = heartbeat_sec
         self._batches = 0
@@ -69,8 +69,8 @@ class AttemptLog:
 
     def begin(self) -> None:
         """Add the start event, unless it was already added."""
-        if not self._has_start:
-            self._has_start = True
+        if not self._started:
+            self._started = True
             self._add(accepted(self._attempt, self._lease, self._begun_at))
 
     def end(self, event: WorkerEvent, *, failed: bool) -> None:

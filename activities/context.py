@@ -34,12 +34,17 @@ class ArtifactsWriter:
         attempt: AttemptInput,
         worker_id: str,
         on_batch: Callable[[str], None] = lambda uid: None,
+        begin: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Prepare the writer. `on_batch` is called with the uid of each batch that `upsert_partial` has stored."""
+        """Prepare the writer. `on_batch` is called with the uid of each batch that `upsert_partial` has stored.
+
+        Each method calls `begin` first, with which the attempt begins if it has not begun.
+        """
         self._store = store
         self._attempt = attempt
         self._worker_id = worker_id
         self._on_batch = on_batch
+        self._begin = begin or _begun
         self.marked = False
         """Whether the handler has written the complete marker itself."""
 
@@ -50,6 +55,7 @@ class ArtifactsWriter:
         """
         if not isinstance(batch_uid, str) or not batch_uid or not is_unicode(batch_uid):
             raise ValueError(f"batch_uid must be a non-empty string, not {shown(batch_uid)}")
+        await self._begin()
         now = time.time()
         await retry_while_unavailable(
             lambda: self._store.upsert_partial(self._attempt, batch_uid, meta, self._worker_id, now)
@@ -62,6 +68,7 @@ class ArtifactsWriter:
     ) -> dict[str, Any]:
         """Write the node's complete marker and return a reference to it. FlowKit also writes it when the run ends."""
         self.marked = True
+        await self._begin()
         attempt, now = self._attempt, time.time()
         await retry_while_unavailable(
             lambda: self._store.mark_complete(
@@ -78,6 +85,7 @@ class ArtifactsWriter:
 
     async def partials(self) -> AsyncIterator[dict[str, Any]]:
         """Yield `batch_uid` and `meta` of each batch that this node has stored, in earlier attempts too."""
+        await self._begin()
         task_id, node_id = self._attempt.task_id, self._attempt.node_id
         pages, yielded = self._store.pages(task_id, node_id), set[str]()
 
@@ -96,6 +104,10 @@ class ArtifactsWriter:
 
     def _ref(self) -> dict[str, Any]:
         return {"task_id": self._attempt.task_id, "node_id": self._attempt.node_id}
+
+
+async def _begun() -> None:
+    """Do nothing, for an attempt that has begun."""
 
 
 class RunContext:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import time
-from contextlib import aclosing, nullcontext
+from contextlib import ExitStack, aclosing, closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +19,13 @@ from flowkit.activities.context import ArtifactsWriter, RunContext
 from flowkit.activities.local_attempts import InlineExecutor, LocalAttempt, check_age, not_hosted
 from flowkit.activities.processes import ProcessDied
 from flowkit.activities.results import as_final, as_result, payload_uid, unsuccessful
-from flowkit.adapters.concurrent_writes import together
-from flowkit.adapters.metrics import UNSTORABLE, storable
+from flowkit.adapters.metrics import UNSTORABLE
 from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.adapters.tasks.attempt_writes import TriedBefore
+from flowkit.attempt.attempt_storage import AttemptStorage
 from flowkit.attempt.failures import failure, from_error, lost, unexpected
 from flowkit.attempt.first_batch import FirstBatchSignal
-from flowkit.attempt.steps import begin, complete_end, mark
+from flowkit.attempt.steps import complete_end
 from flowkit.errors import EpochTaken, FlowKitError
 from flowkit.graph.input_adapters import inline_of
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
@@ -130,10 +129,15 @@ class RoleExecutor:
         self._tasks = worker.tasks
         self._artifacts = roles.artifacts
         self._worker_id = worker.worker_id
+        self._storage = AttemptStorage(
+            *(worker.tasks, roles.artifacts, attempt, run_id, worker.worker_id), on_begun=self._begun
+        )
         self._ctx = RunContext(
             attempt=attempt,
             worker_id=worker.worker_id,
-            artifacts=ArtifactsWriter(roles.artifacts, attempt, worker.worker_id, self._batch_stored),
+            artifacts=ArtifactsWriter(
+                *(roles.artifacts, attempt, worker.worker_id, self._batch_stored, self._storage.begin)
+            ),
             tasks=worker.tasks,
             clock=roles.clock,
         )
@@ -144,6 +148,7 @@ class RoleExecutor:
         self._may_repeat = may_repeat
         self._wait = Wait()
         self._log: AttemptLog | None = None
+        self._end_of_log = ExitStack()
 
     def waits_for(self) -> str | None:
         """Return what holds the attempt back, for people; None if nothing does. Any thread may call this."""
@@ -156,18 +161,23 @@ class RoleExecutor:
 
     async def run(self) -> AttemptResult:
         """Run the whole attempt, from its first write to its last. Return at once if an earlier try has finished it."""
-        stores, attempt = (self._tasks, self._artifacts), self._attempt
-        try:
-            lease = await begin(*stores, attempt, self._run_id, self._worker_id, once=True)
-        except TriedBefore as earlier:
-            return await self._after_earlier_try(earlier)
-        await self._signal_earlier_batches()
-        events = self._roles.events
-        with (
-            events.attempt(self._attempt, lease, self._ctx.cancelled) if events else nullcontext()
-        ) as self._log:
-            await self._run()
+        with closing(self._storage), self._end_of_log:
+            try:
+                await self._storage.start(late=self._may_begin_late())
+                await self._signal_earlier_batches()
+                await self._run()
+            except TriedBefore as earlier:
+                return await self._after_earlier_try(earlier)
         return AttemptResult(worker_id=self._worker_id, batches=self._batches)
+
+    def _may_begin_late(self) -> bool:
+        """Return whether a single write may begin and end the attempt. Later attempts replace what earlier ones left."""
+        return self._may_repeat and self._attempt.epoch == 1 and not self._attempt.max_ahead
+
+    def _begun(self) -> None:
+        if events := self._roles.events:
+            log = events.attempt(self._attempt, self._storage.lease, self._ctx.cancelled)
+            self._log = self._end_of_log.enter_context(log)
 
     async def _after_earlier_try(self, earlier: TriedBefore) -> AttemptResult:
         """Return the result of an earlier try. Raise a loss if it did not finish.
@@ -176,7 +186,7 @@ class RoleExecutor:
         """
         if not self._may_repeat:
             raise EpochTaken(self._attempt.epoch)
-        batches = await complete_end(self._artifacts, self._attempt) if earlier.finished else None
+        batches = await complete_end(self._artifacts, self._attempt, earlier) if earlier.finished else None
         if batches is None:
             raise AttemptFailed(lost(reason_codes.LEASE_LOST, str(earlier)))
         return AttemptResult(worker_id=self._worker_id, batches=batches)
@@ -205,8 +215,21 @@ class RoleExecutor:
 
     async def _run(self) -> None:
         try:
-            final = await self._handle()
+            final = await self._handled()
+            ambiguous = self._may_repeat and self._ctx.artifacts.marked
+            await self._storage.end(final.metrics, final.artifacts_ref, finish_last=ambiguous)
+        except asyncio.CancelledError:
+            self._storage.raise_refusal()
+            raise
         except (FlowKitError, AttemptFailed):
+            await self._storage.begin()  # an attempt that fails has begun, so that its failure is logged
+            raise
+
+    async def _handled(self) -> FinalizeResult:
+        """Run the handler, and return its result. Raise its error as AttemptFailed."""
+        try:
+            return await self._handle()
+        except (FlowKitError, AttemptFailed, TriedBefore):
             raise
         except asyncio.CancelledError:
             self._refuse_stray_cancel()
@@ -215,25 +238,6 @@ class RoleExecutor:
             raise AttemptFailed(self._classified(error)) from error
         finally:
             await self._ctx.release()
-        await self._end(final)
-
-    async def _end(self, final: FinalizeResult) -> None:
-        """Write the final metrics, the complete marker and the end of the attempt concurrently: each is independent.
-
-        A later try of an attempt that may be repeated completes these writes from the marker (`complete_end`). If the
-        handler has written a marker itself, that would be ambiguous, so *finished* is the last write.
-        """
-        attempt, artifacts, now = self._attempt, self._artifacts, time.time()
-        metrics, _ = storable("metrics of finalize", final.metrics)
-        ref, _ = storable("artifacts_ref of finalize", final.artifacts_ref or {})
-        writes = [mark(artifacts, attempt, metrics, self._worker_id, ref or final.artifacts_ref)]
-        if metrics:
-            writes.append(retry_while_unavailable(lambda: artifacts.store_final(attempt, metrics, now)))
-        if self._may_repeat and self._ctx.artifacts.marked:
-            await together(*writes)
-            writes = []
-        finish = retry_while_unavailable(lambda: self._tasks.finish_attempt(attempt, self._run_id, now))
-        await together(*writes, finish)
 
     def _refuse_stray_cancel(self) -> None:
         """Raise AttemptFailed if the handler raised CancelledError without a cancel. The failure can be retried."""
@@ -244,8 +248,11 @@ class RoleExecutor:
 
     async def _handle(self) -> FinalizeResult:
         attempt, handler, invoker = self._attempt, self._handler, self._invoker
-        await invoker.call(handler.init, self._info())
-        loaded = await invoker.call(handler.load_input, attempt.io.input_ref, inline_of(attempt))
+        with self._storage.begun_while_waiting():
+            await invoker.call(handler.init, self._info())
+            loaded = await invoker.call(handler.load_input, attempt.io.input_ref, inline_of(attempt))
+        if any("input_adapter" in given for given in (inline_of(attempt), loaded) if isinstance(given, dict)):
+            await self._storage.begin()
         with backpressure(attempt, self._artifacts, self._tasks) as self._ahead:
             source = Input(
                 attempt=attempt,
@@ -260,7 +267,8 @@ class RoleExecutor:
             async with aclosing(source.batches(loaded)) as batches:
                 while await self._process_next(batches):
                     pass
-        return as_final(await invoker.call(handler.finalize, self._ctx))
+        with self._storage.begun_while_waiting():
+            return as_final(await invoker.call(handler.finalize, self._ctx))
 
     async def _process_next(self, batches: AsyncGenerator[Batch, None]) -> bool:
         """Process the next batch. Return False if there is none.
@@ -268,7 +276,8 @@ class RoleExecutor:
         Do not keep the batch afterwards, because the input's byte budget no longer counts it.
         """
         await self._ctx.raise_if_cancelled()
-        batch = await anext(batches, None)
+        with self._storage.begun_while_waiting():
+            batch = await anext(batches, None)
         await self._ctx.raise_if_cancelled()
         if batch is None:
             return False
@@ -303,29 +312,20 @@ class RoleExecutor:
             self._log.batch_ok(uid)
 
     async def _call_handler(self, batch: Batch) -> Any:
-        hook = self._handler.process_batch
-        if self._roles.processes is None or inspect.iscoroutinefunction(hook):
-            return await self._invoker.call(hook, batch, self._ctx)
-        return await self._roles.processes.process(self._attempt.role, batch, self._ctx)
+        hook, processes = self._handler.process_batch, self._roles.processes
+        with self._storage.begun_while_waiting():
+            if processes is None or inspect.iscoroutinefunction(hook):
+                return await self._invoker.call(hook, batch, self._ctx)
+            return await processes.process(self._attempt.role, batch, self._ctx)
 
     async def _store(self, uid: str, result: BatchResult) -> None:
-        now, ref = time.time(), result.artifacts_ref
         try:
-            await retry_while_unavailable(
-                lambda: self._artifacts.store_batch(
-                    self._attempt, uid, result.metrics, self._worker_id, now, artifacts_ref=ref
-                )
-            )
+            await self._storage.store_batch(uid, result.metrics, result.artifacts_ref)
         except UNSTORABLE as error:
             raise await self._failed_batch(uid, from_error(error)) from None
 
     async def _failed_batch(self, uid: str, failure: AttemptFailure) -> AttemptFailed:
-        now, code = time.time(), failure.code
-        await retry_while_unavailable(
-            lambda: self._artifacts.store_failed_batch(
-                self._attempt, uid, code, now, worker_id=self._worker_id
-            )
-        )
+        await self._storage.store_failed_batch(uid, failure.code)
         if self._log is not None:
             self._log.batch_failed(uid, failure)
         return AttemptFailed(failure)

@@ -1,4 +1,8 @@
-"""Rows with a unique key: a write of a higher epoch replaces the row, and a write of a lower epoch is rejected."""
+"""Rows with a unique key: a write of a higher epoch replaces the row, and a write of a lower epoch is rejected.
+
+An attempt that has begun may also replace the rows of its own epoch. An attempt that has not begun may replace only its
+own rows, because another try may hold its epoch. Its rows name its run and its try.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,9 @@ from flowkit.errors import Fenced
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+OWNER_FIELDS = ("run_id", "lease_id")
+"""Fields of the rows of an attempt that has not begun: its run, and its lease, which identifies the try."""
+
 _LARGE_BYTES = 256 * 1024
 """Rows with more than this many bytes are written by themselves, so that small rows do not wait for them."""
 
@@ -26,6 +33,8 @@ class _Row:
     """Fields that are written only when the row is created."""
     forgotten: tuple[str, ...]
     """Fields of an earlier write that this write removes unless it sets them."""
+    owner: dict[str, Any]
+    """OWNER_FIELDS of an attempt that has not begun; empty for one that has."""
 
     @property
     def values(self) -> dict[str, Any]:
@@ -33,12 +42,21 @@ class _Row:
 
     @property
     def document(self) -> dict[str, Any]:
-        return {**self.values, **self.first, **self.fields, "attempt_epoch": self.epoch}
+        return {**self.values, **self.first, **self.fields, **self.owner, "attempt_epoch": self.epoch}
+
+    @property
+    def replaceable(self) -> dict[str, Any]:
+        """The filter for a stored row that this one may replace."""
+        if not self.owner:
+            return {**self.key, "attempt_epoch": {"$not": {"$gt": self.epoch}}}
+        own = {"attempt_epoch": self.epoch, **self.owner}
+        return {**self.key, "$or": [{"attempt_epoch": {"$not": {"$gte": self.epoch}}}, own]}
 
     @property
     def update(self) -> dict[str, Any]:
-        gone = {name: "" for name in self.forgotten if name not in self.fields}
-        written = {"$set": {**self.fields, "attempt_epoch": self.epoch}}
+        fields = {**self.fields, **self.owner, "attempt_epoch": self.epoch}
+        gone = {name: "" for name in (*self.forgotten, *OWNER_FIELDS) if name not in fields}
+        written = {"$set": fields}
         return {**written, "$unset": gone} if gone else written
 
 
@@ -58,13 +76,15 @@ class FencedRows:
         *,
         size: int,
         forgotten: tuple[str, ...] = (),
+        owner: dict[str, Any],
     ) -> None:
         """Write the row with this `key`. Raise Fenced if an attempt with a higher epoch has written it.
 
         An existing row keeps its `first` fields and loses the `forgotten` fields that are not in `fields`. `size` is
-        the size of the user's part of the row in bytes.
+        the size of the user's part of the row in bytes. An attempt that has not begun passes its OWNER_FIELDS as
+        `owner`; Fenced is then also raised if another try has written the row with the same epoch.
         """
-        row = _Row(key=key, epoch=epoch, fields=fields, first=first, forgotten=forgotten)
+        row = _Row(key=key, epoch=epoch, fields=fields, first=first, forgotten=forgotten, owner=owner)
         if size > _LARGE_BYTES:
             await self._replace(row)
         else:
@@ -81,16 +101,15 @@ class FencedRows:
         return ()
 
     async def _replace(self, row: _Row) -> None:
-        """Insert the row, or replace it if its key exists. Raise Fenced if the stored row has a higher epoch.
+        """Insert the row, or replace it if its key exists. Raise Fenced if the stored row is not replaceable.
 
         The insert comes first because it is the fastest write and most rows are new.
         """
         try:
             await self._collection.insert_one(row.document)
         except DuplicateKeyError:
-            replaced = await self._collection.update_one(
-                {**row.key, "attempt_epoch": {"$not": {"$gt": row.epoch}}}, row.update
-            )
+            replaced = await self._collection.update_one(row.replaceable, row.update)
             if not replaced.matched_count:
                 node = row.key["node_id"]
-                raise Fenced(f"a newer attempt of node {node!r} has already written {row.values}") from None
+                other = "another try" if row.owner else "a newer attempt"
+                raise Fenced(f"{other} of node {node!r} has already written {row.values}") from None

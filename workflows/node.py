@@ -145,7 +145,8 @@ async def _execute(context: NodeRunContext, node: Node, state: NodeState, *, inl
     attempt, settings = attempt_input(context, node, state), context.settings
     if inline:
         payload = without_defaults(replace(attempt, begin_by=context.begin_by()))
-        return await run_inline(node, state, payload, timeout_sec=context.start_local())
+        with context.running_inline(node.index):
+            return await run_inline(node, state, payload, timeout_sec=context.start_local())
     payload = without_defaults(attempt)
     if _choose_local(context, node) and await try_function(
         node, state, payload, timeout_sec=context.start_local()

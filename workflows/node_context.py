@@ -102,6 +102,8 @@ class NodeRunContext:
     """Number of local activities since the last regular activity."""
     local: LocalActivities = field(default_factory=LocalActivities)
     """The local activities of the current workflow task."""
+    inline_nodes: set[int] = field(default_factory=set)
+    """Indexes of the nodes whose attempts run inside the engine at present."""
     _ending_streak: asyncio.Lock = field(default_factory=asyncio.Lock)
     _windows: dict[str, asyncio.Semaphore] = field(default_factory=dict)
     _reserved: int = 0
@@ -142,6 +144,15 @@ class NodeRunContext:
             yield
         finally:
             self.in_flight -= 1
+
+    @contextmanager
+    def running_inline(self, index: int) -> Iterator[None]:
+        """Include a node in `inline_nodes` during the block."""
+        self.inline_nodes.add(index)
+        try:
+            yield
+        finally:
+            self.inline_nodes.discard(index)
 
     def note_starts(self, nodes: Iterable[tuple[Node, NodeState]], *, with_conditions: bool) -> None:
         """Note the nodes that start now, and whether conditions are due.

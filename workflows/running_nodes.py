@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
 
+CANCEL_INLINE = "cancel-inline"
+"""Patch: a task that stops cancels its inline attempts before it writes its cancel flags."""
+
+
 class RunningNodes:
     """The nodes of a task that have started and whose end the main loop has not yet processed."""
 
@@ -135,6 +139,16 @@ class RunningNodes:
         note_failure(state, failure.code, failure.message)
         state.next_retry_at = None
         self._ended.append((index, NodeStatus.FAILED))
+
+    def cancel_inline(self) -> None:
+        """Cancel the attempts that run inside the engine.
+
+        Commands, such as the one that writes the cancel flags, wait for the end of these attempts.
+        """
+        inline = sorted(self._context.inline_nodes)
+        if inline and workflow.patched(CANCEL_INLINE):
+            for index in inline:
+                self._cancel(index)
 
     async def cancel(self, grace_sec: float) -> None:
         """Cancel the running nodes and wait until they stop, at most `grace_sec`. 0 means without a limit."""

@@ -191,6 +191,7 @@ class Task:
         if fails:
             self._publisher.set_status(TaskStatus.FAILED)
         self._document.write_task(cancel_reason=reason)
+        self._nodes.cancel_inline()
         with suppress(TimeoutError):
             await workflow.wait_condition(
                 lambda: self._document.is_idle,

@@ -58,7 +58,7 @@ class TaskStore:
         self._tasks = db.tasks
         self._deployment: str | None = None
         self._flags = CancelFlags(self._tasks)
-        self._attempts = AttemptWrites(self._tasks, flags=self._flags, reopen=self.reopen)
+        self.attempts = AttemptWrites(self._tasks, flags=self._flags, reopen=self.reopen)
 
     @property
     def database(self) -> Database:
@@ -182,7 +182,7 @@ class TaskStore:
         Raise EpochTaken if another run has used the epoch, Fenced if this run has closed the task, and Flagged if a
         current cancel flag is set. With `once`, raise TriedBefore if this run has taken the epoch with another lease.
         """
-        await self._attempts.begin(attempt, run_id, lease, at, once=once)
+        await self.attempts.begin(attempt, run_id, lease, at, once=once)
 
     @translate_errors
     async def reopen(self, task_id: str, run_id: str) -> None:
@@ -248,12 +248,12 @@ class TaskStore:
 
         Raise Fenced if a newer attempt has the node. Do not change a node that is being cancelled.
         """
-        await self._attempts.finish(attempt, run_id, at)
+        await self.attempts.finish(attempt, run_id, at)
 
     @translate_errors
     async def check_hold(self, attempt: AttemptInput, run_id: str) -> None:
         """Raise Fenced unless the node still has the epoch and run of this attempt."""
-        await self._attempts.check_hold(attempt, run_id)
+        await self.attempts.check_hold(attempt, run_id)
 
     @translate_errors
     async def holder(self, attempt: AttemptInput) -> str | None:

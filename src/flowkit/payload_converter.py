@@ -13,19 +13,21 @@ from temporalio.contrib.pydantic import PydanticPayloadConverter
 from temporalio.converter import CompositePayloadConverter, DataConverter
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from temporalio.converter import EncodingPayloadConverter, SerializationContext
 
 
 @cache
-def _parts() -> tuple[EncodingPayloadConverter, ...]:
-    return tuple(PydanticPayloadConverter().converters.values())
+def _parts() -> Mapping[bytes, EncodingPayloadConverter]:
+    return PydanticPayloadConverter().converters
 
 
 class SharedPayloadConverter(CompositePayloadConverter):
     """Converts values as `PydanticPayloadConverter` does."""
 
     def __init__(self) -> None:
-        super().__init__(*_parts())
+        self.converters = _parts()
 
     def with_context(self, context: SerializationContext) -> Self:
         """Return this converter, because its results do not depend on the context."""

@@ -183,6 +183,13 @@ class ConcurrencyCounter(Quick):
         return await super().process_batch(batch, ctx)
 
 
+class InlineInstant(Quick):
+    """A Quick that runs inside an engine and never waits."""
+
+    role = "instant"
+    inline = True
+
+
 class InlineQuick(Quick):
     """A Quick that runs inside an engine. It waits `pause` seconds in each batch, and counts its calls in `notes`.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.server
 
 KILLS = 4
 LENGTH = 20
+INSTANT = 250
 
 
 @pytest.mark.parametrize("batches", [1, 3])
@@ -62,6 +64,27 @@ async def test_engines_killed_at_any_point_count_nothing_twice(harness: Harness)
     assert (len(finals), await harness.db.artifacts.count_documents(markers)) == (LENGTH, LENGTH)
 
 
+async def test_attempts_that_begin_at_their_end_count_nothing_twice_when_their_engine_is_killed(
+    harness: Harness,
+) -> None:
+    task_id = await harness.create(*({**each, "type": "instant"} for each in chain(INSTANT)))
+    for share in (0.2, 0.6):
+        engine = harness.engine_process("InlineInstant")
+        await eventually(partial(more_finished, harness, task_id, int(INSTANT * share), INSTANT))
+        engine.kill()
+        engine.wait(10)
+    harness.engine_process("InlineInstant")
+    assert (await harness.result(task_id)).status is TaskStatus.FINISHED
+    rows = [row async for row in harness.db.metrics_raw.find({"task_id": task_id})]
+    artifacts = [row async for row in harness.db.artifacts.find({"task_id": task_id})]
+    nodes = {each["node_id"]: each for each in (await harness.document(task_id))["graph"]["nodes"]}
+    assert Counter(row["batch_uid"] for row in rows) == {"b0": INSTANT, "__final__": INSTANT}
+    assert Counter(row["status"] for row in artifacts) == {"partial": INSTANT, "complete": INSTANT}
+    for row in (*rows, *artifacts):
+        assert row["attempt_epoch"] == nodes[row["node_id"]]["attempt_epoch"]
+        assert row.get("lease_id") in (None, nodes[row["node_id"]]["lease"]["lease_id"])
+
+
 async def finished_nodes(harness: Harness, task_id: str) -> int:
     """Return how many nodes of the task have finished."""
     document: dict[str, Any] = await harness.db.tasks.find_one({"id": task_id}) or {}
@@ -69,9 +92,9 @@ async def finished_nodes(harness: Harness, task_id: str) -> int:
     return sum(each["status"] == "finished" for each in nodes)
 
 
-async def more_finished(harness: Harness, task_id: str, before: int) -> bool:
+async def more_finished(harness: Harness, task_id: str, before: int, length: int = LENGTH) -> bool:
     """Return whether more nodes have finished, or all have."""
-    return await finished_nodes(harness, task_id) > min(before, LENGTH - 1)
+    return await finished_nodes(harness, task_id) > min(before, length - 1)
 
 
 async def test_engine_that_was_frozen_beyond_its_workflow_task_does_not_disturb_the_next_attempt(

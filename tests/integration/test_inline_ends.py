@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from flowkit.models import TaskStatus
 from flowkit.workflows.scheduling import local_activities
-from tests.integration.handlers import Stubborn
+from tests.integration.handlers import InlineQuick, Stubborn
 from tests.integration.harness import node
 from tests.integration.test_inline_roles import INLINE, ONCE, attempts, chain, counts
 from tests.integration.test_large_graphs import SUGGESTED_EVENTS, run_ids, short_runs
 from tests.integration.test_process_failures import assert_every_batch_counts_once
 
 if TYPE_CHECKING:
+    from flowkit.worker import Batch, BatchResult
+    from flowkit.worker.context import RunContext
     from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
@@ -79,6 +82,35 @@ async def test_sibling_of_a_failed_inline_node_does_not_finish_the_task(harness:
     )
     await harness.until_node(task_id, "below", "skipped", epoch=0)
     assert (await harness.document(task_id))["status"] == "failed"
+
+
+class Endless(InlineQuick):
+    """Waits in the node `beside` until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Wait, or run as usual."""
+        if ctx.node_id == "beside":
+            try:
+                await ctx.cancellable(asyncio.Event().wait())
+            finally:
+                self.cancelled = ctx.cancelled()
+        return await super().process_batch(batch, ctx)
+
+
+async def test_failed_node_cancels_the_inline_attempt_beside_it(
+    harness: Harness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_activities, "MAX_END_SEC", 30.0)
+    handler = Endless()
+    await harness.engine(handlers={"inline": handler})
+    broken = node("broken", "inline", inline={"failures": 9, "permanent": True})
+    task_id = await harness.create(broken, node("beside", "inline"))
+    await harness.until_node(task_id, "beside", "cancelled")
+    assert handler.cancelled
+    assert "took too long" not in caplog.text
 
 
 async def test_inline_nodes_continue_in_the_next_run_of_the_workflow(

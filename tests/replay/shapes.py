@@ -186,6 +186,13 @@ GRAPHS: dict[str, dict[str, Any]] = {
             node("last", "inline", "slow"),
         ]
     },
+    "inline_failure": {
+        "nodes": [
+            node("broken", "inline", **BROKEN),
+            node("beside", "inline", inline={"pause": 1}),
+            node("below", "inline", "beside"),
+        ]
+    },
     "refused": {"nodes": [node("a", "quick", "ghost")]},
     "stored_graph": {"nodes": [node("a"), call("count", "a", io=incr("n")), node("b", "quick", "count")]},
 }  # fmt: skip
@@ -268,7 +275,21 @@ async def limited(harness: Harness, name: str) -> None:
 
 
 async def inlined(harness: Harness, name: str) -> None:
-    """Run the task on a queue whose engine hosts an inline role. One of its nodes falls back."""
+    """Run the task inside an engine. One of its nodes falls back."""
+    await hosted(harness, name)
+    epochs = [(await harness.node(name, each))["attempt_epoch"] for each in ("n4", "beside", "slow")]
+    assert epochs == [1, 1, 2]
+
+
+async def inline_failed(harness: Harness, name: str) -> None:
+    """Run the task inside an engine. A node fails and cancels the attempt beside it."""
+    await hosted(harness, name)
+    states = [(await harness.node(name, each))["status"] for each in ("broken", "beside", "below")]
+    assert states == ["failed", "cancelled", "skipped"]
+
+
+async def hosted(harness: Harness, name: str) -> None:
+    """Run the task on a queue whose engine hosts an inline role."""
     from tests.integration.handlers import InlineQuick
 
     queue, harness.queue = harness.queue, f"{harness.queue}-inline"
@@ -276,8 +297,6 @@ async def inlined(harness: Harness, name: str) -> None:
     await harness.worker()
     await engine.create_task(params={}, graph=GRAPHS[name], task_id=name)
     await ended(harness, name)
-    epochs = [(await harness.node(name, each))["attempt_epoch"] for each in ("n4", "beside", "slow")]
-    assert epochs == [1, 1, 2]
     harness.queue = queue
 
 
@@ -298,6 +317,7 @@ WAYS: dict[str, Callable[[Harness, str], Awaitable[None]]] = {
     **dict.fromkeys(GRAPHS, ran),
     "cancel": cancelled,
     "inline": inlined,
+    "inline_failure": inline_failed,
     "limits": limited,
     "native_loss": lost,
     "refused": refused,
