@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-MINUTES = float(os.environ.get("FLOWKIT_FUZZ_MINUTES") or 0.5)
+MINUTES = float(os.environ.get("FLOWKIT_FUZZ_MINUTES") or 2)
 """Time of the processor for all campaigns together; `make fuzz MINUTES=n` sets it."""
 SLOTS_SHARE = 1 / 6
 """The part of this time for the limits across tasks. The rest is for the scheduler."""
