@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.concurrent_writes import together
@@ -60,6 +61,10 @@ class AttemptStorage:
         self._beginning: asyncio.Task[None] | None = None
         self._runner: asyncio.Task[Any] | None = None
         """The task to cancel if the attempt must not begin."""
+
+    @cached_property
+    def _unbegun_artifacts(self) -> ArtifactStore:
+        return self._artifacts.of_try(self._run_id, self.lease["lease_id"])
 
     # --- begin ----------------------------------------------------------------------------------------------------
 
@@ -196,7 +201,7 @@ class AttemptStorage:
         """Call `write` with the store for the attempt's rows. If another try has written some, begin and repeat it."""
         if not self._begun:
             try:
-                return await write(self._artifacts.of_try(self._run_id, self.lease["lease_id"]))
+                return await write(self._unbegun_artifacts)
             except Fenced:
                 await self.begin()
         await write(self._artifacts)
