@@ -62,6 +62,15 @@ async def test_details_of_a_large_graph_include_its_last_change(harness: Harness
     await eventually(reported)
 
 
+async def test_details_of_a_large_graph_need_no_timer(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker()
+    task_id = await harness.create(*(node(f"n{number}", "quick") for number in range(50)))
+    await (await harness.handle(task_id)).result()
+    assert "50 finished, of 50 nodes" in await details(harness, task_id)
+    assert (await names(harness, task_id))["timer"] == []
+
+
 async def test_all_events_of_a_cancelled_run_have_names_and_the_details_show_the_reason(
     harness: Harness,
 ) -> None:
