@@ -1,4 +1,4 @@
-"""The first and last write of an attempt, which begin and finish its node. Concurrent writes share a group commit."""
+"""The first and last write of an attempt, and those that extend its lease. Concurrent writes share a group commit."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TriedBefore(Exception):
 
 
 class AttemptWrites:
-    """Writes the begin and the end of attempts to the collection `tasks`. Each write's own filter is its fence."""
+    """Writes the begin, the lease and the end of attempts to the collection `tasks`. Each write's filter is its fence."""
 
     def __init__(
         self, tasks: Any, *, flags: CancelFlags, reopen: Callable[[str, str], Awaitable[None]]
@@ -56,7 +56,12 @@ class AttemptWrites:
         self._flags = flags
         self._reopen = reopen
         """Called with a task id and the id of the run that continues the task."""
-        self._writes = GroupCommit[_Write](
+        self._writes = self._group_commit()
+        self._leases = self._group_commit()
+        """Their updates use another operator for a field that the begin and the end of an attempt change as well."""
+
+    def _group_commit(self) -> GroupCommit[_Write]:
+        return GroupCommit[_Write](
             alone=lambda write: write.alone(),
             together=self._write_together,
             pace=Pace(documents=lambda writes: len({write.attempt.task_id for write in writes})),
@@ -98,6 +103,13 @@ class AttemptWrites:
             partial(self._finish, attempt, run_id, update),
         )
         await self._writes.write(_Write(attempt=attempt, fence=fence, update=update, alone=alone))
+
+    async def extend_lease(self, attempt: AttemptInput, run_id: str, deadline_ms: int, at: float) -> None:
+        """Extend the lease of a running node to `deadline_ms`. Keep a later deadline."""
+        fence = task_fields.fence_filter(attempt, run_id)
+        update = {"$max": task_fields.lease_extended(attempt, deadline_ms, at)}
+        alone = partial(self._extend, fence, update)
+        await self._leases.write(_Write(attempt=attempt, fence=fence, update=update, alone=alone))
 
     async def check_hold(self, attempt: AttemptInput, run_id: str) -> None:
         """Raise Fenced unless the node still has the epoch and run of this attempt."""
@@ -156,6 +168,9 @@ class AttemptWrites:
         done = await self._tasks.update_one(task_fields.fence_filter(attempt, run_id), update)
         if not done.matched_count:
             await self.check_hold(attempt, run_id)
+
+    async def _extend(self, fence: Fields, update: Update) -> None:
+        await self._tasks.update_one(fence, update)
 
     async def _write_together(self, writes: Sequence[_Write]) -> Sequence[int]:
         """Write one update for each task, all in one call. Return the indexes of the writes to perform one by one.

@@ -254,6 +254,12 @@ def fence_filter(attempt: AttemptInput, run_id: str) -> Fields:
     }
 
 
+def lease_extended(attempt: AttemptInput, deadline_ms: int, at: float) -> Fields:
+    """Return the `$max` of a write that extends the lease of an attempt."""
+    path = f"graph.nodes.{attempt.index}.lease.deadline_ts_ms"
+    return {path: deadline_ms, "last_event_recv_ms": int(at * 1000)}
+
+
 def attempt_finished(attempt: AttemptInput, at: float) -> Fields:
     """Return the `$set` of an attempt's last write."""
     node = f"graph.nodes.{attempt.index}"

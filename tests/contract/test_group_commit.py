@@ -71,6 +71,21 @@ async def test_hundred_attempts_start_and_end_in_a_few_calls() -> None:
     assert {node["status"] for node in task["graph"]["nodes"]} == {"finished"}
 
 
+async def test_leases_of_many_attempts_are_extended_in_a_few_calls(db: Any) -> None:
+    recorded = RecordingDatabase(db)
+    tasks = TaskStore(recorded)
+    await open_all(tasks, ("task-1",))
+    attempts = [each("task-1", index) for index in range(8)]
+    for one in attempts[1:]:
+        await begun(tasks, one)
+    recorded.updates.clear()
+    await asyncio.gather(*(tasks.extend_lease(one, RUN, 10_000 + one.index, AT) for one in attempts[1:]))
+    assert len(recorded.updates) == 2
+    await asyncio.gather(*(tasks.extend_lease(one, RUN, 20_000, AT) for one in attempts))
+    nodes = (await documents_of(db.tasks))[0]["graph"]["nodes"]
+    assert [node["lease"].get("deadline_ts_ms") for node in nodes] == [None, *([20_000] * 7)]
+
+
 # --- outcomes -----------------------------------------------------------------------------------------------------
 
 

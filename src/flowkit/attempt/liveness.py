@@ -97,10 +97,19 @@ class CancelFlagPoller:
                 del self._watched[task_id]
 
     async def any_set(self, task_id: str) -> bool:
-        """Return whether the task had a cancel flag at the latest read, which is at most `every_sec` seconds old."""
-        now = time.monotonic()
-        if self._read is None or now - self._read_at >= self._every_sec:
-            self._read_at = now
+        """Return whether the task had a cancel flag at the latest read, which ended at most `every_sec` seconds ago.
+
+        Only one read is in progress at a time: those of a large document may take longer than `every_sec`, and would
+        pile up in MongoDB.
+        """
+        due = time.monotonic() - self._read_at >= self._every_sec
+        if self._read is None or (self._read.done() and due):
             self._read = asyncio.create_task(self._portal.run(self._tasks.flagged([*self._watched])))
-            self._read.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            self._read.add_done_callback(self._ended)
         return task_id in await asyncio.shield(self._read)
+
+    def _ended(self, read: asyncio.Task[set[str]]) -> None:
+        """Note when a read ended. A caller that waits for it receives its error."""
+        self._read_at = time.monotonic()
+        if not read.cancelled():
+            read.exception()
