@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from flowkit.local import Stack
 
 FOLLOWED = [DOCS / "tutorial.md", *sorted((DOCS / "howto").glob("*.md"))]
+PATIENCE = {'"deadline_sec": 30': '"deadline_sec": 60'}
+"""What a reader on a busy machine, who needs longer than thirty seconds for the commands, would change in the files."""
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def reader(tmp_path: Path, stack: Stack) -> Iterator[Reader]:
     """A reader with the servers of the tests, and with its own queue and database."""
     name = uuid.uuid4().hex[:10]
     own = {**stack.exports, "MONGO_DATABASE": f"page_{name}", "FLOWKIT_QUEUE": f"page-{name}"}
-    with Reader(tmp_path, {**os.environ, **own}) as page_reader:
+    with Reader(tmp_path, {**os.environ, **own}, PATIENCE) as page_reader:
         yield page_reader
     with MongoClient[dict[str, object]](stack.mongo_url) as mongo:
         mongo.drop_database(own["MONGO_DATABASE"])
