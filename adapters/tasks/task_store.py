@@ -202,7 +202,7 @@ class TaskStore:
     @translate_errors
     async def extend_lease(self, attempt: AttemptInput, run_id: str, deadline_ms: int, at: float) -> None:
         """Extend the lease to `deadline_ms` (Unix time in milliseconds). Keep a later deadline."""
-        await self._attempts.extend_lease(attempt, run_id, deadline_ms, at)
+        await self.attempts.extend_lease(attempt, run_id, deadline_ms, at)
 
     @translate_errors
     async def show_lease(self, attempt: AttemptInput, run_id: str, lease: dict[str, Any], at: float) -> None:
