@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 """Most tests wait until a connection to an unreachable address times out."""
 
+CREATED_LATER = {"ix_slot_requests"}
+"""Indexes that an engine creates seconds after its start, when it first checks the slots of its queue."""
+
 
 @pytest.mark.server
 async def test_reachable_servers_are_reported_with_engine_and_indexes(
@@ -50,8 +53,9 @@ async def test_with_a_running_engine_and_worker_all_server_checks_are_ok(
     states = {finding["name"]: finding["state"] for finding in json.loads(output.out)["findings"]}
     names = ("temporal", "search attributes", "engine", "mongo", "indexes")
     assert {name: states[name] for name in names} == dict.fromkeys(names, "ok")
+    created_at_start = {index for indexes in INDEXES.values() for index in indexes}
     existing = {name async for name in index_names(harness.db)}
-    assert existing == {index for indexes in INDEXES.values() for index in indexes}
+    assert existing - CREATED_LATER == created_at_start
 
 
 def servers_of(harness: Harness) -> dict[str, str]:
