@@ -85,14 +85,18 @@ async def test_sibling_of_a_failed_inline_node_does_not_finish_the_task(harness:
 
 
 class Endless(InlineQuick):
-    """Waits in the node `beside` until it is cancelled."""
+    """Waits in the node `beside` until it is cancelled. The other nodes run once it waits."""
 
     def __init__(self) -> None:
         self.cancelled = False
+        self._waits = asyncio.Event()
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         """Wait, or run as usual."""
-        if ctx.node_id == "beside":
+        if ctx.node_id != "beside":
+            await self._waits.wait()
+        else:
+            self._waits.set()
             try:
                 await ctx.cancellable(asyncio.Event().wait())
             finally:
