@@ -107,7 +107,8 @@ def counters() -> dict[str, Counting]:
 
 
 async def start(harness: Harness, handlers: dict[str, Any]) -> None:
-    """Start an engine and a worker with slots for many attempts."""
+    """Start an engine and a worker with slots for many attempts, which a busy machine may keep from heartbeats."""
+    harness.settings["lease_ttl_sec"] = TIMEOUT_SEC
     await harness.engine()
     roles: dict[str, RoleHandler] = handlers
     await harness.worker(roles, concurrency=50)

@@ -42,7 +42,8 @@ def large(count: int = NODES) -> list[dict[str, Any]]:
 
 
 async def start(harness: Harness) -> None:
-    """Start an engine and a worker."""
+    """Start an engine and a worker, which a busy machine may keep from heartbeats."""
+    harness.settings["lease_ttl_sec"] = 120
     await harness.engine()
     await harness.worker({"quick": Quick()})
 
