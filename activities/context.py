@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+async def _begun() -> None:
+    """Do nothing, for an attempt that has begun."""
+
+
 class ArtifactsWriter:
     """Writes and reads the artifacts of the running node, for handlers that manage artifacts themselves.
 
@@ -34,7 +38,7 @@ class ArtifactsWriter:
         attempt: AttemptInput,
         worker_id: str,
         on_batch: Callable[[str], None] = lambda uid: None,
-        begin: Callable[[], Awaitable[None]] | None = None,
+        begin: Callable[[], Awaitable[None]] = _begun,
     ) -> None:
         """Prepare the writer. `on_batch` is called with the uid of each batch that `upsert_partial` has stored.
 
@@ -44,7 +48,7 @@ class ArtifactsWriter:
         self._attempt = attempt
         self._worker_id = worker_id
         self._on_batch = on_batch
-        self._begin = begin or _begun
+        self._begin = begin
         self.marked = False
         """Whether the handler has written the complete marker itself."""
 
@@ -104,10 +108,6 @@ class ArtifactsWriter:
 
     def _ref(self) -> dict[str, Any]:
         return {"task_id": self._attempt.task_id, "node_id": self._attempt.node_id}
-
-
-async def _begun() -> None:
-    """Do nothing, for an attempt that has begun."""
 
 
 class RunContext:

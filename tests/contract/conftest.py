@@ -64,6 +64,12 @@ async def artifacts(db: Any) -> ArtifactStore:
 
 
 @pytest.fixture
+async def open_task(artifacts: ArtifactStore, tasks: TaskStore) -> None:
+    """An open task with the nodes `a` and `b`, and the indexes of their rows."""
+    await opened(tasks, "a", "b")
+
+
+@pytest.fixture
 def pull(artifacts: ArtifactStore, tasks: TaskStore) -> Pull:
     """A pulling node, which reads the artifacts of the fixture of the test's module."""
     return Pull(artifacts, tasks)

@@ -14,7 +14,6 @@ from tests.contract.builders import (
     attempt,
     close,
     documents_of,
-    opened,
     stored,
     stored_node,
 )
@@ -24,7 +23,6 @@ from tests.unit.event_loop import let_other_tasks_run
 from flowkit.activities.attempts import AttemptFailed
 from flowkit.activities.handlers import BatchResult, FinalizeResult
 from flowkit.activities.worker_registration import EventLog
-from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.attempt import attempt_storage
@@ -34,20 +32,23 @@ from flowkit.models import FailureKind
 if TYPE_CHECKING:
     from flowkit.adapters.tasks.task_store import TaskStore
 
-POINTS = [
-    pytest.param("artifacts", 1, id="artifact"),
-    pytest.param("metrics_raw", 1, id="metrics"),
-    pytest.param("artifacts", 2, id="marker"),
-    pytest.param("metrics_raw", 2, id="final metrics"),
-    pytest.param("tasks", 1, id="single write"),
-]
+pytestmark = pytest.mark.usefixtures("open_task")
+
+AT_EACH_WRITE = pytest.mark.parametrize(
+    ("collection", "number"),
+    [
+        pytest.param("artifacts", 1, id="artifact"),
+        pytest.param("metrics_raw", 1, id="metrics"),
+        pytest.param("artifacts", 2, id="marker"),
+        pytest.param("metrics_raw", 2, id="final metrics"),
+        pytest.param("tasks", 1, id="single write"),
+    ],
+)
 """The writes of an attempt with one batch: the two rows, then the marker, the final metrics and the single write."""
 
-
-@pytest.fixture(autouse=True)
-async def _open(db: Any, tasks: TaskStore) -> None:
-    await ArtifactStore(db).prepare()
-    await opened(tasks, "a", "b")
+WITH_BATCHES = pytest.mark.parametrize(
+    "uids", [("u",), ("u", "v"), ()], ids=["one batch", "two batches", "no batch"]
+)
 
 
 def numbered(number: int, *uids: str) -> Returning:
@@ -105,8 +106,8 @@ async def assert_counted_once(db: Any, *uids: str) -> None:
 # --- killed and frozen tries ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("uids", [("u",), ("u", "v"), ()], ids=["one batch", "two batches", "no batch"])
-@pytest.mark.parametrize(("collection", "number"), POINTS)
+@WITH_BATCHES
+@AT_EACH_WRITE
 async def test_kill_before_any_write_counts_nothing_twice(
     db: Any, collection: str, number: int, uids: tuple[str, ...]
 ) -> None:
@@ -119,8 +120,8 @@ async def test_kill_before_any_write_counts_nothing_twice(
     await assert_counted_once(db, *uids)
 
 
-@pytest.mark.parametrize("uids", [("u",), ("u", "v"), ()], ids=["one batch", "two batches", "no batch"])
-@pytest.mark.parametrize(("collection", "number"), POINTS)
+@WITH_BATCHES
+@AT_EACH_WRITE
 async def test_frozen_try_changes_nothing_after_later_tries(
     db: Any, collection: str, number: int, uids: tuple[str, ...]
 ) -> None:
@@ -135,7 +136,7 @@ async def test_frozen_try_changes_nothing_after_later_tries(
     await assert_counted_once(db, *uids)
 
 
-@pytest.mark.parametrize(("collection", "number"), POINTS)
+@AT_EACH_WRITE
 async def test_frozen_try_changes_nothing_after_a_later_epoch(db: Any, collection: str, number: int) -> None:
     freezing = FreezingDatabase(db, collection, number)
     first = asyncio.create_task(inline(freezing, numbered(1, "u")).run())
@@ -148,7 +149,7 @@ async def test_frozen_try_changes_nothing_after_a_later_epoch(db: Any, collectio
     assert (await stored_node(db))["attempt_epoch"] == 2
 
 
-@pytest.mark.parametrize(("collection", "number"), POINTS)
+@AT_EACH_WRITE
 async def test_two_tries_at_the_same_time_count_every_batch_once(
     db: Any, collection: str, number: int
 ) -> None:

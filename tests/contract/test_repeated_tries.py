@@ -16,7 +16,6 @@ from tests.contract.builders import (
     attempt,
     close,
     documents_of,
-    opened,
     stored,
     stored_node,
 )
@@ -24,7 +23,6 @@ from tests.contract.builders import (
 from flowkit import reason_codes
 from flowkit.activities.handlers import BatchResult, FinalizeResult
 from flowkit.activities.local_attempts import InlineExecutor, check_age
-from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.fenced_rows import OWNER_FIELDS
 from flowkit.adapters.tasks.attempt_writes import TriedBefore
 from flowkit.errors import EpochTaken, Fenced
@@ -33,14 +31,10 @@ from flowkit.models import FailureKind
 if TYPE_CHECKING:
     from flowkit.adapters.tasks.task_store import TaskStore
 
+pytestmark = pytest.mark.usefixtures("open_task")
+
 LEASE: dict[str, Any] = {"worker_id": WORKER, "lease_id": "first", "deadline_ts_ms": 1}
 LATER: dict[str, Any] = {**LEASE, "lease_id": "second"}
-
-
-@pytest.fixture(autouse=True)
-async def _open(db: Any, tasks: TaskStore) -> None:
-    await ArtifactStore(db).prepare()
-    await opened(tasks, "a", "b")
 
 
 def counting(*uids: str) -> Returning:

@@ -49,7 +49,7 @@ class Temporal:
 
 
 class Parts:
-    """Stands for the other parts of the bridge, and records which attempts they end."""
+    """Replaces the other parts of the bridge, and records which attempts they end."""
 
     def __init__(self) -> None:
         self.delivered: list[str] = []

@@ -1,4 +1,4 @@
-"""Stands for Temporal in the fuzz of the limits across tasks: it runs the activities that the workflow calls."""
+"""Replaces Temporal in the fuzz of the limits across tasks: it runs the activities that the workflow calls."""
 
 from __future__ import annotations
 

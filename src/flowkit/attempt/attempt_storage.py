@@ -186,15 +186,9 @@ class AttemptStorage:
         await self.begin()
 
     async def _begin_and_finish(self, at: float) -> None:
-        writes, attempt, run_id, begun_at = (
-            self._tasks.attempts,
-            self._attempt,
-            self._run_id,
-            self._created_at,
-        )
-        await retry_while_unavailable(
-            lambda: writes.begin_and_finish(attempt, run_id, self.lease, begun_at, at)
-        )
+        begin_and_finish = self._tasks.attempts.begin_and_finish
+        attempt, run_id, began_at = self._attempt, self._run_id, self._created_at
+        await retry_while_unavailable(lambda: begin_and_finish(attempt, run_id, self.lease, began_at, at))
         self._set_begun()
 
     async def _write(self, write: Callable[[ArtifactStore], Awaitable[None]]) -> None:
