@@ -114,15 +114,22 @@ def node_ends(nodes: Sequence[NodePlan]) -> dict[str, NodeEnd]:
 def is_predictable(nodes: Sequence[NodePlan]) -> bool:
     """Return whether all results are the same in every order of events.
 
-    A skipped node must have a single possible reason, and a function must find the results of all its parents.
+    A skipped node must have a single possible reason, a node whose edge has a condition that cannot be evaluated must
+    have no reason to be skipped before, and a function must find the results of all its parents.
     """
     ends = node_ends(nodes)
     reading = [node for node in nodes if node.call and node.call.fn in {"metrics.aggregate", "merge.generic"}]
-    return all(len(end.reasons) == 1 for end in ends.values() if end.status == SKIPPED) and all(
-        ends[parent].status == FINISHED
-        for node in reading
-        if ends[node.node_id].status != SKIPPED
-        for parent in node.parents
+    return (
+        all(len(end.reasons) == 1 for end in ends.values() if end.status == SKIPPED)
+        and not any(
+            _error_of_edge(node, ends) and skip_reasons(node, ends, routers_of(node, nodes)) for node in nodes
+        )
+        and all(
+            ends[parent].status == FINISHED
+            for node in reading
+            if ends[node.node_id].status != SKIPPED
+            for parent in node.parents
+        )
     )
 
 
@@ -142,8 +149,7 @@ def _is_remedied(node: NodePlan, plans: Mapping[str, NodePlan], ends: Mapping[st
 def node_end(node: NodePlan, above: Mapping[str, NodeEnd], routers: Sequence[NodePlan] = ()) -> NodeEnd:
     """Predict the end of a node from the ends of its parents, routers and sources."""
     passed_on = frozenset([ROUTING if node.on_failure else UPSTREAM_FAILED])
-    verdicts = {verdict for parent, verdict in node.edge_when if above[parent].status == FINISHED}
-    if ERROR in verdicts:
+    if _error_of_edge(node, above):
         return NodeEnd(status=FAILED, code=BAD_CONDITION, reasons=passed_on)
     if reasons := skip_reasons(node, above, routers):
         return NodeEnd(status=SKIPPED, reasons=reasons, otherwise=_drained(node, above))
@@ -152,6 +158,11 @@ def node_end(node: NodePlan, above: Mapping[str, NodeEnd], routers: Sequence[Nod
     if node.when == ERROR:
         return NodeEnd(status=FAILED, code=BAD_CONDITION, reasons=passed_on)
     return replace(_end_of_run(node, above), reasons=passed_on)
+
+
+def _error_of_edge(node: NodePlan, above: Mapping[str, NodeEnd]) -> bool:
+    """Return whether the condition of an edge is evaluated, and cannot be."""
+    return any(verdict == ERROR and above[parent].status == FINISHED for parent, verdict in node.edge_when)
 
 
 def _drained(node: NodePlan, above: Mapping[str, NodeEnd]) -> NodeEnd | None:
