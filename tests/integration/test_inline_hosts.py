@@ -18,6 +18,7 @@ from tests.integration.test_inline_roles import INLINE, attempts, chain, counts
 from tests.integration.test_plugin import connected, plugin_of, running
 
 if TYPE_CHECKING:
+    from flowkit.worker import RoleHandler
     from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
@@ -101,3 +102,38 @@ async def test_coordinator_rejects_handlers_that_it_cannot_host(
     given = {"db": harness.db, "cfg": CoordinatorConfig(), "handlers": INLINE, **options}
     with pytest.raises(ConfigError, match=problem):
         Coordinator(**given)
+
+
+@pytest.mark.parametrize(("handlers", "limit"), [(INLINE, 50), ({"paced": Paced()}, None), (None, None)])
+async def test_engine_with_inline_roles_runs_fewer_workflow_tasks_at_once(
+    harness: Harness,
+    monkeypatch: pytest.MonkeyPatch,
+    handlers: dict[str, RoleHandler] | None,
+    limit: int | None,
+) -> None:
+    created: list[TemporalWorker] = []
+
+    class Recorded(TemporalWorker):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            created.append(self)
+
+    monkeypatch.setattr("flowkit.engine.worker.Worker", Recorded)
+    await harness.engine(handlers=handlers)
+    assert workflow_tasks(created[0]) == limit
+
+
+@pytest.mark.parametrize(
+    ("handlers", "own", "limit"),
+    [(INLINE, {}, 50), (INLINE, {"max_concurrent_workflow_tasks": 7}, 7), ({}, {}, None)],
+)
+async def test_plugin_limits_workflow_tasks_unless_the_worker_does(
+    harness: Harness, handlers: dict[str, RoleHandler], own: dict[str, Any], limit: int | None
+) -> None:
+    client = await connected(harness, plugin_of(harness, handlers=handlers))
+    assert workflow_tasks(TemporalWorker(client, task_queue=harness.queue, **own)) == limit
+
+
+def workflow_tasks(worker: TemporalWorker) -> int | None:
+    """Return how many workflow tasks a worker runs at once; None for the default of Temporal's SDK."""
+    return worker.config(active_config=True).get("max_concurrent_workflow_tasks")

@@ -27,6 +27,7 @@ from flowkit.engine.worker import (
     prepared_settings,
     throttled,
     with_task,
+    workflow_tasks_at_once,
 )
 from flowkit.models import AttemptInput, AttemptResult
 from flowkit.workflows.interceptor import TaskInterceptor
@@ -142,6 +143,8 @@ class EngineComponent(WorkerComponent):
         """Return the worker's settings with the Task workflow, its interceptor and the activities added."""
         config["workflows"] = with_task(config.get("workflows"))
         config["interceptors"] = [*(config.get("interceptors") or ()), TaskInterceptor()]
+        if not config.get("tuner") and not config.get("max_concurrent_workflow_tasks"):
+            config["max_concurrent_workflow_tasks"] = workflow_tasks_at_once(self._inline.inline_roles)
         return super().configured(throttled(config))
 
     async def start(self, worker: Worker) -> None:

@@ -32,7 +32,7 @@ from flowkit.workflows.interceptor import TaskInterceptor
 from flowkit.workflows.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
     from typing import Any
 
     from temporalio.client import Client
@@ -47,6 +47,13 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("flowkit.engine.worker")
 
+_INLINE_WORKFLOW_TASKS = 50
+"""Workflow tasks that an engine with inline roles runs at once.
+
+Each of them lasts as long as its inline attempts. With the SDK's 100, the attempts of a hundred tasks that start at once
+slow each other down so much that workflow tasks take more than five seconds.
+"""
+
 
 def throttled(config: WorkerConfig) -> WorkerConfig:
     """Return the worker's settings with heartbeats sent at least every HEARTBEAT_THROTTLE."""
@@ -55,6 +62,11 @@ def throttled(config: WorkerConfig) -> WorkerConfig:
     config["max_heartbeat_throttle_interval"] = min(longest, HEARTBEAT_THROTTLE)
     config["default_heartbeat_throttle_interval"] = min(usual, HEARTBEAT_THROTTLE)
     return config
+
+
+def workflow_tasks_at_once(inline_roles: Collection[str]) -> int | None:
+    """Return how many workflow tasks an engine with these inline roles runs at once; None for the SDK's default."""
+    return _INLINE_WORKFLOW_TASKS if inline_roles else None
 
 
 def settings_of(
@@ -219,6 +231,7 @@ def engine_workers(
         identity=identity,
         max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
+        max_concurrent_workflow_tasks=workflow_tasks_at_once(settings.inline_roles),
     )
     return [runs_tasks, function_worker(client, config=config, calls=calls, identity=identity)]
 
