@@ -52,6 +52,8 @@ def storable(what: str, given: Any) -> tuple[dict[str, Any], int]:
     """
     if not isinstance(given, dict):
         raise BadMetrics(f"{what} must be an object, not {_type_name(given)}")
+    if not given:
+        return {}, EMPTY_BYTES
     try:
         converted = to_jsonable_python(given, inf_nan_mode="null")
         size = len(bson.encode(converted))

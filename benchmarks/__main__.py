@@ -58,7 +58,7 @@ def main(
     ),
     only: Annotated[str, typer.Option(help="Only cases with this text in their name.")] = "",
 ) -> None:
-    """Run every case on both sides in turn and print the ratios; takes about five minutes."""
+    """Run every case on both sides in turn and print the ratios; takes about seven minutes."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     os.environ.setdefault("_JAVA_OPTIONS", OPTIMIZING)
     with (
