@@ -118,19 +118,19 @@ def is_predictable(nodes: Sequence[NodePlan]) -> bool:
     have no reason to be skipped before, and a function must find the results of all its parents.
     """
     ends = node_ends(nodes)
-    reading = [node for node in nodes if node.call and node.call.fn in {"metrics.aggregate", "merge.generic"}]
     return (
         all(len(end.reasons) == 1 for end in ends.values() if end.status == SKIPPED)
+        and all(_finds_parents(node, ends) for node in nodes if ends[node.node_id].status != SKIPPED)
         and not any(
-            _error_of_edge(node, ends) and skip_reasons(node, ends, routers_of(node, nodes)) for node in nodes
-        )
-        and all(
-            ends[parent].status == FINISHED
-            for node in reading
-            if ends[node.node_id].status != SKIPPED
-            for parent in node.parents
+            _fails_by_edge(node, ends) and skip_reasons(node, ends, routers_of(node, nodes)) for node in nodes
         )
     )
+
+
+def _finds_parents(node: NodePlan, ends: Mapping[str, NodeEnd]) -> bool:
+    """Return whether a function that reads the results of its parents finds all of them; True for other nodes."""
+    reads = node.call is not None and node.call.fn in {"metrics.aggregate", "merge.generic"}
+    return not reads or all(ends[parent].status == FINISHED for parent in node.parents)
 
 
 def is_handled(node: NodePlan, nodes: Sequence[NodePlan], ends: Mapping[str, NodeEnd]) -> bool:
@@ -149,7 +149,7 @@ def _is_remedied(node: NodePlan, plans: Mapping[str, NodePlan], ends: Mapping[st
 def node_end(node: NodePlan, above: Mapping[str, NodeEnd], routers: Sequence[NodePlan] = ()) -> NodeEnd:
     """Predict the end of a node from the ends of its parents, routers and sources."""
     passed_on = frozenset([ROUTING if node.on_failure else UPSTREAM_FAILED])
-    if _error_of_edge(node, above):
+    if _fails_by_edge(node, above):
         return NodeEnd(status=FAILED, code=BAD_CONDITION, reasons=passed_on)
     if reasons := skip_reasons(node, above, routers):
         return NodeEnd(status=SKIPPED, reasons=reasons, otherwise=_drained(node, above))
@@ -160,8 +160,8 @@ def node_end(node: NodePlan, above: Mapping[str, NodeEnd], routers: Sequence[Nod
     return replace(_end_of_run(node, above), reasons=passed_on)
 
 
-def _error_of_edge(node: NodePlan, above: Mapping[str, NodeEnd]) -> bool:
-    """Return whether the condition of an edge is evaluated, and cannot be."""
+def _fails_by_edge(node: NodePlan, above: Mapping[str, NodeEnd]) -> bool:
+    """Return whether FlowKit evaluates a condition of an edge to the node for which this is not possible."""
     return any(verdict == ERROR and above[parent].status == FINISHED for parent, verdict in node.edge_when)
 
 
