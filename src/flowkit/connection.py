@@ -29,6 +29,8 @@ _logger = logging.getLogger("flowkit.client")
 
 DEFAULT_ADDRESS = "localhost:7233"
 _DETAIL_CHARS = 200
+# A development server of Temporal CLI 1.6 or older can lose its connection to SQLite. All requests then fail.
+_BROKEN_SQLITE = "interrupted (9)"
 
 
 class TemporalUnavailable(FlowKitError):
@@ -112,6 +114,9 @@ def unavailable(error: RPCError | RuntimeError, address: str, namespace: str) ->
     if status in _ACCESS_DENIED:
         problem = f"Temporal at {address} denies this client access to namespace {namespace!r}"
         return TemporalUnavailable(problem, "check TEMPORAL_API_KEY, or the client's certificate", detail)
+    if status is RPCStatusCode.UNAVAILABLE and _BROKEN_SQLITE in detail:
+        problem = f"the Temporal development server at {address} has lost its database connection"
+        return TemporalUnavailable(problem, "restart it, with Temporal CLI 1.9 or newer if possible", detail)
     problem = f"no Temporal server responds at {address}"
     return TemporalUnavailable(problem, "start one, or set TEMPORAL_ADDRESS", detail)
 

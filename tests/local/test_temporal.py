@@ -1,13 +1,23 @@
-"""The local Temporal server keeps its state and accepts settings."""
+"""The local Temporal server keeps its state, accepts settings and survives cancelled requests."""
 
+import asyncio
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, ListWorkflowExecutionsRequest
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
+from temporalio.service import RPCError
 
 from flowkit.local.ports import is_listening
 from flowkit.local.temporal import TemporalServer
+from flowkit.local.temporal_cli import SQLITE_DRIVER, temporal_cli
 
 
 async def start_workflow(server: TemporalServer, workflow_id: str) -> None:
@@ -52,3 +62,59 @@ def test_dynamic_config_adds_and_replaces_settings(tmp_path: Path) -> None:
     assert "limit.historyCount.suggestContinueAsNew=50" in command
     assert 'history.timerProcessorMaxTimeShift="1s"' in command
     assert "matching.numTaskqueueReadPartitions=1" in command
+
+
+def has_built_driver() -> bool:
+    """Return whether the server's SQLite driver is the one that FlowKit builds it with."""
+    go = shutil.which("go")
+    if go is None:
+        return False
+    command = [go, "version", "-m", temporal_cli()]
+    modules = subprocess.run(command, check=False, capture_output=True, text=True).stdout
+    module, version = SQLITE_DRIVER.split("@")
+    return any(line.split()[1:3] == [module, version] for line in modules.splitlines())
+
+
+async def cancel_requests(client: Client, names: Iterator[str], chance: random.Random) -> None:
+    """Send requests that read and write, with deadlines that pass while the server works."""
+    service = client.workflow_service
+    for name in names:
+        for send in (
+            partial(client.start_workflow, "Any", id=name, task_queue="unpolled"),
+            client.get_workflow_handle(name).describe,
+        ):
+            await asyncio.gather(send(rpc_timeout=deadline(chance)), return_exceptions=True)
+        for read in (
+            partial(service.describe_namespace, DescribeNamespaceRequest(namespace="default")),
+            partial(service.list_workflow_executions, ListWorkflowExecutionsRequest(namespace="default")),
+        ):
+            await asyncio.gather(read(timeout=deadline(chance)), return_exceptions=True)
+
+
+def deadline(chance: random.Random) -> timedelta:
+    """Return a time in which the server may or may not respond."""
+    return timedelta(milliseconds=chance.uniform(0.5, 15))
+
+
+@pytest.mark.server
+async def test_server_works_after_thousands_of_cancelled_requests(tmp_path: Path) -> None:
+    """With an older SQLite driver, one of them made the server fail all later requests."""
+    if not has_built_driver():
+        pytest.skip("the Temporal CLI was not built with Go and the newer SQLite driver")
+    names, chance = (f"cancelled-{number}" for number in range(2_500)), random.Random(9)
+    with TemporalServer(tmp_path) as server:
+        client = await Client.connect(server.address)
+        await asyncio.gather(*(cancel_requests(client, names, chance) for _ in range(24)))
+        async with asyncio.timeout(60):
+            await until_started(client, "afterwards")
+        assert await is_running(server, "afterwards")
+
+
+async def until_started(client: Client, workflow_id: str) -> None:
+    """Start a workflow as soon as the server has finished the cancelled requests."""
+    while True:
+        try:
+            await client.start_workflow("Any", id=workflow_id, task_queue="unpolled")
+        except RPCError:
+            continue
+        return

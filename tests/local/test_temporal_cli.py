@@ -11,7 +11,6 @@ from tests.local.release_server import Releases
 
 from flowkit.local import temporal_cli as cli
 from flowkit.local.errors import InstallFailed, NoNetwork, WrongHash
-from flowkit.local.install.cache import find_installed
 
 needs_go = pytest.mark.skipif(shutil.which("go") is None, reason="needs Go")
 
@@ -82,4 +81,4 @@ def test_without_network_the_error_reports_download_and_build(cache: Path, no_ne
         cli.install_temporal()
     for part in ("cannot reach github.com", "`go` cannot reach the network", "refused"):
         assert part in str(caught.value)
-    assert find_installed(cli.NAME, cli.VERSION) is None
+    assert cli.cached_temporal() is None

@@ -45,6 +45,14 @@ def test_error_for_an_unreachable_server_contains_its_address(cause: RuntimeErro
     assert len(str(error)) < 350
 
 
+def test_broken_development_server_is_reported_with_the_advice_to_restart_it() -> None:
+    cause = rpc(RPCStatusCode.UNAVAILABLE, "GetNamespace operation failed. Error interrupted (9)")
+    error = unavailable(cause, ADDRESS, "default")
+    assert error.problem == f"the Temporal development server at {ADDRESS} has lost its database connection"
+    assert error.remedy == "restart it, with Temporal CLI 1.9 or newer if possible"
+    assert str(error).endswith("(GetNamespace operation failed. Error interrupted (9))")
+
+
 def test_error_without_details_has_a_default_text() -> None:
     assert "TEMPORAL_ADDRESS" in str(TemporalUnavailable())
     assert str(TemporalUnavailable("only this")) == "only this"

@@ -4,18 +4,22 @@ import os
 import platform
 import shutil
 import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from flowkit.local.errors import InstallFailed, NoNetwork, ProgramMissing, WrongHash
-from flowkit.local.install.cache import find_installed, install_once
+from flowkit.local.install.cache import find_installed, fingerprint, install_once
 from flowkit.local.install.commands import require_program, run_command
 from flowkit.local.install.download import fetch
 
 NAME, VERSION = "temporal-cli", "v1.5.1"
-MODULE = "github.com/temporalio/cli/cmd/temporal"
+MODULE = "github.com/temporalio/cli"
+# With the driver of that version, v1.34.1, a cancelled request can leave a statement open. From then on,
+# the server fails every request with "interrupted (9)". Temporal uses this version since CLI v1.9.
+SQLITE_DRIVER = "modernc.org/sqlite@v1.51.0"
 REMEDY = (
-    "put `temporal` on PATH, set FLOWKIT_TEMPORAL_BIN to its path, install Go 1.24 or newer, "
+    "put `temporal` on PATH, set FLOWKIT_TEMPORAL_BIN to its path, install Go 1.25 or newer, "
     "or set TEMPORAL_ADDRESS to a running server"
 )
 RELEASES = f"https://github.com/temporalio/cli/releases/download/{VERSION}"
@@ -59,13 +63,13 @@ def temporal_on_path() -> str | None:
 
 def cached_temporal() -> str | None:
     """Return the path of the program in the cache, or None."""
-    folder = find_installed(NAME, VERSION)
+    folder = find_installed(NAME, _cache_version())
     return str(folder / "temporal") if folder else None
 
 
 def install_temporal() -> str:
     """Install the program into the cache unless it is there, and return its path."""
-    return str(install_once(NAME, VERSION, _install) / "temporal")
+    return str(install_once(NAME, _cache_version(), _install) / "temporal")
 
 
 def release_archive() -> ReleaseArchive | None:
@@ -105,11 +109,27 @@ def _download(folder: Path) -> None:
 
 
 def _build(folder: Path) -> None:
-    # Go's checksum database pins the module and its dependencies, unless the user's Go settings disable it.
+    """Build the program with a newer SQLite driver than its own, which `go install` cannot do."""
     go = require_program("go", remedy="install it to build the Temporal CLI")
-    run_command(
-        [go, "install", f"{MODULE}@{VERSION}"], folder=folder, env={**os.environ, "GOBIN": str(folder)}
+    module = folder / "module"
+    module.mkdir()
+    environment = {**os.environ, "GOFLAGS": "-mod=mod", "GOWORK": "off"}
+    for arguments in _go_commands(folder / "temporal"):
+        run_command([go, *arguments], folder=module, env=environment)
+    shutil.rmtree(module)
+
+
+def _go_commands(program: Path) -> Sequence[Sequence[str]]:
+    # Go's checksum database pins the modules, unless the user's Go settings disable it.
+    return (
+        ("mod", "init", "flowkit/temporal-cli"),
+        ("get", f"{MODULE}@{VERSION}", SQLITE_DRIVER),
+        ("build", "-buildvcs=false", "-trimpath", "-o", str(program), f"{MODULE}/cmd/temporal"),
     )
+
+
+def _cache_version() -> str:
+    return f"{VERSION}-{fingerprint(SQLITE_DRIVER)}"
 
 
 def _without_remedy(error: InstallFailed) -> str:
