@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 from pymongo import ASCENDING
@@ -53,12 +54,13 @@ class Claims:
             for batch_uid in batch_uids
         ]
         refused: list[Any] = []
+        began = time.monotonic()
         try:
             await self._claims.insert_many(claims, ordered=False)
         except BulkWriteError as error:
             refused = _refused_uids(error, claims)
             await self._claim_again(attempt, from_node, refused, at)
-        claimed = Claimed(attempt.node_id, len(claims) - len(refused))
+        claimed = Claimed(attempt.node_id, len(claims) - len(refused), began)
         self.notifier.notify(attempt.task_id, from_node, claimed)
 
     async def _claim_again(self, attempt: AttemptInput, from_node: str, uids: list[Any], at: float) -> None:

@@ -24,6 +24,8 @@ class Claimed(NamedTuple):
     consumer: str
     batches: int
     """How many batches it has claimed for the first time."""
+    began: float
+    """When the write of the claims began, in seconds of `time.monotonic`."""
 
 
 class Subscription(Generic[T]):

@@ -60,6 +60,8 @@ class Backpressure:
         self._claims = dict.fromkeys(attempt.followers, 0)
         self._running: set[str] = set()
         self._due = 0.0
+        self._read_at = 0.0
+        """When the latest read of the claims ended. It may have included claims whose write began before."""
         self._pause = _SHORTEST_SEC
         self._reported = False
         self._shown = ""
@@ -126,12 +128,20 @@ class Backpressure:
         )
 
     def _add_notified_claims(self) -> None:
-        """Add the claims that nodes in this process have made. Read at once if a follower has claimed that was not running so far."""
+        """Add the claims that nodes in this process have made.
+
+        Read at once if a follower has claimed that was not running so far, or if the latest read may have included the
+        claims.
+        """
         notified, must_read = self._subscription.take()
         for _, claimed in notified:
-            if claimed.consumer in self._claims:
+            if claimed.consumer not in self._claims:
+                continue
+            if claimed.began > self._read_at:
                 self._claims[claimed.consumer] += claimed.batches
                 must_read |= claimed.consumer not in self._running
+            else:
+                must_read = True
         if must_read:
             self._due = 0.0
 
@@ -146,7 +156,8 @@ class Backpressure:
         )
         notified, _ = self._subscription.take()
         progress = notified or self._claims != before
-        now, self._pause = time.monotonic(), _SHORTEST_SEC if progress else min(2 * self._pause, _LONGEST_SEC)
+        now = self._read_at = time.monotonic()
+        self._pause = _SHORTEST_SEC if progress else min(2 * self._pause, _LONGEST_SEC)
         pause = self._pause if self._is_reached(self._running) else _LONGEST_SEC
         self._due = now + max(pause, (now - began) * _SHARE)
 

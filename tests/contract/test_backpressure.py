@@ -157,6 +157,25 @@ async def test_claims_in_the_same_process_release_the_parent_without_another_rea
     await held.finishes()
 
 
+async def test_claims_that_a_read_has_included_do_not_count_again_when_their_notification_arrives(
+    prepared: Any, tasks: TaskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await runs(tasks, X)
+    held = Held(prepared, parent(1, "x"))
+    await held.stops_at(1)
+    child, late = held.executor._artifacts, list[Any]()
+    notify = child.claims.notifier.notify
+    with monkeypatch.context() as patch:
+        patch.setattr(child.claims.notifier, "notify", lambda *given: late.append(given))
+        await child.claim(X, "a", ["b0"], AT)
+        await held.stops_at(2)
+    for given in late:
+        notify(*given)
+    await held.stops_at(2)
+    await child.claim(X, "a", UIDS[1:], AT)
+    await held.finishes()
+
+
 async def test_slowest_running_child_holds_the_parent(
     prepared: Any, tasks: TaskStore, artifacts: ArtifactStore
 ) -> None:

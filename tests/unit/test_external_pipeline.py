@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.unit.event_loop import let_other_tasks_run
 from tests.unit.external import Bench, run_of
 
 from flowkit.testing.external.admission import Admission, Seen
@@ -214,6 +215,24 @@ async def test_held_events_are_sent_on_release() -> None:
     await bench.execute(two)
     await bench.sender.release()
     assert bench.kinds == ["TASK_DONE", "BATCH_OK", "BATCH_OK"]
+
+
+async def test_events_that_follow_a_release_do_not_overtake_the_held_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(Misbehavior(hold=["BATCH_OK", "TASK_DONE"]))
+    await bench.execute(two)
+    send = bench.producer.send_and_wait
+
+    async def send_slowly(*record: Any, **options: Any) -> Any:
+        await let_other_tasks_run()
+        return await send(*record, **options)
+
+    monkeypatch.setattr(bench.producer, "send_and_wait", send_slowly)
+    bench.misbehavior.hold = ()
+    next_run = bench.sender.event(bench.author.accepted(run_of(node="next")))
+    await asyncio.gather(bench.sender.release(), next_run)
+    assert bench.kinds == ["BATCH_OK", "BATCH_OK", "TASK_DONE", "TASK_ACCEPTED"]
 
 
 async def test_a_stale_epoch_is_also_in_the_ids() -> None:

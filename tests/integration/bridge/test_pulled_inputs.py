@@ -266,7 +266,10 @@ async def test_child_ends_although_its_sources_have_no_worker_that_marks_them(
 
 
 async def test_batches_of_a_stale_run_do_not_count(external: ExternalTasks) -> None:
-    """H25: a worker that lost its lease continues, and writes the same keys as the new run."""
+    """H25: a worker that lost its lease continues, and writes the same keys as the new run.
+
+    The new run may be another one of the same worker, which has finished and is silent: it may lose its lease again.
+    """
     external.settings["lease_ttl_sec"] = 2
     await external.served_engine()
     quiet = Misbehavior(silence=True, hold=("BATCH_OK", "TASK_DONE", "CANCELLED"))
@@ -281,10 +284,11 @@ async def test_batches_of_a_stale_run_do_not_count(external: ExternalTasks) -> N
     await external.dispatch(task_id, "extract", epoch=2)
     await stale.release()
     assert (await external.result(task_id)).status is TaskStatus.FINISHED
-    assert await codes(external, task_id, "extract") == ["lease_lost", None]
+    *lost, last = await codes(external, task_id, "extract")
+    assert (set(lost), last) == ({"lease_lost"}, None)
     rows = await external.rows(task_id, "extract")
     assert Counter(row["batch_uid"] for row in rows) == {f"extract-{n}": 1 for n in range(3)}
-    assert {row["attempt_epoch"] for row in rows} == {2}
+    assert {row["attempt_epoch"] for row in rows} == {len(lost) + 1}
 
 
 async def test_node_that_waits_for_a_queued_source_frees_its_worker_for_the_source(

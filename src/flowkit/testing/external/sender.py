@@ -42,6 +42,9 @@ class Sender:
         self._crash = crash
         self._collected: list[Outgoing] = []
         self._held: list[Outgoing] = []
+        self._released = asyncio.Event()
+        """Cleared while `release` sends the held events."""
+        self._released.set()
 
     async def event(self, event: Outgoing) -> None:
         """Send a status event. Misbehavior may suppress, hold, reorder, delay or repeat it."""
@@ -53,13 +56,18 @@ class Sender:
             self._held.append(event)
             self._add("held", event, reason=event.kind)
         else:
+            await self._released.wait()
             for due in self._due(event):
                 await self._send_event(due)
 
     async def release(self) -> None:
-        """Send the events that `Misbehavior.hold` kept back, in their order."""
-        while self._held:
-            await self._send_event(self._held.pop(0))
+        """Send the events that `Misbehavior.hold` kept back, in their order. Later events wait until they are sent."""
+        self._released.clear()
+        try:
+            while self._held:
+                await self._send_event(self._held.pop(0))
+        finally:
+            self._released.set()
 
     async def send(self, record: Outgoing) -> None:
         """Send a record without misbehavior."""
