@@ -358,13 +358,6 @@ async def test_held_parent_continues_after_an_outage(
     await held.finishes()
 
 
-async def test_counts_are_those_of_one_source_and_task(artifacts: ArtifactStore) -> None:
-    for claiming, source, uids in ((X, "a", ["b1", "b2"]), (Y, "a", ["b1"]), (X, "z", ["b9"])):
-        await artifacts.claim(claiming, source, uids, AT)
-    await artifacts.claim(replace(X, task_id="another"), "a", ["b1", "b2", "b3"], AT)
-    assert await artifacts.claims.counts(TASK, "a", ["x", "y", "q"]) == {"x": 2, "y": 1, "q": 0}
-
-
 async def test_running_nodes_are_those_with_that_status(prepared: Any, tasks: TaskStore) -> None:
     await runs(tasks, X)
     assert await tasks.running(TASK, ["x", "y", "unknown"], time.time()) == {"x"}

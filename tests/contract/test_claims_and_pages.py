@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -47,6 +48,14 @@ async def test_consumers_and_sources_claim_independently(db: Any, artifacts: Art
     for consumer, source in (("x", "source"), ("y", "source"), ("x", "other")):
         await artifacts.claim(attempt(consumer), source, ["b1"], AT)
     assert len(await documents_of(db.stream_progress)) == 3
+
+
+async def test_counts_of_claims_are_those_of_one_source_and_task(artifacts: ArtifactStore) -> None:
+    x, y = attempt("x"), attempt("y")
+    for claiming, source, uids in ((x, "a", ["b1", "b2"]), (y, "a", ["b1"]), (x, "z", ["b9"])):
+        await artifacts.claim(claiming, source, uids, AT)
+    await artifacts.claim(replace(x, task_id="another"), "a", ["b1", "b2", "b3"], AT)
+    assert await artifacts.claims.counts(TASK, "a", ["x", "y", "q"]) == {"x": 2, "y": 1, "q": 0}
 
 
 async def test_empty_claim_does_nothing(db: Any, artifacts: ArtifactStore) -> None:
