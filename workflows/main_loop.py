@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from temporalio import workflow
 
-from flowkit.workflows.stored_graphs import is_mostly_graph
+from flowkit.workflows.stored_graphs import continues_longer, is_mostly_graph
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,6 +115,8 @@ class MainLoop:
         events, size = info.get_current_history_length(), info.get_current_history_size()
         if events >= settings.hold_starts_events or size >= settings.hold_starts_bytes:
             self._draining = True
+        elif continues_longer(len(self._state.nodes)):
+            return False
         return self._nodes.in_flight == 0 and self._conditions.is_idle and self._progressed
 
     async def before_immediate_retry(self) -> None:

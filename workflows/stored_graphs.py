@@ -11,16 +11,23 @@ from pydantic import TypeAdapter
 from temporalio import workflow
 
 from flowkit import temporal_names
+from flowkit.graph import validation
 from flowkit.models import ReadStoredGraph, StoredGraph
 from flowkit.workflows.document_activities import UNLIMITED_RETRIES
 
 STORED_GRAPH = "stored_graph"
 """Key of the reference in the input of a task, and in the state that one run hands over to the next."""
 
+LONG_RUNS = "long-runs"
+"""Patch id: a task with a graph of more than 5,000 nodes continues as new later than Temporal suggests."""
+
+LONGER = 4
+"""How many times as long the history of such a task becomes. An engine replays 16,000 events in four seconds."""
+
 _PAUSE = timedelta(milliseconds=1)
 _READ_TIMEOUT = timedelta(seconds=30)
-_SUGGESTED_BYTES = 4 * 2**20
-_SUGGESTED_EVENTS = 4_096
+SUGGESTED_BYTES = 4 * 2**20
+SUGGESTED_EVENTS = 4_096
 """Size and length of a history at which Temporal suggests continue-as-new."""
 
 
@@ -70,7 +77,21 @@ async def _read_part(stored: StoredGraph, part: int) -> bytes:
 def is_mostly_graph(stored: StoredGraph | None) -> bool:
     """Return whether the history is only long because of the stored graph, so that a new run would be as long."""
     info = workflow.info()
-    if stored is None or stored.size < _SUGGESTED_BYTES // 2:
+    if stored is None or stored.size < SUGGESTED_BYTES // 2:
         return False
     own_bytes = info.get_current_history_size() - stored.size
-    return own_bytes < _SUGGESTED_BYTES and info.get_current_history_length() < _SUGGESTED_EVENTS
+    return own_bytes < SUGGESTED_BYTES and info.get_current_history_length() < SUGGESTED_EVENTS
+
+
+def continues_longer(nodes: int) -> bool:
+    """Return whether a task with so many nodes continues its run, although Temporal suggests a new one.
+
+    Each run prepares the graph again, while only an engine that takes over the task replays the longer history.
+    """
+    info = workflow.info()
+    return (
+        nodes > validation.STEP_NODES
+        and info.get_current_history_length() < LONGER * SUGGESTED_EVENTS
+        and info.get_current_history_size() < LONGER * SUGGESTED_BYTES
+        and workflow.patched(LONG_RUNS)
+    )

@@ -30,8 +30,7 @@ TIMEOUT_SEC = 900.0
 MOST_GROWTH = 1.5
 """Largest ratio between the engine's processor time for a node in the largest graph and in the smallest.
 
-A task of 20,000 nodes comes close to it, or exceeds it, because each of its some ten runs prepares the graph again. The
-elapsed time also depends on the machine's load, and on MongoDB: its stand-in copies the document for each update.
+The elapsed time also depends on the machine's load, and on MongoDB: its stand-in copies the document for each update.
 """
 
 

@@ -12,14 +12,15 @@ from temporalio.client import WorkflowFailureError
 from flowkit import limits
 from flowkit.graph import validation
 from flowkit.models import TaskStatus
+from flowkit.workflows import stored_graphs
 from flowkit.workflows.opening import STEPS
 from tests.integration.handlers import Quick
 from tests.integration.harness import Harness, node
-from tests.integration.test_large_graphs import run_ids, short_runs
+from tests.integration.test_large_graphs import SUGGESTED_EVENTS, run_ids, short_runs
 from tests.replay.test_replay import replay
 
 if TYPE_CHECKING:
-    from temporalio.client import WorkflowHandle
+    from temporalio.client import WorkflowHandle, WorkflowHistory
 
     from flowkit.models import TaskResult
     from flowkit.workflows.task import Task
@@ -101,18 +102,46 @@ async def test_every_run_of_a_task_reads_the_stored_graph(short_runs: Harness) -
 async def test_large_graph_is_normalized_in_several_workflow_tasks_of_each_run(
     short_runs: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stored_graphs, "LONGER", 0)
     await start(short_runs)
     monkeypatch.setattr(validation, "STEP_NODES", NODES)
-    whole = await patches_of_each_run(short_runs)
+    whole = await replayed_runs(short_runs)
     monkeypatch.setattr(validation, "STEP_NODES", NODES // 4)
-    in_steps = await patches_of_each_run(short_runs)
+    in_steps = await replayed_runs(short_runs)
     assert len(in_steps) > 1
-    assert set(whole) == {0}
-    assert set(in_steps) == {1}
+    assert {has_patch(run, STEPS) for run in whole} == {False}
+    assert {has_patch(run, STEPS) for run in in_steps} == {True}
 
 
-async def patches_of_each_run(harness: Harness) -> list[int]:
-    """Run a task whose graph is stored, replay each of its runs, and return in how many of them the patch applies."""
+async def test_task_with_a_large_graph_continues_as_new_later_than_suggested(
+    short_runs: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await start(short_runs)
+    suggested = await replayed_runs(short_runs)
+    monkeypatch.setattr(validation, "STEP_NODES", NODES // 4)
+    monkeypatch.setattr(stored_graphs, "SUGGESTED_EVENTS", SUGGESTED_EVENTS // 2)
+    later = await replayed_runs(short_runs)
+    assert 1 < len(later) < len(suggested)
+    assert {has_patch(run, stored_graphs.LONG_RUNS) for run in suggested} == {False}
+    assert has_patch(later[0], stored_graphs.LONG_RUNS)
+
+
+async def test_runs_of_an_earlier_release_with_a_large_graph_replay(
+    short_runs: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier releases continued as new as soon as Temporal suggested it, whatever the size of the graph."""
+    monkeypatch.setattr(validation, "STEP_NODES", NODES // 4)
+    await start(short_runs)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(stored_graphs, "LONGER", 0)
+        runs = await replayed_runs(short_runs)
+    assert len(runs) > 1
+    for run in runs:
+        await replay(run)
+
+
+async def replayed_runs(harness: Harness) -> list[WorkflowHistory]:
+    """Run a task whose graph is stored, replay each of its runs, and return their histories."""
     nodes = large()
     task_id = await harness.create(*nodes)
     await assert_finished(harness, task_id, nodes)
@@ -121,14 +150,13 @@ async def patches_of_each_run(harness: Harness) -> list[int]:
     histories = [await run.fetch_history() for run in runs]
     for history in histories:
         await replay(history)
-    return [
-        sum(
-            STEPS in str(event)
-            for event in history.events
-            if event.marker_recorded_event_attributes.marker_name
-        )
-        for history in histories
-    ]
+    return histories
+
+
+def has_patch(history: WorkflowHistory, patch: str) -> bool:
+    """Return whether the marker of this patch is in the history, once."""
+    markers = [e for e in history.events if e.marker_recorded_event_attributes.marker_name]
+    return [patch in str(marker) for marker in markers].count(True) == 1
 
 
 async def test_task_fails_if_its_stored_graph_was_deleted(harness: Harness) -> None:
