@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 TEST_JOBS ?= 4
+QUICK_JOBS ?= 3
 SOURCE ?=
 MINUTES ?= 1
 WORKER_PYTHON ?=
@@ -51,7 +52,7 @@ site: $(INSTALLED)
 	$(SITE)
 
 quick: $(INSTALLED)
-	FLOWKIT_QUICK=1 $(BIN)/pytest -q -n $(JOBS) -m "not server and not slow"
+	FLOWKIT_QUICK=1 $(BIN)/pytest -q -n $(QUICK_JOBS) -m "not server and not slow"
 
 docs: $(INSTALLED) ## Build the documentation as a site: build/docs/index.html.
 	@$(SITE)
