@@ -15,8 +15,8 @@ from flowkit.local.install.download import fetch
 
 NAME, VERSION = "temporal-cli", "v1.5.1"
 MODULE = "github.com/temporalio/cli"
-# With the driver of that version, v1.34.1, a cancelled request can leave a statement open. From then on,
-# the server fails every request with "interrupted (9)". Temporal uses this version since CLI v1.9.
+# The driver of that version, v1.34.1, can leave a statement open when a request is cancelled. The server then
+# fails every request with "interrupted (9)". Temporal CLI 1.9 has the driver below.
 SQLITE_DRIVER = "modernc.org/sqlite@v1.51.0"
 REMEDY = (
     "put `temporal` on PATH, set FLOWKIT_TEMPORAL_BIN to its path, install Go 1.25 or newer, "
