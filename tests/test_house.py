@@ -1,4 +1,4 @@
-"""The house rules that can be measured: short functions, short files, few suppressions, no sleeps in tests."""
+"""The house rules that can be measured: short functions, few suppressions, no sleeps in tests."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
 CODE = ("workflows", "activities", "adapters", "bridge", "src")
@@ -76,16 +74,6 @@ def test_nine_of_ten_functions_have_at_most_twenty_four_lines() -> None:
 
 def test_no_function_is_longer_than_sixty_lines() -> None:
     assert {name: lines for name, lines in lengths().items() if lines > 60} == {}
-
-
-@pytest.mark.parametrize("files", [code, checks], ids=["code", "tests"])
-def test_no_file_is_longer_than_three_hundred_lines(files: Callable[[], tuple[Path, ...]]) -> None:
-    long = {}
-    for path in files():
-        count = sum(bool(line.strip()) for line in path.read_text(encoding="utf-8").splitlines())
-        if count > 300:
-            long[str(path.relative_to(ROOT))] = count
-    assert long == {}
 
 
 SUPPRESSION = re.compile(r"#\s*(noqa|type:\s*ignore|pyright:\s*ignore)")
