@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.testing import memory_database
-from flowkit.testing.external.author import Author
-from flowkit.testing.external.context import RunContext
-from flowkit.testing.external.handlers import as_handler
+from flowkit.testing.external.handlers import RunContext, as_handler
 from flowkit.testing.external.journal import Entry, Journal
+from flowkit.testing.external.kafka import Sender
+from flowkit.testing.external.messages import MessageBuilder
 from flowkit.testing.external.misbehavior import Misbehavior
 from flowkit.testing.external.pipeline import Pipeline
 from flowkit.testing.external.runs import Run
-from flowkit.testing.external.sender import Sender
 from flowkit.testing.external.settings import Clock, ExternalSettings
 from flowkit.testing.external.store import Store
 
@@ -80,7 +79,7 @@ class Bench:
         self.journal = Journal()
         self.producer = Recorder()
         self.store = Store(self.db, "w-1", self.clock, self.misbehavior)
-        self.author = Author("w-1", self.settings, self.clock, lambda: self.misbehavior.epoch_shift)
+        self.messages = MessageBuilder("w-1", self.settings, self.clock, lambda: self.misbehavior.epoch_shift)
         self.sender = Sender(self.producer, self.journal, self.misbehavior, self.clock, lambda: None)
 
     async def execute(self, handler: Any, run: Run | None = None) -> list[Entry]:
@@ -92,7 +91,7 @@ class Bench:
             RunContext(chosen, "w-1", self.store, self.clock),
             store=self.store,
             sender=self.sender,
-            author=self.author,
+            messages=self.messages,
             misbehavior=self.misbehavior,
         )
         await pipeline.execute()

@@ -17,10 +17,10 @@ from flowkit.bridge.rules.worker_input import pull_of, worker_input
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeIO
 from flowkit.testing.external import pull
-from flowkit.testing.external.admission import Admission
+from flowkit.testing.external.protocol import SignalPayload, StartPayload, compact, read
 from flowkit.testing.external.runs import Run
 from flowkit.testing.external.settings import Clock, ExternalSettings
-from flowkit.testing.external.wire import SignalPayload, StartPayload, compact, read
+from flowkit.testing.external.worker import Admission
 
 if TYPE_CHECKING:
     from flowkit.models import AttemptInput

@@ -21,7 +21,7 @@ from flowkit.bridge.rules.outcomes import of_event
 from flowkit.bridge.rules.reading import Malformed, StatusEvent, read_announce, read_reply, read_status
 from flowkit.limits import ID_CHARS, KAFKA_RECORD_BYTES, LARGEST_EPOCH
 from flowkit.protocol.payloads import EvWorkerOnline
-from flowkit.testing.external import malformed as hostile
+from flowkit.testing.external import misbehavior as hostile
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.dispatches import attempt
 
 from flowkit.bridge.rules.commands import cancel_signal, task_discover, task_start
-from flowkit.testing.external.wire import SignalPayload, StartPayload, read
+from flowkit.testing.external.protocol import SignalPayload, StartPayload, read
 
 TEXT = st.text(st.characters(codec="utf-8"))
 VALUES: Any = st.recursive(

@@ -11,16 +11,22 @@ import pytest
 from tests.unit.event_loop import let_other_tasks_run
 from tests.unit.external import Bench, run_of
 
-from flowkit.testing.external.admission import Admission, Seen
-from flowkit.testing.external.handlers import BaseHandler, Batch, EachBatch, Final, Result, as_handler
-from flowkit.testing.external.malformed import Malformed
-from flowkit.testing.external.misbehavior import Misbehavior
+from flowkit.testing.external.handlers import (
+    BaseHandler,
+    Batch,
+    EachBatch,
+    Final,
+    Result,
+    as_handler,
+    scripted,
+)
+from flowkit.testing.external.kafka import SendFailed
+from flowkit.testing.external.misbehavior import Malformed, Misbehavior
+from flowkit.testing.external.protocol import Incoming, stable_hash
 from flowkit.testing.external.runs import Run
-from flowkit.testing.external.scripted import scripted
-from flowkit.testing.external.sender import SendFailed
 from flowkit.testing.external.settings import ExternalSettings
 from flowkit.testing.external.store import cancel_flag
-from flowkit.testing.external.wire import Incoming, stable_hash
+from flowkit.testing.external.worker import Admission, Seen
 from flowkit.worker.handlers.base import Batch as SdkBatch
 from flowkit.worker.handlers.base import BatchResult, FinalizeResult, RoleHandler
 
@@ -230,7 +236,7 @@ async def test_events_that_follow_a_release_do_not_overtake_the_held_ones(
 
     monkeypatch.setattr(bench.producer, "send_and_wait", send_slowly)
     bench.misbehavior.hold = ()
-    next_run = bench.sender.event(bench.author.accepted(run_of(node="next")))
+    next_run = bench.sender.event(bench.messages.accepted(run_of(node="next")))
     await asyncio.gather(bench.sender.release(), next_run)
     assert bench.kinds == ["BATCH_OK", "BATCH_OK", "TASK_DONE", "TASK_ACCEPTED"]
 
@@ -244,14 +250,14 @@ async def test_a_stale_epoch_is_also_in_the_ids() -> None:
 
 async def test_heartbeats_on_another_topic_have_its_role() -> None:
     bench = Bench()
-    beat = bench.author.heartbeat(run_of(), "enricher")
+    beat = bench.messages.heartbeat(run_of(), "enricher")
     assert (beat.topic, beat.message["step_type"]) == ("status.enricher.v1", "enricher")
 
 
 async def test_a_failing_acceptance_raises() -> None:
     bench = Bench(Misbehavior(fail_accepted=True))
     with pytest.raises(SendFailed):
-        await bench.sender.event(bench.author.accepted(run_of()))
+        await bench.sender.event(bench.messages.accepted(run_of()))
 
 
 def test_misbehavior_can_be_given_as_text() -> None:
@@ -357,5 +363,5 @@ async def test_waiting_ends_with_the_event_or_names_what_happened() -> None:
 
 def test_records_are_compact_json() -> None:
     bench = Bench()
-    value = bench.author.cancelled(run_of()).value
+    value = bench.messages.cancelled(run_of()).value
     assert value == json.dumps(json.loads(value), separators=(",", ":")).encode()

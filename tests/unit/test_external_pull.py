@@ -8,9 +8,9 @@ import pytest
 from tests.unit.external import Bench, NoWaiting, run_of
 
 from flowkit.testing.external.handlers import EachBatch
+from flowkit.testing.external.protocol import stable_hash
 from flowkit.testing.external.pull import PULL, RECHUNK, invalid, normalized, rechunk
 from flowkit.testing.external.settings import ExternalSettings
-from flowkit.testing.external.wire import stable_hash
 
 SETTINGS = ExternalSettings()
 DEFAULTS = {"poll_ms": 300, "eof_on_task_done": True, "backoff_max_ms": 4000}

@@ -20,7 +20,7 @@ from flowkit.cli.up.plan import UpOptions, make_plan
 from flowkit.cli.up.processes import create_processes
 from flowkit.local.ports import is_free
 from flowkit.testing import ExternalWorker
-from flowkit.testing.external.scripted import scripted
+from flowkit.testing.external.handlers import scripted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,7 +20,7 @@ from flowkit.bridge.command_sender import CommandSender
 from flowkit.bridge.kafka.topics import Provisioner
 from flowkit.models import TaskStatus
 from flowkit.testing.external import EachBatch, Misbehavior, Result
-from flowkit.testing.external.scripted import scripted
+from flowkit.testing.external.handlers import scripted
 from tests.integration.bridge.doomed_engine import NEVER, POINTS
 from tests.integration.bridge.external_tasks import codes
 from tests.integration.bridge.gates import Gate

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flowkit.testing.external.scripted import scripted
+from flowkit.testing.external.handlers import scripted
 from tests.integration.counted import holders
 from tests.integration.harness import eventually, node
 from tests.integration.test_concurrency_limits import until_all_slots_are_free, until_requests

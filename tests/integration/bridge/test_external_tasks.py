@@ -8,7 +8,7 @@ import pytest
 
 from flowkit.adapters.dispatches.store import DispatchStore
 from flowkit.testing.external import EachBatch, Final, Misbehavior, Result
-from flowkit.testing.external.scripted import scripted
+from flowkit.testing.external.handlers import scripted
 from tests.integration.harness import node
 
 pytestmark = pytest.mark.server

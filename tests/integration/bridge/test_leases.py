@@ -11,7 +11,7 @@ import pytest
 
 from flowkit.bridge.command_watch import CommandWatch
 from flowkit.testing import Misbehavior
-from flowkit.testing.external.scripted import scripted
+from flowkit.testing.external.handlers import scripted
 from tests.integration.bridge.checks import (
     NO_RETRY,
     check_finished,

@@ -11,7 +11,7 @@ import pytest
 from flowkit.bridge.kafka.topics import Provisioner
 from flowkit.bridge.rules import dispatch_check
 from flowkit.testing import Misbehavior
-from flowkit.testing.external.scripted import scripted
+from flowkit.testing.external.handlers import scripted
 from tests.integration.bridge.checks import NO_RETRY, check_finished, outcomes, until_sent
 from tests.integration.bridge.gates import Gate
 from tests.integration.harness import eventually, node

@@ -11,8 +11,8 @@ from aiokafka import AIOKafkaProducer
 from flowkit.bridge.kafka.offsets import Offsets
 from flowkit.limits import KAFKA_RECORD_BYTES
 from flowkit.models import TaskStatus
-from flowkit.testing.external.malformed import Malformed
-from flowkit.testing.external.scripted import scripted
+from flowkit.testing.external.handlers import scripted
+from flowkit.testing.external.misbehavior import Malformed
 from tests.integration.bridge.gates import Gate
 from tests.integration.harness import eventually, node
 

@@ -11,7 +11,7 @@ import pytest
 from flowkit.local import MongoServer, TemporalServer
 from flowkit.models import TaskStatus
 from flowkit.testing.external import Final, Result
-from flowkit.testing.external.scripted import scripted
+from flowkit.testing.external.handlers import scripted
 from tests.integration.bridge.external_tasks import ExternalTasks, codes
 from tests.integration.bridge.gates import Gate
 from tests.integration.harness import eventually, node, wait_seconds

@@ -10,7 +10,7 @@ import pytest
 from flowkit.bridge import attempt_checks
 from flowkit.models import TaskStatus
 from flowkit.testing.external import EachBatch, Misbehavior, Result
-from flowkit.testing.external.scripted import scripted
+from flowkit.testing.external.handlers import scripted
 from tests.integration.bridge.external_tasks import codes
 from tests.integration.harness import node
 

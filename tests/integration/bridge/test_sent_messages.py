@@ -8,7 +8,7 @@ import pytest
 
 from flowkit.testing import Misbehavior
 from flowkit.testing.external import Malformed
-from flowkit.testing.external.wire import Incoming, SignalPayload, StartPayload, read
+from flowkit.testing.external.protocol import Incoming, SignalPayload, StartPayload, read
 from tests.integration.bridge.checks import NO_RETRY, records_of
 from tests.integration.bridge.gates import Gate
 from tests.integration.harness import node

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flowkit.testing.external.handlers import Batch, EachBatch, Final, Result
     from flowkit.testing.external.journal import Entry
-    from flowkit.testing.external.malformed import Malformed
-    from flowkit.testing.external.misbehavior import Misbehavior
+    from flowkit.testing.external.misbehavior import Malformed, Misbehavior
     from flowkit.testing.external.runs import Run
     from flowkit.testing.external.settings import Clock, ExternalSettings
     from flowkit.testing.external.worker import ExternalWorker
@@ -21,7 +20,7 @@ _HOMES = {
     "ExternalSettings": "settings",
     "ExternalWorker": "worker",
     "Final": "handlers",
-    "Malformed": "malformed",
+    "Malformed": "misbehavior",
     "Misbehavior": "misbehavior",
     "Result": "handlers",
     "Run": "runs",

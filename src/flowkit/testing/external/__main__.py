@@ -16,7 +16,7 @@ import typer
 from flowkit.testing.external.misbehavior import Misbehavior
 from flowkit.testing.external.worker import ExternalWorker
 
-SCRIPTED = "flowkit.testing.external.scripted:scripted"
+SCRIPTED = "flowkit.testing.external.handlers:scripted"
 TLS_FILES = ("ssl_cafile", "ssl_certfile", "ssl_keyfile")
 CRASHED = 137
 """The exit code of a crash by misbehavior, as after SIGKILL."""

@@ -11,18 +11,17 @@ from pymongo.errors import PyMongoError
 
 from flowkit.testing.external import pull
 from flowkit.testing.external.handlers import FromGenerator, each, settled
+from flowkit.testing.external.protocol import jsonable, stable_hash
 from flowkit.testing.external.store import WriteFailed
-from flowkit.testing.external.wire import jsonable, stable_hash
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from flowkit.testing.external.author import Author, Outgoing
-    from flowkit.testing.external.context import RunContext
-    from flowkit.testing.external.handlers import Handler
+    from flowkit.testing.external.handlers import Handler, RunContext
+    from flowkit.testing.external.kafka import Sender
+    from flowkit.testing.external.messages import MessageBuilder, Outgoing
     from flowkit.testing.external.misbehavior import Misbehavior
     from flowkit.testing.external.runs import Run
-    from flowkit.testing.external.sender import Sender
     from flowkit.testing.external.store import Store
 
 logger = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ class Pipeline:
         *,
         store: Store,
         sender: Sender,
-        author: Author,
+        messages: MessageBuilder,
         misbehavior: Misbehavior,
     ) -> None:
         self._run = run
@@ -57,7 +56,7 @@ class Pipeline:
         self._context = context
         self._store = store
         self._sender = sender
-        self._author = author
+        self._messages = messages
         self._misbehavior = misbehavior
         self._last_ok: Outgoing | None = None
 
@@ -78,7 +77,7 @@ class Pipeline:
                     return
             except PyMongoError as error:
                 logger.warning("Cannot read the cancel flag of task %s: %s", self._run.task_id, error)
-            await self._context.clock.sleep(self._author.settings.db_cancel_poll_ms / 1000)
+            await self._context.clock.sleep(self._messages.settings.db_cancel_poll_ms / 1000)
 
     async def _outcome(self) -> Outgoing:
         try:
@@ -86,12 +85,12 @@ class Pipeline:
         except asyncio.CancelledError:
             if self._sender.ended.is_set():
                 raise
-            return self._author.cancelled(self._run)
+            return self._messages.cancelled(self._run)
         except RunFailed as failed:
-            return self._author.failed(self._run, failed.failure)
+            return self._messages.failed(self._run, failed.failure)
         except Exception as error:
             logger.exception("The run of %s/%s failed", self._run.task_id, self._run.node_id)
-            return self._author.failed(self._run, self._classified(error))
+            return self._messages.failed(self._run, self._classified(error))
 
     async def _steps(self) -> Outgoing:
         if self._handler is None:
@@ -121,11 +120,11 @@ class Pipeline:
         try:
             result = await self._result(handler, batch)
         except RunFailed as failed:
-            await self._sender.event(self._author.batch_failed(self._run, uid, failed.failure))
+            await self._sender.event(self._messages.batch_failed(self._run, uid, failed.failure))
             raise
         metrics = jsonable(dict(result.metrics or {}))
         ref = await self._write_partial(uid, metrics, result.artifacts_ref)
-        self._last_ok = self._author.batch_ok(self._run, uid, metrics, ref)
+        self._last_ok = self._messages.batch_ok(self._run, uid, metrics, ref)
         await self._sender.event(self._last_ok)
 
     async def _result(self, handler: Handler, batch: Any) -> Any:
@@ -150,7 +149,7 @@ class Pipeline:
         final = await settled(handler.finalize(self._context))
         metrics = jsonable(dict(final.metrics or {})) if final else {}
         await self._store.write_complete(self._run, metrics)
-        return self._author.done(self._run, metrics, final.artifacts_ref if final else None)
+        return self._messages.done(self._run, metrics, final.artifacts_ref if final else None)
 
     def _batches(self, handler: Handler, loaded: Any) -> Any:
         """Return the batches of the input route. Raise RunFailed for an unknown adapter or invalid arguments."""
@@ -159,7 +158,7 @@ class Pipeline:
             return each(handler.iter_batches(self._context if isinstance(handler, FromGenerator) else loaded))
         if adapter not in pull.KNOWN:
             raise RunFailed("bad_input_adapter", True, f"unknown input_adapter '{adapter}'")
-        settings = self._author.settings
+        settings = self._messages.settings
         arguments = pull.normalized(args, settings)
         if error := pull.invalid(adapter, arguments, strict=settings.strict_input_adapters):
             raise RunFailed("bad_input_args", True, error)
@@ -183,13 +182,13 @@ class Pipeline:
     def _late(self, kind: str) -> Outgoing:
         """Return an event after the end, for `Misbehavior.after_end`."""
         late = {"reason_code": "unexpected_error", "permanent": False, "error": "late failure"}
-        again = self._last_ok or self._author.batch_ok(self._run, "late", {}, {"batch_uid": "late"})
+        again = self._last_ok or self._messages.batch_ok(self._run, "late", {}, {"batch_uid": "late"})
         return {
-            "TASK_HEARTBEAT": self._author.heartbeat(self._run, self._run.step_type),
+            "TASK_HEARTBEAT": self._messages.heartbeat(self._run, self._run.step_type),
             "BATCH_OK": again,
-            "TASK_DONE": self._author.done(self._run, {}, None),
-            "TASK_FAILED": self._author.failed(self._run, late),
-            "CANCELLED": self._author.cancelled(self._run),
+            "TASK_DONE": self._messages.done(self._run, {}, None),
+            "TASK_FAILED": self._messages.failed(self._run, late),
+            "CANCELLED": self._messages.cancelled(self._run),
         }[kind]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowkit.testing.external.handlers import Batch
-from flowkit.testing.external.wire import stable_hash
+from flowkit.testing.external.protocol import stable_hash
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

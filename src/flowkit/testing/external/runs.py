@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from flowkit.testing.external.wire import Incoming, StartPayload, new_id
+from flowkit.testing.external.protocol import Incoming, StartPayload, new_id
 
 
 @dataclass(kw_only=True)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.protocol.messages import Envelope, dedup_id, read_payload
-from flowkit.testing.external.author import Author, Outgoing
-from flowkit.testing.external.malformed import Malformed, malformed
+from flowkit.testing.external.messages import MessageBuilder, Outgoing
+from flowkit.testing.external.misbehavior import Malformed, malformed
+from flowkit.testing.external.protocol import Incoming, StartPayload, compact, jsonable, read, stable_hash
 from flowkit.testing.external.runs import Run
 from flowkit.testing.external.settings import Clock, ExternalSettings
-from flowkit.testing.external.wire import Incoming, StartPayload, compact, jsonable, read, stable_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +65,9 @@ def run_of(message: dict[str, Any], **changes: Any) -> Run:
     return Run(**{**fields, **changes})
 
 
-def written(kind: str, number: int, write: Callable[[Author, Run, dict[str, Any]], Outgoing]) -> Outgoing:
+def written(
+    kind: str, number: int, write: Callable[[MessageBuilder, Run, dict[str, Any]], Outgoing]
+) -> Outgoing:
     """Write an example's message again, at its times and with its random id."""
     message = json.loads(example(kind, number)[1])
     deadline = message["payload"].get("lease_deadline_ts_ms")
@@ -74,8 +76,8 @@ def written(kind: str, number: int, write: Callable[[Author, Run, dict[str, Any]
     before = [deadline - 60_000] if deadline else []
     bucket = [message["ts_ms"]] if kind == "TASK_HEARTBEAT" else []
     clock = Times(*bucket, *before, message["ts_ms"])
-    author = Author(WORKER, ExternalSettings(), clock, new_corr_id=lambda: str(message["corr_id"]))
-    return write(author, run_of(message), message)
+    messages = MessageBuilder(WORKER, ExternalSettings(), clock, new_corr_id=lambda: str(message["corr_id"]))
+    return write(messages, run_of(message), message)
 
 
 def query(message: dict[str, Any]) -> Incoming:
@@ -84,45 +86,45 @@ def query(message: dict[str, Any]) -> Incoming:
 
 
 FAILURE = {"reason_code": "unexpected_error", "permanent": False, "error": "connection reset"}
-WRITERS: list[tuple[str, int, Callable[[Author, Run, dict[str, Any]], Outgoing]]] = [
-    ("TASK_ACCEPTED", 0, lambda author, run, _: author.accepted(run)),
-    ("TASK_HEARTBEAT", 0, lambda author, run, _: author.heartbeat(run, "indexer")),
+WRITERS: list[tuple[str, int, Callable[[MessageBuilder, Run, dict[str, Any]], Outgoing]]] = [
+    ("TASK_ACCEPTED", 0, lambda messages, run, _: messages.accepted(run)),
+    ("TASK_HEARTBEAT", 0, lambda messages, run, _: messages.heartbeat(run, "indexer")),
     (
         "BATCH_OK",
         0,
-        lambda author, run, _: author.batch_ok(
+        lambda messages, run, _: messages.batch_ok(
             run, "b1", {"count": 2, "skus": ["sku-0", "sku-1"]}, {"batch_uid": "b1"}
         ),
     ),
-    ("BATCH_FAILED", 0, lambda author, run, _: author.batch_failed(run, "b2", FAILURE)),
-    ("TASK_FAILED", 0, lambda author, run, _: author.failed(run, FAILURE)),
-    ("TASK_DONE", 0, lambda author, run, _: author.done(run, {"total": 2}, None)),
-    ("CANCELLED", 0, lambda author, run, _: author.cancelled(run)),
+    ("BATCH_FAILED", 0, lambda messages, run, _: messages.batch_failed(run, "b2", FAILURE)),
+    ("TASK_FAILED", 0, lambda messages, run, _: messages.failed(run, FAILURE)),
+    ("TASK_DONE", 0, lambda messages, run, _: messages.done(run, {"total": 2}, None)),
+    ("CANCELLED", 0, lambda messages, run, _: messages.cancelled(run)),
     (
         "WORKER_ONLINE",
         0,
-        lambda author, run, message: author.online(
+        lambda messages, run, message: messages.online(
             ["indexer"], run_of(message["payload"]["resume"]).stored(), first=True
         ),
     ),
-    ("WORKER_ONLINE", 1, lambda author, run, _: author.online(["indexer"], None, first=False)),
-    ("WORKER_OFFLINE", 0, lambda author, run, _: author.offline()),
+    ("WORKER_ONLINE", 1, lambda messages, run, _: messages.online(["indexer"], None, first=False)),
+    ("WORKER_OFFLINE", 0, lambda messages, run, _: messages.offline()),
     (
         "TASK_SNAPSHOT",
         0,
-        lambda author, run, message: author.snapshot(query(message), run, complete=False),
+        lambda messages, run, message: messages.snapshot(query(message), run, complete=False),
     ),
     (
         "TASK_SNAPSHOT",
         1,
-        lambda author, run, message: author.snapshot(query(message), None, complete=True),
+        lambda messages, run, message: messages.snapshot(query(message), None, complete=True),
     ),
 ]
 
 
 @pytest.mark.parametrize(("kind", "number", "write"), WRITERS, ids=[f"{kind}-{n}" for kind, n, _ in WRITERS])
 def test_messages_equal_the_examples_of_the_protocol(
-    kind: str, number: int, write: Callable[[Author, Run, dict[str, Any]], Outgoing]
+    kind: str, number: int, write: Callable[[MessageBuilder, Run, dict[str, Any]], Outgoing]
 ) -> None:
     topic, value = example(kind, number)
     sent = written(kind, number, write)
@@ -135,7 +137,7 @@ def test_messages_equal_the_examples_of_the_protocol(
 
 @pytest.mark.parametrize(("kind", "number", "write"), WRITERS, ids=[f"{kind}-{n}" for kind, n, _ in WRITERS])
 def test_the_engine_reads_every_message_of_a_worker(
-    kind: str, number: int, write: Callable[[Author, Run, dict[str, Any]], Outgoing]
+    kind: str, number: int, write: Callable[[MessageBuilder, Run, dict[str, Any]], Outgoing]
 ) -> None:
     value = written(kind, number, write).value
     envelope = Envelope.from_json(value)

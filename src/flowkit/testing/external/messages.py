@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from flowkit.testing.external.wire import Incoming, compact, jsonable, new_id, stable_hash
+from flowkit.testing.external.protocol import Incoming, compact, jsonable, new_id, stable_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,14 +40,14 @@ class Outgoing:
 
 
 @dataclass(frozen=True)
-class Author:
-    """Writes the messages of one worker."""
+class MessageBuilder:
+    """Builds the messages of one worker."""
 
     worker_id: str
     settings: ExternalSettings
     clock: Clock
     epoch_shift: Callable[[], int] = int
-    """Returns a number that the author adds to the epoch of every event; see `Misbehavior.epoch_shift`."""
+    """Returns a number that is added to the epoch of every event; see `Misbehavior.epoch_shift`."""
     new_corr_id: Callable[[], str] = new_id
 
     def accepted(self, run: Run) -> Outgoing:
