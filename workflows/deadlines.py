@@ -27,10 +27,7 @@ class TaskDeadlines:
         self, state: TaskState, graph: Graph, *, stop_node: Callable[[int, AttemptFailure, str], None]
     ) -> None:
         """Call `stop_node` with the index, the failure and the cancel reason of each node that must end."""
-        opened = state.opened
-        self._deadlines = Deadlines(
-            graph, state.nodes, opened_at=opened.created_at, applies=opened.settings.deadlines
-        )
+        self._deadlines = Deadlines(graph, state.nodes, opened_at=state.opened.created_at)
         self._nodes = graph.nodes
         self._stop_node = stop_node
         self._timer: asyncio.Task[None] | None = None

@@ -66,13 +66,9 @@ async def try_function(node: Node, state: NodeState, payload: dict[str, Any], *,
 def falls_back(error: FailureError) -> bool:
     """Return whether an inline attempt must be repeated as an ordinary one.
 
-    Its engine does not host the role, or it did not end in time. An engine of an earlier release, which has no such
-    activity, reports an unknown function.
+    Its engine does not host the role, or it did not end in time.
     """
-    if is_cancelled_exception(error):
-        return False
-    report = _report(error)
-    return report is None or report.get("code") == reason_codes.DISPATCH_LOST
+    return not is_cancelled_exception(error) and not is_reported(error)
 
 
 def is_reported(error: FailureError) -> bool:

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from flowkit.workflows.running_nodes import RunningNodes
     from flowkit.workflows.state_codec import TaskState
 
-WAKE = "wake-main-loop"
-"""Patch id: a node that repeats without backoff wakes the main loop when the task must continue in a new run."""
-
 
 class EventSource(Protocol):
     """A part of the task that has events for the main loop."""
@@ -127,9 +124,8 @@ class MainLoop:
         """
         if self._ended or self.has_events() or not self._must_continue_as_new():
             return
-        if workflow.patched(WAKE):
-            self._wake_requested, iteration = True, self._iterations
-            await workflow.wait_condition(lambda: self._iterations != iteration or self._draining)
+        self._wake_requested, iteration = True, self._iterations
+        await workflow.wait_condition(lambda: self._iterations != iteration or self._draining)
 
     def _must_continue_as_new(self) -> bool:
         if self._draining:

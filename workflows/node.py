@@ -185,7 +185,6 @@ def attempt_input(context: NodeRunContext, node: Node, state: NodeState) -> Atte
         cancel_grace_sec=settings.cancel_grace_sec,
         deployment=settings.deployment,
         timeout_sec=node.timeout_sec or (settings.function_timeout_sec if node.is_function else None),
-        qualify_uids=settings.qualify_uids,
         failed_nodes=context.failed_nodes(node),
         signal_first_batch=bool(streams.children(node.index)) and not state.streamed,
         max_ahead=node.max_ahead if followers else 0,

@@ -105,7 +105,6 @@ class NodeRunContext:
     inline_nodes: set[int] = field(default_factory=set)
     """Indexes of the nodes whose attempts run inside the engine at present."""
     _ending_streak: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _windows: dict[str, asyncio.Semaphore] = field(default_factory=dict)
     _reserved: int = 0
     """Bytes of input that nodes have reserved in the present workflow task."""
     _reserved_at: int = -1
@@ -120,15 +119,12 @@ class NodeRunContext:
 
     def slot(self, role: str) -> AbstractAsyncContextManager[None]:
         """Return a context manager that holds a slot for an attempt of `role`."""
-        if self._shared_slots is not None:
-            return self._shared_slots.slot(role)
-        return self._windows.setdefault(role, asyncio.Semaphore(self.settings.window))
+        return self._shared_slots.slot(role)
 
     @cached_property
-    def _shared_slots(self) -> SharedSlots | None:
-        """The slots that all roles share. None for tasks of an earlier release, whose histories use only windows."""
-        limit, window = self.settings.max_in_flight, self.settings.window
-        return SharedSlots(Slots(limit=limit, window=window)) if limit else None
+    def _shared_slots(self) -> SharedSlots:
+        """The slots that all roles share."""
+        return SharedSlots(Slots(limit=self.settings.max_in_flight, window=self.settings.window))
 
     def source_epochs(self, node: Node) -> dict[str, int]:
         """Return the epochs of the source nodes, from which `node` pulls artifacts, that have ended."""

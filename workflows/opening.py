@@ -10,7 +10,7 @@ from temporalio.exceptions import ApplicationError
 
 from flowkit.errors import GraphError
 from flowkit.graph.task_input import NewTask, parse_input
-from flowkit.graph.validation import FIRST_RULES, RULES, normalized, normalizing, parse_graph
+from flowkit.graph.validation import normalized, normalizing, parse_graph
 from flowkit.models import NodeState, StatusChange, TaskStatus
 from flowkit.text import clean
 from flowkit.workflows.document_activities import open_document
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
     from temporalio.common import RawValue
 
-    from flowkit.models import Graph, Opened, Settings, StoredGraph
-
-STEPS = "normalize-in-steps"
-"""Patch id: a graph of more than 5,000 nodes is normalized in several workflow tasks."""
+    from flowkit.models import Graph, Opened, StoredGraph
 
 _REJECTION_CHARS = 8_000
 """Largest size of an error message about the input. It lists up to ten problems; one may be a cycle of many nodes."""
@@ -41,8 +38,8 @@ async def open_or_restore(task: RawValue | None) -> tuple[TaskState, Graph]:
     if workflow.info().continued_run_id and is_state(given):
         state = parse_state(given, await read_task(stored_in(given)) if is_stored(given) else None)
         if state.stored is None:
-            return state, _under_settings(state.graph, state.opened.settings)
-        graph = await _in_steps(normalizing(state.graph, **_rules(state.opened.settings)))
+            return state, normalized(state.graph)
+        graph = await _in_steps(normalizing(state.graph))
         await end_workflow_task()
         return state, graph
     if is_stored(given):
@@ -80,18 +77,8 @@ async def _in_steps(steps: Iterator[Graph | None]) -> Graph:
     for graph in steps:
         if graph is not None:
             return graph
-        if workflow.patched(STEPS):
-            await end_workflow_task()
+        await end_workflow_task()
     raise AssertionError("the last step yields the graph")
-
-
-def _under_settings(graph: dict[str, Any], settings: Settings) -> Graph:
-    """Return the normalized graph of a task with these settings, which the release that opened it determines."""
-    return normalized(graph, **_rules(settings))
-
-
-def _rules(settings: Settings) -> dict[str, bool]:
-    return {"empty_sources": settings.empty_sources, "conditional_edges": settings.edge_conditions}
 
 
 def _decode(task: RawValue) -> Any:
@@ -103,25 +90,11 @@ def _decode(task: RawValue) -> Any:
 
 
 def _validate(new: NewTask) -> Graph:
-    """Return the graph of a new task.
-
-    Raise ApplicationError if the current rules reject it, unless a release with earlier rules has accepted the task.
-    """
+    """Return the graph of a new task. Raise ApplicationError if it is not valid."""
     try:
         return parse_graph(new.graph, params=new.params, max_nodes=None)
     except GraphError as error:
-        graph = _validate_under_first_rules(new)
-        if graph is None or workflow.patched(f"validation-{RULES}"):
-            raise rejection(error) from None
-        return graph
-
-
-def _validate_under_first_rules(new: NewTask) -> Graph | None:
-    """Return the graph under the rules of the first release, or None if those rules reject it too."""
-    try:
-        return parse_graph(new.graph, params=new.params, max_nodes=None, rules=FIRST_RULES)
-    except GraphError:
-        return None
+        raise rejection(error) from None
 
 
 def rejection(error: GraphError) -> ApplicationError:
@@ -137,8 +110,6 @@ async def _open(new: NewTask, graph: Graph) -> tuple[TaskState, Graph]:
 
 
 def _opened_state(new: NewTask, graph: Graph, opened: Opened) -> tuple[TaskState, Graph]:
-    if not (opened.settings.empty_sources and opened.settings.edge_conditions):
-        graph = _under_settings(new.graph, opened.settings)
     nodes = [NodeState(epoch=opened.epochs.get(node.node_id, 0)) for node in graph.nodes]
     history = [StatusChange(from_=None, to=TaskStatus.QUEUED.value, at=opened.created_at)]
     state = TaskState(

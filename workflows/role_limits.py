@@ -83,16 +83,14 @@ class RoleLimits:
         self,
         *,
         priority: int,
-        local: bool,
         is_draining: Callable[[], bool],
         on_change: Callable[[], None],
     ) -> None:
-        """With `local`, the slots are acquired and freed by local activities, if MongoDB responds in time.
+        """Local activities acquire and free the slots, if MongoDB responds in time.
 
         `on_change` is called when a node begins or ends its wait for a slot, and when an attempt has ended.
         """
         self._priority = priority
-        self._local = local
         self._is_draining = is_draining
         self._on_change = on_change
         self._roles: dict[str, _Role] = {}
@@ -145,7 +143,7 @@ class RoleLimits:
 
     async def _wait(self, slot: Slot) -> None:
         """Acquire a slot for the first node that waits. Slots may have become free since a node was refused one."""
-        if self._local and (await self._ask(temporal_names.ACQUIRE_SLOT, slot)).granted:
+        if (await self._ask(temporal_names.ACQUIRE_SLOT, slot)).granted:
             return
         await self._ask(temporal_names.AWAIT_SLOT, slot)
 
@@ -201,11 +199,7 @@ class RoleLimits:
     async def _send(self, slots: list[Slot], *, whole_task: bool) -> None:
         record = ReleaseSlots(task_id=workflow.info().workflow_id, slots=slots, whole_task=whole_task)
         count = "all slots" if whole_task else "1 slot" if len(slots) == 1 else f"{len(slots)} slots"
-        await self._run_once(temporal_names.RELEASE_SLOTS, record, None, summary=f"free {count}")
-
-    async def _run_once(self, name: str, record: object, result_type: Any, *, summary: str) -> Any:
-        run = _run_locally if self._local else _run
-        return await run(name, record, result_type, summary=summary)
+        await _run_locally(temporal_names.RELEASE_SLOTS, record, None, summary=f"free {count}")
 
     async def _request(self, activity: str, slot: Slot, released: list[Slot]) -> SlotReply:
         """Run `acquire_slot`, which returns at once, or `await_slot`, which returns when the slot is granted."""
@@ -219,7 +213,7 @@ class RoleLimits:
         )
         if activity == temporal_names.ACQUIRE_SLOT:
             summary = f"{slot.node_id}: slot of role {slot.role}"
-            reply: SlotReply = await self._run_once(activity, request, SlotReply, summary=summary)
+            reply: SlotReply = await _run_locally(activity, request, SlotReply, summary=summary)
             return reply
         reply = await _run(
             activity,
@@ -267,7 +261,6 @@ def role_limits_of(
         return None
     return RoleLimits(
         priority=priority_of(state.params),
-        local=state.opened.settings.local_slots,
         is_draining=is_draining,
         on_change=on_change,
     )

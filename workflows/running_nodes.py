@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
 
-CANCEL_INLINE = "cancel-inline"
-"""Patch: a task that stops cancels its inline attempts before it writes its cancel flags."""
-
-
 class RunningNodes:
     """The nodes of a task that have started and whose end the main loop has not yet processed."""
 
@@ -145,10 +141,8 @@ class RunningNodes:
 
         Commands, such as the one that writes the cancel flags, wait for the end of these attempts.
         """
-        inline = sorted(self._context.inline_nodes)
-        if inline and workflow.patched(CANCEL_INLINE):
-            for index in inline:
-                self._cancel(index)
+        for index in sorted(self._context.inline_nodes):
+            self._cancel(index)
 
     async def cancel(self, grace_sec: float) -> None:
         """Cancel the running nodes and wait until they stop, at most `grace_sec`. 0 means without a limit."""

@@ -104,13 +104,11 @@ def encode_state(state: TaskState) -> dict[str, Any]:
 
 
 def parse_state(value: dict[str, Any], task: dict[str, Any] | None = None) -> TaskState:
-    """Decode the state that the previous run of the task handed over. Accept the first release's format as well.
+    """Decode the state that the previous run of the task handed over.
 
     `task` is the stored graph and params, if the state refers to them.
     """
     stored = stored_in(value) if is_stored(value) else None
-    if stored is None and "task" not in value:
-        return _first_release_format().validate_python(value)
     return TaskState(
         **(unpack(value["task"]) if stored is None else task or {}),
         stored=stored,
@@ -119,11 +117,6 @@ def parse_state(value: dict[str, Any], task: dict[str, Any] | None = None) -> Ta
         status_history=[StatusChange(from_=from_, to=to, at=at) for from_, to, at in value["status_history"]],
         status_history_omitted=value["status_history_omitted"],
     )
-
-
-@cache
-def _first_release_format() -> TypeAdapter[TaskState]:
-    return TypeAdapter(TaskState)
 
 
 @cache

@@ -18,9 +18,6 @@ from flowkit.workflows.document_activities import UNLIMITED_RETRIES
 STORED_GRAPH = "stored_graph"
 """Key of the reference in the input of a task, and in the state that one run hands over to the next."""
 
-LONG_RUNS = "long-runs"
-"""Patch id: a task with a graph of more than 5,000 nodes continues as new later than Temporal suggests."""
-
 LONGER = 4
 """How many times as long the history of such a task becomes. An engine replays 16,000 events in four seconds."""
 
@@ -93,5 +90,4 @@ def continues_longer(nodes: int) -> bool:
         nodes > validation.STEP_NODES
         and info.get_current_history_length() < LONGER * SUGGESTED_EVENTS
         and info.get_current_history_size() < LONGER * SUGGESTED_BYTES
-        and workflow.patched(LONG_RUNS)
     )

@@ -139,7 +139,6 @@ class Task:
         if self._publisher.set_status(status):
             self._document.write_task()
         self._document.show_silent(silent)
-        self._publisher.repeat_timer()
 
     def _on_retry_state_change(self, index: int) -> None:
         """Wake the main loop when a node begins or ends its wait for a retry. Write a wait to the task document."""
@@ -206,7 +205,6 @@ class Task:
         return await self._close(TaskStatus.CANCELLED, reason)
 
     async def _cancel_nodes(self, grace_sec: float) -> None:
-        self._publisher.cancel_timer()
         await self._conditions.cancel()
         await self._nodes.cancel(grace_sec)
 

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState
 
-PARTS = "record-parts"
-"""Patch id: a write that is too large for one activity is split into several."""
-
 
 class TaskDocument:
     """The task document of a running task.
@@ -119,8 +116,7 @@ class TaskDocument:
             heard=sorted(self._heard),
         )
         self._heard.clear()
-        parts = split_record(record)
-        for part in parts if len(parts) > 1 and workflow.patched(PARTS) else [record]:
+        for part in split_record(record):
             await record_document(part)
 
     def _close_record(self, reason: str | None) -> CloseTask:

@@ -66,14 +66,13 @@ class Puller:
         self._args = args
         self._budget = budget or ByteBudget(PAGE_BYTES, 1)
         self._names = tuple(dict.fromkeys(args.from_nodes))
-        self._qualifies = attempt.qualify_uids and len(self._names) > 1
+        self._qualifies = len(self._names) > 1
         self._sources = Sources(tasks, attempt, self._names)
         self._scanner = Scanner(artifacts, attempt.task_id, self._names)
         self._taken: dict[str, set[str]] = {source: set() for source in self._names}
         self._done: set[str] = set()
         self._schedule = ScanSchedule(args.poll_ms / 1000, args.backoff_max_ms / 1000)
         self._held: Held | None = None
-        self._warned = False
 
     def budget_released(self) -> AbstractContextManager[None]:
         """Let other readers use the bytes that this attempt holds in the memory budget during the block.
@@ -160,7 +159,10 @@ class Puller:
         return [*fresh.values()]
 
     def _own_uid(self, source: str, uid: str) -> str:
-        """Return the uid under which this node receives a batch and stores its result."""
+        """Return the uid under which this node receives a batch and stores its result.
+
+        With several sources, it names the source, because results are stored by uid alone (hazard H22).
+        """
         return qualified(uid, source, first=self._names[0]) if self._qualifies else uid
 
     async def _partials(self, source: str, fresh: Sequence[Entry]) -> AsyncGenerator[_Partial, None]:
@@ -189,26 +191,7 @@ class Puller:
         await retry_while_unavailable(
             lambda: self._artifacts.claim(self._attempt, source, stored, time.time())
         )
-        uids = [uid_text(uid) for uid in stored]
-        self._warn_of_clashes(source, uids)
-        self._taken[source].update(uids)
-
-    def _warn_of_clashes(self, source: str, uids: list[str]) -> None:
-        """Log a warning, once, when two sources share a batch uid.
-
-        Results are stored by batch uid alone (spec: uids of pulled batches), so the later one replaces the earlier one.
-        """
-        if self._args.size is not None or self._qualifies or self._warned:
-            return
-        for other in self._names:
-            if other != source and (shared := self._taken[other].intersection(uids)):
-                self._warned = True
-                _logger.warning(
-                    "node %s pulls batch %r from both %s and %s: the later result replaces the earlier one; use "
-                    "batch uids that are unique across all sources, or pull with rechunk",
-                    *(self._attempt.node_id, min(shared), other, source),
-                )
-                return
+        self._taken[source].update(uid_text(uid) for uid in stored)
 
     def _deliveries(self, source: str, partial: _Partial) -> Iterator[Delivery]:
         stored, meta = partial["batch_uid"], partial.get("meta") or {}

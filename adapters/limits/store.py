@@ -154,9 +154,7 @@ class SlotStore:
         turn = (await self.usage()).turn + 1
         first = {"queue": self._id, "turn": turn, "since": moment(at)}
         key = json.dumps([self._id, request.task_id, request.role])
-        same: Fields = {"_id": key}
-        if request.asked_at:
-            same["asked_at"] = {"$not": {"$gt": request.asked_at}}
+        same: Fields = {"_id": key, "asked_at": {"$not": {"$gt": request.asked_at}}}
         for _ in range(
             2
         ):  # The insert fails if there is a later request, or if another engine has just inserted one.

@@ -57,7 +57,6 @@ def attempt(
     epoch: int = 1,
     index: int = 0,
     sources: dict[str, int] | None = None,
-    qualify_uids: bool = False,
 ) -> AttemptInput:
     """Return an attempt of a node."""
     return AttemptInput(
@@ -67,7 +66,6 @@ def attempt(
         role="crawler",
         epoch=epoch,
         sources=sources or {},
-        qualify_uids=qualify_uids,
     )
 
 

@@ -55,8 +55,8 @@ class WatchedArtifacts(ArtifactStore):
 class Pull:
     """The pull of one attempt of the node `sink`."""
 
-    def __init__(self, artifacts: ArtifactStore, tasks: TaskStore, *, qualify_uids: bool = False) -> None:
-        self._artifacts, self._tasks, self._qualify_uids = artifacts, tasks, qualify_uids
+    def __init__(self, artifacts: ArtifactStore, tasks: TaskStore) -> None:
+        self._artifacts, self._tasks = artifacts, tasks
 
     def puller(
         self,
@@ -70,7 +70,7 @@ class Pull:
         return Puller(
             artifacts=self._artifacts,
             tasks=self._tasks,
-            attempt=attempt("sink", epoch=epoch, sources=sources, qualify_uids=self._qualify_uids),
+            attempt=attempt("sink", epoch=epoch, sources=sources),
             args=PullArgs(from_nodes=from_nodes, **{"poll_ms": 1, "backoff_max_ms": 2, **args}),
             budget=budget,
         )

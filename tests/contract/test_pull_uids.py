@@ -16,12 +16,6 @@ from flowkit.hashing import stable_hash
 
 if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.tasks.task_store import TaskStore
-
-
-@pytest.fixture
-def pull(artifacts: ArtifactStore, tasks: TaskStore) -> Pull:
-    return Pull(artifacts, tasks, qualify_uids=True)
 
 
 async def test_equal_uids_of_several_sources_are_qualified_by_their_source(
@@ -66,14 +60,6 @@ async def test_first_of_repeated_sources_is_the_first_listed(artifacts: Artifact
     assert await pull.uids("t", "u", "t") == ["b1", "b1@u"]
 
 
-async def test_tasks_of_an_earlier_release_keep_the_uids_of_their_sources(
-    artifacts: ArtifactStore, tasks: TaskStore
-) -> None:
-    await ended_source(artifacts, "b1", node="u")
-    await ended_source(artifacts, "b1", "b@2", node="t")
-    assert await Pull(artifacts, tasks).uids("u", "t") == ["b1", "b1", "b@2"]
-
-
 async def test_chunks_keep_the_uids_of_the_protocol(artifacts: ArtifactStore, pull: Pull) -> None:
     await ended_source(artifacts, "b1", node="u", skus=[1])
     await ended_source(artifacts, "b1", node="t", skus=[1])
@@ -105,7 +91,7 @@ async def test_every_batch_arrives_exactly_once_in_any_graph(seed: int) -> None:
     for node, uids in made.items():
         await ended_source(artifacts, *uids, node=node)
     seen: list[tuple[str, str]] = []
-    pull = Pull(artifacts, TaskStore(db), qualify_uids=True)
+    pull = Pull(artifacts, TaskStore(db))
     for epoch in range(1, 4):
         got = await pull.all(*made, epoch=epoch)
         stored = got if epoch == 3 else got[: chance.randrange(len(got) + 1)]

@@ -219,7 +219,7 @@ class Subject:
 
 def _task_state(states: list[NodeState]) -> TaskState:
     """Return a state whose nodes are the list `states` itself."""
-    opened = Opened(run_seq=1, settings=Settings(deadlines=True), created_at=Clock.OPENED_AT)
+    opened = Opened(run_seq=1, settings=Settings(), created_at=Clock.OPENED_AT)
     state = TaskState(params={}, graph={}, opened=opened, nodes=[], status_history=[])
     state.nodes = states
     return state

@@ -52,7 +52,6 @@ class LimitedTask:
         }
         """The nodes that have not ended, with their states."""
         self._draining = False
-        self._local = chance.random() < 0.5
         self._stops = chance.random() < 0.2
         self.ended = False
 
@@ -70,7 +69,6 @@ class LimitedTask:
         self._draining = False
         limits = RoleLimits(
             priority=self.task.priority,
-            local=self._local,
             is_draining=lambda: self._draining,
             on_change=lambda: None,
         )

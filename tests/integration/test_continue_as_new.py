@@ -11,7 +11,6 @@ from temporalio.worker import Replayer
 
 from flowkit.models import TaskStatus
 from flowkit.worker import BatchResult
-from flowkit.workflows.main_loop import WAKE
 from flowkit.workflows.task import Task
 from tests.integration.handlers import Quick
 from tests.integration.harness import Harness, node
@@ -75,12 +74,6 @@ async def replay(histories: list[WorkflowHistory]) -> None:
         await replayer.replay_workflow(history)
 
 
-def marked(history: WorkflowHistory) -> bool:
-    """Return whether the history contains the marker of a patch."""
-    markers = [event.marker_recorded_event_attributes for event in history.events]
-    return any(WAKE.encode() in marker.SerializeToString() for marker in markers)
-
-
 async def test_last_attempt_handed_over_while_starts_are_held_back_runs_again_in_a_new_run(
     short_runs: Harness,
 ) -> None:
@@ -105,7 +98,6 @@ async def test_last_attempt_handed_over_while_starts_are_held_back_runs_again_in
     entry = await short_runs.node(task_id, "waits")
     assert (entry["status"], entry["attempt_epoch"]) == ("failed", 2)
     found = await histories(short_runs, task_id)
-    assert marked(found[0])
     await replay(found)
 
 
@@ -124,17 +116,4 @@ async def test_node_with_many_immediate_retries_continues_in_new_runs(
     assert (await short_runs.node(task_id, "n0"))["attempt_epoch"] == ROUNDS + 1
     found = await histories(short_runs, task_id)
     assert len(found) > 1
-    assert marked(found[0])
-    await replay(found)
-
-
-async def test_task_of_normal_length_has_no_patch_marker(short_runs: Harness) -> None:
-    await short_runs.engine()
-    await short_runs.worker({"insistent": RetriedAtOnce(), "quick": Quick()})
-    task_id = await short_runs.create(
-        node("a"), node("b", "insistent", "a", retry_policy={"max": 3, "backoff_sec": 0})
-    )
-    await short_runs.until_status(task_id, "failed")
-    found = await histories(short_runs, task_id)
-    assert [marked(each) for each in found] == [False]
     await replay(found)

@@ -70,11 +70,6 @@ def test_attempt_input_contains_the_failures_that_started_the_node() -> None:
     assert without_defaults(attempt_input(flight, parsed(), NodeState(epoch=1)))["failed_nodes"] == failed
 
 
-def test_uids_are_qualified_if_the_task_was_opened_that_way() -> None:
-    assert not sent(parsed()).qualify_uids
-    assert sent(parsed(), qualify_uids=True).qualify_uids
-
-
 def test_node_without_sources_is_sent_none() -> None:
     load = parse_graph(two(io=pulling(from_nodes=[]))).nodes[1]
     assert sent(load).sources == {}

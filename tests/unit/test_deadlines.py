@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.graphs import node, refusal
 from tests.unit.property_examples import examples
 
-from flowkit.graph.validation import FIRST_RULES, normalized, parse_graph
+from flowkit.graph.validation import parse_graph
 from flowkit.models import FailureKind, NodeState, NodeStatus, RetryPolicy
 from flowkit.workflows.display.summaries import deadline_summary
 from flowkit.workflows.display.views import stop_reason
@@ -21,14 +21,12 @@ NOW = 1_000.0
 FINISHED = NodeStatus.FINISHED
 
 
-def deadlines_of(
-    *limits: float | None, applies: bool = True, **graph: Any
-) -> tuple[Deadlines, list[NodeState]]:
+def deadlines_of(*limits: float | None, **graph: Any) -> tuple[Deadlines, list[NodeState]]:
     """Return the deadlines of unconnected nodes `n0`, `n1`, … with these limits, and the nodes' states."""
     nodes = [node(f"n{i}", deadline_sec=limit) for i, limit in enumerate(limits)]
     states = [NodeState() for _ in limits]
     parsed = parse_graph({"nodes": nodes, **graph})
-    return Deadlines(parsed, states, opened_at=NOW, applies=applies), states
+    return Deadlines(parsed, states, opened_at=NOW), states
 
 
 def test_graph_without_deadlines_is_never_due() -> None:
@@ -79,15 +77,10 @@ def test_task_fails_when_its_deadline_passes() -> None:
     )
 
 
-def test_task_of_an_earlier_release_ignores_the_deadline_of_its_graph() -> None:
-    deadlines, _ = deadlines_of(None, applies=False, deadline_sec=1.5)
-    assert (deadlines.next_due(), deadlines.task_failure(NOW * 9)) == (None, None)
-
-
 def test_deadlines_continue_from_the_states_of_the_previous_run() -> None:
     parsed = parse_graph({"nodes": [node("a", deadline_sec=5), node("b", deadline_sec=5)]})
     states = [NodeState(deadline_at=NOW + 2), NodeState(status=FINISHED, deadline_at=NOW + 1)]
-    deadlines = Deadlines(parsed, states, opened_at=NOW, applies=True)
+    deadlines = Deadlines(parsed, states, opened_at=NOW)
     deadlines.begin([0], NOW + 1)
     assert deadlines.next_due() == (NOW + 2, "a")
     assert deadlines.pop_overdue(NOW + 2) == [0]
@@ -111,11 +104,8 @@ def test_summary_of_the_timer_names_what_the_deadline_limits() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, "10", True, 4e7, [1]])
-def test_invalid_deadline_of_a_graph_is_rejected_unless_an_earlier_release_accepted_it(value: object) -> None:
-    graph = {"nodes": [node("a")], "deadline_sec": value}
-    assert "graph.deadline_sec" in str(refusal(graph))
-    assert parse_graph(graph, rules=FIRST_RULES).deadline_sec is None
-    assert normalized(graph).deadline_sec is None
+def test_invalid_deadline_of_a_graph_is_rejected(value: object) -> None:
+    assert "graph.deadline_sec" in str(refusal({"nodes": [node("a")], "deadline_sec": value}))
 
 
 STEPS = st.lists(

@@ -216,15 +216,6 @@ def test_explicit_empty_source_list_is_kept(parents: dict[str, Any]) -> None:
     assert sources(pulling(from_nodes=[]), **parents) == []
 
 
-def test_empty_source_list_means_the_parents_for_tasks_of_an_earlier_release() -> None:
-    graph = two(io=pulling(from_nodes=[]))
-    assert normalized(graph, empty_sources=False).nodes[1].pulls_from == ("extract",)
-
-
-def test_graph_that_only_later_rules_reject_is_normalized() -> None:
-    assert normalized(one(retry_policy={"max": 10**6})).nodes[0].retry_policy.max == 10**6
-
-
 def test_whole_number_of_retries_is_an_integer() -> None:
     retries = parse_graph(one(retry_policy={"max": 3.0})).nodes[0].retry_policy.max
     assert (retries, type(retries)) == (3, int)
@@ -258,12 +249,6 @@ def test_normalization_does_not_change_its_input() -> None:
     graph = two(io=pulling(from_node="extract"), retry_policy={"permanent_on": ["a"]})
     parse_graph(graph)
     assert graph == two(io=pulling(from_node="extract"), retry_policy={"permanent_on": ["a"]})
-
-
-def test_edges_have_no_conditions_in_tasks_of_an_earlier_release() -> None:
-    graph = {"nodes": [node("a"), node("b")], "edges_ex": [{"from": "a", "to": "b", "when": "vars.x"}]}
-    assert parse_graph(graph).nodes[1].edge_when == {"a": "vars.x"}
-    assert normalized(graph, conditional_edges=False).nodes[1].edge_when == {}
 
 
 @pytest.mark.parametrize(("nodes", "steps"), [(4, 1), (5, 3), (9, 4)])

@@ -93,27 +93,6 @@ def test_input_of_a_client_is_not_a_state(given: object) -> None:
     assert not is_state(given)
 
 
-def first_form(given: TaskState) -> dict[str, Any]:
-    """Return a state in the format of the first release."""
-    sent: dict[str, Any] = json.loads(TypeAdapter(TaskState).dump_json(given))
-    return sent
-
-
-def test_state_of_an_earlier_release_can_be_read() -> None:
-    assert parse_state(first_form(state())) == state()
-
-
-def test_state_of_an_earlier_release_gets_the_defaults_of_newer_fields() -> None:
-    sent = first_form(state())
-    for setting in dataclasses.fields(Settings):
-        del sent["opened"]["settings"][setting.name]
-    sent["nodes"] = [{"status": "queued"}]
-    del sent["status_history_omitted"]
-    read = parse_state(sent)
-    assert (read.opened.settings, read.nodes) == (Settings(), [NodeState()])
-    assert read.status_history_omitted == 0
-
-
 @pytest.mark.parametrize("number", [1, 2])
 def test_states_of_recorded_histories_can_be_read_and_passed_on(number: int) -> None:
     events = json.loads((HISTORIES / f"continue_as_new-{number}.json").read_text())["events"]

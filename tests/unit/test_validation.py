@@ -10,7 +10,7 @@ from tests.unit.graphs import PULL, RECHUNK, node, one, pulling, refusal, two
 
 from flowkit import limits
 from flowkit.errors import FlowKitError, GraphError
-from flowkit.graph.validation import FIRST_RULES, parse_graph, too_many_nodes, unknown_function
+from flowkit.graph.validation import parse_graph, too_many_nodes, unknown_function
 
 ROLE_RULE = "letters, digits, '.', '_', '-'"
 ID_RULE = "1 to 200 printable characters"
@@ -307,9 +307,3 @@ def test_function_name_of_a_role_node_is_ignored() -> None:
 
 def test_largest_number_of_retries_is_accepted() -> None:
     assert parse_graph(one(retry_policy={"max": 10_000})).nodes[0].retry_policy.max == limits.MAX_RETRIES
-
-
-def test_first_release_has_no_limit_of_retries() -> None:
-    graph = one(retry_policy={"max": 10**6})
-    assert parse_graph(graph, rules=FIRST_RULES).nodes[0].retry_policy.max == 10**6
-    assert "1000000" in str(refusal(graph))

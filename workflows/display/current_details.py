@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from temporalio import workflow
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState
 
-_REFRESH_SEC = 5.0
-"""Duration of the timers in the histories of tasks that an earlier release opened."""
-
 
 class StatusPublisher:
     """Keep the task's status and status history, publish them to Temporal, and render the current details.
@@ -30,7 +26,6 @@ class StatusPublisher:
         self._state = state
         self._graph = graph
         self._scheduler = scheduler
-        self._timer: asyncio.Task[None] | None = None
         self._queues = details_markdown.TaskQueues(
             namespace=workflow.info().namespace, prefix=state.opened.settings.queue
         )
@@ -81,24 +76,6 @@ class StatusPublisher:
             self.silent_nodes,
         )
 
-    def repeat_timer(self) -> None:
-        """Start the timer with which an earlier release refreshed the details of a large graph, as its history does."""
-        if not self._state.opened.settings.refresh_timers or self._timer is not None:
-            return
-        if len(self._scheduler.nodes) > details_markdown.ROWS:
-            self._timer = asyncio.create_task(self._run_timer())
-
-    async def _run_timer(self) -> None:
-        await workflow.sleep(_REFRESH_SEC, summary="refresh the details")
-        self._timer = None
-
     def finish(self, reason: str | None) -> None:
         """Note in the details why the task was stopped; None if it was not stopped."""
         self._reason = reason
-        self.cancel_timer()
-
-    def cancel_timer(self) -> None:
-        """Cancel the timer that `repeat_timer` has started, if it runs."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None

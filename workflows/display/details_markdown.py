@@ -47,9 +47,7 @@ _ROLES = 6
 """Largest number of links to task queues."""
 
 _URL_SAFE = re.compile(r"[A-Za-z0-9_.-]+")
-
-
-_NO_LIMITS = SlotLimits()
+_DEFAULT_LIMITS = SlotLimits()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +63,7 @@ def render(
     scheduler: Scheduler,
     queues: TaskQueues,
     reason: str | None = None,
-    limits: SlotLimits = _NO_LIMITS,
+    limits: SlotLimits = _DEFAULT_LIMITS,
     now: float = 0.0,
     silent_nodes: Collection[str] = (),
 ) -> str:

@@ -32,10 +32,10 @@ SILENT = "sends no heartbeats"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlotLimits:
-    """The largest number of attempts in flight, by role and over all roles; 0 means that there is no limit."""
+    """The largest number of attempts in flight, by role and over all roles."""
 
-    window: int = 0
-    max_in_flight: int = 0
+    window: int = 100
+    max_in_flight: int = 1_000
 
 
 class Notes:
@@ -177,9 +177,9 @@ def _slot(notes: Notes, node: Node) -> str:
     if state.waits_for:
         return state.waits_for
     limits, of_role, total = notes.limits, notes.in_flight[node.type], notes.in_flight.total()
-    if limits.window and of_role >= limits.window:
+    if of_role >= limits.window:
         return f"a slot of role {node.type} ({of_role:,} of {limits.window:,})"
-    if limits.max_in_flight and total >= limits.max_in_flight:
+    if total >= limits.max_in_flight:
         return f"a slot of the task ({total:,} of {limits.max_in_flight:,})"
     return ""
 

@@ -11,9 +11,6 @@ from flowkit.workflows.budget import truncate_utf8
 if TYPE_CHECKING:
     from flowkit.models import Node, NodeState
 
-_NO_BUDGET_CODES = frozenset({reason_codes.LEASE_LOST, reason_codes.DISPATCH_LOST, reason_codes.YIELDED})
-"""Reason codes that use no retry budget. Only tasks of an earlier release need them; newer tasks set `state.free`."""
-
 _SUMMARY_CHARS = 100
 _SUMMARY_BYTES = 200
 """Temporal rejects longer summaries, which would fail the workflow task."""
@@ -24,7 +21,7 @@ _ID_BYTES = 120
 
 def next_attempt(node: Node, state: NodeState) -> str:
     """Return `retry 1 of 2` after a failure, and `next attempt` after an end that does not use the retry budget."""
-    if state.free or state.reason_code in _NO_BUDGET_CODES or not state.failures:
+    if state.free or not state.failures:
         return "next attempt"
     return f"retry {state.failures} of {node.retry_policy.max}"
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 class Deadlines:
     """The deadlines of one task. Times are seconds since the Unix epoch."""
 
-    def __init__(self, graph: Graph, states: Sequence[NodeState], *, opened_at: float, applies: bool) -> None:
-        """Continue with the deadlines in `states`. `applies` says whether the deadline of the graph is in effect."""
+    def __init__(self, graph: Graph, states: Sequence[NodeState], *, opened_at: float) -> None:
+        """Continue with the deadlines in `states`."""
         self._nodes = graph.nodes
         self._states = states
-        self._limit_sec = graph.deadline_sec if applies else None
+        self._limit_sec = graph.deadline_sec
         self._task_at = None if self._limit_sec is None else opened_at + self._limit_sec
         self._due = [(at, i) for i, state in enumerate(states) if (at := state.deadline_at) is not None]
         heapq.heapify(self._due)

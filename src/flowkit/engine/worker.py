@@ -90,14 +90,8 @@ def settings_of(
         search_attributes=search_attributes,
         local_functions=built_in(functions),
         max_in_flight=config.max_in_flight,
-        empty_sources=True,
-        edge_conditions=True,
         function_queue=function_queue(config.queue),
-        qualify_uids=True,
-        deadlines=True,
         limits=Limits.of(config).configured,
-        local_slots=True,
-        refresh_timers=False,
         inline_roles=inline_roles,
     )
 
@@ -239,10 +233,7 @@ def engine_workers(
 def function_worker(
     client: Client, *, config: CoordinatorConfig, calls: FunctionActivities, identity: str
 ) -> Worker:
-    """Return the Temporal worker for user-defined functions, so that slow functions do not delay the engine.
-
-    Tasks that an earlier release opened still call their functions on the engine's queue.
-    """
+    """Return the Temporal worker for user-defined functions, so that slow functions do not delay the engine."""
     return Worker(
         client,
         task_queue=function_queue(config.queue),

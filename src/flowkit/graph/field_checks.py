@@ -63,6 +63,8 @@ def graph_problems(graph: object) -> Iterator[str]:
     modes = [mode.value for mode in OnNodeFailure]
     if graph.get("on_node_failure", "fail") not in modes:
         yield f"graph.on_node_failure is {_show(graph['on_node_failure'])}; allowed: {', '.join(modes)}"
+    if graph.get("deadline_sec") is not None:
+        yield from (f"graph.{problem}" for problem in _time_limit("deadline_sec", graph["deadline_sec"]))
     yield from _edge_problems(graph)
     yield from _extended_edge_problems(graph)
     for index, node in enumerate(nodes):
@@ -111,7 +113,7 @@ def edge_pairs(graph: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def edge_conditions(graph: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the conditions of edges by child and parent. Earlier releases ignored the key, so its type may be wrong."""
+    """Return the conditions of edges by child and parent. Values of another type are left to `conditions`, which rejects them."""
     found: dict[str, dict[str, str]] = {}
     for edge in graph.get("edges_ex") or []:
         if isinstance(edge.get("when"), str):
@@ -150,29 +152,6 @@ def pull_sources(node: dict[str, Any]) -> list[str] | None:
         return None
     named = input_adapters.with_alias(node["io"]["input_inline"].get("input_args")).get("from_nodes")
     return None if named is None else list(named)
-
-
-def later_problems(graph: dict[str, Any], rules: int) -> Iterator[str]:
-    """Yield the problems that rules newer than the first release, up to version `rules`, find in a graph.
-
-    The graph must have passed the checks of the first release.
-    """
-    if rules >= 1 and graph.get("deadline_sec") is not None:
-        yield from (f"graph.{problem}" for problem in _time_limit("deadline_sec", graph["deadline_sec"]))
-    for node in graph["nodes"]:
-        for since, check in _LATER_CHECKS:
-            if since <= rules:
-                yield from (f"node {node['node_id']!r}: {problem}" for problem in check(node))
-
-
-def _too_many_retries(node: dict[str, Any]) -> Iterator[str]:
-    retries = (node.get("retry_policy") or {}).get("max")
-    if retries is not None and retries > limits.MAX_RETRIES:
-        yield f"retry_policy.max {_show(retries)} must be {limits.MAX_RETRIES:,} at most"
-
-
-_LATER_CHECKS: tuple[tuple[int, Callable[[dict[str, Any]], Iterator[str]]], ...] = ((1, _too_many_retries),)
-"""Each check with the version of the rules that introduced it; see `validation.RULES`."""
 
 
 def _edge_problems(graph: dict[str, Any]) -> Iterator[str]:
@@ -280,9 +259,8 @@ def _is_time_limit(value: object) -> TypeGuard[float]:
 
 
 def graph_deadline(graph: dict[str, Any]) -> float | None:
-    """Return the `deadline_sec` of a graph, or None. A release without deadlines accepted any value, which is ignored."""
-    value = graph.get("deadline_sec")
-    return value if _is_time_limit(value) else None
+    """Return the `deadline_sec` of a valid graph, or None."""
+    return graph.get("deadline_sec")
 
 
 def _routing(value: object) -> Iterator[str]:
@@ -338,7 +316,10 @@ _SECONDS: tuple[str, Callable[[Any], bool]] = (
     lambda v: _is_number(v) and 0 <= v <= _YEAR_SEC,
 )
 _RETRY_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "max": ("a whole number of retries, 0 or more", lambda v: _is_number(v) and v == int(v) and v >= 0),
+    "max": (
+        f"a whole number of retries, 0 or more, {limits.MAX_RETRIES:,} at most",
+        lambda v: _is_number(v) and v == int(v) and 0 <= v <= limits.MAX_RETRIES,
+    ),
     "backoff_sec": _SECONDS,
     "backoff_coefficient": ("a number, 1 or more", lambda v: _is_number(v) and v >= 1),
     "max_backoff_sec": _SECONDS,

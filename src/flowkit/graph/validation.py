@@ -41,11 +41,6 @@ RESERVED_FUNCTIONS = frozenset(temporal_names.ENGINE_ACTIVITIES)
 
 _ENOUGH = 11
 
-FIRST_RULES = 0
-RULES = 1
-"""Current version of the rules. A rule that rejects graphs which the previous version accepts needs a new version,
-because tasks that were accepted before continue to run."""
-
 
 def parse_graph(
     graph: object,
@@ -53,37 +48,28 @@ def parse_graph(
     params: object = None,
     max_nodes: int | None = limits.MAX_NODES,
     max_bytes: int | None = limits.TASK_INPUT_BYTES,
-    rules: int = RULES,
 ) -> Graph:
     """Validate `graph` and return it normalized. Raise GraphError with the problems found.
 
     `params` counts only toward the size limit `max_bytes`. With `max_nodes` None, the engine enforces that limit.
-    `rules` is the version of the rules to apply. `Graph.warnings` lists problems that do not prevent the graph from
-    running.
+    `Graph.warnings` lists problems that do not prevent the graph from running.
     """
     raise_if(list(_size_problems(graph, params, max_nodes, max_bytes)))
     raise_if(_first(field_checks.graph_problems(graph)))
     assert isinstance(graph, dict)
-    raise_if(_first(field_checks.later_problems(graph, rules)))
     parents, _ = _parents_by_node(graph)
     raise_if(_first(_relation_problems(graph, parents)))
     return normalized(graph)
 
 
-def normalized(graph: dict[str, Any], *, empty_sources: bool = True, conditional_edges: bool = True) -> Graph:
-    """Return the normalized form of a graph that was accepted before, without validating it again.
-
-    Both settings are False for tasks of an earlier release. Without `empty_sources`, an explicit `from_nodes: []` means
-    the parents. Without `conditional_edges`, the key `when` of an edge has no effect.
-    """
-    *_, found = normalizing(graph, empty_sources=empty_sources, conditional_edges=conditional_edges)
+def normalized(graph: dict[str, Any]) -> Graph:
+    """Return the normalized form of a graph that was accepted before, without validating it again."""
+    *_, found = normalizing(graph)
     assert found is not None, "the last step yields the graph"
     return found
 
 
-def normalizing(
-    graph: dict[str, Any], *, empty_sources: bool = True, conditional_edges: bool = True
-) -> Iterator[Graph | None]:
+def normalizing(graph: dict[str, Any]) -> Iterator[Graph | None]:
     """Normalize a graph as `normalized` does, in steps of at most STEP_NODES nodes.
 
     Yield None between two steps, and in the end the graph.
@@ -94,13 +80,13 @@ def normalizing(
         raw["node_id"]: field_checks.parse_fan_in(raw.get("fan_in")) or FanIn() for raw in graph["nodes"]
     }
     streams = resolve_streams(graph, routes.parents, fan_ins)
-    edge_when = field_checks.edge_conditions(graph) if conditional_edges else {}
+    edge_when = field_checks.edge_conditions(graph)
     nodes: list[Node] = []
     for index, raw in enumerate(graph["nodes"]):
         if len(graph["nodes"]) > STEP_NODES and index % STEP_NODES == 0:
             yield None
         node_id = raw["node_id"]
-        node = _node(index, raw, parents[node_id], routes, empty_sources, edge_when.get(node_id, {}))
+        node = _node(index, raw, parents[node_id], routes, edge_when.get(node_id, {}))
         own = streams.parents.get(node_id)
         nodes.append(replace(node, streams_from=own) if own else node)
     yield Graph(
@@ -256,7 +242,6 @@ def _node(
     raw: dict[str, Any],
     parents: list[str],
     routes: Routes,
-    empty_sources: bool,
     edge_when: dict[str, str],
 ) -> Node:
     node_id, fan_in, io = raw["node_id"], field_checks.parse_fan_in(raw.get("fan_in")), raw.get("io") or {}
@@ -266,7 +251,7 @@ def _node(
         type=raw["type"],
         depends_on=tuple(routes.parents[node_id]),
         fan_in=fan_in or FanIn(),
-        io=_io(io, tuple(parents), empty_sources),
+        io=_io(io, tuple(parents)),
         retry_policy=_retry_policy(raw.get("retry_policy") or {}),
         allow_failure=bool(raw.get("allow_failure", False)),
         timeout_sec=raw.get("timeout_sec"),
@@ -281,10 +266,10 @@ def _node(
     )
 
 
-def _io(raw: dict[str, Any], depends_on: tuple[str, ...], empty_sources: bool) -> NodeIO:
+def _io(raw: dict[str, Any], depends_on: tuple[str, ...]) -> NodeIO:
     return NodeIO(
         input_ref=raw.get("input_ref"),
-        input_inline=_with_sources(raw.get("input_inline"), depends_on, empty_sources),
+        input_inline=_with_sources(raw.get("input_inline"), depends_on),
         batching=raw.get("batching"),
         start_when=start_when_of(raw),
         fn=raw.get("fn") or temporal_names.NOOP,
@@ -292,15 +277,12 @@ def _io(raw: dict[str, Any], depends_on: tuple[str, ...], empty_sources: bool) -
     )
 
 
-def _with_sources(
-    inline: dict[str, Any] | None, depends_on: tuple[str, ...], empty_sources: bool
-) -> dict[str, Any] | None:
-    """Set `from_nodes` to the parents if a pulling node leaves it out. An explicit `[]` stays if `empty_sources`."""
+def _with_sources(inline: dict[str, Any] | None, depends_on: tuple[str, ...]) -> dict[str, Any] | None:
+    """Set `from_nodes` to the parents if a pulling node leaves it out. An explicit `[]` means no sources."""
     if not inline or not str(inline.get("input_adapter", "")).startswith("pull."):
         return inline
     args = with_alias(inline.get("input_args"))
-    named = args.get("from_nodes")
-    if named is None or not (named or empty_sources):
+    if args.get("from_nodes") is None:
         args["from_nodes"] = list(depends_on)
     return {**inline, "input_args": args}
 

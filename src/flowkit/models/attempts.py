@@ -29,7 +29,6 @@ class AttemptInput:
     deployment: str = ""
     timeout_sec: float | None = None
     """Seconds after which the executor ends the attempt. Time spent waiting for MongoDB does not count."""
-    qualify_uids: bool = False
     failed_nodes: list[dict[str, Any]] = field(default_factory=list)
     """The nodes whose failure started this node: `node_id`, `attempt_epoch`, `reason_code`, `error`."""
     signal_first_batch: bool = False

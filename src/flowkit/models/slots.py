@@ -32,7 +32,7 @@ class SlotRequest:
     release: list[Slot] = field(default_factory=list)
     """Slots of the task that become free first, which saves an activity."""
     asked_at: float = 0.0
-    """When the workflow began to wait for the slot. 0 if it does not wait, or if an earlier release asks."""
+    """When the workflow began to wait for the slot. 0 if it does not wait."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

@@ -124,24 +124,12 @@ class Settings:
     """The engine's built-in functions. Each makes one write and may run as a local activity."""
     function_queue: str = ""
     """Task queue of coordinator functions that are not built in. Empty means the engine's own task queue."""
-    max_in_flight: int = 0
-    """Largest number of attempts in flight over all roles. 0, for tasks of an earlier release, means no limit."""
-    qualify_uids: bool = False
-    """Whether batches of several sources get distinct uids (hazard H22). False for tasks of an earlier release."""
-    empty_sources: bool = False
-    """Whether `from_nodes: []` means no sources. False for tasks of an earlier release, where it meant the parents."""
-    edge_conditions: bool = False
-    """Whether edges may have conditions. False for tasks of an earlier release, which ignored the key `when`."""
-    deadlines: bool = False
-    """Whether `deadline_sec` of the graph applies. False for tasks of an earlier release, which ignored the key."""
+    max_in_flight: int = 1_000
+    """Largest number of attempts in flight over all roles."""
     limits: bool = False
     """Whether attempts of the task need a slot of the limits across tasks. The engine reads the numbers live."""
     inline_roles: tuple[str, ...] = ()
     """Roles whose attempts the engine that opened the task runs itself, as local activities."""
-    local_slots: bool = False
-    """Whether local activities acquire and free the slots. False for tasks of an earlier release."""
-    refresh_timers: bool = True
-    """Whether timers refresh the details of large graphs, as in an earlier release. New tasks render them on demand."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

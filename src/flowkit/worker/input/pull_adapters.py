@@ -36,21 +36,13 @@ class PullAdapters:
     keywords; invalid ones raise BadInput. `cfg` sets the default waiting times and strictness. `clock` is ignored.
 
     With several sources, batches of the first source keep their uid, and the others get the uid `<uid>@<source>`, as
-    in a worker. Pass `qualify_uids=False` for tasks that an earlier release opened: their results have plain uids.
+    in a worker.
     """
 
-    def __init__(
-        self,
-        *,
-        db: Database,
-        clock: Clock | None = None,
-        cfg: WorkerConfig | None = None,
-        qualify_uids: bool = True,
-    ) -> None:
+    def __init__(self, *, db: Database, clock: Clock | None = None, cfg: WorkerConfig | None = None) -> None:
         self._artifacts = ArtifactStore(db)
         self._tasks = TaskStore(db)
         self._cfg = cfg or WorkerConfig()
-        self._qualify_uids = qualify_uids
 
     async def from_artifacts(
         self,
@@ -117,7 +109,6 @@ class PullAdapters:
             role="",
             epoch=max(1, epochs.get(consumer_node, 1)),
             sources={name: epochs.get(name, 0) for name in args.from_nodes},
-            qualify_uids=self._qualify_uids,
         )
 
 
