@@ -78,7 +78,7 @@ async def test_batches_of_the_same_process_are_delivered_without_another_scan(
     assert [await stream.uid(), await stream.uid()] == ["b1", "b2"]
     await store(artifacts, "b3")
     await store(artifacts, "b4", node="v")
-    assert [await stream.uid(), await stream.uid()] == ["b3", "b4"]
+    assert [await stream.uid(), await stream.uid()] == ["b3", "b4@v"]
     assert artifacts.scans == scans
 
 

@@ -16,6 +16,7 @@ from tests.unit.event_loop import let_other_tasks_run
 from flowkit.activities.batches import scanner
 from flowkit.activities.batches.scanner import Scanner
 from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.batch_uids import qualified
 from flowkit.adapters.mongo import moment
 from flowkit.adapters.scans import Mark
 from flowkit.errors import StoreUnavailable
@@ -280,10 +281,14 @@ async def test_concurrent_writers_with_wrong_clocks_lose_no_batch(
         *(Writer(ArtifactStore(db), source, seed).run(uids) for source, uids in expected.items())
     )
     delivered = Counter(uid for uid, _ in await asyncio.wait_for(running, TIMEOUT_SEC))
-    wanted = Counter(uid for uids in expected.values() for uid in uids)
+    wanted = Counter(
+        qualified(uid, source, first=sources[0]) for source, uids in expected.items() for uid in uids
+    )
     assert delivered == wanted, f"seed {seed}"
     claims = await documents_of(db.stream_progress)
-    assert Counter(claim["batch_uid"] for claim in claims) == wanted
+    assert Counter(claim["batch_uid"] for claim in claims) == Counter(
+        uid for uids in expected.values() for uid in uids
+    )
 
 
 @pytest.mark.usefixtures("few")

@@ -90,9 +90,8 @@ def test_next_workflow_task_begins_without_a_streak() -> None:
     [
         AttemptTimeout("late", type=TimeoutType.SCHEDULE_TO_CLOSE, last_heartbeat_details=[]),
         ApplicationError("no such activity", type="NotFoundError"),
-        failed_attempt(lost(reason_codes.DISPATCH_LOST, "no such function")),
     ],
-    ids=["timeout", "not registered", "unknown function"],
+    ids=["timeout", "not registered"],
 )
 def test_attempt_that_the_engine_cannot_run_falls_back(error: Any) -> None:
     assert falls_back(error)

@@ -35,12 +35,7 @@ def test_timer_of_a_retry_shows_node_retry_time_and_reason() -> None:
     assert timer_summary(parsed(), state, 600) == "enrich: retry 1 of 2 in 10 min, after rates_unavailable"
 
 
-@pytest.mark.parametrize("code", ["lease_lost", "dispatch_lost", "yielded"])
-def test_attempt_that_uses_no_budget_has_no_retry_number(code: str) -> None:
-    assert next_attempt(parsed(), NodeState(failures=1, losses=1, reason_code=code)) == "next attempt"
-
-
-@pytest.mark.parametrize("code", ["mongo_unavailable", "cancel_refused", "anything"])
+@pytest.mark.parametrize("code", ["dispatch_lost", "mongo_unavailable", "cancel_refused", "anything"])
 def test_wait_after_a_yield_for_another_reason_has_no_retry_number(code: str) -> None:
     state = NodeState(failures=1, yields=2, reason_code=code, free=True)
     assert next_attempt(parsed(), state) == "next attempt"
