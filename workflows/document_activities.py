@@ -61,24 +61,33 @@ async def open_document(new: NewTask) -> Opened:
         local: Opened = await execute_locally(temporal_names.OPEN_TASK, opening, Opened, _OPEN_SUMMARY)
         return local
     except FailureError as error:
-        cause = error.cause if isinstance(error, ActivityError) else error
-        if isinstance(cause, ApplicationError) and cause.non_retryable:
-            raise cause from None
-    opened: Opened = await _execute_with_retries(temporal_names.OPEN_TASK, opening, _OPEN_SUMMARY, Opened)
-    return opened
+        rejection = _reported_error(error)
+        if isinstance(rejection, ApplicationError) and rejection.non_retryable:
+            raise rejection from None
+    return await _open_with_retries(opening)
 
 
 async def _open_stored(opening: OpenTask) -> Opened:
     """Open a task whose graph is stored. This takes longer than a local activity may take."""
     large = replace(opening, graph={}, params={})
-    limit = timedelta(seconds=_OPEN_STORED_SEC)
+    return await _open_with_retries(large, time_limit=timedelta(seconds=_OPEN_STORED_SEC))
+
+
+async def _open_with_retries(opening: OpenTask, *, time_limit: timedelta | None = None) -> Opened:
+    """Run `open_task` as a regular activity. Raise the engine's own error, so that clients see its text."""
     try:
         opened: Opened = await _execute_with_retries(
-            temporal_names.OPEN_TASK, large, _OPEN_SUMMARY, Opened, time_limit=limit
+            temporal_names.OPEN_TASK, opening, _OPEN_SUMMARY, Opened, time_limit=time_limit
         )
     except ActivityError as error:
-        raise (error.cause if isinstance(error.cause, ApplicationError) else error) from None
+        raise _reported_error(error) from None
     return opened
+
+
+def _reported_error(error: FailureError) -> BaseException:
+    """Return the error that the activity raised, or `error` itself if the activity raised none."""
+    cause = error.cause if isinstance(error, ActivityError) else error
+    return cause if isinstance(cause, ApplicationError) else error
 
 
 async def execute_locally(name: str, record: object, result_type: type[Any] | None, summary: str) -> Any:

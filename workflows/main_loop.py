@@ -70,6 +70,10 @@ class MainLoop:
         """Return whether the task must not start an attempt: it is draining, or its cancel was requested."""
         return self._draining or cancel_requested()
 
+    def is_stopping(self) -> bool:
+        """Return whether the loop has ended, so that the task as a whole ends its running nodes."""
+        return self._ended
+
     def wake(self) -> None:
         """Make the loop iterate, so that it shows what has changed."""
         self._wake_requested = True

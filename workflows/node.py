@@ -72,6 +72,9 @@ _YIELD_RESET_SEC = 60.0
 _INPUT_OVERHEAD_BYTES = 500
 """Estimated size of an attempt's input without the node's `io`."""
 
+_SOURCE_REPEATS = 2
+"""How often an attempt's input lists the node's sources: in `io` and in `sources`."""
+
 
 async def run_node(context: NodeRunContext, node: Node, state: NodeState) -> NodeStatus | None:
     """Run attempts of `node` until it finishes or fails. Return None if the task stops before that.
@@ -88,8 +91,8 @@ async def run_node(context: NodeRunContext, node: Node, state: NodeState) -> Nod
                 return None
             with context.count_in_flight():
                 failure = await _run_attempt(context, node, state, inline=inline)
-        if context.is_draining() and state.status is NodeStatus.CANCELLING:
-            return None  # The main loop ends the node.
+        if context.is_stopping():
+            return None
         failure = context.stop_failure(node.index) or failure
         if failure is None:
             state.last_error = state.reason_code = None
@@ -103,8 +106,13 @@ async def run_node(context: NodeRunContext, node: Node, state: NodeState) -> Nod
 
 def _input_bytes(context: NodeRunContext, node: Node) -> int:
     """Return the estimated size of an attempt's input."""
-    failed = context.failed_nodes(node)
-    return node.io_bytes + _INPUT_OVERHEAD_BYTES + (json_size(failed) if failed else 0)
+    failed, sources = context.failed_nodes(node), node.pulls_from
+    return (
+        node.io_bytes
+        + _INPUT_OVERHEAD_BYTES
+        + (json_size(failed) if failed else 0)
+        + (_SOURCE_REPEATS * json_size(sources) if sources else 0)
+    )
 
 
 async def _run_attempt(

@@ -78,6 +78,8 @@ class NodeRunContext:
     settings: Settings
     is_draining: Callable[[], bool]
     """Return whether the task has stopped starting attempts, because it stops or continues in a new run."""
+    is_stopping: Callable[[], bool]
+    """Return whether the main loop has ended, so that it ends the running nodes itself."""
     epoch_of: Callable[[str], int]
     """Return the epoch of a node that has ended, or 0 while the node is open."""
     on_retry_state_change: Callable[[int], None]

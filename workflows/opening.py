@@ -110,7 +110,8 @@ async def _open(new: NewTask, graph: Graph) -> tuple[TaskState, Graph]:
 
 
 def _opened_state(new: NewTask, graph: Graph, opened: Opened) -> tuple[TaskState, Graph]:
-    nodes = [NodeState(epoch=opened.epochs.get(node.node_id, 0)) for node in graph.nodes]
+    epochs = opened.epochs or [0] * len(graph.nodes)
+    nodes = [NodeState(epoch=epoch) for epoch in epochs]
     history = [StatusChange(from_=None, to=TaskStatus.QUEUED.value, at=opened.created_at)]
     state = TaskState(
         params=new.params,

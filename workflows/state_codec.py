@@ -91,7 +91,7 @@ def encode_state(state: TaskState) -> dict[str, Any]:
     If graph and params are stored, the result only refers to them.
     """
     carried = {
-        "opened": _opened_adapter().dump_python(replace(state.opened, epochs={}), mode="json"),
+        "opened": _opened_adapter().dump_python(replace(state.opened, epochs=[]), mode="json"),
         "status_history": [[change.from_, change.to, change.at] for change in state.status_history],
         "status_history_omitted": state.status_history_omitted,
     }

@@ -21,7 +21,7 @@ with workflow.unsafe.imports_passed_through():
     from flowkit.workflows.conditions import ConditionEvaluations
     from flowkit.workflows.deadlines import TaskDeadlines
     from flowkit.workflows.display.current_details import StatusPublisher
-    from flowkit.workflows.display.reports import status_view
+    from flowkit.workflows.display.reports import status_view, task_result
     from flowkit.workflows.display.views import failure_text, open_status, stop_reason
     from flowkit.workflows.main_loop import MainLoop, cancel_requested
     from flowkit.workflows.node_context import entered
@@ -116,6 +116,7 @@ class Task:
             self._scheduler,
             self._state.opened.settings,
             is_draining=self._loop.starts_no_attempts,
+            is_stopping=self._loop.is_stopping,
             on_retry_state_change=self._on_retry_state_change,
             before_immediate_retry=self._loop.before_immediate_retry,
             local=local,
@@ -216,18 +217,16 @@ class Task:
 
     async def _close(self, status: TaskStatus, reason: str | None = None) -> TaskResult:
         """Publish the final status and close the task document."""
+        await self._document.write_many_unfinished()
         self._publisher.set_status(status)
         self._publisher.finish(reason if status is TaskStatus.CANCELLED else None)
         self._document.show_silent([])
         if self._limits is not None:
             await self._limits.close()
-        await self._document.close(reason)
-        self._result = TaskResult(
-            task_id=workflow.info().workflow_id,
-            status=status,
-            handled_failures=self._scheduler.handled_failures,
-        )
-        return self._result
+        result = task_result(workflow.info().workflow_id, status, self._scheduler.handled_failures)
+        await self._document.close(result, reason)
+        self._result = result
+        return result
 
     @workflow.signal(name=temporal_names.FIRST_BATCH)
     def first_batch(self, batch: FirstBatch) -> None:

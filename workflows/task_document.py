@@ -12,12 +12,12 @@ from temporalio import workflow
 
 from flowkit.graph.task_input import NewTask
 from flowkit.models import CloseTask, NodeStatus, RecordTask, TaskStatus
-from flowkit.workflows.display.reports import node_record, pulled_nodes, split_record, truncate_close_record
+from flowkit.workflows.display.reports import fit_into_close, node_record, pulled_nodes, split_record
 from flowkit.workflows.display.views import is_dead
 from flowkit.workflows.document_activities import close_document, open_document, record_document
 
 if TYPE_CHECKING:
-    from flowkit.models import NodeRecord
+    from flowkit.models import NodeRecord, TaskResult
     from flowkit.workflows.display.current_details import StatusPublisher
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState
@@ -77,15 +77,24 @@ class TaskDocument:
         while self._writing is not None:
             await workflow.wait([self._writing])
 
-    async def close(self, reason: str | None) -> None:
+    async def close(self, result: TaskResult, reason: str | None) -> None:
         """Write the final state of the task. `reason` says why it failed or was cancelled.
 
         If the document no longer exists, open it again first.
         """
         await self.flush()
-        record = self._close_record(reason)
+        record = self._close_record(result, reason)
         while not await close_document(record, nodes=len(self._scheduler.nodes)):
             await open_document(_new_task(self._state))
+            await self.write_many_unfinished()
+
+    async def write_many_unfinished(self) -> None:
+        """Write the nodes that did not finish, if they are too many for the close."""
+        unfinished = self._unfinished()
+        if not fit_into_close([self._node_record(index) for index in unfinished]):
+            for index in unfinished:
+                self.write_node(index)
+            await self.flush()
 
     def _start_writing(self) -> None:
         if self._writing is None:
@@ -119,25 +128,36 @@ class TaskDocument:
         for part in split_record(record):
             await record_document(part)
 
-    def _close_record(self, reason: str | None) -> CloseTask:
-        states = self._scheduler.states
-        unfinished = [i for i, state in enumerate(states) if state.status is not NodeStatus.FINISHED]
-        return truncate_close_record(
-            CloseTask(
-                task_id=workflow.info().workflow_id,
-                run_id=workflow.info().run_id,
-                run_seq=self._state.opened.run_seq,
-                at=workflow.now().timestamp(),
-                status=self._publisher.status,
-                status_history=self._publisher.history,
-                nodes=[self._node_record(index) for index in unfinished],
-                handled_failures=self._scheduler.handled_failures,
-                reason=reason,
-                deployment=self._state.opened.settings.deployment,
-                status_history_omitted=self._publisher.omitted,
-                dead=self._publisher.status is TaskStatus.FAILED and is_dead(self._scheduler),
-            )
+    def _close_record(self, result: TaskResult, reason: str | None) -> CloseTask:
+        unfinished = self._unfinished()
+        nodes = [self._node_record(index) for index in unfinished]
+        fit = fit_into_close(nodes)
+        return CloseTask(
+            task_id=result.task_id,
+            run_id=workflow.info().run_id,
+            run_seq=self._state.opened.run_seq,
+            at=workflow.now().timestamp(),
+            status=result.status,
+            status_history=self._publisher.history,
+            nodes=nodes if fit else [],
+            unfinished={} if fit else self._by_status(unfinished),
+            handled_failures=result.handled_failures,
+            handled_failures_omitted=result.handled_failures_omitted,
+            reason=reason,
+            deployment=self._state.opened.settings.deployment,
+            status_history_omitted=self._publisher.omitted,
+            dead=result.status is TaskStatus.FAILED and is_dead(self._scheduler),
         )
+
+    def _unfinished(self) -> list[int]:
+        states = self._scheduler.states
+        return [i for i, state in enumerate(states) if state.status is not NodeStatus.FINISHED]
+
+    def _by_status(self, indexes: list[int]) -> dict[NodeStatus, list[int]]:
+        found: dict[NodeStatus, list[int]] = {}
+        for index in indexes:
+            found.setdefault(self._scheduler.states[index].status, []).append(index)
+        return found
 
     def _node_record(self, index: int, cancel_reason: str | None = None) -> NodeRecord:
         node = self._scheduler.nodes[index]

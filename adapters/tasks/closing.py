@@ -117,12 +117,12 @@ def end_fields(close: CloseTask, stored_nodes: list[Fields], room: Room) -> Fiel
     if close.dead:
         fields["coordinator.liveness"] = {"state": "dead"}
     if close.status is TaskStatus.FINISHED:
-        fields["result"] = result(close.handled_failures, stored_nodes if room.nodes else [])
+        fields["result"] = result(close, stored_nodes if room.nodes else [])
     if close.status is TaskStatus.CANCELLED:
         fields |= task_fields.cancel_flags(close.reason or "", close.at, close.run_id)
     if room.error_chars is not None and close.reason:
         fields["reason"] = close.reason[:_REASON_CHARS]
-    if close.truncated or room != Room():
+    if close.handled_failures_omitted or room != Room():
         fields["coordinator.truncated"] = True
     return fields
 
@@ -136,10 +136,14 @@ def _kept_changes(close: CloseTask, room: Room) -> tuple[list[Any], int]:
     return kept, close.status_history_omitted + len(changes) - len(kept)
 
 
-def result(handled_failures: list[str], stored_nodes: list[Fields]) -> Fields:
+def result(close: CloseTask, stored_nodes: list[Fields]) -> Fields:
     """Return the `result` of a finished task: each node's stats in graph order, and the tolerated failures."""
     nodes = [{"node_id": node["node_id"], "stats": node.get("stats") or {}} for node in stored_nodes]
-    return {"nodes": nodes, **({"handled_failures": handled_failures} if handled_failures else {})}
+    handled = {
+        "handled_failures": close.handled_failures,
+        "handled_failures_omitted": close.handled_failures_omitted,
+    }
+    return {"nodes": nodes, **{name: value for name, value in handled.items() if value}}
 
 
 def node_changes(close: CloseTask, stored_nodes: list[Fields], room: Room) -> Iterator[Fields]:
@@ -149,7 +153,7 @@ def node_changes(close: CloseTask, stored_nodes: list[Fields], room: Room) -> It
     for node in close.nodes:
         if _differs(node, stored_nodes):
             yield task_fields.node_fields(_cut(node, room), close.at)
-    yield from _missed_finishes(close, stored_nodes)
+    yield from _missed_ends(close, stored_nodes)
 
 
 def _cut_errors(stored_nodes: list[Fields], chars: int) -> Iterator[Fields]:
@@ -172,11 +176,12 @@ def _differs(node: NodeRecord, stored_nodes: list[Fields]) -> bool:
     return (stored.get("status"), stored.get("attempt_epoch")) != (node.status.value, node.epoch)
 
 
-def _missed_finishes(close: CloseTask, stored_nodes: list[Fields]) -> Iterator[Fields]:
-    """Yield the `$set` of each node that has finished without the document showing it."""
-    otherwise = {node.index for node in close.nodes}
-    finished = NodeStatus.FINISHED.value
+def _missed_ends(close: CloseTask, stored_nodes: list[Fields]) -> Iterator[Fields]:
+    """Yield the `$set` of each node without a record whose status in the document is not the one with which it ended."""
+    recorded = {node.index for node in close.nodes}
+    unfinished = {index: status for status, indexes in close.unfinished.items() for index in indexes}
     for index, node in enumerate(stored_nodes):
-        if index not in otherwise and node.get("status") != finished:
+        status = unfinished.get(index, NodeStatus.FINISHED).value
+        if index not in recorded and node.get("status") != status:
             path = f"graph.nodes.{index}"
-            yield {f"{path}.status": finished, f"{path}.finished_at": moment(close.at)}
+            yield {f"{path}.status": status, f"{path}.finished_at": moment(close.at)}

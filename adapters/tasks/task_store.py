@@ -113,8 +113,8 @@ class TaskStore:
     @translate_errors
     async def open_task(
         self, opening: OpenTask, *, namespace_id: str = "", database_id: str = ""
-    ) -> tuple[int, dict[str, int]]:
-        """Assign the task document to a run of its workflow. Return `run_seq` and the last epoch of each begun node.
+    ) -> tuple[int, list[int]]:
+        """Assign the task document to a run of its workflow. Return `run_seq` and the nodes' epochs, `[]` if all are 0.
 
         Insert the document if there is none. Raise TaskIdTaken if it belongs to another task.
         """
@@ -130,10 +130,8 @@ class TaskStore:
         adopted = await self._adopt(opening, ids)
         if adopted is None:
             raise TaskIdTaken(f"task id {opening.task_id!r} belongs to an earlier task; choose another id")
-        nodes = adopted["graph"]["nodes"]
-        return adopted["run_seq"], {
-            node["node_id"]: node["attempt_epoch"] for node in nodes if node.get("attempt_epoch")
-        }
+        epochs = [node.get("attempt_epoch") or 0 for node in adopted["graph"]["nodes"]]
+        return adopted["run_seq"], epochs if any(epochs) else []
 
     async def _adopt(self, opening: OpenTask, ids: dict[str, str]) -> dict[str, Any] | None:
         unclaimed: dict[str, Any] = {"first_run_id": None, "status": TaskStatus.QUEUED.value}

@@ -328,8 +328,13 @@ def _result_from_document(task_id: str, document: dict[str, Any] | None) -> Task
         raise TaskCancelled(task_id, reason)
     if status is not TaskStatus.FINISHED:
         raise TaskFailed(task_id, reason or "its workflow no longer exists in Temporal", reason_codes.LOST)
-    handled = (document.get("result") or {}).get("handled_failures") or []
-    return TaskResult(task_id=task_id, status=status, handled_failures=handled)
+    result = document.get("result") or {}
+    return TaskResult(
+        task_id=task_id,
+        status=status,
+        handled_failures=result.get("handled_failures") or [],
+        handled_failures_omitted=result.get("handled_failures_omitted") or 0,
+    )
 
 
 def _bounded(seconds: float | None) -> float | None:

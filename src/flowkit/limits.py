@@ -65,8 +65,11 @@ CARRIED_STATE_BYTES = 1_000_000
 REPORT_BYTES = 1_000_000
 """Largest write of the workflow to its task document, and largest result of the query `status`."""
 
-PAYLOAD_BYTES = 1_900_000
-"""Largest payload that FlowKit sends; Temporal rejects payloads of 2 MB."""
+HANDLED_FAILURES_BYTES = 500_000
+"""Largest list of node ids in `handled_failures`; the result counts the omitted ones."""
+
+SOURCES_BYTES = 400_000
+"""Largest list of the nodes from which one node pulls artifacts."""
 
 STATUS_CHANGES = 100
 """Maximum number of entries in `status_history`: the first ten and the latest. FlowKit counts dropped entries."""

@@ -69,6 +69,17 @@ async def test_interrupted_close_continues_where_it_stopped(db: Any) -> None:
     assert set(await stored_statuses(db)) == {"skipped"}
 
 
+async def test_close_sets_only_statuses_that_differ_from_nodes_written_before(db: Any) -> None:
+    tasks = await large(db)
+    written = many(NodeStatus.CANCELLED, last_error="stopped")
+    await tasks.record(record(*written[:-2]))
+    unfinished = {NodeStatus.CANCELLED: list(range(MANY - 1))}
+    assert await tasks.close_task(close(status=TaskStatus.CANCELLED, unfinished=unfinished))
+    nodes = (await stored(db))["graph"]["nodes"]
+    assert [node["status"] for node in nodes] == ["cancelled"] * (MANY - 1) + ["finished"]
+    assert [node.get("last_error") for node in nodes] == ["stopped"] * (MANY - 2) + [None] * 2
+
+
 async def others() -> None:
     """Do nothing before an update."""
 

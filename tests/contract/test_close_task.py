@@ -72,7 +72,18 @@ async def test_result_lists_the_tolerated_failures(
     await finish("b")
     failed = shown("a", NodeStatus.FAILED, index=1, epoch=1)
     await tasks.close_task(close(failed, handled_failures=["a"]))
-    assert (await stored(db))["result"]["handled_failures"] == ["a"]
+    result = (await stored(db))["result"]
+    assert result["handled_failures"] == ["a"]
+    assert "handled_failures_omitted" not in result
+    assert "truncated" not in (await stored(db))["coordinator"]
+
+
+async def test_result_counts_the_omitted_handled_failures(db: Any, tasks: TaskStore) -> None:
+    await opened(tasks, "a")
+    await tasks.close_task(close(handled_failures=["a"], handled_failures_omitted=2))
+    document = await stored(db)
+    assert document["result"]["handled_failures_omitted"] == 2
+    assert document["coordinator"]["truncated"] is True
 
 
 @pytest.mark.parametrize("status", [TaskStatus.FAILED, TaskStatus.CANCELLED])
@@ -138,15 +149,6 @@ async def test_close_can_be_repeated(db: Any, tasks: TaskStore) -> None:
 async def test_close_without_a_document_returns_false(db: Any, tasks: TaskStore) -> None:
     assert await tasks.close_task(close()) is False
     assert await db.tasks.find_one({}) is None
-
-
-@pytest.mark.parametrize("truncated", [True, False])
-async def test_close_reports_whether_errors_were_truncated(
-    db: Any, tasks: TaskStore, *, truncated: bool
-) -> None:
-    await opened(tasks, "a")
-    await tasks.close_task(close(truncated=truncated))
-    assert (await stored(db))["coordinator"].get("truncated", False) is truncated
 
 
 async def test_cancelled_task_keeps_its_flags_and_reason(db: Any, tasks: TaskStore) -> None:

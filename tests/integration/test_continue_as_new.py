@@ -101,6 +101,22 @@ async def test_last_attempt_handed_over_while_starts_are_held_back_runs_again_in
     await replay(found)
 
 
+async def test_node_that_exceeds_its_deadline_while_starts_are_held_back_fails_in_this_run(
+    short_runs: Harness,
+) -> None:
+    short_runs.settings["hold_starts_events"] = HELD_EVENTS
+    await short_runs.engine()
+    await short_runs.worker({"endless": Endless(), "quick": Quick()})
+    task_id = await short_runs.create(
+        node("long", "endless", deadline_sec=2.5, allow_failure=True, retry_policy={"max": 3}), *chain(60)
+    )
+    assert (await short_runs.result(task_id)).handled_failures == ["long"]
+    entry = await short_runs.node(task_id, "long")
+    assert (entry["status"], entry["attempt_epoch"]) == ("failed", 1)
+    assert entry["last_error"].startswith("deadline_exceeded")
+    await replay(await histories(short_runs, task_id))
+
+
 @pytest.mark.parametrize("parallel", [0, 3])
 async def test_node_with_many_immediate_retries_continues_in_new_runs(
     short_runs: Harness, parallel: int

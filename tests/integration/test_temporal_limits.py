@@ -97,6 +97,22 @@ async def test_write_that_is_too_large_is_split_without_loss(
     await replay([history])
 
 
+async def test_nodes_that_do_not_fit_into_the_close_are_written_before(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports, "REPORT_BYTES", 4_000)
+    await harness.engine()
+    names = [f"n{i}" for i in range(60)]
+    task_id = await harness.create(node("a", "absent"), *(node(name, "absent", "a") for name in names))
+    await harness.until_status(task_id, "running")
+    await (await harness.handle(task_id)).cancel()
+    await harness.until_status(task_id, "cancelled")
+    assert await harness.statuses(task_id) == {"a": "cancelled", **dict.fromkeys(names, "skipped")}
+    (history,) = await histories(harness, task_id)
+    assert activities(history, "record") > 2
+    await replay([history])
+
+
 async def test_errors_truncated_for_a_new_run_stay_complete_in_the_document(
     short_runs: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

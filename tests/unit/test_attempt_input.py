@@ -29,6 +29,7 @@ def sent(of: Node, **settings: Any) -> AttemptInput:
         task_id="t",
         settings=Settings(**settings),
         is_draining=lambda: False,
+        is_stopping=lambda: False,
         epoch_of=lambda name: 3,
         on_retry_state_change=lambda index: None,
     )
@@ -63,6 +64,7 @@ def test_attempt_input_contains_the_failures_that_started_the_node() -> None:
         task_id="t",
         settings=Settings(),
         is_draining=lambda: False,
+        is_stopping=lambda: False,
         epoch_of=lambda name: 0,
         on_retry_state_change=lambda index: None,
         failed_nodes=lambda of: failed,
@@ -110,6 +112,7 @@ def sent_by_parent(parent_io: dict[str, Any], child_io: dict[str, Any], **state:
         task_id="t",
         settings=Settings(),
         is_draining=lambda: False,
+        is_stopping=lambda: False,
         epoch_of=lambda name: 3,
         on_retry_state_change=lambda index: None,
         streams=Streams(graph.nodes),

@@ -11,9 +11,8 @@ from tests.unit import largest_tasks
 from tests.unit.graphs import node
 
 from flowkit.graph.validation import parse_graph
-from flowkit.limits import PAYLOAD_BYTES, REPORT_BYTES
+from flowkit.limits import HANDLED_FAILURES_BYTES, REPORT_BYTES
 from flowkit.models import (
-    CloseTask,
     Node,
     NodeRecord,
     NodeState,
@@ -25,7 +24,13 @@ from flowkit.models import (
     TaskStatus,
 )
 from flowkit.workflows.budget import json_size
-from flowkit.workflows.display.reports import node_record, split_record, status_view, truncate_close_record
+from flowkit.workflows.display.reports import (
+    fit_into_close,
+    node_record,
+    split_record,
+    status_view,
+    task_result,
+)
 from flowkit.workflows.payloads import without_defaults
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
@@ -50,18 +55,6 @@ def record(nodes: list[NodeRecord], reason: str | None = "hard_fail:x") -> Recor
     """Return a write of these nodes."""
     return RecordTask(
         **COMMON, nodes=nodes, status=TaskStatus.DEFERRED, status_history=HISTORY, cancel_reason=reason
-    )
-
-
-def close(nodes: list[NodeRecord], handled: list[str]) -> CloseTask:
-    """Return the close of a task with these unfinished nodes."""
-    return CloseTask(
-        **COMMON,
-        nodes=nodes,
-        status=TaskStatus.FINISHED,
-        status_history=HISTORY,
-        handled_failures=handled,
-        reason="\U0001f600" * 2_000,
     )
 
 
@@ -96,33 +89,19 @@ def test_write_that_fits_is_not_split(count: int) -> None:
 
 
 @EDGES
-def test_largest_close_fits_into_a_payload_and_keeps_every_status(shape: str) -> None:
-    nodes, handled = records(failed_scheduler_of(shape)), failed_scheduler_of(shape).handled_failures
-    sent = truncate_close_record(close(nodes, handled))
-    assert json_size(without_defaults(sent)) <= PAYLOAD_BYTES
-    assert sent.truncated
-    bare = [dataclasses.replace(each, last_error=None) for each in sent.nodes]
-    assert bare == [dataclasses.replace(each, last_error=None) for each in nodes]
-    assert sent.handled_failures == handled[: len(sent.handled_failures)]
-    assert len(sent.handled_failures) > len(handled) // 2
+def test_result_keeps_the_handled_failures_that_fit_and_counts_the_others(shape: str) -> None:
+    handled = failed_scheduler_of(shape).handled_failures
+    result = task_result("t", TaskStatus.FINISHED, handled)
+    assert HANDLED_FAILURES_BYTES * 0.9 <= json_size(result.handled_failures) <= HANDLED_FAILURES_BYTES
+    assert result.handled_failures == handled[: len(result.handled_failures)]
+    assert len(result.handled_failures) + result.handled_failures_omitted == len(handled)
+    assert task_result("t", TaskStatus.FINISHED, ["a"]).handled_failures_omitted == 0
 
 
-def test_close_of_many_failed_nodes_fits_into_its_budget() -> None:
-    graph = {"nodes": [node(f"node-{i}", allow_failure=True) for i in range(5_000)]}
-    nodes = records(largest_tasks.failed_scheduler(graph)[1])
-    sent = truncate_close_record(close(nodes, [each.node_id for each in nodes]))
-    assert REPORT_BYTES * 0.9 <= json_size(without_defaults(sent)) <= REPORT_BYTES
-    assert sent.truncated
-    assert len(sent.handled_failures) == 5_000
-    for before, after in zip(nodes, sent.nodes, strict=True):
-        assert before.last_error
-        assert after.last_error
-        assert before.last_error.startswith(after.last_error[:-1])
-
-
-def test_close_that_fits_is_sent_unchanged() -> None:
-    whole = close(records(failed_scheduler_of("most nodes"))[:50], ["a"])
-    assert truncate_close_record(whole) == whole
+def test_nodes_fit_into_the_close_up_to_half_of_its_budget() -> None:
+    nodes = records(failed_scheduler_of("most nodes"))
+    assert not fit_into_close(nodes)
+    assert fit_into_close(nodes[:50])
 
 
 def test_defaults_are_not_sent() -> None:

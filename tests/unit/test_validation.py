@@ -243,6 +243,23 @@ def test_large_graph_is_rejected_even_without_params() -> None:
     assert "graph and params" in str(refusal(one(meta="x" * limits.TASK_INPUT_BYTES)))
 
 
+@pytest.mark.parametrize(("count", "fits"), [(1_900, True), (2_100, False)])
+def test_default_sources_of_a_node_are_limited(count: int, fits: bool) -> None:
+    names = [f"{index:0200}" for index in range(count)]
+    graph = {
+        "nodes": [
+            *({"node_id": name, "type": "r"} for name in names),
+            {"node_id": "sink", "type": "r", "depends_on": names, "io": pulling()},
+        ]
+    }
+    if fits:
+        parse_graph(graph)
+    else:
+        text = str(refusal(graph))
+        assert "node 'sink': the ids of its 2,100 sources are 426," in text
+        assert "more than 400,000" in text
+
+
 NO_JSON = {"nan": math.nan, "infinity": math.inf, "set": {1}, "bytes": b"x", "surrogate": "\ud800"}
 
 

@@ -9,15 +9,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flowkit import reason_codes
-from flowkit.limits import PAYLOAD_BYTES, REPORT_BYTES
-from flowkit.models import NodeRecord, NodeStatus
+from flowkit.limits import HANDLED_FAILURES_BYTES, REPORT_BYTES
+from flowkit.models import NodeRecord, NodeStatus, TaskResult
 from flowkit.workflows.budget import json_size, longest_prefix, split_by_size, truncate_longest
 from flowkit.workflows.payloads import without_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowkit.models import CloseTask, Node, NodeState, RecordTask, TaskResult, TaskStatus
+    from flowkit.models import Node, NodeState, RecordTask, TaskStatus
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
 DISPLAY_ORDER = (
@@ -95,25 +95,19 @@ def _record_bytes(node: NodeRecord) -> int:
     return json_size(without_defaults(node)) + 1
 
 
-def truncate_close_record(close: CloseTask) -> CloseTask:
-    """Return `close` with truncated error texts, so that it has at most REPORT_BYTES if that is possible.
+def fit_into_close(nodes: Sequence[NodeRecord]) -> bool:
+    """Return whether the close can carry these nodes. If not, the workflow writes them before."""
+    return _is_clearly_small(nodes) or sum(map(_record_bytes, nodes)) <= REPORT_BYTES // 2
 
-    The status of every node and all node ids stay complete. `handled_failures` keeps only as many ids as fit into
-    PAYLOAD_BYTES, the limit for one payload.
-    """
-    bare = [replace(node, last_error=None) for node in close.nodes]
-    used = json_size(without_defaults(replace(close, nodes=[], handled_failures=[]))) + sum(
-        map(_record_bytes, bare)
-    )
-    handled = longest_prefix(close.handled_failures, _entry_bytes, PAYLOAD_BYTES - used)
-    remaining = REPORT_BYTES - used - sum(map(_entry_bytes, handled)) - len(bare) * len(',"last_error":""')
-    original = [node.last_error for node in close.nodes]
-    errors = truncate_longest(original, remaining)
-    return replace(
-        close,
-        nodes=[replace(node, last_error=error) for node, error in zip(bare, errors, strict=True)],
-        handled_failures=handled,
-        truncated=errors != original or handled != close.handled_failures,
+
+def task_result(task_id: str, status: TaskStatus, handled_failures: Sequence[str]) -> TaskResult:
+    """Return the result of a task, which lists at most HANDLED_FAILURES_BYTES of handled failures."""
+    kept = longest_prefix(handled_failures, _entry_bytes, HANDLED_FAILURES_BYTES)
+    return TaskResult(
+        task_id=task_id,
+        status=status,
+        handled_failures=kept,
+        handled_failures_omitted=len(handled_failures) - len(kept),
     )
 
 
@@ -145,9 +139,13 @@ def status_view(status: TaskStatus, scheduler: Scheduler | None, result: TaskRes
         "nodes": [views[index] for index in kept],
         "handled_failures": handled,
         "nodes_omitted": len(views) - len(kept),
-        "handled_failures_omitted": 0 if result is None else len(result.handled_failures) - len(handled),
+        "handled_failures_omitted": _all_handled(result) - len(handled),
         "errors_cut": sum(errors[index] != error for index, error in zip(kept, shown, strict=True)),
     }
+
+
+def _all_handled(result: TaskResult | None) -> int:
+    return 0 if result is None else len(result.handled_failures) + result.handled_failures_omitted
 
 
 def _most_relevant(views: Sequence[dict[str, Any]], remaining: int) -> tuple[list[int], int]:

@@ -227,6 +227,11 @@ def _parent_problems(
     sources = field_checks.pull_sources(raw)
     if field_checks.is_pulling(raw) and sources is None and not own:
         yield f"{where}: input_args.from_nodes is missing, and the node has no parents to pull from"
+    if field_checks.is_pulling(raw) and sources is None and (size := json_bytes(own)) > limits.SOURCES_BYTES:
+        yield (
+            f"{where}: the ids of its {len(own):,} sources are {size:,} bytes of JSON, more than "
+            f"{limits.SOURCES_BYTES:,}: combine the sources in several nodes, or give them shorter ids"
+        )
     for source in sources or ():
         if source not in known:
             yield f"{where}: input_args.from_nodes names {printed(source)}, which is not a node{suggestion(source, known)}"

@@ -176,8 +176,8 @@ class Opened:
     """Number that grows with each run that opens the document. A close by an older run is rejected."""
     settings: Settings
     created_at: float
-    epochs: dict[str, int] = field(default_factory=dict)
-    """Highest epoch that an earlier run has used, by node id. A missing node means 0."""
+    epochs: list[int] = field(default_factory=list)
+    """Highest epoch that an earlier run has used, of each node in graph order; empty if all are 0."""
 
 
 @wire.dataclass(kw_only=True, slots=True)
@@ -242,11 +242,15 @@ class CloseTask:
     status: TaskStatus
     status_history: list[StatusChange]
     nodes: list[NodeRecord]
-    """Nodes that did not finish. All other nodes finished."""
+    """Nodes that did not finish. All other nodes finished, except those in `unfinished`."""
+    unfinished: dict[NodeStatus, list[int]] = field(default_factory=dict)
+    """Indexes, by status, of the nodes that did not finish, if they are too many for `nodes`.
+
+    The workflow has written their records before.
+    """
     handled_failures: list[str] = field(default_factory=list)
+    handled_failures_omitted: int = 0
     reason: str | None = None
-    truncated: bool = False
-    """Whether error texts or `handled_failures` were truncated to limit the size of this record."""
     deployment: str = ""
     status_history_omitted: int = 0
     dead: bool = False
@@ -261,3 +265,5 @@ class TaskResult:
     status: TaskStatus
     handled_failures: list[str] = field(default_factory=list)
     """Ids of the failed nodes whose failures the task tolerates or has handled."""
+    handled_failures_omitted: int = 0
+    """Number of further ids, which exceed HANDLED_FAILURES_BYTES."""

@@ -65,6 +65,7 @@ class InProcessTask:
             task_id=task_id,
             settings=executors.settings,
             is_draining=lambda: False,
+            is_stopping=lambda: False,
             epoch_of=epoch_of,
             on_retry_state_change=lambda index: None,
             failed_nodes=self.scheduler.failed_nodes,

@@ -1,0 +1,66 @@
+"""Clients see why the engine rejects a task, whichever activity reports it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from temporalio.exceptions import ActivityError, ApplicationError, RetryState, TimeoutType
+from temporalio.exceptions import TimeoutError as ActivityTimeout
+
+from flowkit.graph.task_input import NewTask
+from flowkit.models import StoredGraph
+from flowkit.workflows import document_activities
+from flowkit.workflows.document_activities import open_document
+
+REJECTION = ApplicationError("task id 't' belongs to another task", type="task_id_taken", non_retryable=True)
+LOCAL_TIMEOUT = ActivityTimeout("timed out", type=TimeoutType.SCHEDULE_TO_CLOSE, last_heartbeat_details=[])
+INFO = SimpleNamespace(workflow_id="t", first_execution_run_id="r", run_id="r")
+
+
+def activity_error(cause: BaseException) -> ActivityError:
+    """Return the error that the workflow receives for an activity that ended with `cause`."""
+    error = ActivityError(
+        "Activity task failed",
+        scheduled_event_id=1,
+        started_event_id=2,
+        identity="engine",
+        activity_type="open_task",
+        activity_id="1",
+        retry_state=RetryState.NON_RETRYABLE_FAILURE,
+    )
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("stored", "local"),
+    [
+        (None, REJECTION),
+        (None, LOCAL_TIMEOUT),
+        (StoredGraph(graph_id="s", parts=1, size=1, deployment=""), None),
+    ],
+    ids=["local", "regular after a local timeout", "stored graph"],
+)
+async def test_rejection_of_a_task_keeps_its_text_and_type(
+    monkeypatch: pytest.MonkeyPatch, stored: StoredGraph | None, local: BaseException | None
+) -> None:
+    async def locally(*args: Any, **options: Any) -> None:
+        assert local is not None
+        raise activity_error(local)
+
+    async def regularly(*args: Any, **options: Any) -> None:
+        raise activity_error(REJECTION)
+
+    workflow = SimpleNamespace(
+        info=lambda: INFO,
+        now=lambda: datetime(2026, 1, 1, tzinfo=UTC),
+        execute_local_activity=locally,
+        execute_activity=regularly,
+    )
+    monkeypatch.setattr(document_activities, "workflow", workflow)
+    with pytest.raises(ApplicationError) as caught:
+        await open_document(NewTask(params={}, graph={}, stored=stored))
+    assert caught.value is REJECTION

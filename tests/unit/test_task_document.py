@@ -1,0 +1,111 @@
+"""What the workflow sends to its task document stays within Temporal's limit for payloads, whatever the task."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from temporalio import workflow
+
+from flowkit.graph.validation import parse_graph
+from flowkit.limits import MAX_NODES, REPORT_BYTES
+from flowkit.models import (
+    CloseTask,
+    NodeState,
+    NodeStatus,
+    Opened,
+    RecordTask,
+    Settings,
+    SkipReason,
+    StatusChange,
+    TaskStatus,
+)
+from flowkit.workflows import task_document
+from flowkit.workflows.budget import json_size
+from flowkit.workflows.display.current_details import StatusPublisher
+from flowkit.workflows.display.reports import task_result
+from flowkit.workflows.payloads import without_defaults
+from flowkit.workflows.scheduling.scheduler import Scheduler
+from flowkit.workflows.state_codec import TaskState
+from flowkit.workflows.task_document import TaskDocument
+
+LARGEST_PAYLOAD = 2_000_000
+
+
+class Sent:
+    """Collects what the workflow sends."""
+
+    def __init__(self) -> None:
+        self.records: list[RecordTask] = []
+        self.closes: list[CloseTask] = []
+
+    async def record(self, record: RecordTask) -> None:
+        """Collect a write of nodes."""
+        self.records.append(record)
+
+    async def close(self, close: CloseTask, nodes: int) -> bool:
+        """Collect the close."""
+        self.closes.append(close)
+        return True
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    collected = Sent()
+    monkeypatch.setattr(task_document, "record_document", collected.record)
+    monkeypatch.setattr(task_document, "close_document", collected.close)
+    monkeypatch.setattr(workflow, "info", lambda: INFO)
+    monkeypatch.setattr(workflow, "now", lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    monkeypatch.setattr(workflow, "wait", asyncio.wait)
+    return collected
+
+
+INFO = SimpleNamespace(workflow_id="t" * 200, run_id="r" * 36, namespace="default")
+
+
+def ended(count: int, *, finished: int = 0, **state: Any) -> tuple[TaskDocument, Scheduler]:
+    """Return the document of a task whose first `finished` nodes finished, and whose other nodes have this state."""
+    raw = {"nodes": [{"node_id": f"n{index:019}", "type": "r"} for index in range(count)]}
+    graph = parse_graph(raw, max_nodes=None, max_bytes=None)
+    nodes = [NodeState(status=NodeStatus.FINISHED, epoch=1) for _ in range(finished)]
+    nodes += [NodeState(**state) for _ in range(count - finished)]
+    scheduler = Scheduler(graph, nodes)
+    opened = Opened(run_seq=1, settings=Settings(), created_at=0.5)
+    task = TaskState(
+        params={},
+        graph=raw,
+        opened=opened,
+        nodes=nodes,
+        status_history=[StatusChange(from_=None, to="running", at=0.5)],
+    )
+    return TaskDocument(task, scheduler, StatusPublisher(task, graph, scheduler)), scheduler
+
+
+async def close(document: TaskDocument) -> None:
+    """Close the document as the workflow does."""
+    await document.write_many_unfinished()
+    await document.close(task_result(INFO.workflow_id, TaskStatus.CANCELLED, []), "r" * 1_000)
+
+
+async def test_every_payload_of_the_largest_cancelled_task_fits(sent: Sent) -> None:
+    document, _ = ended(
+        MAX_NODES, finished=1, status=NodeStatus.CANCELLED, skip_reason=SkipReason.TASK_CANCELLED
+    )
+    await close(document)
+    assert {node.index for part in sent.records for node in part.nodes} == set(range(1, MAX_NODES))
+    assert max(json_size(without_defaults(part)) for part in sent.records) <= REPORT_BYTES
+    [closed] = sent.closes
+    assert closed.unfinished == {NodeStatus.CANCELLED: list(range(1, MAX_NODES))}
+    assert json_size(without_defaults(closed)) < LARGEST_PAYLOAD / 10
+
+
+async def test_close_of_few_unfinished_nodes_carries_them(sent: Sent) -> None:
+    document, _ = ended(9, finished=2, status=NodeStatus.FAILED, last_error="boom")
+    await close(document)
+    assert sent.records == []
+    [closed] = sent.closes
+    assert [(node.index, node.last_error) for node in closed.nodes] == [(i, "boom") for i in range(2, 9)]
+    assert closed.unfinished == {}
