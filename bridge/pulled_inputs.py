@@ -101,7 +101,8 @@ class PulledInputs:
         if not missing:
             return None
         count = sum(len(uids) for uids in missing.values())
-        return unclaimed(count, next(iter(missing)), self._context.now())
+        stored = await self._context.db(lambda: self._inputs.stored_batches(record.attempt))
+        return unclaimed(count, next(iter(missing)), self._context.now(), progressed=stored > 0)
 
     async def _clash(self, record: Dispatch, pull: PullArgs) -> Outcome | None:
         """Return the outcome of a node whose sources share a batch uid. Rechunking makes uids unique."""

@@ -38,6 +38,7 @@ from flowkit.workflows.payloads import without_defaults
 from flowkit.workflows.retry import (
     NOT_REGISTERED,
     UNREQUESTED_CANCEL,
+    WORKER_YIELDS,
     Fail,
     classify,
     decide,
@@ -127,9 +128,10 @@ async def _run_attempt(
     try:
         await _execute(context, node, state, inline=inline)
     except FailureError as error:
-        if (workflow.now() - started_at).total_seconds() >= _YIELD_RESET_SEC:
-            state.yields = 0
         failure = read_failure(error) or UNREQUESTED_CANCEL
+        ran_sec = (workflow.now() - started_at).total_seconds()
+        if ran_sec >= _YIELD_RESET_SEC and failure.code not in WORKER_YIELDS:
+            state.yields = 0
         return _after_inline(state, error, failure) if inline else failure
     return None
 

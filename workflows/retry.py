@@ -29,10 +29,13 @@ NOT_REGISTERED = "NotFoundError"
 UNREQUESTED_CANCEL = AttemptFailure(kind=FailureKind.FAILURE, code=reason_codes.CANCELLED_BY_WORKER)
 """The failure of an attempt that ended as cancelled although FlowKit did not cancel it."""
 
-_REPEATED_AT_ONCE = frozenset({reason_codes.DISPATCH_LOST, reason_codes.UNCLAIMED_BATCHES})
-"""Yields of external workers whose first repetition has almost no backoff."""
+WORKER_YIELDS = frozenset({reason_codes.DISPATCH_LOST, reason_codes.UNCLAIMED_BATCHES})
+"""Yields whose cause lies with external workers. Their first repetition has almost no backoff."""
 
 _AT_ONCE_SEC = 0.05
+
+MAX_IDLE_YIELDS = 20
+"""So many yields in a row of WORKER_YIELDS, in which no worker makes progress, fail the node."""
 
 MAX_LOSSES = 5
 """Budget of losses of a node: with one more, the node fails as `worker_lost`."""
@@ -97,6 +100,7 @@ def _read_report(report: dict[Any, Any], error_type: str | None, message: str) -
         message=_message(text if isinstance(text, str) else message),
         permanent=report.get("permanent") is True,
         current_epoch=_epoch(report.get("current_epoch")),
+        progressed=report.get("progressed") is True,
     )
 
 
@@ -122,7 +126,7 @@ def decide(
     """Count `failure` in `state` and decide whether to retry.
 
     `retry_policy.max` limits failures, and MAX_LOSSES limits losses. Hand-overs, epoch conflicts and yields do not
-    count against any budget. A fenced attempt is outdated, so its node fails without a retry. `random_value`, from 0 to
+    count against any budget, but MAX_IDLE_YIELDS limits the yields of external workers in a row. A fenced attempt is outdated, so its node fails without a retry. `random_value`, from 0 to
     1, determines the jitter.
     """
     state.free = failure.kind is not FailureKind.FAILURE
@@ -133,13 +137,24 @@ def decide(
             state.epoch = max(state.epoch, failure.current_epoch)
             return Retry(after_sec=0.0)
         case FailureKind.YIELDED:
-            state.yields = state.yields + 1 if state.reason_code == failure.code else 1
-            return Retry(after_sec=yield_backoff(failure.code, state.yields))
+            return _after_yield(failure, state)
         case FailureKind.LOSS:
             return _after_loss(failure, state)
         case FailureKind.FENCED:
             return Fail(code=failure.code, message=failure.message)
     return _after_failure(policy, failure, state, random_value)
+
+
+def _after_yield(failure: AttemptFailure, state: NodeState) -> Retry | Fail:
+    in_a_row = state.reason_code == failure.code or {state.reason_code, failure.code} <= WORKER_YIELDS
+    state.yields = state.yields + 1 if in_a_row and not failure.progressed else 1
+    if failure.code in WORKER_YIELDS and state.yields >= MAX_IDLE_YIELDS:
+        message = (
+            f"no worker made progress in {state.yields} attempts in a row, the last one: {failure.message}; check the "
+            "workers of the role, their status topic and their batch uids"
+        )
+        return Fail(code=failure.code, message=message)
+    return Retry(after_sec=yield_backoff(failure.code, state.yields))
 
 
 def _after_loss(failure: AttemptFailure, state: NodeState) -> Retry | Fail:
@@ -186,7 +201,7 @@ def yield_backoff(code: str, count: int) -> float:
 
     The first backoff is almost zero if an external worker dropped a command or missed inputs.
     """
-    if code not in _REPEATED_AT_ONCE:
+    if code not in WORKER_YIELDS:
         return fixed_backoff(count)
     return _AT_ONCE_SEC if count == 1 else fixed_backoff(count - 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowkit import reason_codes
@@ -74,12 +75,15 @@ def timeout(limit_sec: float, at: float) -> Outcome:
     return _failed(timed_out(limit_sec), at)
 
 
-def unclaimed(count: int, source: str, at: float) -> Outcome:
-    """Return the outcome of a run that ended before it read all batches of its sources (H19)."""
+def unclaimed(count: int, source: str, at: float, *, progressed: bool) -> Outcome:
+    """Return the outcome of a run that ended before it read all batches of its sources (H19).
+
+    `progressed` says whether the run has stored a batch.
+    """
     text = (
         f"the worker finished without {count} batches, for example of node {source!r}; another run reads them"
     )
-    return _failed(not_now(reason_codes.UNCLAIMED_BATCHES, text), at)
+    return _failed(replace(not_now(reason_codes.UNCLAIMED_BATCHES, text), progressed=progressed), at)
 
 
 def yielded(at: float) -> Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.property_examples import examples
 
 from flowkit.models import AttemptFailure, FailureKind, NodeState, RetryPolicy
-from flowkit.workflows.retry import MAX_LOSSES, Fail, Retry, backoff, decide
+from flowkit.workflows.retry import MAX_IDLE_YIELDS, MAX_LOSSES, Fail, Retry, backoff, decide
 
 BOOM = AttemptFailure(kind=FailureKind.FAILURE, code="boom", message="it broke")
 LOST = AttemptFailure(kind=FailureKind.LOSS, code="lease_lost", message="no heartbeat")
@@ -22,6 +23,9 @@ MONGO_UNAVAILABLE = AttemptFailure(
     kind=FailureKind.YIELDED, code="mongo_unavailable", message="MongoDB is away"
 )
 FENCED = AttemptFailure(kind=FailureKind.FENCED, code="fenced", message="a newer attempt")
+
+DISPATCH_LOST = AttemptFailure(kind=FailureKind.YIELDED, code="dispatch_lost", message="not accepted")
+UNCLAIMED = AttemptFailure(kind=FailureKind.YIELDED, code="unclaimed_batches", message="3 batches")
 
 YEAR_SEC = 365 * 24 * 3600
 SECONDS = st.floats(0, YEAR_SEC) | st.integers(0, YEAR_SEC)
@@ -182,6 +186,29 @@ def test_waits_after_yields_start_again_after_a_failure() -> None:
     state.reason_code = BOOM.code
     assert not state.free
     assert yields(MONGO_UNAVAILABLE, state, 1) == [1.0]
+
+
+@pytest.mark.parametrize("failures", [[DISPATCH_LOST], [UNCLAIMED], [DISPATCH_LOST, UNCLAIMED]])
+def test_twenty_yields_in_a_row_without_progress_of_a_worker_fail_the_node(
+    failures: list[AttemptFailure],
+) -> None:
+    state = NodeState()
+    for number in range(MAX_IDLE_YIELDS - 1):
+        yields(failures[number % len(failures)], state, 1)
+    decision = decide(RetryPolicy(), failures[-1], state, 0.0)
+    assert isinstance(decision, Fail)
+    assert decision.code == failures[-1].code
+    assert decision.message.startswith("no worker made progress in 20 attempts in a row")
+    assert failures[-1].message in decision.message
+
+
+@pytest.mark.parametrize("between", [replace(UNCLAIMED, progressed=True), LOST], ids=["progress", "loss"])
+def test_progress_or_another_end_restarts_the_count_of_yields(between: AttemptFailure) -> None:
+    state = NodeState()
+    yields(UNCLAIMED, state, MAX_IDLE_YIELDS - 1)
+    again(RetryPolicy(), between, state)
+    state.reason_code = between.code
+    assert yields(UNCLAIMED, state, 2)[-1] <= 2.0
 
 
 def test_the_1025th_yield_waits_like_the_one_before() -> None:

@@ -84,3 +84,5 @@ class AttemptFailure:
     message: str = ""
     permanent: bool = False
     current_epoch: int = 0
+    progressed: bool = False
+    """Whether an attempt that yields has stored a batch."""
