@@ -17,13 +17,15 @@ from temporalio.envconfig import ClientConfig
 from temporalio.service import GrpcCompression, RPCError, RPCStatusCode
 
 from flowkit import reason_codes
-from flowkit.errors import FlowKitError
+from flowkit.errors import ConfigError, FlowKitError
 from flowkit.loops import new_event_loop
 from flowkit.payload_converter import DATA_CONVERTER
+from flowkit.text import shown_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from temporalio.envconfig import ClientConnectConfig
 
 _logger = logging.getLogger("flowkit.client")
 
@@ -50,19 +52,36 @@ class TemporalUnavailable(FlowKitError):
 async def connect() -> Client:
     """Return a client connected as `TEMPORAL_*` or Temporal's profile specify.
 
-    Raise TemporalUnavailable. It names the address if the server does not respond. It also names the namespace if the
+    Raise ConfigError if a setting is invalid, otherwise TemporalUnavailable. It names the address if the server does not respond. It also names the namespace if the
     namespace does not exist or the server denies access to it.
     """
-    settings = ClientConfig.load_client_connect_config()
-    settings.setdefault("target_host", DEFAULT_ADDRESS)
-    settings.setdefault("namespace", "default")
-    compression = GrpcCompression.NONE if is_loopback(settings["target_host"]) else GrpcCompression.GZIP
+    settings = _settings()
+    address, namespace = settings["target_host"], settings["namespace"]
+    compression = GrpcCompression.NONE if is_loopback(address) else GrpcCompression.GZIP
     try:
         client = await Client.connect(**settings, data_converter=DATA_CONVERTER, grpc_compression=compression)
         await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace))
         return client
     except (RPCError, RuntimeError) as error:
-        raise unavailable(error, settings["target_host"], settings["namespace"]) from None
+        raise unavailable(error, address, namespace) from None
+
+
+def temporal_address() -> tuple[str, str]:
+    """Return address and namespace from `TEMPORAL_*` or the Temporal profile. Raises ConfigError."""
+    settings = _settings()
+    return settings["target_host"], settings["namespace"]
+
+
+def _settings() -> ClientConnectConfig:
+    """Return the settings of the connection. Raises ConfigError without the lines of a profile, which hold secrets."""
+    try:
+        settings = ClientConfig.load_client_connect_config()
+    except Exception as error:  # noqa: BLE001 - the client raises its own types and those of the file system
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"invalid settings for Temporal's client: {reason}") from None
+    settings.setdefault("target_host", DEFAULT_ADDRESS)
+    settings.setdefault("namespace", "default")
+    return settings
 
 
 class Namespace:
@@ -105,6 +124,7 @@ _ACCESS_DENIED = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED
 
 def unavailable(error: RPCError | RuntimeError, address: str, namespace: str) -> TemporalUnavailable:
     """Return the error that explains why a client could not connect, with its remedy."""
+    address = shown_address(address)
     status = error.status if isinstance(error, RPCError) else None
     if status is RPCStatusCode.NOT_FOUND:
         create = f"temporal operator namespace create --namespace {shlex.quote(namespace)}"

@@ -6,6 +6,7 @@ Handlers, drivers and file names may contain lone surrogates; gRPC, JSON and BSO
 from __future__ import annotations
 
 import difflib
+import re
 from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -15,12 +16,29 @@ if TYPE_CHECKING:
 
 _NAMES = 3
 _NAME_CHARS = 40
+_HOST = r"(?:[A-Za-z0-9._%-]+|\[[0-9A-Fa-f:.%]+\])(?::\d{1,5})?"
+_ADDRESS = re.compile(
+    rf"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+]*)://)?(?:[^/?#@]*@)?(?P<hosts>{_HOST}(?:, ?{_HOST})*)(?:[/?][^@]*)?"
+)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+]*://")
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 def clean(text: str) -> str:
     r"""Return `text` with each lone surrogate replaced by its escape, such as `\ud800`."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def shown_address(address: str) -> str:
+    """Return the scheme and the hosts of a server's address, without user, password and options.
+
+    `…` replaces the hosts if the address is ambiguous: parts of an unescaped password may look like a host.
+    """
+    parts = _ADDRESS.fullmatch(address)
+    if parts is None:
+        scheme = _SCHEME.match(address)
+        return f"{scheme[0] if scheme else ''}…"
+    return f"{parts['scheme']}://{parts['hosts']}" if parts["scheme"] else parts["hosts"]
 
 
 def error_text(error: BaseException) -> str:

@@ -120,10 +120,10 @@ WITHOUT_SERVERS = {
     ),
     "function value": Mistake("engine --function r=good:number", ["good:number", "type int", "async def"]),
     "mongo address": Mistake(
-        "engine", ["MONGO_URL 'http://…@h'", "mongodb://host"], env={"MONGO_URL": "http://u:pw@h"}
+        "engine", ["MONGO_URL (http://h)", "mongodb://host"], env={"MONGO_URL": "http://u:pw@h"}
     ),
     "mongo port": Mistake(
-        "list", ["MONGO_URL", "Port", "mongodb://host"], env={"MONGO_URL": "mongodb://h:abc"}
+        "list", ["MONGO_URL", "check port", "mongodb://host"], env={"MONGO_URL": "mongodb://h:abc"}
     ),
     "database name": Mistake("list --database a.b", ["database name 'a.b'", "MONGO_DATABASE"]),
     "event loop": Mistake(

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import warnings
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from motor.motor_asyncio import AsyncIOMotorClient
-from pymongo.errors import InvalidName, PyMongoError
-from temporalio.envconfig import ClientConfig
+from pymongo.common import VALIDATORS
+from pymongo.errors import ConfigurationError, InvalidName, PyMongoError
 from temporalio.service import RPCError
 
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.arguments import printed
 from flowkit.cli.errors import flat, remedied
 from flowkit.client import TaskCatalog, TaskClient
-from flowkit.connection import DEFAULT_ADDRESS, TemporalUnavailable, connect
+from flowkit.connection import TemporalUnavailable, connect
 from flowkit.errors import ConfigError, StoreDenied, StoreUnavailable
+from flowkit.text import shown_address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,7 +29,12 @@ if TYPE_CHECKING:
 
     from flowkit.cli.options import Where
 
+_logger = logging.getLogger("flowkit.client")
+
 _ANSWER_MS = 5_000
+_NAMED = (VALIDATORS.keys() | {"port"}) - {"username", "password"}
+"""The parts of an address that errors name."""
+_TEMPORAL_REMEDY = "check TEMPORAL_ADDRESS and the other TEMPORAL_* variables"
 _DATABASE_BYTES = 63
 """Longest name of a database, by MongoDB's rule."""
 
@@ -64,10 +72,10 @@ async def database(where: Where) -> AsyncIterator[Any]:
     try:
         yield _named(client, where.database)
     except StoreDenied as error:
-        denied = StoreDenied(f"{flat(error)} (at {without_password(where.mongo_url)})")
+        denied = StoreDenied(f"{flat(error)} (at {shown_address(where.mongo_url)})")
         raise remedied(denied, "check the user, its password and its roles in MONGO_URL") from error
     except StoreUnavailable as error:
-        problem = StoreUnavailable(f"no MongoDB server responds at {without_password(where.mongo_url)}")
+        problem = StoreUnavailable(f"no MongoDB server responds at {shown_address(where.mongo_url)}")
         raise remedied(problem, "start one, or set MONGO_URL") from error
     finally:
         client.close()
@@ -75,10 +83,27 @@ async def database(where: Where) -> AsyncIterator[Any]:
 
 def _motor(url: str) -> Any:
     try:
-        return AsyncIOMotorClient(url, tz_aware=True, serverSelectionTimeoutMS=_ANSWER_MS)
-    except (PyMongoError, ValueError) as error:
-        problem = ConfigError(f"MONGO_URL {without_password(url)!r} is not a MongoDB address: {flat(error)}")
-        raise remedied(problem, "use the form mongodb://host:27017") from None
+        with warnings.catch_warnings(record=True) as ignored:
+            warnings.simplefilter("always")
+            client: Any = AsyncIOMotorClient(url, tz_aware=True, serverSelectionTimeoutMS=_ANSWER_MS)
+    except (PyMongoError, ValueError, OSError) as error:
+        problem = ConfigError(f"MONGO_URL ({shown_address(url)}) is not a MongoDB address{_detail(error)}")
+        raise remedied(
+            problem, "use the form mongodb://host:27017, and percent-encode user and password"
+        ) from None
+    for warning in ignored:
+        _logger.warning("MONGO_URL has an option that the driver ignores%s", _detail(warning.message))
+    return client
+
+
+def _detail(error: Exception | str) -> str:
+    """Return what the driver says about an address, without its words, which may contain parts of a password."""
+    if isinstance(error, OSError) and error.strerror:
+        return f": {error.strerror}"
+    if isinstance(error, ConfigurationError) and error.__cause__ is not None:
+        return ": its DNS records cannot be read"
+    words = re.findall(r"\w+", str(error).partition("Did you mean")[0].lower())
+    return next((f": check {word}" for word in words if word in _NAMED), "")
 
 
 def _named(client: Any, name: str) -> Any:
@@ -91,23 +116,14 @@ def _named(client: Any, name: str) -> Any:
         raise remedied(problem, "set MONGO_DATABASE to a valid name") from None
 
 
-def without_password(url: str) -> str:
-    """Return the address with user and password replaced, safe to display."""
-    return re.sub(r"//[^/]*@", "//…@", url)
-
-
 async def temporal_client() -> Client:
     """Connect to the server that `TEMPORAL_*` names. Raises TemporalUnavailable or ConfigError."""
     try:
         return await connect()
     except TemporalUnavailable as error:
         raise remedied(TemporalUnavailable(error.problem), error.remedy) from error
+    except ConfigError as error:
+        raise remedied(error, _TEMPORAL_REMEDY) from None
     except Exception as error:
         problem = ConfigError(f"invalid settings for Temporal's client: {flat(error)}")
-        raise remedied(problem, "check TEMPORAL_ADDRESS and the other TEMPORAL_* variables") from error
-
-
-def temporal_address() -> tuple[str, str]:
-    """Return address and namespace from `TEMPORAL_*` or the Temporal profile."""
-    settings = ClientConfig.load_client_connect_config()
-    return settings.get("target_host", DEFAULT_ADDRESS), settings.get("namespace", "default")
+        raise remedied(problem, _TEMPORAL_REMEDY) from error

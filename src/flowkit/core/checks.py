@@ -24,7 +24,7 @@ SHORTEST_SEC = 0.001
 MOST_SLOTS = 10_000
 
 _SHOWN_CHARS = 80
-_BROKER = re.compile(r"([^\s:,/\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
+_BROKER = re.compile(r"([^\s:,/@\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _A_ROLE = "a role: a letter or digit, then at most 99 of letters, digits and . _ -"
 
@@ -177,11 +177,16 @@ def _bad_counts(counts: dict[Any, Any], number: str) -> Iterator[Problem]:
 
 
 def brokers() -> Rule:
-    """Return a rule for a comma-separated list of Kafka brokers."""
-    return _one(
-        lambda value: isinstance(value, str) and all(_BROKER.fullmatch(p.strip()) for p in value.split(",")),
-        "brokers as host:port, with commas between them",
-    )
+    """Return a rule for a comma-separated list of Kafka brokers. Errors do not show a user or a password."""
+
+    def rule(value: Any) -> Iterator[Problem]:
+        if not isinstance(value, str) or not all(
+            _BROKER.fullmatch(each.strip()) for each in value.split(",")
+        ):
+            shown = _Hidden() if "@" in str(value) else value
+            yield "", shown, "brokers as host:port, with commas between them and without a user"
+
+    return rule
 
 
 def topic() -> Rule:

@@ -12,6 +12,7 @@ from flowkit.cli.kafka import accepts_connections, describe_brokers
 from flowkit.errors import FlowKitError
 from flowkit.local.kafka.program import kafka_program
 from flowkit.local.sources import Source, allowed_sources
+from flowkit.text import shown_address
 
 if TYPE_CHECKING:
     from flowkit.local.sources import Program
@@ -27,14 +28,15 @@ async def check_kafka() -> Finding:
     bootstrap = os.environ.get(VARIABLE)
     if not bootstrap:
         return await asyncio.to_thread(_local_broker)
+    address = shown_address(bootstrap)
     found = await _describe(bootstrap)
     if found is not None:
-        return ok("kafka", f"responds at {bootstrap}: {found}")
+        return ok("kafka", f"responds at {address}: {found}")
     if await accepts_connections(bootstrap, TIMEOUT_SEC):
-        text = f"{bootstrap} accepts connections, but refuses a client without TLS and password"
+        text = f"{address} accepts connections, but refuses a client without TLS and password"
         return note("kafka", text, SECURED_REMEDY)
     remedy = f"start it, or correct {VARIABLE}; without external workers, unset it"
-    return bad("kafka", f"no broker responds at {bootstrap}", remedy)
+    return bad("kafka", f"no broker responds at {address}", remedy)
 
 
 async def _describe(bootstrap: str) -> str | None:

@@ -15,10 +15,12 @@ from flowkit.attempt.pollers import recent_pollers
 from flowkit.cli.doctor.external import check_external_roles
 from flowkit.cli.doctor.findings import Finding, bad, note, ok
 from flowkit.cli.errors import flat
-from flowkit.cli.servers import database, temporal_address, temporal_client, without_password
+from flowkit.cli.servers import database, temporal_client
 from flowkit.cli.tasks.view import missing
+from flowkit.connection import temporal_address
 from flowkit.errors import FlowKitError
 from flowkit.temporal_names import SEARCH_ATTRIBUTES
+from flowkit.text import shown_address
 
 if TYPE_CHECKING:
     from temporalio.client import Client
@@ -42,8 +44,11 @@ INDEXES: dict[str, tuple[str, ...]] = {
 
 async def check_temporal(where: Where, *, configured: bool) -> list[Finding]:
     """Check whether Temporal responds, and what FlowKit needs of it. The first finding is the response."""
-    address, namespace = temporal_address()
+    fallback = ""
     try:
+        address, namespace = temporal_address()
+        address = shown_address(address)
+        fallback = f"no server responds at {address}"
         async with asyncio.timeout(TIMEOUT_SEC):
             client = await temporal_client()
             connected = ok("temporal", f"responds at {address}, namespace {namespace}")
@@ -54,18 +59,12 @@ async def check_temporal(where: Where, *, configured: bool) -> list[Finding]:
                 *await check_external_roles(client, where.engine_queue),
             ]
     except (FlowKitError, RPCError, TimeoutError) as error:
-        return [
-            _unreachable(
-                "temporal",
-                configured and "TEMPORAL_ADDRESS",
-                _error_text(error, f"no server responds at {address}"),
-            )
-        ]
+        return [_unreachable("temporal", configured and "TEMPORAL_ADDRESS", _error_text(error, fallback))]
 
 
 async def check_mongo(where: Where, *, configured: bool) -> list[Finding]:
     """Check whether MongoDB responds, its version and its indexes. The first finding is the response."""
-    address = without_password(where.mongo_url)
+    address = shown_address(where.mongo_url)
     try:
         async with asyncio.timeout(TIMEOUT_SEC), database(where) as db:
             build = await db.command("buildInfo")

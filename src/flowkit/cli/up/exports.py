@@ -39,23 +39,42 @@ def make_exports(
     return {name: value for name, value in exports.items() if value}
 
 
-def script_exports(environment: Mapping[str, str], exports: Mapping[str, str]) -> list[str]:
-    """Return the `export` lines for scripts: always the servers, and other variables that are not default."""
-    return [
-        f"export {name}={shlex.quote(value)}"
+def script_exports(plan: Plan, environment: Mapping[str, str], exports: Mapping[str, str]) -> list[str]:
+    """Return the lines for scripts: `export` lines for the servers that `up` starts and for values that are not default.
+
+    The address of another server may contain a password, so a comment takes its place. Comments come last: a shell
+    that evaluates the lines as one line ignores everything after the first.
+    """
+    own = own_servers(plan)
+    lines = [
+        _export(name, value)
         for name, value in exports.items()
-        if name in SERVERS or value != environment.get(name, _default(name))
+        if name in own or (name not in SERVERS and value != environment.get(name, _default(name)))
     ]
+    return lines + [f"# {name}: keep your value" for name in exports if name in SERVERS and name not in own]
 
 
-def terminal_exports(environment: Mapping[str, str], exports: Mapping[str, str]) -> list[str]:
+def terminal_exports(plan: Plan, environment: Mapping[str, str], exports: Mapping[str, str]) -> list[str]:
     """Return the `export` lines that another terminal needs: only variables that are not default there."""
+    own = own_servers(plan)
     changed = {
         name: value
         for name, value in exports.items()
-        if value != environment.get(name) and (name in environment or value not in _default_values(name))
+        if value != environment.get(name)
+        and (name in environment or value not in _default_values(name))
+        and (name in own or name not in SERVERS)
     }
-    return [f"export {name}={shlex.quote(value)}" for name, value in changed.items()]
+    return [_export(name, value) for name, value in changed.items()]
+
+
+def own_servers(plan: Plan) -> set[str]:
+    """Return the variables of the servers that `up` starts."""
+    starts = (plan.starts_temporal, plan.starts_mongo, plan.starts_kafka)
+    return {name for name, started in zip(SERVERS, starts, strict=True) if started}
+
+
+def _export(name: str, value: str) -> str:
+    return f"export {name}={shlex.quote(value)}"
 
 
 def _default_values(name: str) -> set[str]:

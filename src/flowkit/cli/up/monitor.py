@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from flowkit.cli import output
 from flowkit.cli.options import DEFAULT_MONGO_URL, Where
-from flowkit.cli.servers import database, temporal_address
+from flowkit.cli.servers import database
 from flowkit.cli.up.exports import terminal_exports
 from flowkit.cli.up.panel import UpInfo, screen
 from flowkit.cli.up.status import ProcessRow, StatusPoller
+from flowkit.connection import temporal_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +38,7 @@ def monitor(plan: Plan, processes: Processes, folder: Path) -> None:
         kept=plan.options.data is not None,
         runs_tasks=bool(processes.flowkit),
         runs_workers=bool(processes.workers),
-        exports=tuple(terminal_exports(os.environ, processes.exports)),
+        exports=tuple(terminal_exports(plan, os.environ, processes.exports)),
     )
     os.environ.update(processes.exports)
     where = Where(

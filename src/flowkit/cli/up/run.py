@@ -44,7 +44,7 @@ def _run_in(plan: Plan, folder: Path) -> None:
     processes = create_processes(plan, folder)
     try:
         _start(processes)
-        _print_exports(processes)
+        _print_exports(plan, processes)
         _monitor(plan, processes, folder)
     except ServerEnded as error:
         output.note(error.headline.partition(";")[0])
@@ -71,10 +71,10 @@ def _start(processes: Processes) -> None:
     start_all(processes.flowkit, report_started)
 
 
-def _print_exports(processes: Processes) -> None:
+def _print_exports(plan: Plan, processes: Processes) -> None:
     """Print the addresses for a program that reads stdout; on a terminal, the panel shows them."""
     if not output.console().is_terminal:
-        for line in script_exports(os.environ, processes.exports):
+        for line in script_exports(plan, os.environ, processes.exports):
             output.echo(line)
         sys.stdout.flush()
 

@@ -12,10 +12,10 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.service import RPCError
 
 from flowkit.cli.kafka import accepts_connections
-from flowkit.cli.servers import without_password
 from flowkit.client import TaskCatalog
 from flowkit.connection import TemporalUnavailable, connect
 from flowkit.errors import FlowKitError
+from flowkit.text import shown_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,4 +109,4 @@ class StatusPoller:
 def _with_state(row: ProcessRow, process: ServerProcess | None, responds: bool) -> ProcessRow:
     exited = process is not None and not process.running
     state = EXITED if exited else RUNNING if responds else UNRESPONSIVE
-    return ProcessRow(name=row.name, state=state, address=without_password(row.address), detail=row.detail)
+    return ProcessRow(name=row.name, state=state, address=shown_address(row.address), detail=row.detail)
