@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import DuplicateKeyError
 
+from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import Database, iso, moment, translate_errors
 from flowkit.adapters.tasks import task_fields
 from flowkit.errors import AdapterError, Fenced
@@ -28,7 +29,7 @@ class Aggregates:
     """Summaries of artifacts and metrics of the tasks in one database."""
 
     def __init__(self, db: Database) -> None:
-        self._db = db
+        self._db = durable(db)
 
     @translate_errors
     async def place_of(self, task_id: str, node_id: str | None = None) -> int:

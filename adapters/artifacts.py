@@ -15,6 +15,7 @@ from pymongo import ASCENDING
 from flowkit.adapters.batch_uids import uid_text
 from flowkit.adapters.claims import Claims
 from flowkit.adapters.concurrent_writes import together
+from flowkit.adapters.durability import durable
 from flowkit.adapters.entries import (
     PAGE_BYTES,
     PROJECTION,
@@ -46,8 +47,9 @@ class ArtifactStore:
     """The collections `artifacts`, `metrics_raw` and `stream_progress` of one database."""
 
     def __init__(self, db: Database) -> None:
-        self._artifacts = db.artifacts
-        self._metrics = db.metrics_raw
+        stored = durable(db)
+        self._artifacts = stored.artifacts
+        self._metrics = stored.metrics_raw
         self._artifact_rows = FencedRows(self._artifacts)
         self._metrics_rows = FencedRows(self._metrics)
         self.claims = Claims(db)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ASCENDING
 from pymongo.errors import BulkWriteError
 
+from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import DUPLICATE_KEY, Database, ensure_index, moment, translate_errors
 from flowkit.adapters.notifications import Claimed, ClaimNotifier
 from flowkit.errors import Fenced
@@ -25,7 +26,7 @@ class Claims:
     """The collection `stream_progress` of one database."""
 
     def __init__(self, db: Database) -> None:
-        self._claims = db.stream_progress
+        self._claims = durable(db).stream_progress
         self.notifier = ClaimNotifier()
         """Notifies nodes in this process when another node in this process claims their batches."""
 

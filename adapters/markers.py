@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError
 
+from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import DUPLICATE_KEY, Database, moment, translate_errors
 from flowkit.adapters.tasks.recording import chunks
 from flowkit.models import NodeStatus
@@ -30,7 +31,7 @@ class Markers:
     """Complete markers in the collection `artifacts` of one database. Reports each write to `notifier`."""
 
     def __init__(self, db: Database, notifier: ArtifactNotifier) -> None:
-        self._artifacts = db.artifacts
+        self._artifacts = durable(db).artifacts
         self._notifier = notifier
 
     async def write(self, task_id: str, nodes: Sequence[NodeRecord], at: float) -> None:

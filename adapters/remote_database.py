@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from flowkit.adapters.durability import durable
 from flowkit.core.loop_portal import LoopPortal
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ class RemoteDatabase:
     """Makes each call of a database on the loop that called `bind`. It has what the stores of a worker use."""
 
     def __init__(self, database: Any) -> None:
-        self._database = database
+        self._database = durable(database)
         self._portal: LoopPortal | None = None
 
     def bind(self) -> None:

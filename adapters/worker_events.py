@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ASCENDING
 from pymongo.errors import BulkWriteError
 
+from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import DUPLICATE_KEY, Database, ensure_index, moment, translate_errors
 from flowkit.hashing import stable_hash
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
@@ -49,7 +50,7 @@ class WorkerEvents:
     """The collection `worker_events`, a log of attempts."""
 
     def __init__(self, db: Database) -> None:
-        self._events = db.worker_events
+        self._events = durable(db).worker_events
 
     @translate_errors
     async def prepare(self) -> None:

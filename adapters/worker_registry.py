@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import DuplicateKeyError
 
+from flowkit.adapters.durability import durable
 from flowkit.adapters.metrics import storable
 from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
 
@@ -54,7 +55,7 @@ class WorkerRegistry:
     """
 
     def __init__(self, db: Database) -> None:
-        self._workers = db.worker_registry
+        self._workers = durable(db).worker_registry
 
     @translate_errors
     async def prepare(self) -> None:

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from pymongo import WriteConcern
 
 ROLE = "bare"
 DISPATCHES = "bare_dispatches"
@@ -27,7 +28,7 @@ class BareBridge:
     """Runs chains of nodes on external workers of one role."""
 
     def __init__(self, db: Any, bootstrap: str) -> None:
-        self._db = db
+        self._db = db.with_options(write_concern=WriteConcern("majority", j=True))
         self._bootstrap = bootstrap
         self._producer: Any = None
         self._consumer: Any = None

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 import uvloop
+from pymongo import WriteConcern
 from temporalio import activity, workflow
 from temporalio.client import Client
 from temporalio.service import GrpcCompression
@@ -23,6 +24,8 @@ with workflow.unsafe.imports_passed_through():
     from motor.motor_asyncio import AsyncIOMotorClient
 
 QUEUE, SLOTS, WINDOW = "baseline", 100, 100
+DURABLE = WriteConcern("majority", j=True)
+"""The write concern of FlowKit's writes."""
 
 
 @workflow.defn
@@ -58,7 +61,7 @@ class Activities:
     """The part of a node's entry that describes its work."""
 
     def __init__(self, db: Any) -> None:
-        self.db = db
+        self.db = db.with_options(write_concern=DURABLE)
         self.ids = {"worker_id": "w-12345678", "run_id": str(uuid4())}
 
     @activity.defn

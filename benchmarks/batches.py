@@ -8,6 +8,8 @@ import uuid
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from pymongo import WriteConcern
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -18,6 +20,7 @@ BATCHES = 1_000
 
 def bare_loop(db: Any) -> Callable[[int], Awaitable[float]]:
     """Return a function that writes `count` batches in a bare loop and returns the seconds it took."""
+    db = db.with_options(write_concern=WriteConcern("majority", j=True))
 
     async def run(count: int) -> float:
         task = str(uuid.uuid4())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flowkit.adapters.dispatches.record import DispatchState
+from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import Database, translate_errors
 
 _WANTED = {
@@ -27,7 +28,7 @@ async def last_heard(db: Database, task_id: str) -> dict[tuple[str, int], float]
     running = {"task_id": task_id, "state": DispatchState.OPEN.value, "accepted_at": {"$ne": None}}
     return {
         (row["node_id"], row["attempt_epoch"]): _heard_at(row)
-        async for row in db.dispatches.find(running, _WANTED)
+        async for row in durable(db).dispatches.find(running, _WANTED)
     }
 
 

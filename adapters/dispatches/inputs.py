@@ -11,6 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.batch_uids import uid_text
+from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import Database, moment, translate_errors
 from flowkit.hashing import stable_hash
 
@@ -33,8 +34,9 @@ class ExternalInputs:
     """Claims and source batches of external nodes in one database."""
 
     def __init__(self, db: Database) -> None:
-        self._artifacts = db.artifacts
-        self._claims = db.stream_progress
+        stored = durable(db)
+        self._artifacts = stored.artifacts
+        self._claims = stored.stream_progress
 
     @translate_errors
     async def unfinished(self, attempt: AttemptInput, pull: PullArgs) -> dict[str, Uids]:

@@ -26,6 +26,7 @@ from flowkit.adapters.dispatches.record import (
     outcome_fields,
     to_document,
 )
+from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
 from flowkit.errors import StoreRefused
 
@@ -52,7 +53,7 @@ class DispatchStore:
     """The collection `dispatches` of one database."""
 
     def __init__(self, db: Database) -> None:
-        self._records = db.dispatches
+        self._records = durable(db).dispatches
         self._unreadable: set[str] = set()
 
     @translate_errors

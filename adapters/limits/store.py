@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ASCENDING, DESCENDING
 from pymongo.errors import DuplicateKeyError
 
+from flowkit.adapters.durability import durable
 from flowkit.adapters.limits.rules import Limits, Usage
 from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
 from flowkit.models import Slot, SlotRequest
@@ -63,8 +64,9 @@ class SlotStore:
     """The slots of one queue in one namespace. Raises StoreUnavailable if MongoDB does not respond."""
 
     def __init__(self, db: Database, *, namespace_id: str, queue: str) -> None:
-        self._slots = db.slots
-        self._requests = db.slot_requests
+        stored = durable(db)
+        self._slots = stored.slots
+        self._requests = stored.slot_requests
         self._id = json.dumps([namespace_id, queue])
 
     @translate_errors

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import translate_errors
 from flowkit.adapters.tasks import task_fields
 
@@ -34,7 +35,7 @@ class ConditionReads:
     """Reads of the collection `tasks`. Raises StoreUnavailable if MongoDB does not respond."""
 
     def __init__(self, db: Database) -> None:
-        self._tasks = db.tasks
+        self._tasks = durable(db).tasks
 
     @translate_errors
     async def values(self, task_id: str) -> StoredValues | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import translate_errors
 from flowkit.adapters.tasks import task_fields
 
@@ -16,7 +17,7 @@ class Epochs:
     """The epochs of nodes in the collection `tasks`."""
 
     def __init__(self, db: Database) -> None:
-        self._tasks = db.tasks
+        self._tasks = durable(db).tasks
 
     @translate_errors
     async def current(self, attempt: AttemptInput) -> int:

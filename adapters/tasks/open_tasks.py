@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ASCENDING
 from pymongo.errors import DuplicateKeyError
 
+from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import Database, iso, moment, translate_errors
 from flowkit.adapters.tasks import task_fields
 from flowkit.adapters.tasks.task_queries import aggregated
@@ -39,8 +40,9 @@ class OpenTasks:
     """Open tasks of one database. Raises StoreUnavailable if MongoDB does not respond."""
 
     def __init__(self, db: Database) -> None:
-        self._tasks = db.tasks
-        self._meta = db.flowkit_meta
+        stored = durable(db)
+        self._tasks = stored.tasks
+        self._meta = stored.flowkit_meta
 
     async def pages(self, *, namespace_id: str, database_id: str = "") -> AsyncIterator[list[Fields]]:
         """Yield pages of open documents that belong to a namespace or to none.

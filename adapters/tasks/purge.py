@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo import ASCENDING
 
+from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import Database, moment, translate_errors
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Purge:
     """
 
     def __init__(self, db: Database, *, before: float, statuses: Collection[str], namespace_id: str) -> None:
-        self._db = db
+        self._db = durable(db)
         self._unused: Fields = {
             "part": 0,
             "created_at": {"$lt": moment(before)},

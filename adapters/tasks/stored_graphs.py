@@ -10,6 +10,7 @@ from typing import Any
 
 from pymongo import ASCENDING
 
+from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import Database, ensure_index, translate_errors
 from flowkit.limits import STORED_PART_BYTES
 from flowkit.models import StoredGraph
@@ -33,7 +34,7 @@ class StoredGraphs:
     """
 
     def __init__(self, db: Database) -> None:
-        self._rows = db.stored_graphs
+        self._rows = durable(db).stored_graphs
 
     @translate_errors
     async def prepare(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import DESCENDING
 
 from flowkit.adapters.dispatches.record import ACTIVE_STATES
+from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import Database, ensure_index, translate_errors
 from flowkit.adapters.tasks.task_fields import WAITS_FOR
 from flowkit.arguments import require, task_id_problem
@@ -48,7 +49,7 @@ class TaskQueries:
     """Queries on `tasks` and `artifacts` for display. Raises StoreUnavailable if MongoDB does not respond."""
 
     def __init__(self, db: Database) -> None:
-        self._db = db
+        self._db = durable(db)
 
     @translate_errors
     async def prepare(self) -> None:

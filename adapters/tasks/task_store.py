@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ASCENDING, ReturnDocument
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
+from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import Database, denial, denied, ensure_index, moment, translate_errors
 from flowkit.adapters.tasks import task_fields
 from flowkit.adapters.tasks.attempt_writes import AttemptWrites
@@ -54,8 +55,8 @@ class TaskStore:
     """
 
     def __init__(self, db: Database) -> None:
-        self._db = db
-        self._tasks = db.tasks
+        self._db = durable(db)
+        self._tasks = self._db.tasks
         self._deployment: str | None = None
         self._flags = CancelFlags(self._tasks)
         self.attempts = AttemptWrites(self._tasks, flags=self._flags, reopen=self.reopen)

@@ -76,7 +76,7 @@ def _settings() -> ClientConnectConfig:
     """Return the settings of the connection. Raises ConfigError without the lines of a profile, which hold secrets."""
     try:
         settings = ClientConfig.load_client_connect_config()
-    except Exception as error:  # noqa: BLE001 - the client raises its own types and those of the file system
+    except (RuntimeError, OSError, ValueError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"invalid settings for Temporal's client: {reason}") from None
     settings.setdefault("target_host", DEFAULT_ADDRESS)

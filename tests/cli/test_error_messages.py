@@ -125,6 +125,9 @@ WITHOUT_SERVERS = {
     "mongo port": Mistake(
         "list", ["MONGO_URL", "check port", "mongodb://host"], env={"MONGO_URL": "mongodb://h:abc"}
     ),
+    "unconfirmed writes": Mistake(
+        "list", ["w=0", "remove w=0 from MONGO_URL"], env={"MONGO_URL": "mongodb://127.0.0.1:1/?w=0"}
+    ),
     "database name": Mistake("list --database a.b", ["database name 'a.b'", "MONGO_DATABASE"]),
     "event loop": Mistake(
         "engine",

@@ -51,7 +51,7 @@ async def test_with_a_running_engine_and_worker_all_server_checks_are_ok(
     await harness.worker()
     output = await program.call("doctor", "--json", env=servers_of(harness))
     states = {finding["name"]: finding["state"] for finding in json.loads(output.out)["findings"]}
-    names = ("temporal", "search attributes", "engine", "mongo", "indexes")
+    names = ("temporal", "search attributes", "engine", "mongo", "durability", "indexes")
     assert {name: states[name] for name in names} == dict.fromkeys(names, "ok")
     created_at_start = {index for indexes in INDEXES.values() for index in indexes}
     existing = {name async for name in index_names(harness.db)}
@@ -88,3 +88,9 @@ def test_an_invalid_mongo_url_is_reported(doctor: Doctor) -> None:
     report = doctor(MONGO_URL="mangodb://here")
     assert not report.usable
     assert "(mangodb://here) is not a MongoDB address" in report["mongo"].found
+
+
+def test_an_address_with_which_nothing_confirms_a_write_is_reported(doctor: Doctor) -> None:
+    report = doctor(MONGO_URL="mongodb://127.0.0.1:1/?w=0")
+    assert not report.usable
+    assert "remove w=0 from MONGO_URL" in report["mongo"].found

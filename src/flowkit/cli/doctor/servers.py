@@ -10,6 +10,7 @@ from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.service import RPCError
 
 from flowkit import reason_codes
+from flowkit.adapters.durability import durable, weaknesses
 from flowkit.adapters.mongo import words
 from flowkit.attempt.pollers import recent_pollers
 from flowkit.cli.doctor.external import check_external_roles
@@ -67,9 +68,10 @@ async def check_mongo(where: Where, *, configured: bool) -> list[Finding]:
     address = shown_address(where.mongo_url)
     try:
         async with asyncio.timeout(TIMEOUT_SEC), database(where) as db:
+            durable(db)
             build = await db.command("buildInfo")
             connected = ok("mongo", f"{_version(build)} responds at {address}")
-            return [connected, await _check_indexes(db, where.database)]
+            return [connected, _check_durability(db), await _check_indexes(db, where.database)]
     except (FlowKitError, PyMongoError, TimeoutError) as error:
         refused = isinstance(error, PyMongoError) and getattr(error, "code", None) is not None
         text = (
@@ -126,6 +128,16 @@ def _version(build: dict[str, Any]) -> str:
     """Return product and version. Only MongoDB itself reports a `gitVersion`."""
     is_mongodb = "gitVersion" in build
     return f"MongoDB {build['version']}" if is_mongodb else f"a stand-in for MongoDB {build['version']}"
+
+
+def _check_durability(db: Any) -> Finding:
+    """Check whether the settings of MONGO_URL are weaker than those of FlowKit's own reads and writes."""
+    found = "FlowKit reads from the primary; its writes wait until a majority has journaled them"
+    weak = weaknesses(db)
+    if not weak:
+        return ok("durability", found)
+    remedy = "remove these settings; a failover could lose what other programs write with them"
+    return note("durability", f"{found}, although MONGO_URL has {', '.join(weak)}", remedy)
 
 
 async def _check_indexes(db: Any, name: str) -> Finding:
