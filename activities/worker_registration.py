@@ -222,6 +222,8 @@ class WorkerRegistration:
         self._is_registered = False
         self._outage = OutageLogger(f"update worker {worker_id} in worker_registry")
         self._loops: list[asyncio.Task[None]] = []
+        self._announcing: asyncio.Task[None] | None = None
+        """The latest announcement. Its write could overwrite `offline` if `stop` did not wait for it."""
         self.loop = BackgroundLoop("announcing the worker", self._announce_later)
         self.events = EventLog(WorkerEvents(db), heartbeat_sec=hb_interval_sec)
 
@@ -257,6 +259,8 @@ class WorkerRegistration:
         for loop in loops:
             loop.cancel()
         await asyncio.gather(*loops, return_exceptions=True)
+        if self._announcing is not None:
+            await asyncio.gather(self._announcing, return_exceptions=True)
         if loops:
             await asyncio.gather(self.events.close(), self._log_outage_of(self._go_offline))
 
@@ -266,7 +270,8 @@ class WorkerRegistration:
         await self._announce()
 
     async def _announce(self) -> None:
-        await self._log_outage_of(self._register)
+        self._announcing = asyncio.create_task(self._log_outage_of(self._register))
+        await asyncio.shield(self._announcing)
 
     async def _log_outage_of(self, call: Callable[[], Awaitable[None]]) -> None:
         try:

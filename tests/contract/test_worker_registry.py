@@ -353,6 +353,61 @@ async def test_unexpected_error_does_not_prevent_later_registration(db: Any) -> 
     assert not shows.loop.health.running
 
 
+class HeldWrites:
+    """A database in which the registry's writes, like those in a driver's thread, continue after a cancel."""
+
+    def __init__(self, db: Any) -> None:
+        self._db = db
+        self._running: set[asyncio.Task[Any]] = set()
+        self.released = asyncio.Event()
+        self.released.set()
+        self.held = asyncio.Event()
+        """Set when a write waits."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _HeldCollection(self) if name == "worker_registry" else self._db[name]
+
+    async def update(self, *args: Any, **options: Any) -> Any:
+        """Write in the background when released. The end of a worker is never held."""
+        ends = args[1]["$set"].get("status") == "offline"
+        writing = asyncio.create_task(self._write(args, options, held=not ends))
+        self._running.add(writing)
+        return await asyncio.shield(writing)
+
+    async def _write(self, args: Any, options: Any, *, held: bool) -> Any:
+        if held and not self.released.is_set():
+            self.held.set()
+            await self.released.wait()
+        return await self._db.worker_registry.update_one(*args, **options)
+
+    async def finish(self) -> None:
+        """Let all writes finish."""
+        self.released.set()
+        await asyncio.gather(*self._running)
+
+
+class _HeldCollection:
+    def __init__(self, writes: HeldWrites) -> None:
+        self.update_one = writes.update
+
+    async def create_index(self, *args: Any, **options: Any) -> None:
+        """Create no index."""
+
+
+async def test_write_in_flight_does_not_overwrite_the_end_of_a_worker(db: Any) -> None:
+    writes = HeldWrites(db)
+    shows = registration(writes, every_sec=0.001)
+    await shows.start()
+    writes.released.clear()
+    await asyncio.wait_for(writes.held.wait(), 30)
+    stopping = asyncio.create_task(shows.stop())
+    await asyncio.wait([stopping], timeout=0.2)
+    await writes.finish()
+    await asyncio.wait_for(stopping, 30)
+    await writes.finish()
+    assert (await shown(db))[0] == "offline"
+
+
 async def test_removed_row_is_restored(db: Any) -> None:
     shows = registration(db, every_sec=0.001)
     await shows.start()
