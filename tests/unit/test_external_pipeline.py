@@ -61,12 +61,25 @@ async def test_without_partial_artifacts_the_reference_names_only_the_batch() ->
     assert await bench.db.artifacts.count_documents({}) == 1
 
 
-async def test_refused_artifacts_are_logged_as_a_warning_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("bench", "payload", "level"),
+    [
+        (Bench(Misbehavior(partial_refused=True)), 1, logging.DEBUG),
+        (Bench(), 2**64, logging.WARNING),
+    ],
+    ids=["documented refusal", "other failure"],
+)
+async def test_only_other_failures_than_the_documented_refusal_are_warnings(
+    bench: Bench, payload: int, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def two_batches(run: Any) -> AsyncIterator[Any]:
+        yield Result({"count": payload})
+        yield Result({"count": payload}, "second")
+
     caplog.set_level(logging.DEBUG, "flowkit.testing.external.store")
-    bench = Bench(Misbehavior(partial_refused=True))
-    await bench.execute(two)
+    await bench.execute(two_batches)
     refused = [entry for entry in caplog.records if "Cannot write the artifact" in entry.message]
-    assert [entry.levelno for entry in refused] == [logging.WARNING, logging.DEBUG]
+    assert [entry.levelno for entry in refused] == [level, level]
 
 
 async def failing(run: Any) -> AsyncIterator[Any]:

@@ -26,6 +26,7 @@ def test_make_test_passes(made: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "graph.json is valid: 2 nodes" in done.stdout
     assert "2 passed" in done.stdout
+    assert "warning" not in (done.stdout + done.stderr).lower()
 
 
 @pytest.mark.slow

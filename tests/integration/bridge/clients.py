@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import pytest
 from aiokafka import AIOKafkaConsumer
 
 from flowkit.bridge.kafka.consumer import RecordConsumer
@@ -14,21 +13,12 @@ from flowkit.bridge.kafka.producer import Producer
 from flowkit.bridge.kafka.topics import Provisioner, Topics, worker_group
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from tests.integration.bridge.conftest import Names
 
-Test = TypeVar("Test", bound="Callable[..., Any]")
-
 LONG_SEC = 60.0
 """No test waits longer for one thing."""
-
-
-def during_outage(test: Test) -> Test:
-    """Mark a test that stops the broker: aiokafka then drops some connections without closing them."""
-    ignored = ("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-    marked: Test = pytest.mark.slow(pytest.mark.filterwarnings(*ignored)(test))
-    return marked
 
 
 async def command_topic(names: Names, **settings: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -72,15 +71,10 @@ async def _closed_clients() -> AsyncIterator[None]:
 
 
 @pytest.fixture
-def frail(frail_broker: Kafka) -> Iterator[Names]:
-    """Names at the broker that the test may stop.
-
-    During an outage, aiokafka drops some connections without closing them. The collection reports them here, to the
-    tests marked `during_outage`, and not to a later one.
-    """
+def frail(frail_broker: Kafka) -> Names:
+    """Names at the broker that the test may stop."""
     frail_broker.start()
-    yield Names(frail_broker.bootstrap_servers)
-    gc.collect()
+    return Names(frail_broker.bootstrap_servers)
 
 
 @pytest.fixture

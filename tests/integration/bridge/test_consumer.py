@@ -17,7 +17,6 @@ from tests.integration.bridge.clients import (
     Reading,
     command_topic,
     consuming,
-    during_outage,
     producing,
 )
 from tests.integration.harness import eventually
@@ -172,7 +171,7 @@ def assert_each_change_is_logged_once(caplog: pytest.LogCaptureFixture, expected
     assert logged[-1] == expected[-1]
 
 
-@during_outage
+@pytest.mark.slow
 async def test_nothing_is_lost_when_the_broker_restarts(
     frail: Names, frail_broker: Kafka, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -191,7 +190,7 @@ async def test_nothing_is_lost_when_the_broker_restarts(
     assert_each_change_is_logged_once(caplog, ["connected", "lost", "connected"])
 
 
-@during_outage
+@pytest.mark.slow
 async def test_a_consumer_that_starts_during_an_outage_reads_after_it(
     frail: Names, frail_broker: Kafka, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,7 +13,7 @@ from aiokafka import TopicPartition
 from flowkit.bridge.kafka.offsets import Offsets
 from flowkit.bridge.kafka.topics import worker_group
 from flowkit.errors import KafkaUnavailable
-from tests.integration.bridge.clients import LONG_SEC, command_topic, during_outage, producing, worker
+from tests.integration.bridge.clients import LONG_SEC, command_topic, producing, worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -101,7 +101,7 @@ async def test_a_missing_topic_is_named(names: Names, offsets: Offsets) -> None:
             await call
 
 
-@during_outage
+@pytest.mark.slow
 async def test_an_outage_ends_calls_within_seconds_and_is_survived(frail: Names, frail_broker: Kafka) -> None:
     topic, group = await command_topic(frail), worker_group(frail.role())
     offsets = Offsets(frail.connection)

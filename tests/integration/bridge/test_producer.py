@@ -21,7 +21,6 @@ from tests.integration.bridge.clients import (
     Reading,
     command_topic,
     consuming,
-    during_outage,
     producing,
 )
 
@@ -159,7 +158,7 @@ async def test_a_record_waits_an_hour_while_its_partition_has_no_leader(
             assert await sending == (0, 1)
 
 
-@during_outage
+@pytest.mark.slow
 async def test_records_sent_during_a_restart_are_stored_once(frail: Names, frail_broker: Kafka) -> None:
     topic, count = await command_topic(frail), 60
     async with producing(frail) as producer:
@@ -177,7 +176,7 @@ async def test_records_sent_during_a_restart_are_stored_once(frail: Names, frail
     assert len(reading.values) == count
 
 
-@during_outage
+@pytest.mark.slow
 async def test_a_producer_that_starts_during_an_outage_sends_after_it(
     frail: Names, frail_broker: Kafka, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -194,7 +193,7 @@ async def test_a_producer_that_starts_during_an_outage_sends_after_it(
     await producer.stop()
 
 
-@during_outage
+@pytest.mark.slow
 async def test_stopping_during_an_outage_drops_what_was_not_sent(frail: Names, frail_broker: Kafka) -> None:
     topic = await command_topic(frail)
     producer = Producer(frail.connection)

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from bson.errors import BSONError
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
 if TYPE_CHECKING:
     from flowkit.testing.external.misbehavior import Misbehavior
@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 WriteFailed = (PyMongoError, BSONError, OverflowError)
 """What a write raises when MongoDB refuses it or cannot store a value."""
+PATH_CONFLICT = 40
+"""Error code of MongoDB: two operators of one update set the same path."""
 SCAN_LIMIT = 200
 _WEEK_SEC = 7 * 24 * 3600
 _INDEXES: tuple[tuple[str, list[str], dict[str, Any]], ...] = (
@@ -47,7 +49,6 @@ class Store:
         self._worker_id = worker_id
         self._clock = clock
         self._misbehavior = misbehavior
-        self._refusal_logged = False
 
     async def ensure_indexes(self) -> None:
         """Create the worker's indexes. Failures are logged."""
@@ -73,7 +74,7 @@ class Store:
         `status` is in both operators, as in the documented worker, so MongoDB rejects the update (H18).
         """
         if self._misbehavior.partial_refused:
-            raise PyMongoError("Updating the path 'status' would create a conflict at 'status' (simulated)")
+            raise OperationFailure("Updating the path 'status' would create a conflict", PATH_CONFLICT)
         now, key = self._clock.now(), {**_node(run), "batch_uid": batch_uid}
         first = {
             **_node(run),
@@ -89,15 +90,11 @@ class Store:
         return key
 
     def log_refusal(self, batch_uid: str, error: Exception) -> None:
-        """Log that the artifact of a batch was not written: the first time as a warning, later at level DEBUG."""
-        level = logging.DEBUG if self._refusal_logged else logging.WARNING
-        self._refusal_logged = True
-        logger.log(
-            level,
-            "Cannot write the artifact of batch %s: %s. The bridge stores the batch anyway (H18). This worker logs "
-            "further failures of this kind at level DEBUG.",
-            *(batch_uid, error),
-        )
+        """Log that the artifact of a batch was not written: as a warning, unless every MongoDB refuses it (H18)."""
+        expected = isinstance(error, OperationFailure) and error.code == PATH_CONFLICT
+        level = logging.DEBUG if expected else logging.WARNING
+        text = "Cannot write the artifact of batch %s: %s. The bridge stores the batch anyway (H18)."
+        logger.log(level, text, batch_uid, error)
 
     async def write_complete(self, run: Run, metrics: dict[str, Any]) -> dict[str, Any]:
         """Write the complete marker of a node and return its reference."""
