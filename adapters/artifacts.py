@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo import ASCENDING
 
-from flowkit.adapters.batch_uids import uid_text
+from flowkit.adapters.batch_uids import check_uid, uid_text
 from flowkit.adapters.claims import Claims
 from flowkit.adapters.concurrent_writes import together
 from flowkit.adapters.durability import durable
@@ -83,8 +83,9 @@ class ArtifactStore:
     ) -> None:
         """Store the result of a batch: write its metrics row and its artifact concurrently.
 
-        Raise BadMetrics or BatchTooLarge before the first write.
+        Raise BadMetrics, BatchTooLarge or BadBatchUid before the first write.
         """
+        check_uid(batch_uid)
         meta, size = storable(f"metrics of batch {batch_uid!r}", metrics)
         more = _reference(f"artifacts_ref of batch {batch_uid!r}", artifacts_ref)
         await together(
@@ -104,7 +105,11 @@ class ArtifactStore:
     async def store_failed_batch(
         self, attempt: AttemptInput, batch_uid: str, reason: str, at: float, *, worker_id: str = ""
     ) -> None:
-        """Record in the metrics row and in the artifact that a batch failed. A later success replaces both."""
+        """Record in the metrics row and in the artifact that a batch failed. A later success replaces both.
+
+        Raise BadBatchUid before the first write.
+        """
+        check_uid(batch_uid)
         row = {"metrics": {}, "failed": True, "reason": reason}
         fields = {
             "status": "failed",
@@ -126,7 +131,8 @@ class ArtifactStore:
     async def upsert_partial(
         self, attempt: AttemptInput, batch_uid: str, meta: dict[str, Any], worker_id: str, at: float
     ) -> None:
-        """Write the artifact of one batch."""
+        """Write the artifact of one batch. Raise BadMetrics, BatchTooLarge or BadBatchUid before the write."""
+        check_uid(batch_uid)
         stored, size = storable(f"meta of batch {batch_uid!r}", meta)
         await self._store_partial(attempt, batch_uid, stored, worker_id, at, size, {})
 

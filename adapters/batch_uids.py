@@ -7,7 +7,27 @@ from urllib.parse import quote
 
 from bson import json_util
 
+from flowkit import reason_codes
+from flowkit.errors import FlowKitError
 from flowkit.hashing import stable_hash
+from flowkit.limits import BATCH_UID_CHARS
+
+_SHOWN_CHARS = 80
+
+
+class BadBatchUid(FlowKitError, ValueError):
+    """Raised for a batch uid that is too long."""
+
+    code = reason_codes.BAD_BATCH_UID
+
+
+def check_uid(uid: str) -> None:
+    """Raise BadBatchUid if a uid is too long. Indexes, claims and the ids of events contain it."""
+    if len(uid) > BATCH_UID_CHARS:
+        raise BadBatchUid(
+            f"batch uid {uid[:_SHOWN_CHARS]!r}… has {len(uid):,} characters, more than {BATCH_UID_CHARS}: "
+            "use a shorter one, for example a hash"
+        )
 
 
 def uid_text(stored: Any) -> str:
@@ -25,11 +45,13 @@ def qualified(uid: str, source: str, *, first: str) -> str:
     """Return the uid of a batch of `source` that is unique among all sources of a node; `first` is its first source.
 
     Batches of the first source keep their uid. All others, and every uid that contains an `@`, become `<uid>@<source>`,
-    with both parts percent-encoded. Batches that differ in source or uid therefore never get the same result.
+    with both parts percent-encoded. Batches that differ in source or uid therefore never get the same result. A
+    result that would be longer than a uid may be is replaced by its hash.
     """
     if source == first and "@" not in uid:
         return uid
-    return f"{_encoded(uid)}@{_encoded(source)}"
+    unique = f"{_encoded(uid)}@{_encoded(source)}"
+    return unique if len(unique) <= BATCH_UID_CHARS else stable_hash({"uid": unique})
 
 
 def _encoded(text: str) -> str:

@@ -13,8 +13,9 @@ from bson.errors import BSONError
 from pydantic_core import to_jsonable_python
 
 from flowkit import reason_codes
+from flowkit.adapters.batch_uids import BadBatchUid
 from flowkit.errors import FlowKitError
-from flowkit.limits import BATCH_META_BYTES
+from flowkit.limits import BATCH_META_BYTES, METRICS_LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,7 +24,7 @@ EMPTY_BYTES = len(bson.encode({}))
 """Size of empty metrics in bytes."""
 
 _INT64 = range(-(2**63), 2**63)
-_DEEPEST = 200
+_CONTAINERS = (dict, list, tuple, set, frozenset)
 _REFUSALS = (ValueError, TypeError, OverflowError, RecursionError, BSONError)
 """Exceptions that pydantic and bson raise for values that they cannot convert."""
 
@@ -40,7 +41,7 @@ class BatchTooLarge(FlowKitError, ValueError):
     code = reason_codes.BATCH_TOO_LARGE
 
 
-UNSTORABLE = (BadMetrics, BatchTooLarge)
+UNSTORABLE = (BadMetrics, BatchTooLarge, BadBatchUid)
 """Errors that a handler's result causes, independently of MongoDB."""
 
 
@@ -60,6 +61,8 @@ def storable(what: str, given: Any) -> tuple[dict[str, Any], int]:
     except _REFUSALS as error:
         problem = next(_problems(given, "", ()), f"cannot be converted: {error}")
         raise BadMetrics(f"{what}: {problem}") from None
+    if _is_deeper(converted, METRICS_LEVELS):
+        raise BadMetrics(f"{what}: {next(_problems(converted, '', ()))}")
     if size > BATCH_META_BYTES:
         raise BatchTooLarge(
             f"{what} are {size:,} bytes, more than {BATCH_META_BYTES:,}: "
@@ -68,18 +71,29 @@ def storable(what: str, given: Any) -> tuple[dict[str, Any], int]:
     return converted, size
 
 
+def _is_deeper(converted: Any, levels: int) -> bool:
+    """Return whether a value of JSON types has more than `levels` nesting levels."""
+    level = [converted]
+    for _ in range(levels):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [value for values in inner for value in values if isinstance(value, (dict, list))]
+        if not level:
+            return False
+    return True
+
+
 def _problems(value: Any, path: str, above: tuple[int, ...]) -> Iterator[str]:
     """Yield a description of each value that cannot be stored, with its path."""
     if id(value) in above:
         yield f"{path or 'the top level'} contains itself"
-    elif len(above) > _DEEPEST:
-        yield f"{path[:80]}… is nested more than {_DEEPEST} levels deep; flatten it"
+    elif isinstance(value, _CONTAINERS) and len(above) >= METRICS_LEVELS:
+        yield f"{path[:80]}… is nested more than {METRICS_LEVELS} levels deep; flatten it"
     elif isinstance(value, dict):
         yield from _bad_keys(value, path)
         yield from _inner(
             ((f"{path}.{_text(key)}".lstrip("."), each) for key, each in value.items()), value, above
         )
-    elif isinstance(value, (list, tuple, set, frozenset)):
+    elif isinstance(value, _CONTAINERS):
         yield from _inner(((f"{path}[{place}]", item) for place, item in enumerate(value)), value, above)
     elif problem := _leaf_problem(value):
         yield f"{path or 'the top level'} {problem}"

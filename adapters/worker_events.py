@@ -14,7 +14,7 @@ from pymongo.errors import BulkWriteError
 from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import DUPLICATE_KEY, Database, ensure_index, moment, translate_errors
 from flowkit.hashing import stable_hash
-from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
+from flowkit.limits import BATCH_UID_CHARS, LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.protocol.kinds import FINAL_UID, EventKind
 from flowkit.text import clean
 
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from flowkit.models import AttemptFailure, AttemptInput
 
 _EVENT = [(name, ASCENDING) for name in ("task_id", "node_id", "event_hash")]
-
-
-_UID_CHARS = 500
-"""Maximum length of a batch uid in an event's payload. The event's hash covers the whole uid."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,7 +178,7 @@ def _reason(failure: AttemptFailure) -> dict[str, Any]:
 
 
 def _batch(attempt: AttemptInput, batch_uid: str) -> dict[str, Any]:
-    uid = _storable_text(batch_uid, _UID_CHARS)
+    uid = _storable_text(batch_uid, BATCH_UID_CHARS)
     ref = {"task_id": attempt.task_id, "node_id": attempt.node_id, "batch_uid": uid}
     return {"batch_uid": uid, "artifacts_ref": ref}
 

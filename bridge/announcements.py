@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from flowkit.adapters.dispatches.record import key_of
 from flowkit.adapters.metrics import UNSTORABLE
 from flowkit.bridge.rules.reading import Malformed, read_announce, read_reply
+from flowkit.errors import StoreRefused
 from flowkit.limits import ID_CHARS
 from flowkit.protocol.payloads import EvWorkerOffline, EvWorkerOnline
 from flowkit.text import clean
@@ -64,7 +65,7 @@ class Announcements:
                     await self._reply(record.value)
                 else:
                     await self._announce(record.value)
-            except (Malformed, *UNSTORABLE) as error:
+            except (Malformed, StoreRefused, *UNSTORABLE) as error:
                 self._malformed.skip(record, error)
 
     async def _announce(self, value: bytes | None) -> None:
@@ -153,7 +154,7 @@ def announced_fields(announcement: EvWorkerOnline) -> dict[str, object]:
     return fields
 
 
-def _checked_id(worker_id: str | None) -> str:
-    if not worker_id or len(worker_id) > ID_CHARS:
+def _checked_id(worker_id: str) -> str:
+    if len(worker_id) > ID_CHARS:
         raise Malformed(f"worker_id must have 1 to {ID_CHARS} characters")
     return clean(worker_id)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
+
+from flowkit.errors import StoreRefused
 
 if TYPE_CHECKING:
     from flowkit.adapters.dispatches.record import Dispatch
     from flowkit.bridge.context import BridgeContext
     from flowkit.bridge.supervisor import Supervisor
+
+_logger = logging.getLogger("flowkit.bridge")
 
 
 class Renewals:
@@ -58,5 +63,8 @@ class Renewals:
     async def _write(self) -> None:
         renewals, dispatches = [*self._being_written.values()], self._context.stores.dispatches
         at = self._context.now()
-        if renewals and not await self._context.db(lambda: dispatches.renew(renewals, at)):
-            self._supervisor.refresh_soon()
+        try:
+            if renewals and not await self._context.db(lambda: dispatches.renew(renewals, at)):
+                self._supervisor.refresh_soon()
+        except StoreRefused as error:
+            _logger.warning("some of %d leases were not renewed, so they expire: %s", len(renewals), error)

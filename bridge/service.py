@@ -145,9 +145,15 @@ class Bridge:
             RecordConsumer(connection, shared, context.announce_group, self.announcements.handle),
         ]
 
+    async def prepare(self) -> None:
+        """Create the indexes of the collections that only bridges and workers use."""
+        stores = self.context.stores
+        for store in (stores.dispatches, stores.events, stores.registry):
+            await self.context.portal.run(store.prepare())
+
     async def run(self) -> None:
         """Serve the roles until `shutdown`. Raise the error that ends the bridge, if any."""
-        await self.context.portal.run(self.context.stores.dispatches.prepare())
+        await self.prepare()
         services = [asyncio.create_task(service.run()) for service in self.services]
         others = [asyncio.create_task(self._consume())]
         others += [asyncio.create_task(loop.run()) for loop in (self._tick, self.measurements.loop)]

@@ -3,6 +3,9 @@
 A poll may contain the events of many nodes. The events of one node are processed in order, those of different nodes
 concurrently. The consumer commits the offsets of a poll only after everything in it is stored, which includes the
 renewals of leases and the log (`settle`). After a crash, the same events are therefore processed again, without further effect.
+
+An event that can never be handled ends its attempt, so that no batch is lost unnoticed, and affects no other attempt.
+A malformed record does the same if it is about an open attempt. Other malformed records are skipped.
 """
 
 from __future__ import annotations
@@ -11,24 +14,26 @@ import asyncio
 import logging
 from collections import OrderedDict
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeGuard
 
 from flowkit import reason_codes
 from flowkit.adapters.concurrent_writes import together
-from flowkit.adapters.metrics import UNSTORABLE
+from flowkit.adapters.metrics import BadMetrics
 from flowkit.bridge.event_log import EventLog
 from flowkit.bridge.renewals import Renewals
-from flowkit.bridge.rules.fencing import TERMINAL, Verdict, judge
+from flowkit.bridge.rules.fencing import TERMINAL, Verdict, is_from_owner, judge
 from flowkit.bridge.rules.leases import document_deadline_ms, new_lease
 from flowkit.bridge.rules.node_run import NodeRun, record_key
 from flowkit.bridge.rules.outcomes import of_event, refused
-from flowkit.bridge.rules.reading import Malformed, read_status
-from flowkit.errors import Fenced, FlowKitError, StoreRefused
+from flowkit.bridge.rules.reading import BadEvent, Malformed, StatusEvent, bad_event, read_status
+from flowkit.errors import Fenced, FlowKitError, StoreRefused, StoreUnavailable
+from flowkit.limits import LARGEST_EPOCH
 from flowkit.protocol.kinds import EventKind
 from flowkit.protocol.payloads import EvBatchFailed, EvBatchOk, EvTaskDone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Awaitable, Iterable, Sequence
 
     from aiokafka import ConsumerRecord
 
@@ -38,7 +43,6 @@ if TYPE_CHECKING:
     from flowkit.bridge.first_batches import FirstBatches
     from flowkit.bridge.kafka.malformed import MalformedRecords
     from flowkit.bridge.pulled_inputs import PulledInputs
-    from flowkit.bridge.rules.reading import StatusEvent
     from flowkit.bridge.signals import Signals
     from flowkit.bridge.supervisor import Supervisor
 
@@ -71,6 +75,7 @@ class StatusEvents:
         self._malformed = malformed
         self._renewals = Renewals(context, supervisor)
         self._log = EventLog(context)
+        self._roles = {context.topics.status(role): role for role in context.roles}
         self._stored: OrderedDict[tuple[str, str], str] = OrderedDict()
         """For each batch that this process has stored, by record key and batch uid, the worker that sent it."""
         self._unknown: OrderedDict[str, None] = OrderedDict()
@@ -80,8 +85,8 @@ class StatusEvents:
     async def handle(self, records: Sequence[ConsumerRecord[bytes, bytes]]) -> None:
         """Process one poll. Return once everything is stored, except for what `settle` writes."""
         at = self._context.now()
-        events = [event for record in records if (event := self._read(record)) is not None]
-        by_node: dict[tuple[str, str], list[StatusEvent]] = {}
+        events = [event for record in records if (event := await self._read(record)) is not None]
+        by_node: dict[tuple[str, str], list[StatusEvent | BadEvent]] = {}
         for event in events:
             by_node.setdefault(event.node, []).append(event)
         found, flagged = await asyncio.gather(self._dispatches(events), self._flagged_tasks(events))
@@ -95,26 +100,41 @@ class StatusEvents:
             for key in run.due_renewals():
                 self._renewals.add(run.records[key], run.take_batches(key))
         _raise_first(results)
-        self._log.add(events, at)
+        self._log.add([event for event in events if _is_logged(event, found.get(record_key(event)))], at)
         self.handled += len(events)
 
     async def settle(self) -> None:
         """Write renewed leases, numbers of batches and the log. Called before the events' offsets are committed."""
         await together(self._renewals.write(), self._log.write())
 
-    async def _flagged_tasks(self, events: Iterable[StatusEvent]) -> set[str]:
+    async def _flagged_tasks(self, events: Iterable[StatusEvent | BadEvent]) -> set[str]:
         """Return the tasks with a cancel flag, among those for which an attempt ends: workers may see flags first."""
-        ids = {event.envelope.task_id for event in events if event.event.kind in TERMINAL}
+        known = [event for event in events if isinstance(event, StatusEvent)]
+        ids = {event.envelope.task_id for event in known if event.event.kind in TERMINAL}
         return await self._context.db(lambda: self._stores.tasks.flagged(sorted(ids))) if ids else set()
 
-    def _read(self, record: ConsumerRecord[bytes, bytes]) -> StatusEvent | None:
+    async def _read(self, record: ConsumerRecord[bytes, bytes]) -> StatusEvent | BadEvent | None:
+        role = self._roles.get(record.topic, "")
         try:
-            return read_status(record.value)
+            return read_status(record.value, role)
         except Malformed as error:
-            self._malformed.skip(record, error)
-            return None
+            bad = bad_event(record, role, error)
+            if bad is not None and bad.epoch is None:
+                bad = await self._attributed(bad)
+            if bad is None:
+                self._malformed.skip(record, error)
+            return bad
 
-    async def _dispatches(self, events: Iterable[StatusEvent]) -> dict[str, Dispatch]:
+    async def _attributed(self, bad: BadEvent) -> BadEvent | None:
+        """Return a malformed record that names no epoch as one of the latest open attempt of its node; None if there is none."""
+        for node in bad.nodes:
+            find = partial(self._stores.dispatches.open_before, *node, LARGEST_EPOCH + 1)
+            if found := await self._context.db(find):
+                epoch = max(record.attempt.epoch for record in found)
+                return replace(bad, nodes=(node,), epoch=epoch)
+        return None
+
+    async def _dispatches(self, events: Iterable[StatusEvent | BadEvent]) -> dict[str, Dispatch]:
         """Return the dispatch records of the events. Only those that this process does not supervise are read."""
         keys = {record_key(event) for event in events}
         known = {key: record for key in keys if (record := self._supervisor.known(key)) is not None}
@@ -123,29 +143,63 @@ class StatusEvents:
             return known
         return known | await self._context.db(lambda: self._stores.dispatches.find_all(unknown))
 
-    async def _handle_node(self, run: NodeRun, events: Sequence[StatusEvent]) -> None:
+    async def _handle_node(self, run: NodeRun, events: Sequence[StatusEvent | BadEvent]) -> None:
         """Process the events of one node in order. Batches that follow each other are stored concurrently."""
         batches: list[StatusEvent] = []
         for event in events:
-            verdict = judge(run.record_of(event), event)
-            if verdict is Verdict.APPLY and event.event.kind is EventKind.BATCH_OK:
+            if isinstance(event, StatusEvent) and _is_batch(run, event):
                 run.renew(event)
                 batches.append(event)
                 continue
             await self._store_batches(run, batches)
             batches = []
-            await self._handle_event(run, event)
+            await self._guarded(run, event, self._handle_event(run, event))
         await self._store_batches(run, batches)
 
-    async def _handle_event(self, run: NodeRun, event: StatusEvent) -> None:
+    async def _guarded(self, run: NodeRun, event: StatusEvent | BadEvent, work: Awaitable[None]) -> None:
+        """Do `work`, which handles an event. If it fails and no repetition can help, end the attempt."""
+        try:
+            await work
+        except (Fenced, StoreUnavailable):
+            raise
+        except FlowKitError as error:
+            await self._refuse(run, event, error)
+        except Exception as error:
+            _logger.exception("unexpected error in an event of node %r", event.node[1])
+            await self._refuse(run, event, error)
+
+    async def _refuse(self, run: NodeRun, event: StatusEvent | BadEvent, error: Exception) -> None:
+        """End the attempt of an event that cannot be handled, and stop its worker."""
+        outcome = refused(error, run.at)
+        try:
+            ended = await self._store_outcome(record_key(event), outcome)
+        except StoreRefused:
+            _logger.exception(
+                "an event of node %r was skipped, and its attempt cannot be ended", event.node[1]
+            )
+            return
+        if ended is None or outcome.failure is None:
+            return
+        run.put(ended)
+        worker_id = ended.lease.worker_id if ended.lease else event.worker_id
+        self._signals.cancel(ended.attempt, outcome.failure.code, worker_id=worker_id or None)
+        _logger.warning(
+            "attempt %d of node %r of task %r ends, because an event of its worker cannot be handled: %s",
+            *(ended.attempt.epoch, ended.attempt.node_id, ended.attempt.task_id, outcome.failure.message),
+        )
+
+    async def _handle_event(self, run: NodeRun, event: StatusEvent | BadEvent) -> None:
         record = run.record_of(event)
+        if isinstance(event, BadEvent):
+            if record is None or not is_from_owner(record, event):
+                self._malformed.skip(event.record, event.why)
+                return
+            raise BadMetrics(f"the worker sent a record that cannot be read: {event.why}")
         match judge(record, event):
             case Verdict.UNKNOWN:
                 self._report_unknown(event)
             case Verdict.STOP_WORKER if record is not None:
-                self._signals.cancel(
-                    record.attempt, reason_codes.STALE_EPOCH, worker_id=event.worker_id or None
-                )
+                self._signals.cancel(record.attempt, reason_codes.STALE_EPOCH, worker_id=event.worker_id)
             case Verdict.ACCEPT if record is not None:
                 await self._accept(run, record, event)
                 if judge(run.record_of(event), event) is Verdict.APPLY:
@@ -206,8 +260,8 @@ class StatusEvents:
             (record_key(event), event.worker_id, getattr(event.event, "batch_uid", "")): event
             for event in events
         }
-        if unique:
-            await asyncio.gather(*(self._store_batch(run, event) for event in unique.values()))
+        storing = (self._guarded(run, event, self._store_batch(run, event)) for event in unique.values())
+        await asyncio.gather(*storing)
 
     async def _store_batch(self, run: NodeRun, event: StatusEvent) -> None:
         record, batch = run.record_of(event), event.event
@@ -223,8 +277,6 @@ class StatusEvents:
                     attempt, batch.batch_uid, batch.metrics, worker_id, at, artifacts_ref=batch.artifacts_ref
                 )
             )
-        except (*UNSTORABLE, StoreRefused) as error:
-            await self._refuse(record, error, worker_id, at)
         except Fenced as error:
             _logger.info("batch %r was not stored: %s", batch.batch_uid, error)
         else:
@@ -239,11 +291,6 @@ class StatusEvents:
         if len(self._stored) > _REMEMBERED_BATCHES:
             self._stored.popitem(last=False)
 
-    async def _refuse(self, record: Dispatch, error: FlowKitError, worker_id: str, at: float) -> None:
-        """End an attempt whose worker sent something that MongoDB cannot store, and stop the worker."""
-        await self._store_outcome(record.key, refused(error, at))
-        self._signals.cancel(record.attempt, error.code, worker_id=worker_id or None)
-
     async def _store_failed_batch(
         self, record: Dispatch, event: StatusEvent, batch: EvBatchFailed, at: float
     ) -> None:
@@ -254,7 +301,7 @@ class StatusEvents:
                     attempt, batch.batch_uid, batch.reason_code, at, worker_id=worker_id
                 )
             )
-        except (Fenced, StoreRefused) as error:
+        except Fenced as error:
             _logger.info("failed batch %r was not stored: %s", batch.batch_uid, error)
 
     async def _end(self, run: NodeRun, key: str, event: StatusEvent) -> None:
@@ -320,7 +367,16 @@ class StatusEvents:
         )
 
 
-def _own(events: Iterable[StatusEvent], found: dict[str, Dispatch]) -> dict[str, Dispatch]:
+def _is_batch(run: NodeRun, event: StatusEvent) -> bool:
+    return event.event.kind is EventKind.BATCH_OK and judge(run.record_of(event), event) is Verdict.APPLY
+
+
+def _is_logged(event: StatusEvent | BadEvent, record: Dispatch | None) -> TypeGuard[StatusEvent]:
+    """Return whether an event is about a dispatched attempt. Otherwise, anyone could fill the log."""
+    return isinstance(event, StatusEvent) and record is not None and record.attempt.role == event.role
+
+
+def _own(events: Iterable[StatusEvent | BadEvent], found: dict[str, Dispatch]) -> dict[str, Dispatch]:
     """Return the records of `found` that the events are about."""
     return {key: found[key] for key in map(record_key, events) if key in found}
 

@@ -24,7 +24,7 @@ from flowkit.adapters.tasks.closing import Closing
 from flowkit.adapters.tasks.recording import Recording
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs
 from flowkit.adapters.tasks.task_queries import TaskQueries
-from flowkit.errors import TaskIdTaken
+from flowkit.errors import StoreRefused, TaskIdTaken
 from flowkit.models import NodeStatus, TaskStatus
 
 if TYPE_CHECKING:
@@ -294,10 +294,16 @@ class TaskStore:
 
     @translate_errors
     async def node_states(self, task_id: str) -> dict[str, tuple[NodeStatus, int]]:
-        """Return the status and the epoch of every node; `{}` for an unknown task."""
+        """Return the status and the epoch of every node; `{}` for an unknown task.
+
+        Raise StoreRefused if another program has written a status that FlowKit does not know.
+        """
         stored = await self._tasks.find_one({"id": task_id}, task_fields.NODE_STATES)
         nodes = stored["graph"]["nodes"] if stored else []
-        return {n["node_id"]: (NodeStatus(n["status"]), n.get("attempt_epoch", 0)) for n in nodes}
+        try:
+            return {n["node_id"]: (NodeStatus(n["status"]), n.get("attempt_epoch", 0)) for n in nodes}
+        except ValueError as error:
+            raise StoreRefused(f"the document of task {task_id!r} cannot be read: {error}") from None
 
     @translate_errors
     async def running(self, task_id: str, node_ids: Sequence[str], at: float) -> set[str]:

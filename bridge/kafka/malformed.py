@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aiokafka import ConsumerRecord
+    from flowkit.bridge.rules.reading import KafkaRecord
 
 _logger = logging.getLogger("flowkit.bridge")
 
@@ -22,7 +22,7 @@ class MalformedRecords:
         """Number of skipped records by topic."""
         self._seen: set[tuple[str, int, int]] = set()
 
-    def skip(self, record: ConsumerRecord[bytes, bytes], why: Exception) -> None:
+    def skip(self, record: KafkaRecord, why: Exception) -> None:
         """Count a record and log it. A record that Kafka delivers again is neither counted nor logged again."""
         place = (record.topic, record.partition, record.offset)
         if place in self._seen:

@@ -14,8 +14,8 @@ from flowkit.adapters.dispatches.record import DispatchState
 from flowkit.protocol.kinds import EventKind
 
 if TYPE_CHECKING:
-    from flowkit.adapters.dispatches.record import Dispatch
-    from flowkit.bridge.rules.reading import StatusEvent
+    from flowkit.adapters.dispatches.record import Dispatch, WorkerLease
+    from flowkit.bridge.rules.reading import BadEvent, StatusEvent
 
 
 class Verdict(Enum):
@@ -33,26 +33,26 @@ class Verdict(Enum):
     """No bridge of this database has dispatched the attempt."""
 
 
-_RUNNING = frozenset({EventKind.TASK_ACCEPTED, EventKind.TASK_HEARTBEAT, EventKind.TASK_RESUMED})
-"""Events that show that their worker has a run in progress."""
-
 TERMINAL = frozenset({EventKind.TASK_DONE, EventKind.TASK_FAILED, EventKind.CANCELLED})
+"""Events after which their worker has no run in progress."""
 
 
 def judge(record: Dispatch | None, event: StatusEvent) -> Verdict:
     """Return what `event` means for the attempt with this dispatch record."""
     if record is None:
         return Verdict.UNKNOWN
+    if event.role != record.attempt.role and event.event.kind is not EventKind.TASK_HEARTBEAT:
+        return Verdict.IGNORE
     if record.state is not DispatchState.OPEN:
         return _after_the_end(record, event)
     if event.event.kind is EventKind.TASK_ACCEPTED:
         return _acceptance(record, event)
     lease = record.lease
     if lease is None:
-        return Verdict.ACCEPT
-    if event.worker_id not in ("", lease.worker_id):
+        return Verdict.ACCEPT if event.role == record.attempt.role else Verdict.IGNORE
+    if event.worker_id != lease.worker_id:
         return _foreign(event)
-    return Verdict.IGNORE if _outdated(record, event) else Verdict.APPLY
+    return Verdict.APPLY if _is_of_lease(record, lease, event) else Verdict.IGNORE
 
 
 def lease_id_of(event: StatusEvent) -> str:
@@ -60,32 +60,41 @@ def lease_id_of(event: StatusEvent) -> str:
     return str(getattr(event.event, "lease_id", ""))
 
 
+def is_from_owner(record: Dispatch, bad: BadEvent) -> bool:
+    """Return whether a malformed record is about this open attempt, and no other worker than its owner has sent it."""
+    if record.state is not DispatchState.OPEN or bad.role != record.attempt.role or bad.worker_id == "":
+        return False
+    return bad.worker_id is None or record.lease is None or bad.worker_id == record.lease.worker_id
+
+
 def _acceptance(record: Dispatch, event: StatusEvent) -> Verdict:
     lease, lease_id = record.lease, lease_id_of(event)
-    if lease is not None and (lease.lease_id == lease_id or _named_later(record, event)):
-        return Verdict.APPLY
-    if lease is not None and _outdated(record, event):
-        return Verdict.IGNORE if event.worker_id == lease.worker_id else Verdict.STOP_WORKER
-    return Verdict.ACCEPT
+    if lease is None:
+        return Verdict.ACCEPT
+    if event.worker_id == lease.worker_id:
+        if not lease.lease_id or lease.lease_id == lease_id:
+            return Verdict.APPLY
+        return Verdict.IGNORE if lease_id in record.past_leases else Verdict.ACCEPT
+    return Verdict.STOP_WORKER if lease_id in (lease.lease_id, *record.past_leases) else Verdict.ACCEPT
 
 
-def _outdated(record: Dispatch, event: StatusEvent) -> bool:
-    """Return whether the event names a lease that a later one has replaced. Its worker may own the later one, too.
+def _is_of_lease(record: Dispatch, lease: WorkerLease, event: StatusEvent) -> bool:
+    """Return whether an event of the owner belongs to its current lease. Only some kinds of events name a lease.
 
-    Signals contain only the epoch, so a signal about the earlier lease would stop the worker's current run.
+    A lease has no id if events that name none arrived before the acceptance.
     """
     lease_id = lease_id_of(event)
-    return bool(lease_id) and lease_id in record.past_leases
-
-
-def _named_later(record: Dispatch, event: StatusEvent) -> bool:
-    """Return whether the acceptance belongs to a run whose other events, which name no lease, arrived first."""
-    lease = record.lease
-    return lease is not None and not lease.lease_id and lease.worker_id == event.worker_id
+    if lease.lease_id or not lease_id:
+        return lease_id in ("", lease.lease_id)
+    return event.role == record.attempt.role and lease_id not in record.past_leases
 
 
 def _foreign(event: StatusEvent) -> Verdict:
-    return Verdict.STOP_WORKER if event.event.kind in _RUNNING else Verdict.IGNORE
+    """Return the verdict on an event of a worker without a lease. It gets a signal unless the event ends its run.
+
+    A worker that owns a later lease of the epoch gets none, because signals name only the epoch.
+    """
+    return Verdict.IGNORE if event.event.kind in TERMINAL else Verdict.STOP_WORKER
 
 
 def _after_the_end(record: Dispatch, event: StatusEvent) -> Verdict:

@@ -11,7 +11,7 @@ from flowkit.bridge.rules.leases import renewed
 
 if TYPE_CHECKING:
     from flowkit.adapters.dispatches.record import Dispatch
-    from flowkit.bridge.rules.reading import StatusEvent
+    from flowkit.bridge.rules.reading import BadEvent, StatusEvent
 
 
 _RENEWED_BY = 0.1
@@ -31,7 +31,7 @@ class NodeRun:
         self._expires_at = {key: record.lease.expires_at for key, record in records.items() if record.lease}
         """Stored lease deadlines by key."""
 
-    def record_of(self, event: StatusEvent) -> Dispatch | None:
+    def record_of(self, event: StatusEvent | BadEvent) -> Dispatch | None:
         """Return the current record of the attempt that an event is about."""
         return self.records.get(record_key(event))
 
@@ -78,7 +78,7 @@ class NodeRun:
             self._expires_at[record.key] = record.lease.expires_at
 
 
-def record_key(event: StatusEvent) -> str:
+def record_key(event: StatusEvent | BadEvent) -> str:
     """Return the key of the dispatch record that an event is about."""
-    envelope = event.envelope
-    return key_of(envelope.task_id, envelope.node_id, envelope.attempt_epoch)
+    assert event.epoch is not None, "a malformed record is attributed before it is handled"
+    return key_of(*event.node, event.epoch)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from flowkit import reason_codes
 from flowkit.adapters.dispatches.record import Outcome, OutcomeKind
 from flowkit.adapters.metrics import UNSTORABLE, storable
-from flowkit.attempt.failures import failure, from_error, lost, not_now, timed_out
+from flowkit.attempt.failures import failure, from_error, lost, not_now, timed_out, unexpected
+from flowkit.errors import FlowKitError
 from flowkit.protocol.payloads import EvTaskDone, EvTaskFailed
 
 if TYPE_CHECKING:
     from flowkit.adapters.dispatches.record import Dispatch
     from flowkit.bridge.rules.reading import StatusEvent
-    from flowkit.errors import FlowKitError
     from flowkit.models import AttemptFailure
 
 
@@ -40,9 +40,10 @@ def _done(payload: EvTaskDone, at: float, worker_id: str) -> Outcome:
     )
 
 
-def refused(error: FlowKitError, at: float, worker_id: str = "") -> Outcome:
-    """Return the outcome of an attempt that ended with a FlowKit error."""
-    return _failed(from_error(error), at, worker_id)
+def refused(error: Exception, at: float, worker_id: str = "") -> Outcome:
+    """Return the outcome of an attempt that ended with an error in the bridge. An unexpected one uses a retry."""
+    cause = from_error(error) if isinstance(error, FlowKitError) else unexpected(error)
+    return _failed(cause, at, worker_id)
 
 
 def cancelled(at: float) -> Outcome:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+from pydantic import ValidationError
 
 from flowkit.arguments import is_node_id, is_task_id
 from flowkit.limits import ID_CHARS, KAFKA_RECORD_BYTES, LARGEST_EPOCH
@@ -27,39 +29,122 @@ class Malformed(ValueError):
     """A record that is not a message of the protocol."""
 
 
+class KafkaRecord(Protocol):
+    """A record as a consumer receives it."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatusEvent:
     """An event of a worker about one attempt."""
 
     envelope: Envelope
     event: Event
+    role: str
+    """The role on whose status topic it arrived."""
 
     @property
     def worker_id(self) -> str:
-        """Id of the worker that sent the event; empty if the event does not contain it."""
-        return self.event.worker_id or ""
+        """Id of the worker that sent the event."""
+        return self.event.worker_id
 
     @property
     def node(self) -> tuple[str, str]:
         """Task id and node id."""
         return self.envelope.task_id, self.envelope.node_id
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the attempt."""
+        return self.envelope.attempt_epoch
 
-def read_status(value: bytes | None) -> StatusEvent | None:
-    """Return the event of a record; None if its kind is unknown or does not concern an attempt. Raise Malformed."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BadEvent:
+    """A malformed record of a status topic, and what it still says about its attempt and its sender."""
+
+    record: KafkaRecord
+    why: Malformed
+    role: str
+    """The role on whose status topic it arrived."""
+    nodes: tuple[tuple[str, str], ...]
+    """Task id and node id. Several pairs if only the record's key names them, because ids may contain its colon."""
+    epoch: int | None = None
+    """The epoch; None if the record does not name it."""
+    worker_id: str | None = None
+    """The sender; None if that part of the record cannot be read, and empty if it names no sender."""
+
+    @property
+    def node(self) -> tuple[str, str]:
+        """Task id and node id, once they are known."""
+        return self.nodes[0]
+
+
+def read_status(value: bytes | None, role: str) -> StatusEvent | None:
+    """Return the event of a record on the status topic of `role`. Raise Malformed.
+
+    Return None if its kind is unknown or does not concern an attempt.
+    """
     envelope, payload = _read(value, MsgType.event)
     if not isinstance(payload, Event) or isinstance(payload, (EvWorkerOnline, EvWorkerOffline)):
         return None
     if envelope.task_id == ANY:
         return None
     _check_event(payload)
-    return StatusEvent(envelope=envelope, event=payload)
+    return StatusEvent(envelope=envelope, event=payload, role=role)
+
+
+def bad_event(record: KafkaRecord, role: str, why: Malformed) -> BadEvent | None:
+    """Return what a malformed record on the status topic of `role` says about its attempt; None if it says nothing.
+
+    Workers write the payload after the other fields, so these can be read even if the payload cannot. The key of the
+    record names task and node, but not the epoch.
+    """
+    value = (record.value or b"")[:KAFKA_RECORD_BYTES]
+    envelope = _envelope(value) or _envelope(value.partition(b',"payload":')[0] + b"}")
+    if envelope is None:
+        nodes = _nodes_of_key(record.key)
+        return BadEvent(record=record, why=why, role=role, nodes=nodes) if nodes else None
+    if envelope.role is not Role.worker or envelope.msg_type is not MsgType.event:
+        return None
+    sender = envelope.payload.get("worker_id")
+    known = isinstance(sender, str) and len(sender) <= ID_CHARS
+    return BadEvent(
+        record=record,
+        why=why,
+        role=role,
+        nodes=((envelope.task_id, envelope.node_id),),
+        epoch=envelope.attempt_epoch,
+        worker_id=(sender if known else "") if envelope.payload else None,
+    )
+
+
+def _envelope(value: bytes) -> Envelope | None:
+    try:
+        return Envelope.from_json(value)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _nodes_of_key(key: bytes | None) -> tuple[tuple[str, str], ...]:
+    """Return each pair of a task id and a node id that the key `T:N` of a record may name."""
+    try:
+        parts = (key or b"").decode().split(":")
+    except UnicodeDecodeError:
+        return ()
+    pairs = ((":".join(parts[:at]), ":".join(parts[at:])) for at in range(1, len(parts)))
+    return tuple((task, node) for task, node in pairs if is_task_id(task) and is_node_id(node))
 
 
 def read_announce(value: bytes | None) -> tuple[Envelope, Event] | None:
     """Return the announcement of a record; None for an unknown kind. Raise Malformed."""
     envelope, payload = _read(value, MsgType.event)
-    return (envelope, payload) if isinstance(payload, Event) and payload.worker_id else None
+    return (envelope, payload) if isinstance(payload, Event) else None
 
 
 def read_reply(value: bytes | None) -> tuple[Envelope, RTaskSnapshot] | None:
@@ -98,13 +183,17 @@ def _check(envelope: Envelope, expected: MsgType) -> None:
 def _check_event(event: Event) -> None:
     """Check the fields that dispatch records store. Without limits, one record could exceed MongoDB's limits."""
     for name in ("worker_id", "lease_id"):
-        if len(getattr(event, name, None) or "") > ID_CHARS:
+        if len(getattr(event, name, "")) > ID_CHARS:
             raise Malformed(f"{name} has more than {ID_CHARS} characters")
     if not 0 <= getattr(event, "lease_deadline_ts_ms", 0) < _LATEST_MS:
         raise Malformed("lease_deadline_ts_ms is out of range")
 
 
 def _short(error: Exception) -> str:
-    """Return the error as one line of at most 300 characters."""
-    text = " ".join(clean(str(error)).split())
+    """Return the first problem as one line of at most 300 characters, without the value, which may be secret."""
+    text = str(error)
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        text = ": ".join(part for part in (".".join(map(str, first["loc"])), first["msg"]) if part)
+    text = " ".join(clean(text).split())
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 1] + "…"

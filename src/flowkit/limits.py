@@ -77,6 +77,12 @@ STATUS_CHANGES = 100
 BATCH_META_BYTES = 8_000_000
 """Largest BSON size of the metrics of one batch, which become the `meta` of its artifact."""
 
+BATCH_UID_CHARS = 500
+"""Longest uid of a batch."""
+
+METRICS_LEVELS = 98
+"""Nesting levels of metrics and of an `artifacts_ref`: DOCUMENT_LEVELS without the two above them in a dispatch record."""
+
 VARS_KEYS = 256
 """Maximum number of paths in one operation on a task's variables."""
 

@@ -10,10 +10,11 @@ from uuid import UUID
 import pytest
 from tests.contract.attempt_executors import Returning, failure_of, role_executor
 from tests.contract.builders import AT, TASK, WORKER, attempt, documents_of, opened, stored_statuses
+from tests.contract.poison import nested
 
 from flowkit.activities.handlers import BatchResult, FinalizeResult
 from flowkit.adapters.metrics import BadMetrics, BatchTooLarge
-from flowkit.limits import BATCH_META_BYTES
+from flowkit.limits import BATCH_META_BYTES, BATCH_UID_CHARS, METRICS_LEVELS
 from flowkit.models import FailureKind
 
 if TYPE_CHECKING:
@@ -78,9 +79,12 @@ UNSTORABLE: list[tuple[dict[str, Any], str, str]] = [
     ({"a": {"n": 2**70}}, "bad_metrics", "a.n is an integer outside the 64-bit range"),
     ({"a": [object()]}, "bad_metrics", "a[0] is of type object"),
     ({"a": {"b\0": 1}}, "bad_metrics", "a has the key"),
+    (nested(METRICS_LEVELS + 1), "bad_metrics", "is nested more than 98 levels deep"),
     ({"a": "x" * BATCH_META_BYTES}, "batch_too_large", "are 8,000,0"),
 ]
-EACH = pytest.mark.parametrize(("metrics", "code", "text"), UNSTORABLE, ids=["int", "object", "key", "size"])
+EACH = pytest.mark.parametrize(
+    ("metrics", "code", "text"), UNSTORABLE, ids=["int", "object", "key", "levels", "size"]
+)
 
 
 @EACH
@@ -110,6 +114,16 @@ async def test_final_result_that_cannot_be_stored_leaves_the_node_running(
     assert text in failure.message
     assert await documents_of(prepared.metrics_raw) == await documents_of(prepared.artifacts) == []
     assert await stored_statuses(prepared) == ["running"]
+
+
+async def test_uid_that_is_too_long_fails_the_attempt_permanently(prepared: Any) -> None:
+    uids = ["u" * BATCH_UID_CHARS, "v" * (BATCH_UID_CHARS + 1)]
+    failure = await failure_of(
+        role_executor(prepared, attempt(), Returning(BatchResult(success=True), *uids))
+    )
+    assert (failure.code, failure.permanent) == ("bad_batch_uid", True)
+    assert "has 501 characters, more than 500" in failure.message
+    assert [row["batch_uid"] for row in await documents_of(prepared.artifacts)] == uids[:1]
 
 
 @pytest.mark.parametrize("where", ["batch", "end"])

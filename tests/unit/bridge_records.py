@@ -54,9 +54,15 @@ def value(kind: str = "TASK_HEARTBEAT", payload: dict[str, Any] | None = None, *
     return json.dumps(message(kind, payload, **changes)).encode()
 
 
-def event(kind: str = "TASK_HEARTBEAT", payload: dict[str, Any] | None = None, **changes: Any) -> StatusEvent:
-    """Return an event as the bridge reads it."""
-    found = read_status(value(kind, payload, **changes))
+def event(
+    kind: str = "TASK_HEARTBEAT",
+    payload: dict[str, Any] | None = None,
+    *,
+    role: str = "indexer",
+    **changes: Any,
+) -> StatusEvent:
+    """Return an event as the bridge reads it from the status topic of a role."""
+    found = read_status(value(kind, payload, **changes), role)
     assert found is not None
     return found
 

@@ -42,7 +42,7 @@ def ended(worker_id: str = "w1") -> Dispatch:
     return dispatch(state=DispatchState.ENDED, lease=LEASE, outcome=outcome)
 
 
-def event(kind: str, worker_id: str | None = "w1", *, ts_ms: int = 2_000, **payload: Any) -> StatusEvent:
+def event(kind: str, worker_id: str = "w1", *, ts_ms: int = 2_000, **payload: Any) -> StatusEvent:
     """Return an event about epoch 1 of node `n`, as if a worker had sent it."""
     fields = {**_DEFAULTS.get(kind, {}), **payload}
     envelope = {
@@ -56,7 +56,7 @@ def event(kind: str, worker_id: str | None = "w1", *, ts_ms: int = 2_000, **payl
         "ts_ms": ts_ms,
         "payload": {"kind": kind, "worker_id": worker_id, **fields},
     }
-    read = read_status(json.dumps(envelope).encode())
+    read = read_status(json.dumps(envelope).encode(), "indexer")
     assert read is not None
     return read
 

@@ -10,7 +10,8 @@ from bson import Int64, ObjectId
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowkit.adapters.batch_uids import qualified, uid_text
+from flowkit.adapters.batch_uids import BadBatchUid, check_uid, qualified, uid_text
+from flowkit.limits import BATCH_UID_CHARS, ID_CHARS
 
 uids = st.text(alphabet=st.sampled_from("ab@%/ 4ü0") | st.characters(), max_size=8)
 sources = st.text(alphabet=st.sampled_from("uv@%/.") | st.characters(), min_size=1, max_size=5)
@@ -44,6 +45,19 @@ def test_no_two_batches_get_the_same_uid(pairs: list[tuple[str, str]], first: st
 @given(uids, sources, sources)
 def test_uid_of_a_batch_is_deterministic(uid: str, source: str, first: str) -> None:
     assert qualified(uid, source, first=first) == qualified(uid, source, first=first)
+
+
+def test_renamed_uid_that_would_be_too_long_becomes_its_hash() -> None:
+    source = "s" * ID_CHARS
+    fits, longer = "b" * (BATCH_UID_CHARS - len(source) - 1), "é" * BATCH_UID_CHARS
+    assert qualified(fits, source, first="u") == f"{fits}@{source}"
+    assert [len(qualified(uid, source, first="u")) for uid in (f"{fits}b", longer)] == [40, 40]
+
+
+def test_longest_uid_is_accepted_and_a_longer_one_is_named() -> None:
+    check_uid("u" * BATCH_UID_CHARS)
+    with pytest.raises(BadBatchUid, match=r"^batch uid 'u{80}'… has 501 characters, more than 500"):
+        check_uid("u" * (BATCH_UID_CHARS + 1))
 
 
 OTHER_TYPES: list[Any] = [

@@ -182,14 +182,26 @@ async def test_an_ending_attempt_waits_for_its_renewal_in_progress() -> None:
 
 async def test_renewals_that_were_not_written_are_written_later() -> None:
     bridge = Bridge()
-    bridge.problem = StoreRefused("the test refuses it")
+    bridge.problem = ConnectionError("the test interrupts it")
     renewals = Renewals(bridge.context, bridge.supervisor)
     renewals.add(ACCEPTED, 2)
-    with pytest.raises(StoreRefused):
+    with pytest.raises(ConnectionError):
         await renewals.write()
     renewals.add(ACCEPTED, 1)
     await renewals.write()
     assert bridge.renewed == [{ACCEPTED.key: 3}]
+
+
+async def test_renewals_that_mongodb_refuses_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise, the role would commit no offset any more. The leases expire."""
+    bridge = Bridge()
+    bridge.problem = StoreRefused("the test refuses it")
+    renewals = Renewals(bridge.context, bridge.supervisor)
+    renewals.add(ACCEPTED, 2)
+    await renewals.write()
+    await renewals.write()
+    assert bridge.renewed == []
+    assert "some of 1 leases were not renewed, so they expire: the test refuses it" in caplog.text
 
 
 async def test_supervisor_reads_the_records_if_another_bridge_has_changed_one() -> None:

@@ -22,15 +22,16 @@ from flowkit.bridge.rules.fencing import TERMINAL, Verdict, judge, lease_id_of
 from flowkit.bridge.rules.leases import new_lease
 from flowkit.bridge.rules.node_run import NodeRun, record_key
 
-RUNNING = ["TASK_ACCEPTED", "TASK_HEARTBEAT", "TASK_RESUMED"]
-OTHERS = sorted(PAYLOADS.keys() - set(RUNNING))
+LEASED = ["TASK_ACCEPTED", "TASK_HEARTBEAT", "TASK_RESUMED"]
+TERMINALS = ["CANCELLED", "TASK_DONE", "TASK_FAILED"]
+RUNNING = sorted(PAYLOADS.keys() - set(TERMINALS))
 ENDED = [DispatchState.FINISHING, DispatchState.ENDED, DispatchState.REPORTED]
 
 
-def from_worker(worker_id: str | None, kind: str, lease_id: str = "l2") -> object:
-    """Return the verdict on an event for an attempt that worker w1 runs."""
-    payload = {"worker_id": worker_id, **({"lease_id": lease_id} if kind in RUNNING else {})}
-    return judge(record(lease=lease()), event(kind, payload))
+def from_worker(worker_id: str, kind: str, lease_id: str = "l2", role: str = "indexer") -> object:
+    """Return the verdict on an event for an attempt that worker w1 runs with lease l1."""
+    payload = {"worker_id": worker_id, **({"lease_id": lease_id} if kind in LEASED else {})}
+    return judge(record(lease=lease()), event(kind, payload, role=role))
 
 
 # --- verdicts -----------------------------------------------------------------------------------------------------
@@ -47,13 +48,34 @@ def test_the_first_event_of_any_kind_makes_its_worker_the_owner(kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", PAYLOADS)
-def test_events_of_the_owner_apply_whatever_their_topic_says(kind: str) -> None:
-    assert judge(record(lease=lease()), event(kind, step_type="other")) is Verdict.APPLY
+def test_events_of_the_owner_apply_on_the_topic_of_its_role(kind: str) -> None:
+    assert from_worker("w1", kind, "l1") is Verdict.APPLY
 
 
-@pytest.mark.parametrize("kind", sorted(PAYLOADS.keys() - {"TASK_ACCEPTED"}))
-def test_events_without_a_worker_apply(kind: str) -> None:
-    assert from_worker(None, kind) is Verdict.APPLY
+@pytest.mark.parametrize("held", [record(), record(lease=lease())], ids=["not accepted", "accepted"])
+@pytest.mark.parametrize("kind", sorted(PAYLOADS.keys() - {"TASK_HEARTBEAT"}))
+def test_events_on_the_topic_of_another_role_change_nothing(kind: str, held: Dispatch) -> None:
+    """A worker of another role could otherwise take over or end the run."""
+    assert judge(held, event(kind, role="parser", step_type="parser")) is Verdict.IGNORE
+    assert judge(held, event(kind, {"worker_id": "w2"}, role="parser")) is Verdict.IGNORE
+
+
+def test_a_heartbeat_on_the_topic_of_another_role_renews_only_the_lease_that_it_names() -> None:
+    """H15."""
+    beat, unnamed = event("TASK_HEARTBEAT", role="parser"), record(lease=lease(lease_id=""))
+    assert from_worker("w1", "TASK_HEARTBEAT", "l1", "parser") is Verdict.APPLY
+    assert from_worker("w1", "TASK_HEARTBEAT", "l2", "parser") is Verdict.IGNORE
+    assert from_worker("w2", "TASK_HEARTBEAT", "l1", "parser") is Verdict.STOP_WORKER
+    assert [judge(held, beat) for held in (record(), unnamed)] == [Verdict.IGNORE] * 2
+
+
+@pytest.mark.parametrize("kind", ["TASK_HEARTBEAT", "TASK_RESUMED"])
+def test_a_heartbeat_of_the_owner_with_an_unknown_lease_changes_nothing(kind: str) -> None:
+    assert from_worker("w1", kind, "l2") is Verdict.IGNORE
+
+
+def test_an_acceptance_with_the_lease_of_another_worker_does_not_take_the_run() -> None:
+    assert from_worker("w2", "TASK_ACCEPTED", "l1") is Verdict.STOP_WORKER
 
 
 def test_a_second_acceptance_takes_the_run() -> None:
@@ -76,11 +98,12 @@ def test_an_acceptance_after_other_events_of_its_run_names_the_lease() -> None:
 
 @pytest.mark.parametrize("kind", sorted(set(RUNNING) - {"TASK_ACCEPTED"}))
 def test_another_worker_that_still_runs_the_attempt_is_stopped(kind: str) -> None:
+    """H33: it may send no heartbeats, but batches."""
     assert from_worker("w2", kind) is Verdict.STOP_WORKER
 
 
-@pytest.mark.parametrize("kind", OTHERS)
-def test_other_events_of_another_worker_are_ignored(kind: str) -> None:
+@pytest.mark.parametrize("kind", TERMINALS)
+def test_the_end_of_another_workers_run_is_ignored(kind: str) -> None:
     assert from_worker("w2", kind) is Verdict.IGNORE
 
 
@@ -101,21 +124,21 @@ def test_a_worker_that_still_runs_an_attempt_that_a_bridge_ended_is_stopped(kind
 
 
 def test_terminal_events_are_those_that_end_a_run() -> None:
-    assert {str(kind) for kind in TERMINAL} == {"TASK_DONE", "TASK_FAILED", "CANCELLED"}
+    assert {str(kind) for kind in TERMINAL} == set(TERMINALS)
 
 
 # --- any order of events ------------------------------------------------------------------------------------------
 
 EVENTS = st.tuples(
     st.sampled_from(sorted(PAYLOADS)),
-    st.sampled_from(["w1", "w2", None]),
+    st.sampled_from(["w1", "w2"]),
     st.sampled_from(["l1", "l2", "l3"]),
 )
 
 
-def applied(held: Dispatch, kind: str, worker: str | None, lease_id: str) -> tuple[Dispatch, Verdict]:
+def applied(held: Dispatch, kind: str, worker: str, lease_id: str) -> tuple[Dispatch, Verdict]:
     """Return the record after an event, as the bridge stores it, and the verdict."""
-    given_event = event(kind, {"worker_id": worker, **({"lease_id": lease_id} if kind in RUNNING else {})})
+    given_event = event(kind, {"worker_id": worker, **({"lease_id": lease_id} if kind in LEASED else {})})
     verdict = judge(held, given_event)
     if verdict is Verdict.ACCEPT:
         past = (*held.past_leases, *([held.lease.lease_id] if held.lease else []))
@@ -129,7 +152,7 @@ def applied(held: Dispatch, kind: str, worker: str | None, lease_id: str) -> tup
 @given(given_events=st.lists(EVENTS, max_size=12))
 @settings(max_examples=examples(300), deadline=None)
 def test_nothing_applies_after_the_end_and_no_lease_returns(
-    given_events: list[tuple[str, str | None, str]],
+    given_events: list[tuple[str, str, str]],
 ) -> None:
     held, leases = record(), list[str]()
     for kind, worker, lease_id in given_events:

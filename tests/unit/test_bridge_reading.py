@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.bridge_records import NOW, PAYLOADS, event, message, record, value
+from tests.contract.bridge_side import kafka_record
+from tests.unit.bridge_records import NODE, NOW, PAYLOADS, TASK, event, message, record, value
 from tests.unit.property_examples import examples
 
 from flowkit.adapters.dispatches.record import Outcome
@@ -18,7 +19,14 @@ from flowkit.bridge.event_log import worker_events
 from flowkit.bridge.rules.fencing import TERMINAL, judge
 from flowkit.bridge.rules.leases import document_deadline_ms, new_lease, renewed
 from flowkit.bridge.rules.outcomes import of_event
-from flowkit.bridge.rules.reading import Malformed, StatusEvent, read_announce, read_reply, read_status
+from flowkit.bridge.rules.reading import (
+    Malformed,
+    StatusEvent,
+    bad_event,
+    read_announce,
+    read_reply,
+    read_status,
+)
 from flowkit.limits import ID_CHARS, KAFKA_RECORD_BYTES, LARGEST_EPOCH
 from flowkit.protocol.payloads import EvWorkerOnline
 from flowkit.testing.external import misbehavior as hostile
@@ -26,7 +34,13 @@ from flowkit.testing.external import misbehavior as hostile
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-READERS: list[Callable[[bytes | None], object]] = [read_status, read_announce, read_reply]
+
+def read_event(given_value: bytes | None) -> StatusEvent | None:
+    """Return the event of a record on the status topic of the role `indexer`."""
+    return read_status(given_value, "indexer")
+
+
+READERS: list[Callable[[bytes | None], object]] = [read_event, read_announce, read_reply]
 RECORDS = (Path(__file__).parent / "external_records.txt").read_text(encoding="utf-8").splitlines()
 UNKNOWN = {hostile.Malformed.unknown_kind, hostile.Malformed.no_kind}
 """Records that are valid messages of a kind that the bridge does not know."""
@@ -66,36 +80,31 @@ def test_unknown_fields_and_absent_optional_fields_are_accepted() -> None:
     given_message = message("TASK_FAILED", {"new": 1}, new=[2])
     for name in ("v", "corr_id", "target_worker_id"):
         del given_message[name]
-    del given_message["payload"]["worker_id"]
-    found = read_status(json.dumps(given_message).encode())
+    found = read_event(json.dumps(given_message).encode())
     assert found is not None
-    assert found.worker_id == ""
+    assert found.worker_id == "w1"
 
 
 @pytest.mark.parametrize("kind", ["NEW_KIND", "TASK_PAUSED", 7, None])
 def test_an_unknown_kind_is_ignored(kind: object) -> None:
-    assert read_status(value(payload={"kind": kind})) is None
+    assert read_event(value(payload={"kind": kind})) is None
 
 
 @pytest.mark.parametrize(
     "kind", [("WORKER_ONLINE", {"type": "indexer"}), ("WORKER_OFFLINE", {})], ids=lambda kind: kind[0]
 )
 def test_an_announcement_is_no_event_of_an_attempt(kind: tuple[str, dict[str, Any]]) -> None:
-    assert read_status(value(*kind)) is None
-    assert read_status(value(*kind, task_id="*", node_id="*")) is None
+    assert read_event(value(*kind)) is None
+    assert read_event(value(*kind, task_id="*", node_id="*")) is None
 
 
 @pytest.mark.parametrize("kind", PAYLOADS)
 def test_an_event_about_any_task_is_ignored(kind: str) -> None:
-    assert read_status(value(kind, task_id="*", node_id="*")) is None
+    assert read_event(value(kind, task_id="*", node_id="*")) is None
 
 
 def test_a_signal_in_the_status_topic_is_ignored() -> None:
-    assert read_status(value(payload={"kind": 0, "sig": "CANCEL", "reason": "r"})) is None
-
-
-def test_an_announcement_without_a_worker_is_ignored() -> None:
-    assert read_announce(value("WORKER_OFFLINE", {"worker_id": None}, task_id="*", node_id="*")) is None
+    assert read_event(value(payload={"kind": 0, "sig": "CANCEL", "reason": "r"})) is None
 
 
 # --- malformed records --------------------------------------------------------------------------------------------
@@ -107,7 +116,7 @@ def test_every_kind_of_malformed_record_is_recognized(
     read: Callable[[bytes | None], object], kind: hostile.Malformed
 ) -> None:
     found = outcome_of(read, hostile.malformed(kind, message()))
-    if kind in VALID and read is read_status:
+    if kind in VALID and read is read_event:
         assert isinstance(found, StatusEvent)
     elif kind in UNKNOWN and read is not read_reply:
         assert found is None
@@ -129,20 +138,20 @@ def test_a_value_without_an_envelope_is_malformed(
     "given_value", [b"[" * 100_000, b'{"payload":' * 100_000, b"[" * 1_000 + b"]" * 1_000], ids=len
 )
 def test_deep_nesting_is_malformed(given_value: bytes) -> None:
-    assert outcome_of(read_status, given_value) is Malformed
+    assert outcome_of(read_event, given_value) is Malformed
 
 
 def test_deeply_nested_metrics_are_malformed() -> None:
     deep: Any = 0
     for _ in range(500):
         deep = [deep]
-    assert outcome_of(read_status, value("BATCH_OK", {"metrics": {"x": deep}})) is Malformed
+    assert outcome_of(read_event, value("BATCH_OK", {"metrics": {"x": deep}})) is Malformed
 
 
 def test_a_record_beyond_the_limit_is_malformed() -> None:
     largest = value("BATCH_OK").ljust(KAFKA_RECORD_BYTES)
-    assert isinstance(read_status(largest), StatusEvent)
-    assert outcome_of(read_status, largest + b" ") is Malformed
+    assert isinstance(read_event(largest), StatusEvent)
+    assert outcome_of(read_event, largest + b" ") is Malformed
 
 
 @pytest.mark.parametrize(
@@ -179,7 +188,7 @@ def test_a_record_beyond_the_limit_is_malformed() -> None:
     ids=lambda changes: str(changes)[:40],
 )
 def test_an_invalid_envelope_is_malformed(changes: dict[str, Any]) -> None:
-    assert outcome_of(read_status, value(**changes)) is Malformed
+    assert outcome_of(read_event, value(**changes)) is Malformed
 
 
 @pytest.mark.parametrize(
@@ -206,7 +215,51 @@ def test_an_invalid_envelope_is_malformed(changes: dict[str, Any]) -> None:
     ids=lambda each: str(each)[:40],
 )
 def test_an_invalid_payload_is_malformed(kind: str, payload: dict[str, Any]) -> None:
-    assert outcome_of(read_status, value(kind, payload)) is Malformed
+    assert outcome_of(read_event, value(kind, payload)) is Malformed
+
+
+@pytest.mark.parametrize("kind", [*PAYLOADS, "WORKER_OFFLINE"])
+@pytest.mark.parametrize("worker_id", [None, "", 7])
+def test_a_record_without_a_worker_is_malformed(kind: str, worker_id: object) -> None:
+    read = read_announce if kind == "WORKER_OFFLINE" else read_event
+    assert outcome_of(read, value(kind, {"worker_id": worker_id})) is Malformed
+
+
+# --- whose malformed record it is ---------------------------------------------------------------------------------
+
+
+def bad(given_value: bytes | None, key: str | None = f"{TASK}:{NODE}") -> tuple[Any, ...] | None:
+    """Return the nodes, the epoch and the worker that a malformed record names."""
+    found = bad_event(kafka_record("status", given_value, key), "indexer", Malformed("odd"))
+    return None if found is None else (found.nodes, found.epoch, found.worker_id)
+
+
+OWN = ((TASK, NODE),)
+
+
+def test_a_malformed_record_is_attributed_by_its_envelope() -> None:
+    assert bad(value("BATCH_OK", {"metrics": []}, attempt_epoch=3), key=None) == (OWN, 3, "w1")
+    assert bad(value("BATCH_OK", {"worker_id": None})) == (OWN, 1, "")
+    assert bad(value("BATCH_OK", {"worker_id": "w" * (ID_CHARS + 1)})) == (OWN, 1, "")
+
+
+def test_a_payload_that_cannot_be_read_does_not_hide_the_fields_before_it() -> None:
+    compact = json.dumps(message("BATCH_OK", attempt_epoch=3), separators=(",", ":")).encode()
+    assert bad(compact.replace(b'{"count":2}', b"[" * 300 + b"]" * 300), key=None) == (OWN, 3, None)
+    assert bad(compact[:-60], key=None) == (OWN, 3, None)
+    assert bad(compact.replace(b"2}", b"2" * KAFKA_RECORD_BYTES + b"}"), key=None) == (OWN, 3, None)
+
+
+@pytest.mark.parametrize("given_value", [None, b"", b"odd", b"[" * 300])
+def test_a_record_without_an_envelope_is_attributed_by_its_key(given_value: bytes | None) -> None:
+    assert bad(given_value) == (OWN, None, None)
+    assert bad(given_value, "a:b:c") == ((("a", "b:c"), ("a:b", "c")), None, None)
+    assert [bad(given_value, key) for key in (None, "", "task", ":", "t:*")] == [None] * 5
+
+
+@pytest.mark.parametrize("changes", [{"role": "coordinator"}, {"msg_type": "reply"}])
+def test_what_no_worker_reports_about_an_attempt_is_not_attributed(changes: dict[str, Any]) -> None:
+    assert bad(value("BATCH_OK", **changes)) is None
 
 
 # --- any record ---------------------------------------------------------------------------------------------------
@@ -258,7 +311,7 @@ def test_any_value_is_read_or_malformed(read: Callable[[bytes | None], object], 
 @given(given_value=changed_records())
 @settings(max_examples=examples(500), deadline=None)
 def test_any_event_is_used_ignored_or_malformed(given_value: bytes) -> None:
-    found = outcome_of(read_status, given_value)
+    found = outcome_of(read_event, given_value)
     if isinstance(found, StatusEvent):
         use(found)
     else:

@@ -15,7 +15,7 @@ from flowkit.bridge.rules.node_run import NodeRun
 if TYPE_CHECKING:
     from flowkit.adapters.dispatches.record import Dispatch
 
-RUNNING = ("TASK_ACCEPTED", "TASK_HEARTBEAT")
+RUNNING = ("TASK_ACCEPTED", "TASK_HEARTBEAT", "BATCH_OK", "BATCH_FAILED")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -49,7 +49,7 @@ def test_acceptance_with_a_new_lease_takes_the_run() -> None:
     assert judge(dispatch(lease=LEASE), event("TASK_ACCEPTED", "w1", lease_id="l2")) is Verdict.ACCEPT
 
 
-@pytest.mark.parametrize("kind", RUNNING)
+@pytest.mark.parametrize("kind", ["TASK_ACCEPTED", "TASK_HEARTBEAT"])
 def test_redelivered_event_of_an_earlier_lease_does_not_stop_the_same_worker(kind: str) -> None:
     """H7: a restarted worker accepts the same epoch again. A signal would stop its current run, too."""
     record = dispatch(lease=replace(LEASE, lease_id="l2"), past_leases=("l1",))

@@ -144,7 +144,7 @@ def test_excessive_nesting_is_rejected() -> None:
     deep: dict[str, Any] = {}
     for _ in range(2_000):
         deep = {"k": deep}
-    assert "more than 200 levels deep" in refusal(deep)
+    assert "more than 98 levels deep" in refusal(deep)
 
 
 def test_limit_applies_to_the_stored_form() -> None:

@@ -214,7 +214,7 @@ def test_invalid_envelope_raises_value_error(text: bytes) -> None:
 def test_unknown_fields_are_ignored() -> None:
     text = json.dumps(json.loads(EXAMPLES[0]) | {"new": 1})
     assert Envelope.from_json(text).to_json() == EXAMPLES[0].encode()
-    payload = {"kind": "TASK_FAILED", "reason_code": "x", "new": 1}
+    payload = {"kind": "TASK_FAILED", "worker_id": "w", "reason_code": "x", "new": 1}
     assert "new" not in EvTaskFailed.model_validate(payload).model_dump()
 
 
@@ -273,6 +273,9 @@ def test_command_contains_null_for_missing_fields() -> None:
         (messages.EvBatchOk, {"kind": "BATCH_OK"}),
         (messages.EvHeartbeat, {"kind": "TASK_ACCEPTED", "lease_id": "l", "lease_deadline_ts_ms": 1}),
         (messages.EvTaskAccepted, {"kind": "TASK_ACCEPTED", "worker_id": "w"}),
+        (messages.EvTaskFailed, {"kind": "TASK_FAILED", "reason_code": "x"}),
+        (messages.EvTaskFailed, {"kind": "TASK_FAILED", "reason_code": "x", "worker_id": None}),
+        (messages.EvTaskFailed, {"kind": "TASK_FAILED", "reason_code": "x", "worker_id": ""}),
         (RTaskSnapshot, {"reply": "TASK_SNAPSHOT", "run_state": "asleep", "attempt_epoch": 0}),
     ],
 )
@@ -281,12 +284,6 @@ def test_payload_that_does_not_match_its_kind_is_rejected(
 ) -> None:
     with pytest.raises(ValidationError):
         model.model_validate(given)
-
-
-def test_event_without_a_worker_is_accepted() -> None:
-    failed = read_payload(envelope({"kind": "TASK_FAILED", "reason_code": "x", "permanent": True}))
-    assert isinstance(failed, EvTaskFailed)
-    assert (failed.worker_id, failed.permanent, failed.error) == (None, True, None)
 
 
 def test_resumed_run_is_parsed_as_its_own_kind() -> None:

@@ -46,8 +46,7 @@ class Event(Message):
     """Fields of all events that a worker sends."""
 
     kind: EventKind
-    worker_id: str | None = None
-    """Workers always send it, but events without it are valid."""
+    worker_id: str = Field(min_length=1)
 
 
 class _Leased(Event):

@@ -125,16 +125,19 @@ async def test_batch_that_mongodb_cannot_store_fails_its_attempt(
     assert [row["batch_uid"] for row in await external.rows(task_id, "extract")] == ["b0"]
 
 
-async def test_malformed_events_between_those_of_a_run_do_not_disturb_it(external: ExternalTasks) -> None:
-    """H1: also records that repeat the ids of the run."""
+@pytest.mark.parametrize("kind", [Malformed.deep, Malformed.payload_wrong_types])
+async def test_malformed_record_of_a_run_ends_its_attempt_instead_of_losing_a_batch(
+    external: ExternalTasks, kind: Malformed
+) -> None:
+    """H1: one that only its key attributes to the run, and one whose envelope can be read."""
     await external.served_engine()
-    gate = Gate()
-    worker = await external.external(gate.handler)
+    worker = await external.external(Gate().handler)
     task_id = await external.create(node("extract", external.role, retry_policy={"max": 0}))
     like = await worker.wait_for("BATCH_OK", node="extract")
-    for kind in [each for each in Malformed if each not in BATCHES]:
-        await worker.send_malformed(kind, like=like)
-    gate.open()
-    assert (await external.result(task_id)).status is TaskStatus.FINISHED
-    assert len(await external.rows(task_id, "extract")) == 2
+    await worker.send_malformed(kind, like=like)
+    await external.until_node(task_id, "extract", "failed")
+    await worker.wait_for("CANCELLED", node="extract")
+    failed = await external.node(task_id, "extract")
+    assert failed["last_error"].startswith("bad_metrics: the worker sent a record that cannot be read: ")
     assert [record["attempt_epoch"] for record in await external.dispatches(task_id)] == [1]
+    assert external.bridge.malformed.counts == {}
