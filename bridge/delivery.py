@@ -20,7 +20,7 @@ from flowkit.attempt.cancelling import pending
 from flowkit.attempt.failures import failed_attempt
 from flowkit.attempt.steps import mark
 from flowkit.bridge.context import activity_id
-from flowkit.bridge.rules.outcomes import not_requested, refused
+from flowkit.bridge.rules.outcomes import not_requested, refused, withdrawn
 from flowkit.errors import FlowKitError
 from flowkit.models import AttemptResult
 from flowkit.text import clean
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.dispatches.record import Dispatch, Outcome
     from flowkit.adapters.tasks.cancel_flags import CancelFlag
     from flowkit.bridge.context import BridgeContext
+    from flowkit.models import AttemptFailure
 
 T = TypeVar("T")
 
@@ -136,8 +137,7 @@ class Delivery:
             elif outcome.kind is OutcomeKind.CANCELLED:
                 await self._report_cancelled_outcome(record, outcome)
             elif outcome.failure is not None:
-                error = failed_attempt(outcome.failure)
-                await self._call(lambda: handle.fail(error, rpc_timeout=_RPC_TIMEOUT))
+                await self._fail(record, outcome.failure)
         except RPCError as error:
             if error.status not in _NOT_FOUND:
                 raise
@@ -150,18 +150,20 @@ class Delivery:
             return
         except NotRequested:
             flag = await self._context.db(lambda: self._context.stores.tasks.raised_flag(record.attempt))
-        if flag is None and record.cancel is None:
+        if flag is not None:
+            await self._report_after_flag(record, flag)
+        elif record.cancel is None:
             unrequested = not_requested(outcome.at, outcome.worker_id)
             await self._report(record, unrequested, record.batches)
-            return
-        await self._report_after_flag(record, flag)
+        else:
+            await self._fail(record, withdrawn())
 
-    async def _report_after_flag(self, record: Dispatch, flag: CancelFlag | None) -> None:
+    async def _report_after_flag(self, record: Dispatch, flag: CancelFlag) -> None:
         """Report the cancellation once Temporal has requested it.
 
         A flag without a run id was set by another program; FlowKit then requests the cancel of the task itself.
         """
-        if flag is not None and flag.run_id is None:
+        if flag.run_id is None:
             run = self._context.client.get_workflow_handle(record.attempt.task_id, run_id=record.run_id)
             await self._call(lambda: run.cancel(reason=clean(flag.reason), rpc_timeout=_RPC_TIMEOUT))
         end = self._context.now() + _CANCEL_DELIVERY_SEC
@@ -170,9 +172,11 @@ class Delivery:
                 return await self._report_cancellation(record)
             except NotRequested:
                 await asyncio.sleep(0.2)
-        if flag is not None:
-            error = failed_attempt(pending(flag))
-            await self._call(lambda: self._context.activity(record).fail(error, rpc_timeout=_RPC_TIMEOUT))
+        await self._fail(record, pending(flag))
+
+    async def _fail(self, record: Dispatch, failure: AttemptFailure) -> None:
+        error = failed_attempt(failure)
+        await self._call(lambda: self._context.activity(record).fail(error, rpc_timeout=_RPC_TIMEOUT))
 
     async def _report_cancellation(self, record: Dispatch) -> None:
         try:

@@ -17,7 +17,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from flowkit import reason_codes
-from flowkit.adapters.dispatches.record import Dispatch
+from flowkit.adapters.dispatches.record import Dispatch, key_of
 from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.attempt.cancelling import pending, request_cancel
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from flowkit.bridge.supervisor import Supervisor
 
 _logger = logging.getLogger("flowkit.bridge")
+
+_STOP_SEC = 5.0
 
 
 class Dispatcher:
@@ -85,7 +87,7 @@ class Dispatcher:
         try:
             await self._start_or_adopt(attempt)
         except asyncio.CancelledError:
-            self._raise_if_stopping()
+            self._end_if_cancelled(attempt)
             raise
         except Flagged as error:
             refusal = await request_cancel(attempt, error.flag)
@@ -101,10 +103,23 @@ class Dispatcher:
             heartbeats.cancel()
         activity.raise_complete_async()
 
-    def _raise_if_stopping(self) -> None:
+    def _end_if_cancelled(self, attempt: AttemptInput) -> None:
+        """End the record of an attempt that Temporal cancels. Raise an error, for another try, if the bridge stops.
+
+        Otherwise this try is outdated: another one continues with the record.
+        """
         details = activity.cancellation_details()
         if details is not None and details.worker_shutdown:
-            raise ApplicationError("the bridge is stopping", type=reason_codes.BRIDGE_STOPPING)
+            raise ApplicationError("the bridge is stopping", type=reason_codes.BRIDGE_STOPPING) from None
+        if details is not None and details.cancel_requested:
+            self._in_background(self._end_cancelled(attempt))
+
+    async def _end_cancelled(self, attempt: AttemptInput) -> None:
+        key = key_of(attempt.task_id, attempt.node_id, attempt.epoch)
+        ended = await self._end_own(key, cancelled(self._context.now()))
+        if ended is not None:
+            self._supervisor.drop(key)
+            self._signals.stop_owner(ended)
 
     async def _start_or_adopt(self, attempt: AttemptInput) -> None:
         """Start the attempt if it has no dispatch record, otherwise adopt it."""
@@ -146,11 +161,8 @@ class Dispatcher:
                 return stored
             await self._prepare(attempt, record)
             offset = await self._sender.send(attempt, record)
-        except asyncio.CancelledError:
-            await self._end_undelivered(record, cancelled(self._context.now()))
-            raise
         except FlowKitError as error:
-            await self._end_undelivered(record, refused(error, self._context.now()))
+            await self._end_own(record.key, refused(error, self._context.now()))
             raise
         finally:
             self._sender.sent(attempt.role, record.partition, offset)
@@ -200,7 +212,7 @@ class Dispatcher:
             await self._end_earlier(attempt)
             await self._first_batches.resumed(record)
         if (problem := await self._inputs.prepare(record)) is not None and problem.failure is not None:
-            await self._end_undelivered(record, problem)
+            await self._end_own(record.key, problem)
             raise failed_attempt(problem.failure)
 
     async def _end_earlier(self, attempt: AttemptInput) -> None:
@@ -209,7 +221,7 @@ class Dispatcher:
             lambda: self._dispatches.open_before(attempt.task_id, attempt.node_id, attempt.epoch)
         )
         for record in earlier:
-            await self._end_undelivered(record, cancelled(self._context.now()))
+            await self._end_undelivered(record.key, cancelled(self._context.now()))
             self._signals.stop_owner(record)
 
     async def _adopt(self, record: Dispatch, run_id: str) -> None:
@@ -245,14 +257,20 @@ class Dispatcher:
     async def _store_offset(self, record: Dispatch, offset: int) -> None:
         await self._context.db(lambda: self._dispatches.sent(record.key, record.partition, offset))
 
-    async def _end_undelivered(self, record: Dispatch, outcome: Outcome) -> None:
+    async def _end_own(self, key: str, outcome: Outcome) -> Dispatch | None:
+        """End a record, as `_end_undelivered` does, unless another bridge has adopted it."""
+        return await self._end_undelivered(key, outcome, owner=self._context.bridge_id)
+
+    async def _end_undelivered(self, key: str, outcome: Outcome, owner: str | None = None) -> Dispatch | None:
         """End a record without delivery: the current activity raises the outcome, or the epoch is outdated."""
 
-        async def end() -> None:
-            await self._dispatches.end(record.key, outcome)
-            await self._dispatches.reported(record.key)
+        async def end() -> Dispatch | None:
+            ended = await self._dispatches.end(key, outcome, owner=owner)
+            if ended is not None:
+                await self._dispatches.reported(key)
+            return ended
 
-        await asyncio.shield(self._context.db(end))
+        return await self._context.db(end)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -260,9 +278,13 @@ class Dispatcher:
         task.add_done_callback(self._background.discard)
 
     async def stop(self) -> None:
-        """Finish the writes in progress."""
+        """Finish the writes in progress. Drop those that take longer than five seconds: MongoDB is unavailable."""
         if self._background:
-            await asyncio.wait([*self._background], timeout=5.0)
+            await asyncio.wait([*self._background], timeout=_STOP_SEC)
+        left = [*self._background]
+        for each in left:
+            each.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 async def _heartbeats(lease_ttl_sec: float) -> None:

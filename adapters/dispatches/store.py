@@ -167,9 +167,15 @@ class DispatchStore:
         return await self._move({"_id": key, "state": _OPEN}, _FINISHING, outcome, batches)
 
     @translate_errors
-    async def end(self, key: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
-        """Store the final outcome of an active attempt, and return the record; None if it has ended already."""
-        return await self._move({"_id": key, "state": _ACTIVE}, DispatchState.ENDED.value, outcome, batches)
+    async def end(
+        self, key: str, outcome: Outcome, batches: int = 0, *, owner: str | None = None
+    ) -> Dispatch | None:
+        """Store the final outcome of an active attempt, and return the record; None if it has ended already.
+
+        With `owner`, also return None, and change nothing, if another bridge supervises the attempt.
+        """
+        held: Fields = {"_id": key, "state": _ACTIVE, **({} if owner is None else {"owner": owner})}
+        return await self._move(held, DispatchState.ENDED.value, outcome, batches)
 
     @translate_errors
     async def end_unchanged(self, record: Dispatch, outcome: Outcome) -> Dispatch | None:

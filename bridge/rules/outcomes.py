@@ -108,5 +108,11 @@ def not_requested(at: float, worker_id: str) -> Outcome:
     return _failed(failure(reason_codes.CANCELLED_BY_WORKER, text, permanent=False), at, worker_id)
 
 
+def withdrawn() -> AttemptFailure:
+    """Return the yield of a run that was stopped because of a cancel flag that nobody sets any more."""
+    text = "the run was stopped by a cancel flag, which was unset before Temporal cancelled the attempt"
+    return not_now(reason_codes.CANCEL_PENDING, text)
+
+
 def _failed(cause: AttemptFailure, at: float, worker_id: str = "") -> Outcome:
     return Outcome(kind=OutcomeKind.FAILED, at=at, worker_id=worker_id, failure=cause)

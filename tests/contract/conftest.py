@@ -14,6 +14,7 @@ from tests.contract.pulling_node import Pull
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.coordinator.adapters import CoordinatorAdapters
+from flowkit.local.ports import HOST, free_port
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
@@ -45,6 +46,14 @@ async def server_db(request: pytest.FixtureRequest, contract_mongo_url: str) -> 
     """An empty database on a server."""
     async with _server_database(request.param, contract_mongo_url) as database:
         yield database
+
+
+@pytest.fixture(params=DRIVERS)
+async def nowhere(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+    """A database on a port without a server."""
+    url = f"mongodb://{HOST}:{free_port()}"
+    async with connected(request.param, url, serverSelectionTimeoutMS=20) as client:
+        yield client.flowkit
 
 
 @pytest.fixture

@@ -19,20 +19,11 @@ from flowkit.adapters.mongo import is_outage, translate_errors
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.errors import FlowKitError, StoreDenied, StoreRefused, StoreTooLarge, StoreUnavailable
-from flowkit.local.ports import HOST, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
 MAX_MESSAGE_CHARS = 400
-
-
-@pytest.fixture(params=DRIVERS)
-async def nowhere(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
-    """A database on a port without a server."""
-    url = f"mongodb://{HOST}:{free_port()}"
-    async with connected(request.param, url, serverSelectionTimeoutMS=20) as client:
-        yield client.flowkit
 
 
 TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
