@@ -109,7 +109,7 @@ class Announcements:
         at = self._context.now()
         for record in await self._context.db(lambda: self._dispatches.held_by(stopped)):
             lease = record.lease
-            if lease is not None and lease.expires_at > at:
+            if lease is not None and not lease.ended:
                 await self._expire(record, lease.lease_id, stopped[lease.worker_id], at)
 
     async def _expire(self, record: Dispatch, lease_id: str, ts_ms: int, at: float) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from flowkit.adapters.dispatches.record import DispatchState
+from flowkit.bridge.rules.leases import left_sec
 from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, lease_lost, timeout, yielded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowkit.adapters.dispatches.record import Dispatch, Outcome
+    from flowkit.adapters.dispatches.record import Dispatch, Outcome, WorkerLease
     from flowkit.bridge.command_watch import CommandWatch
     from flowkit.bridge.context import BridgeContext
     from flowkit.bridge.delivery import Delivery
@@ -25,12 +27,29 @@ _IDLE_SEC = 5.0
 """How long none of the sources of a pulling node may be running before it yields its worker, as native workers do."""
 
 
+class Answer(Enum):
+    """What Temporal has answered to a heartbeat."""
+
+    CANCEL = auto()
+    """The attempt is to be cancelled."""
+    UNKNOWN = auto()
+    """Temporal does not know the activity."""
+
+
 @dataclass(kw_only=True, slots=True)
 class Supervised:
-    """One attempt that this bridge supervises."""
+    """One attempt that this bridge supervises. Its times are those of the bridge's monotonic clock."""
 
     record: Dispatch
+    heard_at: float
+    """When this bridge last saw a new lease, or a new event of its worker."""
     next_heartbeat: float = 0.0
+    sending: bool = False
+    """Whether a heartbeat waits for its turn or for Temporal."""
+    answer: Answer | None = None
+    """The answer to a heartbeat that the next check acts on."""
+    problem: str = ""
+    """The error of the last check, if it failed. It is logged once."""
     queried: bool = False
     """Whether the bridge has sent a query about the attempt since the last event of its worker."""
     suspected_because: str = ""
@@ -68,8 +87,8 @@ class AttemptChecks:
         self._on_end = ended
         """Called with the key of an attempt that has ended."""
 
-    async def check(self, attempt: Supervised) -> None:
-        """Check an attempt once. Raise KafkaUnavailable if a check needs Kafka and cannot reach it."""
+    async def check(self, attempt: Supervised, now: float) -> None:
+        """Check an attempt as of the monotonic time `now`. Raise KafkaUnavailable if a check cannot reach Kafka."""
         record = attempt.record
         if record.cancel is not None:
             await self._check_cancel(attempt)
@@ -78,7 +97,7 @@ class AttemptChecks:
         elif record.lease is None:
             await self._check_command(attempt)
         else:
-            await self._check_run(attempt)
+            await self._check_run(attempt, now)
 
     async def _check_cancel(self, attempt: Supervised) -> None:
         """Signal the worker until the run ends or the grace period is over. An unread command needs no signal."""
@@ -109,22 +128,23 @@ class AttemptChecks:
             why = "a worker read the command and dropped it, or the worker group skipped it"
             await self._end_unchanged(attempt, dispatch_lost(why, self._context.now()))
 
-    async def _check_run(self, attempt: Supervised) -> None:
-        record, now = attempt.record, self._context.now()
+    async def _check_run(self, attempt: Supervised, now: float) -> None:
+        record, at = attempt.record, self._context.now()
         lease, limit = record.lease, record.attempt.timeout_sec
         assert lease is not None
-        if now < lease.expires_at and await self._yields(attempt, now):
-            await self.end(attempt, yielded(now), stop_worker=True)
+        left = left_sec(lease, now - attempt.heard_at)
+        if left > 0 and await self._yields(attempt, now):
+            await self.end(attempt, yielded(at), stop_worker=True)
             return
-        if limit is not None and record.accepted_at is not None and now >= record.accepted_at + limit:
-            await self.end(attempt, timeout(limit, now), stop_worker=True)
+        if limit is not None and record.accepted_at is not None and at >= record.accepted_at + limit:
+            await self.end(attempt, timeout(limit, at), stop_worker=True)
             return
-        self._query_once(attempt, now)
-        if now < lease.expires_at:
+        self._query_once(attempt, lease, left)
+        if left > 0:
             attempt.unread_until = {}
             return
         if await self._confirmed(attempt, "lease"):
-            await self._end_unchanged(attempt, lease_lost(record, now))
+            await self._end_unchanged(attempt, lease_lost(record, at))
 
     async def _yields(self, attempt: Supervised, now: float) -> bool:
         """Look at the inputs of a pulling node. Return whether it has waited too long for sources that do not run."""
@@ -138,11 +158,10 @@ class AttemptChecks:
             attempt.idle_since = now
         return attempt.idle_since is not None and now - attempt.idle_since >= _IDLE_SEC
 
-    def _query_once(self, attempt: Supervised, now: float) -> None:
-        """Send a query when a lease is about to expire, or has expired. It reaches an arbitrary worker, so a reply is unlikely (H8)."""
-        lease, window = attempt.record.lease, self._context.config.discovery_window_sec
-        assert lease is not None
-        if attempt.queried or window <= 0 or now < lease.expires_at - min(window, lease.ttl_sec / 3):
+    def _query_once(self, attempt: Supervised, lease: WorkerLease, left: float) -> None:
+        """Send a query when a lease lasts only `left` seconds. It reaches an arbitrary worker, so a reply is unlikely (H8)."""
+        window = self._context.config.discovery_window_sec
+        if attempt.queried or window <= 0 or left > min(window, lease.ttl_sec / 3):
             return
         attempt.queried = True
         self._signals.discover(attempt.record.attempt)
@@ -164,8 +183,16 @@ class AttemptChecks:
         ended = await self._context.db(lambda: self._dispatches.end_unchanged(record, outcome))
         if ended is None:
             attempt.unread_until = {}
+            await self._read_again(attempt)
             return
         self._finish(ended)
+
+    async def _read_again(self, attempt: Supervised) -> None:
+        """Read the record of an attempt, which another bridge has changed."""
+        key = attempt.record.key
+        found = await self._context.db(lambda: self._dispatches.find_all([key]))
+        if key in found:
+            update(attempt, found[key], self._context.monotonic())
 
     async def end(self, attempt: Supervised, outcome: Outcome, *, stop_worker: bool) -> None:
         """Store the outcome of an attempt, and deliver it. Signal its worker to stop if `stop_worker`."""
@@ -183,19 +210,15 @@ class AttemptChecks:
         self._delivery.start(record)
 
 
-def update(attempt: Supervised, record: Dispatch) -> None:
-    """Replace the record of `attempt`. A new or renewed lease ends the suspicion.
+def update(attempt: Supervised, record: Dispatch, now: float) -> None:
+    """Replace the record of `attempt` at the monotonic time `now`. A new or renewed lease ends the suspicion.
 
     A record that was read may be older than what this process knows from its own writes; that knowledge is kept.
     """
     if _is_outdated(record, attempt.record):
         return
-    known = attempt.record.lease
-    if known is not None and record.lease is not None and record.lease.lease_id == known.lease_id:
-        if record.lease.expires_at > known.expires_at:
-            attempt.queried, attempt.unread_until = False, {}
-    elif record.lease is not None:
-        attempt.queried, attempt.unread_until = False, {}
+    if record.lease is not None and record.lease.is_later(attempt.record.lease):
+        attempt.heard_at, attempt.queried, attempt.unread_until = now, False, {}
     attempt.record = _with_known(record, attempt.record)
 
 
@@ -211,9 +234,11 @@ def _is_outdated(record: Dispatch, known: Dispatch) -> bool:
 
 
 def _with_known(record: Dispatch, known: Dispatch) -> Dispatch:
-    """Return `record` with the offset and the cancel request of `known`, if it has none."""
+    """Return `record` with the offset and the cancel request of `known`, if it has none, and the later lease."""
     offset = known.offset if record.offset is None else record.offset
-    cancel = record.cancel or known.cancel
-    if offset == record.offset and cancel == record.cancel:
+    cancel, lease = record.cancel or known.cancel, record.lease
+    if lease is not None and known.lease is not None and not lease.is_later(known.lease):
+        lease = replace(known.lease, ended=lease.ended)
+    if (offset, cancel, lease) == (record.offset, record.cancel, record.lease):
         return record
-    return replace(record, offset=offset, cancel=cancel)
+    return replace(record, offset=offset, cancel=cancel, lease=lease)

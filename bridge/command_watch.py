@@ -5,8 +5,10 @@ See docs/protocol.md, "Commands that no worker accepts". The watch knows only wh
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flowkit.attempt.outages import OutageLogger
 from flowkit.bridge.kafka.topics import worker_group
@@ -14,7 +16,7 @@ from flowkit.bridge.rules.dispatch_check import CommandState, command_state, que
 from flowkit.errors import KafkaUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 
     from flowkit.adapters.dispatches.record import Dispatch
     from flowkit.bridge.context import BridgeContext
@@ -38,21 +40,37 @@ class CommandWatch:
         self._context = context
         self._queues: dict[str, RoleQueue] = {}
         self._outage = OutageLogger("read the offsets of external workers")
+        self._reads: dict[Hashable, Any] = {}
+        self._failure: KafkaUnavailable | None = None
+        self._one_read = asyncio.Lock()
 
     async def refresh(self, records: Iterable[Dispatch]) -> None:
-        """Read the offsets of the roles of unaccepted commands."""
+        """Begin a new round: forget what the last one read, and read the offsets of the roles of unaccepted commands."""
+        self._reads, self._failure = {}, None
         now = self._context.now()
         unaccepted = [record for record in records if record.lease is None and record.offset is not None]
         due = {r.attempt.role for r in unaccepted if now - r.created_at >= _CHECK_AFTER_SEC or r.cancel}
         self._queues = {role: queue for role, queue in self._queues.items() if role in due}
         try:
             for role in sorted(due):
-                self._queues[role] = await self._read(role)
-        except KafkaUnavailable as error:
+                self._queues[role] = await self._once(("queue", role), functools.partial(self._read, role))
+        except KafkaUnavailable:
             self._queues = {}
-            self._outage.failed(error)
-        else:
-            self._outage.recovered()
+
+    async def _once(self, what: Hashable, read: Callable[[], Awaitable[Any]]) -> Any:
+        """Return what `read` returns. It is called once in a round, and not after the round's first failure."""
+        async with self._one_read:
+            if self._failure is not None:
+                raise KafkaUnavailable(str(self._failure))
+            if what not in self._reads:
+                try:
+                    self._reads[what] = await read()
+                except KafkaUnavailable as error:
+                    self._failure = error
+                    self._outage.failed(error)
+                    raise
+                self._outage.recovered()
+            return self._reads[what]
 
     async def _read(self, role: str) -> RoleQueue:
         group, offsets = worker_group(role), self._context.offsets
@@ -99,9 +117,13 @@ class CommandWatch:
 
     async def status_ends(self, role: str) -> dict[int, int]:
         """Return the present end of each partition of a role's status topic."""
-        return dict(await self._context.offsets.ends(self._context.topics.status(role)))
+        topic = self._context.topics.status(role)
+        return dict(await self._once(("ends", role), lambda: self._context.offsets.ends(topic)))
 
     async def status_processed(self, role: str, ends: Mapping[int, int]) -> bool:
         """Return whether the bridges have processed all status events before `ends`."""
-        topic = self._context.topics.status(role)
-        return await self._context.offsets.caught_up(self._context.status_group(role), topic, ends)
+        group, topic = self._context.status_group(role), self._context.topics.status(role)
+        processed: bool = await self._once(
+            (role, *ends.items()), lambda: self._context.offsets.caught_up(group, topic, ends)
+        )
+        return processed

@@ -72,6 +72,10 @@ class BridgeContext:
         """Return the time in seconds since the Unix epoch."""
         return time.time()
 
+    def monotonic(self) -> float:
+        """Return the seconds since an arbitrary moment, by a clock that nobody sets. It measures durations."""
+        return time.monotonic()
+
     def activity(self, record: Dispatch) -> AsyncActivityHandle:
         """Return Temporal's handle of the activity of an attempt.
 

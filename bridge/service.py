@@ -34,7 +34,7 @@ from flowkit.bridge.pulled_inputs import PulledInputs
 from flowkit.bridge.role_service import RoleService
 from flowkit.bridge.signals import Signals
 from flowkit.bridge.status import StatusEvents
-from flowkit.bridge.supervisor import TICK_SEC, Supervisor
+from flowkit.bridge.supervisor import ORPHANS_SEC, TICK_SEC, Supervisor
 from flowkit.errors import FlowKitError
 from flowkit.text import clean
 
@@ -91,6 +91,10 @@ class Bridge:
         self._connect_parts(connection)
         self._stop = asyncio.Event()
         self._tick = BackgroundLoop("supervising external attempts", self._supervise, pause_sec=TICK_SEC)
+        self._beats = BackgroundLoop("heartbeats of external attempts", self._beat, pause_sec=TICK_SEC)
+        self._orphans = BackgroundLoop(
+            "abandoned external attempts", self._end_orphans, pause_sec=ORPHANS_SEC
+        )
 
     def _connect_parts(self, connection: KafkaConnection) -> None:
         context = self.context
@@ -156,7 +160,7 @@ class Bridge:
         await self.prepare()
         services = [asyncio.create_task(service.run()) for service in self.services]
         others = [asyncio.create_task(self._consume())]
-        others += [asyncio.create_task(loop.run()) for loop in (self._tick, self.measurements.loop)]
+        others += [asyncio.create_task(loop.run()) for loop in self._own_loops]
         stopping = asyncio.create_task(self._stop.wait())
         try:
             done, _ = await asyncio.wait([stopping, *services, *others], return_when=asyncio.FIRST_COMPLETED)
@@ -215,9 +219,21 @@ class Bridge:
         await self.supervisor.tick()
         self._tick.worked()
 
+    async def _beat(self) -> None:
+        await self.supervisor.send_heartbeats()
+        self._beats.worked()
+
+    async def _end_orphans(self) -> None:
+        await self.supervisor.end_orphans()
+        self._orphans.worked()
+
+    @property
+    def _own_loops(self) -> tuple[BackgroundLoop, ...]:
+        return self._tick, self._beats, self._orphans, self._placement.loop, self.measurements.loop
+
     @property
     def loops(self) -> tuple[LoopHealth, ...]:
-        """The health of the background loops: supervision, measurements, and, once the topics exist, the consumers."""
+        """The health of the background loops, with those of the consumers once the topics exist."""
         consumers = (
             LoopHealth(
                 name=f"consumer {consumer.health.name}",
@@ -228,7 +244,7 @@ class Bridge:
             )
             for consumer in self.consumers
         )
-        own = (self._tick.health, self.measurements.loop.health)
+        own = tuple(loop.health for loop in self._own_loops)
         return (*own, *consumers) if self._consuming else own
 
     def health(self) -> BridgeHealth:

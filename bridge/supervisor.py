@@ -1,5 +1,8 @@
 """Supervises the attempts of one bridge: sends their heartbeats, and finds what must end them (`attempt_checks`).
 
+The heartbeats have a loop of their own, which waits neither for Kafka nor for MongoDB. Their answers are handled with the
+checks.
+
 Other bridges write the same dispatch records, so the supervisor regularly reads those that have changed. It ends an
 attempt only by a conditional write, which fails if another bridge has changed the attempt meanwhile.
 """
@@ -17,13 +20,16 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import reason_codes
 from flowkit.adapters.dispatches.record import DispatchState
+from flowkit.attempt.background import error_summary
 from flowkit.attempt.liveness import heartbeat_pause_sec
-from flowkit.bridge.attempt_checks import AttemptChecks, Supervised, update
-from flowkit.bridge.rules.outcomes import cancelled
+from flowkit.bridge.attempt_checks import Answer, AttemptChecks, Supervised, update
+from flowkit.bridge.rules.outcomes import cancelled, refused
 from flowkit.bridge.shown_waits import ShownWaits
-from flowkit.errors import FlowKitError
+from flowkit.errors import FlowKitError, KafkaUnavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
     from flowkit.adapters.dispatches.record import Dispatch
     from flowkit.bridge.command_watch import CommandWatch
     from flowkit.bridge.context import BridgeContext
@@ -39,12 +45,13 @@ _OVERLAP_SEC = 5.0
 
 _FULL_READ_SEC = 15.0
 _CONCURRENT_HEARTBEATS = 20
+_CONCURRENT_CHECKS = 20
 _RPC_TIMEOUT = timedelta(seconds=10)
 _FLAG_POLL_SEC = 1.0
 _FIRST_HEARTBEAT_SEC = 1.5
 """Attempts that end within this time send no heartbeat, which limits the load of short nodes."""
 
-_ORPHANS_SEC = 60.0
+ORPHANS_SEC = 60.0
 _ORPHAN_AGE_SEC = 600.0
 """Time since the last change after which the bridge checks whether the workflow of an attempt still runs."""
 
@@ -77,17 +84,24 @@ class Supervisor:
         self._read_at = 0.0
         self._full_read_at = 0.0
         self._flags_at = 0.0
-        self._orphans_at = context.now()
+        self._orphans_after = ""
+        """Key of the last record that was checked by `end_orphans`; the next call continues behind it."""
 
     @property
     def attempts(self) -> int:
         """Number of supervised attempts."""
         return len(self._attempts)
 
+    @property
+    def sending(self) -> int:
+        """Number of heartbeats that wait for their turn or for Temporal."""
+        return len(self._heartbeats)
+
     def watch(self, record: Dispatch) -> None:
         """Start to supervise an attempt."""
-        first = self._context.now() + min(_FIRST_HEARTBEAT_SEC, self._pause_sec(record.attempt.lease_ttl_sec))
-        self._attempts[record.key] = Supervised(record=record, next_heartbeat=first)
+        now = self._context.monotonic()
+        first = now + min(_FIRST_HEARTBEAT_SEC, self._pause_sec(record.attempt.lease_ttl_sec))
+        self._attempts[record.key] = Supervised(record=record, heard_at=now, next_heartbeat=first)
 
     def known(self, key: str) -> Dispatch | None:
         """Return the record of a supervised attempt as this process knows it, or None.
@@ -100,7 +114,7 @@ class Supervisor:
     def saw(self, record: Dispatch) -> None:
         """Replace the known record of an attempt, after this process has changed it."""
         if (attempt := self._attempts.get(record.key)) is not None:
-            update(attempt, record)
+            update(attempt, record, self._context.monotonic())
 
     def refresh_soon(self) -> None:
         """Read all records at the next tick, because another bridge or part has changed some."""
@@ -114,15 +128,51 @@ class Supervisor:
         """Check all attempts once. Runs twice a second."""
         await self._refresh()
         await self._read_flags()
-        self._start_heartbeats()
-        await self._end_orphans()
+        now = self._context.monotonic()
         await self._commands.refresh(self.records)
         self._waits.refresh(self.records)
-        for attempt in [*self._attempts.values()]:
+        await self._for_each(self._attempts.values(), lambda attempt: self._check(attempt, now))
+
+    async def _for_each(
+        self, attempts: Iterable[Supervised], act: Callable[[Supervised], Awaitable[None]]
+    ) -> None:
+        """Call `act` for each of the attempts, several at a time. The error of one attempt does not affect the others."""
+        left = iter([*attempts])
+
+        async def act_on_some() -> None:
+            for attempt in left:
+                try:
+                    await act(attempt)
+                    attempt.problem = ""
+                except FlowKitError as error:
+                    await self._failed(attempt, error)
+                except Exception as error:
+                    if attempt.problem != (problem := error_summary(error)):
+                        attempt.problem = problem
+                        _logger.exception("unexpected error in the check of attempt %s", attempt.record.key)
+
+        await asyncio.gather(*(act_on_some() for _ in range(_CONCURRENT_CHECKS)))
+
+    async def _failed(self, attempt: Supervised, error: FlowKitError) -> None:
+        """End an attempt if a retry of its check does not help. Log other errors once; the next tick repeats the check."""
+        node_id = attempt.record.attempt.node_id
+        if not error.retryable:
             try:
-                await self._checks.check(attempt)
-            except FlowKitError as error:
-                _logger.warning("could not check node %s: %s", attempt.record.attempt.node_id, error)
+                await self._checks.end(attempt, refused(error, self._context.now()), stop_worker=True)
+            except FlowKitError as problem:
+                error = problem
+        if attempt.problem != str(error) and not isinstance(error, KafkaUnavailable):
+            _logger.warning("could not check node %s: %s", node_id, error)
+        attempt.problem = str(error)
+
+    async def _check(self, attempt: Supervised, now: float) -> None:
+        answer, attempt.answer = attempt.answer, None
+        if answer is Answer.UNKNOWN:
+            await self._unknown_to_temporal(attempt)
+        elif answer is Answer.CANCEL:
+            await self._request_cancel(attempt, None)
+        if self._attempts.get(attempt.record.key) is attempt:
+            await self._checks.check(attempt, now)
 
     async def stop(self) -> None:
         """Stop heartbeats, and return the attempts to Temporal, so that the next bridge adopts them at once."""
@@ -182,7 +232,7 @@ class Supervisor:
         if not record.active:
             self.drop(record.key)
         elif (attempt := self._attempts.get(record.key)) is not None:
-            update(attempt, record)
+            update(attempt, record, self._context.monotonic())
 
     async def _read_flags(self) -> None:
         """Find cancels through the flags in MongoDB, which is faster than heartbeats if there are many attempts."""
@@ -193,9 +243,12 @@ class Supervisor:
         tasks = self._context.stores.tasks
         ids = sorted({each.record.attempt.task_id for each in self._attempts.values()})
         flagged = await self._context.db(lambda: tasks.flagged(ids))
-        for attempt in [*self._attempts.values()]:
-            if attempt.record.attempt.task_id in flagged and attempt.record.cancel is None:
-                await self._read_flag(attempt)
+        concerned = (
+            each
+            for each in self._attempts.values()
+            if each.record.attempt.task_id in flagged and each.record.cancel is None
+        )
+        await self._for_each(concerned, self._read_flag)
 
     async def _read_flag(self, attempt: Supervised) -> None:
         record, tasks = attempt.record, self._context.stores.tasks
@@ -203,11 +256,13 @@ class Supervisor:
         if flag is not None and flag.concerns(record.run_id):
             await self._request_cancel(attempt, flag.reason)
 
-    def _start_heartbeats(self) -> None:
-        now = self._context.now()
+    async def send_heartbeats(self) -> None:
+        """Start the heartbeats that are due, except for attempts whose last one is still in progress."""
+        now = self._context.monotonic()
         for attempt in self._attempts.values():
-            if now >= attempt.next_heartbeat:
+            if now >= attempt.next_heartbeat and not attempt.sending:
                 attempt.next_heartbeat = now + self._pause_sec(attempt.record.attempt.lease_ttl_sec)
+                attempt.sending = True
                 sending = asyncio.create_task(self._heartbeat(attempt))
                 self._heartbeats.add(sending)
                 sending.add_done_callback(self._heartbeats.discard)
@@ -216,19 +271,21 @@ class Supervisor:
         return heartbeat_pause_sec(len(self._attempts), lease_ttl_sec)
 
     async def _heartbeat(self, attempt: Supervised) -> None:
-        """Send a heartbeat. Its response reports a cancel, or that Temporal no longer knows the activity."""
+        """Send a heartbeat. Its answer reports a cancel, or that Temporal no longer knows the activity."""
         handle = self._context.activity(attempt.record)
-        async with self._slots:
-            try:
+        try:
+            async with self._slots:
                 await handle.heartbeat(self._details(attempt), rpc_timeout=_RPC_TIMEOUT)
-            except AsyncActivityCancelledError as error:
-                if error.details is None or error.details.cancel_requested:
-                    await self._request_cancel(attempt, None)
-            except RPCError as error:
-                if error.status is RPCStatusCode.NOT_FOUND:
-                    await self._unknown_to_temporal(attempt)
-                else:
-                    _logger.info("heartbeat of %s was not sent: %s", attempt.record.key, error.message)
+        except AsyncActivityCancelledError as error:
+            if error.details is None or error.details.cancel_requested:
+                attempt.answer = Answer.CANCEL
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                attempt.answer = Answer.UNKNOWN
+            else:
+                _logger.info("heartbeat of %s was not sent: %s", attempt.record.key, error.message)
+        finally:
+            attempt.sending = False
 
     def _details(self, attempt: Supervised) -> dict[str, object]:
         record = attempt.record
@@ -262,21 +319,27 @@ class Supervisor:
             return True if error.status is RPCStatusCode.NOT_FOUND else None
         return description.status is not WorkflowExecutionStatus.RUNNING
 
-    async def _end_orphans(self) -> None:
+    async def end_orphans(self) -> None:
         """End records that no bridge supervises and whose workflow has ended, for example by *Terminate*.
 
         Deliver outcomes that no bridge has delivered, or close their records if a bridge died after the delivery.
+        Runs each minute.
         """
-        now = self._context.now()
-        if now - self._orphans_at < _ORPHANS_SEC:
-            return
-        self._orphans_at = now
-        roles, before = self._context.roles, now - _ORPHAN_AGE_SEC
-        for record in await self._context.db(lambda: self._dispatches.unchanged_since(before, roles)):
-            if record.state is DispatchState.ENDED:
-                self._delivery.start(record, overdue=True)
-            elif record.key not in self._attempts and await self._is_closed(record):
-                await self._checks.end(Supervised(record=record), cancelled(now), stop_worker=True)
+        now, roles = self._context.now(), self._context.roles
+        before, after = now - _ORPHAN_AGE_SEC, self._orphans_after
+        found = await self._context.db(lambda: self._dispatches.unchanged_since(before, roles, after=after))
+        self._orphans_after = found[-1].key if found else ""
+        heard_at = self._context.monotonic()
+        await self._for_each(
+            [Supervised(record=record, heard_at=heard_at) for record in found], self._end_orphan
+        )
+
+    async def _end_orphan(self, orphan: Supervised) -> None:
+        record = orphan.record
+        if record.state is DispatchState.ENDED:
+            self._delivery.start(record, overdue=True)
+        elif record.key not in self._attempts and await self._is_closed(record):
+            await self._checks.end(orphan, cancelled(self._context.now()), stop_worker=True)
 
     async def _request_cancel(self, attempt: Supervised, reason: str | None) -> None:
         record, now = attempt.record, self._context.now()
@@ -286,8 +349,7 @@ class Supervisor:
         updated = await self._context.db(lambda: self._dispatches.request_cancel(record.key, why, now))
         if updated is None:
             return
-        update(attempt, updated)
-        await self._checks.check(attempt)
+        update(attempt, updated, self._context.monotonic())
 
     async def _cancel_reason(self, record: Dispatch) -> str:
         tasks = self._context.stores.tasks

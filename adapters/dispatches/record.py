@@ -7,7 +7,7 @@ however many batches its node has.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
@@ -66,14 +66,23 @@ class Outcome:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerLease:
-    """The worker that runs an attempt. Times ending in `_at` are seconds by the clock of the bridge."""
+    """The worker that runs an attempt."""
 
     worker_id: str
     lease_id: str
     ttl_sec: float
     expires_at: float
+    """Seconds since the Unix epoch, by the clock of the bridge that received the event. Clocks of bridges differ."""
     worker_ts_ms: int
     """Time of the worker's latest event, by the worker's clock."""
+    ended: bool = False
+    """Whether the worker has announced that it stopped or restarted. A later event of the worker revokes that."""
+
+    def is_later(self, known: WorkerLease | None) -> bool:
+        """Return whether this lease contains an event that `known` does not."""
+        if known is None or known.lease_id != self.lease_id:
+            return True
+        return self.expires_at > known.expires_at or self.worker_ts_ms > known.worker_ts_ms
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,6 +132,18 @@ class Dispatch:
     def key(self) -> str:
         """The `_id` of the record."""
         return key_of(self.attempt.task_id, self.attempt.node_id, self.attempt.epoch)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedCommand:
+    """The place of the command of an open attempt."""
+
+    key: str
+    """The `_id` of the dispatch record."""
+    role: str
+    partition: int
+    accepted: bool
+    """Whether a worker runs the attempt."""
 
 
 _ADAPTER = TypeAdapter(Dispatch)

@@ -20,6 +20,7 @@ from flowkit.adapters.dispatches.record import (
     DispatchState,
     Fields,
     Outcome,
+    PlacedCommand,
     WorkerLease,
     from_document,
     key_of,
@@ -137,19 +138,19 @@ class DispatchStore:
 
     @translate_errors
     async def expire(self, key: str, lease_id: str, worker_ts_ms: int, at: float) -> bool:
-        """End a lease now, unless its worker has sent an event after `worker_ts_ms`, by the worker's clock."""
+        """End a lease, unless its worker has sent an event after `worker_ts_ms`, by the worker's clock."""
         held = {"_id": key, "state": _OPEN, "lease.lease_id": lease_id}
         quiet = {"lease.worker_ts_ms": {"$lte": worker_ts_ms}}
         done = await self._records.update_one(
-            {**held, **quiet}, {"$set": {"lease.expires_at": at, "updated_at": moment(at)}}
+            {**held, **quiet}, {"$set": {"lease.ended": True, "updated_at": moment(at)}}
         )
         return bool(done.matched_count)
 
     @translate_errors
     async def extend(self, key: str, lease_id: str, until: float, at: float) -> None:
-        """Extend a lease without an event of its worker. A lease that has expired stays expired."""
+        """Extend a lease without an event of its worker, unless it has ended."""
         await self._records.update_one(
-            {"_id": key, "state": _OPEN, "lease.lease_id": lease_id, "lease.expires_at": {"$gt": at}},
+            {"_id": key, "state": _OPEN, "lease.lease_id": lease_id, "lease.ended": {"$ne": True}},
             {"$max": {"lease.expires_at": until}, "$set": {"updated_at": moment(at)}},
         )
 
@@ -184,7 +185,11 @@ class DispatchStore:
         if lease is None:
             same: Fields = {"lease": None}
         else:
-            same = {"lease.lease_id": lease.lease_id, "lease.expires_at": {"$lte": lease.expires_at}}
+            same = {
+                "lease.lease_id": lease.lease_id,
+                "lease.expires_at": {"$lte": lease.expires_at},
+                "lease.worker_ts_ms": {"$lte": lease.worker_ts_ms},
+            }
         return await self._move(
             {"_id": record.key, "state": _OPEN, **same}, DispatchState.ENDED.value, outcome
         )
@@ -217,10 +222,31 @@ class DispatchStore:
         return await self._read({"owner": owner, "updated_at": {"$gte": moment(since)}})
 
     @translate_errors
-    async def unchanged_since(self, before: float, roles: Iterable[str], limit: int = 100) -> list[Dispatch]:
-        """Return records of `roles` that are not reported and have not changed since `before`."""
+    async def unchanged_since(
+        self, before: float, roles: Iterable[str], *, after: str, limit: int = 100
+    ) -> list[Dispatch]:
+        """Return records of `roles` that are not reported and have not changed since `before`.
+
+        They are the first ones, by key, behind the key `after`.
+        """
         wanted = {"state": _UNREPORTED, "role": {"$in": list(roles)}, "updated_at": {"$lt": moment(before)}}
-        return await self._readable(self._records.find(wanted).limit(limit))
+        found = self._records.find({**wanted, "_id": {"$gt": after}})
+        return await self._readable(found.sort("_id", ASCENDING).limit(limit))
+
+    @translate_errors
+    async def placed_by_others(self, owner: str, roles: Iterable[str]) -> list[PlacedCommand]:
+        """Return the commands of open attempts of `roles` that bridges other than `owner` supervise."""
+        wanted = {"state": _OPEN, "role": {"$in": list(roles)}, "owner": {"$ne": owner}}
+        found = self._records.find(wanted, {"role": 1, "partition": 1, "lease.lease_id": 1})
+        return [
+            PlacedCommand(
+                key=each["_id"],
+                role=each["role"],
+                partition=each["partition"],
+                accepted=each.get("lease") is not None,
+            )
+            async for each in found
+        ]
 
     @translate_errors
     async def disown(self, key: str, owner: str) -> None:
@@ -300,7 +326,7 @@ def _renewal(key: str, lease: WorkerLease, batches: int, at: float) -> tuple[Fie
     """Return the filter and the update that renew a lease."""
     update: Fields = {
         "$max": {"lease.expires_at": lease.expires_at, "lease.worker_ts_ms": lease.worker_ts_ms},
-        "$set": {"lease.ttl_sec": lease.ttl_sec, "updated_at": moment(at)},
+        "$set": {"lease.ttl_sec": lease.ttl_sec, "lease.ended": False, "updated_at": moment(at)},
     }
     held = {"_id": key, "state": _OPEN, "lease.lease_id": lease.lease_id}
     return held, update | _counted(batches)

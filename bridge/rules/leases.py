@@ -42,7 +42,13 @@ def renewed(lease: WorkerLease, event: StatusEvent, received_at: float) -> Worke
         ttl_sec=ttl_sec,
         expires_at=max(lease.expires_at, _deadline(ttl_sec, received_at)),
         worker_ts_ms=max(lease.worker_ts_ms, event.envelope.ts_ms),
+        ended=False,
     )
+
+
+def left_sec(lease: WorkerLease, silent_sec: float) -> float:
+    """Return for how long a lease still lasts. `silent_sec` is the time since its last event, by one clock."""
+    return 0.0 if lease.ended else lease.ttl_sec * (1 + _MARGIN) - silent_sec
 
 
 def document_deadline_ms(event: StatusEvent, lease: WorkerLease) -> int:

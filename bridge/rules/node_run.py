@@ -28,8 +28,8 @@ class NodeRun:
         """Whether a cancel flag is set for the task or for one of its nodes."""
         self._batches: Counter[str] = Counter()
         """Batches stored since the last write of a record, by key."""
-        self._expires_at = {key: record.lease.expires_at for key, record in records.items() if record.lease}
-        """Stored lease deadlines by key."""
+        self._stored = {key: record.lease for key, record in records.items() if record.lease}
+        """Stored leases by key."""
 
     def record_of(self, event: StatusEvent | BadEvent) -> Dispatch | None:
         """Return the current record of the attempt that an event is about."""
@@ -59,7 +59,7 @@ class NodeRun:
         return self._batches.pop(key, 0)
 
     def due_renewals(self) -> list[str]:
-        """Return the keys of records to write: new batches, or a lease whose stored deadline is clearly earlier."""
+        """Return the keys of records to write: new batches, or a lease whose stored state is clearly earlier."""
         return [
             key for key, record in self.records.items() if self._batches.get(key) or self._is_due(key, record)
         ]
@@ -68,14 +68,18 @@ class NodeRun:
         lease = record.lease
         if lease is None or record.state is not DispatchState.OPEN:
             return False
-        stored = self._expires_at.get(key, 0.0)
-        return lease.expires_at - stored > lease.ttl_sec * _RENEWED_BY
+        stored, step = self._stored.get(key), lease.ttl_sec * _RENEWED_BY
+        if stored is None or stored.ended:
+            return True
+        # The deadline may have been stored by a bridge whose clock is ahead, so that it does not increase for a while.
+        later_sec = (lease.worker_ts_ms - stored.worker_ts_ms) / 1000
+        return lease.expires_at - stored.expires_at > step or later_sec > step
 
     def accepted(self, record: Dispatch) -> None:
         """Replace a record after its lease was stored."""
         self.put(record)
         if record.lease is not None:
-            self._expires_at[record.key] = record.lease.expires_at
+            self._stored[record.key] = record.lease
 
 
 def record_key(event: StatusEvent | BadEvent) -> str:

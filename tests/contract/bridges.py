@@ -45,9 +45,15 @@ class Context(BridgeContext):
     """The context of a bridge whose time the test sets."""
 
     at: float
+    ahead: float = 0.0
+    """By how much its clock is ahead of those of other bridges."""
 
     def now(self) -> float:
         """Return the time of the test."""
+        return self.at + self.ahead
+
+    def monotonic(self) -> float:
+        """Return the time of the test, whatever the clock of the bridge shows."""
         return self.at
 
 

@@ -13,8 +13,8 @@ from flowkit.adapters.dispatches.store import DispatchStore
 LEASE = WorkerLease(worker_id="w-1", lease_id="l-1", ttl_sec=5, expires_at=AT + 5, worker_ts_ms=10)
 
 
-async def accepted(store: DispatchStore, node_id: str) -> Dispatch:
-    """Store a record whose run a worker owns, and return it."""
+async def dispatched(store: DispatchStore, node_id: str, **fields: Any) -> Dispatch:
+    """Store a record of an attempt that no worker has accepted, with these fields, and return it."""
     record = Dispatch(
         attempt=attempt(node_id),
         run_id=RUN,
@@ -27,9 +27,14 @@ async def accepted(store: DispatchStore, node_id: str) -> Dispatch:
         owner="bridge-1",
         created_at=AT,
     )
-    await store.insert(record)
+    return await store.insert(replace(record, **fields))
+
+
+async def accepted(store: DispatchStore, node_id: str, **fields: Any) -> Dispatch:
+    """Store a record whose run a worker owns, with these fields, and return it."""
+    record = await dispatched(store, node_id, **fields)
     await store.accept(record, LEASE, AT)
-    return replace(record, lease=LEASE)
+    return replace(record, lease=LEASE, accepted_at=AT)
 
 
 def later(record: Dispatch, seconds: float) -> Dispatch:

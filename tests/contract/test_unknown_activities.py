@@ -61,8 +61,10 @@ async def after_heartbeat(
         assert asked is not None
         supervisor.saw(asked)
     context.at += OVERDUE_SEC - 1
+    await supervisor.send_heartbeats()
+    await until(lambda: not supervisor.sending)
     await supervisor.tick()
-    await until(lambda: not supervisor.attempts)
+    assert not supervisor.attempts
     return (await store.find_all([record.key]))[record.key], parts
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.bridge_records import NODE, NOW, PAYLOADS, TASK, event, lease, record
+from tests.unit.bridge_records import NODE, NOW, NOW_MS, PAYLOADS, TASK, event, lease, record
 from tests.unit.property_examples import examples
 
 from flowkit.adapters.dispatches.record import (
@@ -199,6 +199,13 @@ def test_lease_is_written_once_it_was_extended_by_a_tenth(after_sec: float, is_d
     run.renew(event("TASK_HEARTBEAT"))
     assert lease_after(run).expires_at == pytest.approx(NOW + 66 + after_sec)
     assert (run.due_renewals() == [held.key]) is is_due
+
+
+def test_lease_is_written_although_the_bridge_that_stored_its_deadline_has_a_clock_ahead() -> None:
+    held = record(lease=lease(expires_at=NOW + 3_600))
+    run = NodeRun({held.key: held}, NOW + 7)
+    run.renew(event("TASK_HEARTBEAT", ts_ms=NOW_MS + 7_000))
+    assert run.due_renewals() == [held.key]
 
 
 def test_new_lease_is_not_written_again() -> None:

@@ -151,6 +151,6 @@ SECOND = record(lease=lease(lease_id="second"), past_leases=("first",))
 def test_record_that_was_read_before_an_acceptance_does_not_replace_the_newer_one(
     known: Dispatch, read: Dispatch, kept: Dispatch
 ) -> None:
-    attempt = Supervised(record=known)
-    update(attempt, read)
+    attempt = Supervised(record=known, heard_at=0.0)
+    update(attempt, read, 1.0)
     assert attempt.record == kept

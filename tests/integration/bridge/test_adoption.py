@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.attempt import pollers
-from flowkit.bridge import dispatcher, supervisor
+from flowkit.bridge import dispatcher, service
 from flowkit.bridge.command_sender import CommandSender
 from flowkit.bridge.kafka.topics import Provisioner
 from flowkit.models import TaskStatus
@@ -250,7 +250,7 @@ async def test_attempt_of_a_native_worker_is_lost_when_its_role_moves_to_externa
 async def test_outcome_that_a_killed_bridge_delivered_last_is_noted_by_another_bridge(
     external: ExternalTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_ORPHANS_SEC", 0.1)
+    monkeypatch.setattr(service, "ORPHANS_SEC", 0.1)
     await external.served_engine()
     await external.external(scripted)
     task_id = await external.create(node("extract", external.role, inline={"final": {"total": 1}}))

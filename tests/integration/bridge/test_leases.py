@@ -110,10 +110,8 @@ def _announced(sent: list[Entry]) -> list[Entry]:
 
 
 async def _until_expired(external: ExternalTasks, task_id: str) -> None:
-    now = external.bridge.context.now
-
     async def look() -> bool:
-        return bool((await external.dispatch(task_id, "n"))["lease"]["expires_at"] <= now())
+        return bool((await external.dispatch(task_id, "n"))["lease"]["ended"])
 
     await eventually(look)
 
