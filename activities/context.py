@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-async def _begun() -> None:
-    """Do nothing, for an attempt that has begun."""
-
-
 class ArtifactsWriter:
     """Writes and reads the artifacts of the running node, for handlers that manage artifacts themselves.
 
@@ -38,19 +34,12 @@ class ArtifactsWriter:
         attempt: AttemptInput,
         worker_id: str,
         on_batch: Callable[[str], None] = lambda uid: None,
-        begin: Callable[[], Awaitable[None]] = _begun,
     ) -> None:
-        """Prepare the writer. `on_batch` is called with the uid of each batch that `upsert_partial` has stored.
-
-        Each method calls `begin` first, with which the attempt begins if it has not begun.
-        """
+        """Prepare the writer. `on_batch` is called with the uid of each batch that `upsert_partial` has stored."""
         self._store = store
         self._attempt = attempt
         self._worker_id = worker_id
         self._on_batch = on_batch
-        self._begin = begin
-        self.marked = False
-        """Whether the handler has written the complete marker itself."""
 
     async def upsert_partial(self, batch_uid: str, meta: dict[str, Any]) -> dict[str, Any]:
         """Store `meta` as the artifact of a batch and return a reference to it. Raise ValueError for an invalid uid.
@@ -59,7 +48,6 @@ class ArtifactsWriter:
         """
         if not isinstance(batch_uid, str) or not batch_uid or not is_unicode(batch_uid):
             raise ValueError(f"batch_uid must be a non-empty string, not {shown(batch_uid)}")
-        await self._begin()
         now = time.time()
         await retry_while_unavailable(
             lambda: self._store.upsert_partial(self._attempt, batch_uid, meta, self._worker_id, now)
@@ -70,9 +58,10 @@ class ArtifactsWriter:
     async def mark_complete(
         self, meta: dict[str, Any], artifacts_ref: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Write the node's complete marker and return a reference to it. FlowKit also writes it when the run ends."""
-        self.marked = True
-        await self._begin()
+        """Write the node's complete marker and return a reference to it. FlowKit replaces it when the run ends.
+
+        Until then, it does not end the nodes that pull from this one, because the handler may store more batches.
+        """
         attempt, now = self._attempt, time.time()
         await retry_while_unavailable(
             lambda: self._store.mark_complete(
@@ -83,13 +72,13 @@ class ArtifactsWriter:
                 now,
                 worker_id=self._worker_id,
                 artifacts_ref=artifacts_ref,
+                confirmed=False,
             )
         )
         return artifacts_ref or self._ref()
 
     async def partials(self) -> AsyncIterator[dict[str, Any]]:
         """Yield `batch_uid` and `meta` of each batch that this node has stored, in earlier attempts too."""
-        await self._begin()
         task_id, node_id = self._attempt.task_id, self._attempt.node_id
         pages, yielded = self._store.pages(task_id, node_id), set[str]()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from contextlib import ExitStack, aclosing, closing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from flowkit.text import error_text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+    from contextlib import AbstractContextManager
 
     from flowkit.activities.attempt_log import AttemptLog
     from flowkit.activities.batches.backpressure import Backpressure
@@ -122,22 +123,17 @@ class RoleExecutor:
         With `may_repeat`, Temporal may run the attempt again from the start, as it does for a local activity.
         """
         self._attempt = attempt
-        self._run_id = run_id
         self._roles = roles
         self._handler = roles.handlers[attempt.role]
         self._invoker = roles.invoker
         self._tasks = worker.tasks
         self._artifacts = roles.artifacts
         self._worker_id = worker.worker_id
-        self._storage = AttemptStorage(
-            *(worker.tasks, roles.artifacts, attempt, run_id, worker.worker_id), on_begun=self._begun
-        )
+        self._storage = AttemptStorage(worker.tasks, roles.artifacts, attempt, run_id, worker.worker_id)
         self._ctx = RunContext(
             attempt=attempt,
             worker_id=worker.worker_id,
-            artifacts=ArtifactsWriter(
-                *(roles.artifacts, attempt, worker.worker_id, self._batch_stored, self._storage.begin)
-            ),
+            artifacts=ArtifactsWriter(roles.artifacts, attempt, worker.worker_id, self._batch_stored),
             tasks=worker.tasks,
             clock=roles.clock,
         )
@@ -148,7 +144,6 @@ class RoleExecutor:
         self._may_repeat = may_repeat
         self._wait = Wait()
         self._log: AttemptLog | None = None
-        self._end_of_log = ExitStack()
 
     def waits_for(self) -> str | None:
         """Return what holds the attempt back, for people; None if nothing does. Any thread may call this."""
@@ -161,23 +156,19 @@ class RoleExecutor:
 
     async def run(self) -> AttemptResult:
         """Run the whole attempt, from its first write to its last. Return at once if an earlier try has finished it."""
-        with closing(self._storage), self._end_of_log:
-            try:
-                await self._storage.start(late=self._may_begin_late())
-                await self._signal_earlier_batches()
-                await self._run()
-            except TriedBefore as earlier:
-                return await self._after_earlier_try(earlier)
+        try:
+            lease = await self._storage.begin()
+        except TriedBefore as earlier:
+            return await self._after_earlier_try(earlier)
+        with self._logged(lease) as self._log:
+            await self._signal_earlier_batches()
+            final = await self._handled()
+            await self._storage.end(final.metrics, final.artifacts_ref)
         return AttemptResult(worker_id=self._worker_id, batches=self._batches)
 
-    def _may_begin_late(self) -> bool:
-        """Return whether a single write may begin and end the attempt. Later attempts replace what earlier ones left."""
-        return self._may_repeat and self._attempt.epoch == 1 and not self._attempt.max_ahead
-
-    def _begun(self) -> None:
-        if events := self._roles.events:
-            log = events.attempt(self._attempt, self._storage.lease, self._ctx.cancelled)
-            self._log = self._end_of_log.enter_context(log)
+    def _logged(self, lease: dict[str, Any]) -> AbstractContextManager[AttemptLog | None]:
+        events = self._roles.events
+        return events.attempt(self._attempt, lease, self._ctx.cancelled) if events else nullcontext()
 
     async def _after_earlier_try(self, earlier: TriedBefore) -> AttemptResult:
         """Return the result of an earlier try. Raise a loss if it did not finish.
@@ -186,7 +177,7 @@ class RoleExecutor:
         """
         if not self._may_repeat:
             raise EpochTaken(self._attempt.epoch)
-        batches = await complete_end(self._artifacts, self._attempt, earlier) if earlier.finished else None
+        batches = await complete_end(self._artifacts, self._attempt) if earlier.finished else None
         if batches is None:
             raise AttemptFailed(lost(reason_codes.LEASE_LOST, str(earlier)))
         return AttemptResult(worker_id=self._worker_id, batches=batches)
@@ -213,23 +204,11 @@ class RoleExecutor:
         if self._ahead is not None:
             self._ahead.stored(uid)
 
-    async def _run(self) -> None:
-        try:
-            final = await self._handled()
-            ambiguous = self._may_repeat and self._ctx.artifacts.marked
-            await self._storage.end(final.metrics, final.artifacts_ref, finish_last=ambiguous)
-        except asyncio.CancelledError:
-            self._storage.raise_refusal()
-            raise
-        except (FlowKitError, AttemptFailed):
-            await self._storage.begin()  # an attempt that fails has begun, so that its failure is logged
-            raise
-
     async def _handled(self) -> FinalizeResult:
         """Run the handler, and return its result. Raise its error as AttemptFailed."""
         try:
             return await self._handle()
-        except (FlowKitError, AttemptFailed, TriedBefore):
+        except (FlowKitError, AttemptFailed):
             raise
         except asyncio.CancelledError:
             self._refuse_stray_cancel()
@@ -248,11 +227,8 @@ class RoleExecutor:
 
     async def _handle(self) -> FinalizeResult:
         attempt, handler, invoker = self._attempt, self._handler, self._invoker
-        with self._storage.begun_while_waiting():
-            await invoker.call(handler.init, self._info())
-            loaded = await invoker.call(handler.load_input, attempt.io.input_ref, inline_of(attempt))
-        if any("input_adapter" in given for given in (inline_of(attempt), loaded) if isinstance(given, dict)):
-            await self._storage.begin()
+        await invoker.call(handler.init, self._info())
+        loaded = await invoker.call(handler.load_input, attempt.io.input_ref, inline_of(attempt))
         with backpressure(attempt, self._artifacts, self._tasks) as self._ahead:
             source = Input(
                 attempt=attempt,
@@ -267,8 +243,7 @@ class RoleExecutor:
             async with aclosing(source.batches(loaded)) as batches:
                 while await self._process_next(batches):
                     pass
-        with self._storage.begun_while_waiting():
-            return as_final(await invoker.call(handler.finalize, self._ctx))
+        return as_final(await invoker.call(handler.finalize, self._ctx))
 
     async def _process_next(self, batches: AsyncGenerator[Batch, None]) -> bool:
         """Process the next batch. Return False if there is none.
@@ -276,8 +251,7 @@ class RoleExecutor:
         Do not keep the batch afterwards, because the input's byte budget no longer counts it.
         """
         await self._ctx.raise_if_cancelled()
-        with self._storage.begun_while_waiting():
-            batch = await anext(batches, None)
+        batch = await anext(batches, None)
         await self._ctx.raise_if_cancelled()
         if batch is None:
             return False
@@ -313,10 +287,9 @@ class RoleExecutor:
 
     async def _call_handler(self, batch: Batch) -> Any:
         hook, processes = self._handler.process_batch, self._roles.processes
-        with self._storage.begun_while_waiting():
-            if processes is None or inspect.iscoroutinefunction(hook):
-                return await self._invoker.call(hook, batch, self._ctx)
-            return await processes.process(self._attempt.role, batch, self._ctx)
+        if processes is None or inspect.iscoroutinefunction(hook):
+            return await self._invoker.call(hook, batch, self._ctx)
+        return await processes.process(self._attempt.role, batch, self._ctx)
 
     async def _store(self, uid: str, result: BatchResult) -> None:
         try:

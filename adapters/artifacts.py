@@ -7,7 +7,6 @@ A rejected write raises Fenced, which ends an outdated attempt that is still run
 from __future__ import annotations
 
 import asyncio
-import copy
 from typing import TYPE_CHECKING, Any
 
 from pymongo import ASCENDING
@@ -24,7 +23,7 @@ from flowkit.adapters.entries import (
     fitting,
     is_whole,
 )
-from flowkit.adapters.fenced_rows import OWNER_FIELDS, FencedRows
+from flowkit.adapters.fenced_rows import FencedRows
 from flowkit.adapters.metrics import EMPTY_BYTES, storable
 from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
 from flowkit.adapters.notifications import ArtifactNotifier
@@ -55,13 +54,6 @@ class ArtifactStore:
         self.claims = Claims(db)
         self.notifier = ArtifactNotifier()
         """Notifies pulling nodes in this process when another node in this process stores a batch."""
-        self._owner: dict[str, Any] = {}
-
-    def of_try(self, run_id: str, lease_id: str) -> ArtifactStore:
-        """Return this store for an attempt that has not begun, whose rows replace no row of another try."""
-        store = copy.copy(self)
-        store._owner = dict(zip(OWNER_FIELDS, (run_id, lease_id), strict=True))
-        return store
 
     @translate_errors
     async def prepare(self) -> None:
@@ -97,8 +89,6 @@ class ArtifactStore:
 
     @translate_errors
     async def _delete_failed_row(self, attempt: AttemptInput, batch_uid: str) -> None:
-        if self._owner:
-            return  # the first attempt of a node: no earlier one can have failed
         row = {**_key(attempt, batch_uid), "failed": True, "attempt_epoch": {"$lte": attempt.epoch}}
         await self._metrics.delete_one(row)
 
@@ -161,7 +151,6 @@ class ArtifactStore:
             {"payload": None, "created_at": moment(at)},
             size=size,
             forgotten=_REPLACED_FIELDS,
-            owner=self._owner,
         )
 
     @translate_errors
@@ -170,9 +159,7 @@ class ArtifactStore:
     ) -> None:
         row = {"failed": False, "reason": None, **fields, "ts_ms": int(at * 1000)}
         first = {"created_at": moment(at)}
-        await self._metrics_rows.put(
-            _key(attempt, batch_uid), attempt.epoch, row, first, size=size, owner=self._owner
-        )
+        await self._metrics_rows.put(_key(attempt, batch_uid), attempt.epoch, row, first, size=size)
 
     @translate_errors
     async def mark_complete(
@@ -185,27 +172,32 @@ class ArtifactStore:
         *,
         worker_id: str = "",
         artifacts_ref: dict[str, Any] | None = None,
+        confirmed: bool = True,
     ) -> None:
         """Write a node's complete marker, so that the nodes that pull from it can finish.
 
-        The marker has no `batch_uid`, as external workers expect.
+        A marker that is not `confirmed` counts only once the node has ended: its attempt may store more batches. The
+        marker has no `batch_uid`, as external workers expect.
         """
         stored, size = storable("meta of the complete marker", meta)
         more = _reference("artifacts_ref of the complete marker", artifacts_ref)
-        fields = {"status": "complete", "meta": stored, "confirmed": True, "updated_at": moment(at), **more}
+        fields = {
+            "status": "complete",
+            "meta": stored,
+            "confirmed": confirmed,
+            "updated_at": moment(at),
+            **more,
+        }
         key = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$exists": False}}
         first = {"worker_id": worker_id, "created_at": moment(at)}
-        await self._artifact_rows.put(key, epoch, fields, first, size=size, owner=self._owner)
+        await self._artifact_rows.put(key, epoch, fields, first, size=size)
         self.notifier.notify(task_id, node_id)
 
     @translate_errors
-    async def complete_meta(self, attempt: AttemptInput, lease_id: str) -> dict[str, Any] | None:
-        """Return the `meta` of the complete marker that an attempt has written; None if it has written none.
-
-        Ignore a marker of another try than the one with this lease, which holds the epoch.
-        """
+    async def complete_meta(self, attempt: AttemptInput) -> dict[str, Any] | None:
+        """Return the `meta` of the confirmed complete marker of an attempt; None if there is none."""
         key = {"task_id": attempt.task_id, "node_id": attempt.node_id, "batch_uid": {"$exists": False}}
-        own = {"attempt_epoch": attempt.epoch, "lease_id": {"$in": [None, lease_id]}}
+        own = {"attempt_epoch": attempt.epoch, "confirmed": True}
         marker = await self._artifacts.find_one({**key, **own}, {"meta": 1})
         return None if marker is None else dict(marker.get("meta") or {})
 

@@ -1,8 +1,4 @@
-"""Rows with a unique key: a write of a higher epoch replaces the row, and a write of a lower epoch is rejected.
-
-An attempt that has begun may also replace the rows of its own epoch. An attempt that has not begun may replace only its
-own rows, because another try may hold its epoch. Its rows name its run and its try.
-"""
+"""Rows with a unique key: a write of the same or a higher epoch replaces the row, and one of a lower epoch is rejected."""
 
 from __future__ import annotations
 
@@ -17,9 +13,6 @@ from flowkit.errors import Fenced
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-OWNER_FIELDS = ("run_id", "lease_id")
-"""Fields of the rows of an attempt that has not begun: its run, and its lease, which identifies the try."""
-
 _LARGE_BYTES = 256 * 1024
 """Rows with more than this many bytes are written by themselves, so that small rows do not wait for them."""
 
@@ -33,8 +26,6 @@ class _Row:
     """Fields that are written only when the row is created."""
     forgotten: tuple[str, ...]
     """Fields of an earlier write that this write removes unless it sets them."""
-    owner: dict[str, Any]
-    """OWNER_FIELDS of an attempt that has not begun; empty for one that has."""
 
     @property
     def values(self) -> dict[str, Any]:
@@ -42,20 +33,17 @@ class _Row:
 
     @property
     def document(self) -> dict[str, Any]:
-        return {**self.values, **self.first, **self.fields, **self.owner, "attempt_epoch": self.epoch}
+        return {**self.values, **self.first, **self.fields, "attempt_epoch": self.epoch}
 
     @property
     def replaceable(self) -> dict[str, Any]:
         """The filter for a stored row that this one may replace."""
-        if not self.owner:
-            return {**self.key, "attempt_epoch": {"$not": {"$gt": self.epoch}}}
-        own = {"attempt_epoch": self.epoch, **self.owner}
-        return {**self.key, "$or": [{"attempt_epoch": {"$not": {"$gte": self.epoch}}}, own]}
+        return {**self.key, "attempt_epoch": {"$not": {"$gt": self.epoch}}}
 
     @property
     def update(self) -> dict[str, Any]:
-        fields = {**self.fields, **self.owner, "attempt_epoch": self.epoch}
-        gone = {name: "" for name in (*self.forgotten, *OWNER_FIELDS) if name not in fields}
+        fields = {**self.fields, "attempt_epoch": self.epoch}
+        gone = {name: "" for name in self.forgotten if name not in fields}
         written = {"$set": fields}
         return {**written, "$unset": gone} if gone else written
 
@@ -76,15 +64,13 @@ class FencedRows:
         *,
         size: int,
         forgotten: tuple[str, ...] = (),
-        owner: dict[str, Any],
     ) -> None:
         """Write the row with this `key`. Raise Fenced if an attempt with a higher epoch has written it.
 
         An existing row keeps its `first` fields and loses the `forgotten` fields that are not in `fields`. `size` is
-        the size of the user's part of the row in bytes. An attempt that has not begun passes its OWNER_FIELDS as
-        `owner`; Fenced is then also raised if another try has written the row with the same epoch.
+        the size of the user's part of the row in bytes.
         """
-        row = _Row(key=key, epoch=epoch, fields=fields, first=first, forgotten=forgotten, owner=owner)
+        row = _Row(key=key, epoch=epoch, fields=fields, first=first, forgotten=forgotten)
         if size > _LARGE_BYTES:
             await self._replace(row)
         else:
@@ -110,6 +96,5 @@ class FencedRows:
         except DuplicateKeyError:
             replaced = await self._collection.update_one(row.replaceable, row.update)
             if not replaced.matched_count:
-                node = row.key["node_id"]
-                other = "another try" if row.owner else "a newer attempt"
-                raise Fenced(f"{other} of node {node!r} has already written {row.values}") from None
+                text = f"a newer attempt of node {row.key['node_id']!r} has already written {row.values}"
+                raise Fenced(text) from None

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from pymongo import UpdateOne
 
 from flowkit.adapters.group_commit import GroupCommit, Pace
-from flowkit.adapters.mongo import translate_errors
 from flowkit.adapters.tasks import task_fields
 from flowkit.errors import EpochTaken, Fenced, StoreRefused
 from flowkit.models import NodeStatus
@@ -36,11 +35,9 @@ class _Write:
 class TriedBefore(Exception):
     """Raised if an earlier try of an attempt has begun. Temporal runs a local activity again after a crash."""
 
-    def __init__(self, node_id: str, *, finished: bool, lease_id: str) -> None:
+    def __init__(self, node_id: str, *, finished: bool) -> None:
         self.finished = finished
         """Whether the earlier try has also finished the node."""
-        self.lease_id = lease_id
-        """The lease of the earlier try."""
         super().__init__(
             f"the engine that ran this attempt of node {node_id!r} stopped, or its workflow task timed out"
         )
@@ -85,16 +82,6 @@ class AttemptWrites:
         alone = partial(take, attempt, run_id, update)
         await self._writes.write(_Write(attempt=attempt, fence=fence, update=update, alone=alone))
 
-    @translate_errors
-    async def begin_and_finish(
-        self, attempt: AttemptInput, run_id: str, lease: Fields, at: float, ended_at: float
-    ) -> None:
-        """Begin and finish an attempt in one write. Raise the errors of `begin` with `once`."""
-        update = task_fields.attempt_at_once(attempt, run_id, lease, at, ended_at)
-        fence = task_fields.fresh_attempt_filter(attempt)
-        alone = partial(self._begin_once, lease, attempt, run_id, update)
-        await self._writes.write(_Write(attempt=attempt, fence=fence, update=update, alone=alone))
-
     async def finish(self, attempt: AttemptInput, run_id: str, at: float) -> None:
         """Finish the node. Raise Fenced if a newer attempt has it. Do not change a node that is being cancelled."""
         update = {"$set": task_fields.attempt_finished(attempt, at)}
@@ -129,14 +116,11 @@ class AttemptWrites:
         """Raise TriedBefore if this run has already taken the epoch."""
         taken = {"node_id": attempt.node_id, "attempt_epoch": attempt.epoch, "run_id": run_id}
         stored = await self._tasks.find_one(
-            {"id": attempt.task_id, "graph.nodes": {"$elemMatch": taken}},
-            {**task_fields.NODE_STATES, "graph.nodes.lease.lease_id": 1},
+            {"id": attempt.task_id, "graph.nodes": {"$elemMatch": taken}}, task_fields.NODE_STATES
         )
         if stored is not None:
-            node = stored["graph"]["nodes"][attempt.index]
-            finished = node["status"] == NodeStatus.FINISHED
-            lease_id = node.get("lease", {}).get("lease_id", "")
-            raise TriedBefore(attempt.node_id, finished=finished, lease_id=lease_id)
+            finished = stored["graph"]["nodes"][attempt.index]["status"] == NodeStatus.FINISHED
+            raise TriedBefore(attempt.node_id, finished=finished)
 
     async def _begin(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
         begun = await self._tasks.update_one(task_fields.open_attempt_filter(attempt, run_id), update)

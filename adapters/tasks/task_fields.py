@@ -275,13 +275,6 @@ def attempt_finished(attempt: AttemptInput, at: float) -> Fields:
     return fields
 
 
-def attempt_at_once(attempt: AttemptInput, run_id: str, lease: Fields, at: float, ended_at: float) -> Fields:
-    """Return the update that begins an attempt at `at` and finishes it at `ended_at`."""
-    fields = attempt_begun(attempt, run_id, lease, at) | attempt_finished(attempt, ended_at)
-    unset = attempt_unset(attempt)
-    return {"$set": fields, "$unset": {name: "" for name in unset if name not in fields}}
-
-
 def node_filter(node: NodeRecord) -> Fields:
     """Return the filter for a transition of the workflow: the node is open and has no later epoch.
 

@@ -66,7 +66,7 @@ ARTIFACT_CALLS: dict[str, Callable[[ArtifactStore], Awaitable[object]]] = {
     "drop_marker": lambda artifacts: artifacts.drop_marker(attempt()),
     "scan": lambda artifacts: artifacts.scan(TASK, ["a"]),
     "metas": lambda artifacts: artifacts.metas(TASK, "a", [Entry("b1", None)]),
-    "complete_meta": lambda artifacts: artifacts.complete_meta(attempt(), "lease-1"),
+    "complete_meta": lambda artifacts: artifacts.complete_meta(attempt()),
     "batch_uids": lambda artifacts: artifacts.batch_uids(TASK, "a"),
     "stored_uids": lambda artifacts: artifacts.stored_uids(TASK, "a"),
     "has_batches": lambda artifacts: artifacts.has_batches(TASK, "a"),

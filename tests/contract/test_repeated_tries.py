@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,11 @@ from tests.contract.builders import (
     stored,
     stored_node,
 )
+from tests.contract.freezing_database import FreezingDatabase
 
 from flowkit import reason_codes
 from flowkit.activities.handlers import BatchResult, FinalizeResult
 from flowkit.activities.local_attempts import InlineExecutor, check_age
-from flowkit.adapters.fenced_rows import OWNER_FIELDS
 from flowkit.adapters.tasks.attempt_writes import TriedBefore
 from flowkit.errors import EpochTaken, Fenced
 from flowkit.models import FailureKind
@@ -45,9 +46,9 @@ def counting(*uids: str) -> Returning:
 
 
 async def documents(db: Any) -> list[dict[str, Any]]:
-    """Return the documents of the attempt, without ids, times and the owners of rows."""
+    """Return the documents of the attempt, without ids and times."""
     found = [each for name in ("tasks", "artifacts", "metrics_raw") for each in await documents_of(db[name])]
-    times = {"_id", "ts_ms", "created_at", "updated_at", *OWNER_FIELDS}
+    times = {"_id", "ts_ms", "created_at", "updated_at"}
     return [{name: value for name, value in each.items() if name not in times} for each in found]
 
 
@@ -95,6 +96,30 @@ async def test_try_that_was_interrupted_is_a_loss(db: Any, tasks: TaskStore) -> 
     assert (failure.kind, failure.code) == (FailureKind.LOSS, reason_codes.LEASE_LOST)
 
 
+class Killed(BaseException):
+    """Raised in place of the end of the process."""
+
+
+class Deadly(Returning):
+    """Ends its process without waiting for anything."""
+
+    calls = 0
+
+    async def process_batch(self, batch: Any, ctx: Any) -> BatchResult:
+        """Count the call, and end the process."""
+        self.calls += 1
+        raise Killed
+
+
+async def test_handler_that_ends_its_process_is_called_once_in_each_epoch(db: Any) -> None:
+    deadly = Deadly(BatchResult(success=True), "u")
+    with pytest.raises(Killed):
+        await role_executor(db, attempt(), deadly, may_repeat=True).run()
+    failure = await failure_of(role_executor(db, attempt(), deadly, may_repeat=True))
+    assert (failure.kind, failure.code) == (FailureKind.LOSS, reason_codes.LEASE_LOST)
+    assert deadly.calls == 1
+
+
 async def test_try_after_a_finished_one_succeeds_and_changes_nothing(db: Any) -> None:
     await role_executor(db, attempt(), counting("u", "v"), may_repeat=True).run()
     before = await documents(db)
@@ -127,23 +152,17 @@ class Marking(Returning):
         return await super().process_batch(batch, ctx)
 
 
-async def test_end_is_the_last_write_if_the_handler_writes_a_marker(
-    db: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handler = Marking(
-        BatchResult(success=True, metrics={"n": 1}), "u", final=FinalizeResult(metrics={"n": 1})
-    )
-    executor = role_executor(db, attempt(), handler, may_repeat=True)
-    seen: list[int] = []
-    finish = executor._tasks.finish_attempt
-
-    async def finish_and_look(*arguments: Any) -> None:
-        seen.append(len(await documents_of(db.artifacts)) + len(await documents_of(db.metrics_raw)))
-        await finish(*arguments)
-
-    monkeypatch.setattr(executor._tasks, "finish_attempt", finish_and_look)
-    await executor.run()
-    assert seen == [4]  # one artifact and one row of metrics for the batch, the marker, and the final metrics
+async def test_marker_of_the_handler_does_not_complete_a_finished_try(db: Any, tasks: TaskStore) -> None:
+    """The metrics of `finalize` are then unknown, so that another attempt must run."""
+    freezing = FreezingDatabase(db, "artifacts", 3)
+    marking = Marking(BatchResult(success=True), "u", final=FinalizeResult(metrics={"n": 1}))
+    first = asyncio.create_task(role_executor(freezing, attempt(), marking, may_repeat=True).run())
+    await freezing.reached_by(first)
+    first.cancel()
+    await asyncio.wait([first])
+    assert (await stored_node(db))["status"] == "finished"
+    failure = await failure_of(role_executor(db, attempt(), counting("u"), may_repeat=True))
+    assert (failure.kind, failure.code) == (FailureKind.LOSS, reason_codes.LEASE_LOST)
 
 
 async def test_ordinary_attempt_whose_epoch_an_inline_one_has_taken_leaves_it(

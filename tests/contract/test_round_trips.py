@@ -41,15 +41,6 @@ async def nothing(task_id: str) -> None:
     """A function of the user."""
 
 
-class Waiting(Returning):
-    """Waits before it returns its result."""
-
-    async def process_batch(self, batch: Any, ctx: Any) -> BatchResult:
-        """Let other tasks run."""
-        await let_other_tasks_run()
-        return await super().process_batch(batch, ctx)
-
-
 async def one_batch(db: Any) -> None:
     await role_executor(db, attempt(), Returning(COUNTED, "b1")).run()
 
@@ -64,18 +55,6 @@ async def no_metrics(db: Any) -> None:
 
 async def inline(db: Any) -> None:
     await role_executor(db, attempt(), Returning(COUNTED, "b1"), may_repeat=True).run()
-
-
-async def inline_with_an_end(db: Any) -> None:
-    await role_executor(db, attempt(), Returning(COUNTED, "b1", final=FINAL), may_repeat=True).run()
-
-
-async def inline_without_metrics(db: Any) -> None:
-    await role_executor(db, attempt(), Returning(BatchResult(success=True), "b1"), may_repeat=True).run()
-
-
-async def inline_that_waits(db: Any) -> None:
-    await role_executor(db, attempt(), Waiting(COUNTED, "b1"), may_repeat=True).run()
 
 
 async def pulled(db: Any) -> None:
@@ -99,10 +78,7 @@ COSTS: list[tuple[Callable[[Any], Awaitable[None]], list[str], int]] = [
     (one_batch, [BEGIN, *BATCH, MARKER, END], 3),
     (one_batch_and_an_end, [BEGIN, *BATCH, MARKER, "insert metrics_raw", END], 3),
     (no_metrics, [BEGIN, "insert artifacts", "delete metrics_raw", MARKER, END], 3),
-    (inline, [*BATCH, MARKER, END], 2),
-    (inline_with_an_end, [*BATCH, MARKER, "insert metrics_raw", END], 2),
-    (inline_without_metrics, ["insert artifacts", MARKER, END], 2),
-    (inline_that_waits, [BEGIN, *BATCH, MARKER, END], 2),
+    (inline, [BEGIN, *BATCH, MARKER, END], 3),
     (function, [BEGIN, MARKER, END], 2),
     (built_in, [BEGIN, MARKER], 2),
 ]

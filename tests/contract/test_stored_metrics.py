@@ -53,13 +53,19 @@ async def prepared(db: Any, tasks: TaskStore, artifacts: ArtifactStore) -> Any:
     return db
 
 
+async def marked_as_confirmed(db: Any) -> bool:
+    """Return whether the complete marker ends the nodes that pull."""
+    return bool((await db.artifacts.find_one({"status": "complete"}))["confirmed"])
+
+
 async def test_metrics_and_references_are_stored_as_json_from_every_source(prepared: Any) -> None:
-    ref = {"etag": UUID(int=5)}
+    ref, confirmed = {"etag": UUID(int=5)}, list[bool]()
 
     class Writing(Returning):
         async def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
             await ctx.artifacts.upsert_partial("mine", HANDLER_VALUES)
             await ctx.artifacts.mark_complete(HANDLER_VALUES, ref)
+            confirmed.append(await marked_as_confirmed(prepared))
             return await super().process_batch(batch, ctx)
 
     result = BatchResult(success=True, metrics=HANDLER_VALUES, artifacts_ref=ref)
@@ -73,6 +79,7 @@ async def test_metrics_and_references_are_stored_as_json_from_every_source(prepa
     assert [artifacts[uid]["artifacts_ref"] for uid in ("b1", None)] == [{"etag": STORED_VALUES["id"]}] * 2
     rows = {row["batch_uid"]: row["metrics"] for row in await documents_of(prepared.metrics_raw)}
     assert rows == {"b1": STORED_VALUES, "__final__": STORED_VALUES}
+    assert [*confirmed, await marked_as_confirmed(prepared)] == [False, True]
 
 
 UNSTORABLE: list[tuple[dict[str, Any], str, str]] = [

@@ -86,9 +86,6 @@ async def concurrent_attempts(db: RecordingDatabase) -> None:
     again = [replace(each, epoch=2) for each in attempts[::2]]
     finishing = [tasks.finish_attempt(each, RUN, AT) for each in attempts[1::2]]
     await asyncio.gather(*(begun(tasks, each) for each in again), *finishing)
-    lease, writes = {"worker_id": WORKER, "lease_id": "lease-1"}, tasks.attempts
-    last = [replace(each, epoch=3) for each in attempts]
-    await asyncio.gather(*(writes.begin_and_finish(each, RUN, lease, AT, AT) for each in last))
 
 
 async def leave_batches(artifacts: ArtifactStore) -> None:

@@ -183,11 +183,17 @@ class ConcurrencyCounter(Quick):
         return await super().process_batch(batch, ctx)
 
 
-class InlineInstant(Quick):
-    """A Quick that runs inside an engine and never waits."""
+class InlineDeadly(Quick):
+    """A Quick that runs inside an engine, and kills it without waiting in epochs up to the batch's `deadly`."""
 
-    role = "instant"
+    role = "deadly"
     inline = True
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Kill the process, or count."""
+        if ctx.attempt_epoch <= batch.payload["deadly"]:
+            os._exit(9)
+        return await super().process_batch(batch, ctx)
 
 
 class InlineQuick(Quick):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 import signal
-from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from flowkit.models import TaskStatus
-from tests.integration.harness import eventually, node, wait_seconds
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, node, wait_seconds
 from tests.integration.test_inline_roles import ONCE, chain
 from tests.integration.test_process_failures import assert_every_batch_counts_once
 
@@ -22,7 +21,6 @@ pytestmark = pytest.mark.server
 
 KILLS = 4
 LENGTH = 20
-INSTANT = 250
 
 
 @pytest.mark.parametrize("batches", [1, 3])
@@ -64,25 +62,13 @@ async def test_engines_killed_at_any_point_count_nothing_twice(harness: Harness)
     assert (len(finals), await harness.db.artifacts.count_documents(markers)) == (LENGTH, LENGTH)
 
 
-async def test_attempts_that_begin_at_their_end_count_nothing_twice_when_their_engine_is_killed(
-    harness: Harness,
-) -> None:
-    task_id = await harness.create(*({**each, "type": "instant"} for each in chain(INSTANT)))
-    for share in (0.2, 0.6):
-        engine = harness.engine_process("InlineInstant")
-        await eventually(partial(more_finished, harness, task_id, int(INSTANT * share), INSTANT))
-        engine.kill()
-        engine.wait(10)
-    harness.engine_process("InlineInstant")
+async def test_handler_that_kills_its_process_uses_a_loss_instead_of_every_engine(harness: Harness) -> None:
+    task_id = await harness.create(node("a", "deadly", inline={"deadly": 1}, **ONCE))
+    assert harness.engine_process("InlineDeadly").wait(EVENT_TIMEOUT_SEC) == 9
+    harness.engine_process("InlineDeadly")
     assert (await harness.result(task_id)).status is TaskStatus.FINISHED
-    rows = [row async for row in harness.db.metrics_raw.find({"task_id": task_id})]
-    artifacts = [row async for row in harness.db.artifacts.find({"task_id": task_id})]
-    nodes = {each["node_id"]: each for each in (await harness.document(task_id))["graph"]["nodes"]}
-    assert Counter(row["batch_uid"] for row in rows) == {"b0": INSTANT, "__final__": INSTANT}
-    assert Counter(row["status"] for row in artifacts) == {"partial": INSTANT, "complete": INSTANT}
-    for row in (*rows, *artifacts):
-        assert row["attempt_epoch"] == nodes[row["node_id"]]["attempt_epoch"]
-        assert row.get("lease_id") in (None, nodes[row["node_id"]]["lease"]["lease_id"])
+    assert (await harness.node(task_id, "a"))["attempt_epoch"] == 2
+    await assert_every_batch_counts_once(harness, task_id, "a", 1)
 
 
 async def finished_nodes(harness: Harness, task_id: str) -> int:
@@ -92,9 +78,9 @@ async def finished_nodes(harness: Harness, task_id: str) -> int:
     return sum(each["status"] == "finished" for each in nodes)
 
 
-async def more_finished(harness: Harness, task_id: str, before: int, length: int = LENGTH) -> bool:
+async def more_finished(harness: Harness, task_id: str, before: int) -> bool:
     """Return whether more nodes have finished, or all have."""
-    return await finished_nodes(harness, task_id) > min(before, length - 1)
+    return await finished_nodes(harness, task_id) > min(before, LENGTH - 1)
 
 
 async def test_engine_that_was_frozen_beyond_its_workflow_task_does_not_disturb_the_next_attempt(

@@ -120,6 +120,7 @@ async def test_failed_node_cancels_the_inline_attempt_beside_it(
 async def test_inline_nodes_continue_in_the_next_run_of_the_workflow(
     short_runs: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(local_activities, "MAX_START_SEC", 0.1)
     monkeypatch.setattr(local_activities, "MAX_END_SEC", 6.0)
     await short_runs.engine(handlers=INLINE)
     slow = node("slow", "inline", inline={"pause": 6.5})

@@ -12,7 +12,6 @@ from flowkit.text import clean
 
 if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.tasks.attempt_writes import TriedBefore
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.models import AttemptInput
 
@@ -32,31 +31,19 @@ async def begin(
     attempt: AttemptInput,
     run_id: str,
     worker_id: str,
-) -> dict[str, Any]:
-    """Take the attempt's epoch, remove the complete marker of an earlier attempt, and return the new lease."""
-    now = time.time()
-    lease = new_lease(worker_id, now + attempt.lease_ttl_sec)
-    await take_epoch(tasks, artifacts, attempt, run_id, lease, now)
-    return lease
-
-
-async def take_epoch(
-    tasks: TaskStore,
-    artifacts: ArtifactStore,
-    attempt: AttemptInput,
-    run_id: str,
-    lease: dict[str, Any],
-    at: float,
     *,
     once: bool = False,
-) -> None:
-    """Take the attempt's epoch with this lease, and remove the complete marker of an earlier attempt.
+) -> dict[str, Any]:
+    """Take the attempt's epoch, remove the complete marker of an earlier attempt, and return the new lease.
 
     With `once`, raise TriedBefore if an earlier try of the same attempt has taken the epoch.
     """
-    await retry_while_unavailable(lambda: tasks.begin_attempt(attempt, run_id, lease, at, once=once))
+    now = time.time()
+    lease = new_lease(worker_id, now + attempt.lease_ttl_sec)
+    await retry_while_unavailable(lambda: tasks.begin_attempt(attempt, run_id, lease, now, once=once))
     if attempt.epoch > 1:
         await retry_while_unavailable(lambda: artifacts.drop_marker(attempt))
+    return lease
 
 
 def new_lease(worker_id: str, until: float) -> dict[str, Any]:
@@ -86,13 +73,13 @@ async def mark(
     )
 
 
-async def complete_end(artifacts: ArtifactStore, attempt: AttemptInput, earlier: TriedBefore) -> int | None:
+async def complete_end(artifacts: ArtifactStore, attempt: AttemptInput) -> int | None:
     """Complete the last writes of an earlier try of an attempt, which has finished the node.
 
-    The complete marker contains the final metrics. Return the number of batches that the node has stored; None if there
-    is no marker, so that another attempt must run.
+    The complete marker contains the final metrics. Return the number of batches that the node has stored; None if the
+    earlier try has not written its marker, so that another attempt must run.
     """
-    metrics = await retry_while_unavailable(lambda: artifacts.complete_meta(attempt, earlier.lease_id))
+    metrics = await retry_while_unavailable(lambda: artifacts.complete_meta(attempt))
     if metrics is None:
         return None
     if metrics:
