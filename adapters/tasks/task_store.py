@@ -44,7 +44,7 @@ _GRAPH = {
     "graph.edges_ex": 1,
 }
 _RUNNING = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
-_EPOCHS = {"_id": 0, "run_seq": 1, "graph.nodes.node_id": 1, "graph.nodes.attempt_epoch": 1}
+_EPOCHS = {"_id": 0, "run_seq": 1, "graph.nodes.attempt_epoch": 1, "graph.nodes.run_id": 1}
 
 
 class TaskStore:
@@ -115,7 +115,10 @@ class TaskStore:
     async def open_task(
         self, opening: OpenTask, *, namespace_id: str = "", database_id: str = ""
     ) -> tuple[int, list[int]]:
-        """Assign the task document to a run of its workflow. Return `run_seq` and the nodes' epochs, `[]` if all are 0.
+        """Assign the task document to a run of its workflow.
+
+        Return `run_seq` and the epoch after which the run's attempts of each node begin; `[]` if all are 0. A repeated
+        opening does not skip the epoch of an attempt of its own run: the try that repeats this attempt finds it taken.
 
         Insert the document if there is none. Raise TaskIdTaken if it belongs to another task.
         """
@@ -131,7 +134,10 @@ class TaskStore:
         adopted = await self._adopt(opening, ids)
         if adopted is None:
             raise TaskIdTaken(f"task id {opening.task_id!r} belongs to an earlier task; choose another id")
-        epochs = [node.get("attempt_epoch") or 0 for node in adopted["graph"]["nodes"]]
+        epochs = [
+            (node.get("attempt_epoch") or 0) - (node.get("run_id") == opening.run_id)
+            for node in adopted["graph"]["nodes"]
+        ]
         return adopted["run_seq"], epochs if any(epochs) else []
 
     async def _adopt(self, opening: OpenTask, ids: dict[str, str]) -> dict[str, Any] | None:

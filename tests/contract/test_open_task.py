@@ -112,6 +112,20 @@ async def test_opening_returns_the_highest_used_epochs(tasks: TaskStore) -> None
     assert epochs == [5, 0, 3]
 
 
+async def test_repeated_opening_does_not_skip_the_epoch_of_an_attempt_of_its_own_run(
+    tasks: TaskStore,
+) -> None:
+    """An engine that is killed in the first workflow task has opened the task and begun inline attempts."""
+    await tasks.open_task(opening("a", "b", "c", run="run-0"))
+    await begun(tasks, attempt("a", epoch=3), run="run-0")
+    await begun(tasks, attempt("b", index=1, epoch=2), run="run-0")
+    await tasks.open_task(opening("a", "b", "c"))
+    await begun(tasks, attempt("a", epoch=4))
+    await begun(tasks, attempt("c", index=2, epoch=1))
+    _, epochs = await tasks.open_task(opening("a", "b", "c"))
+    assert epochs == [3, 2, 0]
+
+
 async def test_one_of_two_concurrent_tasks_gets_the_id(db: Any, tasks: TaskStore) -> None:
     results = await asyncio.gather(
         *(tasks.open_task(opening("a", first_run=f"first-{n}")) for n in range(10)), return_exceptions=True

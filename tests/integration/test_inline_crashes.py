@@ -11,7 +11,7 @@ import pytest
 
 from flowkit.models import TaskStatus
 from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, node, wait_seconds
-from tests.integration.test_inline_roles import ONCE, chain
+from tests.integration.test_inline_roles import ONCE, chain, counts
 from tests.integration.test_process_failures import assert_every_batch_counts_once
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ async def test_handler_that_kills_its_process_uses_a_loss_instead_of_every_engin
     harness.engine_process("InlineDeadly")
     assert (await harness.result(task_id)).status is TaskStatus.FINISHED
     assert (await harness.node(task_id, "a"))["attempt_epoch"] == 2
+    assert await counts(harness, task_id) == (1, 1), "the loss, and the ordinary attempt after it"
     await assert_every_batch_counts_once(harness, task_id, "a", 1)
 
 
