@@ -9,6 +9,9 @@ TEST_JOBS ?= 4
 QUICK_JOBS ?= 3
 SOURCE ?=
 MINUTES ?= 1
+NIGHTLY_MINUTES ?= 10
+STEPS ?=
+TESTS ?=
 WORKER_PYTHON ?=
 WORKER_COMMAND ?=
 SEED ?=
@@ -22,7 +25,7 @@ SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctre
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers check types site quick docs test large chaos fuzz demo interop bench bench-load histories screenshots wheel clean
+.PHONY: help setup servers check types site quick docs test large chaos fuzz nightly demo interop bench bench-load histories screenshots wheel clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +80,9 @@ fuzz: setup ## Random graphs and shared limits against models, and property test
 	FLOWKIT_FUZZ_MINUTES="$(MINUTES)" FLOWKIT_FUZZ_GRAPHS="$(GRAPHS)" FLOWKIT_SEED="$(SEED)" $(BIN)/pytest -q -s tests/fuzz
 	FLOWKIT_THOROUGH=1 $(BIN)/pytest -q -n $(JOBS) --dist worksteal -o timeout=3600 \
 		tests/unit/test_graph_properties.py tests/unit/test_condition_properties.py tests/unit/test_validation_fuzz.py tests/contract/test_vars_model.py tests/contract/test_group_commit.py
+
+nightly: setup ## What takes hours: the integration tests on the newer Temporal server, then fuzz, chaos and large: make nightly [NIGHTLY_MINUTES=10] [STEPS=server,fuzz,chaos,large].
+	@PYTHONPATH=. $(BIN)/python -m tests.nightly --minutes $(NIGHTLY_MINUTES) --jobs $(TEST_JOBS) --steps "$(STEPS)" $(if $(TESTS),--tests "$(TESTS)")
 
 demo: setup ## Index a source tree: make demo [SOURCE=folder] [WORKERS=3] [CHAOS=1] [EXTERNAL=1] [KEEP=1] [REPORT=file].
 	@PYTHONPATH=examples $(BIN)/python -m code_index $(if $(SOURCE),--source "$(SOURCE)") \

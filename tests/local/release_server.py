@@ -4,7 +4,7 @@ import http.server
 import io
 import tarfile
 
-CONTENT = b"#!/bin/sh\necho temporal version 1.5.1\n"
+CONTENT = b"#!/bin/sh\necho temporal version 1.9.1\n"
 
 
 def pack(content: bytes) -> bytes:

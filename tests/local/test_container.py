@@ -63,7 +63,7 @@ def test_servers_run_in_containers_and_keep_their_data(tmp_path: Path, docker: P
             assert client.flowkit.tasks.find_one() == {"_id": "t"}
     wait_until(lambda: not still_running(family))
     assert all(is_free(port) for port in ports)
-    images = {"docker.io/temporalio/temporal:1.5.1", "docker.io/library/mongo:7.0.28"}
+    images = {"docker.io/temporalio/temporal:1.9.1", "docker.io/library/mongo:7.0.28"}
     assert len(calls(docker, "pull")) == 2
     assert {call[1] for call in calls(docker, "pull")} == images
     names = {container_name(name, folder) for name in ("mongo", "temporal")}
@@ -101,8 +101,8 @@ def test_a_container_gets_ports_user_and_data_folder(tmp_path: Path, docker: Pat
     assert command[command.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}"
     assert command[command.index("--volume") + 1] == f"{tmp_path}:/flowkit:z"
     assert command[command.index("--entrypoint") + 1 :][:3] == [
-        "/temporal",
-        "docker.io/temporalio/temporal:1.5.1",
+        "temporal",
+        "docker.io/temporalio/temporal:1.9.1",
         "server",
     ]
     assert command[command.index("--db-filename") + 1] == "/flowkit/temporal.db"

@@ -11,6 +11,7 @@ from tests.local.release_server import Releases
 
 from flowkit.local import temporal_cli as cli
 from flowkit.local.errors import InstallFailed, NoNetwork, WrongHash
+from flowkit.local.install.cache import fingerprint
 
 needs_go = pytest.mark.skipif(shutil.which("go") is None, reason="needs Go")
 
@@ -32,9 +33,22 @@ def test_the_release_is_downloaded_and_cached(
     sha256 = hashlib.sha256(Releases.archive).hexdigest()
     monkeypatch.setattr(cli, "release_archive", released(releases, sha256))
     program = cli.install_temporal()
-    assert subprocess.run([program], capture_output=True, check=True).stdout == b"temporal version 1.5.1\n"
+    assert subprocess.run([program], capture_output=True, check=True).stdout == b"temporal version 1.9.1\n"
     assert [path.name for path in Path(program).parent.iterdir()] == ["temporal"]
     assert cli.cached_temporal() == program
+    assert cli.cached_version(program) == "v1.9.1"
+
+
+def test_the_release_has_priority_over_a_built_program(cache: Path) -> None:
+    for version in (cli.RELEASE, f"{cli.BUILT}-{fingerprint(cli.SQLITE_DRIVER)}"):
+        (cache / cli.NAME / version).mkdir(parents=True)
+    program = cli.cached_temporal()
+    assert program is not None
+    assert cli.cached_version(program) == cli.RELEASE
+    (cache / cli.NAME / cli.RELEASE).rmdir()
+    program = cli.cached_temporal()
+    assert program is not None
+    assert cli.cached_version(program) == cli.BUILT
 
 
 def test_a_release_with_another_hash_is_an_error_without_a_build(
@@ -53,7 +67,7 @@ def test_each_platform_has_a_release_with_a_hash(kind: str, monkeypatch: pytest.
     monkeypatch.setattr("platform.machine", lambda: {"amd64": "x86_64", "arm64": "aarch64"}[machine])
     release = cli.release_archive()
     assert release is not None
-    assert release.url.endswith(f"/v1.5.1/temporal_cli_1.5.1_{kind}.tar.gz")
+    assert release.url.endswith(f"/v1.9.1/temporal_cli_1.9.1_{kind}.tar.gz")
     assert len(bytes.fromhex(release.sha256)) == 32
 
 

@@ -11,10 +11,17 @@ from flowkit.local.container import DATA_FOLDER
 from flowkit.local.ports import HOST, free_port, is_listening
 from flowkit.local.server import LocalServer, container_program
 from flowkit.local.sources import Finder, Program, Source
-from flowkit.local.temporal_cli import VERSION, cached_temporal, install_temporal, temporal_on_path
+from flowkit.local.temporal_cli import (
+    BUILT,
+    RELEASE,
+    cached_temporal,
+    cached_version,
+    install_temporal,
+    temporal_on_path,
+)
 from flowkit.temporal_names import SEARCH_ATTRIBUTES
 
-IMAGE = "docker.io/temporalio/temporal:1.5.1"
+IMAGE = f"docker.io/temporalio/temporal:{RELEASE.removeprefix('v')}"
 CONTAINER_PORTS = (7233, 8233, 7243)
 """Ports inside a container: server, Web UI, HTTP API."""
 NAMESPACE = "default"
@@ -86,7 +93,7 @@ class TemporalServer(LocalServer):
             return [program, *self._arguments(HOST, ports, self.folder)]
         published = dict(zip(ports, CONTAINER_PORTS, strict=True))
         arguments = self._arguments("0.0.0.0", CONTAINER_PORTS, Path(DATA_FOLDER))
-        return self.container_command(container, "/temporal", published, self.folder, arguments)
+        return self.container_command(container, "temporal", published, self.folder, arguments)
 
     def _arguments(self, host: str, ports: tuple[int, int, int], folder: Path) -> list[str]:
         port, ui_port, http_port = map(str, ports)
@@ -123,12 +130,14 @@ def _on_path() -> Program | None:
 
 def _in_cache() -> Program | None:
     found = cached_temporal()
-    description = f"Temporal CLI {VERSION}"
-    return Program(source=Source.CACHE, description=description, install=lambda: found) if found else None
+    if found is None:
+        return None
+    description = f"Temporal CLI {cached_version(found)}"
+    return Program(source=Source.CACHE, description=description, install=lambda: found)
 
 
 def _to_download() -> Program:
-    description = f"Temporal CLI {VERSION} from github.com, or else built with Go"
+    description = f"Temporal CLI {RELEASE} from github.com, or else {BUILT} built with Go"
     return Program(source=Source.DOWNLOAD, description=description, install=install_temporal)
 
 

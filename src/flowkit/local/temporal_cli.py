@@ -13,23 +13,26 @@ from flowkit.local.install.cache import find_installed, fingerprint, install_onc
 from flowkit.local.install.commands import require_program, run_command
 from flowkit.local.install.download import fetch
 
-NAME, VERSION = "temporal-cli", "v1.5.1"
+NAME = "temporal-cli"
 MODULE = "github.com/temporalio/cli"
-# The driver of that version, v1.34.1, can leave a statement open when a request is cancelled. The server then
-# fails every request with "interrupted (9)". Temporal CLI 1.9 has the driver below.
+RELEASE = "v1.9.1"
+"""The release to download. Go cannot build it: its module replaces another one by a folder that Go does not fetch."""
+BUILT = "v1.5.1"
+"""The version that Go builds."""
+# The driver of the built version, v1.34.1, can leave a statement open when a request is cancelled. The server then
+# fails every request with "interrupted (9)". The release has the driver below.
 SQLITE_DRIVER = "modernc.org/sqlite@v1.51.0"
 REMEDY = (
     "put `temporal` on PATH, set FLOWKIT_TEMPORAL_BIN to its path, install Go 1.25 or newer, "
     "or set TEMPORAL_ADDRESS to a running server"
 )
-RELEASES = f"https://github.com/temporalio/cli/releases/download/{VERSION}"
-# SHA-256 of the archives of that release; public package recipes (hermit-packages, Nix) pin the same
-# values.
+RELEASES = f"https://github.com/temporalio/cli/releases/download/{RELEASE}"
+# SHA-256 of the archives, as in the release's own list; public projects pin the same values.
 ARCHIVES = {
-    "linux_amd64": "ddc95e08b0b076efd4ea9733a3f488eb7d2be875f8834e616cd2a37358b4852d",
-    "linux_arm64": "bd1b0db9f18b051026de8bf6cc1505f2510f14bbb7a8b9a4a91fff46c77454f5",
-    "darwin_amd64": "bbb73e2a31135abe50a1f1cdb35030c42961df618e8ce9c60ae89f201540c5d9",
-    "darwin_arm64": "cca01b7ea35ad56e2a328d9ae596bf716bd22313ef63c7a761c88354457c2415",
+    "linux_amd64": "09a0326a51db84d02735e53542b9ebd8c4758daf47482a9ab0abce15844e60d5",
+    "linux_arm64": "6c57c352d52fc3df34412376fd9ba6f74b7e3ace8e426e6cba8600156d36a145",
+    "darwin_amd64": "48cdd6c84c56e27ae8e4d9a47052b89289a9c552dee029b49dd312c6fb72873f",
+    "darwin_arm64": "41e0425378fcb4fb5766340b97435e20fe47bbff2d7bf644ec2d51f7662b7c56",
 }
 _MACHINES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 
@@ -62,36 +65,44 @@ def temporal_on_path() -> str | None:
 
 
 def cached_temporal() -> str | None:
-    """Return the path of the program in the cache, or None."""
-    folder = find_installed(NAME, _cache_version())
+    """Return the path of the program in the cache, the downloaded one if it is there, or None."""
+    folder = find_installed(NAME, RELEASE) or find_installed(NAME, _built_version())
     return str(folder / "temporal") if folder else None
 
 
+def cached_version(program: str) -> str:
+    """Return the version of a program in the cache."""
+    return Path(program).parent.name.partition("-")[0]
+
+
+def download_temporal() -> str:
+    """Download the release into the cache unless it is there, and return the path of its program."""
+    return str(install_once(NAME, RELEASE, _download) / "temporal")
+
+
 def install_temporal() -> str:
-    """Install the program into the cache unless it is there, and return its path."""
-    return str(install_once(NAME, _cache_version(), _install) / "temporal")
+    """Download the release, or else build a version with Go, unless it is cached; return the program's path.
+
+    A file with a wrong hash is an error.
+    """
+    try:
+        return download_temporal()
+    except WrongHash:
+        raise
+    except InstallFailed as not_downloaded:
+        try:
+            return str(install_once(NAME, _built_version(), _build) / "temporal")
+        except (NoNetwork, ProgramMissing) as not_built:
+            causes = f"{_without_remedy(not_downloaded)}, and {_without_remedy(not_built)}"
+            text = f"cannot install the Temporal CLI: {causes}; {REMEDY}"
+            raise type(not_downloaded)(text) from not_built
 
 
 def release_archive() -> ReleaseArchive | None:
     """Return the release for this platform, or None."""
     kind = f"{platform.system().lower()}_{_MACHINES.get(platform.machine().lower(), 'other')}"
-    name = f"temporal_cli_{VERSION.removeprefix('v')}_{kind}.tar.gz"
+    name = f"temporal_cli_{RELEASE.removeprefix('v')}_{kind}.tar.gz"
     return ReleaseArchive(f"{RELEASES}/{name}", ARCHIVES[kind]) if kind in ARCHIVES else None
-
-
-def _install(folder: Path) -> None:
-    """Download the release, or build it if there is no download. A file with a wrong hash is an error."""
-    try:
-        _download(folder)
-    except WrongHash:
-        raise
-    except InstallFailed as not_downloaded:
-        try:
-            _build(folder)
-        except (NoNetwork, ProgramMissing) as not_built:
-            causes = f"{_without_remedy(not_downloaded)}, and {_without_remedy(not_built)}"
-            text = f"cannot install the Temporal CLI: {causes}; {REMEDY}"
-            raise type(not_downloaded)(text) from not_built
 
 
 def _download(folder: Path) -> None:
@@ -123,13 +134,13 @@ def _go_commands(program: Path) -> Sequence[Sequence[str]]:
     # Go's checksum database pins the modules, unless the user's Go settings disable it.
     return (
         ("mod", "init", "flowkit/temporal-cli"),
-        ("get", f"{MODULE}@{VERSION}", SQLITE_DRIVER),
+        ("get", f"{MODULE}@{BUILT}", SQLITE_DRIVER),
         ("build", "-buildvcs=false", "-trimpath", "-o", str(program), f"{MODULE}/cmd/temporal"),
     )
 
 
-def _cache_version() -> str:
-    return f"{VERSION}-{fingerprint(SQLITE_DRIVER)}"
+def _built_version() -> str:
+    return f"{BUILT}-{fingerprint(SQLITE_DRIVER)}"
 
 
 def _without_remedy(error: InstallFailed) -> str:
