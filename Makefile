@@ -25,7 +25,7 @@ SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctre
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers check types site quick docs test large chaos fuzz nightly demo interop bench bench-load histories screenshots wheel clean
+.PHONY: help setup servers check lint types site quick docs test large chaos fuzz nightly demo interop bench bench-load histories screenshots wheel clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,10 +43,12 @@ setup: $(INSTALLED) servers ## Install the package, its tools and the local serv
 servers: $(INSTALLED)
 	@$(BIN)/flowkit up --install --external any
 
-check: $(INSTALLED) ## Lint, types, documentation, and tests that need no server and little time (under 90 s).
+check: lint ## Lint, types, documentation, and tests that need no server and little time (under 90 s).
+	@$(MAKE) --no-print-directory --output-sync=target --jobs=3 types site quick
+
+lint: $(INSTALLED)
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
-	@$(MAKE) --no-print-directory --output-sync=target --jobs=3 types site quick
 
 types: $(INSTALLED)
 	$(BIN)/mypy

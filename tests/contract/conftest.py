@@ -1,7 +1,11 @@
-"""Fixtures: every contract test runs on a database in memory, and on a server with each of the two drivers."""
+"""Fixtures: every contract test runs on a database in memory, and on a server with Motor.
+
+Modules that use what differs between the drivers also run with PyMongo's client; with FLOWKIT_ALL_DRIVERS, all do.
+"""
 
 from __future__ import annotations
 
+import os
 import uuid
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -22,7 +26,29 @@ if TYPE_CHECKING:
 
     from tests.servers import Start
 
-SERVER_DATABASES = [pytest.param(driver, marks=pytest.mark.server) for driver in DRIVERS]
+BOTH_DRIVERS = {
+    "test_aggregates",
+    "test_artifacts",
+    "test_cancel_during_wait",
+    "test_drivers",
+    "test_durability",
+    "test_indexes",
+    "test_mongodb_unavailable",
+    "test_remote_database",
+    "test_vars_errors",
+}
+"""Modules about errors, cursors, options, indexes and cancellation, in which the drivers differ."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test with each database on which it proves something."""
+    module = metafunc.module.__name__.rpartition(".")[2]
+    every = module in BOTH_DRIVERS or os.environ.get("FLOWKIT_ALL_DRIVERS")
+    drivers = DRIVERS if every else DRIVERS[:1]
+    servers = [pytest.param(driver, marks=pytest.mark.server) for driver in drivers]
+    choices: dict[str, list[Any]] = {"db": ["memory", *servers], "server_db": servers, "nowhere": [*drivers]}
+    for name in choices.keys() & set(metafunc.fixturenames):
+        metafunc.parametrize(name, choices[name], indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +57,7 @@ def contract_mongo_url(start_servers: Start) -> str:
     return start_servers("mongo")["MONGO_URL"]
 
 
-@pytest.fixture(params=["memory", *SERVER_DATABASES])
+@pytest.fixture
 async def db(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
     """An empty database."""
     if request.param == "memory":
@@ -41,14 +67,14 @@ async def db(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
         yield database
 
 
-@pytest.fixture(params=SERVER_DATABASES)
+@pytest.fixture
 async def server_db(request: pytest.FixtureRequest, contract_mongo_url: str) -> AsyncIterator[Any]:
     """An empty database on a server."""
     async with _server_database(request.param, contract_mongo_url) as database:
         yield database
 
 
-@pytest.fixture(params=DRIVERS)
+@pytest.fixture
 async def nowhere(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
     """A database on a port without a server."""
     url = f"mongodb://{HOST}:{free_port()}"
