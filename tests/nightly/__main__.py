@@ -16,13 +16,17 @@ from rich.console import Console
 from rich.table import Table
 
 from flowkit.local.errors import DevServerError
-from tests.nightly.newer_server import newer_server
+from tests.nightly.newer_server import is_built, newer_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 TOTALS = re.compile(r"\b\d+ (?:passed|failed|skipped|errors?|deselected)\b")
 SUITE = "tests/integration"
+NEEDS_CLIENT_COMMANDS = (
+    "tests/integration/test_plain_client_start.py::test_temporal_cli_starts_a_task_that_completes"
+)
+"""The test that calls other commands than the one of a built server."""
 
 console = Console(width=120, highlight=False)
 
@@ -75,7 +79,7 @@ def all_steps(minutes: int, sizes: str, jobs: int, tests: list[str]) -> dict[str
     )
     make = ("make", "--no-print-directory", f"MINUTES={minutes}", f"SIZES={sizes}")
     return {
-        "server": Step(pytest, lambda: {"FLOWKIT_TEMPORAL_BIN": newer_server(), "FLOWKIT_SERVERS": ""}),
+        "server": Step(pytest, _on_newer_server),
         **{name: Step((*make, name)) for name in ("fuzz", "chaos", "large")},
     }
 
@@ -84,6 +88,14 @@ def totals_of(output: str) -> tuple[str, ...]:
     """Return the totals of each run of pytest, from lines such as `2 failed, 3 passed in 1.2s`."""
     lines = [line for line in output.splitlines() if re.search(r" in \d+\.\d+s", line)]
     return tuple(", ".join(found) for line in lines if (found := TOTALS.findall(line)))
+
+
+def _on_newer_server() -> dict[str, str]:
+    """Return the environment of tests on the newer server."""
+    program, options = newer_server(), os.environ.get("PYTEST_ADDOPTS", "")
+    if is_built(program):
+        options = f"{options} --deselect {NEEDS_CLIENT_COMMANDS}"
+    return {"FLOWKIT_TEMPORAL_BIN": program, "FLOWKIT_SERVERS": "", "PYTEST_ADDOPTS": options}
 
 
 def _run(name: str, step: Step) -> Ended:

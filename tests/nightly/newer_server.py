@@ -17,6 +17,7 @@ from flowkit.local.install.cache import fingerprint, install_once
 from flowkit.local.install.commands import require_program, run_command
 from flowkit.local.temporal_cli import MODULE, RELEASE, download_temporal
 
+NAME = "temporal-server"
 PACKAGE = "internal/devserver"
 FILES = ("server.go", "log.go", "freeport.go")
 REPLACED = f"{MODULE}/cliext"
@@ -31,7 +32,12 @@ def newer_server() -> str:
         raise
     except InstallFailed:
         version = f"{RELEASE}-{fingerprint(PROGRAM.read_text(encoding='utf-8'))}"
-        return str(install_once("temporal-server", version, _build) / "temporal")
+        return str(install_once(NAME, version, _build) / "temporal")
+
+
+def is_built(program: str) -> bool:
+    """Whether a program is a built server, which has only the command `server start-dev`."""
+    return Path(program).parent.parent.name == NAME
 
 
 def module_file(original: str) -> str:
