@@ -5,11 +5,12 @@ The log is for operators and monitoring. FlowKit bases no decision on it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pymongo import ASCENDING
-from pymongo.errors import BulkWriteError
+from pymongo.errors import BulkWriteError, OperationFailure
 
 from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import DUPLICATE_KEY, Database, ensure_index, moment, translate_errors
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from flowkit.models import AttemptFailure, AttemptInput
 
+_TTL = "ttl_worker_events"
+_INDEX_NOT_FOUND = 27
 _EVENT = [(name, ASCENDING) for name in ("task_id", "node_id", "event_hash")]
 
 
@@ -52,6 +55,23 @@ class WorkerEvents:
     async def prepare(self) -> None:
         """Create the index. Raise StoreRefused, which names the index, if duplicate events prevent it."""
         await ensure_index(self._events, _EVENT, "uniq_worker_event", unique=True)
+
+    @translate_errors
+    async def expire_after(self, seconds: float) -> None:
+        """Let MongoDB delete events this long after it stored them; 0 means never. Keep other indexes on the time."""
+        whole = math.ceil(seconds)
+        index = (await self._events.index_information()).get(_TTL)
+        if index is not None and index.get("expireAfterSeconds") != whole:
+            await self._drop_ttl()
+        if whole:
+            await ensure_index(self._events, "created_at", _TTL, expireAfterSeconds=whole)
+
+    async def _drop_ttl(self) -> None:
+        try:
+            await self._events.drop_index(_TTL)
+        except OperationFailure as error:
+            if error.code != _INDEX_NOT_FOUND:  # another engine has dropped it
+                raise
 
     @translate_errors
     async def append(self, events: Sequence[WorkerEvent], at: float) -> None:

@@ -14,10 +14,10 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from flowkit.adapters.dispatches.record import key_of
-from flowkit.adapters.metrics import UNSTORABLE
+from flowkit.adapters.metrics import UNSTORABLE, storable
 from flowkit.bridge.rules.reading import Malformed, read_announce, read_reply
 from flowkit.errors import StoreRefused
-from flowkit.limits import ID_CHARS
+from flowkit.limits import ANNOUNCEMENT_BYTES, ID_CHARS
 from flowkit.protocol.payloads import EvWorkerOffline, EvWorkerOnline
 from flowkit.text import clean
 
@@ -65,7 +65,7 @@ class Announcements:
                     await self._reply(record.value)
                 else:
                     await self._announce(record.value)
-            except (Malformed, StoreRefused, *UNSTORABLE) as error:
+            except (Malformed, StoreRefused) as error:
                 self._malformed.skip(record, error)
 
     async def _announce(self, value: bytes | None) -> None:
@@ -75,15 +75,17 @@ class Announcements:
         envelope, announcement = found
         worker_id = _checked_id(announcement.worker_id)
         if isinstance(announcement, EvWorkerOnline):
-            await self._online(worker_id, envelope, announcement)
+            await self._online(worker_id, envelope, announcement, len(value or b""))
         elif isinstance(announcement, EvWorkerOffline):
             await self._context.db(lambda: self._registry.offline(worker_id, self._context.now()))
             await self._worker_stopped(worker_id, envelope.ts_ms)
 
-    async def _online(self, worker_id: str, envelope: Envelope, announcement: EvWorkerOnline) -> None:
+    async def _online(
+        self, worker_id: str, envelope: Envelope, announcement: EvWorkerOnline, size: int
+    ) -> None:
         now = self._context.now()
         await self._context.db(
-            lambda: self._registry.announced(worker_id, announced_fields(announcement), now)
+            lambda: self._registry.announced(worker_id, announced_fields(announcement, size), now)
         )
         if announcement.capabilities is not None or announcement.resume is not None:
             await self._worker_stopped(worker_id, envelope.ts_ms)
@@ -142,16 +144,24 @@ class Announcements:
         await self._context.db(lambda: self._dispatches.extend(record.key, lease.lease_id, until, now))
 
 
-def announced_fields(announcement: EvWorkerOnline) -> dict[str, object]:
-    """Return the registry fields of an announcement. Periodic announcements do not contain `capabilities`."""
-    fields: dict[str, object] = {
+def announced_fields(announcement: EvWorkerOnline, size: int) -> dict[str, object]:
+    """Return the registry fields of an announcement of `size` bytes. Periodic ones do not contain `capabilities`.
+
+    Omit what is too large, or what MongoDB cannot store: the worker is online all the same.
+    """
+    shown: dict[str, object] = {
         "type": clean(announcement.type[:1_000]),
         "version": clean(announcement.version[:100]),
-        "capacity": announcement.capacity,
     }
+    if size > ANNOUNCEMENT_BYTES:
+        return shown
+    details: dict[str, object] = {"capacity": announcement.capacity}
     if announcement.capabilities is not None:
-        fields["capabilities"] = announcement.capabilities
-    return fields
+        details["capabilities"] = announcement.capabilities
+    try:
+        return {**shown, **storable("announcement", details)[0]}
+    except UNSTORABLE:
+        return shown
 
 
 def _checked_id(worker_id: str) -> str:

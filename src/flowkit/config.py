@@ -137,6 +137,8 @@ class CoordinatorConfig(_Kafka):
     """Maximum number of calls of user-defined functions that one engine process runs concurrently."""
     sweep_sec: float = 60
     """How often the sweep compares open task documents with their workflows."""
+    worker_events_ttl_sec: float = 30 * 86_400
+    """How long MongoDB keeps a row of `worker_events`. 0 means for ever."""
     hold_starts_events: int = 40_000
     """Number of history events at which a run stops starting new attempts until it continues as a new run."""
     hold_starts_bytes: int = 40_000_000
@@ -266,6 +268,7 @@ RULES = {
     "function_timeout_sec": checks.seconds(),
     "function_slots": checks.whole(1, checks.MOST_SLOTS),
     "sweep_sec": checks.seconds(),
+    "worker_events_ttl_sec": checks.seconds(0),
     "hold_starts_events": checks.whole(1, 50_000),
     "hold_starts_bytes": checks.whole(1, 50_000_000),
     "roles": checks.roles(least=1),

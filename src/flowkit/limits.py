@@ -119,5 +119,8 @@ LIST_TASKS = 10_000
 KAFKA_RECORD_BYTES = 4_000_000
 """Largest record that the bridge reads from Kafka. External workers send at most about 1 MiB."""
 
+ANNOUNCEMENT_BYTES = 16_000
+"""Largest announcement of an external worker whose capabilities and capacity FlowKit stores."""
+
 LARGEST_EPOCH = 2**31 - 1
 """Largest epoch of an attempt."""

@@ -37,6 +37,24 @@ async def events(db: Any) -> WorkerEvents:
     return found
 
 
+@pytest.mark.parametrize("first", [0, 60])
+async def test_events_expire_after_the_configured_time(db: Any, events: WorkerEvents, first: int) -> None:
+    """An engine changes the index when it starts with another value, and removes it for 0."""
+    for ttl_sec in (first, 3_599.5, 3_599.5):
+        await events.expire_after(ttl_sec)
+    index = (await db.worker_events.index_information())["ttl_worker_events"]
+    assert (index["key"], index["expireAfterSeconds"]) == ([("created_at", 1)], 3_600)
+    await events.expire_after(0)
+    assert set(await db.worker_events.index_information()) == {"_id_", "uniq_worker_event"}
+
+
+async def test_index_on_the_time_that_a_user_has_created_is_kept(db: Any, events: WorkerEvents) -> None:
+    await db.worker_events.create_index("created_at", name="mine", expireAfterSeconds=5)
+    await events.expire_after(60)
+    await events.expire_after(0)
+    assert set(await db.worker_events.index_information()) == {"_id_", "uniq_worker_event", "mine"}
+
+
 # --- events -------------------------------------------------------------------------------------------------
 
 

@@ -205,6 +205,7 @@ REGISTRY_CALLS: dict[str, Callable[[WorkerRegistry], Awaitable[object]]] = {
 }
 EVENT_CALLS: dict[str, Callable[[WorkerEvents], Awaitable[object]]] = {
     "prepare": lambda found: found.prepare(),
+    "expire_after": lambda found: found.expire_after(60),
     "append": lambda found: found.append([done(attempt(), WORKER, AT)], AT),
 }
 

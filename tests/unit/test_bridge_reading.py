@@ -323,4 +323,4 @@ def test_any_event_is_used_ignored_or_malformed(given_value: bytes) -> None:
 def test_any_announcement_is_used_ignored_or_malformed(given_value: bytes) -> None:
     found: Any = outcome_of(read_announce, given_value)
     if found not in (None, Malformed) and isinstance(found[1], EvWorkerOnline):
-        announced_fields(found[1])
+        announced_fields(found[1], len(given_value))

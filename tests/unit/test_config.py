@@ -232,7 +232,14 @@ def test_error_names_the_layer_of_an_invalid_value(file: Path, monkeypatch: pyte
 # --- invalid and valid values -------------------------------------------------------------------------------------
 
 SECONDS = [name for name in RULES if name.endswith("_sec")]
-MAY_BE_ZERO = ("discovery_window_sec", "cancel_grace_sec", "_tick_sec", "_soft_sec", "_hard_sec")
+MAY_BE_ZERO = (
+    "worker_events_ttl_sec",
+    "discovery_window_sec",
+    "cancel_grace_sec",
+    "_tick_sec",
+    "_soft_sec",
+    "_hard_sec",
+)
 WHOLE = [
     "window",
     "max_in_flight",

@@ -19,6 +19,7 @@ from flowkit.activities.local_attempts import refuse_inline
 from flowkit.activities.tasks import TaskActivities, unknown_namespace
 from flowkit.activities.threads import Threads
 from flowkit.adapters.limits.rules import Limits
+from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.attempt.liveness import HEARTBEAT_THROTTLE
 from flowkit.engine.limits.activities import SlotActivities
 from flowkit.errors import ConfigError
@@ -121,6 +122,7 @@ async def prepared_settings(
     """Create the indexes and return the settings of tasks, with the values that MongoDB and Temporal provide."""
     await tasks.prepare()
     await artifacts.prepare()
+    await WorkerEvents(tasks.database).expire_after(config.worker_events_ttl_sec)
     return settings_of(
         config,
         deployment=await tasks.deployment(),
