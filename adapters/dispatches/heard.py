@@ -1,12 +1,15 @@
-"""When the external workers of a task's running attempts sent their last events, according to the dispatch records."""
+"""What the dispatch records say about the running attempts of a task: whether their workers run them, and their last events."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flowkit.adapters.dispatches.record import DispatchState
+from flowkit.adapters.dispatches.record import ACTIVE_STATES, DispatchState
 from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import Database, translate_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _WANTED = {
     "_id": 0,
@@ -30,6 +33,22 @@ async def last_heard(db: Database, task_id: str) -> dict[tuple[str, int], float]
         (row["node_id"], row["attempt_epoch"]): _heard_at(row)
         async for row in durable(db).dispatches.find(running, _WANTED)
     }
+
+
+@translate_errors
+async def external_runs(db: Database, task_id: str, node_ids: Sequence[str], at: float) -> dict[str, bool]:
+    """Return whether a worker runs the current attempt at `at`, for those of these nodes that a bridge has dispatched.
+
+    A worker runs it from its acceptance until it has finished or its lease expires.
+    """
+    active = {"task_id": task_id, "node_id": {"$in": list(node_ids)}, "state": {"$in": ACTIVE_STATES}}
+    found = db.dispatches.find(active, {"_id": 0, "node_id": 1, "state": 1, "lease.expires_at": 1})
+    return {row["node_id"]: _is_run(row, at) async for row in found}
+
+
+def _is_run(row: dict[str, Any], at: float) -> bool:
+    expires_at = float((row.get("lease") or {}).get("expires_at") or 0.0)
+    return row["state"] == DispatchState.OPEN.value and expires_at >= at
 
 
 def _heard_at(row: dict[str, Any]) -> float:

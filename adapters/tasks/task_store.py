@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ASCENDING, ReturnDocument
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
+from flowkit.adapters.dispatches.heard import external_runs
 from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import Database, denial, denied, ensure_index, moment, translate_errors
 from flowkit.adapters.tasks import task_fields
@@ -316,8 +317,10 @@ class TaskStore:
         """Return which of these nodes are running or being cancelled, with a lease that has not expired at `at`.
 
         After a loss, a node shows its old lease until its next attempt begins. Reads a few bytes for each node, however
-        large the task is.
+        large the task is. The leases of external workers are in their dispatch records, because writing each renewal to
+        a large document would be slow.
         """
+        external = await external_runs(self.database, task_id, node_ids, at)
         lasting = {"$not": {"$lt": int(at * 1000)}}
 
         async def is_running(node_id: str) -> bool:
@@ -325,8 +328,10 @@ class TaskStore:
             found = {"id": task_id, "graph.nodes": {"$elemMatch": entry}}
             return await self._tasks.find_one(found, {"_id": 1}) is not None
 
-        found = await asyncio.gather(*map(is_running, node_ids))
-        return {node_id for node_id, runs in zip(node_ids, found, strict=True) if runs}
+        native = [node_id for node_id in node_ids if node_id not in external]
+        found = await asyncio.gather(*map(is_running, native))
+        running = external | dict(zip(native, found, strict=True))
+        return {node_id for node_id, runs in running.items() if runs}
 
     @translate_errors
     async def record(self, record: RecordTask) -> None:

@@ -12,12 +12,16 @@ from tests.contract.attempt_executors import Returning, role_executor
 from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, batches, begun, opened, record, shown
 from tests.contract.pulling_node import end
 from tests.integration.harness import eventually, wait_seconds
+from tests.unit.bridge_records import lease
+from tests.unit.bridge_records import record as dispatch_record
 
 from flowkit.activities.batches import backpressure
 from flowkit.activities.batches.batch_sources import InputSettings
 from flowkit.activities.batches.puller import Puller
 from flowkit.activities.handlers import BatchResult
 from flowkit.adapters.claims import Claims
+from flowkit.adapters.dispatches.record import DispatchState
+from flowkit.adapters.dispatches.store import DispatchStore
 from flowkit.adapters.notifications import ByteBudget
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.errors import StoreUnavailable
@@ -356,6 +360,26 @@ async def test_held_parent_continues_after_an_outage(
     await held.stops_at(1)
     await artifacts.claim(X, "a", UIDS, AT)
     await held.finishes()
+
+
+@pytest.mark.parametrize(
+    ("state", "lease_sec", "runs"),
+    [
+        (DispatchState.OPEN, 700.0, True),
+        (DispatchState.OPEN, -1.0, False),
+        (DispatchState.FINISHING, 700.0, False),
+        (DispatchState.OPEN, None, False),
+    ],
+    ids=["renewed", "expired", "finishing", "queued"],
+)
+async def test_external_node_runs_as_long_as_its_worker_renews_its_lease(
+    prepared: Any, tasks: TaskStore, state: DispatchState, lease_sec: float | None, runs: bool
+) -> None:
+    """The document shows the lease as of the acceptance, or that of the bridge before it."""
+    await begun(tasks, X, deadline_ms=int((time.time() + (-1 if runs else 600)) * 1000))
+    held = None if lease_sec is None else lease(expires_at=time.time() + lease_sec)
+    await DispatchStore(prepared).insert(dispatch_record(attempt=X, lease=held, state=state))
+    assert await tasks.running(TASK, ["x", "y"], time.time()) == ({"x"} if runs else set())
 
 
 async def test_running_nodes_are_those_with_that_status(prepared: Any, tasks: TaskStore) -> None:
