@@ -42,13 +42,14 @@ async def external_runs(db: Database, task_id: str, node_ids: Sequence[str], at:
     A worker runs it from its acceptance until it has finished or its lease expires.
     """
     active = {"task_id": task_id, "node_id": {"$in": list(node_ids)}, "state": {"$in": ACTIVE_STATES}}
-    found = db.dispatches.find(active, {"_id": 0, "node_id": 1, "state": 1, "lease.expires_at": 1})
+    found = db.dispatches.find(active, {"_id": 0, "node_id": 1, "state": 1, "lease": 1})
     return {row["node_id"]: _is_run(row, at) async for row in found}
 
 
 def _is_run(row: dict[str, Any], at: float) -> bool:
-    expires_at = float((row.get("lease") or {}).get("expires_at") or 0.0)
-    return row["state"] == DispatchState.OPEN.value and expires_at >= at
+    lease = row.get("lease") or {}
+    lasts = not lease.get("ended") and float(lease.get("expires_at") or 0.0) >= at
+    return row["state"] == DispatchState.OPEN.value and lasts
 
 
 def _heard_at(row: dict[str, Any]) -> float:

@@ -363,21 +363,24 @@ async def test_held_parent_continues_after_an_outage(
 
 
 @pytest.mark.parametrize(
-    ("state", "lease_sec", "runs"),
+    ("state", "given", "runs"),
     [
-        (DispatchState.OPEN, 700.0, True),
-        (DispatchState.OPEN, -1.0, False),
-        (DispatchState.FINISHING, 700.0, False),
+        (DispatchState.OPEN, {"expires_in": 700.0}, True),
+        (DispatchState.OPEN, {"expires_in": -1.0}, False),
+        (DispatchState.OPEN, {"expires_in": 700.0, "ended": True}, False),
+        (DispatchState.FINISHING, {"expires_in": 700.0}, False),
         (DispatchState.OPEN, None, False),
     ],
-    ids=["renewed", "expired", "finishing", "queued"],
+    ids=["renewed", "expired", "stopped", "finishing", "queued"],
 )
 async def test_external_node_runs_as_long_as_its_worker_renews_its_lease(
-    prepared: Any, tasks: TaskStore, state: DispatchState, lease_sec: float | None, runs: bool
+    prepared: Any, tasks: TaskStore, state: DispatchState, given: dict[str, Any] | None, runs: bool
 ) -> None:
     """The document shows the lease as of the acceptance, or that of the bridge before it."""
     await begun(tasks, X, deadline_ms=int((time.time() + (-1 if runs else 600)) * 1000))
-    held = None if lease_sec is None else lease(expires_at=time.time() + lease_sec)
+    held = None
+    if given is not None:
+        held = lease(expires_at=time.time() + given["expires_in"], ended=given.get("ended", False))
     await DispatchStore(prepared).insert(dispatch_record(attempt=X, lease=held, state=state))
     assert await tasks.running(TASK, ["x", "y"], time.time()) == ({"x"} if runs else set())
 
