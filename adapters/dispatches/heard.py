@@ -42,7 +42,7 @@ async def external_runs(db: Database, task_id: str, node_ids: Sequence[str], at:
     A worker runs it from its acceptance until it has finished or its lease expires.
     """
     active = {"task_id": task_id, "node_id": {"$in": list(node_ids)}, "state": {"$in": ACTIVE_STATES}}
-    found = db.dispatches.find(active, {"_id": 0, "node_id": 1, "state": 1, "lease": 1})
+    found = durable(db).dispatches.find(active, {"_id": 0, "node_id": 1, "state": 1, "lease": 1})
     return {row["node_id"]: _is_run(row, at) async for row in found}
 
 
