@@ -173,11 +173,13 @@ class ArtifactStore:
         worker_id: str = "",
         artifacts_ref: dict[str, Any] | None = None,
         confirmed: bool = True,
+        exists: bool = False,
     ) -> None:
         """Write a node's complete marker, so that the nodes that pull from it can finish.
 
         A marker that is not `confirmed` counts only once the node has ended: its attempt may store more batches. The
-        marker has no `batch_uid`, as external workers expect.
+        marker has no `batch_uid`, as external workers expect. If it `exists` probably, because an external worker has
+        written it, the write is one call instead of two.
         """
         stored, size = storable("meta of the complete marker", meta)
         more = _reference("artifacts_ref of the complete marker", artifacts_ref)
@@ -190,7 +192,7 @@ class ArtifactStore:
         }
         key = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$exists": False}}
         first = {"worker_id": worker_id, "created_at": moment(at)}
-        await self._artifact_rows.put(key, epoch, fields, first, size=size)
+        await self._artifact_rows.put(key, epoch, fields, first, size=size, exists=exists)
         self.notifier.notify(task_id, node_id)
 
     @translate_errors

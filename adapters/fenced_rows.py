@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from flowkit.adapters.group_commit import GroupCommit
@@ -54,6 +55,7 @@ class FencedRows:
     def __init__(self, collection: Any) -> None:
         self._collection = collection
         self._rows = GroupCommit[_Row](alone=self._replace, together=self._insert)
+        self._existing = GroupCommit[_Row](alone=self._update, together=self._update_all)
 
     async def put(
         self,
@@ -64,17 +66,18 @@ class FencedRows:
         *,
         size: int,
         forgotten: tuple[str, ...] = (),
+        exists: bool = False,
     ) -> None:
-        """Write the row with this `key`. Raise Fenced if an attempt with a higher epoch has written it.
+        """Write the row with this `key`, which probably `exists`. Raise Fenced if a higher epoch has written it.
 
         An existing row keeps its `first` fields and loses the `forgotten` fields that are not in `fields`. `size` is
         the size of the user's part of the row in bytes.
         """
         row = _Row(key=key, epoch=epoch, fields=fields, first=first, forgotten=forgotten)
         if size > _LARGE_BYTES:
-            await self._replace(row)
+            await (self._update(row) if exists else self._replace(row))
         else:
-            await self._rows.write(row)
+            await (self._existing if exists else self._rows).write(row)
 
     async def _insert(self, rows: Sequence[_Row]) -> Collection[int]:
         """Insert the new rows. Return the indexes of those that could not be inserted."""
@@ -85,6 +88,18 @@ class FencedRows:
                 raise
             return {problem["index"] for problem in error.details.get("writeErrors", [])}
         return ()
+
+    async def _update(self, row: _Row) -> None:
+        """Replace the row if it exists, otherwise insert it. Raise Fenced if the stored row is not replaceable."""
+        replaced = await self._collection.update_one(row.replaceable, row.update)
+        if not replaced.matched_count:
+            await self._replace(row)
+
+    async def _update_all(self, rows: Sequence[_Row]) -> Collection[int]:
+        """Replace the rows. Return all indexes if one of them could not be replaced, because it is not known which."""
+        updates = [UpdateOne(row.replaceable, row.update) for row in rows]
+        done = await self._collection.bulk_write(updates, ordered=False)
+        return () if done.matched_count == len(rows) else range(len(rows))
 
     async def _replace(self, row: _Row) -> None:
         """Insert the row, or replace it if its key exists. Raise Fenced if the stored row is not replaceable.

@@ -95,44 +95,48 @@ class Delivery:
         """Apply the effects of the outcome of an ended record, and report it to Temporal."""
         outcome = record.outcome
         assert outcome is not None
-        batches = record.batches
         # A reported record no longer has its metrics; its effects are in MongoDB.
         if outcome.kind is OutcomeKind.DONE and record.state is not DispatchState.REPORTED:
             try:
-                batches = await self._finish_node(record, outcome)
+                await self._finish_node(record, outcome)
             except FlowKitError as error:
                 outcome = refused(error, outcome.at, outcome.worker_id)
-        if await self._report(record, outcome, batches):
-            await self._context.db(lambda: self._context.stores.dispatches.reported(record.key, batches))
+        if await self._report(record, outcome):
+            await self._context.db(lambda: self._reported(record, outcome.kind))
 
-    async def _finish_node(self, record: Dispatch, outcome: Outcome) -> int:
-        """Write final metrics, complete marker and the end of the node concurrently. Return the number of batches.
-
-        The record's own number may be wrong: too high if a bridge was killed before it committed events, which then
-        arrive again, and too low if another bridge changed the lease before the number was written.
-        """
+    async def _finish_node(self, record: Dispatch, outcome: Outcome) -> None:
+        """Write final metrics, complete marker and the end of the node concurrently."""
         stores, attempt = self._context.stores, record.attempt
 
-        async def write() -> int:
+        async def write() -> None:
+            worker_id, ref = outcome.worker_id, outcome.artifacts_ref
             writes = [
-                mark(stores.artifacts, attempt, outcome.metrics, outcome.worker_id, outcome.artifacts_ref),
+                mark(stores.artifacts, attempt, outcome.metrics, worker_id, ref, exists=True),
                 stores.tasks.finish_attempt(attempt, record.run_id, outcome.at),
             ]
             if outcome.metrics:
                 writes.append(stores.artifacts.store_final(attempt, outcome.metrics, outcome.at))
-            counting = stores.inputs.stored_batches(attempt)
-            batches: int
-            batches, _ = await asyncio.gather(counting, together(*writes))
-            return batches
+            await together(*writes)
 
-        return await self._context.db(write)
+        await self._context.db(write)
 
-    async def _report(self, record: Dispatch, outcome: Outcome, batches: int) -> bool:
+    async def _reported(self, record: Dispatch, kind: OutcomeKind) -> None:
+        """Record that Temporal knows the outcome, and the number of batches of a finished run.
+
+        The record's own number may be wrong: too high if a bridge was killed before it committed events, which then
+        arrive again, and too low if another bridge changed the lease before the number was written.
+        """
+        stores, batches = self._context.stores, None
+        if kind is OutcomeKind.DONE:
+            batches = await stores.inputs.stored_batches(record.attempt)
+        await stores.dispatches.reported(record.key, batches)
+
+    async def _report(self, record: Dispatch, outcome: Outcome) -> bool:
         """Report the outcome to Temporal. Return False if the next try of the activity must deliver it."""
         handle = self._context.activity(record)
         try:
             if outcome.kind is OutcomeKind.DONE:
-                result = AttemptResult(worker_id=outcome.worker_id, batches=batches)
+                result = AttemptResult(worker_id=outcome.worker_id, batches=record.batches)
                 await self._call(lambda: handle.complete(result, rpc_timeout=_RPC_TIMEOUT))
             elif outcome.kind is OutcomeKind.CANCELLED:
                 await self._report_cancelled_outcome(record, outcome)
@@ -154,7 +158,7 @@ class Delivery:
             await self._report_after_flag(record, flag)
         elif record.cancel is None:
             unrequested = not_requested(outcome.at, outcome.worker_id)
-            await self._report(record, unrequested, record.batches)
+            await self._report(record, unrequested)
         else:
             await self._fail(record, withdrawn())
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from flowkit import reason_codes
 from flowkit.adapters.concurrent_writes import together
+from flowkit.adapters.dispatches.record import CancelRequest
 from flowkit.adapters.metrics import BadMetrics
 from flowkit.bridge.event_log import EventLog
 from flowkit.bridge.renewals import Renewals
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from aiokafka import ConsumerRecord
 
     from flowkit.adapters.dispatches.record import Dispatch, Outcome, WorkerLease
+    from flowkit.adapters.tasks.cancel_flags import CancelFlag
     from flowkit.bridge.context import BridgeContext
     from flowkit.bridge.delivery import Delivery
     from flowkit.bridge.first_batches import FirstBatches
@@ -89,13 +91,11 @@ class StatusEvents:
         by_node: dict[tuple[str, str], list[StatusEvent | BadEvent]] = {}
         for event in events:
             by_node.setdefault(event.node, []).append(event)
-        found, flagged = await asyncio.gather(self._dispatches(events), self._flagged_tasks(events))
-        runs = [
-            NodeRun(_own(some, found), at, flagged=task_id in flagged)
-            for (task_id, _), some in by_node.items()
-        ]
+        flagged = asyncio.create_task(self._flagged_tasks(events))
+        found = await self._dispatches(events)
+        runs = [NodeRun(_own(some, found), at, flagged) for some in by_node.values()]
         nodes = (self._handle_node(run, some) for run, some in zip(runs, by_node.values(), strict=True))
-        results = await asyncio.gather(*nodes, return_exceptions=True)
+        results = await asyncio.gather(flagged, *nodes, return_exceptions=True)
         for run in runs:
             for key in run.due_renewals():
                 self._renewals.add(run.records[key], run.take_batches(key))
@@ -306,7 +306,7 @@ class StatusEvents:
 
     async def _end(self, run: NodeRun, key: str, event: StatusEvent) -> None:
         """End an attempt by a terminal event. If the node pulls, its inputs are checked before it can finish."""
-        record = await self._with_cancel(run, run.records[key])
+        record = run.records[key]
         batches = run.take_batches(key) + await self._renewals.take(key)
         try:
             await self._store_end(run, record, event, batches)
@@ -315,29 +315,60 @@ class StatusEvents:
             raise
 
     async def _store_end(self, run: NodeRun, record: Dispatch, event: StatusEvent, batches: int) -> None:
+        if isinstance(event.event, EvTaskDone) and record.pull is not None:
+            record = await self._with_cancel(run, record)
+            if record.cancel is None:
+                await self._hold(run, record, event, batches)
+                return
         key, outcome = record.key, of_event(record, event, run.at)
-        if isinstance(event.event, EvTaskDone) and record.pull is not None and record.cancel is None:
-            held = await self._context.db(lambda: self._stores.dispatches.hold(key, outcome, batches))
-            if held is not None:
-                run.put(held)
-                if (ended := await self._inputs.check(held)) is not None:
-                    run.put(ended)
-                    self._ended(ended)
-                else:
-                    self._supervisor.saw(held)
-            return
-        ended = await self._store_outcome(key, outcome, batches)
+        ended = await self._context.db(lambda: self._stores.dispatches.end(key, outcome, batches))
         if ended is not None:
+            await self._deliver(run, ended, event)
+
+    async def _hold(self, run: NodeRun, record: Dispatch, event: StatusEvent, batches: int) -> None:
+        """Keep the outcome of a run that pulls until its sources have ended."""
+        key, outcome = record.key, of_event(record, event, run.at)
+        held = await self._context.db(lambda: self._stores.dispatches.hold(key, outcome, batches))
+        if held is not None:
+            run.put(held)
+            if (ended := await self._inputs.check(held)) is not None:
+                run.put(ended)
+                self._ended(ended)
+            else:
+                self._supervisor.saw(held)
+
+    async def _deliver(self, run: NodeRun, ended: Dispatch, event: StatusEvent) -> None:
+        """Start the delivery of the outcome of an event. It counts as cancelled if a cancel flag was set before.
+
+        The flags are read while the outcome is stored, because a node would wait for both. If the bridge is killed in
+        between, the end counts as if it had come before the flag.
+        """
+        try:
+            if (flag := await self._flag(run, ended)) is not None:
+                request = CancelRequest(reason=flag.reason, at=run.at)
+                cancelled = replace(ended, cancel=request)
+                cancelled = replace(cancelled, outcome=of_event(cancelled, event, run.at))
+                await self._context.db(lambda: self._stores.dispatches.count_as_cancelled(cancelled))
+                ended = cancelled
+        finally:
             run.put(ended)
+            self._ended(ended)
+
+    async def _flag(self, run: NodeRun, record: Dispatch) -> CancelFlag | None:
+        """Return the cancel flag of an attempt without a cancel request: a worker may see it before any bridge (H11)."""
+        if record.cancel is not None or run.flagged is None:
+            return None
+        if record.attempt.task_id not in await run.flagged:
+            return None
+        flag = await self._context.db(lambda: self._stores.tasks.raised_flag(record.attempt))
+        return flag if flag is not None and flag.concerns(record.run_id) else None
 
     async def _with_cancel(self, run: NodeRun, record: Dispatch) -> Dispatch:
-        """Return the record with its cancel request. A worker can see the cancel flag before any bridge does (H11)."""
-        if record.cancel is None and run.flagged:
-            flag = await self._context.db(lambda: self._stores.tasks.raised_flag(record.attempt))
-            if flag is not None and flag.concerns(record.run_id):
-                request = self._stores.dispatches.request_cancel
-                requested = await self._context.db(lambda: request(record.key, flag.reason, run.at))
-                run.put(requested or record)
+        """Return the record with its cancel request."""
+        if (flag := await self._flag(run, record)) is not None:
+            request = self._stores.dispatches.request_cancel
+            requested = await self._context.db(lambda: request(record.key, flag.reason, run.at))
+            run.put(requested or record)
         return run.records[record.key]
 
     async def _store_outcome(self, key: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:

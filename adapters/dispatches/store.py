@@ -7,6 +7,7 @@ stored once, and an outdated write changes nothing.
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -177,6 +178,17 @@ class DispatchStore:
         """
         held: Fields = {"_id": key, "state": _ACTIVE, **({} if owner is None else {"owner": owner})}
         return await self._move(held, DispatchState.ENDED.value, outcome, batches)
+
+    @translate_errors
+    async def count_as_cancelled(self, record: Dispatch) -> None:
+        """Replace the outcome of an ended record by that of `record`, and store its cancel request."""
+        assert record.outcome is not None
+        assert record.cancel is not None
+        outcome, cancel = outcome_fields(record.outcome), asdict(record.cancel)
+        await self._records.update_one(
+            {"_id": record.key, "state": DispatchState.ENDED.value},
+            {"$set": {"outcome": outcome, "cancel": cancel}},
+        )
 
     @translate_errors
     async def end_unchanged(self, record: Dispatch, outcome: Outcome) -> Dispatch | None:

@@ -10,6 +10,8 @@ from flowkit.adapters.dispatches.record import DispatchState, key_of
 from flowkit.bridge.rules.leases import renewed
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from flowkit.adapters.dispatches.record import Dispatch
     from flowkit.bridge.rules.reading import BadEvent, StatusEvent
 
@@ -21,11 +23,13 @@ _RENEWED_BY = 0.1
 class NodeRun:
     """The dispatch records of one node during one poll, and the changes that are still to be written."""
 
-    def __init__(self, records: dict[str, Dispatch], at: float, *, flagged: bool = False) -> None:
+    def __init__(
+        self, records: dict[str, Dispatch], at: float, flagged: Awaitable[set[str]] | None = None
+    ) -> None:
         self.records = dict(records)
         self.at = at
         self.flagged = flagged
-        """Whether a cancel flag is set for the task or for one of its nodes."""
+        """The tasks with a cancel flag, for the task itself or for one of its nodes. They may still be being read."""
         self._batches: Counter[str] = Counter()
         """Batches stored since the last write of a record, by key."""
         self._stored = {key: record.lease for key, record in records.items() if record.lease}

@@ -177,12 +177,19 @@ class _Collection:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._collection, name)
+        if name == "find":
+            return lambda *args, **options: self._found(method(*args, **options))
 
         async def call(*args: Any, **options: Any) -> Any:
             await self._trips.answered()
             return await method(*args, **options)
 
         return call
+
+    async def _found(self, cursor: Any) -> AsyncIterator[Any]:
+        await self._trips.answered()
+        async for document in cursor:
+            yield document
 
 
 @NODES

@@ -57,8 +57,10 @@ async def mark(
     meta: dict[str, Any],
     worker_id: str,
     artifacts_ref: dict[str, Any] | None = None,
+    *,
+    exists: bool = False,
 ) -> None:
-    """Write the complete marker of the attempt's node. Wait while MongoDB is unavailable."""
+    """Write the complete marker of the attempt's node, which probably `exists`. Wait while MongoDB is unavailable."""
     now = time.time()
     await retry_while_unavailable(
         lambda: artifacts.mark_complete(
@@ -69,6 +71,7 @@ async def mark(
             now,
             worker_id=worker_id,
             artifacts_ref=artifacts_ref,
+            exists=exists,
         )
     )
 

@@ -56,6 +56,7 @@ class AttemptResult:
 
     worker_id: str = ""
     batches: int = 0
+    """Number of stored batches; of an external worker, as its events say. The dispatch record has the exact number."""
 
 
 class FailureKind(StrEnum):
