@@ -22,6 +22,7 @@ from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.attempt.cancelling import pending, request_cancel
 from flowkit.attempt.failures import failed_attempt, from_error, lost, unexpected
+from flowkit.attempt.liveness import HeartbeatThrottle
 from flowkit.attempt.steps import begin, check_database
 from flowkit.bridge.rules.commands import task_start
 from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, not_in_topic, refused
@@ -70,6 +71,7 @@ class Dispatcher:
         self._inputs = inputs
         self._first_batches = first_batches
         self._sender = sender
+        self._throttle = HeartbeatThrottle()
         self._background: set[asyncio.Task[None]] = set()
 
     def activity_for(self, role: str) -> Callable[[AttemptInput], Coroutine[Any, Any, AttemptResult]]:
@@ -83,9 +85,10 @@ class Dispatcher:
 
     async def run(self, attempt: AttemptInput) -> AttemptResult:
         """Start or adopt the attempt of the current activity. Always raises: an error, or `raise_complete_async`."""
-        heartbeats = asyncio.create_task(_heartbeats(attempt.lease_ttl_sec))
+        heartbeats = asyncio.create_task(_heartbeats(self._throttle, attempt.lease_ttl_sec))
         try:
-            await self._start_or_adopt(attempt)
+            with self._throttle.attempt():
+                await self._start_or_adopt(attempt)
         except asyncio.CancelledError:
             self._end_if_cancelled(attempt)
             raise
@@ -287,8 +290,8 @@ class Dispatcher:
         await asyncio.gather(*left, return_exceptions=True)
 
 
-async def _heartbeats(lease_ttl_sec: float) -> None:
-    """Send heartbeats while the dispatch is in progress, which may wait for Kafka or MongoDB."""
+async def _heartbeats(throttle: HeartbeatThrottle, lease_ttl_sec: float) -> None:
+    """Send heartbeats, which report a cancel, while the dispatch is in progress: it may wait for Kafka or MongoDB."""
     while True:
-        await asyncio.sleep(lease_ttl_sec / 4)
+        await asyncio.sleep(throttle.pause_sec(lease_ttl_sec))
         activity.heartbeat()

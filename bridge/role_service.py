@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
+from flowkit.attempt.liveness import HEARTBEAT_THROTTLE
 from flowkit.attempt.pollers import native_pollers
 from flowkit.errors import FlowKitError, KafkaUnavailable
 
@@ -21,7 +22,7 @@ _logger = logging.getLogger("flowkit.bridge")
 
 _RETRY_SEC = 2.0
 _CONCURRENT_DISPATCHES = 100
-_SEED_EVERY_SEC = 60.0
+_CHECK_SEC = 60.0
 
 
 class RoleService:
@@ -38,27 +39,36 @@ class RoleService:
         self._dispatcher = dispatcher
         self._provisioner = provisioner
         self._worker: Worker | None = None
+        self._stopping = False
 
     async def run(self) -> None:
-        """Serve the role until cancelled or until `shutdown`. Wait for Kafka, and for native workers to stop."""
-        await self._wait_until_prepared()
-        self.waits_for = None
+        """Serve the role until cancelled or until `shutdown`. Wait for Kafka, and while native workers poll its queue."""
+        while not self._stopping:
+            await self._wait_until_prepared()
+            self.waits_for = None
+            await self._serve()
+
+    async def _serve(self) -> None:
+        """Serve the role until `shutdown`, or until native workers begin to poll its queue."""
         self._worker = Worker(
             self._context.client,
             task_queue=self.queue,
             activities=[self._dispatcher.activity_for(self.role)],
             identity=self._context.bridge_id,
             max_concurrent_activities=_CONCURRENT_DISPATCHES,
+            max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
+            default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         )
         _logger.info("role %s is dispatched to external workers through Kafka", self.role)
-        seeding = asyncio.create_task(self._seed_regularly())
+        checking = asyncio.create_task(self._check_regularly(self._worker))
         try:
             await self._worker.run()
         finally:
-            seeding.cancel()
+            checking.cancel()
 
     async def shutdown(self) -> None:
         """Stop polling. Attempts whose dispatch is in progress return to Temporal."""
+        self._stopping = True
         if self._worker is not None:
             await self._worker.shutdown()
 
@@ -76,10 +86,15 @@ class RoleService:
             problem = await self._native_worker_problem()
         except (FlowKitError, RPCError) as error:
             problem = str(error)
-        if problem is not None and problem != self.waits_for:
-            _logger.warning("role %s is not served yet: %s; retrying", self.role, problem)
-        self.waits_for = problem or self.waits_for
+        if problem is not None:
+            self._wait_for(problem)
         return problem is None
+
+    def _wait_for(self, problem: str) -> None:
+        """Show why the role is not served, and log it once."""
+        if problem != self.waits_for:
+            _logger.warning("role %s is not served yet: %s; retrying", self.role, problem)
+        self.waits_for = problem
 
     async def _native_worker_problem(self) -> str | None:
         found = await native_pollers(self._context.client, self.queue)
@@ -91,11 +106,20 @@ class RoleService:
             f"{self._context.bridge_id!r} (worker_types)"
         )
 
-    async def _seed_regularly(self) -> None:
-        """Commit first offsets every minute, because Kafka deletes those of groups without members after 7 days."""
+    async def _check_regularly(self, worker: Worker) -> None:
+        """Commit first offsets each minute, because Kafka deletes those of groups without members after 7 days.
+
+        Stop `worker` once native workers poll the queue: each attempt would run on whichever of them receives it.
+        """
         while True:
-            await asyncio.sleep(_SEED_EVERY_SEC)
+            await asyncio.sleep(_CHECK_SEC)
             try:
                 await self._provisioner.seed(self.role)
-            except KafkaUnavailable as error:
-                _logger.info("the offsets of role %s were not checked: %s", self.role, error)
+                problem = await self._native_worker_problem()
+            except (KafkaUnavailable, RPCError) as error:
+                _logger.info("role %s was not checked: %s", self.role, error)
+                continue
+            if problem is not None:
+                self._wait_for(problem)
+                await asyncio.shield(worker.shutdown())
+                return

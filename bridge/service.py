@@ -215,8 +215,8 @@ class Bridge:
         await clients.all_closed(_CLIENTS_CLOSE_SEC)
 
     async def _supervise(self) -> None:
-        await self.announcements.recheck()
         await self.supervisor.tick()
+        await self.announcements.recheck()
         self._tick.worked()
 
     async def _beat(self) -> None:

@@ -10,6 +10,8 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from pymongo import ASCENDING
+
 from flowkit.adapters.batch_uids import uid_text
 from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import Database, moment, translate_errors
@@ -76,16 +78,25 @@ class ExternalInputs:
     async def show_unclaimed_first(self, attempt: AttemptInput, pull: PullArgs, at: float) -> int:
         """Move claimed batches of large sources behind the others, which the worker then sees. Return how many (H20).
 
-        The worker reads batches by `created_at`, so this method gives claimed batches the time `at`.
+        The worker reads the SCAN_WINDOW oldest batches by `created_at`. Those of them that are claimed get the time
+        `at`, until the worker sees one that it has not claimed.
         """
-        counts = {source: await self._count(attempt.task_id, source) for source in pull.from_nodes}
-        large = [source for source, count in counts.items() if count > SCAN_WINDOW]
-        if not large:
+        return sum([await self._show_unclaimed(attempt, source, at) for source in pull.from_nodes])
+
+    async def _show_unclaimed(self, attempt: AttemptInput, source: str, at: float) -> int:
+        stored = await self._count(attempt.task_id, source)
+        claims = {"task_id": attempt.task_id, "consumer_node": attempt.node_id, "from_node": source}
+        if stored <= SCAN_WINDOW or stored <= await self._claims.count_documents(claims):
             return 0
-        claimed = await self._claimed(attempt)
-        return sum(
-            [await self._restamp(attempt.task_id, source, claimed.get(source, ()), at) for source in large]
-        )
+        moved = 0
+        while True:
+            seen = await self._oldest(attempt.task_id, source)
+            found = self._claims.find({**claims, "batch_uid": {"$in": seen}}, {"_id": 0, "batch_uid": 1})
+            claimed = [claim["batch_uid"] async for claim in found]
+            now_moved = await self._restamp(attempt.task_id, source, claimed, at)
+            moved += now_moved
+            if not now_moved or len(claimed) < len(seen):
+                return moved
 
     @translate_errors
     async def delete_marker(self, attempt: AttemptInput) -> None:
@@ -161,21 +172,23 @@ class ExternalInputs:
             deleted += int(done.deleted_count)
         return deleted
 
-    async def _restamp(self, task_id: str, source: str, uids: Iterable[str], at: float) -> int:
-        moved, listed = 0, sorted(uids)
-        for start in range(0, len(listed), _AT_ONCE):
-            done = await self._artifacts.update_many(
-                {
-                    "task_id": task_id,
-                    "node_id": source,
-                    "batch_uid": {"$in": listed[start : start + _AT_ONCE]},
-                    "status": "partial",
-                    "created_at": {"$lt": moment(at)},
-                },
-                {"$set": {"created_at": moment(at)}},
-            )
-            moved += int(done.modified_count)
-        return moved
+    async def _oldest(self, task_id: str, source: str) -> list[Any]:
+        """Return the uids of the batches of a source that an external worker sees."""
+        wanted = {"task_id": task_id, "node_id": source, "status": "partial"}
+        found = self._artifacts.find(wanted, {"_id": 0, "batch_uid": 1})
+        return [
+            batch.get("batch_uid") async for batch in found.sort("created_at", ASCENDING).limit(SCAN_WINDOW)
+        ]
+
+    async def _restamp(self, task_id: str, source: str, uids: Sequence[Any], at: float) -> int:
+        """Give batches the time `at`, unless they have a later one."""
+        if not uids:
+            return 0
+        wanted = {"task_id": task_id, "node_id": source, "batch_uid": {"$in": uids}, "status": "partial"}
+        done = await self._artifacts.update_many(
+            {**wanted, "created_at": {"$lt": moment(at)}}, {"$set": {"created_at": moment(at)}}
+        )
+        return int(done.modified_count)
 
 
 def chunk_uids(source: str, parent_uid: str, meta: Mapping[str, Any], pull: PullArgs) -> Uids:

@@ -8,6 +8,7 @@ from tests.contract.builders import AT, TASK, attempt
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.dispatches.inputs import ExternalInputs
+from flowkit.adapters.mongo import moment
 from flowkit.graph.input_adapters import PullArgs
 
 PULL = PullArgs(from_nodes=("u",))
@@ -27,3 +28,31 @@ async def test_claimed_batch_without_a_result_is_unfinished(db: Any) -> None:
     await inputs.release_claims(sink, PULL)
     claims = [claim["batch_uid"] async for claim in db.stream_progress.find({})]
     assert claims == ["b1"]
+
+
+# --- the oldest batches (H20) -------------------------------------------------------------------------------------
+
+
+async def stored_and_claimed(db: Any, stored: int, claimed: int) -> None:
+    """Store batches of the source `u`, the oldest of which its child has claimed."""
+    uids = [f"b{number:04}" for number in range(stored)]
+    base = {"task_id": TASK, "node_id": "u", "status": "partial"}
+    await db.artifacts.insert_many(
+        [{**base, "batch_uid": uid, "created_at": moment(AT + at)} for at, uid in enumerate(uids)]
+    )
+    claim = {"task_id": TASK, "consumer_node": "a", "from_node": "u"}
+    await db.stream_progress.insert_many([{**claim, "batch_uid": uid} for uid in uids[:claimed]])
+
+
+async def test_only_the_batches_that_a_worker_reads_are_moved(db: Any) -> None:
+    await stored_and_claimed(db, stored=450, claimed=300)
+    inputs, later = ExternalInputs(db), AT + 1_000
+    assert await inputs.show_unclaimed_first(attempt(), PULL, later) == 300
+    seen = await inputs._oldest(TASK, "u")
+    assert {f"b{number:04}" for number in range(300, 450)} < set(seen)
+    assert await inputs.show_unclaimed_first(attempt(), PULL, later + 1) == 50
+
+
+async def test_claimed_batches_stay_where_they_are_if_no_other_follows(db: Any) -> None:
+    await stored_and_claimed(db, stored=250, claimed=250)
+    assert await ExternalInputs(db).show_unclaimed_first(attempt(), PULL, AT + 1_000) == 0

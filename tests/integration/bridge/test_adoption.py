@@ -156,7 +156,7 @@ async def test_command_that_is_sent_after_its_attempt_was_given_up_has_no_effect
         return await send(self, *given)
 
     monkeypatch.setattr(CommandSender, "send", late)
-    monkeypatch.setattr(dispatcher, "_heartbeats", asyncio.sleep)
+    monkeypatch.setattr(dispatcher, "_heartbeats", lambda *_: asyncio.sleep(0))
     await external.served_engine()
     worker = await external.external(outdated_run_waits)
     task_id = await external.create(node("extract", external.role, **ONCE))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.attempt import pollers
+from flowkit.bridge import role_service
 from flowkit.errors import ConfigError
 from tests.integration.handlers import ALL
 from tests.integration.harness import eventually, node
@@ -60,6 +61,18 @@ async def test_a_bridge_waits_until_native_workers_have_stopped(
     await external.external(one_batch)
     task_id = await external.create(node("a", external.role))
     await external.until_status(task_id, "finished")
+
+
+async def test_a_bridge_stops_serving_a_role_while_native_workers_run_it(
+    external: ExternalTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(role_service, "_CHECK_SEC", 0.2)
+    await external.served_engine()
+    worker = await external.worker({external.role: ALL["quick"]})
+    await eventually(lambda: waits_for_native(external, worker.worker_id))
+    await worker.stop()
+    monkeypatch.setattr(pollers, "_RECENT_SEC", 1.0)
+    await external.until_served()
 
 
 async def waits_for_native(external: ExternalTasks, worker_id: str) -> bool:

@@ -126,7 +126,9 @@ async def test_task_waits_for_kafka_if_it_stops_before_the_dispatch(
 async def test_task_can_be_cancelled_and_the_engine_stopped_while_kafka_is_unavailable(
     frail_external: ExternalTasks, frail_broker: Kafka
 ) -> None:
+    """The dispatch, which waits for Kafka, sees the cancel long before a quarter of its lease."""
     external = frail_external
+    external.settings["cancel_grace_sec"] = 8
     await external.served_engine()
     worker = await external.external(scripted)
     first = await external.create(node("extract", external.role, **ONCE))
@@ -136,6 +138,8 @@ async def test_task_can_be_cancelled_and_the_engine_stopped_while_kafka_is_unava
     await external.dispatch(task_id, "extract")
     await external.coordinator.cancel_task(task_id)
     assert (await cancelled(external, task_id))["status"] == "cancelled"
+    await external.until_reported(task_id, "extract")
+    assert [each["outcome"]["kind"] for each in await external.dispatches(task_id)] == ["cancelled"]
     async with asyncio.timeout(60):
         await external.coordinator.stop()
     await asyncio.to_thread(frail_broker.start)
