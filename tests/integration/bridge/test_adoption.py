@@ -142,6 +142,10 @@ async def test_checks_of_pulled_inputs_continue_after_the_bridge_is_killed(exter
     assert len(child.sent_for("enrich", "TASK_ACCEPTED")) == 2
 
 
+async def no_heartbeats(*_: Any) -> None:
+    """Send no heartbeats, like a process that is stopped."""
+
+
 async def test_command_that_is_sent_after_its_attempt_was_given_up_has_no_effect(
     external: ExternalTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +160,7 @@ async def test_command_that_is_sent_after_its_attempt_was_given_up_has_no_effect
         return await send(self, *given)
 
     monkeypatch.setattr(CommandSender, "send", late)
-    monkeypatch.setattr(dispatcher, "_heartbeats", lambda *_: asyncio.sleep(0))
+    monkeypatch.setattr(dispatcher, "_heartbeats", no_heartbeats)
     await external.served_engine()
     worker = await external.external(outdated_run_waits)
     task_id = await external.create(node("extract", external.role, **ONCE))
