@@ -75,7 +75,7 @@ def without_title(text: str) -> str:
 
 
 GENERATED: dict[str, Callable[[], str]] = {
-    "reference/commands": command_reference,
+    "commands": command_reference,
     "contributing": partial(root_file, "CONTRIBUTING.md"),
     "changelog": partial(root_file, "CHANGELOG.md"),
 }

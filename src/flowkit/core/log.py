@@ -1,4 +1,4 @@
-"""Structured logging on top of the standard library: fields become attributes of the log record (docs/logging.md).
+"""Structured logging on top of the standard library: fields become attributes of the log record (docs/monitoring.md).
 
 FlowKit writes no logs until the application configures logging or calls `enable_stdout_logging`. Importing this module
 adds a NullHandler to the logger `flowkit`, and sets its level to DEBUG unless it already has one.
