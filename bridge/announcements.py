@@ -134,7 +134,8 @@ class Announcements:
         if lease is None or reported is None or snapshot.run_state not in _RUNNING:
             return
         mark = (lease.lease_id, lease.worker_ts_ms)
-        if reported.lease_id != lease.lease_id or mark in self._extended:
+        own = (reported.worker_id, reported.lease_id) == (lease.worker_id, lease.lease_id)
+        if not own or mark in self._extended:
             return
         self._extended[mark] = None
         if len(self._extended) > _REMEMBERED:

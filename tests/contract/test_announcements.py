@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.contract.bridge_side import BridgeSide, kafka_record
 from tests.contract.builders import documents_of
-from tests.contract.poison import nested, text
+from tests.contract.poison import SNAPSHOT, nested, text
 from tests.unit.bridge_records import message
 
 from flowkit.limits import ANNOUNCEMENT_BYTES
@@ -57,6 +57,23 @@ async def test_worker_whose_capabilities_cannot_be_stored_is_online_and_its_earl
     lease = (await side.dispatch("n")).lease
     assert lease is not None
     assert lease.ended
+
+
+@pytest.mark.parametrize(
+    ("changes", "renews"), [({}, True), ({"worker_id": "w2"}, False), ({"lease_id": "l2"}, False)]
+)
+async def test_reply_renews_only_the_lease_of_the_owner(
+    db: Any, changes: dict[str, str], renews: bool
+) -> None:
+    side = await BridgeSide.create(db)
+    held = await side.open("n")
+    reported = {**SNAPSHOT["lease"], **changes}
+    reply = message("", {**SNAPSHOT, "lease": reported}, node_id="n", msg_type="reply")
+    await side.handle(kafka_record(side.topics.reply, text(reply)))
+    after = (await side.dispatch("n")).lease
+    assert after is not None
+    assert held.lease is not None
+    assert (after.expires_at > held.lease.expires_at) is renews
 
 
 async def test_checkpoint_of_a_run_is_not_stored(db: Any) -> None:
