@@ -186,7 +186,7 @@ class ConcurrencyCounter(Quick):
 class InlineDeadly(Quick):
     """A Quick that runs inside an engine, and kills it without waiting in epochs up to the batch's `deadly`."""
 
-    role = "deadly"
+    role = "inline"
     inline = True
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:

@@ -63,7 +63,7 @@ async def test_engines_killed_at_any_point_count_nothing_twice(harness: Harness)
 
 
 async def test_handler_that_kills_its_process_uses_a_loss_instead_of_every_engine(harness: Harness) -> None:
-    task_id = await harness.create(node("a", "deadly", inline={"deadly": 1}, **ONCE))
+    task_id = await harness.create(node("a", "inline", inline={"deadly": 1}, **ONCE))
     assert harness.engine_process("InlineDeadly").wait(EVENT_TIMEOUT_SEC) == 9
     harness.engine_process("InlineDeadly")
     assert (await harness.result(task_id)).status is TaskStatus.FINISHED
