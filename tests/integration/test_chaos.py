@@ -1,20 +1,24 @@
-"""Random tasks, some with inline nodes, under random faults of engines, workers, Temporal and MongoDB, compared with a model.
+"""Random tasks of native, inline and external nodes under random faults of all processes and servers, compared with a model.
 
-`make chaos ONLY=native` runs only this test, `MINUTES=10` longer, and `SEED=n` repeats the tasks and faults of a run.
+`make chaos` runs this test with a new seed, `MINUTES=10` longer, and `SEED=n` repeats the tasks and faults of a run.
+`TASKS=500` starts that many tasks, and injects faults until the last one has started.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from flowkit.local import MongoServer, TemporalServer
+from flowkit.local import Kafka, MongoServer, TemporalServer
+from flowkit.local.lifecycle import start_all, stop_all
 from tests.integration.chaos.cluster import Cluster
 from tests.integration.chaos.histories import INLINE
-from tests.integration.chaos.run import DRAIN_SEC, Run, chosen_seed, show
+from tests.integration.chaos.owners import dispatch_problems, owner_problems
+from tests.integration.chaos.run import DRAIN_SEC, START_SEC, Run, show
 from tests.integration.harness import Harness
 from tests.servers import copy_logs
 
@@ -24,10 +28,22 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.server
 
-SECONDS = 60 * float(os.environ.get("FLOWKIT_CHAOS_MINUTES") or 1)
-"""Duration of the faults; `make chaos MINUTES=n` sets it."""
+SHORT_SEC, SHORT_SEED = 10.0, 1
+"""Duration of the faults and seed in `make test`."""
+MINUTES = float(os.environ.get("FLOWKIT_CHAOS_MINUTES") or 0)
+"""`make chaos MINUTES=n` sets it; 0 in `make test`."""
+TASKS = int(os.environ.get("FLOWKIT_CHAOS_TASKS") or 0)
+"""Number of tasks; `make chaos TASKS=n` sets it. 0 starts tasks until the time is over."""
+SECONDS = 7200.0 if TASKS else 60 * MINUTES or SHORT_SEC
 SUGGESTED_EVENTS = 80
 """History length after which a task continues as a new run."""
+
+
+def chosen_seed() -> int:
+    """Return the seed of tasks and faults: `FLOWKIT_SEED`, a random one for `make chaos`, or the one of `make test`."""
+    return int(
+        os.environ.get("FLOWKIT_SEED") or (secrets.randbelow(1_000_000) if MINUTES or TASKS else SHORT_SEED)
+    )
 
 
 @pytest.fixture
@@ -36,35 +52,44 @@ async def cluster(
 ) -> AsyncIterator[Cluster]:
     """Servers and processes that only this test uses, so that it can kill them."""
     suggestion = {"limit.historyCount.suggestContinueAsNew": SUGGESTED_EVENTS}
-    with TemporalServer(tmp_path, dynamic_config=suggestion) as temporal, MongoServer(tmp_path) as mongo:
-        monkeypatch.setenv("TEMPORAL_ADDRESS", temporal.address)
-        monkeypatch.setenv("MONGO_URL", mongo.url)
-        harness = Harness(temporal=temporal.address, mongo=mongo.url)
-        monkeypatch.setenv("MONGO_DATABASE", harness.database)
-        made = Cluster(harness, temporal, mongo, tmp_path)
-        yield made
-        made.close()
-        await harness.close()
-        if request.session.testsfailed:
-            copy_logs(tmp_path)
+    temporal = TemporalServer(tmp_path, dynamic_config=suggestion)
+    mongo, kafka = MongoServer(tmp_path), Kafka(tmp_path)
+    start_all([temporal, mongo, kafka])
+    monkeypatch.setenv("TEMPORAL_ADDRESS", temporal.address)
+    monkeypatch.setenv("MONGO_URL", mongo.url)
+    harness = Harness(temporal=temporal.address, mongo=mongo.url)
+    monkeypatch.setenv("MONGO_DATABASE", harness.database)
+    made = Cluster(harness, temporal, mongo, kafka, tmp_path)
+    yield made
+    made.close()
+    await harness.close()
+    stop_all([kafka, mongo, temporal])
+    if request.session.testsfailed:
+        copy_logs(tmp_path)
 
 
-@pytest.mark.timeout(SECONDS * 2 + DRAIN_SEC + 120)
+@pytest.mark.timeout(START_SEC + SECONDS * 2 + DRAIN_SEC + 180)
 async def test_random_tasks_end_as_predicted_and_count_once_under_random_faults(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seed, begun = chosen_seed(), time.monotonic()
-    show(capsys, f"seed {seed}; `make chaos ONLY=native SEED={seed}` repeats the tasks and the faults")
-    run = Run(cluster, seed)
+    repeat = f"make chaos SEED={seed}{f' TASKS={TASKS}' if TASKS else ''}"
+    show(capsys, f"seed {seed}; `{repeat}` repeats the tasks and the faults")
+    run = Run(cluster, seed, TASKS or None)
     try:
         await run.run_under_faults(SECONDS)
+        run.problems += await dispatch_problems(cluster)
         await run.compare()
-        figures = run.figures
+        runs, unstopped = await owner_problems(cluster)
+        run.problems += unstopped
+        accepted = sum(map(len, runs.accepted.values()))
+        show(capsys, f"{accepted} external runs, {runs.taken_over} of them by a second worker of the epoch")
         assert not run.problems, "\n".join(run.problems)
-        assert figures.inline[INLINE], "no attempt ran inline"
-        assert figures.tasks and figures.worker_lost <= figures.tasks // 20
+        assert accepted, "no attempt ran on an external worker"
+        assert run.figures.inline[INLINE], "no attempt ran inline"
+        assert run.figures.worker_lost <= run.figures.tasks // 20
     except BaseException as error:
-        error.add_note(f"seed {seed}: repeat it with `make chaos ONLY=native SEED={seed}`")
+        error.add_note(f"seed {seed}: repeat it with `{repeat}`")
         raise
     finally:
         run.figures.seconds["in all"] = time.monotonic() - begun

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +26,18 @@ from tests.integration.chaos.model import (
 )
 from tests.integration.chaos.plans import (
     FINAL,
+    INLINE_ROLE,
     ROLES,
     TOUCH,
     BatchPlan,
     Call,
+    Drawing,
+    MixedDrawing,
     NodePlan,
     PlannedFailure,
     TaskPlan,
 )
-from tests.integration.chaos.tasks import node_plan, task_plan
+from tests.integration.chaos.tasks import drawn_task, node_plan, task_plan
 from tests.integration.chaos.verify import Comparison, Stored, read_stored
 from tests.unit.property_examples import examples
 
@@ -73,16 +77,28 @@ def failing(
     return PlannedFailure(times=times, at=at, raises=raises, permanent=permanent)
 
 
-def test_same_seed_gives_the_same_tasks_and_every_graph_is_valid() -> None:
+def native_plan(number: int) -> TaskPlan:
+    """Return a task without external nodes."""
+    return drawn_task(SEED, number, Drawing)
+
+
+def mixed_plan(number: int) -> TaskPlan:
+    """Return a task with nodes on external workers."""
+    return drawn_task(SEED, number, MixedDrawing)
+
+
+@pytest.mark.parametrize("plan_of", [native_plan, mixed_plan])
+def test_same_seed_gives_the_same_tasks_and_every_graph_is_valid(plan_of: Callable[[int], TaskPlan]) -> None:
     for number in range(200):
-        plan = task_plan(SEED, number)
-        assert task_plan.__wrapped__(SEED, number) == plan
+        plan = plan_of(number)
+        drawn_task.cache_clear()
+        assert plan_of(number) == plan
         parse_graph(plan.as_graph())
         assert [node_plan(each.node_id) for each in plan.nodes] == list(plan.nodes)
 
 
 def test_random_tasks_cover_every_feature() -> None:
-    plans = [task_plan(SEED, number) for number in range(100)]
+    plans = [native_plan(number) for number in range(100)]
     nodes = [each for plan in plans for each in plan.nodes]
     assert {"all", "any", "count:2"} <= {each.fan_in for each in nodes}
     called = {each.call.fn for each in nodes if each.call}
@@ -118,6 +134,62 @@ def _pairs_of_sources(plans: list[TaskPlan]) -> list[tuple[Any, str, str]]:
         for each in plan.nodes
         if len(each.sources) > 1
     ]
+
+
+def test_tasks_mix_native_inline_and_external_nodes() -> None:
+    kinds = [{kind_of(each) for each in task_plan(SEED, number).nodes} for number in range(100)]
+    assert {"function", "external", "native", "inline"} in kinds
+    assert 40 <= sum("external" in each for each in kinds) <= 80
+
+
+@pytest.mark.parametrize("number", range(100))
+def test_sources_share_no_uid_that_an_external_worker_cannot_distinguish(number: int) -> None:
+    plan = mixed_plan(number)
+    end = task_end(plan)
+    for each in plan.nodes:
+        uids = Counter(uid for source in each.sources for uid in end.nodes[source].rows)
+        assert not each.external or each.chunk or max(uids.values(), default=1) == 1
+
+
+def test_nodes_whose_finalize_always_fails_start_after_their_sources() -> None:
+    nodes = [node for number in range(200) for node in mixed_plan(number).nodes]
+    failing = [node for node in nodes if node.needs_all_sources]
+    assert failing
+    assert {(node.parents == node.sources, node.fan_in) for node in failing} == {(True, "all")}
+    assert not any(node.first_batch or node.streams for node in failing)
+
+
+def test_tasks_have_routes_conditions_and_streams_between_nodes_of_every_kind() -> None:
+    routed: Counter[tuple[str, str]] = Counter()
+    streamed: Counter[tuple[str, str]] = Counter()
+    for number in range(400):
+        nodes = {node.node_id: node for node in mixed_plan(number).nodes}
+        for node in nodes.values():
+            routed.update(
+                (kind_of(node), kind_of(nodes[each])) for each in (*node.on_success, *node.on_failure)
+            )
+            above = node.parents if node.first_batch else node.streams
+            streamed.update((kind_of(nodes[each]), kind_of(node)) for each in above)
+    assert len(routed) == 16, routed
+    workers = ("external", "native", "inline")
+    assert {(above, below) for above in workers for below in workers} <= set(streamed), streamed
+
+
+def test_tasks_pull_from_nodes_of_every_kind() -> None:
+    kinds: Counter[tuple[bool, str]] = Counter()
+    for number in range(100):
+        nodes = {node.node_id: node for node in mixed_plan(number).nodes}
+        pullers = [node for node in nodes.values() if node.external and node.sources]
+        for node in pullers:
+            kinds.update((bool(node.chunk), kind_of(nodes[source])) for source in node.sources)
+    assert len(kinds) == 8, kinds
+
+
+def kind_of(node: Any) -> str:
+    """Return who runs a node."""
+    if node.call:
+        return "function"
+    return "external" if node.external else "inline" if node.role == INLINE_ROLE else "native"
 
 
 @pytest.mark.parametrize(
@@ -183,9 +255,9 @@ def test_failure_that_is_not_allowed_fails_the_task_and_stops_it_unless_it_conti
     assert (end.status, end.handled_failures) == (FINISHED, ("a",))
 
 
-async def ran(number: int, *, seed: int = SEED) -> tuple[TaskPlan, Stored]:
+async def ran(number: int) -> tuple[TaskPlan, Stored]:
     """Run a random task without servers and return what it stored."""
-    plan, db = task_plan(seed, number), memory_database()
+    plan, db = native_plan(number), memory_database()
     handlers = [Planned(role, pace=0) for role in ROLES]
     functions = {TOUCH: touching(partial(count, db.touches), pace=0)}
     run = await run_graph(plan.as_graph(), *handlers, functions=functions, db=db)
@@ -261,7 +333,7 @@ async def test_the_comparison_reports_corrupted_data(corrupt: Callable[[Stored],
 async def _with_increment() -> tuple[TaskPlan, Stored]:
     """Run a task that is not stopped and has an increment and batches."""
     for number in range(TASKS * 15):
-        plan = task_plan(SEED, number)
+        plan = native_plan(number)
         end = task_end(plan)
         calls = [each for each in plan.nodes if each.call and end.nodes[each.node_id].status == FINISHED]
         single = all(len(each.sources) < 2 for each in plan.nodes)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
 import subprocess
+import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,27 +22,36 @@ from flowkit.errors import FlowKitError
 from flowkit.local.listeners import listening_process
 from tests.integration.chaos.faults import (
     ENGINES,
+    EXTERNAL_WORKERS,
+    FREEZE_BRIDGE,
     FREEZE_ENGINE,
+    FREEZE_EXTERNAL,
+    FREEZE_KAFKA,
     FREEZE_MONGO,
     FREEZE_TEMPORAL,
     FREEZE_WORKER,
+    KILL_BRIDGE,
     KILL_ENGINE,
+    KILL_EXTERNAL,
+    KILL_KAFKA,
     KILL_TEMPORAL,
     KILL_WORKER,
     LEASE_SEC,
     RESTART_MONGO,
+    STOP_BRIDGE,
     STOP_ENGINE,
+    STOP_EXTERNAL,
     STOP_WORKER,
     WORKERS,
 )
-from tests.integration.chaos.plans import TOUCH
+from tests.integration.chaos.plans import EXTERNAL_ROLES, TOUCH
 from tests.integration.harness import FLOWKIT, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
     from pathlib import Path
 
-    from flowkit.local import MongoServer, TemporalServer
+    from flowkit.local import Kafka, MongoServer, TemporalServer
     from tests.integration.chaos.faults import Fault
     from tests.integration.harness import Harness
 
@@ -50,7 +61,14 @@ OUTAGE_TIMEOUT_SEC = 120.0
 """Longest outage of a server in seconds; far above what a restart takes."""
 STOP_TIMEOUT_SEC = 20.0
 HANDLERS = "tests.integration.chaos.handlers"
-SETTINGS: dict[str, Any] = {"lease_ttl_sec": LEASE_SEC, "cancel_grace_sec": 3, "sweep_sec": 1}
+ROLES_OF_WORKERS = (EXTERNAL_ROLES, EXTERNAL_ROLES[:1], EXTERNAL_ROLES[1:], EXTERNAL_ROLES)
+"""Roles of the external workers, by number. Half of them serve several roles, so they drop commands (H2)."""
+SESSION_MS = 6_000
+PARTITIONS = 6
+START_PAUSE_SEC = 1.0
+"""Shortest time between two starts of an external worker, which exits by itself while a server is down."""
+RESTART_SEC = 10.0
+"""Longest time that an external worker may take to stop."""
 
 
 class ManagedProcess:
@@ -110,57 +128,140 @@ class ManagedProcess:
             self._process.wait(STOP_TIMEOUT_SEC)
 
 
+class ExternalProcess(ManagedProcess):
+    """An external worker as a process. Half of them keep their worker id when they start again (H9)."""
+
+    program = (sys.executable, "-m", "flowkit.testing.external")
+
+    def __init__(self, *arguments: Any, keeps_id: bool) -> None:
+        super().__init__(*arguments)
+        self.deaths: dict[str, list[float]] = defaultdict(list)
+        """When the processes of each worker id ended, in seconds since the epoch."""
+        self._keeps_id = keeps_id
+        self._number = 0
+        self._worker_id = ""
+        self._started_at = 0.0
+        self._stop_at: float | None = None
+
+    def ensure_started(self) -> None:
+        """Start the worker unless it runs. Kill one that takes too long to stop."""
+        now = time.monotonic()
+        if self.runs:
+            if self._stop_at is not None and now > self._stop_at + RESTART_SEC:
+                self.signal(signal.SIGKILL)
+            return
+        self._note_death()
+        if now >= self._started_at + START_PAUSE_SEC:
+            super().ensure_started()
+
+    def command(self) -> list[str]:
+        """Return the command of the next start."""
+        self._number += 1
+        self._started_at, self._stop_at = time.monotonic(), None
+        self._worker_id = self.name if self._keeps_id else f"{self.name}-{self._number}"
+        return [*super().command(), "--worker-id", self._worker_id]
+
+    def end(self, number: signal.Signals, away: float) -> None:
+        """End the process with a signal. It restarts `away` seconds later."""
+        self._stop_at = time.monotonic()
+        super().end(number, away)
+
+    def close(self) -> None:
+        """Kill the process and do not start it again."""
+        super().close()
+        self._note_death()
+
+    def _note_death(self) -> None:
+        if self._worker_id:
+            self.deaths[self._worker_id].append(time.time())
+            self._worker_id = ""
+
+
 Action = Callable[[ManagedProcess, float], None]
 
 
 class Cluster:
-    """The servers, engines and workers of one test."""
+    """The servers of one test; two engines, of which the first has a bridge; another bridge; native and external workers."""
 
-    settings: dict[str, Any] = SETTINGS
-    """Settings of the engines."""
-
-    def __init__(self, harness: Harness, temporal: TemporalServer, mongo: MongoServer, folder: Path) -> None:
+    def __init__(
+        self, harness: Harness, temporal: TemporalServer, mongo: MongoServer, kafka: Kafka, folder: Path
+    ) -> None:
         self.harness = harness
+        self.kafka = kafka
         self.injected: Counter[str] = Counter()
         """Number of injected faults, by kind."""
         self._suspensions: list[asyncio.Task[None]] = []
-        harness.settings |= self.settings
+        harness.settings |= {
+            "lease_ttl_sec": LEASE_SEC,
+            "cancel_grace_sec": 3,
+            "sweep_sec": 1,
+            "kafka_bootstrap": kafka.bootstrap_servers,
+            "kafka_cmd_partitions": PARTITIONS,
+        }
         self.config_file = folder / "engine.json"
         """Settings of engines and bridges."""
         self.config_file.write_text(harness.config_json(), encoding="utf-8")
         self.restarts: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
             KILL_TEMPORAL: (temporal.kill, temporal.start),
+            KILL_KAFKA: (kafka.kill, kafka.start),
             RESTART_MONGO: (mongo.stop, mongo.start),
         }
         """How a server ends and starts again, by kind of fault."""
-        self.freezes: dict[str, int] = {FREEZE_TEMPORAL: temporal.port, FREEZE_MONGO: mongo.port}
+        self.freezes = {FREEZE_TEMPORAL: temporal.port, FREEZE_MONGO: mongo.port, FREEZE_KAFKA: kafka.port}
         """Ports of the servers that a fault freezes."""
-        self.ends: dict[str, tuple[Sequence[ManagedProcess], Action]] = {}
-        """The processes that a fault concerns, and what it does to one of them."""
-        self.add_processes(folder)
-
-    def add_processes(self, folder: Path) -> None:
-        """Create engines and workers."""
+        engines = self._engines(folder)
+        bridge = self._process(folder, "bridge", "bridge", "--config", str(self.config_file), *EXTERNAL_ROLES)
         handlers = [f"{HANDLERS}:{name}" for name in ("READER", "BUILDER", "WRITER", "STAMPER")]
         worker = ("worker", "--concurrency", "6", *handlers)
-        workers = [ManagedProcess(self.harness, folder, f"worker-{n}", *worker) for n in range(WORKERS)]
-        engines = self.engines(folder, HANDLERS, "--role", f"{HANDLERS}:STAMPER")
-        self.processes = [*engines, *workers]
-        self.ends = {
+        workers = [self._process(folder, f"worker-{n}", *worker) for n in range(WORKERS)]
+        self.external = [self._external(folder, number) for number in range(EXTERNAL_WORKERS)]
+        self.processes: list[ManagedProcess] = [*engines, bridge, *workers, *self.external]
+        self.ends: dict[str, tuple[Sequence[ManagedProcess], Action]] = {
             KILL_ENGINE: (engines, kill),
             STOP_ENGINE: (engines, stop),
             FREEZE_ENGINE: (engines, self.freeze),
+            KILL_BRIDGE: ([bridge], kill),
+            STOP_BRIDGE: ([bridge], stop),
+            FREEZE_BRIDGE: ([bridge], self.freeze),
             KILL_WORKER: (workers, kill),
             STOP_WORKER: (workers, stop),
             FREEZE_WORKER: (workers, self.freeze),
+            KILL_EXTERNAL: (self.external, kill),
+            STOP_EXTERNAL: (self.external, stop),
+            FREEZE_EXTERNAL: (self.external, self.freeze),
         }
+        """The processes that a fault concerns, and what it does to one of them."""
 
-    def engines(self, folder: Path, handlers: str, *options: str) -> list[ManagedProcess]:
-        """Return the engines, with the user function of a module and further options."""
-        arguments = ("engine", "--config", str(self.config_file), "--function", f"{TOUCH}={handlers}:touch")
-        return [
-            ManagedProcess(self.harness, folder, f"engine-{n}", *arguments, *options) for n in range(ENGINES)
+    def _process(self, folder: Path, name: str, *arguments: str) -> ManagedProcess:
+        return ManagedProcess(self.harness, folder, name, *arguments)
+
+    def _engines(self, folder: Path) -> list[ManagedProcess]:
+        """Return the engines, which host the inline role and have the user function."""
+        options = ("--function", f"{TOUCH}={HANDLERS}:touch", "--role", f"{HANDLERS}:STAMPER")
+        command = ("engine", "--config", str(self.config_file), *options)
+        engines = [self._process(folder, f"engine-{number}", *command) for number in range(ENGINES)]
+        engines[0].environment["WORKER_TYPES"] = ",".join(EXTERNAL_ROLES)
+        return engines
+
+    def _external(self, folder: Path, number: int) -> ExternalProcess:
+        options = {
+            "--roles": ",".join(ROLES_OF_WORKERS[number % len(ROLES_OF_WORKERS)]),
+            "--handler": f"{HANDLERS}:EXTERNAL",
+            "--bootstrap-servers": self.kafka.bootstrap_servers,
+        }
+        settings = {"hb_interval_sec": 0.5, "lease_ttl_sec": LEASE_SEC, "announce_interval_sec": 2}
+        consumer = {"session_timeout_ms": SESSION_MS, "heartbeat_interval_ms": 1_000}
+        arguments = [
+            *(part for option in options.items() for part in option),
+            *(
+                part
+                for name, value in settings.items()
+                for part in ("--setting", f"{name}={json.dumps(value)}")
+            ),
+            *(part for name, value in consumer.items() for part in ("--consumer", f"{name}={value}")),
         ]
+        name = f"external-{number}"
+        return ExternalProcess(self.harness, folder, name, *arguments, keeps_id=number % 2 == 0)
 
     async def supervise(self) -> None:
         """Start processes that ended, until cancelled."""
@@ -186,11 +287,19 @@ class Cluster:
             act(processes[fault.place], fault.away)
 
     def restarted(self, kind: str) -> None:
-        """Do what the operator does after a server was away. FlowKit's own processes need nothing."""
+        """Restart the external workers, as operators do: an outage may leave them deaf (H1, H28, H33)."""
+        if kind in {KILL_KAFKA, RESTART_MONGO}:
+            for process in self.external:
+                process.end(signal.SIGTERM, 0.0)
 
     def freeze(self, process: ManagedProcess, away: float) -> None:
         """Freeze a process for this time, in the background."""
         self._suspensions.append(asyncio.create_task(frozen(away, process.signal)))
+
+    def died_after(self, worker_id: str, moment: float) -> bool:
+        """Return whether the process of a worker ended after this time."""
+        ends = (time for process in self.external for time in process.deaths.get(worker_id, ()))
+        return any(time >= moment for time in ends)
 
     @property
     def pids(self) -> set[int]:
@@ -246,13 +355,12 @@ async def retry_until_available(call: Callable[[], Awaitable[T]]) -> T:
         await asyncio.sleep(0.2)
 
 
-async def until(moment: float, look: Callable[[], bool]) -> bool:
-    """Wait until `look` returns True, or until the time `moment`. Return whether it did."""
-    while time.monotonic() < moment:
+async def until(look: Callable[[], bool]) -> None:
+    """Wait until `look` returns True."""
+    while True:
         if look():
-            return True
+            return
         await asyncio.sleep(0.05)
-    return False
 
 
 async def after_delay(seconds: float, call: Callable[[], Awaitable[object]]) -> None:

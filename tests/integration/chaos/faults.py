@@ -8,49 +8,80 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Sequence
 
-ENGINES, WORKERS = 2, 3
+ENGINES, WORKERS, EXTERNAL_WORKERS = 2, 2, 4
 LEASE_SEC = 4.0
 """Short, so that Temporal notices a loss soon."""
 
 KILL_WORKER = "worker killed"
 KILL_ENGINE = "engine killed"
+KILL_BRIDGE = "bridge killed"
+KILL_EXTERNAL = "external worker killed"
 KILL_TEMPORAL = "Temporal killed"
+KILL_KAFKA = "Kafka killed"
 STOP_WORKER = "worker stopped"
 STOP_ENGINE = "engine stopped"
+STOP_BRIDGE = "bridge stopped"
+STOP_EXTERNAL = "external worker stopped"
 FREEZE_WORKER = "worker frozen"
 FREEZE_ENGINE = "engine frozen"
+FREEZE_BRIDGE = "bridge frozen"
+FREEZE_EXTERNAL = "external worker frozen"
 FREEZE_TEMPORAL = "Temporal frozen"
+FREEZE_KAFKA = "Kafka frozen"
 FREEZE_MONGO = "MongoDB frozen"
 RESTART_MONGO = "MongoDB restarted"
-ENGINE_FAULTS = {KILL_ENGINE, STOP_ENGINE, FREEZE_ENGINE}
 WEIGHTS = {
-    KILL_WORKER: 6,
-    KILL_ENGINE: 4,
-    KILL_TEMPORAL: 3,
-    STOP_WORKER: 2,
-    STOP_ENGINE: 1,
+    KILL_WORKER: 4,
+    STOP_WORKER: 1,
     FREEZE_WORKER: 2,
-    FREEZE_ENGINE: 1,
+    KILL_EXTERNAL: 6,
+    STOP_EXTERNAL: 2,
+    FREEZE_EXTERNAL: 4,
+    KILL_ENGINE: 4,
+    STOP_ENGINE: 1,
+    FREEZE_ENGINE: 2,
+    KILL_BRIDGE: 3,
+    STOP_BRIDGE: 1,
+    FREEZE_BRIDGE: 2,
+    KILL_TEMPORAL: 2,
     FREEZE_TEMPORAL: 1,
+    KILL_KAFKA: 2,
+    FREEZE_KAFKA: 2,
     FREEZE_MONGO: 2,
     RESTART_MONGO: 2,
 }
 if sys.platform != "linux":
     # Other systems do not say which process listens on a port.
-    del WEIGHTS[FREEZE_TEMPORAL], WEIGHTS[FREEZE_MONGO]
+    del WEIGHTS[FREEZE_TEMPORAL], WEIGHTS[FREEZE_MONGO], WEIGHTS[FREEZE_KAFKA]
+PLACES = {
+    **dict.fromkeys((KILL_ENGINE, STOP_ENGINE, FREEZE_ENGINE), ENGINES),
+    **dict.fromkeys((KILL_WORKER, STOP_WORKER, FREEZE_WORKER), WORKERS),
+    **dict.fromkeys((KILL_EXTERNAL, STOP_EXTERNAL, FREEZE_EXTERNAL), EXTERNAL_WORKERS),
+}
+"""Number of processes that a kind of fault can concern; 1 for the others."""
 OUTAGE_SEC = {
     KILL_TEMPORAL: (0.0, LEASE_SEC),
     FREEZE_WORKER: (LEASE_SEC + 1, LEASE_SEC + 3),
     FREEZE_ENGINE: (LEASE_SEC + 1, 13.0),
+    FREEZE_BRIDGE: (LEASE_SEC + 1, 13.0),
+    FREEZE_EXTERNAL: (LEASE_SEC + 1, LEASE_SEC + 5),
     FREEZE_TEMPORAL: (0.5, LEASE_SEC),
+    FREEZE_KAFKA: (0.5, LEASE_SEC + 1),
     FREEZE_MONGO: (0.5, LEASE_SEC + 1),
 }
 """Shortest and longest outage in seconds. Many outlast a lease, so that another process takes the work over.
 
-Temporal hands a workflow task or an activity of a frozen engine to another engine after ten seconds.
+Temporal hands a workflow task or an activity of a frozen engine to another engine after ten seconds. Kafka removes a
+frozen worker from its groups after six seconds, so that another one reads its commands.
 """
+_ORDINARY_OUTAGE_SEC = (0.0, 2.0)
+_KILLS = (KILL_WORKER, KILL_ENGINE, KILL_BRIDGE, KILL_EXTERNAL, KILL_TEMPORAL, KILL_KAFKA, FREEZE_MONGO)
+FIRST_ROUND = [kind for kind in _KILLS if kind in WEIGHTS]
+"""The faults with which every run begins, in random order and short succession."""
+FIRST_PAUSE_SEC = (0.5, 1.5)
+PAUSE_SEC = (2.0, 4.0)
 _ROUND = 7
 """Faults in a row of which no two have the same kind, so that one minute covers most kinds."""
 
@@ -63,48 +94,38 @@ class Fault:
     """Seconds to wait before it."""
     kind: str
     place: int
-    """Index of the engine or worker."""
+    """Index of the process."""
     away: float
     """Seconds until the process or server starts again, or resumes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FaultPlan:
-    """Which faults a test injects."""
-
-    weights: Mapping[str, int]
-    places: Mapping[str, int]
-    """Number of processes that a kind of fault can concern; 1 by default."""
-    outages: Mapping[str, tuple[float, float]]
-    """Shortest and longest outage in seconds."""
-
-
-def faults(seed: int, plan: FaultPlan) -> Iterator[Fault]:
+def faults(seed: int) -> Iterator[Fault]:
     """Yield faults without end.
 
     A node fails as `worker_lost` at its sixth loss. With seconds between two faults, several processes, and nodes that
     run for seconds, no node should get there.
     """
     chance = random.Random(f"{seed}-faults")
+    for kind in chance.sample(FIRST_ROUND, len(FIRST_ROUND)):
+        yield _fault(chance, kind, FIRST_PAUSE_SEC)
     while True:
-        kinds: list[str] = []
-        while len(kinds) < _ROUND:
-            [kind] = chance.choices([*plan.weights], [*plan.weights.values()])
-            if kind not in kinds:
-                kinds.append(kind)
-        for kind in kinds:
-            yield Fault(
-                pause=chance.uniform(2.0, 4.0),
-                kind=kind,
-                place=chance.randrange(plan.places.get(kind, 1)),
-                away=chance.uniform(*plan.outages.get(kind, (0.0, 2.0))),
-            )
+        for kind in _distinct(chance):
+            yield _fault(chance, kind, PAUSE_SEC)
 
 
-WORKER_FAULTS = {KILL_WORKER, STOP_WORKER, FREEZE_WORKER}
-NATIVE = FaultPlan(
-    weights=WEIGHTS,
-    places=dict.fromkeys(ENGINE_FAULTS, ENGINES) | dict.fromkeys(WORKER_FAULTS, WORKERS),
-    outages=OUTAGE_SEC,
-)
-"""Faults of engines, native workers, Temporal and MongoDB."""
+def _distinct(chance: random.Random) -> Sequence[str]:
+    kinds: list[str] = []
+    while len(kinds) < _ROUND:
+        [kind] = chance.choices([*WEIGHTS], [*WEIGHTS.values()])
+        if kind not in kinds:
+            kinds.append(kind)
+    return kinds
+
+
+def _fault(chance: random.Random, kind: str, pause_sec: tuple[float, float]) -> Fault:
+    return Fault(
+        pause=chance.uniform(*pause_sec),
+        kind=kind,
+        place=chance.randrange(PLACES.get(kind, 1)),
+        away=chance.uniform(*OUTAGE_SEC.get(kind, _ORDINARY_OUTAGE_SEC)),
+    )

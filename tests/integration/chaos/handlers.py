@@ -13,23 +13,21 @@ from pymongo.errors import PyMongoError
 from flowkit.coordinator.adapters import AdapterError
 from flowkit.errors import StoreUnavailable
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
-from tests.integration.chaos.plans import FINAL, INLINE_ROLE, ROLES
+from tests.integration.chaos.plans import EXTERNAL_FINAL, FINAL, INLINE_ROLE, ROLES
 from tests.integration.chaos.tasks import node_plan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from flowkit.worker.context import RunContext
-    from tests.integration.chaos.plans import NodePlan
 
 
 class Planned(RoleHandler):
     """A handler that follows the plan of its node."""
 
-    def __init__(self, role: str, pace: float = 1.0, plan_of: Callable[[str], NodePlan] = node_plan) -> None:
+    def __init__(self, role: str, pace: float = 1.0) -> None:
         self.role = role
         self.inline = role == INLINE_ROLE
-        self._plan_of = plan_of
         self._pace = pace
         """Factor for all pauses; 0 disables them."""
 
@@ -39,12 +37,12 @@ class Planned(RoleHandler):
 
     async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
         """Yield the batches of the plan."""
-        for batch in self._plan_of(loaded["node"]).batches:
+        for batch in node_plan(loaded["node"]).batches:
             yield Batch(batch_uid=batch.uid, payload={"items": list(batch.items)})
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         """Copy the items of the batch, or fail as planned."""
-        plan, seen = self._plan_of(ctx.node_id), ctx.kv.get("seen", 0)
+        plan, seen = node_plan(ctx.node_id), ctx.kv.get("seen", 0)
         ctx.kv["seen"] = seen + 1
         await asyncio.sleep(plan.pause * self._pace)
         failure = plan.failure
@@ -67,7 +65,7 @@ class Planned(RoleHandler):
 
     async def _end(self, ctx: RunContext) -> None:
         """Pause, and fail as planned."""
-        plan = self._plan_of(ctx.node_id)
+        plan = node_plan(ctx.node_id)
         await asyncio.sleep(plan.pause * self._pace)
         failure = plan.failure
         if failure and failure.at == FINAL and failure.applies_to(ctx.attempt_epoch):
@@ -97,7 +95,17 @@ async def _stored(ctx: RunContext) -> list[dict[str, Any]]:
             await asyncio.sleep(0.2)
 
 
+class ExternalPlanned(Planned):
+    """A handler that follows the plan of its node. It does not read what the node has stored."""
+
+    async def finalize(self, ctx: RunContext) -> FinalizeResult | None:
+        """Return fixed metrics, or fail as planned."""
+        await self._end(ctx)
+        return FinalizeResult(metrics=dict(EXTERNAL_FINAL))
+
+
 READER, BUILDER, WRITER, STAMPER = (Planned(role) for role in ROLES)
+EXTERNAL = ExternalPlanned("external")
 
 
 def touching(counted: Callable[[str], Awaitable[int]], pace: float = 1.0) -> Callable[..., Awaitable[None]]:

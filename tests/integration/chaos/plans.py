@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tests.integration.chaos.conditions import entries, when
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 INLINE_ROLE = "stamper"
 """A role whose attempts the engines run themselves, unless a node of it pulls or is slow."""
 ROLES = ("reader", "builder", "writer", INLINE_ROLE)
+EXTERNAL_ROLES = ("indexer", "enricher")
 TOUCH = "touch"
 """Name of the user function."""
 
@@ -31,6 +32,7 @@ SLOW_INLINE_SEC = (2.2, 3.0)
 """Duration of an inline node that takes too long, so that an ordinary attempt follows."""
 PULL = "pull.from_artifacts"
 RECHUNK = "pull.from_artifacts.rechunk:size"
+CHUNK = 2
 TAILS = ("", "", "", " é/%", "@1")
 """Endings of node ids, some of which need quoting in the uids of pulled batches."""
 _UIDS = ("b{}", "b{}", "b{}", "b{} %", "b{}@x")
@@ -169,7 +171,7 @@ class TaskPlan:
 
 
 class Drawing:
-    """Draws one node below the existing ones."""
+    """Draws one node below the existing ones, for native workers or engines."""
 
     letter = "s"
     """First letter of the node ids."""
@@ -331,3 +333,47 @@ class Drawing:
         args = {"mark": key, "times": times, "permanent": permanent, "pause": self._chance.uniform(0.0, 0.5)}
         failure = PlannedFailure(times=times, at=FINAL, raises=True, permanent=permanent)
         return Call(fn=TOUCH, args=args), None if times == 0 else failure
+
+
+class MixedDrawing(Drawing):
+    """Draws nodes of which many run on external workers.
+
+    External workers do not change the uids of pulled batches, so uids are unique within a task. A node that pulls
+    batches from several sources, of which some pull themselves, therefore splits them into chunks, whose uids are unique.
+    """
+
+    letter = "x"
+
+    def _sources(self) -> list[str]:
+        """Return sources. Some are coordinator functions, which have a complete marker but no batches."""
+        sources = super()._sources()
+        calls = [node.node_id for node in self._above if node.call]
+        if calls and self._chance.random() < 0.3:
+            chosen = self._chance.choice(calls)
+            return [*sources[:2], chosen]
+        return sources
+
+    def _uid_format(self) -> str:
+        return f"{self._own['key']}-{super()._uid_format()}"
+
+    def _puller(self, sources: list[str]) -> NodePlan:
+        plan = _after_sources(super()._puller(sources))
+        again = [node for node in self._above if node.node_id in sources and node.sources]
+        if not plan.external or plan.chunk or len(sources) < 2 or not again:
+            return plan
+        self._sizes[plan.node_id] *= CHUNK
+        return replace(plan, chunk=CHUNK)
+
+    def _executor(self) -> dict[str, Any]:
+        if self._chance.random() < (0.2 if self._mostly_inline else 0.5):
+            return {"role": self._chance.choice(EXTERNAL_ROLES), "external": True}
+        return super()._executor()
+
+
+def _after_sources(plan: NodePlan) -> NodePlan:
+    """Let an external node whose `finalize` always fails start after its sources, so that it has read all batches then.
+
+    A worker may call `finalize` before it has read the last batches of a running source (H19). If that fails, the
+    attempt has failed, and nothing reads the rest.
+    """
+    return replace(plan, parents=plan.sources, fan_in="all") if plan.needs_all_sources else plan

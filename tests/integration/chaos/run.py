@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import math
 import random
-import secrets
 import sys
 import time
 from collections import Counter
@@ -19,7 +18,7 @@ from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from tests.integration.chaos.cluster import after_delay, periodically, retry_until_available, until
-from tests.integration.chaos.faults import NATIVE, faults
+from tests.integration.chaos.faults import FIRST_ROUND, faults
 from tests.integration.chaos.histories import replayed
 from tests.integration.chaos.signals import send, stray_batches
 from tests.integration.chaos.tasks import task_plan
@@ -27,18 +26,17 @@ from tests.integration.chaos.verify import Comparison, read_stored
 from tests.integration.harness import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pytest import CaptureFixture
     from temporalio.client import Client, WorkflowHandle
 
     from tests.integration.chaos.cluster import Cluster
-    from tests.integration.chaos.faults import FaultPlan
     from tests.integration.chaos.plans import TaskPlan
     from tests.integration.chaos.verify import Stored
 
-MOST_OPEN = 14
+MOST_OPEN = 12
 """Tasks that are open at the same time."""
+START_SEC = 120.0
+"""Longest time in seconds until the first task with external nodes ends."""
 DRAIN_SEC = 240.0
 """Longest time in seconds that tasks may take to end after the last fault."""
 _ROWS = ("metrics_raw", "artifacts")
@@ -87,20 +85,8 @@ def listed(counts: Counter[str]) -> str:
 class Run:
     """One run of the test on its own cluster."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        seed: int,
-        *,
-        plan_of: Callable[[int, int], TaskPlan] = task_plan,
-        fault_plan: FaultPlan = NATIVE,
-        most_open: int = MOST_OPEN,
-        most_tasks: int | None = None,
-    ) -> None:
+    def __init__(self, cluster: Cluster, seed: int, most_tasks: int | None = None) -> None:
         self.cluster = cluster
-        self._plan_of = plan_of
-        self._fault_plan = fault_plan
-        self._most_open = most_open
         self._most_tasks = most_tasks
         self.harness = cluster.harness
         self.figures = Figures(seed=seed, injected=cluster.injected)
@@ -111,10 +97,14 @@ class Run:
         self._open: set[str] = set()
         self._epochs: dict[tuple[str, Any], int] = {}
         self._cancels: list[asyncio.Task[None]] = []
-        self._all_started = asyncio.Event()
+        self._all_started = False
+        self._works = asyncio.Event()
+        """Set when a task with external nodes has ended: all processes have started."""
+        self._end = math.inf
+        """When to start no further task and inject no further fault."""
 
     async def run_under_faults(self, seconds: float) -> None:
-        """Start tasks and inject faults for this time, then wait until all tasks end."""
+        """Start tasks. When the processes work, inject faults for this time, then wait until all tasks end."""
         begun = time.monotonic()
         supervising = asyncio.create_task(self.cluster.supervise())
         watching = [
@@ -124,8 +114,8 @@ class Run:
         ]
         try:
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._inject_faults(begun + seconds))
-                both.create_task(self._start_tasks(begun + seconds))
+                both.create_task(self._start_tasks())
+                both.create_task(self._inject_faults(seconds))
             await self.cluster.resumed()
             self.figures.seconds["under faults"] = time.monotonic() - begun
             await self._until_ended()
@@ -136,19 +126,23 @@ class Run:
         self.figures.seconds["until all tasks ended"] = time.monotonic() - begun
         self.problems += [f"a background check failed: {end!r}" for end in ends if isinstance(end, Exception)]
 
-    async def _inject_faults(self, end: float) -> None:
-        for fault in faults(self.figures.seed, self._fault_plan):
-            if time.monotonic() + fault.pause > end or self._all_started.is_set():
+    async def _inject_faults(self, seconds: float) -> None:
+        await asyncio.wait_for(self._works.wait(), START_SEC)
+        self._end = time.monotonic() + seconds
+        for number, fault in enumerate(faults(self.figures.seed)):
+            is_over = self._all_started or time.monotonic() + fault.pause > self._end
+            if is_over and number >= len(FIRST_ROUND):
                 return
             await self.cluster.inject(fault)
 
-    async def _start_tasks(self, end: float) -> None:
+    async def _start_tasks(self) -> None:
         numbers = count() if self._most_tasks is None else range(self._most_tasks)
         for number in numbers:
-            if not await until(end, lambda: len(self._open) < self._most_open):
+            await until(lambda: len(self._open) < MOST_OPEN or time.monotonic() >= self._end)
+            if time.monotonic() >= self._end:
                 return
-            await self._start(self._plan_of(self.figures.seed, number))
-        self._all_started.set()
+            await self._start(task_plan(self.figures.seed, number))
+        self._all_started = True
 
     async def _start(self, plan: TaskPlan) -> None:
         async def create() -> None:
@@ -189,6 +183,8 @@ class Run:
                 described = await (await self._handle(task_id)).describe()
                 if described.status is not WorkflowExecutionStatus.RUNNING:
                     self._open.discard(task_id)
+                    if any(node.external for node in self.plans[task_id].nodes):
+                        self._works.set()
 
     async def _watch(self) -> None:
         """Check that no row of an open task returns to an older epoch."""
@@ -250,11 +246,6 @@ class Run:
             figures.worker_lost += 1
         else:
             self.problems += comparison.problems()
-
-
-def chosen_seed() -> int:
-    """Return the seed of tasks and faults: `FLOWKIT_SEED`, or a random one."""
-    return int(os.environ.get("FLOWKIT_SEED") or secrets.randbelow(1_000_000))
 
 
 def show(capsys: CaptureFixture[str], text: str) -> None:

@@ -11,21 +11,24 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from tests.integration.chaos.gates import first_predictable, with_conditions, with_streams
-from tests.integration.chaos.plans import TAILS, Drawing, TaskPlan
+from tests.integration.chaos.plans import TAILS, Drawing, MixedDrawing, TaskPlan
 from tests.integration.chaos.routes import with_routes
 
 if TYPE_CHECKING:
     from tests.integration.chaos.plans import NodePlan
 
-_ID = re.compile(r"[sxy](\d+)t(\d+)n(\d+)")
+_ID = re.compile(r"([a-z])(\d+)t(\d+)n(\d+)")
+_DRAWINGS = {drawing.letter: drawing for drawing in (Drawing, MixedDrawing)}
+_MIXED_SHARE = 0.6
+
+
+def task_plan(seed: int, number: int) -> TaskPlan:
+    """Return the task with this number. Most tasks have external nodes, beside native and inline ones."""
+    mixed = random.Random(f"{seed}-{number}-kind").random() < _MIXED_SHARE
+    return drawn_task(seed, number, MixedDrawing if mixed else Drawing)
 
 
 @lru_cache(maxsize=4096)
-def task_plan(seed: int, number: int) -> TaskPlan:
-    """Return the task with this number."""
-    return drawn_task(seed, number, Drawing)
-
-
 def drawn_task(seed: int, number: int, drawing: type[Drawing]) -> TaskPlan:
     """Draw the task with this number."""
     chance = random.Random(f"{seed}-{number}")
@@ -51,15 +54,9 @@ def _with_gates(seed: str, nodes: tuple[NodePlan, ...]) -> tuple[NodePlan, ...]:
     return with_streams(random.Random(f"{seed}-streams"), nodes)
 
 
-def place_of(node_id: str) -> tuple[int, int, int]:
-    """Return the seed, the number of the task, and the place of a node."""
-    found = _ID.match(node_id)
-    assert found is not None, f"{node_id!r} is no node of a random task"
-    seed, number, place = map(int, found.groups())
-    return seed, number, place
-
-
 def node_plan(node_id: str) -> NodePlan:
     """Return the plan of a node."""
-    seed, number, place = place_of(node_id)
-    return task_plan(seed, number).nodes[place]
+    found = _ID.match(node_id)
+    assert found is not None, f"{node_id!r} is no node of a random task"
+    seed, number, place = map(int, found.groups()[1:])
+    return drawn_task(seed, number, _DRAWINGS[found[1]]).nodes[place]

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flowkit.config import CoordinatorConfig
-from tests.integration.chaos.external.plans import EXTERNAL_ROLES
+from tests.integration.chaos.plans import EXTERNAL_ROLES
 from tests.integration.harness import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from tests.integration.chaos.external.cluster import ExternalCluster
+    from tests.integration.chaos.cluster import Cluster
 
 Message = dict[str, Any]
 Attempt = tuple[str, str, int]
@@ -104,7 +104,7 @@ def _attempt(message: Message) -> Attempt:
     return message["task_id"], message["node_id"], message["attempt_epoch"]
 
 
-async def owner_problems(cluster: ExternalCluster) -> tuple[Runs, list[str]]:
+async def owner_problems(cluster: Cluster) -> tuple[Runs, list[str]]:
     """Return the runs, and a sentence for each that could go on beside a newer one."""
     names, bootstrap = CoordinatorConfig(), cluster.kafka.bootstrap_servers
     events = await read_topics(bootstrap, [names.topic_status(role) for role in EXTERNAL_ROLES])
@@ -114,7 +114,7 @@ async def owner_problems(cluster: ExternalCluster) -> tuple[Runs, list[str]]:
     ]
 
 
-async def dispatch_problems(cluster: ExternalCluster) -> list[str]:
+async def dispatch_problems(cluster: Cluster) -> list[str]:
     """Wait until no dispatch record is open. Return a sentence for each that remains.
 
     A bridge that dies after it has delivered an outcome leaves its record `ended`, and the record of an attempt whose
