@@ -63,7 +63,7 @@ class CoordinatorAdapters:
         self._now = clock.now_dt if clock is not None else lambda: datetime.now(UTC)
         self._variables = Variables(TaskStore(db), self._now)
         self._aggregates = Aggregates(db)
-        self._detector = Detector(detector)
+        self.detector = Detector(detector)
         self._node: NodeWrite | None = None
 
     def for_node(self, write: NodeWrite) -> CoordinatorAdapters:
@@ -154,7 +154,7 @@ class CoordinatorAdapters:
         return {"ok": True, "touched": change.touched}
 
     def _hits(self, change: Change) -> int:
-        hits = self._detector.hits(change.values)
+        hits = self.detector.hits(change.values)
         if hits and change.block_sensitive:
             raise AdapterError(f"vars.{change.operation} blocked: {hits} sensitive-looking values")
         return hits
@@ -182,6 +182,12 @@ def default_adapters(*, db: Database, clock: Any = None, detector: Any = None) -
     """Return the built-in coordinator functions by the names that graphs use."""
     adapters = CoordinatorAdapters(db=db, clock=clock, detector=detector)
     return {name: getattr(adapters, method) for name, method in METHODS.items()}
+
+
+def detector_of(functions: Mapping[str, Any]) -> Detector:
+    """Return the detector of the built-in functions among these, or the default one if all of them are replaced."""
+    owners = (getattr(function, "__self__", None) for function in functions.values())
+    return next((owner.detector for owner in owners if isinstance(owner, CoordinatorAdapters)), Detector())
 
 
 def _node_ids(given: Any) -> list[str]:

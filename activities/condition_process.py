@@ -1,38 +1,121 @@
 """Evaluates conditions in a process of its own: `python -m flowkit.activities.condition_process`.
 
-It reads one line of JSON from stdin, a list of `[expression, values]`, and writes one line with each result. A limit on
-its time and on its memory ends the process, because an expression that iterates can take very long, and nothing can
-interrupt it.
+An expression that iterates can take very long, and nothing can interrupt it, so limits on its time and on its memory end
+the process. For each line of JSON on stdin, `[expression, values]`, the process writes one line with the result.
 """
 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
+import time
 from contextlib import suppress
+from threading import Timer
+from typing import Any
 
 from flowkit.errors import BadCondition
 from flowkit.graph.cel import compiled, evaluate
 from flowkit.limits import CONDITION_SEC
 
 TOO_LARGE = "the evaluation needs too much memory"
+TOO_LONG = f"the evaluation takes more than {CONDITION_SEC:g} s"
+
+_ENDS = {-signal.SIGABRT: TOO_LARGE, **({-signal.SIGXCPU: TOO_LONG} if hasattr(signal, "SIGXCPU") else {})}
+"""Why a process ended that a condition has ended, by exit code."""
+
+_TRIES = 2
+"""How often a condition is evaluated whose process is killed. The system kills a process that uses too much memory."""
 
 _MEMORY_BYTES = 600_000_000
 
 
+class ConditionProcess:
+    """Evaluates expressions, one at a time, in a process that it starts when it needs one."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+
+    def evaluate(self, text: str, values: dict[str, Any], seconds: float) -> bool | str | None:
+        """Return the result of an expression, or why it cannot be evaluated. None if that takes more than `seconds`."""
+        line, end = json.dumps([text, values]).encode() + b"\n", time.monotonic() + seconds
+        for _ in range(_TRIES):
+            answer = self._answer(line, end - time.monotonic())
+            if answer.endswith(b"\n"):
+                result: bool | str = json.loads(answer)
+                return result
+            code = self._wait()
+            if self._stopped or time.monotonic() >= end:
+                return None
+            if code in _ENDS:
+                return _ENDS[code]
+            if code >= 0:
+                raise RuntimeError(f"the process that evaluates conditions exited with {code}")
+        return TOO_LARGE
+
+    def _answer(self, line: bytes, seconds: float) -> bytes:
+        """Return the line that the process answers. Kill the process after `seconds`; the line is then not complete."""
+        process = self._process = self._process or _started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if self._stopped:
+            process.kill()
+        timer = Timer(max(0.0, seconds), process.kill)
+        timer.start()
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+            return process.stdout.readline()
+        except OSError:
+            return b""
+        finally:
+            timer.cancel()
+
+    def _wait(self) -> int:
+        """Return the exit code of the process, which has closed its output."""
+        process, self._process = self._process, None
+        assert process is not None
+        with suppress(BrokenPipeError), process:
+            pass
+        return process.wait()
+
+    def stop(self) -> None:
+        """End the process. An evaluation in progress on another thread returns None, and so do later ones."""
+        self._stopped = True
+        if (process := self._process) is not None:
+            process.kill()
+
+    def close(self) -> None:
+        """End the process and wait until it has ended."""
+        self.stop()
+        if self._process is not None:
+            self._wait()
+
+
+def _started() -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "flowkit.activities.condition_process"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
 def main() -> None:
     """Evaluate the expressions of stdin."""
-    for text, values in json.loads(sys.stdin.readline()):
+    for line in sys.stdin.buffer:
+        sys.stdout.write(json.dumps(_result(line)) + "\n")
+        sys.stdout.flush()
+
+
+def _result(line: bytes) -> bool | str:
+    try:
+        text, values = json.loads(line)
         expression = compiled(text)
         _limit()
-        try:
-            result: bool | str = evaluate(expression, values)
-        except BadCondition as error:
-            result = str(error)
-        except MemoryError:
-            result = TOO_LARGE
-        sys.stdout.write(json.dumps(result) + "\n")
-        sys.stdout.flush()
+        return evaluate(expression, values)
+    except BadCondition as error:
+        return str(error)
+    except MemoryError:
+        return TOO_LARGE
 
 
 def _limit() -> None:

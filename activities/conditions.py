@@ -4,44 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
-import subprocess
-import sys
+import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from temporalio import activity
 
 from flowkit import temporal_names
-from flowkit.activities.condition_process import TOO_LARGE
+from flowkit.activities.condition_process import ConditionProcess
 from flowkit.activities.stored_tasks import check_database
 from flowkit.activities.tasks import heartbeats
 from flowkit.adapters.tasks.condition_reads import ConditionReads
-from flowkit.adapters.vars.sensitive import DefaultDetector
 from flowkit.attempt.failures import cut, refusal
-from flowkit.errors import BadCondition, FlowKitError, StoreRefused
+from flowkit.errors import AdapterError, BadCondition, FlowKitError, StoreRefused
 from flowkit.graph import cel
 from flowkit.graph.condition_values import explained, selected
 from flowkit.graph.conditions import ERROR_CODE, STATS, STATUS
-from flowkit.limits import CONDITION_SEC, CONDITION_VALUES_BYTES
-from flowkit.models import ConditionResult, ConditionResults, EvaluateConditions
+from flowkit.limits import CONDITION_VALUES_BYTES, REPORT_BYTES
+from flowkit.models import ConditionResults, EvaluateConditions
+from flowkit.models.columns import statuses_of, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
+    from flowkit.adapters.tasks.condition_reads import StoredValues
     from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.vars.sensitive import Detector
     from flowkit.core.loop_portal import LoopPortal
     from flowkit.graph.cel import Expression
 
-_PROCESS_TIMEOUT_SEC = 60.0
-"""Time for a process to start and to evaluate one condition. The processor time of the evaluation has its own limit."""
-
 _INLINE_BYTES = 8_000
 """Largest values of a condition that is evaluated without a process of its own."""
-
-_TOO_LONG = f"the evaluation takes more than {CONDITION_SEC:g} s"
-_ENDS = {-signal.SIGABRT: TOO_LARGE, **({-signal.SIGXCPU: _TOO_LONG} if hasattr(signal, "SIGXCPU") else {})}
-"""Why a process ended that a condition has ended, by exit code."""
 
 Outcome = bool | str
 """The result of a condition, or why it cannot be evaluated."""
@@ -62,12 +56,13 @@ class _Reading:
 
 
 class ConditionActivities:
-    """The activity `evaluate_conditions` for one database."""
+    """The activity `evaluate_conditions` for one database. `detector` decides which values its errors hide."""
 
-    def __init__(self, *, tasks: TaskStore, portal: LoopPortal) -> None:
+    def __init__(self, *, tasks: TaskStore, portal: LoopPortal, detector: Detector) -> None:
         self._tasks = tasks
         self._reads = ConditionReads(tasks.database)
         self._portal = portal
+        self._detector = detector
 
     @property
     def all(self) -> list[Callable[..., Any]]:
@@ -77,47 +72,104 @@ class ConditionActivities:
     @activity.defn(name=temporal_names.EVALUATE_CONDITIONS)
     async def evaluate_conditions(self, due: EvaluateConditions) -> ConditionResults:
         """Return the results of the conditions. Raise a retryable error while MongoDB does not respond."""
-        texts = [condition.when for condition in due.conditions]
+        evaluation = Evaluation(due.seconds, self._is_secret)
         async with heartbeats():
             try:
-                values = await self._portal.run(self._read(due))
+                stored = await self._portal.run(self._read(due))
+                return ConditionResults(results=await asyncio.to_thread(_evaluated, evaluation, due, stored))
             except FlowKitError as error:
                 raise refusal(error) from None
-            return ConditionResults(results=await asyncio.to_thread(results_of, texts, values))
+            finally:
+                evaluation.stop()
 
-    async def _read(self, due: EvaluateConditions) -> dict[str, Any]:
-        """Return the values of the variables. Statuses and codes come from the workflow."""
+    async def _read(self, due: EvaluateConditions) -> StoredValues:
         await check_database(self._tasks, due.task_id, due.deployment)
         stored = await self._reads.values(due.task_id)
         if stored is None:
             raise StoreRefused(
                 f"the document of task {due.task_id!r} does not exist; a condition needs its values"
             )
-        nodes = {
-            node_id: {
-                STATUS: facts.status,
-                ERROR_CODE: facts.error_code,
-                STATS: stored.stats.get(node_id, {}),
-            }
-            for node_id, facts in due.nodes.items()
-        }
-        return {cel.PARAMS: stored.params, cel.VARS: stored.variables, cel.NODES: nodes}
+        return stored
+
+    def _is_secret(self, path: str, value: Any) -> bool:
+        """Return whether the detector reports a value, or fails."""
+        try:
+            return self._detector.hits([(path, value)]) > 0
+        except AdapterError:
+            return True
 
 
-def results_of(texts: Sequence[str], values: Mapping[str, Any]) -> list[ConditionResult]:
-    """Evaluate expressions with these values of the variables. Takes time, so call it in a thread."""
-    readings = [_reading(text, values) for text in texts]
-    apart = [each for each in readings if isinstance(each, _Reading) and each.apart]
-    slow = iter(_in_process(apart) if apart else [])
-    return [_result(each, slow) if isinstance(each, _Reading) else each for each in readings]
+def _evaluated(evaluation: Evaluation, due: EvaluateConditions, stored: StoredValues) -> list[Outcome]:
+    return evaluation.run(due.texts, _values(due, stored))
 
 
-def _reading(text: str, values: Mapping[str, Any]) -> _Reading | ConditionResult:
-    """Return an expression with the values that it reads, or the result if there is nothing to evaluate."""
-    try:
-        expression = cel.compiled(text)
-    except BadCondition as error:
-        return ConditionResult(error=cut(str(error)))
+def _values(due: EvaluateConditions, stored: StoredValues) -> dict[str, Any]:
+    """Return the values of the variables. Statuses and reason codes come from the workflow, all others from MongoDB."""
+    values: dict[str, Any] = {cel.PARAMS: stored.params, cel.VARS: stored.variables, cel.NODES: {}}
+    if due.nodes:
+        facts = unpack(due.nodes)
+        statuses = statuses_of(facts["status"])
+        if len(statuses) != len(stored.node_ids):
+            raise StoreRefused(f"the document of task {due.task_id!r} holds another graph")
+        nodes = [
+            {STATUS: status.value, ERROR_CODE: "", STATS: stored.stats.get(node_id, {})}
+            for node_id, status in zip(stored.node_ids, statuses, strict=True)
+        ]
+        for code, places in facts["error_codes"]:
+            for place in places:
+                nodes[place][ERROR_CODE] = code or ""
+        values[cel.NODES] = dict(zip(stored.node_ids, nodes, strict=True))
+    return values
+
+
+class Evaluation:
+    """The evaluation of conditions that are due together. All of them have `seconds` from now on.
+
+    `is_secret` decides by path and value which values the errors hide.
+    """
+
+    def __init__(self, seconds: float, is_secret: Callable[[str, Any], bool]) -> None:
+        self._too_late = f"the conditions that are due together take more than {seconds:g} s"
+        self._end = time.monotonic() + seconds
+        self._is_secret = is_secret
+        self._process = ConditionProcess()
+
+    def run(self, texts: Iterable[str], values: Mapping[str, Any]) -> list[Outcome]:
+        """Return the results of expressions with these values of the variables. Takes time, so call it in a thread."""
+        with closing(self._process):
+            return _shortened([self._result(text, values) for text in texts])
+
+    def stop(self) -> None:
+        """Let `run`, on another thread, return soon. Its results are then not valid."""
+        self._end = 0.0
+        self._process.stop()
+
+    def _result(self, text: str, values: Mapping[str, Any]) -> Outcome:
+        if time.monotonic() >= self._end:
+            return cut(f"{self._too_late}, in the condition {text}")
+        try:
+            reading = _reading(text, values)
+        except BadCondition as error:
+            return cut(str(error))
+        outcome = self._outcome(reading)
+        if isinstance(outcome, bool):
+            return outcome
+        return cut(explained(outcome, text, reading.expression.accesses, reading.values, self._is_secret))
+
+    def _outcome(self, reading: _Reading) -> Outcome:
+        expression, values = reading.expression, reading.values
+        if reading.apart:
+            outcome = self._process.evaluate(expression.text, values, self._end - time.monotonic())
+            return self._too_late if outcome is None else outcome
+        try:
+            return cel.evaluate(expression, values)
+        except BadCondition as error:
+            return str(error)
+
+
+def _reading(text: str, values: Mapping[str, Any]) -> _Reading:
+    """Return an expression with the values that it reads. Raise BadCondition if there is nothing to evaluate."""
+    expression = cel.compiled(text)
     read = selected(values, expression.accesses)
     size = len(json.dumps(read))
     if size <= CONDITION_VALUES_BYTES:
@@ -125,45 +177,16 @@ def _reading(text: str, values: Mapping[str, Any]) -> _Reading | ConditionResult
     problem = (
         f"its values have {size:,} bytes, more than {CONDITION_VALUES_BYTES:,}: read a smaller part of them"
     )
-    return ConditionResult(error=cut(f"{problem}, in the condition {text}"))
+    raise BadCondition(f"{problem}, in the condition {text}")
 
 
-def _result(reading: _Reading, slow: Any) -> ConditionResult:
-    outcome: Outcome = next(slow) if reading.apart else _inline(reading)
-    if isinstance(outcome, bool):
-        return ConditionResult(value=outcome)
-    is_secret = DefaultDetector().is_sensitive
-    expression = reading.expression
-    message = explained(outcome, expression.text, expression.accesses, reading.values, is_secret)
-    return ConditionResult(error=cut(message))
-
-
-def _inline(reading: _Reading) -> Outcome:
-    try:
-        return cel.evaluate(reading.expression, reading.values)
-    except BadCondition as error:
-        return str(error)
-
-
-def _in_process(readings: Sequence[_Reading]) -> list[Outcome]:
-    """Evaluate in a process. If a condition ends the process, start another one for the conditions after it."""
-    outcomes: list[Outcome] = []
-    while len(outcomes) < len(readings):
-        ended = _run_process(readings[len(outcomes) :])
-        outcomes += [json.loads(line) for line in ended.stdout.splitlines()]
-        if len(outcomes) < len(readings):
-            if ended.returncode not in _ENDS:
-                raise RuntimeError(f"the process that evaluates conditions exited with {ended.returncode}")
-            outcomes.append(_ENDS[ended.returncode])
-    return outcomes
-
-
-def _run_process(readings: Sequence[_Reading]) -> subprocess.CompletedProcess[bytes]:
-    given = json.dumps([[each.expression.text, each.values] for each in readings])
-    return subprocess.run(
-        [sys.executable, "-m", "flowkit.activities.condition_process"],
-        input=given.encode() + b"\n",
-        stdout=subprocess.PIPE,
-        timeout=_PROCESS_TIMEOUT_SEC * len(readings),
-        check=False,
-    )
+def _shortened(outcomes: list[Outcome]) -> list[Outcome]:
+    """Return the outcomes, with shorter errors if thousands of them would be too large for the result of an activity."""
+    errors = [len(outcome.encode()) for outcome in outcomes if isinstance(outcome, str)]
+    if sum(errors) <= REPORT_BYTES:
+        return outcomes
+    most = REPORT_BYTES // len(errors)
+    return [
+        outcome.encode()[:most].decode(errors="ignore") if isinstance(outcome, str) else outcome
+        for outcome in outcomes
+    ]

@@ -1,59 +1,94 @@
-"""Let an activity evaluate the conditions that are due, and hand the results to the scheduler."""
+"""Let an activity evaluate the conditions that are due, and hand the results to the scheduler.
+
+The conditions that become due in one activation form a group. Their results apply together, when all of them are known.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 from flowkit import reason_codes
-from flowkit.models import ConditionResult, DueCondition, EvaluateConditions, NodeStatus
+from flowkit.graph.cel import NODES
+from flowkit.limits import CONDITIONS_SEC
+from flowkit.models import EvaluateConditions
 from flowkit.workflows.budget import json_size, split_by_size
 from flowkit.workflows.document_activities import evaluate_conditions
 from flowkit.workflows.retry import note_failure
 from flowkit.workflows.scheduling.conditions import facts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from flowkit.models import ConditionResults
     from flowkit.workflows.scheduling.conditions import Due
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
-_PART_BYTES = 100_000
-"""Size of the conditions that one activity evaluates. Most groups fit into one part."""
+_PART_BYTES = 1_000_000
+"""Largest input of one activity. Most groups fit into one."""
 
 
-def request(scheduler: Scheduler, due: Sequence[Due], task_id: str, deployment: str) -> EvaluateConditions:
-    """Return the input of the activity: the conditions, and what the workflow knows of the nodes that they may name."""
-    nodes, conditions = scheduler.nodes, [_condition(scheduler, each) for each in due]
-    return EvaluateConditions(
-        task_id=task_id,
-        conditions=conditions,
-        nodes=facts_of([condition.when for condition in conditions], nodes, scheduler.states),
-        deployment=deployment,
-    )
+class NoResult(NamedTuple):
+    """Why a condition has no result: the reason code and the error with which its node fails."""
+
+    code: str
+    error: str
 
 
-def _condition(scheduler: Scheduler, due: Due) -> DueCondition:
-    node = scheduler.nodes[due.node]
-    if due.parent is None:
-        return DueCondition(node_id=node.node_id, when=node.when or "")
-    parent = scheduler.nodes[due.parent].node_id
-    return DueCondition(node_id=node.node_id, when=node.edge_when[parent], parent=parent)
+Results = dict[str, bool | NoResult]
+"""The results of expressions."""
 
 
-def apply_result(scheduler: Scheduler, due: Due, result: ConditionResult, code: str) -> None:
-    """Hand one result to the scheduler. A condition that cannot be evaluated fails its node permanently with `code`."""
-    if result.value is not None:
-        scheduler.decide(due, result=result.value)
-    elif scheduler.awaits(due):
-        edge = "" if due.parent is None else f"edge from {scheduler.nodes[due.parent].node_id!r}: "
-        note_failure(scheduler.states[due.node], code, edge + result.error)
-        scheduler.end(due.node, NodeStatus.FAILED)
-        scheduler.changed.add(due.node)
+def requests(
+    scheduler: Scheduler, due: Iterable[Due], task_id: str, deployment: str
+) -> list[EvaluateConditions]:
+    """Return the inputs of the activities that evaluate a group. They contain each expression once."""
+    texts = list(dict.fromkeys(scheduler.text_of(each) for each in due))
+    nodes = facts_of(scheduler.states) if any(NODES in text for text in texts) else {}
+    parts = list(split_by_size(texts, json_size, _PART_BYTES - json_size(nodes)))
+    return [
+        EvaluateConditions(
+            task_id=task_id,
+            texts=part,
+            nodes=nodes,
+            seconds=CONDITIONS_SEC / len(parts),
+            deployment=deployment,
+        )
+        for part in parts
+    ]
+
+
+def results_of(request: EvaluateConditions, found: ConditionResults) -> Results:
+    """Return the results of one part of a group."""
+    pairs = zip(request.texts, found.results, strict=True)
+    return {
+        text: NoResult(reason_codes.BAD_CONDITION, result) if isinstance(result, str) else result
+        for text, result in pairs
+    }
+
+
+def apply_results(scheduler: Scheduler, group: Iterable[Due], results: Mapping[str, bool | NoResult]) -> None:
+    """Hand the results of a group to the scheduler.
+
+    The nodes that still wait for a condition without a result fail together, so that none of them is skipped because
+    of another one. Then the other results take effect, as far as they still matter.
+    """
+    awaited = [(due, results[scheduler.text_of(due)]) for due in group if scheduler.awaits(due)]
+    failed: set[int] = set()
+    for due, result in awaited:
+        if isinstance(result, NoResult) and due.node not in failed:
+            failed.add(due.node)
+            note_failure(scheduler.states[due.node], result.code, _place(scheduler, due) + result.error)
+    scheduler.fail(sorted(failed))
+    scheduler.decide({due: result for due, result in awaited if isinstance(result, bool)})
+
+
+def _place(scheduler: Scheduler, due: Due) -> str:
+    return "" if due.parent is None else f"edge from {scheduler.nodes[due.parent].node_id!r}: "
 
 
 class ConditionEvaluations:
@@ -63,55 +98,50 @@ class ConditionEvaluations:
         self._scheduler = scheduler
         self._deployment = deployment
         self._running: set[asyncio.Task[None]] = set()
-        self._results: list[tuple[Due, ConditionResult, str]] = []
+        self._groups: list[tuple[Sequence[Due], Results]] = []
+        """Groups whose results are known."""
         self._error: Exception | None = None
         """An unexpected error. It fails the workflow task, so that Temporal shows it."""
 
     @property
     def is_idle(self) -> bool:
         """Whether no evaluation is in progress and no result waits for the main loop."""
-        return not self._running and not self._results
+        return not self._running and not self._groups
 
     @property
     def has_events(self) -> bool:
         """Whether `process_events` has a result to process or an error to raise."""
-        return bool(self._results) or self._error is not None
+        return bool(self._groups) or self._error is not None
 
-    def start(self, due: Sequence[Due]) -> None:
+    def start(self, group: Sequence[Due]) -> None:
         """Start to evaluate these conditions together."""
-        for part in split_by_size(due, self._size, _PART_BYTES):
-            running = asyncio.create_task(self._evaluate(part))
+        if group:
+            parts = requests(self._scheduler, group, workflow.info().workflow_id, self._deployment)
+            running = asyncio.create_task(self._evaluate(group, parts))
             self._running.add(running)
             running.add_done_callback(self._running.discard)
 
-    def _size(self, due: Due) -> int:
-        condition = _condition(self._scheduler, due)
-        return json_size([condition.node_id, condition.when, condition.parent])
-
-    async def _evaluate(self, due: list[Due]) -> None:
-        task_id = workflow.info().workflow_id
-        try:
-            found = await evaluate_conditions(request(self._scheduler, due, task_id, self._deployment))
-            results = [
-                (each, result, reason_codes.BAD_CONDITION)
-                for each, result in zip(due, found.results, strict=True)
-            ]
-        except ActivityError as error:
-            if is_cancelled_exception(error):
-                return
-            results = [(each, *_refused(error)) for each in due]
-        except Exception as error:
-            self._error = error
-            raise
-        self._results += results
+    async def _evaluate(self, group: Sequence[Due], parts: Sequence[EvaluateConditions]) -> None:
+        results: Results = {}
+        for part in parts:
+            try:
+                results |= results_of(part, await evaluate_conditions(part))
+            except ActivityError as error:
+                if is_cancelled_exception(error):
+                    return
+                results |= dict.fromkeys(part.texts, _refused(error))
+            except Exception as error:
+                self._error = error
+                raise
+        self._groups.append((group, results))
 
     def process_events(self) -> None:
-        """Hand the results to the scheduler, errors first. Raise the unexpected error of an evaluation if there is one."""
+        """Hand the results to the scheduler. Raise the unexpected error of an evaluation if there is one."""
         if self._error is not None:
             raise self._error
-        results, self._results = self._results, []
-        for due, result, code in sorted(results, key=lambda each: each[1].value is not None):
-            apply_result(self._scheduler, due, result, code)
+        groups, self._groups = self._groups, []
+        for group, results in groups:
+            apply_results(self._scheduler, group, results)
 
     async def cancel(self) -> None:
         """Cancel the evaluations in progress, and wait until they have ended."""
@@ -123,8 +153,8 @@ class ConditionEvaluations:
                 await each
 
 
-def _refused(error: ActivityError) -> tuple[ConditionResult, str]:
+def _refused(error: ActivityError) -> NoResult:
     """Return the result of each condition in an evaluation that can never succeed."""
     cause = error.cause
     code = cause.type if isinstance(cause, ApplicationError) else None
-    return ConditionResult(error=str(cause or error)), code or reason_codes.BAD_CONDITION
+    return NoResult(code or reason_codes.BAD_CONDITION, str(cause or error))

@@ -154,13 +154,13 @@ def write_summary(record: RecordTask) -> str:
 
 async def evaluate_conditions(due: EvaluateConditions) -> ConditionResults:
     """Return the results of conditions. Waits while MongoDB is unavailable. Raise ActivityError if it rejects the read."""
-    number = len(due.conditions)
+    number = len(due.texts)
     results: ConditionResults = await _execute_with_retries(
         temporal_names.EVALUATE_CONDITIONS,
         without_defaults(due),
         "evaluate 1 condition" if number == 1 else f"evaluate {number} conditions",
         ConditionResults,
-        time_limit=write_timeout(number),
+        time_limit=timedelta(seconds=_WRITE_SEC + due.seconds),
     )
     return results
 

@@ -7,9 +7,6 @@ that do not fit are truncated, the longest first. In addition, large parts are c
 
 from __future__ import annotations
 
-import base64
-import json
-import zlib
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -18,29 +15,17 @@ from pydantic import TypeAdapter
 from pydantic import dataclasses as wire
 
 from flowkit.limits import CARRIED_STATE_BYTES
-from flowkit.models import NodeState, NodeStatus, Opened, SkipReason, StatusChange, StoredGraph
+from flowkit.models import NodeState, Opened, SkipReason, StatusChange, StoredGraph
+from flowkit.models.columns import pack, status_column, statuses_of, unpack
 from flowkit.workflows.budget import json_size, truncate_longest
 from flowkit.workflows.stored_graphs import input_of, is_stored, stored_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Packed = dict[str, Any]
-"""A value that `pack` encoded: `{"json": value}`, or `{"zlib": text}` if it is compressed."""
-
 Columns = dict[str, Any]
 """The states of all nodes: for each field of `NodeState`, a list or text with the values in the order of the nodes."""
 
-_STATUS_LETTERS = {
-    NodeStatus.QUEUED: "q",
-    NodeStatus.RUNNING: "r",
-    NodeStatus.DEFERRED: "d",
-    NodeStatus.CANCELLING: "c",
-    NodeStatus.FINISHED: "f",
-    NodeStatus.FAILED: "x",
-    NodeStatus.CANCELLED: "k",
-    NodeStatus.SKIPPED: "s",
-}
 _REASON_LETTERS: dict[SkipReason | None, str] = {
     None: "-",
     SkipReason.ROUTING: "r",
@@ -50,7 +35,6 @@ _REASON_LETTERS: dict[SkipReason | None, str] = {
     SkipReason.TASK_CANCELLED: "k",
     SkipReason.USER: "m",
 }
-_STATUS_BY_LETTER = {letter: status for status, letter in _STATUS_LETTERS.items()}
 _RESULT_LETTERS = {None: "-", False: "f", True: "t"}
 _RESULT_BY_LETTER = {letter: result for result, letter in _RESULT_LETTERS.items()}
 _REASON_BY_LETTER = {letter: reason for reason, letter in _REASON_LETTERS.items()}
@@ -59,9 +43,6 @@ _COUNTS = ("epoch", "generation", "failures", "losses", "yields")
 _FLAGS = ("free", "streamed", "ordinary")
 _TIMES = ("next_retry_at", "deadline_at")
 _TEXTS = ("last_error", "reason_code")
-_MAX_UNCOMPRESSED_BYTES = 1_000
-"""Values up to this size are not compressed, so that they stay readable in Temporal's Web UI."""
-
 _TEXT_OVERHEAD_BYTES = len('"",')
 
 
@@ -130,7 +111,7 @@ def columns_of(states: Sequence[NodeState], limit: int) -> Columns:
     A table holds each text once, and the columns refer to its entries by position, counted from 1. Texts are truncated
     so that the result has at most `limit` bytes of JSON.
     """
-    columns: Columns = {"status": "".join(_STATUS_LETTERS[state.status] for state in states)}
+    columns: Columns = {"status": status_column(state.status for state in states)}
     for name in _COUNTS:
         _add_column(columns, name, [getattr(state, name) for state in states])
     for name in _FLAGS:
@@ -176,7 +157,7 @@ def _text_position(table: dict[str, int], text: str | None) -> int:
 
 def states_of(columns: Columns) -> list[NodeState]:
     """Decode the nodes' states from `columns`."""
-    states = [NodeState(status=_STATUS_BY_LETTER[letter]) for letter in columns["status"]]
+    states = [NodeState(status=status) for status in statuses_of(columns["status"])]
     for name in _COUNTS:
         _set_column(states, name, columns.get(name, ()))
     for name in _FLAGS:
@@ -197,20 +178,3 @@ def states_of(columns: Columns) -> list[NodeState]:
 def _set_column(states: list[NodeState], name: str, values: Sequence[Any]) -> None:
     for state, value in zip(states, values, strict=False):
         setattr(state, name, value)
-
-
-def pack(value: Any) -> Packed:
-    """Return `value` compressed, or unchanged if it is small or compression does not make it smaller."""
-    plain = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-    if len(plain) > _MAX_UNCOMPRESSED_BYTES:
-        packed = base64.b64encode(zlib.compress(plain)).decode()
-        if len(packed) < len(plain):
-            return {"zlib": packed}
-    return {"json": value}
-
-
-def unpack(packed: Packed) -> Any:
-    """Return the value that `pack` received."""
-    return (
-        packed["json"] if "json" in packed else json.loads(zlib.decompress(base64.b64decode(packed["zlib"])))
-    )

@@ -27,6 +27,8 @@ class StoredValues:
 
     params: dict[str, Any]
     variables: dict[str, Any]
+    node_ids: list[str]
+    """The ids of all nodes, in the order of the graph."""
     stats: dict[str, dict[str, Any]]
     """The stats of each node that has some, by node id."""
 
@@ -47,5 +49,6 @@ class ConditionReads:
         return StoredValues(
             params=stored.get("params") or {},
             variables=(stored.get("coordinator") or {}).get("vars") or {},
+            node_ids=[node["node_id"] for node in nodes],
             stats={node["node_id"]: node["stats"] for node in nodes if node.get("stats")},
         )

@@ -4,6 +4,7 @@ The first line of a class's docstring is its default message.
 
 * FlowKitError
     + GraphError (also ValueError)
+        + ConditionsTooLarge
     + ConfigError (also ValueError)
     + Removed (also AttributeError)
     + StoreUnavailable          retryable
@@ -57,6 +58,12 @@ class GraphError(FlowKitError, ValueError):
         if len(problems) > len(shown):
             shown.append("and more")
         super().__init__("; ".join(shown))
+
+
+class ConditionsTooLarge(GraphError):
+    """The expressions of all conditions of a graph together are too large."""
+
+    code = reason_codes.CONDITIONS_TOO_LARGE
 
 
 class ConfigError(FlowKitError, ValueError):

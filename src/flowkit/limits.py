@@ -44,11 +44,17 @@ MAX_RETRIES = 10_000
 CONDITION_CHARS = 2_000
 """Longest expression in the `when` of a node or of an edge."""
 
+CONDITIONS_BYTES = 512_000
+"""Largest text of all expressions of a graph together, in bytes of UTF-8. Equal expressions count once."""
+
 CONDITION_VALUES_BYTES = 1_000_000
 """Largest values that one condition reads, together."""
 
 CONDITION_SEC = 2.0
 """Most processor time that the evaluation of one condition may take, in seconds."""
+
+CONDITIONS_SEC = 60.0
+"""Most time that the evaluation of conditions which become due together may take, in seconds."""
 
 FAILED_NODES = 20
 """Maximum number of failures that a node started by `routing.on_failure` receives."""

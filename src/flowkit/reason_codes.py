@@ -12,6 +12,7 @@ from typing import Final
 
 FLOWKIT_ERROR: Final = "flowkit_error"
 INVALID_GRAPH: Final = "invalid_graph"
+CONDITIONS_TOO_LARGE: Final = "conditions_too_large"
 INVALID_CONFIG: Final = "invalid_config"
 REMOVED: Final = "removed"
 MONGO_UNAVAILABLE: Final = "mongo_unavailable"

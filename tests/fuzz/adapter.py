@@ -10,8 +10,8 @@ from tests.fuzz.plans import ERROR, FALSE, TRUE, Features
 
 from flowkit import reason_codes
 from flowkit.graph.validation import parse_graph
-from flowkit.models import ConditionResult, NodeState, NodeStatus, Opened, Settings, SkipReason
-from flowkit.workflows.conditions import apply_result
+from flowkit.models import NodeState, NodeStatus, Opened, Settings, SkipReason
+from flowkit.workflows.conditions import NoResult, apply_results
 from flowkit.workflows.deadlines import TaskDeadlines
 from flowkit.workflows.retry import note_failure
 from flowkit.workflows.scheduling.conditions import Due
@@ -19,6 +19,8 @@ from flowkit.workflows.scheduling.scheduler import Scheduler
 from flowkit.workflows.state_codec import TaskState, columns_of, states_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tests.fuzz.model import Edge
     from tests.fuzz.plans import Arrow, Plan, Step
 
@@ -34,10 +36,10 @@ _WHEN: dict[str | None, dict[str, str]] = {
     ERROR: {"when": "1 / 0 > 1"},
 }
 """Conditions by how they turn out. The fuzz evaluates them by this table."""
-_RESULTS = {
-    TRUE: ConditionResult(value=True),
-    FALSE: ConditionResult(value=False),
-    ERROR: ConditionResult(error="division by zero"),
+_RESULTS: dict[str, bool | NoResult] = {
+    "1 < 2": True,
+    "1 > 2": False,
+    "1 / 0 > 1": NoResult(reason_codes.BAD_CONDITION, "division by zero"),
 }
 
 
@@ -149,11 +151,10 @@ class Subject:
         name = self._graph.nodes[due.node].node_id
         return (name if due.parent is None else self._graph.nodes[due.parent].node_id, name)
 
-    def evaluated(self, edge: Edge, verdict: str) -> None:
-        """Report the result of a condition."""
-        above, name = edge
-        due = Due(self._index[name], None if above == name else self._index[above])
-        apply_result(self._scheduler, due, _RESULTS[verdict], reason_codes.BAD_CONDITION)
+    def evaluated(self, group: Iterable[Edge]) -> None:
+        """Report the results of conditions that were evaluated together."""
+        due = [Due(self._index[name], None if above == name else self._index[above]) for above, name in group]
+        apply_results(self._scheduler, due, _RESULTS)
 
     def end(self, name: str, end: End) -> None:
         """End a node."""

@@ -80,13 +80,20 @@ class Model:
             self.facts.streamed.add(name)
             self._settle()
 
-    def evaluate(self, condition: Edge) -> None:
-        """Note the result of a condition, unless the node has ended or has started without it."""
-        if condition in self.due():
-            self.facts.evaluated.add(condition)
-            if self.verdict(condition) == ERROR:
-                self.facts.ends[condition[1]] = End(FAILED, BAD_CONDITION)
-            self._settle()
+    def evaluate(self, group: Collection[Edge]) -> None:
+        """Note the results of conditions that were evaluated together.
+
+        All nodes that wait for a condition that cannot be evaluated fail together. Then the other results take effect
+        that still matter. Results for which no node waits have no effect.
+        """
+        due = self.due()
+        awaited = [each for each in group if each in due]
+        errors = [each for each in awaited if self.verdict(each) == ERROR]
+        self.facts.evaluated.update(errors)
+        self.facts.ends.update({name: End(FAILED, BAD_CONDITION) for _, name in errors})
+        self._settle()
+        self.facts.evaluated |= self.due() & set(awaited)
+        self._settle()
 
     def stop(self, started: Collection[str], reason: str) -> None:
         """Stop the task: nodes that had an attempt are cancelled, the others are skipped."""

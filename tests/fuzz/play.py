@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from tests.fuzz.adapter import SUPPORTED, Subject
 from tests.fuzz.model import CANCELLED, FAILED, FINISHED, SKIPPED, USER, End, Model
-from tests.fuzz.plans import ERROR
 from tests.fuzz.time_limits import DEADLINE_EXCEEDED, TimeLimits
 from tests.fuzz.wiring import wiring_of
 
@@ -125,14 +124,14 @@ class Play:
         act(self._chance.choice(names))
 
     def _evaluate(self) -> None:
-        """Report the results of some conditions together. The workflow applies errors first."""
+        """Report the results of some conditions together."""
         group = self._chance.sample(self._due, self._chance.randint(1, len(self._due)))
-        for condition in sorted(group, key=lambda each: self.model.verdict(each) != ERROR):
-            verdict = self.model.verdict(condition) or ""
-            self._note(f"condition {verdict}", " -> ".join(dict.fromkeys(condition)))
+        for condition in group:
+            self._note(f"condition {self.model.verdict(condition)}", " -> ".join(dict.fromkeys(condition)))
             self._due.remove(condition)
-            self._subject.evaluated(condition, verdict)
-            self.model.evaluate(condition)
+        self.counts["group of conditions"] += len(group) > 1
+        self._subject.evaluated(group)
+        self.model.evaluate(group)
 
     def _note(self, kind: str, what: str) -> None:
         self.counts[kind] += 1

@@ -12,6 +12,7 @@ from flowkit.adapters.tasks.condition_reads import ConditionReads, StoredValues
 from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.errors import StoreUnavailable
 from flowkit.models import TaskStatus
+from flowkit.workflows import conditions
 from tests.integration.harness import Harness, eventually, node
 from tests.integration.test_cancel_terminate_reset import reset
 from tests.integration.test_continue_as_new import histories, replay
@@ -133,6 +134,38 @@ async def test_remediator_handles_an_error_of_an_edge(harness: Harness) -> None:
     assert (result.status, result.handled_failures) == (TaskStatus.FINISHED, ["b"])
     error = (await harness.node(task_id, "b"))["last_error"]
     assert error.startswith("bad_condition: edge from 'a': Key not found in map: \"missing\"")
+
+
+async def test_results_of_a_group_apply_once_after_its_last_part(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conditions, "_PART_BYTES", 10)
+    await servers(harness)
+    task_id = await harness.create(
+        node("p"),
+        node("q", "quick", "p", allow_failure=True),
+        node("n", "quick", "p", "q", allow_failure=True),
+        edges_ex=[edge("p", "q", "vars.x > 1"), edge("p", "n", "vars.y > 1")],
+    )
+    assert (await harness.result(task_id)).handled_failures == ["q", "n"]
+    found = await histories(harness, task_id)
+    assert evaluations(found) == 2
+    await replay(found)
+
+
+async def test_thousands_of_conditions_become_due_together(harness: Harness) -> None:
+    await servers(harness)
+    texts = [f"nodes.r.status != '' || vars.x == {i}" for i in range(11_999)]
+    task_id = await harness.create(
+        call("r", "noop"),
+        *(node(f"n{i}", "absent", "r", when=text) for i, text in enumerate(texts)),
+        node("last", "quick", "r", when="size(vars) == 0"),
+    )
+    await eventually(lambda: harness.rows(task_id, "last"))
+    await (await harness.handle(task_id)).terminate()
+    found = await histories(harness, task_id)
+    assert evaluations(found) == 1
+    await replay(found)
 
 
 async def test_conditions_read_part_of_large_variables(harness: Harness) -> None:

@@ -95,7 +95,7 @@ class Simulation:
         matters = place in condition_model.due(self.view)
         assert self.scheduler.awaits(Due(*place)) == matters
         if result is not None:
-            self.scheduler.decide(Due(*place), result=result)
+            self.scheduler.decide({Due(*place): result})
         elif matters:
             self.scheduler.end(place[0], *FAILED)
         if not matters:

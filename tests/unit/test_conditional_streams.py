@@ -57,7 +57,7 @@ def test_true_edge_is_satisfied_by_the_batch_however_the_parent_ends(
     scheduler.add_batch(0)
     if end is not None:
         scheduler.end(0, end)
-    scheduler.decide(EDGE, result=True)
+    scheduler.decide({EDGE: True})
     if new_run:
         scheduler = restored(scheduler)
     assert 2 not in scheduler.pop_ready()
@@ -76,7 +76,7 @@ def test_false_edge_counts_as_a_skipped_parent_however_the_parent_ends(
 ) -> None:
     scheduler = scheduled(fan_in)
     scheduler.add_batch(0)
-    scheduler.decide(EDGE, result=False)
+    scheduler.decide({EDGE: False})
     if end is not None:
         scheduler.end(0, end)
     if new_run and expected is None:
@@ -98,7 +98,7 @@ def test_condition_decides_whether_the_batch_of_any_parent_opens_the_gate(
     if end is not None:
         scheduler.end(0, end)
     assert scheduler.pop_due() == [EDGE]
-    scheduler.decide(EDGE, result=result)
+    scheduler.decide({EDGE: result})
     assert (2 in scheduler.pop_ready()) is opens
     scheduler.add_batch(1)
     assert (2 in scheduler.pop_ready()) is not opens
@@ -110,10 +110,10 @@ def test_batch_whose_signal_comes_after_the_end_counts_once(result: bool, decide
     scheduler = scheduled()
     scheduler.end(0, FINISHED)
     if decided_before:
-        scheduler.decide(EDGE, result=result)
+        scheduler.decide({EDGE: result})
     scheduler.add_batch(0)
     if not decided_before:
-        scheduler.decide(EDGE, result=result)
+        scheduler.decide({EDGE: result})
     scheduler.end(1, FINISHED)
     assert scheduler.pop_due() == [] or not decided_before
     assert 2 in scheduler.pop_ready()
@@ -130,7 +130,7 @@ def test_batch_whose_signal_comes_after_a_failure_makes_the_condition_due(
     scheduler.add_batch(0)
     scheduler = restored(scheduler) if new_run else scheduler
     assert scheduler.pop_due() == [EDGE]
-    scheduler.decide(EDGE, result=result)
+    scheduler.decide({EDGE: result})
     assert (2 in scheduler.pop_ready()) is result
     scheduler.end(1, FINISHED)
     assert (2 in scheduler.pop_ready()) is not result
@@ -139,7 +139,7 @@ def test_batch_whose_signal_comes_after_a_failure_makes_the_condition_due(
 def test_late_failure_behind_a_false_edge_does_not_fail_the_child() -> None:
     scheduler = scheduled()
     scheduler.add_batch(0)
-    scheduler.decide(EDGE, result=False)
+    scheduler.decide({EDGE: False})
     scheduler.end(1, FINISHED)
     scheduler.end(0, FAILED)
     scheduler.end(2, FINISHED)
@@ -149,7 +149,7 @@ def test_late_failure_behind_a_false_edge_does_not_fail_the_child() -> None:
 def test_late_failure_behind_a_true_edge_fails_the_child() -> None:
     scheduler = scheduled()
     scheduler.add_batch(0)
-    scheduler.decide(EDGE, result=True)
+    scheduler.decide({EDGE: True})
     scheduler.end(1, FINISHED)
     scheduler.end(0, FAILED)
     scheduler.end(2, FINISHED)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -10,20 +14,22 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 from tests.unit.graphs import node
 
-from flowkit.activities.conditions import ConditionActivities, results_of
+from flowkit.activities.conditions import ConditionActivities, Evaluation
 from flowkit.adapters.tasks.task_store import TaskStore
-from flowkit.adapters.vars.sensitive import DefaultDetector
+from flowkit.adapters.vars.sensitive import DefaultDetector, Detector
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import BadCondition, GraphError
 from flowkit.graph.cel import ROOTS, compiled, evaluate
 from flowkit.graph.condition_values import selected
 from flowkit.graph.submission import checked
-from flowkit.limits import CONDITION_VALUES_BYTES
-from flowkit.models import DueCondition, EvaluateConditions
+from flowkit.limits import CONDITION_VALUES_BYTES, CONDITIONS_SEC
+from flowkit.models import EvaluateConditions
 from flowkit.temporal_names import ENGINE_ACTIVITIES
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flowkit.models import Graph
 
 EMPTY: dict[str, Any] = {root: {} for root in ROOTS}
@@ -39,6 +45,11 @@ def problems(*nodes: dict[str, Any], edges_ex: list[dict[str, Any]] | None = Non
     with pytest.raises(GraphError) as caught:
         submitted(*nodes, edges_ex=edges_ex)
     return [problem.partition("\n")[0] for problem in caught.value.problems]
+
+
+def results_of(texts: list[str], values: dict[str, Any], seconds: float = CONDITIONS_SEC) -> list[bool | str]:
+    """Evaluate expressions that are due together."""
+    return Evaluation(seconds, DefaultDetector().is_sensitive).run(texts, values)
 
 
 def child(when: str) -> list[dict[str, Any]]:
@@ -170,8 +181,9 @@ def test_values_of_other_types_become_text() -> None:
 def test_error_of_an_evaluation_is_its_result(text: str, error: str) -> None:
     values = {**EMPTY, "vars": {"n": 1, "text": "x", "l": list(range(100))}}
     (result,) = results_of([text], values)
-    assert (result.value, result.error[: len(error)]) == (None, error)
-    assert f", in the condition {text}; it reads vars." in result.error
+    assert isinstance(result, str)
+    assert result.startswith(error)
+    assert f", in the condition {text}; it reads vars." in result
 
 
 def test_error_hides_secrets_wherever_they_are() -> None:
@@ -179,9 +191,10 @@ def test_error_hides_secrets_wherever_they_are() -> None:
     assert DefaultDetector().is_sensitive("x", secret)
     values = {**EMPTY, "params": {"key": secret, "many": [secret]}, "vars": {"m": {}, "n": 1}}
     (result,) = results_of(["vars.m[params.key] == vars.n || vars.m[params.many[0]]"], values)
-    assert secret not in result.error
-    assert 'Key not found in map: "(hidden)"' in result.error
-    assert "vars.m = {}, params.key = (hidden), vars.n = 1, params.many = (hidden)" in result.error
+    assert isinstance(result, str)
+    assert secret not in result
+    assert 'Key not found in map: "(hidden)"' in result
+    assert "vars.m = {}, params.key = (hidden), vars.n = 1, params.many = (hidden)" in result
 
 
 def test_results_keep_their_order_when_some_come_from_a_process() -> None:
@@ -194,9 +207,9 @@ def test_results_keep_their_order_when_some_come_from_a_process() -> None:
         "vars.l.all(x, x < 3)",
         "vars.l[",
     ]
-    results = results_of(texts, values)
-    assert [each.value for each in results] == [True, True, False, None, False, None]
-    assert "the expression is incomplete" in results[5].error
+    *first, last = results_of(texts, values)
+    assert [each if isinstance(each, bool) else None for each in first] == [True, True, False, None, False]
+    assert "the expression is incomplete" in str(last)
 
 
 @pytest.mark.slow
@@ -205,16 +218,81 @@ def test_evaluation_is_limited_in_time_and_memory() -> None:
     slow = "params.l.all(a, params.l.all(b, !params.s.contains(params.t)))"
     greedy = "params.l.map(a, params.l.map(b, params.s + params.s)).size() == 0"
     results = results_of([slow, "params.l.exists(a, a == 3)", greedy], {**EMPTY, "params": large})
-    assert results[0].error.startswith("the evaluation takes more than 2 s")
-    assert results[1].value is True
-    assert results[2].error.startswith("the evaluation needs too much memory")
+    assert str(results[0]).startswith("the evaluation takes more than 2 s")
+    assert results[1] is True
+    assert str(results[2]).startswith("the evaluation needs too much memory")
+
+
+LARGE = {**EMPTY, "params": {"l": list(range(95)), "s": "x" * 600_000, "t": "x" * 200_000 + "y"}}
+ENDLESS = "params.l.all(a, params.l.all(b, !params.s.contains(params.t)))"
+
+
+def test_conditions_that_are_due_together_share_one_time_limit() -> None:
+    late = "the conditions that are due together take more than 0.3 s, in the condition"
+    results = results_of([ENDLESS, "size(params) == 3", f"{ENDLESS} && true"], LARGE, seconds=0.3)
+    assert [str(each)[: len(late)] for each in results] == [late] * 3
+
+
+def evaluated_with(disturb: Callable[[Evaluation], None]) -> list[bool | str]:
+    """Return the result of an endless condition while `disturb` runs on another thread."""
+    evaluation = Evaluation(CONDITIONS_SEC, DefaultDetector().is_sensitive)
+    with ThreadPoolExecutor(1) as threads:
+        disturbing = threads.submit(disturb, evaluation)
+        results = evaluation.run([ENDLESS], LARGE)
+        disturbing.result()
+    assert evaluation._process._process is None
+    return results
+
+
+def running(evaluation: Evaluation, *known: int) -> int:
+    """Return the id of the process that evaluates the condition, when there is one besides those that are known."""
+    while (process := evaluation._process._process) is None or process.pid in known:
+        threading.Event().wait(0.01)
+    return process.pid
+
+
+def test_condition_whose_process_is_killed_twice_is_too_large() -> None:
+    def kill_twice(evaluation: Evaluation) -> None:
+        first = running(evaluation)
+        os.kill(first, signal.SIGKILL)
+        os.kill(running(evaluation, first), signal.SIGKILL)
+
+    (result,) = evaluated_with(kill_twice)
+    assert str(result).startswith("the evaluation needs too much memory, in the condition")
+
+
+def test_end_of_the_activity_ends_the_process() -> None:
+    def stop(evaluation: Evaluation) -> None:
+        running(evaluation)
+        evaluation.stop()
+
+    (result,) = evaluated_with(stop)
+    assert "together take more than" in str(result)
+
+
+def test_expressions_of_a_graph_are_limited_together_and_equal_ones_count_once() -> None:
+    texts = [f"vars.x == '{'é' * 900}{i:04}'" for i in range(282)]
+    assert submitted(*(node(f"n{i}", when=texts[0]) for i in range(282))).nodes[281].when == texts[0]
+    with pytest.raises(GraphError) as caught:
+        submitted(*(node(f"n{i}", when=text) for i, text in enumerate(texts)))
+    assert (caught.value.code, str(caught.value)) == (
+        "conditions_too_large",
+        "the expressions of all conditions have 512,112 bytes, more than 512,000: shorten them, or use equal ones",
+    )
+
+
+def test_each_expression_of_a_graph_is_compiled_once() -> None:
+    texts = [f"vars.compiled_once == {i}" for i in range(1_100)]
+    before = compiled.cache_info().misses
+    submitted(*(node(f"n{i}", when=text) for i, text in enumerate([*texts, *texts])))
+    assert compiled.cache_info().misses - before == len(texts)
 
 
 def test_too_large_values_are_refused() -> None:
     values = {**EMPTY, "vars": {"text": "y" * CONDITION_VALUES_BYTES, "n": 1}}
     whole, part = results_of(["vars.text == ''", "vars.n == 1"], values)
-    assert whole.error.startswith("its values have 1,000,")
-    assert part.value is True
+    assert str(whole).startswith("its values have 1,000,")
+    assert part is True
 
 
 def test_name_of_the_activity_is_reserved() -> None:
@@ -227,10 +305,10 @@ def test_name_of_the_activity_is_reserved() -> None:
 async def test_activity_refuses_a_task_without_a_document_and_another_database(
     deployment: str, code: str, permanent: bool
 ) -> None:
-    activities = ConditionActivities(tasks=TaskStore(memory_database()), portal=LoopPortal())
-    due = EvaluateConditions(
-        task_id="t", conditions=[DueCondition(node_id="b", when="true")], deployment=deployment
+    activities = ConditionActivities(
+        tasks=TaskStore(memory_database()), portal=LoopPortal(), detector=Detector()
     )
+    due = EvaluateConditions(task_id="t", texts=["true"], deployment=deployment)
     with pytest.raises(ApplicationError) as caught:
         await ActivityEnvironment().run(activities.evaluate_conditions, due)
     assert (caught.value.type, caught.value.non_retryable) == (code, permanent)

@@ -18,7 +18,16 @@ from tests.unit.graphs import one
 from tests.unit.property_examples import examples
 
 from flowkit.limits import CARRIED_STATE_BYTES, TASK_INPUT_BYTES
-from flowkit.models import NodeState, NodeStatus, Opened, Settings, SkipReason, StatusChange, StoredGraph
+from flowkit.models import (
+    NodeState,
+    NodeStatus,
+    Opened,
+    Settings,
+    SkipReason,
+    StatusChange,
+    StoredGraph,
+    columns,
+)
 from flowkit.workflows import state_codec
 from flowkit.workflows.budget import json_size
 from flowkit.workflows.state_codec import (
@@ -145,9 +154,9 @@ def test_every_node_state_round_trips(nodes: list[NodeState]) -> None:
 
 
 def test_every_status_and_reason_has_its_own_letter() -> None:
-    assert set(state_codec._STATUS_LETTERS) == set(NodeStatus)
+    assert set(columns.STATUS_LETTERS) == set(NodeStatus)
     assert set(state_codec._REASON_LETTERS) == {None, *SkipReason}
-    for letters in (state_codec._STATUS_LETTERS, state_codec._REASON_LETTERS):
+    for letters in (columns.STATUS_LETTERS, state_codec._REASON_LETTERS):
         assert len(set(letters.values())) == len(letters)
 
 
@@ -226,5 +235,5 @@ def test_graph_is_compressed_unless_that_makes_it_larger() -> None:
     assert json_size(usual["task"]) < 500 * 10
     assert encode_state(state())["task"] == {"json": {"graph": one(), "params": state().params}}
     noise = base64.b85encode(bytes(range(256)) * 40).decode()
-    dense = state_codec.pack([noise[i : i + 900] for i in range(0, 3_000, 900)])
-    assert state_codec.unpack(dense) == [noise[i : i + 900] for i in range(0, 3_000, 900)]
+    dense = columns.pack([noise[i : i + 900] for i in range(0, 3_000, 900)])
+    assert columns.unpack(dense) == [noise[i : i + 900] for i in range(0, 3_000, 900)]

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from flowkit.models import NodeFacts, NodeState, NodeStatus, SkipReason
+from flowkit.models import NodeState, NodeStatus, SkipReason
+from flowkit.models.columns import pack, status_column
+from flowkit.workflows.budget import truncate_longest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowkit.models import Node
+    from flowkit.models.columns import Packed
 
 BY_CONDITION = NodeState(status=NodeStatus.SKIPPED, skip_reason=SkipReason.CONDITION)
 """What a child sees of a parent behind an edge whose condition is false."""
@@ -86,18 +89,27 @@ class Conditions:
         due, self._due = self._due, []
         return due
 
-
-def facts_of(
-    texts: Sequence[str], nodes: Sequence[Node], states: Sequence[NodeState]
-) -> dict[str, NodeFacts]:
-    """Return what conditions can read of the nodes that they may name: those whose id is part of an expression.
-
-    The expressions are not parsed, so the result may contain nodes that no expression names.
-    """
-    named = (node for node in nodes if any(node.node_id in text for text in texts))
-    return {node.node_id: _facts(states[node.index]) for node in named}
+    def text_of(self, due: Due) -> str:
+        """Return the expression of a condition."""
+        node = self._nodes[due.node]
+        text = node.when if due.parent is None else node.edge_when[self._nodes[due.parent].node_id]
+        return text or ""
 
 
-def _facts(state: NodeState) -> NodeFacts:
-    failed = state.status is NodeStatus.FAILED
-    return NodeFacts(status=state.status.value, error_code=(state.reason_code or "") if failed else "")
+_CODES_BYTES = 200_000
+"""Largest reason codes in the input of an evaluation. Only thousands of different codes need more and are truncated."""
+
+
+def facts_of(states: Sequence[NodeState]) -> Packed:
+    """Return what conditions can read of the nodes with these states (see `EvaluateConditions.nodes`)."""
+    places: dict[str, list[int]] = {}
+    for index, state in enumerate(states):
+        if state.status is NodeStatus.FAILED and state.reason_code:
+            places.setdefault(state.reason_code, []).append(index)
+    codes = truncate_longest(list(places), _CODES_BYTES)
+    return pack(
+        {
+            "status": status_column(state.status for state in states),
+            "error_codes": list(zip(codes, places.values(), strict=True)),
+        }
+    )

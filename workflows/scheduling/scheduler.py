@@ -26,7 +26,7 @@ from flowkit.workflows.scheduling.routing import Routing
 from flowkit.workflows.scheduling.streams import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from flowkit.models import Graph, Node
 
@@ -163,24 +163,41 @@ class Scheduler:
         """Return the conditions that have become due since the last call, in the order of becoming due."""
         return [due for due in self._conditions.pop_due() if self.awaits(due)]
 
+    def text_of(self, due: Due) -> str:
+        """Return the expression of a condition."""
+        return self._conditions.text_of(due)
+
     def awaits(self, due: Due) -> bool:
         """Return whether the result of a condition still matters: the node is open, and has not started without it."""
         started = due.parent is not None and due.node in self._made_ready
         return not started and not self.states[due.node].status.ended
 
-    def decide(self, due: Due, *, result: bool) -> None:
-        """Store the result of a condition. Start or skip the node, or update its gate if the condition is of an edge."""
-        if not self.awaits(due):
-            return
-        self._conditions.store(due, result)
-        if due.parent is not None:
-            self._fan_ins.count_decided(due.node, due.parent)
-            self._settle([due.node])
-        elif result:
-            self._ready.append(due.node)
-        else:
-            self.changed.add(due.node)
-            self.end(due.node, NodeStatus.SKIPPED, SkipReason.CONDITION)
+    def decide(self, results: Mapping[Due, bool]) -> None:
+        """Store the results of conditions that still matter, and only then start and skip nodes."""
+        awaited = [(due, result) for due, result in results.items() if self.awaits(due)]
+        nodes: list[int] = []
+        for due, result in awaited:
+            self._conditions.store(due, result)
+            if due.parent is not None:
+                self._fan_ins.count_decided(due.node, due.parent)
+                nodes.append(due.node)
+            elif result:
+                self._ready.append(due.node)
+        false = [due.node for due, result in awaited if due.parent is None and not result]
+        self._settle([*nodes, *self._end_together(false, NodeStatus.SKIPPED, SkipReason.CONDITION)])
+
+    def fail(self, indexes: Collection[int]) -> None:
+        """Fail open nodes, and only then skip the nodes whose gates close as a result."""
+        self._settle(self._end_together(indexes, NodeStatus.FAILED))
+
+    def _end_together(
+        self, indexes: Collection[int], status: NodeStatus, reason: SkipReason | None = None
+    ) -> list[int]:
+        """End open nodes. Return their children and targets that are still open."""
+        for index in indexes:
+            self.states[index].status, self.states[index].skip_reason = status, reason
+        self.changed.update(indexes)
+        return [child for index in indexes for child in self._record_end(index)]
 
     def end(self, index: int, status: NodeStatus, reason: SkipReason | None = None) -> None:
         """End a node with `status`, and skip the nodes whose gates close as a result, parents before children.

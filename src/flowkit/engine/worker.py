@@ -13,6 +13,7 @@ from temporalio.service import RPCError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from flowkit.activities.attempts import WorkerContext
+from flowkit.activities.builtin_functions import detector_of
 from flowkit.activities.conditions import ConditionActivities
 from flowkit.activities.functions import FunctionActivities, built_in
 from flowkit.activities.local_attempts import refuse_inline
@@ -174,7 +175,7 @@ def engine_activities(
         external_roles=config.worker_types,
         namespace_id=namespace_id,
     )
-    conditions = ConditionActivities(tasks=tasks, portal=portal)
+    conditions = ConditionActivities(tasks=tasks, portal=portal, detector=detector_of(calls.functions))
     return [
         *own.all,
         *conditions.all,

@@ -76,8 +76,9 @@ def explained(
     shown = [_shown(values, path, is_secret) for path in paths]
     more = [f"and {len(shown) - _SHOWN_VALUES} more"] if len(shown) > _SHOWN_VALUES else []
     read = f"; it reads {', '.join([*shown[:_SHOWN_VALUES], *more])}" if shown else ""
-    for secret in _secrets(values, (), is_secret):
-        error = error.replace(secret, _HIDDEN)
+    hidden = {form for secret in _secrets(values, (), is_secret) for form in _forms(secret)}
+    for form in sorted(hidden, key=len, reverse=True):
+        error = error.replace(form, _HIDDEN)
     return f"{printable(error)[:_SHOWN_TEXT_CHARS]}, in the condition {printable(_cut(text))}{read}"
 
 
@@ -106,15 +107,33 @@ def _name(path: tuple[str, ...]) -> str:
     return printable(path[0] + "".join(keys))
 
 
-def _secrets(value: Any, path: tuple[str, ...], is_secret: Secret) -> Iterator[str]:
-    """Yield the texts in `value` that look like secrets."""
+def _secrets(value: Any, path: tuple[str, ...], is_secret: Secret) -> Iterator[Any]:
+    """Yield the values below `path` that look like secrets. A list can be one as a whole, and so can its items."""
     if isinstance(value, Mapping):
         for key, each in value.items():
             yield from _secrets(each, (*path, key), is_secret)
+    elif _is_secret(value, path, is_secret):
+        yield value
     elif isinstance(value, list):
         for each in value:
             yield from _secrets(each, path, is_secret)
-    elif isinstance(value, str) and value:
-        name = ".".join(path)
-        if is_secret(f"coordinator.{name}" if path[:1] == (VARS,) else name, value):
-            yield value
+
+
+def _is_secret(value: Any, path: tuple[str, ...], is_secret: Secret) -> bool:
+    name = ".".join(path)
+    return value not in (None, "") and is_secret(
+        f"coordinator.{name}" if path[:1] == (VARS,) else name, value
+    )
+
+
+def _forms(secret: Any) -> Iterator[str]:
+    """Yield the forms in which an error of CEL can contain a secret."""
+    if isinstance(secret, Mapping):
+        secret = list(secret.values())
+    if isinstance(secret, list):
+        for each in secret:
+            yield from _forms(each)
+    elif isinstance(secret, str):
+        yield from {secret, json.dumps(secret, ensure_ascii=False)[1:-1]} - {""}
+    elif not isinstance(secret, bool) and secret is not None:
+        yield str(secret)

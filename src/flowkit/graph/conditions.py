@@ -11,9 +11,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from flowkit.arguments import printed
-from flowkit.errors import BadCondition
+from flowkit.errors import BadCondition, ConditionsTooLarge
 from flowkit.graph import cel
 from flowkit.graph.field_checks import when_problem
+from flowkit.limits import CONDITIONS_BYTES
 from flowkit.text import suggestion
 
 if TYPE_CHECKING:
@@ -37,11 +38,20 @@ def has_conditions(graph: dict[str, Any]) -> bool:
 
 
 def condition_problems(graph: dict[str, Any], parsed: Graph) -> list[str]:
-    """Return the problems of the conditions in a valid graph, at most eleven. `parsed` is the same graph, normalized."""
+    """Return the problems of the conditions in a valid graph, at most eleven. `parsed` is the same graph, normalized.
+
+    Raise ConditionsTooLarge if all expressions together are too large to be compiled and evaluated in time.
+    """
     if not has_conditions(graph):
         return []
-    problems = list(islice(_edge_problems(graph, parsed), _ENOUGH))
-    return problems or list(islice(_expression_problems(parsed), _ENOUGH))
+    if problems := list(islice(_edge_problems(graph, parsed), _ENOUGH)):
+        return problems
+    places = _places(parsed)
+    total = sum(len(text.encode(errors="surrogatepass")) for text in places)
+    if total > CONDITIONS_BYTES:
+        problem = f"the expressions of all conditions have {total:,} bytes, more than {CONDITIONS_BYTES:,}"
+        raise ConditionsTooLarge([f"{problem}: shorten them, or use equal ones"])
+    return list(islice(_expression_problems(parsed, places), _ENOUGH))
 
 
 def _edge_problems(graph: dict[str, Any], parsed: Graph) -> Iterator[str]:
@@ -72,29 +82,32 @@ def _no_effect(parent: Node, child: str) -> str:
     )
 
 
-def _expression_problems(parsed: Graph) -> Iterator[str]:
+def _places(parsed: Graph) -> dict[str, list[tuple[str, Node]]]:
+    """Return the expressions of a graph, each with its places and the nodes for which it decides."""
+    found: dict[str, list[tuple[str, Node]]] = {}
+    for node in parsed.nodes:
+        if node.when is not None:
+            found.setdefault(node.when, []).append((f"node {node.node_id!r}", node))
+        for parent, text in node.edge_when.items():
+            found.setdefault(text, []).append((f"graph.edges_ex {parent!r} -> {node.node_id!r}", node))
+    return found
+
+
+def _expression_problems(parsed: Graph, places: dict[str, list[tuple[str, Node]]]) -> Iterator[str]:
     """Yield the expressions that are not valid, or that name a node which is no ancestor."""
     above = _ancestors(parsed)
     index_of = {node.node_id: node.index for node in parsed.nodes}
-    for node in parsed.nodes:
-        for where, text in _conditions_of(node):
-            try:
-                expression = cel.compiled(text)
-            except BadCondition as error:
-                yield f"{where}: when: {error}"
-                continue
+    for text, nodes in places.items():
+        try:
+            expression = cel.compiled(text)
+        except BadCondition as error:
+            yield from (f"{where}: when: {error}" for where, _ in nodes)
+            continue
+        for where, node in nodes:
             for access in expression.accesses:
                 problem = _access_problem(access, expression, node, above[node.index], index_of)
                 if problem:
                     yield f"{where}: when: {cel.with_caret(problem, text, access.position)}"
-
-
-def _conditions_of(node: Node) -> Iterator[tuple[str, str]]:
-    """Yield the expressions that decide whether a node starts, each with its place."""
-    if node.when is not None:
-        yield f"node {node.node_id!r}", node.when
-    for parent, text in node.edge_when.items():
-        yield f"graph.edges_ex {parent!r} -> {node.node_id!r}", text
 
 
 def _access_problem(

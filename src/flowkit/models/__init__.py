@@ -13,13 +13,7 @@ from flowkit.models.attempts import (
     FailureKind,
     FirstBatch,
 )
-from flowkit.models.conditions import (
-    ConditionResult,
-    ConditionResults,
-    DueCondition,
-    EvaluateConditions,
-    NodeFacts,
-)
+from flowkit.models.conditions import ConditionResults, EvaluateConditions
 from flowkit.models.graphs import (
     COORDINATOR_FN,
     FanIn,
@@ -61,16 +55,13 @@ __all__ = [
     "AttemptInput",
     "AttemptResult",
     "CloseTask",
-    "ConditionResult",
     "ConditionResults",
-    "DueCondition",
     "EvaluateConditions",
     "FailureKind",
     "FanIn",
     "FirstBatch",
     "Graph",
     "Node",
-    "NodeFacts",
     "NodeIO",
     "NodeRecord",
     "NodeState",

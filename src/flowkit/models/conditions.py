@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import field
+from typing import Any
 
 from pydantic import dataclasses as wire
 
-
-@wire.dataclass(frozen=True, kw_only=True, slots=True)
-class DueCondition:
-    """A condition to evaluate: that of a node, or that of the edge from `parent` to the node."""
-
-    node_id: str
-    when: str
-    parent: str | None = None
-
-
-@wire.dataclass(frozen=True, kw_only=True, slots=True)
-class NodeFacts:
-    """What a condition can read of a node, as the workflow knows it. The task document may be older."""
-
-    status: str
-    error_code: str = ""
+from flowkit.limits import CONDITIONS_SEC
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,22 +15,22 @@ class EvaluateConditions:
     """Input of `evaluate_conditions`. Default values are not sent (see `without_defaults`)."""
 
     task_id: str
-    conditions: list[DueCondition]
-    nodes: dict[str, NodeFacts] = field(default_factory=dict)
-    """The nodes that the conditions may name, by id."""
+    texts: list[str]
+    """The expressions, each once."""
+    nodes: dict[str, Any] = field(default_factory=dict)
+    """What an expression can read of nodes, packed; empty if none does. The task document may be older.
+
+    `status` is a column with the statuses of all nodes. `error_codes` are the reason codes of failed nodes: pairs of a
+    code and the indexes of its nodes.
+    """
+    seconds: float = CONDITIONS_SEC
+    """Most time that the evaluation may take."""
     deployment: str = ""
-
-
-@wire.dataclass(frozen=True, kw_only=True, slots=True)
-class ConditionResult:
-    """The result of one condition. If it cannot be evaluated, `error` says why and `value` is None."""
-
-    value: bool | None = None
-    error: str = ""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class ConditionResults:
     """Result of `evaluate_conditions`, in the order of the input."""
 
-    results: list[ConditionResult]
+    results: list[bool | str]
+    """The result of each expression. A text says why the expression cannot be evaluated."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from temporalio.exceptions import FailureError
 
-from flowkit import reason_codes, temporal_names
+from flowkit import temporal_names
 from flowkit.models import (
     AttemptFailure,
     CloseTask,
@@ -21,7 +21,7 @@ from flowkit.models import (
     TaskStatus,
 )
 from flowkit.testing.executors import RUN
-from flowkit.workflows.conditions import apply_result, request
+from flowkit.workflows.conditions import apply_results, requests, results_of
 from flowkit.workflows.display.reports import node_record, pulled_nodes
 from flowkit.workflows.display.views import failure_text
 from flowkit.workflows.node import attempt_input, read_failure
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from flowkit.graph.task_input import NewTask
     from flowkit.models import FirstBatch, Graph, Node, NodeRecord
     from flowkit.testing.executors import Executors
+    from flowkit.workflows.conditions import Results
     from flowkit.workflows.scheduling.conditions import Due
 
 _RUN_SEQ = 1
@@ -120,10 +121,11 @@ class InProcessTask:
 
     async def _evaluate(self, due: list[Due]) -> None:
         """Evaluate conditions while running nodes continue, and hand the results to the scheduler."""
-        given = request(self.scheduler, due, self.task_id, self._executors.settings.deployment)
-        found = await self._executors.engine(temporal_names.EVALUATE_CONDITIONS, given)
-        for each, result in zip(due, found.results, strict=True):
-            apply_result(self.scheduler, each, result, reason_codes.BAD_CONDITION)
+        results: Results = {}
+        for part in requests(self.scheduler, due, self.task_id, self._executors.settings.deployment):
+            found = await self._executors.engine(temporal_names.EVALUATE_CONDITIONS, part)
+            results |= results_of(part, found)
+        apply_results(self.scheduler, due, results)
         await self._record()
 
     async def _run_node(self, node: Node) -> NodeStatus:
