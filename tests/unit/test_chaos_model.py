@@ -114,11 +114,18 @@ def test_random_tasks_cover_every_feature() -> None:
     assert any(each.skip_reason == "routing" for end in ends for each in end.nodes.values())
     assert any(each.skip_reason == "condition" for end in ends for each in end.nodes.values())
     assert any(each.code == "bad_condition" for end in ends for each in end.nodes.values())
+    assert any(map(_fails_together_with_a_parent, plans, ends))
     assert any(each.first_batch for each in nodes)
     assert any(each.streams for each in nodes)
     assert any(_remediated(plan, end) for plan, end in zip(plans, ends, strict=True))
     shared = [set(above[a].rows) & set(above[b].rows) for above, a, b in _pairs_of_sources(plans)]
     assert any(shared), "no node pulls equal uids from two sources"
+
+
+def _fails_together_with_a_parent(plan: TaskPlan, end: TaskEnd) -> bool:
+    """Return whether a node and one of its parents fail because of their conditions."""
+    bad = {name for name, each in end.nodes.items() if each.code == "bad_condition"}
+    return any(node.node_id in bad and bad.intersection(node.parents) for node in plan.nodes)
 
 
 def _remediated(plan: TaskPlan, end: TaskEnd) -> bool:

@@ -39,7 +39,7 @@ def with_conditions(chance: random.Random, nodes: Nodes) -> Nodes:
         finished = all(ends[parent].status == FINISHED for parent in node.parents)
         return node.fan_in == "all" and finished and not routers_of(node, nodes)
 
-    return tuple(
+    drawn = tuple(
         replace(
             node,
             when=_verdict(chance, 0.2, errors=True),
@@ -47,6 +47,19 @@ def with_conditions(chance: random.Random, nodes: Nodes) -> Nodes:
         )
         for node in nodes
     )
+    return _with_errors_together(chance, drawn, [node.node_id for node in nodes if waits_for_all(node)])
+
+
+def _with_errors_together(chance: random.Random, nodes: Nodes, waiting: Collection[str]) -> Nodes:
+    """Return the nodes, some with conditions of a node and of its child that cannot be evaluated and are due together."""
+    made = {node.node_id: node for node in nodes}
+    for child in (node for node in nodes if node.node_id in waiting):
+        for rival in (made[parent] for parent in child.parents):
+            if set(rival.parents) <= set(child.parents) and len(rival.parents) == 1 and chance.random() < 0.5:
+                made[rival.node_id] = replace(rival, when=ERROR, edge_when=())
+                edges = dict(made[child.node_id].edge_when) | {rival.parents[0]: ERROR}
+                made[child.node_id] = replace(made[child.node_id], edge_when=tuple(edges.items()))
+    return tuple(made.values())
 
 
 def _edges(chance: random.Random, parents: Sequence[str], *, errors: bool) -> tuple[tuple[str, str], ...]:

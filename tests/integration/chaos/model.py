@@ -115,16 +115,42 @@ def is_predictable(nodes: Sequence[NodePlan]) -> bool:
     """Return whether all results are the same in every order of events.
 
     A skipped node must have a single possible reason, a node whose edge has a condition that cannot be evaluated must
-    have no reason to be skipped before, and a function must find the results of all its parents.
+    not be skipped before FlowKit evaluates it, and a function must find the results of all its parents.
     """
     ends = node_ends(nodes)
     return (
         all(len(end.reasons) == 1 for end in ends.values() if end.status == SKIPPED)
         and all(_finds_parents(node, ends) for node in nodes if ends[node.node_id].status != SKIPPED)
-        and not any(
-            _fails_by_edge(node, ends) and skip_reasons(node, ends, routers_of(node, nodes)) for node in nodes
-        )
+        and not any(_may_be_skipped_before(node, nodes, ends) for node in nodes if _fails_by_edge(node, ends))
     )
+
+
+def _may_be_skipped_before(node: NodePlan, nodes: Sequence[NodePlan], ends: Mapping[str, NodeEnd]) -> bool:
+    """Return whether a node may be skipped before FlowKit evaluates the condition of its edge.
+
+    It is not if the other parents end by conditions that become due at the end of the same parent, or later.
+    """
+    if not skip_reasons(node, ends, routers_of(node, nodes)):
+        return False
+    failing = {parent for parent in _bad_edges(node, ends) if parent not in node.streams}
+    others = [
+        each for each in nodes if each.node_id in node.parents and ends[each.node_id].status != FINISHED
+    ]
+    return bool(
+        node.first_batch
+        or routers_of(node, nodes)
+        or not all(_is_decided_at_end_of(failing, each, nodes, ends) for each in others)
+    )
+
+
+def _is_decided_at_end_of(
+    parents: Collection[str], node: NodePlan, nodes: Sequence[NodePlan], ends: Mapping[str, NodeEnd]
+) -> bool:
+    """Return whether a node ends by its conditions, and these become due at the end of one of these parents."""
+    end = ends[node.node_id]
+    by_condition = end.code == BAD_CONDITION or (end.status == SKIPPED and end.reasons == {CONDITION})
+    waits = not (node.first_batch or node.streams or routers_of(node, nodes))
+    return by_condition and waits and len(node.parents) == 1 and node.parents[0] in parents
 
 
 def _finds_parents(node: NodePlan, ends: Mapping[str, NodeEnd]) -> bool:
@@ -162,7 +188,14 @@ def node_end(node: NodePlan, above: Mapping[str, NodeEnd], routers: Sequence[Nod
 
 def _fails_by_edge(node: NodePlan, above: Mapping[str, NodeEnd]) -> bool:
     """Return whether FlowKit evaluates a condition of an edge to the node for which this is not possible."""
-    return any(verdict == ERROR and above[parent].status == FINISHED for parent, verdict in node.edge_when)
+    return bool(_bad_edges(node, above))
+
+
+def _bad_edges(node: NodePlan, above: Mapping[str, NodeEnd]) -> list[str]:
+    """Return the parents from which FlowKit evaluates a condition for which this is not possible."""
+    return [
+        parent for parent, verdict in node.edge_when if verdict == ERROR and above[parent].status == FINISHED
+    ]
 
 
 def _drained(node: NodePlan, above: Mapping[str, NodeEnd]) -> NodeEnd | None:
