@@ -6,7 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tests.integration.chaos.conditions import ERROR, FALSE, TRUE
-from tests.integration.chaos.model import FAILED, FINISHED, gate_parents, is_predictable, node_ends
+from tests.integration.chaos.model import (
+    BAD_CONDITION,
+    FAILED,
+    FINISHED,
+    gate_parents,
+    is_predictable,
+    node_ends,
+)
 from tests.integration.chaos.routes import routers_of
 
 if TYPE_CHECKING:
@@ -81,12 +88,22 @@ def with_streams(chance: random.Random, nodes: Nodes) -> Nodes:
     """
     ends = node_ends(nodes)
     finished = {node.node_id for node in nodes if ends[node.node_id].status == FINISHED and not node.call}
+    together = _failing_together(nodes, ends)
     return tuple(
-        _doomed(node)
+        node
+        if node.node_id in together
+        else _doomed(node)
         if chance.random() < 0.5 and _may_fail_with_parents(node, nodes, ends)
         else _streaming(chance, node, gate_parents(node, nodes), finished)
         for node in nodes
     )
+
+
+def _failing_together(nodes: Nodes, ends: Mapping[str, NodeEnd]) -> set[str]:
+    """Return the nodes that fail by conditions together with a child or a parent. A batch must not start one earlier."""
+    bad = {name for name, end in ends.items() if end.code == BAD_CONDITION}
+    pairs = ((parent, node.node_id) for node in nodes for parent in node.parents)
+    return {name for pair in pairs if bad.issuperset(pair) for name in pair}
 
 
 def _doomed(node: NodePlan) -> NodePlan:
