@@ -97,7 +97,8 @@ class BareBridge:
 
     async def _log(self, events: list[dict[str, Any]]) -> None:
         if events:
-            await self._db.worker_events.insert_many([{**event, "recv": _now()} for event in events])
+            rows = [{**event, "event_hash": event["dedup_id"], "recv": _now()} for event in events]
+            await self._db.worker_events.insert_many(rows)
 
     async def _apply(self, events: list[dict[str, Any]], key: dict[str, Any], record: str, path: str) -> bool:
         for event in events:
