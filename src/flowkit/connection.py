@@ -19,7 +19,7 @@ from temporalio.service import GrpcCompression, RPCError, RPCStatusCode
 from flowkit import reason_codes
 from flowkit.errors import ConfigError, FlowKitError
 from flowkit.loops import new_event_loop
-from flowkit.payload_converter import DATA_CONVERTER
+from flowkit.payload_converter import configured_converter
 from flowkit.text import shown_address
 
 if TYPE_CHECKING:
@@ -57,9 +57,10 @@ async def connect() -> Client:
     """
     settings = _settings()
     address, namespace = settings["target_host"], settings["namespace"]
+    converter = configured_converter()
     compression = GrpcCompression.NONE if is_loopback(address) else GrpcCompression.GZIP
     try:
-        client = await Client.connect(**settings, data_converter=DATA_CONVERTER, grpc_compression=compression)
+        client = await Client.connect(**settings, data_converter=converter, grpc_compression=compression)
         await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace))
         return client
     except (RPCError, RuntimeError) as error:
@@ -78,7 +79,8 @@ def _settings() -> ClientConnectConfig:
         settings = ClientConfig.load_client_connect_config()
     except (RuntimeError, OSError, ValueError, TypeError) as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigError(f"invalid settings for Temporal's client: {reason}") from None
+        remedy = "check TEMPORAL_ADDRESS and the other TEMPORAL_* variables"
+        raise ConfigError(f"invalid settings for Temporal's client: {reason}; {remedy}") from None
     settings.setdefault("target_host", DEFAULT_ADDRESS)
     settings.setdefault("namespace", "default")
     return settings

@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from temporalio.contrib.pydantic import PydanticJSONPlainPayloadConverter, PydanticPayloadConverter
-from temporalio.converter import CompositePayloadConverter, DataConverter, DefaultPayloadConverter
+from temporalio.converter import DataConverter
 from temporalio.plugin import SimplePlugin
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
@@ -28,6 +27,7 @@ from flowkit.engine.component import EngineComponent, WorkerComponent
 from flowkit.engine.worker import activity_name, check_functions, throttled, with_task
 from flowkit.errors import ConfigError
 from flowkit.models import COORDINATOR_FN
+from flowkit.payload_converter import complete_converter, configured_converter, uses_pydantic
 from flowkit.temporal_names import role_queue
 from flowkit.worker.runner import Worker
 
@@ -168,7 +168,7 @@ class FlowKitPlugin(SimplePlugin):
             raise ConfigError(
                 f"FlowKitPlugin has no database for task queue {queue!r}: pass db=, the same database for all workers"
             )
-        if not _uses_pydantic(config["client"].data_converter):
+        if not uses_pydantic(config["client"].data_converter):
             raise ConfigError(
                 f"the client of the worker on task queue {queue!r} cannot serialize FlowKit's records: "
                 "pass the plugin to the client, too: Client.connect(..., plugins=[FlowKitPlugin(...)])"
@@ -230,22 +230,10 @@ def _matching_configs(
 
 
 def _with_pydantic(existing: DataConverter | None) -> DataConverter:
-    """Return the user's data converter (codec, failure converter, …) with a payload converter for FlowKit's records."""
-    existing = existing or DataConverter.default
-    if existing.payload_converter_class is DefaultPayloadConverter:
-        return replace(existing, payload_converter_class=PydanticPayloadConverter)
-    if not _uses_pydantic(existing):
-        raise ConfigError(
-            f"the payload converter {existing.payload_converter_class.__name__} cannot serialize FlowKit's records: "
-            "derive it from temporalio.contrib.pydantic.PydanticPayloadConverter"
-        )
-    return existing
-
-
-def _uses_pydantic(converter: DataConverter) -> bool:
-    payloads = converter.payload_converter_class()
-    json = payloads.converters.get(b"json/plain") if isinstance(payloads, CompositePayloadConverter) else None
-    return isinstance(json, PydanticJSONPlainPayloadConverter)
+    """Return the user's data converter with what FlowKit needs, or the configured one if the user gives none."""
+    if existing is None or existing is DataConverter.default:
+        return configured_converter()
+    return complete_converter(existing)
 
 
 def _with_passed_records(runner: temporal.WorkflowRunner | None) -> temporal.WorkflowRunner:

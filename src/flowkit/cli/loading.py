@@ -67,7 +67,7 @@ def check_names(names: list[str]) -> None:
     """
     for name in names:
         module, _ = _split(name)
-        _look_in_current_folder()
+        look_in_current_folder()
         top = module.partition(".")[0]
         if importlib.util.find_spec(top) is None:
             raise _not_found(module, ModuleNotFoundError(name=top))
@@ -133,7 +133,8 @@ def _split(name: str) -> tuple[str, str]:
     return module, attribute
 
 
-def _look_in_current_folder() -> None:
+def look_in_current_folder() -> None:
+    """Let imports find modules in the current folder, as `python -m` does."""
     if "" not in sys.path:
         sys.path.insert(0, "")
 
@@ -148,7 +149,7 @@ def _load(name: str) -> Any:
 
 
 def _module(name: str) -> ModuleType:
-    _look_in_current_folder()
+    look_in_current_folder()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

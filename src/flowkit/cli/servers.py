@@ -17,6 +17,7 @@ from temporalio.service import RPCError
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.arguments import printed
 from flowkit.cli.errors import flat, remedied
+from flowkit.cli.loading import look_in_current_folder
 from flowkit.client import TaskCatalog, TaskClient
 from flowkit.connection import TemporalUnavailable, connect
 from flowkit.errors import ConfigError, StoreDenied, StoreUnavailable
@@ -34,7 +35,6 @@ _logger = logging.getLogger("flowkit.client")
 _ANSWER_MS = 5_000
 _NAMED = (VALIDATORS.keys() | {"port"}) - {"username", "password"}
 """The parts of an address that errors name."""
-_TEMPORAL_REMEDY = "check TEMPORAL_ADDRESS and the other TEMPORAL_* variables"
 _DATABASE_BYTES = 63
 """Longest name of a database, by MongoDB's rule."""
 
@@ -118,12 +118,13 @@ def _named(client: Any, name: str) -> Any:
 
 async def temporal_client() -> Client:
     """Connect to the server that `TEMPORAL_*` names. Raises TemporalUnavailable or ConfigError."""
+    look_in_current_folder()  # FLOWKIT_DATA_CONVERTER may name a module there, as options may
     try:
         return await connect()
     except TemporalUnavailable as error:
         raise remedied(TemporalUnavailable(error.problem), error.remedy) from error
-    except ConfigError as error:
-        raise remedied(error, _TEMPORAL_REMEDY) from None
+    except ConfigError:
+        raise
     except Exception as error:
         problem = ConfigError(f"invalid settings for Temporal's client: {flat(error)}")
-        raise remedied(problem, _TEMPORAL_REMEDY) from error
+        raise remedied(problem, "check TEMPORAL_ADDRESS and the other TEMPORAL_* variables") from error

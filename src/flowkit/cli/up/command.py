@@ -61,8 +61,9 @@ def up(
 ) -> None:
     """Run Temporal with its Web UI, MongoDB, an engine and workers until Ctrl-C. For development."""
     log_warnings(verbose)
-    from flowkit.cli.loading import check_names
+    from flowkit.cli.loading import check_names, look_in_current_folder
     from flowkit.cli.up.plan import Part, UpOptions, make_plan, parse_external, parse_parts
+    from flowkit.payload_converter import configured_converter
 
     external_roles = parse_external(external or [])
     if install:
@@ -83,6 +84,8 @@ def up(
     )
     plan = make_plan(options, os.environ)
     check_names([*options.handlers, *options.roles, *_targets(functions or [])])
+    look_in_current_folder()
+    configured_converter()
     from flowkit.cli.up.run import run
 
     return run(plan)
