@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import ConfigError
 from flowkit.limits import ID_CHARS
-from flowkit.text import kind_of
+from flowkit.text import kind_of, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -46,14 +45,18 @@ def task_id_problem(value: object, name: str = "task_id") -> str | None:
 
 def new_task_id_problem(value: object, name: str = "task_id") -> str | None:
     """Return why `value` cannot be the id of a new task, or None. Terminals, logs and URLs show the id."""
-    good = isinstance(value, str) and is_task_id(value) and not any(map(_is_control, value))
-    wanted = f"{_CHARS}, not '*' and without control characters; omit it to get a new UUID"
+    bad = named_character(value, _is_deceptive)
+    good = is_task_id(value) and not bad
+    wanted = (
+        f"{_CHARS}, not '*', without control and bidirectional characters; omit it to get a new UUID{bad}"
+    )
     return _problem(name, value, good, wanted)
 
 
 def node_id_problem(value: object, name: str = "node_id") -> str | None:
     """Return why `value` cannot be the id of a node, or None."""
-    return _problem(name, value, is_node_id(value), f"the id of a node: {NODE_ID_RULE}")
+    bad = named_character(value)
+    return _problem(name, value, is_node_id(value), f"the id of a node: {NODE_ID_RULE}{bad}")
 
 
 def text_problem(value: object, name: str, chars: int = ID_CHARS) -> str | None:
@@ -196,8 +199,14 @@ def _problem(name: str, value: object, good: bool, wanted: str) -> str | None:
     return None if good else f"{name} is {shown(value)}; it must be {wanted}"
 
 
-def _is_control(char: str) -> bool:
-    return unicodedata.category(char) == "Cc"
+def named_character(value: object, bad: Callable[[str], bool] = lambda char: not char.isprintable()) -> str:
+    """Return the code of the first bad character of an id, for the end of an error, or an empty string."""
+    found = next(filter(bad, value), None) if isinstance(value, str) else None
+    return f"; it contains U+{ord(found):04X}" if found else ""
+
+
+def _is_deceptive(char: str) -> bool:
+    return char in "\t\n" or visible(char) != char
 
 
 def _float(value: Any) -> float:

@@ -20,6 +20,10 @@ _HOST = r"(?:[A-Za-z0-9._%-]+|\[[0-9A-Fa-f:.%]+\])(?::\d{1,5})?"
 _ADDRESS = re.compile(
     rf"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+]*)://)?(?:[^/?#@]*@)?(?P<hosts>{_HOST}(?:, ?{_HOST})*)(?:[/?][^@]*)?"
 )
+_DECEPTIVE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
+)
+"""Control characters except tab and line feed, line separators, and characters that change the direction of text."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+]*://")
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
@@ -27,6 +31,14 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 def clean(text: str) -> str:
     r"""Return `text` with each lone surrogate replaced by its escape, such as `\ud800`."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def visible(text: str) -> str:
+    r"""Return `text` with its control and bidirectional characters as escapes like `\u001b`; tabs and line feeds stay.
+
+    They could move the cursor of a terminal, hide text or reverse it. JSON texts keep their meaning.
+    """
+    return _DECEPTIVE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def shown_address(address: str) -> str:

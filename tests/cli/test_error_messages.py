@@ -131,7 +131,7 @@ WITHOUT_SERVERS = {
             ["FLOWKIT_DATA_CONVERTER is 'nowhere:CONVERTER'", "module:attribute"],
             env={"FLOWKIT_DATA_CONVERTER": "nowhere:CONVERTER"},
         )
-        for command in ("engine", "worker handlers.py", "bridge a", "status t", "up")
+        for command in ("engine", "worker good:Count", "bridge a", "status t", "up")
     },
     "unconfirmed writes": Mistake(
         "list", ["w=0", "remove w=0 from MONGO_URL"], env={"MONGO_URL": "mongodb://127.0.0.1:1/?w=0"}

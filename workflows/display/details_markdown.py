@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from flowkit.models import NodeStatus, TaskStatus
 from flowkit.temporal_names import role_queue
+from flowkit.text import visible
 from flowkit.workflows.budget import longest_prefix
 from flowkit.workflows.display.notes import Notes, SlotLimits
 from flowkit.workflows.display.reports import DISPLAY_ORDER
@@ -45,6 +46,9 @@ _NOTES_CHARS = 1_200
 _REASON_CHARS = 200
 _ROLES = 6
 """Largest number of links to task queues."""
+
+_MARKDOWN = re.compile(r"[\\`*\[\]<>|~&]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.", re.IGNORECASE)
+"""Characters that format text or make an address a link. An underscore within a word does not."""
 
 _URL_SAFE = re.compile(r"[A-Za-z0-9_.-]+")
 _DEFAULT_LIMITS = SlotLimits()
@@ -127,5 +131,7 @@ def _cells(node_id: str, label: str, status: str, epoch: int, note: str, note_ch
 
 
 def _cell(text: str, max_chars: int) -> str:
-    one_line = " ".join(text.replace("|", "\\|").split())
-    return one_line if len(one_line) <= max_chars else one_line[: max_chars - 1] + "…"
+    """Return a text of a user or a worker on one line, cut and escaped: it adds no link, image, HTML or column."""
+    one_line = " ".join(visible(text).split())
+    cut = one_line if len(one_line) <= max_chars else one_line[: max_chars - 1] + "…"
+    return _MARKDOWN.sub(r"\\\g<0>", cut)

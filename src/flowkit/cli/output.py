@@ -4,20 +4,42 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, RenderHook
+from rich.segment import Segment
 from rich.text import Text
 
-from flowkit.text import clean
+from flowkit.text import clean, visible
+
+if TYPE_CHECKING:
+    from rich.console import ConsoleOptions, ConsoleRenderable, RenderResult
+
+
+class Visible:
+    """Renders something with the control and bidirectional characters of its text escaped, but not its own styles."""
+
+    def __init__(self, shown: ConsoleRenderable) -> None:
+        self._shown = shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Escape the text of each segment."""
+        for segment in console.render(self._shown, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
+class _AllVisible(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [Visible(each) for each in renderables]
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console that prints text unchanged, without markup or emoji names.
+    """Return a console that prints text without markup or emoji names, and escapes control characters.
 
-    Without a terminal, the console is 1,000 columns wide, so that lines do not wrap.
+    A live display must wrap what it shows in `Visible` itself. Without a terminal, the console is 1,000 columns wide, so that lines do not wrap.
     """
     made = Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    made.push_render_hook(_AllVisible())
     if not made.is_terminal:
         made.width = 1000
     return made
@@ -45,7 +67,7 @@ def warn(text: str) -> None:
 
 def document(value: dict[str, Any]) -> None:
     """Print the JSON document of a command."""
-    sys.stdout.write(clean(json.dumps(value, indent=2, ensure_ascii=False, default=str)) + "\n")
+    sys.stdout.write(visible(clean(json.dumps(value, indent=2, ensure_ascii=False, default=str))) + "\n")
 
 
 def _clean(text: str | Text) -> str | Text:

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from flowkit.cli.output import Visible
 from flowkit.models import NodeStatus
 from flowkit.text import format_duration
 
@@ -77,7 +78,7 @@ class LiveTable:
         parts: list[RenderableType] = [task_table(view, title, rows=rows)]
         parts += [Text(f"! {hint}", style="yellow") for hint in hints]
         # The terminal prints `^C` on the empty line. On a full line, it would wrap and move the table.
-        self._live.update(Group(*parts, ""), refresh=True)
+        self._live.update(Visible(Group(*parts, "")), refresh=True)
 
 
 class Lines:

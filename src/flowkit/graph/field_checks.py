@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from flowkit import limits
-from flowkit.arguments import NODE_ID_RULE, is_node_id, shown_path
+from flowkit.arguments import NODE_ID_RULE, is_node_id, named_character, shown_path
 from flowkit.arguments import printed as _show
 from flowkit.errors import GraphError
 from flowkit.graph import input_adapters
@@ -195,7 +195,7 @@ def _node_problems(index: int, node: object) -> Iterator[str]:
     node_id = node.get("node_id")
     where = f"node {_show(node_id)}" if isinstance(node_id, str) else f"graph.nodes[{index}]"
     if not is_node_id(node_id):
-        yield f"{where}: node_id {_show(node_id)} must be {NODE_ID_RULE}"
+        yield f"{where}: node_id {_show(node_id)} must be {NODE_ID_RULE}{named_character(node_id)}"
     if not _is_role(node.get("type")):
         yield (
             f"{where}: type {_show(node.get('type'))} must be {COORDINATOR_FN!r} or a role: 1 to 100 of "

@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
+from flowkit.cli.output import Visible
 from flowkit.cli.screen import plain_table
 from flowkit.cli.tasks.show import tasks_table
 from flowkit.cli.up.status import RUNNING
@@ -67,7 +68,7 @@ class LivePanel:
         """Redraw the panel."""
         parts = render_panel(snapshot, self._info, self._live.console.height, time.monotonic() - self._since)
         # The terminal prints `^C` on the empty line. On a full line, it would wrap and move the panel.
-        self._live.update(Group(*parts, ""), refresh=True)
+        self._live.update(Visible(Group(*parts, "")), refresh=True)
 
 
 class Lines:

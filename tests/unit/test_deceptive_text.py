@@ -1,0 +1,112 @@
+"""Texts of workers cannot move the cursor of a terminal, reverse its text, or add links to the Web UI."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+from rich.live import Live
+from tests.unit.test_cli_display import node, task
+from tests.unit.test_details import only_row
+
+from flowkit.arguments import new_task_id_problem
+from flowkit.cli import output
+from flowkit.cli.logs import VisibleFormatter
+from flowkit.cli.screen import LiveTable, task_table
+from flowkit.errors import GraphError
+from flowkit.graph.validation import parse_graph
+from flowkit.models import NodeState, NodeStatus
+from flowkit.text import visible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ATTACK = "paid\x1b]0;owned\x07\x1b[2J\r\u202egpj.exe\u2066\x9b1m"
+ESCAPED = r"paid\u001b]0;owned\u0007\u001b[2J\u000d\u202egpj.exe\u2066\u009b1m"
+IN_TERMINAL = ESCAPED.replace(r"\u0007", "").replace(r"\u000d", "")
+"""Rich removes the bell and the carriage return itself."""
+
+DECEPTIVE = {"\x1b": "U+001B", "\x7f": "U+007F", "\x85": "U+0085", "\u2028": "U+2028", "\u202e": "U+202E"}
+
+
+@pytest.mark.parametrize(("char", "code"), [*DECEPTIVE.items(), ("\u2067", "U+2067"), ("\n", "U+000A")])
+def test_ids_with_control_and_bidirectional_characters_are_rejected_with_the_code(
+    char: str, code: str
+) -> None:
+    assert (new_task_id_problem(f"orders{char}1") or "").endswith(f"; it contains {code}")
+    with pytest.raises(GraphError, match=f"it contains {code.replace('+', '[+]')}"):
+        parse_graph({"nodes": [{"node_id": f"a{char}b", "type": "count"}]})
+
+
+@pytest.mark.parametrize("task_id", ["orders 1", "Bestellung-ß", "注文", "family 👨‍👩‍👧", "a\u00a0b"])
+def test_ids_with_other_characters_are_allowed(task_id: str) -> None:
+    assert new_task_id_problem(task_id) is None
+
+
+def test_tabs_and_line_feeds_of_a_text_stay() -> None:
+    assert visible("a\tb\nc") == "a\tb\nc"
+    assert visible(ATTACK) == ESCAPED
+
+
+@pytest.mark.parametrize("show", [output.echo, output.note, output.error, output.warn])
+def test_commands_print_deceptive_characters_as_escapes(
+    show: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    show(ATTACK)
+    out, err = capsys.readouterr()
+    assert IN_TERMINAL in out + err
+
+
+def test_a_json_document_has_the_same_values_without_deceptive_characters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output.document({"error": ATTACK})
+    text = capsys.readouterr().out
+    assert json.loads(text) == {"error": ATTACK}
+    assert visible(text) == text
+
+
+def test_tables_show_deceptive_characters_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    output.console().print(task_table(task(node(status="failed", note=ATTACK)), wide=False))
+    assert IN_TERMINAL in capsys.readouterr().out
+
+
+def test_a_live_table_keeps_its_own_control_sequences_only() -> None:
+    out = io.StringIO()
+    with Live(console=Console(file=out, width=150, force_terminal=True), auto_refresh=False) as live:
+        table = LiveTable(live)
+        for _ in range(2):
+            table.show(task(node(status="failed", note=ATTACK)), [ATTACK])
+    assert IN_TERMINAL in out.getvalue()
+    assert "\x1b]0;owned" not in out.getvalue()
+    assert "\u202e" not in out.getvalue()
+    assert "\x1b[1A" in out.getvalue(), "the table updates in place"
+
+
+def test_logs_of_processes_show_deceptive_characters_as_escapes() -> None:
+    record = logging.LogRecord("flowkit", logging.WARNING, "", 1, "node failed: %s", (ATTACK,), None)
+    assert VisibleFormatter("%(message)s").format(record) == f"node failed: {ESCAPED}"
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        ("see [here](javascript:alert(1))", r"see \[here\](javascript:alert(1))"),
+        ("![pixel](//evil.example/p.png)", r"!\[pixel\](//evil.example/p.png)"),
+        ("<img src=x onerror=alert(1)> &lt;", r"\<img src=x onerror=alert(1)\> \&lt;"),
+        (
+            "log in at https://evil.example or www.evil.example",
+            r"log in at https\://evil.example or www\.evil.example",
+        ),
+        ("`code` *bold* _em_ ~~gone~~ a|b \\", r"\`code\` \*bold\* \_em\_ \~\~gone\~\~ a\|b \\"),
+        ("bad_input: rates_by_day is 3", "bad_input: rates_by_day is 3"),
+        (ATTACK, ESCAPED.replace("\\", "\\\\").replace("[", "\\[").replace("]", "\\]")),
+    ],
+)
+def test_an_error_adds_no_format_to_the_web_ui(error: str, shown: str) -> None:
+    row = only_row(NodeState(status=NodeStatus.FAILED, epoch=1, last_error=error))
+    assert row[-1] == shown
