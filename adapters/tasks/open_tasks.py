@@ -9,7 +9,7 @@ from pymongo import ASCENDING
 from pymongo.errors import DuplicateKeyError
 
 from flowkit.adapters.durability import durable
-from flowkit.adapters.mongo import Database, iso, moment, translate_errors
+from flowkit.adapters.mongo import Database, ensure_index, iso, moment, translate_errors
 from flowkit.adapters.tasks import task_fields
 from flowkit.adapters.tasks.task_queries import aggregated
 from flowkit.models import OPEN_NODE_STATUSES, OPEN_TASK_STATUSES, NodeStatus, SkipReason, TaskStatus
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 Fields = dict[str, Any]
 
-_NOT_CLOSED: Fields = {
-    "status": {"$in": [*OPEN_TASK_STATUSES, TaskStatus.FAILED.value]},
-    "finished_at": None,
-}
+_NOT_ENDED: Fields = {"finished_at": None}
+_NOT_CLOSED: Fields = {"status": {"$in": [*OPEN_TASK_STATUSES, TaskStatus.FAILED.value]}, **_NOT_ENDED}
 """Filter for tasks that may still change. A failed task shows its status before its last attempts have ended."""
+
+_OPEN = [("finished_at", ASCENDING), ("namespace_id", ASCENDING), ("_id", ASCENDING)]
+"""Keys of the index for these queries. It contains only tasks that have not ended, in the order of the pages."""
 
 _OF_ONE_PAGE = 200
 _PROJECTION = {
@@ -43,6 +44,11 @@ class OpenTasks:
         stored = durable(db)
         self._tasks = stored.tasks
         self._meta = stored.flowkit_meta
+
+    @translate_errors
+    async def prepare(self) -> None:
+        """Create the index with which no query here reads a task that has ended."""
+        await ensure_index(self._tasks, _OPEN, "ix_task_open", partialFilterExpression=_NOT_ENDED)
 
     async def pages(self, *, namespace_id: str, database_id: str = "") -> AsyncIterator[list[Fields]]:
         """Yield pages of open documents that belong to a namespace or to none.

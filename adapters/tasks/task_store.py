@@ -22,6 +22,7 @@ from flowkit.adapters.tasks import task_fields
 from flowkit.adapters.tasks.attempt_writes import AttemptWrites
 from flowkit.adapters.tasks.cancel_flags import CancelFlags
 from flowkit.adapters.tasks.closing import Closing
+from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.recording import Recording
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs
 from flowkit.adapters.tasks.task_queries import TaskQueries
@@ -83,6 +84,7 @@ class TaskStore:
                 raise
             raise await denial(self._db, error) from None
         await TaskQueries(self._db).prepare()
+        await OpenTasks(self._db).prepare()
         await StoredGraphs(self._db).prepare()
 
     @translate_errors

@@ -19,6 +19,10 @@ EXPECTED: dict[str, dict[str, dict[str, Any]]] = {
         "uniq_task_id": {"key": [("id", 1)], "unique": True},
         "ix_task_status_updated": {"key": [("status", 1), ("updated_at", 1)]},
         "ix_task_started": {"key": [("started_at", -1)]},
+        "ix_task_open": {
+            "key": [("finished_at", 1), ("namespace_id", 1), ("_id", 1)],
+            "partialFilterExpression": {"finished_at": None},
+        },
     },
     "artifacts": {
         "ix_artifacts_task_node": {"key": NODE_BATCH[:2]},
@@ -53,7 +57,7 @@ async def test_indexes_have_the_documented_names_and_options(db: Any, collection
     await prepare(db)
     found = await db[collection].index_information()
     del found["_id_"]
-    options = {"key", "unique", "sparse", "expireAfterSeconds"}
+    options = {"key", "unique", "sparse", "expireAfterSeconds", "partialFilterExpression"}
     assert {
         name: {option: value for option, value in index.items() if option in options}
         for name, index in found.items()

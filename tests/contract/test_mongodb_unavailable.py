@@ -87,6 +87,7 @@ async def first_open(tasks: OpenTasks, of: str | None = None) -> object:
 OPEN_CALLS: dict[str, Callable[[OpenTasks], Awaitable[object]]] = {
     "pages": first_open,
     "pages_of": lambda tasks: first_open(tasks, "ns"),
+    "prepare": lambda tasks: tasks.prepare(),
     "counts": lambda tasks: tasks.counts(),
     "close_orphan": lambda tasks: tasks.close_orphan(TASK, RUN, "lost", AT),
     "take_turn": lambda tasks: tasks.take_turn("ns", "me", AT, 1),

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.contract.builders import AT, RUN, documents_of, new_task, opening, seconds, stored
+from tests.contract.drivers import connected
+from tests.contract.test_durability import Commands
 
+from flowkit.adapters.mongo import moment
 from flowkit.adapters.tasks import open_tasks
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 
@@ -107,3 +110,43 @@ async def test_released_sweep_lease_is_free_immediately(db: Any, found: OpenTask
     await found.end_turn("ns", "one")
     assert await found.take_turn("ns", "two", AT + 1, 10)
     assert len(await documents_of(db.flowkit_meta)) == 1
+
+
+@pytest.mark.server
+async def test_queries_for_open_tasks_fit_the_index_that_contains_no_ended_task(
+    contract_mongo_url: str,
+) -> None:
+    """MongoDB chooses a partial index if the query has its filter, and needs no sort if the keys end in the order.
+
+    The stand-in has no secondary indexes, so the test compares the queries with the index.
+    """
+    commands = Commands()
+    async with connected("motor", contract_mongo_url, event_listeners=[commands]) as client:
+        found = OpenTasks(client["contract_open_tasks"])
+        await found.prepare()
+        await ids(found, "ns-1", "db-1")
+        [page async for page in found.pages_of("ns-1")]
+        await found.counts()
+        await client.drop_database("contract_open_tasks")
+    sent = dict(commands.sent)
+    [index] = sent["createIndexes"]["indexes"]
+    keys, contained = list(index["key"]), index["partialFilterExpression"]
+    assert contained == {"finished_at": None}, "a task that has ended has a time here"
+    assert keys == ["finished_at", "namespace_id", "_id"]
+    reads = [command for name, command in commands.sent if name == "find"]
+    assert len(reads) == 2
+    for read in reads:
+        assert contained.items() <= read["filter"].items()
+        assert set(keys[:-1]) <= set(read["filter"]), "the leading keys have fixed values"
+        assert list(read["sort"].items()) == [("_id", 1)]
+    assert contained.items() <= sent["aggregate"]["pipeline"][0]["$match"].items()
+
+
+async def test_a_failed_task_is_open_until_its_last_attempt_has_ended(
+    tasks: TaskStore, found: OpenTasks, db: Any
+) -> None:
+    for task_id, finished_at in (("failing", None), ("failed", moment(AT))):
+        await tasks.insert_task(
+            new_task("a", task_id=task_id) | {"status": "failed", "finished_at": finished_at}
+        )
+    assert await ids(found) == {"failing"}

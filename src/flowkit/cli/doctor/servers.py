@@ -32,7 +32,7 @@ TIMEOUT_SEC = 2.5
 START_REMEDY = "`flowkit up` starts one"
 
 INDEXES: dict[str, tuple[str, ...]] = {
-    "tasks": ("uniq_task_id", "ix_task_status_updated", "ix_task_started"),
+    "tasks": ("uniq_task_id", "ix_task_status_updated", "ix_task_started", "ix_task_open"),
     "artifacts": ("ix_artifacts_task_node", "uniq_artifact_batch_uid"),
     "metrics_raw": ("uniq_metrics_batch",),
     "stream_progress": ("uniq_stream_claim_batch",),
