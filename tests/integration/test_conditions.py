@@ -153,6 +153,7 @@ async def test_results_of_a_group_apply_once_after_its_last_part(
     await replay(found)
 
 
+@pytest.mark.slow
 async def test_thousands_of_conditions_become_due_together(harness: Harness) -> None:
     await servers(harness)
     texts = [f"nodes.r.status != '' || vars.x == {i}" for i in range(11_999)]
