@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from xmlrpc.server import SimpleXMLRPCServer
 
 from flowkit.local import Kafka, Stack
-from flowkit.local.lifecycle import start_all
+from flowkit.local.process import start_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable

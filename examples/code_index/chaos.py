@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from code_index.processes import ProcessGroup
     from code_index.progress import NodeProgress, Progress
-    from flowkit.local.flowkit_process import FlowkitProcess
+    from flowkit.local.process import FlowkitProcess
 
 LEASE_SEC = 5.0
 """The lease in a run with a kill: long enough for a busy machine, short enough to watch."""

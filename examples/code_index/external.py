@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from code_index.processes import DATABASE
 from flowkit.local import Kafka
-from flowkit.local.flowkit_process import FlowkitProcess, bridge_process
-from flowkit.local.lifecycle import start_all, stop_all
+from flowkit.local.process import FlowkitProcess, bridge_process, start_all, stop_all
 
 if TYPE_CHECKING:
     from pathlib import Path

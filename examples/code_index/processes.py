@@ -6,8 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Self
 
 from code_index.errors import DemoError
-from flowkit.local.flowkit_process import FlowkitProcess
-from flowkit.local.lifecycle import start_all, stop_all
+from flowkit.local.process import FlowkitProcess, start_all, stop_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,8 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from flowkit.cli.loading import load_handlers
-from flowkit.local.kafka.jars import VERSION
-from flowkit.local.kafka.settings import SETTINGS
+from flowkit.local.kafka import SETTINGS, VERSION
 from flowkit.local.temporal import DYNAMIC_CONFIG
 from flowkit.temporal_names import SEARCH_ATTRIBUTES
 

@@ -14,7 +14,7 @@ from pymongo import MongoClient
 from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT, ROOT
 
 from flowkit.cli.loading import load_handlers
-from flowkit.local.temporal_cli import temporal_cli
+from flowkit.local.temporal import temporal_cli
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from temporalio.exceptions import ApplicationError
 
 from flowkit import limits
 from flowkit.errors import GraphError
-from flowkit.local.temporal_cli import temporal_cli
+from flowkit.local.temporal import temporal_cli
 from tests.integration.harness import EVENT_TIMEOUT_SEC, node
 from tests.unit.graphs import one, two
 from tests.unit.test_validation import BAD_FIELDS, BAD_GRAPHS, ID_RULE, ROLE_RULE

@@ -41,10 +41,10 @@ def _pulled(image: str) -> Path:
 
 
 def _exec_server(options: list[str]) -> None:
-    from flowkit.local.mongo_stand_in import (
+    from flowkit.local.mongo import (
         stand_in_command,  # imported only here, so that other calls are fast
     )
-    from flowkit.local.temporal_cli import temporal_cli
+    from flowkit.local.temporal import temporal_cli
 
     ports = {inside: here for _, here, inside in (each.split(":") for each in _values(options, "--publish"))}
     folder, inside, _ = _values(options, "--volume")[0].split(":")
@@ -62,7 +62,7 @@ def _exec_server(options: list[str]) -> None:
 
 def _kafka_command(folder: Path, script: str) -> list[str]:
     """Return the command for the broker; do what the script does before."""
-    from flowkit.local.kafka.program import format_command, kafka_program, start_command
+    from flowkit.local.kafka import format_command, kafka_program, start_command
     from flowkit.local.sources import Source
 
     settings = (folder / "server.properties").read_text()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.local.processes import create_program
 
+from flowkit.local import kafka as broker
 from flowkit.local.errors import InstallFailed
-from flowkit.local.kafka import class_archive, program
 from flowkit.local.sources import Program, Source
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def kafka(source: Source) -> Program:
 
 def test_brokers_use_the_archive_once_it_exists(java: str, tmp_path: Path) -> None:
     settings = tmp_path / "server.properties"
-    before = program.start_command(kafka(Source.CACHE), settings)
+    before = broker.start_command(kafka(Source.CACHE), settings)
     assert not [option for option in before if "Archive" in option]
     recorded: list[Path] = []
 
@@ -40,17 +40,17 @@ def test_brokers_use_the_archive_once_it_exists(java: str, tmp_path: Path) -> No
         file.touch()
 
     for _ in range(2):
-        program.archive_classes(kafka(Source.CACHE), record)
+        broker.archive_classes(kafka(Source.CACHE), record)
     [archive] = [
-        option for option in program.start_command(kafka(Source.CACHE), settings) if "Archive" in option
+        option for option in broker.start_command(kafka(Source.CACHE), settings) if "Archive" in option
     ]
     assert archive.startswith("-XX:SharedArchiveFile=")
-    assert (archive.endswith(class_archive.FILE), len(recorded)) == (True, 1)
+    assert (archive.endswith(broker.ARCHIVE_FILE), len(recorded)) == (True, 1)
 
 
 def test_recording_broker_gets_the_file_as_an_option(java: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
-    command = program.start_command(kafka(Source.CACHE), tmp_path / "server.properties", file)
+    command = broker.start_command(kafka(Source.CACHE), tmp_path / "server.properties", file)
     assert command[:2] == [java, f"-XX:ArchiveClassesAtExit={file}"]
 
 
@@ -58,10 +58,10 @@ def test_installation_succeeds_without_an_archive(java: str) -> None:
     def fails(file: Path) -> None:
         raise InstallFailed("`java` failed with code 1:")
 
-    class_archive.create_archive(java, CLASSPATH, fails)
-    assert class_archive.archive_options(java, CLASSPATH) == []
-    class_archive.create_archive(java, CLASSPATH, lambda file: None)
-    assert class_archive.archive_options(java, CLASSPATH) == [], "a JVM that cannot create one"
+    broker.create_archive(java, CLASSPATH, fails)
+    assert broker.archive_options(java, CLASSPATH) == []
+    broker.create_archive(java, CLASSPATH, lambda file: None)
+    assert broker.archive_options(java, CLASSPATH) == [], "a JVM that cannot create one"
 
 
 @pytest.mark.parametrize("source", [Source.PATH, Source.CONTAINER])
@@ -69,4 +69,4 @@ def test_kafka_of_the_user_gets_no_archive(java: str, source: Source) -> None:
     def record(file: Path) -> None:
         raise AssertionError("a broker was started")
 
-    program.archive_classes(kafka(source), record)
+    broker.archive_classes(kafka(source), record)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flowkit.local.data_folder import LOCK_NAME, PREFIX, data_folder
+from flowkit.local.data_folder import LOCK_NAME, PREFIX, data_folder, folder_lock
 from flowkit.local.errors import FolderInUse, FolderNotWritable, ServerEnded
-from flowkit.local.folder_lock import folder_lock
 
 if TYPE_CHECKING:
     from pathlib import Path

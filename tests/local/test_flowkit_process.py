@@ -12,8 +12,7 @@ from tests.integration.harness import ROOT, eventually, node
 from tests.local.processes import descendants, stdout_of, still_running, wait_until
 
 from flowkit.local.errors import ProcessMisused
-from flowkit.local.flowkit_process import engine_process, worker_processes
-from flowkit.local.lifecycle import start_all, stop_all
+from flowkit.local.process import engine_process, start_all, stop_all, worker_processes
 
 if TYPE_CHECKING:
     import subprocess
@@ -71,7 +70,7 @@ async def test_a_function_that_does_not_exist_is_a_usage_error(harness: Harness,
 OWNER = """
 import sys
 from pathlib import Path
-from flowkit.local.flowkit_process import worker_processes
+from flowkit.local.process import worker_processes
 
 [worker] = worker_processes(Path(sys.argv[1]), ["tests.integration.handlers:Cruncher"], options=["--config", sys.argv[2]])
 worker.start()

@@ -14,9 +14,15 @@ from tests.local.processes import create_program
 from flowkit.errors import ConfigError
 from flowkit.local import Kafka
 from flowkit.local.errors import ProgramMissing
-from flowkit.local.kafka import BrokerSecurity, SaslMechanism
-from flowkit.local.kafka.program import format_command, kafka_program, start_command
-from flowkit.local.kafka.settings import BrokerPlace, properties_file
+from flowkit.local.kafka import (
+    BrokerPlace,
+    BrokerSecurity,
+    SaslMechanism,
+    format_command,
+    kafka_program,
+    properties_file,
+    start_command,
+)
 from flowkit.local.ports import is_free
 from flowkit.local.sources import Source
 

@@ -9,7 +9,7 @@ from tests.local.processes import (
 )
 
 from flowkit.local.errors import ServerNotReady
-from flowkit.local.lifecycle import start_all, stop_all
+from flowkit.local.process import start_all, stop_all
 
 
 def test_processes_start_at_the_same_time(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flowkit.local import mongo_stand_in as stand_in
+from flowkit.local import mongo as stand_in
 from flowkit.local.errors import DiskFull, NoNetwork, ProgramMissing
 
 needs_maven = pytest.mark.skipif(shutil.which("mvn") is None, reason="needs Maven")
@@ -51,7 +51,7 @@ def test_a_missing_network_is_reported_for_maven(cache: Path, no_network: None) 
 
 TINY = """
 mount -t tmpfs -o size=1m tmpfs "$1" || exit 77
-FLOWKIT_CACHE="$1" exec "$2" -c 'from flowkit.local.mongo_stand_in import JARS; JARS.folder()'
+FLOWKIT_CACHE="$1" exec "$2" -c 'from flowkit.local.mongo import JARS; JARS.folder()'
 """
 
 

@@ -38,7 +38,7 @@ def test_a_server_that_does_not_become_ready_is_stopped(
 def test_a_folder_can_be_used_by_one_server_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowkit.local.folder_lock.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("flowkit.local.data_folder.WAIT_SECONDS", 0.1)
     second = ScriptedProcess(tmp_path, WAIT_FOREVER, ready=True)
     with (
         ScriptedProcess(tmp_path, WAIT_FOREVER, ready=True),

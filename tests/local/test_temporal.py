@@ -16,8 +16,7 @@ from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSear
 from temporalio.service import RPCError
 
 from flowkit.local.ports import is_listening
-from flowkit.local.temporal import TemporalServer
-from flowkit.local.temporal_cli import SQLITE_DRIVER, temporal_cli
+from flowkit.local.temporal import SQLITE_DRIVER, TemporalServer, temporal_cli
 
 
 async def start_workflow(server: TemporalServer, workflow_id: str) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.local.release_server import Releases
 
-from flowkit.local import temporal_cli as cli
+from flowkit.local import temporal as cli
 from flowkit.local.errors import InstallFailed, NoNetwork, WrongHash
-from flowkit.local.install.cache import fingerprint
+from flowkit.local.install import fingerprint
 
 needs_go = pytest.mark.skipif(shutil.which("go") is None, reason="needs Go")
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from flowkit.local.container import output_of
 from flowkit.local.errors import InstallFailed, WrongHash
-from flowkit.local.install.cache import fingerprint, install_once
-from flowkit.local.install.commands import require_program, run_command
-from flowkit.local.temporal_cli import MODULE, RELEASE, download_temporal
+from flowkit.local.install import fingerprint, install_once, require_program, run_command
+from flowkit.local.temporal import MODULE, RELEASE, download_temporal
 
 NAME = "temporal-server"
 PACKAGE = "internal/devserver"

@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowkit.local.install.cache import fingerprint
-from flowkit.local.install.commands import run_command
-from flowkit.local.install.progress import report_progress
+from flowkit.local.install import fingerprint, report_progress, run_command
 from flowkit.local.ports import HOST
 
 COMMAND_TIMEOUT_SECONDS = 3.0

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from flowkit import reason_codes
 from flowkit.errors import FlowKitError
-from flowkit.local.listeners import listening_process
+from flowkit.local.ports import listening_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

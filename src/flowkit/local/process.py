@@ -1,16 +1,22 @@
-"""A server that runs as a child process: start, wait until ready, stop, kill, restart."""
+"""Child processes: a server of one of several sources, or an engine, bridge or worker; started, awaited, stopped, killed."""
+
+from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import IO, Self
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
+from functools import cached_property
+from typing import IO, TYPE_CHECKING, Self
 
+from flowkit.local.container import ContainerImage, container_name, find_engine, output_of
+from flowkit.local.data_folder import folder_lock
 from flowkit.local.errors import (
     DevServerError,
     DiskFull,
@@ -21,10 +27,14 @@ from flowkit.local.errors import (
     log_tail,
     translate_write_errors,
 )
-from flowkit.local.folder_lock import folder_lock
-from flowkit.local.install.diagnosis import mentions_full_disk
+from flowkit.local.install import mentions_full_disk
 from flowkit.local.ports import is_free
+from flowkit.local.sources import Program, Source
 from flowkit.local.supervisor import supervised
+from flowkit.ready_line import find_summary
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 START_TIMEOUT_SECONDS = 60.0
 POLL_INTERVAL_SECONDS = 0.02
@@ -201,3 +211,168 @@ class ServerProcess(ABC):
 def _stdin_of(supervisor: subprocess.Popen[bytes]) -> IO[bytes]:
     assert supervisor.stdin is not None
     return supervisor.stdin
+
+
+class LocalServer(ServerProcess):
+    """Temporal or MongoDB, as a program or in a container."""
+
+    @abstractmethod
+    def find_program(self) -> Program:
+        """Return the program from the first source that has one. Raises InstallFailed or ConfigError."""
+
+    @cached_property
+    def program(self) -> Program:
+        """The program, found once for the lifetime of this object."""
+        return self.find_program()
+
+    def cleanup_command(self) -> Sequence[str]:
+        """Return the command that removes the server's container, if it has one."""
+        container = self.program.container
+        return container.removal_arguments(container_name(self.name, self.folder)) if container else ()
+
+    def container_command(
+        self,
+        container: ContainerImage,
+        program: str,
+        ports: Mapping[int, int],
+        data: Path,
+        arguments: Sequence[str],
+    ) -> list[str]:
+        """Return the command that runs `program` of the image; first remove an earlier container."""
+        name = container_name(self.name, self.folder)
+        output_of(container.removal_arguments(name))
+        return container.run_arguments(name, program=program, ports=ports, data=data, arguments=arguments)
+
+
+def container_program(image: str) -> Program | None:
+    """Return the image as a program, if a container engine is running."""
+    engine = find_engine()
+    if engine is None:
+        return None
+    container = ContainerImage(engine, image)
+    description = f"{image} in {engine.name}"
+    return Program(
+        source=Source.CONTAINER, description=description, install=container.pull, container=container
+    )
+
+
+OnStarted = Callable[[ServerProcess], None]
+
+
+def start_all(processes: Sequence[ServerProcess], on_started: OnStarted = lambda process: None) -> None:
+    """Start all processes at the same time and return when all are ready.
+
+    `on_started` runs for each process as soon as it is ready, on any thread. If a process does not
+    start, or the caller is interrupted, all other processes are stopped and the first error is raised.
+    """
+    if not processes:
+        return
+    with ThreadPoolExecutor(len(processes), thread_name_prefix="start") as pool:
+        starts = [pool.submit(_start, process, on_started) for process in processes]
+        try:
+            _wait_for(starts)
+        except BaseException:
+            for process in processes:
+                process.cancel_start()
+            wait(starts)
+            stop_all(processes)
+            raise
+
+
+def stop_all(processes: Sequence[ServerProcess]) -> None:
+    """Stop all processes at the same time and return when all have exited, even if one stop fails."""
+    if not processes:
+        return
+    with ThreadPoolExecutor(len(processes), thread_name_prefix="stop") as pool, ExitStack() as stack:
+        for process in processes:
+            stack.callback(pool.submit(process.stop).result)
+
+
+def _start(process: ServerProcess, on_started: OnStarted) -> None:
+    process.start()
+    on_started(process)
+
+
+def _wait_for(starts: Sequence[Future[None]]) -> None:
+    done, _ = wait(starts, return_when=FIRST_EXCEPTION)
+    for start in starts:
+        if start in done:
+            start.result()
+
+
+class FlowkitProcess(ServerProcess):
+    """One `flowkit engine`, `flowkit bridge` or `flowkit worker`. `name` is unique within the folder and names its log file.
+
+    The process is ready when it polls its task queue. `environment` adds to the environment of the
+    current process; set `TEMPORAL_ADDRESS`, `MONGO_URL`, `FLOWKIT_QUEUE` and `MONGO_DATABASE` there to
+    choose servers, queue and database.
+    """
+
+    usage_error_code = 2
+
+    def __init__(
+        self, folder: Path, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self._arguments = list(arguments)
+        self._environment = dict(environment or {})
+        self.summary = ""
+        """What the process reports that it runs, from its ready line; empty until it is ready."""
+        super().__init__(folder)
+
+    @classmethod
+    def install(cls) -> None:
+        """Do nothing: `flowkit` is part of this package."""
+
+    def command(self) -> list[str]:
+        """Return the command that runs `flowkit` with this Python interpreter."""
+        self.summary = ""
+        # -P keeps modules in the current folder from replacing modules of Python.
+        return [sys.executable, "-P", "-m", "flowkit", *self._arguments]
+
+    def environment(self) -> Mapping[str, str]:
+        """Return the given variables; output is unbuffered, so that each log line appears at once."""
+        return {"PYTHONUNBUFFERED": "1", **self._environment}
+
+    def is_ready(self) -> bool:
+        """Whether the process has logged its ready line since its last start."""
+        self.summary = self.summary or find_summary(self.read_log())
+        return bool(self.summary)
+
+
+def engine_process(
+    folder: Path,
+    *,
+    functions: Sequence[str] = (),
+    roles: Sequence[str] = (),
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> FlowkitProcess:
+    """Return an engine with these coordinator functions (`NAME=module:function`), hosted handlers and command options."""
+    given = [part for function in functions for part in ("--function", function)]
+    given += [part for role in roles for part in ("--role", role)]
+    return FlowkitProcess(folder, "engine", ["engine", *given, *options], environment)
+
+
+def bridge_process(
+    folder: Path,
+    roles: Sequence[str],
+    *,
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> FlowkitProcess:
+    """Return a bridge for these roles, with command options. `KAFKA_BOOTSTRAP_SERVERS` chooses the brokers."""
+    return FlowkitProcess(folder, "bridge", ["bridge", *options, *roles], environment)
+
+
+def worker_processes(
+    folder: Path,
+    handlers: Sequence[str],
+    *,
+    count: int = 1,
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> list[FlowkitProcess]:
+    """Return workers for the same handlers, named `worker-1`, `worker-2`, …, with these command options."""
+    names = [f"worker-{number}" for number in range(1, count + 1)]
+    return [FlowkitProcess(folder, name, ["worker", *options, *handlers], environment) for name in names]

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from flowkit.local.lifecycle import start_all, stop_all
 from flowkit.local.mongo import MongoServer
-from flowkit.local.process import ServerProcess
+from flowkit.local.process import ServerProcess, start_all, stop_all
 from flowkit.local.temporal import TemporalServer
 
 

@@ -12,7 +12,7 @@ from tests.cli.up.up_process import free_port_base
 
 from flowkit.cli.doctor.checks import ServerReport
 from flowkit.cli.doctor.findings import Finding, bad, note, ok
-from flowkit.local.listeners import listening_process
+from flowkit.local.ports import listening_process
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,7 @@ from pymongo.errors import PyMongoError
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.errors import FlowKitError
-from flowkit.local.listeners import listening_process
+from flowkit.local.ports import listening_process
 from tests.integration.chaos.faults import (
     ENGINES,
     EXTERNAL_WORKERS,

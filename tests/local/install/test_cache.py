@@ -8,12 +8,12 @@ import pytest
 from tests.local.processes import stdout_of
 
 from flowkit.local.errors import InstallFailed
-from flowkit.local.install.cache import cache_size, find_installed, install_once
+from flowkit.local.install import cache_size, find_installed, install_once
 
 INSTALLER = """
 import sys, threading
 from pathlib import Path
-from flowkit.local.install.cache import install_once
+from flowkit.local.install import install_once
 
 who, journal, gate = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 

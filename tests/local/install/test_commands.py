@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flowkit.local.errors import InstallFailed
-from flowkit.local.install.commands import run_command
+from flowkit.local.install import run_command
 
 
 def test_a_failed_command_is_reported_with_its_output(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.local.release_server import Releases
 
 from flowkit.local.errors import NoNetwork, WrongHash
-from flowkit.local.install.download import fetch
+from flowkit.local.install import fetch
 
 
 def test_a_download_with_the_expected_hash_is_kept(tmp_path: Path, releases: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flowkit.local.errors import WrongHash
-from flowkit.local.install.maven import Jars
+from flowkit.local.install import Jars
 
 
 def test_a_jar_with_another_hash_is_reported_with_both_hashes(

@@ -10,7 +10,7 @@ from flowkit.cli.doctor.findings import Finding, bad, note, ok
 from flowkit.cli.errors import flat
 from flowkit.cli.kafka import accepts_connections, describe_brokers
 from flowkit.errors import FlowKitError
-from flowkit.local.kafka.program import kafka_program
+from flowkit.local.kafka import kafka_program
 from flowkit.local.sources import Source, allowed_sources
 from flowkit.text import shown_address
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 from flowkit.cli.doctor.findings import Finding, bad, note, ok
 from flowkit.local.container import find_engine
-from flowkit.local.install.cache import cache_folder, cache_size
-from flowkit.local.listeners import listening_process
-from flowkit.local.ports import is_free
+from flowkit.local.install import cache_folder, cache_size
+from flowkit.local.ports import is_free, listening_process
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

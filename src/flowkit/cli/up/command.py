@@ -98,7 +98,7 @@ def _targets(functions: list[str]) -> list[str]:
 
 def _install(parts: Collection[str]) -> None:
     from flowkit.local import Kafka, MongoServer, TemporalServer
-    from flowkit.local.kafka.program import kafka_program
+    from flowkit.local.kafka import kafka_program
     from flowkit.local.mongo import mongo_program
     from flowkit.local.sources import allowed_sources
     from flowkit.local.temporal import temporal_program

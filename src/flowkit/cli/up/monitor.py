@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from flowkit.cli.up.panel import Screen
     from flowkit.cli.up.plan import Plan
     from flowkit.cli.up.processes import Processes
-    from flowkit.local.flowkit_process import FlowkitProcess
-    from flowkit.local.process import ServerProcess
-    from flowkit.local.server import LocalServer
+    from flowkit.local.process import FlowkitProcess, LocalServer, ServerProcess
 
 _REFRESH_SEC = 1.0
 

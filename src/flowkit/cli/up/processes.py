@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from flowkit.cli.options import DEFAULT_MONGO_URL
 from flowkit.cli.up.exports import make_exports
 from flowkit.cli.up.plan import Part
-from flowkit.local import flowkit_process
+from flowkit.local import process as flowkit_process
 from flowkit.local.kafka import Kafka
 from flowkit.local.mongo import MongoServer
 from flowkit.local.temporal import TemporalServer
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flowkit.cli.up.plan import Plan
-    from flowkit.local.flowkit_process import FlowkitProcess
-    from flowkit.local.process import ServerProcess
-    from flowkit.local.server import LocalServer
+    from flowkit.local.process import FlowkitProcess, LocalServer, ServerProcess
 
 
 @dataclass(kw_only=True)

@@ -14,7 +14,7 @@ from flowkit.cli.up.exports import script_exports
 from flowkit.cli.up.processes import create_processes
 from flowkit.local.data_folder import data_folder
 from flowkit.local.errors import ServerEnded
-from flowkit.local.lifecycle import start_all, stop_all
+from flowkit.local.process import start_all, stop_all
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,1 +1,0 @@
-"""Installing the programs of local servers: downloads, builds and the cache that keeps them."""
