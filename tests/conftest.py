@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 from flowkit.local import Stack
 from flowkit.text import clean
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from tests.servers import Start
 
 __all__ = ["kafka"]
+
+settings.register_profile("flowkit", deadline=None)
+settings.load_profile("flowkit")
 
 OWNED = pytest.StashKey[SharedServers]()
 URL = "flowkit_servers"

@@ -175,7 +175,7 @@ def _check(envelope: Envelope, expected: MsgType) -> None:
     if envelope.task_id != ANY and not (is_task_id(envelope.task_id) and is_node_id(envelope.node_id)):
         raise Malformed("task_id or node_id is not valid")
     if not 0 <= envelope.attempt_epoch <= LARGEST_EPOCH:
-        raise Malformed(f"attempt_epoch {envelope.attempt_epoch} is not between 0 and {LARGEST_EPOCH}")
+        raise Malformed(f"attempt_epoch is not between 0 and {LARGEST_EPOCH}")
     if not 0 <= envelope.ts_ms < _LATEST_MS:
         raise Malformed("ts_ms is out of range")
 

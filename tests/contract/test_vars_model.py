@@ -219,7 +219,7 @@ def exact(value: Any) -> Any:
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(300), deadline=None, derandomize=not THOROUGH, print_blob=True)
+@settings(max_examples=examples(300), derandomize=not THOROUGH, print_blob=True)
 @given(sequence=SEQUENCES)
 async def test_memory_database_matches_the_model(sequence: list[Operation]) -> None:
     await follow(memory_database(), sequence, in_memory=True)
@@ -227,7 +227,6 @@ async def test_memory_database_matches_the_model(sequence: list[Operation]) -> N
 
 @settings(
     max_examples=examples(100),
-    deadline=None,
     derandomize=not THOROUGH,
     print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -206,7 +206,7 @@ async def test_node_whose_change_does_not_fit_fails_without_an_effect(
 TIGHT = 80
 
 
-@settings(max_examples=examples(200), deadline=None, derandomize=not THOROUGH)
+@settings(max_examples=examples(200), derandomize=not THOROUGH)
 @given(sequence=SEQUENCES)
 async def test_write_is_rejected_exactly_if_all_variables_would_be_too_large(
     sequence: list[Operation],
@@ -237,7 +237,6 @@ def applied(model: Model, operation: Operation) -> int | None:
 
 @settings(
     max_examples=examples(200),
-    deadline=None,
     derandomize=not THOROUGH,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -150,7 +150,7 @@ def applied(held: Dispatch, kind: str, worker: str, lease_id: str) -> tuple[Disp
 
 
 @given(given_events=st.lists(EVENTS, max_size=12))
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 def test_nothing_applies_after_the_end_and_no_lease_returns(
     given_events: list[tuple[str, str, str]],
 ) -> None:

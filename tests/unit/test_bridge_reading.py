@@ -302,14 +302,14 @@ def use(found: StatusEvent) -> None:
 
 
 @given(given_value=st.binary(max_size=50) | JSON.map(lambda given_json: json.dumps(given_json).encode()))
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @pytest.mark.parametrize("read", READERS)
 def test_any_value_is_read_or_malformed(read: Callable[[bytes | None], object], given_value: bytes) -> None:
     assert outcome_of(read, given_value) in (None, Malformed)
 
 
 @given(given_value=changed_records())
-@settings(max_examples=examples(500), deadline=None)
+@settings(max_examples=examples(500))
 def test_any_event_is_used_ignored_or_malformed(given_value: bytes) -> None:
     found = outcome_of(read_event, given_value)
     if isinstance(found, StatusEvent):
@@ -319,7 +319,7 @@ def test_any_event_is_used_ignored_or_malformed(given_value: bytes) -> None:
 
 
 @given(given_value=changed_records())
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 def test_any_announcement_is_used_ignored_or_malformed(given_value: bytes) -> None:
     found: Any = outcome_of(read_announce, given_value)
     if found not in (None, Malformed) and isinstance(found[1], EvWorkerOnline):

@@ -141,7 +141,7 @@ def test_order_is_that_of_the_graph_where_dependencies_allow_it() -> None:
     assert [each.node_id for each in found] == ["b", "z", "a", "join"]
 
 
-@settings(max_examples=examples(200), deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(200), print_blob=True, suppress_health_check=list(HealthCheck))
 @given(raw=raw_graphs())
 def test_description_of_any_graph_matches_its_first_schedule(raw: dict[str, Any]) -> None:
     try:

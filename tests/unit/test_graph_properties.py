@@ -19,9 +19,7 @@ from flowkit.models import (
 )
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
-THOROUGH = settings(
-    max_examples=examples(200), deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
-)
+THOROUGH = settings(max_examples=examples(200), print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 LARGE = settings(
     THOROUGH,
     max_examples=examples(20),

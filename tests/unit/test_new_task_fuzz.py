@@ -120,7 +120,7 @@ def graphs(draw: st.DrawFn) -> Any:
     return root["graph"]
 
 
-@settings(max_examples=examples(600), deadline=None, derandomize=not THOROUGH)
+@settings(max_examples=examples(600), derandomize=not THOROUGH)
 @given(
     graph=graphs(),
     params=st.one_of(st.just({}), VALUES, st.dictionaries(st.text(max_size=3), VALUES, max_size=2)),

@@ -216,7 +216,7 @@ def test_node_of_a_stopped_task_has_only_the_reason(reason: SkipReason) -> None:
     assert note(scheduler) == reason.value
 
 
-@settings(max_examples=examples(200), deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(200), print_blob=True, suppress_health_check=list(HealthCheck))
 @given(
     raw=raw_graphs(), ended=st.lists(st.tuples(st.integers(0, SIZE - 1), st.sampled_from([FINISHED, FAILED])))
 )

@@ -129,7 +129,7 @@ KEYS = st.sampled_from(["kind", "code", "message", "permanent", "current_epoch",
 KINDS = st.sampled_from([kind.value for kind in FailureKind])
 
 
-@settings(max_examples=examples(500), deadline=None, print_blob=True)
+@settings(max_examples=examples(500), print_blob=True)
 @given(
     details=st.lists(JSON | st.dictionaries(KEYS, JSON | KINDS), max_size=3),
     type=st.none() | st.text(max_size=10),

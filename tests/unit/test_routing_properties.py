@@ -43,7 +43,7 @@ def raw_graphs(draw: st.DrawFn) -> dict[str, Any]:
     return {"nodes": nodes, "on_node_failure": mode, **wired}
 
 
-@settings(max_examples=examples(400), deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(400), print_blob=True, suppress_health_check=list(HealthCheck))
 @given(graph=raw_graphs(), played=moves(SIZE))
 def test_accepted_graph_comes_to_an_end_as_the_model_says(graph: dict[str, Any], played: list[Move]) -> None:
     try:

@@ -124,13 +124,13 @@ def test_graph_with_every_field_is_accepted() -> None:
     assert graph == FULL
 
 
-@settings(max_examples=examples(300), deadline=None, print_blob=True)
+@settings(max_examples=examples(300), print_blob=True)
 @given(graph=JSON)
 def test_any_json_value_is_normalized_or_rejected(graph: object) -> None:
     assert outcome(graph)
 
 
-@settings(max_examples=examples(300), deadline=None, print_blob=True)
+@settings(max_examples=examples(300), print_blob=True)
 @given(nodes=JSON, edges=JSON, edges_ex=JSON)
 def test_any_nodes_and_edges_are_normalized_or_rejected(
     nodes: object, edges: object, edges_ex: object
@@ -138,7 +138,7 @@ def test_any_nodes_and_edges_are_normalized_or_rejected(
     assert outcome({"nodes": nodes, "edges": edges, "edges_ex": edges_ex})
 
 
-@settings(max_examples=examples(600), deadline=None, print_blob=True)
+@settings(max_examples=examples(600), print_blob=True)
 @given(path=st.sampled_from(list(paths(FULL))), value=JSON)
 def test_any_field_value_is_normalized_or_rejected(path: Path, value: object) -> None:
     assert outcome(planted(path, value))
@@ -184,7 +184,7 @@ def test_excessive_nesting_is_rejected(field: str) -> None:
     assert "JSON" in str(refusal(one(**{field: deep})))
 
 
-@settings(max_examples=200, deadline=None, print_blob=True)
+@settings(max_examples=200, print_blob=True)
 @given(params=JSON)
 def test_any_params_are_measured_or_rejected(params: object) -> None:
     try:
