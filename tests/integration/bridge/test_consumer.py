@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from flowkit.bridge.kafka.consumer import RecordConsumer
 from flowkit.bridge.kafka.offsets import Offsets
@@ -69,6 +70,18 @@ async def test_records_are_handled_in_order_soon_and_then_committed(names: Names
         assert consumer.positions == {(topic, 1): 30}
         assert (consumer.health.running, consumer.health.connected) == (True, True)
     assert (consumer.health.running, consumer.health.connected) == (False, False)
+
+
+async def test_records_of_every_compression_are_handled(names: Names) -> None:
+    """A record that the client cannot decompress would stop the topic for ever."""
+    topic, group, reading = await command_topic(names), f"{names.prefix}.g", Reading()
+    codecs = ("gzip", "snappy", "lz4", "zstd")
+    for codec in codecs:
+        client = AIOKafkaProducer(bootstrap_servers=names.bootstrap, compression_type=codec)
+        async with client:
+            await client.send_and_wait(topic, codec.encode() * 100, partition=0)
+    async with consuming(names, topic, group, reading):
+        await reading.until({codec.encode() * 100 for codec in codecs})
 
 
 async def test_the_next_member_continues_after_the_last_commit(names: Names) -> None:
