@@ -39,6 +39,9 @@ class RoleService:
         self._dispatcher = dispatcher
         self._provisioner = provisioner
         self._worker: Worker | None = None
+        self._idle = asyncio.Event()
+        """Set while no worker runs."""
+        self._idle.set()
         self._stopping = False
 
     async def run(self) -> None:
@@ -61,16 +64,23 @@ class RoleService:
         )
         _logger.info("role %s is dispatched to external workers through Kafka", self.role)
         checking = asyncio.create_task(self._check_regularly(self._worker))
+        self._idle.clear()
         try:
             await self._worker.run()
         finally:
             checking.cancel()
+            self._idle.set()
 
     async def shutdown(self) -> None:
-        """Stop polling. Attempts whose dispatch is in progress return to Temporal."""
+        """Stop polling. Attempts whose dispatch is in progress return to Temporal.
+
+        The worker's own `shutdown` never returns if its `run` was cancelled while it stopped.
+        """
         self._stopping = True
         if self._worker is not None:
-            await self._worker.shutdown()
+            stopping = asyncio.create_task(self._worker.shutdown())
+            await self._idle.wait()
+            stopping.cancel()
 
     async def _wait_until_prepared(self) -> None:
         while True:

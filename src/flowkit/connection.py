@@ -222,7 +222,7 @@ class InlineWorkers:
     async def start(self) -> None:
         """Start the workers. Raise the error that prevents creating them; `failed` reports later errors."""
         self._ends = asyncio.create_task(_run_until(self._stop, self._build()))
-        self._ends.add_done_callback(lambda ends: _settle(self.failed, ends.exception()))
+        self._ends.add_done_callback(lambda ends: _settle(self.failed, self.error))
 
     @property
     def alive(self) -> bool:

@@ -278,7 +278,8 @@ async def test_task_can_be_cancelled_with_the_command_of_the_guide(harness: Harn
 def own_recipes() -> dict[str, Any]:
     """Return the functions of docs/monitoring.md by name."""
     page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
-    [text] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    recipes = page.partition("\n## Recipes\n")[2].partition("\n## ")[0]
+    [text] = re.findall(r"```python\n(.*?)```", recipes, re.DOTALL)
     made: dict[str, Any] = {}
     eval(compile(text, "docs/monitoring.md", "exec"), made)
     return made

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flowkit.attempt.pollers import recent_pollers
 from flowkit.bridge_runner import BridgeRunner
 from flowkit.errors import ConfigError, GraphError
 from flowkit.local.ports import free_port
+from flowkit.temporal_names import role_queue
 from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT, eventually, node
 from tests.kafka_server import Broker
 
@@ -136,7 +138,7 @@ async def test_large_graph_with_a_role_of_another_process_is_rejected(
     await external.coordinator.cancel_task(await external.create(*nodes))
     runner = BridgeRunner(db=external.db, cfg=external.config, roles=[external.role])
     await runner.start()
-    await eventually(lambda: served(runner))
+    await eventually(lambda: polled(external))
     with pytest.raises(GraphError, match=rf"external role '{external.role}', and graph.nodes has 2 entries"):
         await external.create(*nodes)
     await runner.stop()
@@ -183,6 +185,26 @@ async def test_a_runner_starts_again_after_its_stop(external: ExternalTasks) -> 
         assert runner.health().ok
         await runner.stop()
     assert runner.health().bridge is None
+
+
+async def test_bridge_stops_although_the_tasks_of_a_worker_were_cancelled(external: ExternalTasks) -> None:
+    """As when an event loop ends: Temporal's shutdown of such a worker never returns."""
+    runner = BridgeRunner(db=external.db, cfg=external.config, roles=[external.role])
+    await runner.start()
+    await eventually(lambda: polled(external))
+    names = ("RoleService.run", "_ActivityWorker.run")
+    serving = [task for task in asyncio.all_tasks() if task.get_coro().__qualname__ in names]
+    assert len(serving) == 2
+    for task in serving:
+        task.cancel()
+    await asyncio.wait_for(runner.stop(), EVENT_TIMEOUT_SEC)
+
+
+async def polled(external: ExternalTasks) -> bool:
+    """Return whether a process polls the queue of the role: a bridge serves a role shortly before its first poll."""
+    return bool(
+        await recent_pollers(await external.client(), role_queue(external.config.queue, external.role))
+    )
 
 
 async def served(runner: BridgeRunner) -> bool:
