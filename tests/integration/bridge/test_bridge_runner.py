@@ -193,7 +193,9 @@ async def test_bridge_stops_although_the_tasks_of_a_worker_were_cancelled(extern
     await runner.start()
     await eventually(lambda: polled(external))
     names = ("RoleService.run", "_ActivityWorker.run")
-    serving = [task for task in asyncio.all_tasks() if any(name in repr(task.get_coro()) for name in names)]
+    serving = [
+        task for task in asyncio.all_tasks() if any(f" {name} at" in repr(task.get_coro()) for name in names)
+    ]
     assert len(serving) == 2
     for task in serving:
         task.cancel()
