@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.fuzz import adapter
 from tests.fuzz.adapter import SUPPORTED
-from tests.fuzz.budget import GRAPHS, MINUTES, SLOTS_SHARE, chosen_seed, show
+from tests.fuzz.budget import GRAPHS, MINUTES, SLOTS_SHARE, chosen_seed, only_in_fuzz, show
 from tests.fuzz.campaign import campaign, plan_of
 from tests.fuzz.wiring import wiring_of
 from tests.unit.property_examples import examples
@@ -44,7 +44,7 @@ def test_scheduler_matches_the_model_on_the_same_graphs_each_time() -> None:
     assert set(figures.statuses) == {"finished", "failed", "cancelled"}
 
 
-@pytest.mark.slow
+@only_in_fuzz
 @pytest.mark.timeout(MINUTES * 60 * 8 + GRAPHS / 10 + 120)
 def test_scheduler_matches_the_model_on_new_graphs_each_time(capsys: pytest.CaptureFixture[str]) -> None:
     seed = chosen_seed()

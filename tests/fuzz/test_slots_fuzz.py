@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from pymongo import ASCENDING
-from tests.fuzz.budget import MINUTES, SLOTS_SHARE, chosen_seed, show
+from tests.fuzz.budget import MINUTES, SLOTS_SHARE, chosen_seed, only_in_fuzz, show
 from tests.fuzz.slot_campaign import engine_play, slot_campaign, workflow_play
 from tests.unit.property_examples import examples
 
@@ -50,7 +50,7 @@ def test_tasks_share_their_limits_in_the_same_plays_each_time() -> None:
     assert {"attempt", "cancelled node", "stopped task", "continued task"} <= figures.events.keys()
 
 
-@pytest.mark.slow
+@only_in_fuzz
 @pytest.mark.timeout(MINUTES * 60 * 8 + 120)
 def test_slots_match_the_model_in_new_plays_each_time(capsys: pytest.CaptureFixture[str]) -> None:
     seed = chosen_seed()
