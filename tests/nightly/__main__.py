@@ -75,11 +75,11 @@ def all_steps(minutes: int, sizes: str, jobs: int, tests: list[str]) -> dict[str
         str(jobs),
         "--dist",
         "worksteal",
-        *tests,
     )
     make = ("make", "--no-print-directory", f"MINUTES={minutes}", f"SIZES={sizes}")
     return {
-        "server": Step(pytest, _on_newer_server),
+        "server": Step((*pytest, *tests), _on_newer_server),
+        "drivers": Step((*pytest, "tests/contract"), lambda: {"FLOWKIT_ALL_DRIVERS": "1"}),
         **{name: Step((*make, name)) for name in ("fuzz", "chaos", "large")},
     }
 
