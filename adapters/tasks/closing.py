@@ -152,7 +152,7 @@ def node_changes(close: CloseTask, stored_nodes: list[Fields], room: Room) -> It
         yield from _cut_errors(stored_nodes, room.error_chars)
     for node in close.nodes:
         if _differs(node, stored_nodes):
-            yield task_fields.node_fields(_cut(node, room), close.at)
+            yield task_fields.node_fields(_cut(_with_latest_epoch(node, stored_nodes), room), close.at)
     yield from _missed_ends(close, stored_nodes)
 
 
@@ -167,6 +167,15 @@ def _cut(node: NodeRecord, room: Room) -> NodeRecord:
     if room.error_chars is None or node.last_error is None:
         return node
     return replace(node, last_error=node.last_error[: room.error_chars] or None)
+
+
+def _with_latest_epoch(node: NodeRecord, stored_nodes: list[Fields]) -> NodeRecord:
+    """Return the record with the epoch of the document if that is later.
+
+    The workflow does not know the epoch of an inline attempt whose engine was killed in the same workflow task.
+    """
+    stored = stored_nodes[node.index].get("attempt_epoch") or 0
+    return replace(node, epoch=stored) if stored > node.epoch else node
 
 
 def _differs(node: NodeRecord, stored_nodes: list[Fields]) -> bool:

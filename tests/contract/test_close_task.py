@@ -146,6 +146,17 @@ async def test_close_can_be_repeated(db: Any, tasks: TaskStore) -> None:
     assert await stored_statuses(db) == ["skipped"]
 
 
+async def test_close_keeps_the_epoch_of_an_attempt_that_the_workflow_does_not_know(
+    db: Any, tasks: TaskStore
+) -> None:
+    """The engine was killed in the workflow task in which it ran the attempt inline, and the task was cancelled."""
+    await opened(tasks, "a")
+    await begun(tasks, attempt("a", epoch=3))
+    await tasks.close_task(close(shown("a", NodeStatus.CANCELLED, epoch=2), status=TaskStatus.CANCELLED))
+    node = await stored_node(db)
+    assert (node["status"], node["attempt_epoch"]) == ("cancelled", 3)
+
+
 async def test_close_without_a_document_returns_false(db: Any, tasks: TaskStore) -> None:
     assert await tasks.close_task(close()) is False
     assert await db.tasks.find_one({}) is None
