@@ -56,7 +56,7 @@ class ConditionProcess:
         return TOO_LARGE
 
     def _answer(self, line: bytes, seconds: float) -> bytes:
-        """Return the line that the process answers. Kill the process after `seconds`; the line is then not complete."""
+        """Return the line that the process writes. Kill the process after `seconds`; the line is then not complete."""
         process = self._process = self._process or _started()
         assert process.stdin is not None
         assert process.stdout is not None

@@ -65,7 +65,7 @@ def weaknesses(db: Database) -> list[str]:
 
 
 def _is_majority(members: str | int | None) -> bool:
-    """Return whether a majority acknowledges the write. A name stands for members that an administrator has chosen."""
+    """Return whether a majority acknowledges the write. An administrator has chosen the members behind a name."""
     return isinstance(members, str) or (members is not None and members >= _SURE_MEMBERS)
 
 

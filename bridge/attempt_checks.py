@@ -28,7 +28,7 @@ _IDLE_SEC = 5.0
 
 
 class Answer(Enum):
-    """What Temporal has answered to a heartbeat."""
+    """How Temporal has responded to a heartbeat."""
 
     CANCEL = auto()
     """The attempt is to be cancelled."""
@@ -47,7 +47,7 @@ class Supervised:
     sending: bool = False
     """Whether a heartbeat waits for its turn or for Temporal."""
     answer: Answer | None = None
-    """The answer to a heartbeat that the next check acts on."""
+    """The response to a heartbeat, which the next check handles."""
     problem: str = ""
     """The error of the last check, if it failed. It is logged once."""
     queried: bool = False

@@ -73,7 +73,7 @@ class BridgeContext:
         return time.time()
 
     def monotonic(self) -> float:
-        """Return the seconds since an arbitrary moment, by a clock that nobody sets. It measures durations."""
+        """Return the seconds since an arbitrary moment, by a clock that is never adjusted. It measures durations."""
         return time.monotonic()
 
     def activity(self, record: Dispatch) -> AsyncActivityHandle:

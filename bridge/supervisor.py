@@ -1,7 +1,7 @@
 """Supervises the attempts of one bridge: sends their heartbeats, and finds what must end them (`attempt_checks`).
 
-The heartbeats have a loop of their own, which waits neither for Kafka nor for MongoDB. Their answers are handled with the
-checks.
+The heartbeats have a loop of their own, which waits neither for Kafka nor for MongoDB. The checks handle
+the responses.
 
 Other bridges write the same dispatch records, so the supervisor regularly reads those that have changed. It ends an
 attempt only by a conditional write, which fails if another bridge has changed the attempt meanwhile.
@@ -271,7 +271,7 @@ class Supervisor:
         return heartbeat_pause_sec(len(self._attempts), lease_ttl_sec)
 
     async def _heartbeat(self, attempt: Supervised) -> None:
-        """Send a heartbeat. Its answer reports a cancel, or that Temporal no longer knows the activity."""
+        """Send a heartbeat. The response reports a cancel, or that Temporal no longer knows the activity."""
         handle = self._context.activity(attempt.record)
         try:
             async with self._slots:

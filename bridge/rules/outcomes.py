@@ -109,7 +109,7 @@ def not_requested(at: float, worker_id: str) -> Outcome:
 
 
 def withdrawn() -> AttemptFailure:
-    """Return the yield of a run that was stopped because of a cancel flag that nobody sets any more."""
+    """Return the yield of a run that was stopped because of a cancel flag that is no longer set."""
     text = "the run was stopped by a cancel flag, which was unset before Temporal cancelled the attempt"
     return not_now(reason_codes.CANCEL_PENDING, text)
 

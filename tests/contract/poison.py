@@ -24,7 +24,7 @@ Make = Callable[[Sent], "bytes | None"]
 Defects = dict[str, tuple[Make, str]]
 BAD = "bad_metrics"
 SKIPPED = "open"
-"""The bridge cannot say that the owner of the run has sent the record, so the attempt goes on."""
+"""The bridge cannot say that the owner of the run has sent the record, so the attempt continues."""
 
 
 @dataclass(frozen=True, kw_only=True)

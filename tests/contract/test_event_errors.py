@@ -31,7 +31,7 @@ async def document(side: BridgeSide, *node_ids: str, **fields: Any) -> None:
 
 
 async def test_acceptance_for_a_full_document_ends_the_attempt() -> None:
-    """The worker would run although nobody can see its lease, and the role would handle no event any more."""
+    """The worker would run although no record shows its lease, and the role would handle no event any more."""
     db = SizeLimitedDatabase(memory_database(), 400)
     side = await BridgeSide.create(db)
     await document(side, "n", text="x" * 1_000)

@@ -58,7 +58,7 @@ class Status:
 
 
 class Bridge:
-    """The parts of a bridge that handle the end of a node, on a database that answers in rounds."""
+    """The parts of a bridge that handle the end of a node, on a database that responds in rounds."""
 
     def __init__(self) -> None:
         self.db = memory_database()

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from temporalio.exceptions import ActivityError, ApplicationError, RetryState, TimeoutType
+from temporalio.exceptions import ApplicationError, TimeoutType
 from temporalio.exceptions import TimeoutError as ActivityTimeout
+from tests.unit.activity_errors import wrapped
 
 from flowkit.graph.task_input import NewTask
 from flowkit.models import StoredGraph
@@ -18,21 +19,6 @@ from flowkit.workflows.document_activities import open_document
 REJECTION = ApplicationError("task id 't' belongs to another task", type="task_id_taken", non_retryable=True)
 LOCAL_TIMEOUT = ActivityTimeout("timed out", type=TimeoutType.SCHEDULE_TO_CLOSE, last_heartbeat_details=[])
 INFO = SimpleNamespace(workflow_id="t", first_execution_run_id="r", run_id="r")
-
-
-def activity_error(cause: BaseException) -> ActivityError:
-    """Return the error that the workflow receives for an activity that ended with `cause`."""
-    error = ActivityError(
-        "Activity task failed",
-        scheduled_event_id=1,
-        started_event_id=2,
-        identity="engine",
-        activity_type="open_task",
-        activity_id="1",
-        retry_state=RetryState.NON_RETRYABLE_FAILURE,
-    )
-    error.__cause__ = cause
-    return error
 
 
 @pytest.mark.parametrize(
@@ -49,10 +35,10 @@ async def test_rejection_of_a_task_keeps_its_text_and_type(
 ) -> None:
     async def locally(*args: Any, **options: Any) -> None:
         assert local is not None
-        raise activity_error(local)
+        raise wrapped(local)
 
     async def regularly(*args: Any, **options: Any) -> None:
-        raise activity_error(REJECTION)
+        raise wrapped(REJECTION)
 
     workflow = SimpleNamespace(
         info=lambda: INFO,

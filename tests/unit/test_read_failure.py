@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from temporalio.exceptions import (
-    ActivityError,
     ApplicationError,
     CancelledError,
-    RetryState,
     TerminatedError,
     TimeoutError,
     TimeoutType,
 )
+from tests.unit.activity_errors import wrapped
 from tests.unit.property_examples import examples
 
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
@@ -24,21 +23,6 @@ from flowkit.models import AttemptFailure, FailureKind, NodeState, RetryPolicy
 from flowkit.workflows.local_attempts import is_reported
 from flowkit.workflows.node import read_failure
 from flowkit.workflows.retry import decide
-
-
-def wrapped(cause: BaseException) -> ActivityError:
-    """Return `cause` as the workflow receives it from an activity."""
-    error = ActivityError(
-        "Activity task failed",
-        scheduled_event_id=1,
-        started_event_id=2,
-        identity="w",
-        activity_type="crawler",
-        activity_id="extract.1",
-        retry_state=RetryState.NON_RETRYABLE_FAILURE,
-    )
-    error.__cause__ = cause
-    return error
 
 
 def reported(*details: Any, type: str | None = "boom", message: str = "it broke") -> AttemptFailure:
