@@ -24,6 +24,7 @@ from flowkit.graph.conditions import ERROR_CODE, STATS, STATUS
 from flowkit.limits import CONDITION_VALUES_BYTES, REPORT_BYTES
 from flowkit.models import ConditionResults, EvaluateConditions
 from flowkit.models.columns import statuses_of, unpack
+from flowkit.text import truncate_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -186,7 +187,4 @@ def _shortened(outcomes: list[Outcome]) -> list[Outcome]:
     if sum(errors) <= REPORT_BYTES:
         return outcomes
     most = REPORT_BYTES // len(errors)
-    return [
-        outcome.encode()[:most].decode(errors="ignore") if isinstance(outcome, str) else outcome
-        for outcome in outcomes
-    ]
+    return [truncate_utf8(outcome, most) if isinstance(outcome, str) else outcome for outcome in outcomes]

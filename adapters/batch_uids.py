@@ -11,6 +11,7 @@ from flowkit import reason_codes
 from flowkit.errors import FlowKitError
 from flowkit.hashing import stable_hash
 from flowkit.limits import BATCH_UID_CHARS
+from flowkit.text import truncate
 
 _SHOWN_CHARS = 80
 
@@ -25,7 +26,7 @@ def check_uid(uid: str) -> None:
     """Raise BadBatchUid if a uid is too long. Indexes, claims and the ids of events contain it."""
     if len(uid) > BATCH_UID_CHARS:
         raise BadBatchUid(
-            f"batch uid {uid[:_SHOWN_CHARS]!r}… has {len(uid):,} characters, more than {BATCH_UID_CHARS}: "
+            f"batch uid {truncate(uid, _SHOWN_CHARS)!r} has {len(uid):,} characters, more than {BATCH_UID_CHARS}: "
             "use a shorter one, for example a hash"
         )
 

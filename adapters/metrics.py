@@ -16,6 +16,7 @@ from flowkit import reason_codes
 from flowkit.adapters.batch_uids import BadBatchUid
 from flowkit.errors import FlowKitError
 from flowkit.limits import BATCH_META_BYTES, METRICS_LEVELS
+from flowkit.text import truncate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -87,7 +88,7 @@ def _problems(value: Any, path: str, above: tuple[int, ...]) -> Iterator[str]:
     if id(value) in above:
         yield f"{path or 'the top level'} contains itself"
     elif isinstance(value, _CONTAINERS) and len(above) >= METRICS_LEVELS:
-        yield f"{path[:80]}… is nested more than {METRICS_LEVELS} levels deep; flatten it"
+        yield f"{truncate(path, 80)} is nested more than {METRICS_LEVELS} levels deep; flatten it"
     elif isinstance(value, dict):
         yield from _bad_keys(value, path)
         yield from _inner(

@@ -11,7 +11,7 @@ from bson.errors import BSONError
 from pymongo import errors as pymongo_errors
 
 from flowkit.errors import StoreDenied, StoreRefused, StoreTooLarge, StoreUnavailable
-from flowkit.text import clean
+from flowkit.text import clean, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -183,7 +183,7 @@ def _short(what: str, error: Exception) -> str:
 def words(error: Exception) -> str:
     """Return the informative part of a driver's error message, at most 250 characters."""
     details = getattr(error, "details", None) or {}
-    return clean(str(details.get("errmsg") or error).rpartition(":: caused by :: ")[2][:250])
+    return truncate(clean(str(details.get("errmsg") or error).rpartition(":: caused by :: ")[2]), 250)
 
 
 async def ensure_index(collection: Any, keys: Any, name: str, **options: Any) -> None:

@@ -10,7 +10,7 @@ from flowkit.adapters.worker_events import WorkerEvent
 from flowkit.errors import StoreRefused
 from flowkit.limits import LAST_ERROR_CHARS
 from flowkit.protocol.kinds import EventKind
-from flowkit.text import clean
+from flowkit.text import clean, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,4 +72,4 @@ def _payload(event: StatusEvent) -> dict[str, Any]:
 
 
 def _short(value: Any) -> Any:
-    return clean(value[:LAST_ERROR_CHARS]) if isinstance(value, str) else value
+    return truncate(clean(value), LAST_ERROR_CHARS) if isinstance(value, str) else value

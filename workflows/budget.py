@@ -45,14 +45,6 @@ def _decode_truncated(head: str) -> str:
     return ""
 
 
-def truncate_utf8(text: str, limit: int) -> str:
-    """Return `text`, truncated to at most `limit` bytes of UTF-8. A truncated text ends in `…`."""
-    encoded = text.encode("utf-8", "replace")
-    if len(encoded) <= limit:
-        return text
-    return encoded[: max(0, limit - _ELLIPSIS_BYTES)].decode("utf-8", "ignore") + _ELLIPSIS
-
-
 def largest_cap(sizes: Iterable[int], limit: int) -> int:
     """Return the largest cap with `sum(min(size, cap) for size in sizes) <= limit`."""
     remaining, cap = limit, 0

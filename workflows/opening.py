@@ -12,7 +12,7 @@ from flowkit.errors import GraphError
 from flowkit.graph.task_input import NewTask, parse_input
 from flowkit.graph.validation import normalized, normalizing, parse_graph
 from flowkit.models import NodeState, StatusChange, TaskStatus
-from flowkit.text import clean
+from flowkit.text import clean, truncate
 from flowkit.workflows.document_activities import open_document
 from flowkit.workflows.state_codec import TaskState, is_state, parse_state
 from flowkit.workflows.stored_graphs import end_workflow_task, is_stored, read_task, stored_in
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from flowkit.models import Graph, Opened, StoredGraph
 
+_DECODING_CHARS = 200
 _REJECTION_CHARS = 8_000
 """Largest size of an error message about the input. It lists up to ten problems; one may be a cycle of many nodes."""
 
@@ -86,7 +87,7 @@ def _decode(task: RawValue) -> Any:
         return workflow.payload_converter().from_payload(task.payload)
     except Exception as error:  # noqa: BLE001 - for any decoding error, the task must fail and report the reason
         problem = "the input of a task must be one JSON object, and this input cannot be decoded"
-        raise rejection(GraphError([f"{problem}: {str(error)[:200]}"])) from None
+        raise rejection(GraphError([f"{problem}: {truncate(str(error), _DECODING_CHARS)}"])) from None
 
 
 def _validate(new: NewTask) -> Graph:
@@ -99,7 +100,9 @@ def _validate(new: NewTask) -> Graph:
 
 def rejection(error: GraphError) -> ApplicationError:
     """Return the error that fails a task whose input or graph is not valid."""
-    return ApplicationError(clean(str(error))[:_REJECTION_CHARS], type=error.code, non_retryable=True)
+    return ApplicationError(
+        truncate(clean(str(error)), _REJECTION_CHARS), type=error.code, non_retryable=True
+    )
 
 
 async def _open(new: NewTask, graph: Graph) -> tuple[TaskState, Graph]:

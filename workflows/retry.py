@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flowkit import reason_codes
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind
-from flowkit.text import clean
+from flowkit.text import clean, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -113,7 +113,7 @@ def _code(value: object) -> str:
 
 
 def _message(text: str) -> str:
-    return clean(text)[:LAST_ERROR_CHARS]
+    return truncate(clean(text), LAST_ERROR_CHARS)
 
 
 def _epoch(value: object) -> int:
@@ -209,4 +209,6 @@ def yield_backoff(code: str, count: int) -> float:
 def note_failure(state: NodeState, code: str, message: str) -> None:
     """Store the reason code and the error text of a failure in `state`, truncated to their limits."""
     state.reason_code = code[:REASON_CODE_CHARS]
-    state.last_error = (f"{code}: {message}" if message and message != code else code)[:LAST_ERROR_CHARS]
+    state.last_error = truncate(
+        f"{code}: {message}" if message and message != code else code, LAST_ERROR_CHARS
+    )

@@ -11,6 +11,7 @@ from flowkit.adapters.tasks import task_fields
 from flowkit.adapters.tasks.recording import NODES_OF_ONE_UPDATE, chunks
 from flowkit.errors import StoreTooLarge
 from flowkit.models import NodeStatus, TaskStatus
+from flowkit.text import truncate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,7 +122,7 @@ def end_fields(close: CloseTask, stored_nodes: list[Fields], room: Room) -> Fiel
     if close.status is TaskStatus.CANCELLED:
         fields |= task_fields.cancel_flags(close.reason or "", close.at, close.run_id)
     if room.error_chars is not None and close.reason:
-        fields["reason"] = close.reason[:_REASON_CHARS]
+        fields["reason"] = truncate(close.reason, _REASON_CHARS)
     if close.handled_failures_omitted or room != Room():
         fields["coordinator.truncated"] = True
     return fields
@@ -160,13 +161,13 @@ def _cut_errors(stored_nodes: list[Fields], chars: int) -> Iterator[Fields]:
     for index, node in enumerate(stored_nodes):
         error = node.get("last_error")
         if isinstance(error, str) and len(error) > chars:
-            yield {f"graph.nodes.{index}.last_error": error[:chars] or None}
+            yield {f"graph.nodes.{index}.last_error": truncate(error, chars) or None}
 
 
 def _cut(node: NodeRecord, room: Room) -> NodeRecord:
     if room.error_chars is None or node.last_error is None:
         return node
-    return replace(node, last_error=node.last_error[: room.error_chars] or None)
+    return replace(node, last_error=truncate(node.last_error, room.error_chars) or None)
 
 
 def _with_latest_epoch(node: NodeRecord, stored_nodes: list[Fields]) -> NodeRecord:

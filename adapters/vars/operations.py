@@ -24,7 +24,7 @@ from flowkit.limits import (
     VARS_SEGMENT_CHARS,
     VARS_VALUE_BYTES,
 )
-from flowkit.text import kind_of
+from flowkit.text import kind_of, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -191,7 +191,7 @@ def _checked_path(operation: str, path: Any) -> str:
 
 
 def _check_segment(operation: str, segment: Any, shown: str) -> None:
-    where = f"vars.{operation}: {_short(_printable(full(shown)))!r}"
+    where = f"vars.{operation}: {truncate(_printable(full(shown)), _SHOWN_CHARS)!r}"
     if not isinstance(segment, str) or not segment:
         raise AdapterError(f"{where} has a segment that is not a non-empty string")
     if segment.startswith("$") or "." in segment or "\0" in segment:
@@ -271,11 +271,7 @@ def size(variables: Tree) -> int:
 
 def shown(path: str) -> str:
     """Return a variable's full path for an error message, cut to 120 characters."""
-    return _short(full(path))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…"
+    return truncate(full(path), _SHOWN_CHARS)
 
 
 def ancestors(path: str) -> Iterator[str]:

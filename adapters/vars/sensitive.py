@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from flowkit.errors import AdapterError
+from flowkit.text import truncate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -134,7 +135,7 @@ def imported(name: str) -> Any:
         module, _, attribute = name.rpartition(".")
     if not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
         raise AdapterError(
-            f"{name[:100]!r} does not name a detector: use the form 'package.module:attribute'"
+            f"{truncate(name, 100)!r} does not name a detector: use the form 'package.module:attribute'"
         )
     found: Any = importlib.import_module(module)
     for part in attribute.split("."):

@@ -12,7 +12,7 @@ from flowkit.limits import ID_CHARS, KAFKA_RECORD_BYTES, LARGEST_EPOCH
 from flowkit.protocol.envelope import Envelope
 from flowkit.protocol.kinds import MsgType, Role
 from flowkit.protocol.payloads import Event, EvWorkerOffline, EvWorkerOnline, RTaskSnapshot, read_payload
-from flowkit.text import clean
+from flowkit.text import clean, shorten
 
 if TYPE_CHECKING:
     from flowkit.protocol.envelope import Message
@@ -195,5 +195,4 @@ def _short(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         text = ": ".join(part for part in (".".join(map(str, first["loc"])), first["msg"]) if part)
-    text = " ".join(clean(text).split())
-    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 1] + "…"
+    return shorten(clean(text), _SHOWN_CHARS)

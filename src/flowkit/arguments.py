@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import ConfigError
 from flowkit.limits import ID_CHARS
-from flowkit.text import kind_of, visible
+from flowkit.text import kind_of, truncate, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -178,7 +178,7 @@ def printed(value: object) -> str:
         text = repr(value)
     except (RecursionError, ValueError):  # ValueError: the integer has more digits than Python prints
         return f"{kind_of(value)} too large or nested too deeply to show"
-    return printable(text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…")
+    return printable(truncate(text, _SHOWN_CHARS))
 
 
 def shown_path(path: str, chars: int = _SHOWN_CHARS) -> str:

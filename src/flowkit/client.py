@@ -44,7 +44,7 @@ from flowkit.graph.field_checks import json_bytes
 from flowkit.graph.submission import checked, jsonable
 from flowkit.graph.validation import raise_if, unknown_function
 from flowkit.models import TaskResult, TaskStatus
-from flowkit.text import clean
+from flowkit.text import clean, one_line, truncate
 from flowkit.workflows.display.views import pipeline_name
 from flowkit.workflows.stored_graphs import input_of
 from flowkit.workflows.task import Task
@@ -195,7 +195,7 @@ class TaskClient:
                 task_queue=self._queue,
                 id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
                 id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-                static_summary=name[:100] if name else None,
+                static_summary=truncate(name, 100) if name else None,
             )
         except WorkflowAlreadyStartedError:
             _logger.info("task %s has already finished; it does not run again", task_id)
@@ -344,10 +344,12 @@ def _bounded(seconds: float | None) -> float | None:
 
 def _cause(error: BaseException) -> str:
     """Return the error as one short line."""
-    text = " ".join(clean(str(error)).split())
+    text = one_line(clean(str(error)))
     if isinstance(error, StoreUnavailable):
         text = text.partition(" (")[0]
-    return (text if isinstance(error, FlowKitError) else f"{type(error).__name__}: {text}")[:_WARNING_CHARS]
+    return truncate(
+        text if isinstance(error, FlowKitError) else f"{type(error).__name__}: {text}", _WARNING_CHARS
+    )
 
 
 def cancel_reason(given: str | None) -> str:
@@ -355,4 +357,4 @@ def cancel_reason(given: str | None) -> str:
     if given is not None and not isinstance(given, str):
         raise ConfigError(f"reason is {shown(given)}; it must be a string")
     text = clean(given or reason_codes.USER_REQUEST)
-    return text if len(text) <= limits.CANCEL_REASON_CHARS else f"{text[: limits.CANCEL_REASON_CHARS - 1]}…"
+    return truncate(text, limits.CANCEL_REASON_CHARS)

@@ -20,7 +20,7 @@ from flowkit import reason_codes
 from flowkit.errors import ConfigError, FlowKitError
 from flowkit.loops import new_event_loop
 from flowkit.payload_converter import configured_converter
-from flowkit.text import shown_address
+from flowkit.text import shown_address, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -132,7 +132,7 @@ def unavailable(error: RPCError | RuntimeError, address: str, namespace: str) ->
         create = f"temporal operator namespace create --namespace {shlex.quote(namespace)}"
         problem = f"Temporal at {address} has no namespace {namespace!r}"
         return TemporalUnavailable(problem, f"set TEMPORAL_NAMESPACE, or create it: {create}")
-    detail = str(error)[:_DETAIL_CHARS]
+    detail = truncate(str(error), _DETAIL_CHARS)
     if status in _ACCESS_DENIED:
         problem = f"Temporal at {address} denies this client access to namespace {namespace!r}"
         return TemporalUnavailable(problem, "check TEMPORAL_API_KEY, or the client's certificate", detail)

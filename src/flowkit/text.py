@@ -1,4 +1,4 @@
-"""Functions for texts that users read. They make text safe to encode as UTF-8, suggest names, list names and format times.
+"""Functions for texts that users read: make them safe to encode, truncate them, suggest and list names, format times.
 
 Handlers, drivers and file names may contain lone surrogates; gRPC, JSON and BSON refuse to encode them.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 import difflib
 import re
 from contextlib import suppress
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+_ELLIPSIS = "…"
 _NAMES = 3
 _NAME_CHARS = 40
 _HOST = r"(?:[A-Za-z0-9._%-]+|\[[0-9A-Fa-f:.%]+\])(?::\d{1,5})?"
@@ -107,8 +107,27 @@ def names(given: Sequence[str], *, last: str = " and ") -> str:
     return f"{', '.join(first)}{last}{end}" if first else end
 
 
-@lru_cache(maxsize=4096)
+def truncate(text: str, chars: int) -> str:
+    """Return `text`, truncated to at most `chars` characters. A truncated text ends in `…`."""
+    if len(text) <= chars:
+        return text
+    return f"{text[: chars - 1]}{_ELLIPSIS}" if chars > 0 else ""
+
+
+def truncate_utf8(text: str, limit: int) -> str:
+    """Return `text`, truncated to at most `limit` bytes of UTF-8. A truncated text ends in `…`."""
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= limit:
+        return text
+    kept = limit - len(_ELLIPSIS.encode())
+    return encoded[:kept].decode("utf-8", "ignore") + _ELLIPSIS if kept >= 0 else ""
+
+
+def one_line(value: object) -> str:
+    """Return the text of a value or an error, with each series of spaces and line breaks replaced by one space."""
+    return " ".join(str(value).split())
+
+
 def shorten(text: str, chars: int = _NAME_CHARS) -> str:
     """Return a text on one line, of at most `chars` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= chars else line[: chars - 1] + "…"
+    return truncate(one_line(text), chars)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.property_examples import examples
 
+from flowkit.text import truncate_utf8
 from flowkit.workflows.budget import (
     json_size,
     largest_cap,
@@ -16,7 +17,6 @@ from flowkit.workflows.budget import (
     split_by_size,
     truncate_json,
     truncate_longest,
-    truncate_utf8,
 )
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.text(

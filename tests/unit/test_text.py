@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 
-from flowkit.text import clean, did_you_mean, error_text, format_duration, kind_of, names, suggestion
+from flowkit.text import (
+    clean,
+    did_you_mean,
+    error_text,
+    format_duration,
+    kind_of,
+    names,
+    one_line,
+    shorten,
+    suggestion,
+    truncate,
+    truncate_utf8,
+)
 
 KNOWN = ("extract", "count")
 
@@ -86,3 +98,18 @@ SPANS: list[tuple[float, str]] = [
 @pytest.mark.parametrize("seconds, reported", SPANS)
 def test_duration_is_shown_in_its_two_largest_units(seconds: float, reported: str) -> None:
     assert format_duration(seconds) == reported
+
+
+@pytest.mark.parametrize(("chars", "kept"), [(6, "abcdef"), (5, "abcd…"), (1, "…"), (0, "")])
+def test_a_truncated_text_keeps_within_its_limit(chars: int, kept: str) -> None:
+    assert truncate("abcdef", chars) == kept
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(6, "äöü"), (5, "ä…"), (3, "…"), (2, "")])
+def test_a_text_is_truncated_to_bytes(limit: int, kept: str) -> None:
+    assert truncate_utf8("äöü", limit) == kept
+
+
+def test_a_shortened_text_is_one_line() -> None:
+    assert one_line(" a \n b\t") == "a b"
+    assert shorten("a\n bcdef", 5) == "a bc…"

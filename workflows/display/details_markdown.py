@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from flowkit.models import NodeStatus, TaskStatus
 from flowkit.temporal_names import role_queue
-from flowkit.text import visible
+from flowkit.text import shorten, visible
 from flowkit.workflows.budget import longest_prefix
 from flowkit.workflows.display.notes import Notes, SlotLimits
 from flowkit.workflows.display.reports import DISPLAY_ORDER
@@ -132,6 +132,4 @@ def _cells(node_id: str, label: str, status: str, epoch: int, note: str, note_ch
 
 def _cell(text: str, max_chars: int) -> str:
     """Return a text of a user or a worker on one line, cut and escaped: it adds no link, image, HTML or column."""
-    one_line = " ".join(visible(text).split())
-    cut = one_line if len(one_line) <= max_chars else one_line[: max_chars - 1] + "…"
-    return _MARKDOWN.sub(r"\\\g<0>", cut)
+    return _MARKDOWN.sub(r"\\\g<0>", shorten(visible(text), max_chars))

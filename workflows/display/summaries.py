@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flowkit import reason_codes
-from flowkit.text import format_duration
-from flowkit.workflows.budget import truncate_utf8
+from flowkit.text import format_duration, truncate, truncate_utf8
 
 if TYPE_CHECKING:
     from flowkit.models import Node, NodeState
@@ -38,7 +37,7 @@ def timer_summary(node: Node, state: NodeState, seconds: float) -> str:
 
 def deadline_summary(limits: str, seconds: float) -> str:
     """Return the summary of the timer for a deadline. `limits` is the id of a node or a name for the task."""
-    name = truncate_utf8(_truncate(limits, _ID_CHARS), _ID_BYTES)
+    name = truncate_utf8(truncate(limits, _ID_CHARS), _ID_BYTES)
     return fit_summary(f"deadline of {name} in {format_duration(seconds)}")
 
 
@@ -55,14 +54,10 @@ def inline_summary(node: Node, state: NodeState) -> str:
 
 
 def _short_id(node: Node) -> str:
-    return truncate_utf8(_truncate(node.node_id, _ID_CHARS), _ID_BYTES)
+    return truncate_utf8(truncate(node.node_id, _ID_CHARS), _ID_BYTES)
 
 
 def fit_summary(text: str) -> str:
     """Return `text` without unprintable characters, truncated to the size that Temporal accepts."""
     printable = "".join(character if character.isprintable() else " " for character in text)
-    return truncate_utf8(_truncate(printable, _SUMMARY_CHARS), _SUMMARY_BYTES)
-
-
-def _truncate(text: str, chars: int) -> str:
-    return text if len(text) <= chars else text[: chars - 1] + "…"
+    return truncate_utf8(truncate(printable, _SUMMARY_CHARS), _SUMMARY_BYTES)

@@ -10,7 +10,7 @@ from flowkit import reason_codes
 from flowkit.limits import LAST_ERROR_CHARS, STATUS_CHANGES
 from flowkit.models import NodeStatus, TaskStatus
 from flowkit.temporal_names import PIPELINE_ATTRIBUTE, STATUS_ATTRIBUTE
-from flowkit.text import clean
+from flowkit.text import clean, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -38,7 +38,7 @@ def stop_reason(
         return f"{reason_codes.HARD_FAIL}:{states[failed.index].reason_code}"
     if overdue:
         return reason_codes.DEADLINE
-    return clean(cancel_reason or reason_codes.USER_REQUEST)[:LAST_ERROR_CHARS]
+    return truncate(clean(cancel_reason or reason_codes.USER_REQUEST), LAST_ERROR_CHARS)
 
 
 def failure_text(scheduler: Scheduler) -> str:
@@ -46,7 +46,7 @@ def failure_text(scheduler: Scheduler) -> str:
     first, *others = scheduler.failures
     error = scheduler.states[first.index].last_error or "failed"
     suffix = f" (and {len(others)} more failed nodes)" if others else ""
-    return f"node {first.node_id!r} failed: {error}"[:LAST_ERROR_CHARS] + suffix
+    return truncate(f"node {first.node_id!r} failed: {error}", LAST_ERROR_CHARS) + suffix
 
 
 def open_status(scheduler: Scheduler, *, silent: bool = False) -> TaskStatus:

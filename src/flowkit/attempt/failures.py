@@ -14,7 +14,7 @@ from flowkit import reason_codes
 from flowkit.errors import EpochTaken, Fenced, FlowKitError, StoreUnavailable
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind
-from flowkit.text import clean, error_text
+from flowkit.text import clean, error_text, truncate
 
 
 def refusal(error: FlowKitError) -> ApplicationError:
@@ -97,8 +97,7 @@ def lost(code: str, message: str) -> AttemptFailure:
 
 def cut(text: str) -> str:
     """Return `text` as valid UTF-8, truncated to the length limit of `last_error`."""
-    text = clean(text)
-    return text if len(text) <= LAST_ERROR_CHARS else text[: LAST_ERROR_CHARS - 1] + "…"
+    return truncate(clean(text), LAST_ERROR_CHARS)
 
 
 def cut_code(code: str) -> str:

@@ -15,6 +15,7 @@ import typer
 from flowkit import reason_codes
 from flowkit.cli import output
 from flowkit.errors import ConfigError, FlowKitError, GraphError
+from flowkit.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,14 +120,14 @@ def described(error: Exception) -> ErrorReport:
         return ErrorReport(
             exit=end,
             code=error.code,
-            message=flat(getattr(error, "headline", error)),
+            message=one_line(getattr(error, "headline", error)),
             remedy=remedy or usual,
             problems=problems,
             log_lines=getattr(error, "log_lines", []),
         )
     if isinstance(error, USAGE_ERRORS):
         return _misused(error)
-    message = f"unexpected {type(error).__name__}: {flat(error)}"
+    message = f"unexpected {type(error).__name__}: {one_line(error)}"
     more = "add --verbose for the traceback; if this is a bug in FlowKit, please report it"
     return ErrorReport(
         exit=Exit.UNEXPECTED, code=reason_codes.UNEXPECTED_ERROR, message=message, remedy=remedy or more
@@ -137,15 +138,10 @@ def _misused(error: Exception) -> ErrorReport:
     text = getattr(error, "format_message", error.__str__)()
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "flowkit"
-    message = " ".join(text.split()).rstrip(".")
+    message = one_line(text).rstrip(".")
     return ErrorReport(
         exit=Exit.USAGE, code=ConfigError.code, message=message, remedy=f"see `{command} --help`"
     )
-
-
-def flat(error: object) -> str:
-    """Return the text of an error on one line."""
-    return " ".join(str(error).split())
 
 
 def shown_problems(error: GraphError) -> list[str]:
@@ -157,7 +153,7 @@ def shown_problems(error: GraphError) -> list[str]:
 def _with_excerpt(problem: str) -> str:
     """Return a problem on one line, with the excerpt and the caret below it that a condition's problem has."""
     text, *excerpt = problem.split("\n  | ")
-    return "\n  | ".join([flat(text), *excerpt])
+    return "\n  | ".join([one_line(text), *excerpt])
 
 
 def report(error: Exception, *, as_json: bool, verbose: bool) -> Exit:

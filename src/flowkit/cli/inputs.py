@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowkit.cli.errors import flat, remedied
+from flowkit.cli.errors import remedied
 from flowkit.errors import ConfigError
 from flowkit.graph.submission import checked
 from flowkit.graph.task_input import parse_input
+from flowkit.text import one_line
 
 if TYPE_CHECKING:
     from flowkit.models import Graph
@@ -73,7 +74,7 @@ def _read(path: str, what: str) -> str:
     except FileNotFoundError:
         raise remedied(ConfigError(f"there is no {what} {path!r}"), "give the path of a JSON file") from None
     except (OSError, ValueError) as error:
-        problem = ConfigError(f"{what} {path!r} cannot be read: {flat(error)}")
+        problem = ConfigError(f"{what} {path!r} cannot be read: {one_line(error)}")
         raise remedied(problem, "give the path of a JSON file") from None
 
 
@@ -82,7 +83,7 @@ def _json(text: str, place: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         where = "stdin" if place == "-" else place
-        problem = ConfigError(f"{where} is not JSON: {flat(error)}")
+        problem = ConfigError(f"{where} is not JSON: {one_line(error)}")
         raise remedied(
             problem, "put names and strings in double quotes; remove comments and trailing commas"
         ) from None

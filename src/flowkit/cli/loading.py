@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit import limits
 from flowkit.activities.handlers import RoleHandler
-from flowkit.cli.errors import flat, remedied
+from flowkit.cli.errors import remedied
 from flowkit.config import CoordinatorConfig, WorkerConfig
 from flowkit.errors import ConfigError
-from flowkit.text import did_you_mean
+from flowkit.text import did_you_mean, one_line, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -189,4 +189,4 @@ def _kind(value: object) -> str:
 
 
 def _raised(error: BaseException) -> str:
-    return f"{type(error).__name__}: {flat(error)}"[:300]
+    return truncate(f"{type(error).__name__}: {one_line(error)}", 300)

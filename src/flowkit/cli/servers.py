@@ -16,12 +16,12 @@ from temporalio.service import RPCError
 
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.arguments import printed
-from flowkit.cli.errors import flat, remedied
+from flowkit.cli.errors import remedied
 from flowkit.cli.loading import look_in_current_folder
 from flowkit.client import TaskCatalog, TaskClient
 from flowkit.connection import TemporalUnavailable, connect
 from flowkit.errors import ConfigError, StoreDenied, StoreUnavailable
-from flowkit.text import shown_address
+from flowkit.text import one_line, shown_address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -60,7 +60,7 @@ async def servers(where: Where) -> AsyncIterator[Servers]:
             yield Servers(temporal=temporal, tasks=tasks, catalog=TaskCatalog(db), db=db)
         except RPCError as error:
             problem = TemporalUnavailable(
-                f"Temporal rejected the request ({error.status.name}: {flat(error)})"
+                f"Temporal rejected the request ({error.status.name}: {one_line(error)})"
             )
             raise remedied(problem, "check that the server is running, then try again") from error
 
@@ -72,7 +72,7 @@ async def database(where: Where) -> AsyncIterator[Any]:
     try:
         yield _named(client, where.database)
     except StoreDenied as error:
-        denied = StoreDenied(f"{flat(error)} (at {shown_address(where.mongo_url)})")
+        denied = StoreDenied(f"{one_line(error)} (at {shown_address(where.mongo_url)})")
         raise remedied(denied, "check the user, its password and its roles in MONGO_URL") from error
     except StoreUnavailable as error:
         problem = StoreUnavailable(f"no MongoDB server responds at {shown_address(where.mongo_url)}")
@@ -112,7 +112,7 @@ def _named(client: Any, name: str) -> Any:
             raise InvalidName(f"it is longer than {_DATABASE_BYTES} bytes")
         return client[name]
     except (PyMongoError, UnicodeEncodeError) as error:
-        problem = ConfigError(f"database name {printed(name)} is invalid: {flat(error)}")
+        problem = ConfigError(f"database name {printed(name)} is invalid: {one_line(error)}")
         raise remedied(problem, "set MONGO_DATABASE to a valid name") from None
 
 
@@ -126,5 +126,5 @@ async def temporal_client() -> Client:
     except ConfigError:
         raise
     except Exception as error:
-        problem = ConfigError(f"invalid settings for Temporal's client: {flat(error)}")
+        problem = ConfigError(f"invalid settings for Temporal's client: {one_line(error)}")
         raise remedied(problem, "check TEMPORAL_ADDRESS and the other TEMPORAL_* variables") from error

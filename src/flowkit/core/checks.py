@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from flowkit.errors import ConfigError
 from flowkit.limits import ID_CHARS, ROLE
 from flowkit.models import COORDINATOR_FN
-from flowkit.text import suggestion
+from flowkit.text import suggestion, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -33,8 +33,7 @@ def check(owner: str, values: Mapping[str, Any], rules: Mapping[str, Rule], plac
     """Raise ConfigError for the first value that violates its rule. `place` names the source of the values."""
     for name, value in values.items():
         for where, found, wanted in rules[name](value) if name in rules else ():
-            shown = repr(found)
-            shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}…"
+            shown = truncate(repr(found), _SHOWN_CHARS)
             raise ConfigError(f"{place}{owner}.{name}{where} is {shown}; it must be {wanted}")
 
 

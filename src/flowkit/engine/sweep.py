@@ -24,6 +24,7 @@ from flowkit.adapters.worker_registry import WorkerRegistry
 from flowkit.attempt.background import BackgroundLoop, Expected, new_owner
 from flowkit.errors import FlowKitError, StoreUnavailable
 from flowkit.limits import LAST_ERROR_CHARS
+from flowkit.text import truncate
 
 if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowExecutionDescription
@@ -253,9 +254,9 @@ def belongs(document: Document, description: WorkflowExecutionDescription, *, ow
 def failure_text(cause: BaseException | None) -> str | None:
     """Return the reason of a failed workflow, as the workflow itself would have written it to the document."""
     if not isinstance(cause, ApplicationError):
-        return str(cause)[:LAST_ERROR_CHARS] if cause else None
+        return truncate(str(cause), LAST_ERROR_CHARS) if cause else None
     named = cause.type and cause.type != reason_codes.TASK_FAILED
-    return (f"{cause.type}: {cause.message}" if named else cause.message)[:LAST_ERROR_CHARS]
+    return truncate(f"{cause.type}: {cause.message}" if named else cause.message, LAST_ERROR_CHARS)
 
 
 def _seconds(moment: Any, *, default: float) -> float:

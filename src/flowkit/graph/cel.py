@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import BadCondition
 from flowkit.graph.cel_tree import Access, read_tree
-from flowkit.text import suggestion
+from flowkit.text import suggestion, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,8 +100,10 @@ def _explain(text: str, error: str) -> str:
     lines = text.splitlines() or [""]
     if not 1 <= line <= len(lines):
         return problem
-    problem = problem.replace("mismatched input '<EOF>'", "the expression is incomplete")[:_PROBLEM_CHARS]
-    return with_caret(problem, text, sum(len(each) + 1 for each in lines[: line - 1]) + column - 1)
+    problem = problem.replace("mismatched input '<EOF>'", "the expression is incomplete")
+    return with_caret(
+        truncate(problem, _PROBLEM_CHARS), text, sum(len(each) + 1 for each in lines[: line - 1]) + column - 1
+    )
 
 
 def with_caret(problem: str, text: str, position: int) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.arguments import printable
 from flowkit.graph.cel import VARS
+from flowkit.text import truncate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -79,11 +80,7 @@ def explained(
     hidden = {form for secret in _secrets(values, (), is_secret) for form in _forms(secret)}
     for form in sorted(hidden, key=len, reverse=True):
         error = error.replace(form, _HIDDEN)
-    return f"{printable(error)[:_SHOWN_TEXT_CHARS]}, in the condition {printable(_cut(text))}{read}"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _SHOWN_TEXT_CHARS else f"{text[: _SHOWN_TEXT_CHARS - 1]}…"
+    return f"{truncate(printable(error), _SHOWN_TEXT_CHARS)}, in the condition {printable(truncate(text, _SHOWN_TEXT_CHARS))}{read}"
 
 
 def _shown(values: Mapping[str, Any], path: tuple[str, ...], is_secret: Secret) -> str:
@@ -96,7 +93,7 @@ def _shown(values: Mapping[str, Any], path: tuple[str, ...], is_secret: Secret) 
     if any(True for _ in _secrets(value, path, is_secret)):
         return f"{_name(path)} = {_HIDDEN}"
     text = printable(json.dumps(value, ensure_ascii=False))
-    return f"{_name(path)} = {text if len(text) <= _SHOWN_CHARS else f'{text[: _SHOWN_CHARS - 1]}…'}"
+    return f"{_name(path)} = {truncate(text, _SHOWN_CHARS)}"
 
 
 def _name(path: tuple[str, ...]) -> str:

@@ -15,7 +15,7 @@ from flowkit.graph.external_roles import external_warnings
 from flowkit.graph.task_input import parse_input
 from flowkit.graph.validation import parse_graph, raise_if
 from flowkit.storable import storage_problems
-from flowkit.text import clean
+from flowkit.text import clean, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -60,5 +60,5 @@ def jsonable(name: str, value: Any) -> Any:
     try:
         return to_jsonable_python(value)
     except (PydanticSerializationError, ValueError, RecursionError) as error:
-        text = " ".join(clean(str(error)).split())[:_REASON_CHARS]
+        text = shorten(clean(str(error)), _REASON_CHARS)
         raise GraphError([f"{name} cannot be written as JSON: {text}"]) from None

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from flowkit.arguments import is_task_id, printed
 from flowkit.errors import GraphError
 from flowkit.limits import ID_CHARS
-from flowkit.text import did_you_mean
+from flowkit.text import did_you_mean, truncate
 
 if TYPE_CHECKING:
     from flowkit.models import StoredGraph
 
 _KEYS = ("params", "graph")
+_SHOWN_CHARS = 80
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,13 +44,15 @@ def parse_input(task_id: str, given: object) -> NewTask:
 def _id_problems(task_id: str) -> list[str]:
     if is_task_id(task_id):
         return []
-    return [f"task id {task_id[:80]!r} must be 1 to {ID_CHARS} characters and not '*'"]
+    return [f"task id {truncate(task_id, _SHOWN_CHARS)!r} must be 1 to {ID_CHARS} characters and not '*'"]
 
 
 def _outer_problems(given: object) -> list[str]:
     if not isinstance(given, dict):
         shown = given if isinstance(given, str) else printed(given)
-        return [f'the input of a task is {{"params": {{...}}, "graph": {{...}}}}, not {shown[:80]!r}']
+        return [
+            f'the input of a task is {{"params": {{...}}, "graph": {{...}}}}, not {truncate(shown, _SHOWN_CHARS)!r}'
+        ]
     problems = [_unknown(key) for key in given if key not in _KEYS]
     if "graph" not in given:
         problems.append("the input of a task has no 'graph'")

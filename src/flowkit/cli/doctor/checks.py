@@ -12,13 +12,13 @@ from flowkit.cli.doctor import machine
 from flowkit.cli.doctor.findings import Finding, State, bad, note, ok
 from flowkit.cli.doctor.kafka import check_kafka
 from flowkit.cli.doctor.servers import check_mongo, check_temporal
-from flowkit.cli.errors import flat
 from flowkit.cli.options import DEFAULT_MONGO_URL
 from flowkit.cli.up.plan import Ports
 from flowkit.errors import FlowKitError
 from flowkit.local.mongo import mongo_program
 from flowkit.local.sources import Program, Source, allowed_sources
 from flowkit.local.temporal import temporal_program
+from flowkit.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -129,7 +129,7 @@ def _find_source(name: str, server: ServerCheck) -> tuple[Finding, tuple[str, ..
     try:
         program = server.find(allowed_sources())
     except FlowKitError as error:
-        found, _, remedy = flat(error).partition("; ")
+        found, _, remedy = one_line(error).partition("; ")
         return bad(name, found, remedy or "correct the setting"), ()
     return _source_finding(name, program), program.requires
 

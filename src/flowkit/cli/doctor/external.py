@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from flowkit.attempt.pollers import native_pollers, recent_pollers
 from flowkit.cli.doctor.findings import Finding, bad, note, ok
-from flowkit.cli.errors import flat
 from flowkit.config import DEFAULT_QUEUE, CoordinatorConfig
 from flowkit.errors import ConfigError
 from flowkit.temporal_names import role_queue
+from flowkit.text import one_line
 
 if TYPE_CHECKING:
     from temporalio.client import Client
@@ -24,7 +24,7 @@ async def check_external_roles(client: Client, queue: str) -> list[Finding]:
     try:
         roles = CoordinatorConfig.load().worker_types if os.environ.get(VARIABLE) else []
     except ConfigError as error:
-        return [bad("external roles", flat(error), f"correct {VARIABLE}, or unset it")]
+        return [bad("external roles", one_line(error), f"correct {VARIABLE}, or unset it")]
     return list(await asyncio.gather(*(_check_role(client, queue, role) for role in roles)))
 
 

@@ -7,12 +7,11 @@ import os
 from typing import TYPE_CHECKING
 
 from flowkit.cli.doctor.findings import Finding, bad, note, ok
-from flowkit.cli.errors import flat
 from flowkit.cli.kafka import accepts_connections, describe_brokers
 from flowkit.errors import FlowKitError
 from flowkit.local.kafka import kafka_program
 from flowkit.local.sources import Source, allowed_sources
-from flowkit.text import shown_address
+from flowkit.text import one_line, shown_address
 
 if TYPE_CHECKING:
     from flowkit.local.sources import Program
@@ -52,7 +51,7 @@ def _local_broker() -> Finding:
     try:
         program = kafka_program(allowed_sources())
     except FlowKitError as error:
-        return ok("kafka here", f"{flat(error).partition('; ')[0]}; {PURPOSE}")
+        return ok("kafka here", f"{one_line(error).partition('; ')[0]}; {PURPOSE}")
     return ok("kafka here", f"{_where(program)}; {PURPOSE}")
 
 

@@ -15,13 +15,12 @@ from flowkit.adapters.mongo import words
 from flowkit.attempt.pollers import recent_pollers
 from flowkit.cli.doctor.external import check_external_roles
 from flowkit.cli.doctor.findings import Finding, bad, note, ok
-from flowkit.cli.errors import flat
 from flowkit.cli.servers import database, temporal_client
 from flowkit.cli.tasks.view import missing
 from flowkit.connection import temporal_address
 from flowkit.errors import FlowKitError
 from flowkit.temporal_names import SEARCH_ATTRIBUTES
-from flowkit.text import shown_address
+from flowkit.text import one_line, shown_address
 
 if TYPE_CHECKING:
     from temporalio.client import Client
@@ -85,7 +84,7 @@ async def check_mongo(where: Where, *, configured: bool) -> list[Finding]:
 def _error_text(error: Exception, fallback: str) -> str:
     """Return the text of a FlowKit error, such as a wrong setting; otherwise the fallback."""
     return (
-        flat(error)
+        one_line(error)
         if isinstance(error, FlowKitError) and error.code != reason_codes.MONGO_UNAVAILABLE
         else fallback
     )
@@ -105,7 +104,7 @@ async def _check_search_attributes(client: Client) -> Finding:
     except RPCError as error:
         return note(
             "search attributes",
-            f"Temporal does not list them ({flat(error)})",
+            f"Temporal does not list them ({one_line(error)})",
             "ask the operator of the Temporal server",
         )
     missing_names = [name for name in SEARCH_ATTRIBUTES if name not in registered.custom_attributes]

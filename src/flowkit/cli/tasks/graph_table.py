@@ -8,6 +8,7 @@ from rich.text import Text
 
 from flowkit.cli.screen import add_names, plain_table
 from flowkit.graph.description import rows
+from flowkit.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,7 @@ def graph_table(nodes: Sequence[NodeDescription], *, wide: bool) -> Table:
         table.add_column("options", overflow="fold")
     for row in shown:
         cells = (_name(row), _role(row.node), row.node.starts, row.node.differs)
-        table.add_row(*(Text(" ".join(cell.split())) for cell in cells[: len(table.columns)]))
+        table.add_row(*(Text(one_line(cell)) for cell in cells[: len(table.columns)]))
     if hidden := sum(1 + row.others for row in every[MOST_ROWS:]):
         table.add_row(Text(f"… {hidden:,} more", style="dim"))
     return table

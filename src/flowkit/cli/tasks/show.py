@@ -15,6 +15,7 @@ from flowkit.cli.tasks.view import TaskReader
 from flowkit.cli.tasks.watch import outcome
 from flowkit.client import TaskCatalog, UnknownTask, cancel_reason
 from flowkit.errors import ConfigError
+from flowkit.text import one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -102,10 +103,6 @@ def tasks_table(tasks: list[TaskSummary], *, wide: bool, reasons: bool = False) 
         table.add_column("reason", no_wrap=True, ratio=1 if wide else None)
     for task in tasks:
         created = (task.started_at or "")[:_MINUTE].replace("T", " ")
-        cells = (task.task_id, task.status.value, created, task.name or "", _line(task.reason))
+        cells = (task.task_id, task.status.value, created, task.name or "", one_line(task.reason or ""))
         table.add_row(*map(Text, cells[: len(table.columns)]))
     return table
-
-
-def _line(text: str | None) -> str:
-    return " ".join((text or "").split())

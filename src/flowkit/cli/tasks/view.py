@@ -19,6 +19,7 @@ from flowkit.engine.sweep import CLOSE_REASONS
 from flowkit.errors import StoreUnavailable
 from flowkit.models import COORDINATOR_FN, NodeStatus, TaskStatus
 from flowkit.temporal_names import role_queue
+from flowkit.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -288,7 +289,7 @@ def _node(node: dict[str, Any], retry_at: float | None, batches: dict[str, int],
         attempt=node.get("attempt_epoch") or 0,
         batches=batches.get(node["node_id"], 0),
         next_retry_at=retry_at if status == NodeStatus.DEFERRED and not node.get("waits_for") else None,
-        note=" ".join((error or node.get("skip_reason") or "").split()),
+        note=one_line(error or node.get("skip_reason") or ""),
         waits_for=(node.get("waits_for") or "") if status in _BEFORE_ATTEMPT else "",
         silent=silent,
     )
