@@ -17,8 +17,14 @@ from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.adapters.vars import operations
 from flowkit.adapters.vars.sensitive import Detector
 from flowkit.adapters.vars.store import Variables
-from flowkit.arguments import clock_problem, database_problem, node_id_problem, require, task_id_problem
 from flowkit.errors import AdapterError
+from flowkit.validation.arguments import (
+    clock_problem,
+    database_problem,
+    node_id_problem,
+    require,
+    task_id_problem,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit.activities.resources import Resources, Subprocess
 from flowkit.adapters.retry import retry_while_unavailable
-from flowkit.arguments import is_unicode, shown
 from flowkit.errors import StoreUnavailable
+from flowkit.validation.arguments import is_unicode, shown
 
 if TYPE_CHECKING:
     import os

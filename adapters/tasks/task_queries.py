@@ -12,8 +12,8 @@ from flowkit.adapters.dispatches.record import ACTIVE_STATES
 from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import Database, ensure_index, translate_errors
 from flowkit.adapters.tasks.task_fields import WAITS_FOR
-from flowkit.arguments import require, task_id_problem
 from flowkit.models import OPEN_TASK_STATUSES
+from flowkit.validation.arguments import require, task_id_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,8 +14,8 @@ from pymongo.errors import PyMongoError
 
 from flowkit.adapters.mongo import code_of, translate_errors, unavailable
 from flowkit.adapters.vars import operations, rules, size_bound
-from flowkit.arguments import require, task_id_problem
 from flowkit.errors import AdapterError, StoreUnavailable
+from flowkit.validation.arguments import require, task_id_problem
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from flowkit.bridge.kafka import clients
 from flowkit.bridge.kafka.groups import committed_offsets
-from flowkit.core import checks
 from flowkit.errors import ConfigError, KafkaUnavailable
+from flowkit.validation import settings
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("flowkit.bridge")
 
 CREATE_TIMEOUT_SEC = 20.0
-_TOPIC = {"topic": checks.topic()}
+_TOPIC = {"topic": settings.topic()}
 
 
 def worker_group(role: str) -> str:
@@ -93,7 +93,7 @@ def _listed(topics: Collection[str]) -> str:
 
 def _topic(template: str, role: str, setting: str) -> str:
     topic = template.replace("{type}", role)
-    checks.check(f"{setting} for role {role!r}:", {"topic": topic}, _TOPIC)
+    settings.check(f"{setting} for role {role!r}:", {"topic": topic}, _TOPIC)
     return topic
 
 

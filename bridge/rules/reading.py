@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from pydantic import ValidationError
 
-from flowkit.arguments import is_node_id, is_task_id
 from flowkit.limits import ID_CHARS, KAFKA_RECORD_BYTES, LARGEST_EPOCH
 from flowkit.protocol.envelope import Envelope
 from flowkit.protocol.kinds import MsgType, Role
 from flowkit.protocol.payloads import Event, EvWorkerOffline, EvWorkerOnline, RTaskSnapshot, read_payload
 from flowkit.text import clean, shorten
+from flowkit.validation.arguments import is_node_id, is_task_id
 
 if TYPE_CHECKING:
     from flowkit.protocol.envelope import Message

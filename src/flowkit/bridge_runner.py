@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from flowkit import version
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
-from flowkit.arguments import client_problem, database_problem, require, roles_problem, settings_problem
 from flowkit.attempt.background import Health, error_summary
 from flowkit.bridge.kafka.topics import Topics
 from flowkit.bridge.service import Bridge
@@ -19,6 +18,13 @@ from flowkit.config import CoordinatorConfig
 from flowkit.connection import InlineWorkers, connect
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import ConfigError
+from flowkit.validation.arguments import (
+    client_problem,
+    database_problem,
+    require,
+    roles_problem,
+    settings_problem,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,15 +20,6 @@ from flowkit import limits, reason_codes, temporal_names
 from flowkit.adapters.tasks import task_fields
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task
 from flowkit.adapters.tasks.task_queries import TaskQueries
-from flowkit.arguments import (
-    check_wait,
-    choice_problem,
-    new_task_id_problem,
-    require,
-    shown,
-    task_id_problem,
-    whole_problem,
-)
 from flowkit.attempt.pollers import bridged_problems
 from flowkit.connection import Namespace
 from flowkit.errors import (
@@ -45,6 +36,15 @@ from flowkit.graph.submission import checked, jsonable
 from flowkit.graph.validation import raise_if, unknown_function
 from flowkit.models import TaskResult, TaskStatus
 from flowkit.text import clean, one_line, truncate
+from flowkit.validation.arguments import (
+    check_wait,
+    choice_problem,
+    new_task_id_problem,
+    require,
+    shown,
+    task_id_problem,
+    whole_problem,
+)
 from flowkit.workflows.display.views import pipeline_name
 from flowkit.workflows.stored_graphs import input_of
 from flowkit.workflows.task import Task

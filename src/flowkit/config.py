@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from flowkit.core import checks
 from flowkit.errors import ConfigError
 from flowkit.text import suggestion
+from flowkit.validation import settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -155,7 +155,7 @@ class CoordinatorConfig(_Kafka):
     outbox_dispatch_tick_ms = _Ms("outbox_dispatch_tick_sec")
 
     def __post_init__(self) -> None:
-        checks.check(type(self).__name__, vars(self), RULES)
+        settings.check(type(self).__name__, vars(self), RULES)
         self.worker_types = list(self.worker_types)
         self.max_type_concurrency = dict(self.max_type_concurrency)
 
@@ -203,7 +203,7 @@ class WorkerConfig(_Topics):
     announce_interval_ms = _Ms("announce_interval_sec")
 
     def __post_init__(self) -> None:
-        checks.check(type(self).__name__, vars(self), RULES)
+        settings.check(type(self).__name__, vars(self), RULES)
         self.roles = list(self.roles)
 
     @classmethod
@@ -223,69 +223,69 @@ class WorkerConfig(_Topics):
         return given.get(role, 1) if isinstance(given, dict) else given
 
 
-_NEVER_USED = checks.seconds(0)
-_TOPIC = checks.topic()
-_FORMAT = checks.topic_format()
+_NEVER_USED = settings.seconds(0)
+_TOPIC = settings.topic()
+_FORMAT = settings.topic_format()
 
 RULES = {
-    "kafka_bootstrap": checks.brokers(),
-    "kafka_security_protocol": checks.one_of("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
-    "kafka_sasl_mechanism": checks.one_of("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"),
-    "kafka_sasl_username": checks.optional(checks.text()),
-    "kafka_sasl_password": checks.optional(checks.secret()),
-    "kafka_ssl_cafile": checks.optional(checks.file()),
-    "kafka_ssl_certfile": checks.optional(checks.file()),
-    "kafka_ssl_keyfile": checks.optional(checks.file()),
-    "kafka_ssl_password": checks.optional(checks.secret()),
-    "kafka_create_topics": checks.switch(),
-    "kafka_cmd_partitions": checks.whole(1, 10_000),
-    "kafka_replication_factor": checks.replication(),
+    "kafka_bootstrap": settings.brokers(),
+    "kafka_security_protocol": settings.one_of("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
+    "kafka_sasl_mechanism": settings.one_of("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"),
+    "kafka_sasl_username": settings.optional(settings.text()),
+    "kafka_sasl_password": settings.optional(settings.secret()),
+    "kafka_ssl_cafile": settings.optional(settings.file()),
+    "kafka_ssl_certfile": settings.optional(settings.file()),
+    "kafka_ssl_keyfile": settings.optional(settings.file()),
+    "kafka_ssl_password": settings.optional(settings.secret()),
+    "kafka_create_topics": settings.switch(),
+    "kafka_cmd_partitions": settings.whole(1, 10_000),
+    "kafka_replication_factor": settings.replication(),
     "topic_cmd_fmt": _FORMAT,
     "topic_status_fmt": _FORMAT,
     "topic_worker_announce": _TOPIC,
     "topic_query": _TOPIC,
     "topic_reply": _TOPIC,
     "topic_signals": _TOPIC,
-    "queue": checks.text(),
-    "lease_ttl_sec": checks.seconds(),
-    "worker_types": checks.roles(),
-    "heartbeat_soft_sec": checks.seconds(0),
-    "heartbeat_hard_sec": checks.seconds(0),
-    "discovery_window_sec": checks.seconds(0),
-    "cancel_grace_sec": checks.seconds(0),
+    "queue": settings.text(),
+    "lease_ttl_sec": settings.seconds(),
+    "worker_types": settings.roles(),
+    "heartbeat_soft_sec": settings.seconds(0),
+    "heartbeat_hard_sec": settings.seconds(0),
+    "discovery_window_sec": settings.seconds(0),
+    "cancel_grace_sec": settings.seconds(0),
     "scheduler_tick_sec": _NEVER_USED,
     "finalizer_tick_sec": _NEVER_USED,
     "hb_monitor_tick_sec": _NEVER_USED,
     "outbox_dispatch_tick_sec": _NEVER_USED,
-    "outbox_max_retry": checks.whole(0),
-    "outbox_backoff_min_ms": checks.milliseconds(0),
-    "outbox_backoff_max_ms": checks.milliseconds(0),
-    "window": checks.whole(1, 2_000),
-    "max_in_flight": checks.whole(1, 1_500),
-    "max_global_running": checks.optional(checks.whole(1, checks.MOST_SLOTS)),
-    "max_type_concurrency": checks.by_role(),
-    "max_nodes": checks.whole(1, 20_000),
-    "function_timeout_sec": checks.seconds(),
-    "function_slots": checks.whole(1, checks.MOST_SLOTS),
-    "sweep_sec": checks.seconds(),
-    "worker_events_ttl_sec": checks.seconds(0),
-    "hold_starts_events": checks.whole(1, 50_000),
-    "hold_starts_bytes": checks.whole(1, 50_000_000),
-    "roles": checks.roles(least=1),
-    "worker_id": checks.optional(checks.text()),
-    "worker_version": checks.text(),
-    "hb_interval_sec": checks.seconds(),
-    "announce_interval_sec": checks.seconds(),
-    "dedup_cache_size": checks.whole(0),
-    "dedup_ttl_ms": checks.milliseconds(0),
-    "pull_poll_ms_default": checks.milliseconds(1),
-    "pull_empty_backoff_ms_max": checks.milliseconds(1),
-    "db_cancel_poll_ms": checks.milliseconds(1),
-    "strict_input_adapters": checks.switch(),
-    "max_concurrent": checks.per_role(),
-    "executor": checks.one_of("loop", "process"),
-    "process_workers": checks.optional(checks.whole(1, 1_000)),
-    "max_buffered_mb": checks.above_zero("MiB"),
+    "outbox_max_retry": settings.whole(0),
+    "outbox_backoff_min_ms": settings.milliseconds(0),
+    "outbox_backoff_max_ms": settings.milliseconds(0),
+    "window": settings.whole(1, 2_000),
+    "max_in_flight": settings.whole(1, 1_500),
+    "max_global_running": settings.optional(settings.whole(1, settings.MOST_SLOTS)),
+    "max_type_concurrency": settings.by_role(),
+    "max_nodes": settings.whole(1, 20_000),
+    "function_timeout_sec": settings.seconds(),
+    "function_slots": settings.whole(1, settings.MOST_SLOTS),
+    "sweep_sec": settings.seconds(),
+    "worker_events_ttl_sec": settings.seconds(0),
+    "hold_starts_events": settings.whole(1, 50_000),
+    "hold_starts_bytes": settings.whole(1, 50_000_000),
+    "roles": settings.roles(least=1),
+    "worker_id": settings.optional(settings.text()),
+    "worker_version": settings.text(),
+    "hb_interval_sec": settings.seconds(),
+    "announce_interval_sec": settings.seconds(),
+    "dedup_cache_size": settings.whole(0),
+    "dedup_ttl_ms": settings.milliseconds(0),
+    "pull_poll_ms_default": settings.milliseconds(1),
+    "pull_empty_backoff_ms_max": settings.milliseconds(1),
+    "db_cancel_poll_ms": settings.milliseconds(1),
+    "strict_input_adapters": settings.switch(),
+    "max_concurrent": settings.per_role(),
+    "executor": settings.one_of("loop", "process"),
+    "process_workers": settings.optional(settings.whole(1, 1_000)),
+    "max_buffered_mb": settings.above_zero("MiB"),
 }
 """The rule for the value of each setting. Above the upper bounds of `window`, `max_in_flight`, `max_nodes` and
 `hold_starts_…`, the Temporal server fails workflow tasks or terminates the workflow."""
@@ -296,14 +296,14 @@ def _merged(cls: type[Any], layers: Iterable[Layer]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
     known = {each.name for each in fields(cls)}
-    for place, settings in layers:
-        for name in settings.keys() - known - _derived(cls):
+    for place, given in layers:
+        for name in given.keys() - known - _derived(cls):
             guess = suggestion(name, known)
             raise TypeError(f"{place}: {cls.__name__} has no setting {name!r}{guess}")
-        values |= {name: value for name, value in settings.items() if name in known}
-        origin |= dict.fromkeys(settings, place)
+        values |= {name: value for name, value in given.items() if name in known}
+        origin |= dict.fromkeys(given, place)
     for name, value in values.items():
-        checks.check(cls.__name__, {name: value}, RULES, place=f"{origin[name]}: ")
+        settings.check(cls.__name__, {name: value}, RULES, place=f"{origin[name]}: ")
     return values
 
 

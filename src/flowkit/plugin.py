@@ -14,13 +14,6 @@ from temporalio.plugin import SimplePlugin
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from flowkit.activities.builtin_functions import default_adapters
-from flowkit.arguments import (
-    database_problem,
-    functions_problem,
-    handlers_problem,
-    require,
-    settings_problem,
-)
 from flowkit.config import DEFAULT_QUEUE, CoordinatorConfig, WorkerConfig
 from flowkit.coordinator.hosting import HostedRoles
 from flowkit.engine.component import EngineComponent, WorkerComponent
@@ -29,6 +22,13 @@ from flowkit.errors import ConfigError
 from flowkit.models import COORDINATOR_FN
 from flowkit.payload_converter import complete_converter, configured_converter, uses_pydantic
 from flowkit.temporal_names import role_queue
+from flowkit.validation.arguments import (
+    database_problem,
+    functions_problem,
+    handlers_problem,
+    require,
+    settings_problem,
+)
 from flowkit.worker.runner import Worker
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ import re
 from typing import Any
 
 from flowkit import limits
-from flowkit.arguments import ELEMENT_SUFFIX
 from flowkit.graph import field_checks, input_adapters
 from flowkit.graph.routes import ROUTING_KEYS
 from flowkit.graph.streams import EDGE_MODES
 from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, OnNodeFailure, StartWhen
+from flowkit.validation.arguments import ELEMENT_SUFFIX
 
 Schema = dict[str, Any]
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from temporalio.service import RPCError, RPCStatusCode
 
-from flowkit import Coordinator, CoordinatorConfig, arguments
+from flowkit import Coordinator, CoordinatorConfig
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.adapters.vars.store import Variables
@@ -20,6 +20,7 @@ from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.errors import AdapterError, ConfigError, FlowKitError, GraphError, Removed
 from flowkit.models import AttemptInput
 from flowkit.plugin import FlowKitPlugin
+from flowkit.validation import arguments
 from flowkit.worker import EchoHandler, Worker
 from flowkit.worker.artifacts import ArtifactsWriter
 

@@ -13,7 +13,6 @@ from rich.live import Live
 from tests.unit.test_cli_display import node, task
 from tests.unit.test_details import only_row
 
-from flowkit.arguments import new_task_id_problem
 from flowkit.cli import output
 from flowkit.cli.logs import VisibleFormatter
 from flowkit.cli.screen import LiveTable, task_table
@@ -21,6 +20,7 @@ from flowkit.errors import GraphError
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus
 from flowkit.text import visible
+from flowkit.validation.arguments import new_task_id_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,10 +5,9 @@ from typing import Annotated
 
 import typer
 
-from flowkit import arguments
 from flowkit.config import DEFAULT_QUEUE
-from flowkit.core import checks
 from flowkit.errors import ConfigError
+from flowkit.validation import arguments, settings
 
 DEFAULT_MONGO_URL = "mongodb://localhost:27017"
 DEFAULT_DATABASE = "flowkit"
@@ -18,7 +17,7 @@ DEFAULT_HEALTH_HOST = "127.0.0.1"
 
 
 def _checked_queue(given: str | None) -> str | None:
-    for _, found, wanted in checks.optional(checks.text())(given):
+    for _, found, wanted in settings.optional(settings.text())(given):
         raise ConfigError(f"--queue (FLOWKIT_QUEUE) is {arguments.shown(found)}; it must be {wanted}")
     return given
 

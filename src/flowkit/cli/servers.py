@@ -15,13 +15,13 @@ from pymongo.errors import ConfigurationError, InvalidName, PyMongoError
 from temporalio.service import RPCError
 
 from flowkit.adapters.tasks.task_store import TaskStore
-from flowkit.arguments import printed
 from flowkit.cli.errors import remedied
 from flowkit.cli.loading import look_in_current_folder
 from flowkit.client import TaskCatalog, TaskClient
 from flowkit.connection import TemporalUnavailable, connect
 from flowkit.errors import ConfigError, StoreDenied, StoreUnavailable
 from flowkit.text import one_line, shown_address
+from flowkit.validation.arguments import printed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

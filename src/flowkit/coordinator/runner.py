@@ -15,18 +15,6 @@ from flowkit.activities.builtin_functions import default_adapters
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.adapters.vars.store import Variables
-from flowkit.arguments import (
-    check_wait,
-    client_problem,
-    clock_problem,
-    database_problem,
-    functions_problem,
-    handlers_problem,
-    require,
-    roles_problem,
-    settings_problem,
-    task_id_problem,
-)
 from flowkit.attempt.background import Health, error_summary
 from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.config import CoordinatorConfig
@@ -48,6 +36,18 @@ from flowkit.protocol.messages import (
     RunState,
 )
 from flowkit.text import clean
+from flowkit.validation.arguments import (
+    check_wait,
+    client_problem,
+    clock_problem,
+    database_problem,
+    functions_problem,
+    handlers_problem,
+    require,
+    roles_problem,
+    settings_problem,
+    task_id_problem,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from flowkit.arguments import printable
 from flowkit.graph.cel import VARS
 from flowkit.text import truncate
+from flowkit.validation.arguments import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -10,12 +10,12 @@ from graphlib import TopologicalSorter
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from flowkit.arguments import printed
 from flowkit.errors import BadCondition, ConditionsTooLarge
 from flowkit.graph import cel
 from flowkit.graph.field_checks import when_problem
 from flowkit.limits import CONDITIONS_BYTES
 from flowkit.text import suggestion
+from flowkit.validation.arguments import printed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

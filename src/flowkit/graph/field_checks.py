@@ -9,14 +9,14 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from flowkit import limits
-from flowkit.arguments import NODE_ID_RULE, is_node_id, named_character, shown_path
-from flowkit.arguments import printed as _show
 from flowkit.errors import GraphError
 from flowkit.graph import input_adapters
 from flowkit.graph.routes import ROUTING_KEYS
 from flowkit.graph.streams import edge_mode_problems, max_ahead_problems, start_when_problems
 from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, FanIn, OnNodeFailure
 from flowkit.text import did_you_mean
+from flowkit.validation.arguments import NODE_ID_RULE, is_node_id, named_character, shown_path
+from flowkit.validation.arguments import printed as _show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

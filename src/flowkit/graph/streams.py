@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flowkit.arguments import printed
 from flowkit.models import COORDINATOR_FN, StartWhen
 from flowkit.text import did_you_mean
+from flowkit.validation.arguments import printed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

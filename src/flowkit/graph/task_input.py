@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flowkit.arguments import is_task_id, printed
 from flowkit.errors import GraphError
 from flowkit.limits import ID_CHARS
 from flowkit.text import did_you_mean, truncate
+from flowkit.validation.arguments import is_task_id, printed
 
 if TYPE_CHECKING:
     from flowkit.models import StoredGraph

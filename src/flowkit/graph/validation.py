@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flowkit import limits, temporal_names
-from flowkit.arguments import printed
 from flowkit.errors import GraphError
 from flowkit.graph import field_checks
 from flowkit.graph.cycles import find_cycle
@@ -30,6 +29,7 @@ from flowkit.models import (
     RetryPolicy,
 )
 from flowkit.text import did_you_mean, suggestion
+from flowkit.validation.arguments import printed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -26,15 +26,6 @@ from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.dispatches.store import DispatchStore
 from flowkit.adapters.notifications import ByteBudget
 from flowkit.adapters.tasks.task_store import TaskStore
-from flowkit.arguments import (
-    client_problem,
-    clock_problem,
-    database_problem,
-    handlers_problem,
-    require,
-    roles_problem,
-    settings_problem,
-)
 from flowkit.attempt.background import Health, error_summary
 from flowkit.attempt.liveness import HEARTBEAT_THROTTLE
 from flowkit.config import WorkerConfig
@@ -43,6 +34,15 @@ from flowkit.core.loop_portal import LoopPortal
 from flowkit.core.time import SystemClock
 from flowkit.errors import ConfigError
 from flowkit.temporal_names import role_queue
+from flowkit.validation.arguments import (
+    client_problem,
+    clock_problem,
+    database_problem,
+    handlers_problem,
+    require,
+    roles_problem,
+    settings_problem,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from flowkit.cli.errors import remedied
 from flowkit.cli.options import DEFAULT_DATABASE
 from flowkit.config import DEFAULT_QUEUE
-from flowkit.core import checks
 from flowkit.errors import ConfigError
+from flowkit.validation import settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -105,7 +105,7 @@ def parse_parts(only: Sequence[str]) -> frozenset[Part]:
 def parse_external(external: Sequence[str]) -> tuple[str, ...]:
     """Return the roles that `--external` names. Raises ConfigError for one that is no role, or named twice."""
     roles = [name.strip() for text in external for name in text.split(",") if name.strip()]
-    for _, found, wanted in checks.roles()(roles):
+    for _, found, wanted in settings.roles()(roles):
         raise remedied(ConfigError(f"--external {found!r} is not allowed"), f"it must be {wanted}")
     return tuple(roles)
 
